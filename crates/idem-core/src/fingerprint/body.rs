@@ -1,0 +1,83 @@
+//! The digest of a body in one of its forms.
+
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use super::json::JsonCanonicalizer;
+use super::multipart::MultipartHasher;
+use super::pointer::JsonPointer;
+
+/// How a body is read for its fingerprint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BodyFormat {
+    /// Byte for byte.
+    Raw,
+    /// As JSON text.
+    Json {
+        /// Members and elements that do not count, such as a time of sending.
+        ignored: Arc<[JsonPointer]>,
+    },
+    /// As the parts of a multipart body.
+    Multipart {
+        /// The boundary parameter of the content type, without the leading hyphens.
+        boundary: Arc<[u8]>,
+    },
+}
+
+impl BodyFormat {
+    /// JSON of which every member counts.
+    #[must_use]
+    pub fn json() -> Self {
+        Self::Json { ignored: Arc::from([]) }
+    }
+
+    /// Multipart with this boundary.
+    #[must_use]
+    pub fn multipart(boundary: impl Into<Arc<[u8]>>) -> Self {
+        Self::Multipart { boundary: boundary.into() }
+    }
+}
+
+/// Hashes a body as it arrives: raw always, because that is what every doubt falls back to, and in its form beside it.
+pub(super) struct BodyHasher {
+    raw: Sha256,
+    form: Form,
+}
+
+enum Form {
+    Raw,
+    Json(Box<JsonCanonicalizer>),
+    Multipart(Box<MultipartHasher>),
+}
+
+impl BodyHasher {
+    pub(super) fn new(format: BodyFormat) -> Self {
+        let form = match format {
+            BodyFormat::Raw => Form::Raw,
+            BodyFormat::Json { ignored } => Form::Json(Box::new(JsonCanonicalizer::new(ignored))),
+            BodyFormat::Multipart { boundary } => Form::Multipart(Box::new(MultipartHasher::new(&boundary))),
+        };
+        Self { raw: Sha256::new(), form }
+    }
+
+    pub(super) fn update(&mut self, chunk: &[u8]) {
+        self.raw.update(chunk);
+        match &mut self.form {
+            Form::Raw => {}
+            Form::Json(json) => json.update(chunk),
+            Form::Multipart(multipart) => multipart.update(chunk),
+        }
+    }
+
+    /// A byte that names the form, and the digest in that form. Forms never meet: their bytes differ.
+    pub(super) fn finish(self) -> (u8, [u8; 32]) {
+        let in_form = match self.form {
+            Form::Raw => None,
+            Form::Json(json) => json.finish().map(|text| (b'J', Sha256::digest(text).into())),
+            Form::Multipart(multipart) => multipart.finish().map(|digest| (b'M', digest)),
+        };
+        in_form.unwrap_or_else(|| (b'R', self.raw.finalize().into()))
+    }
+}

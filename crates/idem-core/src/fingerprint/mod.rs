@@ -1,0 +1,165 @@
+//! Request fingerprints: digests by which a reused key is told from a repeated request.
+//!
+//! The rule that decides every doubt: a false mismatch is a harmless 422, a false match replays somebody the wrong
+//! answer. So equal fingerprints must mean the same request, and whatever cannot be understood counts byte for byte.
+//!
+//! # Version 1
+//! SHA-256 over named fields (for HTTP: method, path, query and an allow-list of header fields), each framed by its
+//! length, and over the SHA-256 of the body in one of these forms:
+//! - **raw**: the bytes;
+//! - **JSON** (RFC 8259): white space and the order of members do not matter; strings are compared by the characters
+//!   that they denote; numbers by the way they are written, because `9007199254740992` and `9007199254740993` are two
+//!   payments although RFC 8785 makes them one. Duplicate member names, invalid UTF-8, lone surrogates, more than 128
+//!   levels or any error of syntax make the whole body raw. Members can be ignored by JSON pointer (RFC 6901);
+//! - **multipart** (RFC 2046 section 5.1): the parts in their order, whatever the boundary; a preamble, an epilogue or
+//!   any error of syntax make the whole body raw.
+
+mod body;
+mod json;
+mod multipart;
+mod pointer;
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+pub use body::BodyFormat;
+pub use pointer::{JsonPointer, JsonPointerError};
+
+use crate::encoding::{Sink, put_field};
+use body::BodyHasher;
+
+/// The digest of a request, and how it was made.
+///
+/// Digests are compared in constant time: a fingerprint may be of a secret.
+#[derive(Clone, Copy)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Fingerprint {
+    algorithm: Algorithm,
+    digest: [u8; 32],
+}
+
+/// Which way a fingerprint was made; stored with it, so that a new way never turns live retries into mismatches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Algorithm(u16);
+
+impl Algorithm {
+    /// Version 1, as the module documentation describes it.
+    pub const V1: Self = Self(1);
+
+    /// An algorithm by the number that a store kept, perhaps of a newer version than this library knows.
+    #[must_use]
+    pub const fn from_number(number: u16) -> Self {
+        Self(number)
+    }
+
+    /// The number to keep.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+}
+
+impl Fingerprint {
+    /// The fingerprint of an operation without HTTP: its name and its raw input.
+    #[must_use]
+    pub fn of_bytes(operation: &str, input: &[u8]) -> Self {
+        Self::of_body(operation, BodyFormat::Raw, input)
+    }
+
+    /// The fingerprint of an operation without HTTP: its name and its JSON input, canonicalised.
+    #[must_use]
+    pub fn of_json(operation: &str, input: &[u8]) -> Self {
+        Self::of_body(operation, BodyFormat::json(), input)
+    }
+
+    fn of_body(operation: &str, format: BodyFormat, input: &[u8]) -> Self {
+        let mut builder = FingerprintBuilder::new(format);
+        builder.field("operation", operation.as_bytes());
+        builder.body(input);
+        builder.finish()
+    }
+
+    /// A fingerprint read back from a store.
+    #[must_use]
+    pub const fn from_parts(algorithm: Algorithm, digest: [u8; 32]) -> Self {
+        Self { algorithm, digest }
+    }
+
+    /// How it was made.
+    #[must_use]
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The 32 bytes of the digest.
+    #[must_use]
+    pub const fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+}
+
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Self) -> bool {
+        let same_digest: bool = self.digest.ct_eq(&other.digest).into();
+        same_digest && self.algorithm == other.algorithm
+    }
+}
+
+impl Eq for Fingerprint {}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Fingerprint(v{}, redacted)", self.algorithm.0)
+    }
+}
+
+/// Makes a fingerprint while a request arrives.
+///
+/// First the fields in a fixed order, then the body in chunks of any size; how the body is cut does not matter.
+pub struct FingerprintBuilder {
+    head: Sha256,
+    body: BodyHasher,
+}
+
+impl FingerprintBuilder {
+    /// Starts a version 1 fingerprint of a request whose body is in `format`.
+    #[must_use]
+    pub fn new(format: BodyFormat) -> Self {
+        let mut head = Sha256::new();
+        put_field(&mut head, b"idem fingerprint v1");
+        Self { head, body: BodyHasher::new(format) }
+    }
+
+    /// Adds a named field. Fields count in the order in which they are added.
+    pub fn field(&mut self, name: &str, value: &[u8]) {
+        self.head.put(b"F");
+        put_field(&mut self.head, name.as_bytes());
+        put_field(&mut self.head, value);
+    }
+
+    /// Adds the next chunk of the body.
+    pub fn body(&mut self, chunk: &[u8]) {
+        self.body.update(chunk);
+    }
+
+    /// The fingerprint of what was added.
+    #[must_use]
+    pub fn finish(mut self) -> Fingerprint {
+        let (form, digest) = self.body.finish();
+        self.head.put(&[form]);
+        self.head.put(&digest);
+        Fingerprint { algorithm: Algorithm::V1, digest: self.head.finalize().into() }
+    }
+}
+
+impl fmt::Debug for FingerprintBuilder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("FingerprintBuilder").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

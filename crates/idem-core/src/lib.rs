@@ -1,0 +1,33 @@
+#![doc = include_str!("../README.md")]
+
+mod encoding;
+#[cfg(feature = "engine")]
+pub mod engine;
+pub mod fingerprint;
+mod key;
+pub mod machine;
+pub mod memory;
+mod record;
+mod record_id;
+mod scope;
+mod store;
+mod timestamp;
+
+pub use fingerprint::{Algorithm, BodyFormat, Fingerprint, FingerprintBuilder, JsonPointer, JsonPointerError};
+pub use key::{IdempotencyKey, KeyError, MAX_KEY_BYTES};
+pub use machine::{
+    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay, ReplayKind,
+    Settlement, Term,
+};
+pub use memory::MemoryStore;
+pub use record::{
+    Acquisition, Checkpoint, Failure, HeaderField, OwnerToken, RECORD_FORMAT, Record, State, StoredBody,
+    StoredResponse, Takeover,
+};
+pub use record_id::{RecordId, RecordIdentity, SecretTooShort};
+pub use scope::Scope;
+pub use store::{
+    Begin, Capabilities, Durability, IdempotencyStore, Purge, SelfTestError, StoreError, StoreErrorKind,
+    StoreTransaction, TransactionalStore, Writes, self_test,
+};
+pub use timestamp::Timestamp;

@@ -1,0 +1,153 @@
+//! The decision on an acquire: the table of the state machine, row by row.
+
+use super::command::{Acquire, AcquireOutcome, Lease, OnMismatch, Replay, ReplayKind};
+use super::current;
+use crate::record::{Acquisition, Failure, Record, State, StoredResponse, Takeover};
+use crate::timestamp::Timestamp;
+
+/// Decides an acquire: the record afterwards and what the caller is told.
+///
+/// The rows in their order; the first that fits decides:
+/// 1. No record: `Acquired`, attempt 1.
+/// 2. Another fingerprint: `Mismatch`, or the settled answer if the caller wants the original replayed.
+/// 3. Completed, or failed for good: `Replay`.
+/// 4. In progress by the same owner token: `Acquired` again, unchanged.
+/// 5. In progress under a live lease: `InProgress`.
+/// 6. In progress, lease over: by the stricter takeover either `Acquired` with the next attempt, or failed with an
+///    unknown outcome, and `Replay` of that.
+/// 7. Failed retryably, before its time: `Backoff`.
+/// 8. Failed retryably, attempts left: `Acquired` with the next attempt.
+/// 9. Failed retryably, attempts used up: failed for good, and `Replay` of the last response.
+#[must_use]
+pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (Option<Record>, AcquireOutcome) {
+    let Some(record) = current(record, now) else {
+        return start(None, Acquisition::Fresh, 1, request, now);
+    };
+    let unchanged = |outcome| (Some(record.clone()), outcome);
+    let same_request = record.fingerprint == request.fingerprint;
+    let mismatch = AcquireOutcome::Mismatch { stored_algorithm: record.fingerprint.algorithm() };
+    // An attempt number that cannot grow would break the fencing, so a record that reaches the end is settled instead.
+    let next_attempt = record.attempt.checked_add(1);
+    match standing(record) {
+        Standing::Settled(replay) if same_request || request.on_mismatch == OnMismatch::ReplayOriginal => {
+            unchanged(AcquireOutcome::Replay(replay))
+        }
+        Standing::Settled(_) => unchanged(mismatch),
+        _ if !same_request => unchanged(mismatch),
+        Standing::Running { acquisition, .. } if record.owner == request.owner => {
+            unchanged(AcquireOutcome::Acquired(lease_of(record, acquisition, request)))
+        }
+        Standing::Running { lease_until, .. } if now < lease_until => {
+            unchanged(AcquireOutcome::InProgress { retry_after: lease_until.saturating_duration_since(now) })
+        }
+        Standing::Running { takeover, .. } => match (takeover.stricter(request.takeover), next_attempt) {
+            (Takeover::Rerun, Some(attempt)) => start(Some(record), Acquisition::Takeover, attempt, request, now),
+            (Takeover::Unknown, _) | (_, None) => {
+                let response = StoredResponse::outcome_unknown();
+                fail(record, Failure::OutcomeUnknown, ReplayKind::OutcomeUnknown, response, request, now)
+            }
+        },
+        Standing::Retryable { not_before, .. } if now < not_before => {
+            unchanged(AcquireOutcome::Backoff { retry_after: not_before.saturating_duration_since(now) })
+        }
+        Standing::Retryable { response, .. } => match next_attempt {
+            Some(attempt) if record.attempt < request.max_attempts.get() => {
+                start(Some(record), Acquisition::Retry, attempt, request, now)
+            }
+            _ => fail(record, Failure::Terminal, ReplayKind::Failed, response.clone(), request, now),
+        },
+    }
+}
+
+/// A state as an acquire sees it: settled for good, running, or waiting for its next attempt.
+enum Standing<'a> {
+    Settled(Replay),
+    Running { lease_until: Timestamp, acquisition: Acquisition, takeover: Takeover },
+    Retryable { not_before: Timestamp, response: &'a StoredResponse },
+}
+
+fn standing(record: &Record) -> Standing<'_> {
+    let settled = |kind, response: &StoredResponse| {
+        Standing::Settled(Replay {
+            response: response.clone(),
+            kind,
+            attempt: record.attempt,
+            settled_at: record.updated_at,
+        })
+    };
+    match &record.state {
+        State::Completed { response } => settled(ReplayKind::Completed, response),
+        State::Failed { failure: Failure::Terminal, response } => settled(ReplayKind::Failed, response),
+        State::Failed { failure: Failure::OutcomeUnknown, response } => settled(ReplayKind::OutcomeUnknown, response),
+        State::Failed { failure: Failure::Retryable { not_before }, response } => {
+            Standing::Retryable { not_before: *not_before, response }
+        }
+        &State::InProgress { lease_until, acquisition, takeover } => {
+            Standing::Running { lease_until, acquisition, takeover }
+        }
+    }
+}
+
+impl Record {
+    /// The answer that this record gives to repeats, or `None` while the operation may still run.
+    #[must_use]
+    pub fn replay(&self) -> Option<Replay> {
+        match standing(self) {
+            Standing::Settled(replay) => Some(replay),
+            Standing::Running { .. } | Standing::Retryable { .. } => None,
+        }
+    }
+}
+
+/// A new attempt begins: what the record keeps from the one before is its age and its checkpoint.
+fn start(
+    before: Option<&Record>,
+    acquisition: Acquisition,
+    attempt: u32,
+    request: &Acquire,
+    now: Timestamp,
+) -> (Option<Record>, AcquireOutcome) {
+    let lease_until = now.saturating_add(request.term.lease);
+    let record = Record {
+        fingerprint: request.fingerprint,
+        owner: request.owner,
+        attempt,
+        checkpoint: before.and_then(|before| before.checkpoint.clone()),
+        created_at: before.map_or(now, |before| before.created_at),
+        updated_at: now,
+        expires_at: lease_until.saturating_add(request.term.retention),
+        state: State::InProgress { lease_until, acquisition, takeover: request.takeover },
+    };
+    let outcome = AcquireOutcome::Acquired(lease_of(&record, acquisition, request));
+    (Some(record), outcome)
+}
+
+/// The record ends without another run; its owner stays, so that the owner's late settlement is seen to be stale.
+fn fail(
+    record: &Record,
+    failure: Failure,
+    kind: ReplayKind,
+    response: StoredResponse,
+    request: &Acquire,
+    now: Timestamp,
+) -> (Option<Record>, AcquireOutcome) {
+    let replay = Replay { response: response.clone(), kind, attempt: record.attempt, settled_at: now };
+    let next = Record {
+        checkpoint: None,
+        updated_at: now,
+        expires_at: now.saturating_add(request.term.retention),
+        state: State::Failed { failure, response },
+        ..record.clone()
+    };
+    (Some(next), AcquireOutcome::Replay(replay))
+}
+
+fn lease_of(record: &Record, acquisition: Acquisition, request: &Acquire) -> Lease {
+    Lease {
+        id: request.id,
+        owner: record.owner,
+        attempt: record.attempt,
+        acquisition,
+        checkpoint: record.checkpoint.clone(),
+    }
+}

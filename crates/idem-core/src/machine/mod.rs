@@ -1,0 +1,50 @@
+//! The state machine: every decision about a record, and nothing else.
+//!
+//! [`transition`] is total and pure: the record as it stands, a command and the store's time give the record as it shall
+//! stand and the outcome. No clock, no I/O, no panic. The memory and SQLite stores call it; SQL and Lua elsewhere are
+//! translations of it, and the conformance suite of `idem-testkit` proves that they agree.
+//!
+//! A record whose `expires_at` has passed counts as absent for every command.
+
+mod acquire;
+mod command;
+mod owner;
+
+pub use acquire::acquire;
+pub use command::{
+    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay, ReplayKind,
+    Settlement, Term,
+};
+pub use owner::apply;
+
+use crate::record::Record;
+use crate::timestamp::Timestamp;
+
+/// Decides one command on one record: the record afterwards (`None`: there is none) and the outcome.
+///
+/// `now` is the time of the store that holds the record. When the returned record equals the one passed in, there is
+/// nothing to write.
+#[must_use]
+pub fn transition(record: Option<&Record>, command: Command<'_>, now: Timestamp) -> (Option<Record>, Outcome) {
+    match command {
+        Command::Acquire(request) => {
+            let (next, outcome) = acquire(record, request, now);
+            (next, Outcome::Acquire(outcome))
+        }
+        Command::Owner(owner, action) => {
+            let (next, outcome) = apply(record, owner, action, now);
+            (next, Outcome::Owner(outcome))
+        }
+    }
+}
+
+/// The record if it still counts: one whose retention is over is as good as none.
+#[must_use]
+pub fn current(record: Option<&Record>, now: Timestamp) -> Option<&Record> {
+    record.filter(|record| now < record.expires_at)
+}
+
+#[cfg(test)]
+mod laws;
+#[cfg(test)]
+mod tests;

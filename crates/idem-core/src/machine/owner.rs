@@ -1,0 +1,88 @@
+//! The decision on what an owner does: renew, checkpoint, settle.
+
+use super::command::{OwnerAction, OwnerOutcome, Settlement};
+use super::current;
+use crate::record::{Failure, OwnerToken, Record, State};
+use crate::timestamp::Timestamp;
+
+/// Decides an owner's action: the record afterwards and whether the action was applied.
+///
+/// The owner token must be the record's and the operation in progress; otherwise the answer is `LeaseLost` and nothing
+/// changes (law L3). A lease that has run out but was not taken over still belongs to its owner.
+///
+/// Repeating a settlement is answered as the first time (law L8): with the same token and the same settlement when the
+/// record is settled, and for [`Settlement::Released`] when there is no record.
+#[must_use]
+pub fn apply(
+    record: Option<&Record>,
+    owner: OwnerToken,
+    action: OwnerAction<'_>,
+    now: Timestamp,
+) -> (Option<Record>, OwnerOutcome) {
+    let Some(record) = current(record, now) else {
+        let released = matches!(action, OwnerAction::Settle(Settlement::Released, _));
+        return (None, if released { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost });
+    };
+    let unchanged = |outcome| (Some(record.clone()), outcome);
+    if record.owner != owner {
+        return unchanged(OwnerOutcome::LeaseLost);
+    }
+    let State::InProgress { acquisition, takeover, .. } = record.state else {
+        let repeated = matches!(action, OwnerAction::Settle(settlement, _) if is_settled_so(&record.state, settlement));
+        return unchanged(if repeated { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost });
+    };
+    let applied = |next| (next, OwnerOutcome::Applied);
+    match action {
+        OwnerAction::Renew(term) => {
+            let lease_until = now.saturating_add(term.lease);
+            applied(Some(Record {
+                updated_at: now,
+                expires_at: lease_until.saturating_add(term.retention),
+                state: State::InProgress { lease_until, acquisition, takeover },
+                ..record.clone()
+            }))
+        }
+        OwnerAction::Checkpoint(checkpoint) => {
+            applied(Some(Record { checkpoint: Some(checkpoint.clone()), updated_at: now, ..record.clone() }))
+        }
+        OwnerAction::Settle(settlement, retention) => {
+            let Some(state) = settled_state(settlement, now) else {
+                return applied(None);
+            };
+            let checkpoint = match state {
+                State::Failed { failure: Failure::Retryable { .. }, .. } => record.checkpoint.clone(),
+                _ => None,
+            };
+            let expires_at = now.saturating_add(retention);
+            applied(Some(Record { checkpoint, updated_at: now, expires_at, state, ..record.clone() }))
+        }
+    }
+}
+
+/// The state that a settlement leads to; `None` when it removes the record.
+fn settled_state(settlement: &Settlement, now: Timestamp) -> Option<State> {
+    Some(match settlement {
+        Settlement::Completed(response) => State::Completed { response: response.clone() },
+        Settlement::FailedTerminal(response) => {
+            State::Failed { failure: Failure::Terminal, response: response.clone() }
+        }
+        Settlement::FailedRetryable { response, retry_after } => State::Failed {
+            failure: Failure::Retryable { not_before: now.saturating_add(*retry_after) },
+            response: response.clone(),
+        },
+        Settlement::Released => return None,
+    })
+}
+
+/// Whether `settlement` is the one that led to `state`. The time of a backoff is not compared: the repeat comes later.
+fn is_settled_so(state: &State, settlement: &Settlement) -> bool {
+    match (state, settlement) {
+        (State::Completed { response: stored }, Settlement::Completed(response))
+        | (State::Failed { failure: Failure::Terminal, response: stored }, Settlement::FailedTerminal(response))
+        | (
+            State::Failed { failure: Failure::Retryable { .. }, response: stored },
+            Settlement::FailedRetryable { response, .. },
+        ) => stored == response,
+        _ => false,
+    }
+}

@@ -1,0 +1,154 @@
+//! A store in the memory of one process: for tests and for tools that run in one process and may forget.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+mod clock;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+
+use crate::machine::{self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Settlement, Term};
+use crate::record::{Checkpoint, Record};
+use crate::record_id::RecordId;
+use crate::store::{Capabilities, Durability, IdempotencyStore, Purge, StoreError, StoreErrorKind};
+
+/// Enough that requests on different cores seldom wait for each other, few enough to walk them all in a purge.
+const SHARDS: usize = 64;
+
+/// The state machine under a lock, one lock per shard of the record ids.
+///
+/// Nothing survives the process. Memory is bounded: when a shard is full its expired records are purged, and if that
+/// does not help a new key is refused with [`StoreErrorKind::Capacity`]; a live record is never evicted, because that
+/// would let its operation run again.
+pub struct MemoryStore {
+    shards: Box<[Mutex<HashMap<RecordId, Record>>]>,
+    records_per_shard: usize,
+    clock: Arc<dyn Clock>,
+}
+
+impl MemoryStore {
+    /// A store for at least `max_records` records, on the system's clock.
+    ///
+    /// The limit is kept per shard, so up to `max_records` + 64 fit; ids are digests, so the shards fill evenly.
+    #[must_use]
+    pub fn new(max_records: NonZeroUsize) -> Self {
+        Self::with_clock(max_records, Arc::new(SystemClock))
+    }
+
+    /// The same on a clock of the caller's: the seam by which tests inject time.
+    #[must_use]
+    pub fn with_clock(max_records: NonZeroUsize, clock: Arc<dyn Clock>) -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { shards, records_per_shard: max_records.get().div_ceil(SHARDS), clock }
+    }
+
+    fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<RecordId, Record>> {
+        let first = usize::from(id.as_bytes()[0]);
+        // A panic cannot leave a shard half changed: every change is one insert or one remove.
+        self.shards[first % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apply(&self, lease: &Lease, action: OwnerAction<'_>) -> OwnerOutcome {
+        let mut shard = self.shard(&lease.id);
+        let (next, outcome) = machine::apply(shard.get(&lease.id), lease.owner, action, self.clock.now());
+        put(&mut shard, lease.id, next);
+        outcome
+    }
+}
+
+fn put(shard: &mut HashMap<RecordId, Record>, id: RecordId, next: Option<Record>) {
+    match next {
+        Some(record) => shard.insert(id, record),
+        None => shard.remove(&id),
+    };
+}
+
+/// Removes expired records until `limit` are gone, and says how many were.
+fn purge_shard(shard: &mut HashMap<RecordId, Record>, now: crate::Timestamp, limit: usize) -> usize {
+    let expired = shard.iter().filter(|(_, record)| machine::current(Some(record), now).is_none());
+    let expired: Vec<RecordId> = expired.map(|(id, _)| *id).take(limit).collect();
+    for id in &expired {
+        shard.remove(id);
+    }
+    expired.len()
+}
+
+#[async_trait]
+impl IdempotencyStore for MemoryStore {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        let mut shard = self.shard(&request.id);
+        let now = self.clock.now();
+        if !shard.contains_key(&request.id)
+            && shard.len() >= self.records_per_shard
+            && purge_shard(&mut shard, now, usize::MAX) == 0
+        {
+            return Err(StoreError::new(
+                StoreErrorKind::Capacity,
+                "the memory store is full of live records; give it a larger limit or a shorter retention",
+            ));
+        }
+        let before = shard.get(&request.id);
+        let (next, outcome) = machine::acquire(before, request, now);
+        if next.as_ref() != before {
+            put(&mut shard, request.id, next);
+        }
+        Ok(outcome)
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        Ok(self.apply(lease, OwnerAction::Renew(term)))
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        Ok(self.apply(lease, OwnerAction::Checkpoint(checkpoint)))
+    }
+
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        Ok(self.apply(lease, OwnerAction::Settle(settlement, retention)))
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        Ok(machine::current(self.shard(id).get(id), self.clock.now()).cloned())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("memory", Durability::Process, false)
+    }
+}
+
+#[async_trait]
+impl Purge for MemoryStore {
+    async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        let now = self.clock.now();
+        let mut left = limit.get();
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let purged = purge_shard(&mut shard, now, left as usize);
+            left = left.saturating_sub(u32::try_from(purged).unwrap_or(u32::MAX));
+        }
+        Ok(limit.get() - left)
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("MemoryStore")
+            .field("records_per_shard", &self.records_per_shard)
+            .field("clock", &self.clock)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+//! What is stored under a record id.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use crate::fingerprint::Fingerprint;
+use crate::timestamp::Timestamp;
+
+/// The format in which stores write records, kept in every record.
+///
+/// A store that meets another number answers [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt): what cannot be
+/// read is an unknown outcome, never a reason to run again.
+pub const RECORD_FORMAT: u16 = 1;
+
+/// One idempotent operation, as a store keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Digest of the request that created the record.
+    pub fingerprint: Fingerprint,
+    /// Who may change the record now, or settled it.
+    pub owner: OwnerToken,
+    /// 1 for the first run, larger for every further one (law L7); the fencing number.
+    pub attempt: u32,
+    /// The last recovery point that an owner recorded; dropped when the record is settled for good.
+    pub checkpoint: Option<Checkpoint>,
+    /// When the record came to be.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// From when on the record counts as absent and may be purged. Never before its lease is over (law L10).
+    pub expires_at: Timestamp,
+    /// Where the operation stands.
+    pub state: State,
+}
+
+/// Where an operation stands. Exhaustive on purpose: a store that forgets a state must not compile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a store that forgets a state must not compile")]
+pub enum State {
+    /// Somebody runs it, or crashed while running it.
+    InProgress {
+        /// Until when the owner's right to execute holds.
+        lease_until: Timestamp,
+        /// How the owner came to own it.
+        acquisition: Acquisition,
+        /// What the owner's contract says about a crash.
+        takeover: Takeover,
+    },
+    /// It ended, and this is its answer.
+    Completed {
+        /// What every repeat gets.
+        response: StoredResponse,
+    },
+    /// It failed.
+    Failed {
+        /// Whether it may run again.
+        failure: Failure,
+        /// What the run answered; repeats get it once the failure is terminal.
+        response: StoredResponse,
+    },
+}
+
+/// Whether a failed operation may run again. Exhaustive on purpose, as [`State`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a store that forgets a failure must not compile")]
+pub enum Failure {
+    /// Never again: repeats get the stored response.
+    Terminal,
+    /// Its lease ran out under [`Takeover::Unknown`]: nobody knows whether it took effect, so it is never run again.
+    OutcomeUnknown,
+    /// It may run again.
+    Retryable {
+        /// Not before this time.
+        not_before: Timestamp,
+    },
+}
+
+/// How an owner came to own a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "a store that forgets one must not compile")]
+pub enum Acquisition {
+    /// There was no record.
+    Fresh,
+    /// The previous owner's lease ran out.
+    Takeover,
+    /// The previous attempt failed and may be retried.
+    Retry,
+}
+
+/// What a lease that ran out means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "a contract that is not translated must not compile")]
+pub enum Takeover {
+    /// The operation may run again: it is safe to repeat, or the crash rolled it back.
+    Rerun,
+    /// Nobody knows whether it took effect: it is answered as such and never runs again.
+    Unknown,
+}
+
+impl Takeover {
+    /// What holds when the crashed owner ran under `self` and the newcomer asks for `other`: the stricter of the two.
+    ///
+    /// During a rolling deploy that changes a route's contract, neither side's promise is broken.
+    #[must_use]
+    pub fn stricter(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Rerun, Self::Rerun) => Self::Rerun,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+        }
+    }
+}
+
+/// 128 random bits that name one acquire. Whoever knows the token is the owner.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OwnerToken(Uuid);
+
+impl OwnerToken {
+    /// A token that nobody else has.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(Uuid::new_v4())
+    }
+
+    /// A token read back from a store.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(Uuid::from_bytes(bytes))
+    }
+
+    /// The 16 bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+}
+
+impl fmt::Debug for OwnerToken {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "OwnerToken({})", self.0)
+    }
+}
+
+/// A named recovery point with data for whoever takes over.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// What was reached, for example `charge_created`.
+    pub name: Arc<str>,
+    /// What a successor needs to go on from there.
+    pub data: Bytes,
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Checkpoint({}, {} bytes)", self.name, self.data.len())
+    }
+}
+
+/// The answer of an operation, kept byte for byte.
+///
+/// For HTTP these are the status, the kept header fields and the body. Operations without HTTP use the status to say
+/// what kind of answer the body is. Cloning is cheap: nothing is copied.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoredResponse {
+    /// The HTTP status, or a code of the operation's own.
+    pub status: u16,
+    /// Header fields in their order, repeats included.
+    pub headers: Arc<[HeaderField]>,
+    /// The body.
+    pub body: StoredBody,
+}
+
+/// A header field as bytes: names are lower-case ASCII, values are any bytes that HTTP allows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HeaderField {
+    /// The field name.
+    pub name: Bytes,
+    /// The field value, not necessarily UTF-8.
+    pub value: Bytes,
+}
+
+/// A stored body. Exhaustive on purpose: forgetting the tombstone would replay an empty body.
+#[derive(Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "forgetting the tombstone would replay an empty body")]
+pub enum StoredBody {
+    /// All of it.
+    Retained(Bytes),
+    /// The record is a tombstone: the operation completed, but its body was too large to keep.
+    NotRetained,
+}
+
+impl StoredResponse {
+    /// A response with a body and no header fields.
+    #[must_use]
+    pub fn new(status: u16, body: impl Into<Bytes>) -> Self {
+        Self { status, headers: Arc::from([]), body: StoredBody::Retained(body.into()) }
+    }
+
+    /// The response of a record whose outcome nobody knows: 504 and nothing else, since the operation gave no answer.
+    #[must_use]
+    pub fn outcome_unknown() -> Self {
+        Self::new(504, Bytes::new())
+    }
+}
+
+impl fmt::Debug for StoredResponse {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "StoredResponse({}, {} header fields, {:?})", self.status, self.headers.len(), self.body)
+    }
+}
+
+impl fmt::Debug for HeaderField {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: (redacted, {} bytes)", self.name.escape_ascii(), self.value.len())
+    }
+}
+
+impl fmt::Debug for StoredBody {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Retained(body) => write!(formatter, "{} bytes", body.len()),
+            Self::NotRetained => formatter.write_str("body not retained"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_shows_sizes_and_names_but_no_values() {
+        let response = StoredResponse {
+            status: 201,
+            headers: Arc::from([HeaderField { name: "location".into(), value: "/secret".into() }]),
+            body: StoredBody::Retained("secret".into()),
+        };
+        assert_eq!(format!("{response:?}"), "StoredResponse(201, 1 header fields, 6 bytes)");
+        assert_eq!(format!("{:?}", response.headers[0]), "location: (redacted, 7 bytes)");
+        assert_eq!(format!("{:?}", StoredBody::NotRetained), "body not retained");
+        let checkpoint = Checkpoint { name: "charged".into(), data: "secret".into() };
+        assert_eq!(format!("{checkpoint:?}"), "Checkpoint(charged, 6 bytes)");
+    }
+
+    #[test]
+    fn the_stricter_takeover_wins() {
+        use Takeover::{Rerun, Unknown};
+        assert_eq!(Rerun.stricter(Rerun), Rerun);
+        for (one, other) in [(Rerun, Unknown), (Unknown, Rerun), (Unknown, Unknown)] {
+            assert_eq!(one.stricter(other), Unknown);
+        }
+    }
+
+    #[test]
+    fn owner_tokens_are_random_and_survive_a_store() {
+        let token = OwnerToken::random();
+        assert_ne!(token, OwnerToken::random());
+        assert_eq!(OwnerToken::from_bytes(*token.as_bytes()), token);
+        assert_eq!(
+            format!("{:?}", OwnerToken::from_bytes([0x11; 16])),
+            "OwnerToken(11111111-1111-1111-1111-111111111111)"
+        );
+    }
+}

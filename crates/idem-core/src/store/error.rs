@@ -1,0 +1,124 @@
+//! What goes wrong when a store cannot answer.
+
+use std::error::Error;
+use std::fmt;
+
+type Source = Box<dyn Error + Send + Sync>;
+
+/// The store could not answer.
+///
+/// Opaque: match on [`kind`](Self::kind), follow [`source`](Error::source), and let
+/// [`is_retryable`](Self::is_retryable) and [`is_indeterminate`](Self::is_indeterminate) advise.
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: String,
+    indeterminate: bool,
+    source: Option<Source>,
+}
+
+/// The kinds of [`StoreError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// The store cannot be reached, or refused to serve just now.
+    Unavailable,
+    /// It did not answer in time.
+    Timeout,
+    /// It has no room.
+    Capacity,
+    /// It answered something that cannot be understood, such as a record of an unknown format. The outcome of the
+    /// operation is unknown; it must not be run again because of this.
+    Corrupt,
+    /// It is set up in a way that cannot work, such as a missing table or a read-only replica.
+    Misconfigured,
+}
+
+impl StoreError {
+    /// An error of `kind`; `message` says what happened and, where possible, what to do.
+    #[must_use]
+    pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+        let indeterminate = kind == StoreErrorKind::Timeout;
+        Self { kind, message: message.into(), indeterminate, source: None }
+    }
+
+    /// With the error that caused it.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Source>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// Says that the step may have happened all the same. A [`Timeout`](StoreErrorKind::Timeout) always may.
+    #[must_use]
+    pub fn indeterminate(mut self) -> Self {
+        self.indeterminate = true;
+        self
+    }
+
+    /// What kind of trouble it is.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+
+    /// Whether the same verb may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self.kind {
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Capacity => true,
+            StoreErrorKind::Corrupt | StoreErrorKind::Misconfigured => false,
+        }
+    }
+
+    /// Whether the step may have taken effect although no answer came.
+    #[must_use]
+    pub fn is_indeterminate(&self) -> bool {
+        self.indeterminate
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for StoreError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("StoreError")
+            .field("kind", &self.kind)
+            .field("message", &self.message)
+            .field("indeterminate", &self.indeterminate)
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_advise_about_retry_and_uncertainty() {
+        let unavailable = StoreError::new(StoreErrorKind::Unavailable, "down");
+        assert!(unavailable.is_retryable() && !unavailable.is_indeterminate());
+        assert!(StoreError::new(StoreErrorKind::Timeout, "slow").is_indeterminate());
+        assert!(!StoreError::new(StoreErrorKind::Corrupt, "format 9").is_retryable());
+        assert!(unavailable.indeterminate().is_indeterminate());
+    }
+
+    #[test]
+    fn the_source_is_kept() {
+        let error = StoreError::new(StoreErrorKind::Unavailable, "no answer").with_source("connection reset");
+        assert_eq!(error.source().unwrap().to_string(), "connection reset");
+        assert_eq!(error.to_string(), "no answer");
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    }
+}

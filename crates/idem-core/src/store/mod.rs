@@ -1,0 +1,120 @@
+//! The storage port: what a store must do, and nothing about how.
+
+mod error;
+mod self_test;
+mod transactional;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub use error::{StoreError, StoreErrorKind};
+pub use self_test::{SelfTestError, self_test};
+pub use transactional::{Begin, StoreTransaction, TransactionalStore, Writes};
+
+use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Settlement, Term};
+use crate::record::{Checkpoint, Record};
+use crate::record_id::RecordId;
+
+/// A place where records live.
+///
+/// # Contract
+/// Every verb is one atomic step of [`machine::transition`](crate::machine::transition) on one record, under the
+/// *store's* clock: whatever two callers do at once has the result of one order of the two. A verb that answers has
+/// taken effect as durably as [`Capabilities::durability`] says. Expected outcomes are values; an error means that the
+/// store could not answer, and then [`StoreError::is_indeterminate`] says whether the step may have happened all the
+/// same. Every verb may be repeated with the same owner token (law L8). `idem-testkit` has the conformance suite that
+/// proves all of this for a store.
+///
+/// # Cancellation safety
+/// Dropping a verb's future leaves the store usable and the record in the state before or after the step, never in
+/// between. Whether the step happened is then unknown; repeat it with the same owner token.
+///
+/// # Wrappers
+/// There are no default bodies, so that a wrapper that forgets to forward a verb does not compile.
+#[async_trait]
+pub trait IdempotencyStore: fmt::Debug + Send + Sync + 'static {
+    /// Asks for the right to execute, or for the answer.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer. After an indeterminate one the record may be held by
+    /// `request.owner`: acquire again with the same token, or settle it as released.
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError>;
+
+    /// Extends the lease to `term.lease` from now.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer; it is safe to repeat.
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError>;
+
+    /// Records a recovery point in place of the one before.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer; it is safe to repeat.
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError>;
+
+    /// Ends the run; the record is kept for `retention` from now.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer; it is safe to repeat.
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError>;
+
+    /// The record as it stands, `None` when there is none or its retention is over. Changes nothing.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer.
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError>;
+
+    /// What this store can promise.
+    fn capabilities(&self) -> Capabilities;
+}
+
+/// Removal of records whose retention is over.
+#[async_trait]
+pub trait Purge: fmt::Debug + Send + Sync + 'static {
+    /// Removes at most `limit` expired records and says how many it removed; fewer than `limit` means that there are
+    /// no more for now. A record under a live lease is never removed (law L10). Safe to run in many processes at once.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer; nothing is half removed.
+    async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError>;
+}
+
+/// What a store can promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The store's name, as in `sqlite`.
+    pub name: &'static str,
+    /// What an answered verb survives.
+    pub durability: Durability,
+    /// Whether other processes see the same records.
+    pub shared: bool,
+}
+
+impl Capabilities {
+    /// The capabilities of a store called `name`.
+    #[must_use]
+    pub const fn new(name: &'static str, durability: Durability, shared: bool) -> Self {
+        Self { name, durability, shared }
+    }
+}
+
+/// What an answered verb survives, from weakest to strongest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Durability {
+    /// Nothing: records live in the memory of the process.
+    Process,
+    /// The death of any process, but not the loss of power or of the primary: acknowledged records can be lost.
+    Crash,
+    /// The loss of power, as far as the disk keeps its promises.
+    Power,
+}
