@@ -16,8 +16,8 @@ mod timestamp;
 pub use fingerprint::{Algorithm, BodyFormat, Fingerprint, FingerprintBuilder, JsonPointer, JsonPointerError};
 pub use key::{IdempotencyKey, KeyError, MAX_KEY_BYTES};
 pub use machine::{
-    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay, ReplayKind,
-    Settlement, Term,
+    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay,
+    ReplayKind, Settlement, Term,
 };
 pub use memory::MemoryStore;
 pub use record::{

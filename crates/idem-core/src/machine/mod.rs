@@ -12,8 +12,8 @@ mod owner;
 
 pub use acquire::acquire;
 pub use command::{
-    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay, ReplayKind,
-    Settlement, Term,
+    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay,
+    ReplayKind, Settlement, Term,
 };
 pub use owner::apply;
 

@@ -8,10 +8,18 @@ pub(super) enum StringState {
     /// After a backslash.
     Escape,
     /// Inside the four digits of `\u`; `high` is the first half of a surrogate pair.
-    Unicode { digits: u8, unit: u16, high: Option<u16> },
+    Unicode {
+        digits: u8,
+        unit: u16,
+        high: Option<u16>,
+    },
     /// After the first half of a surrogate pair, where only `\u` can follow.
-    LowBackslash { high: u16 },
-    LowU { high: u16 },
+    LowBackslash {
+        high: u16,
+    },
+    LowU {
+        high: u16,
+    },
 }
 
 pub(super) enum Progress<'a> {
@@ -68,9 +76,7 @@ impl StringState {
                 Some(Self::Plain)
             }
             Self::LowBackslash { high } => (byte == b'\\').then_some(Self::LowU { high }),
-            Self::LowU { high } => {
-                (byte == b'u').then_some(Self::Unicode { digits: 0, unit: 0, high: Some(high) })
-            }
+            Self::LowU { high } => (byte == b'u').then_some(Self::Unicode { digits: 0, unit: 0, high: Some(high) }),
             Self::Unicode { digits, unit, high } => {
                 let digit = char::from(byte).to_digit(16)?;
                 let unit = unit << 4 | u16::try_from(digit).ok()?;
