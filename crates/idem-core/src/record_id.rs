@@ -155,13 +155,13 @@ mod tests {
     #[test]
     fn the_released_encoding_never_changes() {
         let plain = id("app", Scope::new("acme", "POST /v1/payments"), "k1");
-        assert_eq!(plain.to_string(), "GOLDEN_PLAIN");
+        assert_eq!(plain.to_string(), "f8f112834a6feee1aa8e14e8ff68add32988bba75a26e05f6d121db0da687df4");
         let single = id("app", Scope::single_tenant("POST /v1/payments"), "k1");
-        assert_eq!(single.to_string(), "GOLDEN_SINGLE");
+        assert_eq!(single.to_string(), "25b9a0168ed114be57616e18a23b8686ca14e378483b7dcebb793789053ff41a");
         let keyed = RecordIdentity::with_secret("app", &[7; 32]).unwrap();
         let keyed = keyed.record_id(&Scope::new("acme", "POST /v1/payments"), &"k1".parse().unwrap());
-        assert_eq!(keyed.to_string(), "GOLDEN_KEYED");
-        assert_eq!(plain.downstream_key("charge"), "GOLDEN_DOWNSTREAM");
+        assert_eq!(keyed.to_string(), "ba49c21b0674c453b7f394dad5c806c4597a9c1b09471b8b9ba571da667bac1f");
+        assert_eq!(plain.downstream_key("charge"), "d71b6f2b2ff529fd18f92992e632e91c348db425ed1fdc10e21345fa6d1d4d74");
     }
 
     #[test]

@@ -89,23 +89,26 @@ impl MultipartHasher {
                         return at + decided;
                     }
                 },
-                State::Closed | State::Doubt => return at,
+                State::Closed if b"\r\n".starts_with(rest) => return at,
+                State::Closed => self.state = State::Doubt,
+                // Nothing of it is needed any more, and an epilogue can be large.
+                State::Doubt => return input.len(),
             }
         }
     }
 
     /// The digest of the parts, or `None` when there was any doubt.
     pub(super) fn finish(self) -> Option<[u8; 32]> {
-        let ended = self.state == State::Closed && matches!(self.pending.as_slice(), b"" | b"\r\n");
+        let ended = self.state == State::Closed && self.pending != b"\r";
         ended.then(|| self.parts.finalize().into())
     }
 }
 
-/// Where `needle` begins in `haystack`.
+/// Where `needle`, which is not empty, begins in `haystack`.
 fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     let mut from = 0;
-    while let Some(hyphen) = haystack[from..].iter().position(|&byte| byte == b'\r') {
-        let at = from + hyphen;
+    while let Some(distance) = haystack[from..].iter().position(|&byte| byte == needle[0]) {
+        let at = from + distance;
         if haystack[at..].starts_with(needle) {
             return Some(at);
         }
@@ -154,6 +157,22 @@ mod tests {
     fn an_empty_part_is_a_part() {
         assert_ne!(digest("b", "--b\r\n--b--", 2).unwrap(), digest("b", "--b\r\n\r\n--b--", 2).unwrap());
         assert_ne!(digest("b", "--b\r\n--b--", 2).unwrap(), digest("b", "--b--", 2).unwrap());
+    }
+
+    #[test]
+    fn nothing_is_kept_in_memory_but_what_is_undecided() {
+        let mut hasher = MultipartHasher::new(b"b");
+        let kept = |hasher: &mut MultipartHasher, chunk: &str| {
+            hasher.update(chunk.as_bytes());
+            hasher.pending.len()
+        };
+        assert_eq!(kept(&mut hasher, "--"), 2);
+        assert_eq!(kept(&mut hasher, &format!("b\r\n{PART}")), "\r\n--b".len() - 1);
+        assert_eq!(kept(&mut hasher, "\r\n--b--"), 0);
+        assert_eq!(kept(&mut hasher, "\r"), 1);
+        assert_eq!(kept(&mut hasher, "epilogue"), 0);
+        assert_eq!(kept(&mut hasher, "epilogue"), 0);
+        assert_eq!(hasher.finish(), None);
     }
 
     #[test]

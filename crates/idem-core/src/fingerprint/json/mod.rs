@@ -19,7 +19,7 @@ use super::pointer::JsonPointer;
 use number::NumberState;
 use string::StringState;
 
-/// More than documents need, and as much as `serde_json` reads: what a handler would refuse is compared raw.
+/// More than documents need, and one level more than `serde_json` reads: what a handler would refuse is compared raw.
 const MAX_DEPTH: usize = 128;
 
 pub(super) struct JsonCanonicalizer {
@@ -301,7 +301,9 @@ impl JsonCanonicalizer {
         if members.windows(2).any(|pair| out[pair[0].name.clone()] == out[pair[1].name.clone()]) {
             return false;
         }
-        let sorted: Vec<u8> = members.iter().flat_map(|member| &out[member.whole.clone()]).copied().collect();
+        // Piece by piece rather than byte by byte: hostile nesting has every level moved once for each level around it.
+        let pieces: Vec<&[u8]> = members.iter().map(|member| &out[member.whole.clone()]).collect();
+        let sorted = pieces.concat();
         self.out.truncate(object.start);
         self.out.extend_from_slice(&sorted);
         true
