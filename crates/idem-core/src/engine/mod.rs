@@ -1,1 +1,239 @@
-//! engine
+//! Runs any asynchronous operation under a contract: acquire, run, renew, settle, and only then answer.
+//!
+//! ```
+//! use std::{num::NonZeroUsize, sync::Arc};
+//! use idem_core::engine::{Idempotency, Operation, Settings};
+//! use idem_core::{Fingerprint, MemoryStore, Scope};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Arc::new(MemoryStore::new(NonZeroUsize::new(10_000).unwrap()));
+//! let idempotency = Idempotency::at_least_once(store, Settings::new());
+//! let order = br#"{"order":7}"#;
+//! let operation = || -> Result<_, idem_core::KeyError> {
+//!     let fingerprint = Fingerprint::of_json("ship", order);
+//!     Ok(Operation::new(Scope::new("acme", "ship"), "message-4711".parse()?, fingerprint))
+//! };
+//! let first = idempotency.run(operation()?, |_| async { Ok::<_, std::io::Error>("shipped".to_owned()) }).await?;
+//! let again = idempotency.run(operation()?, |_| async { Ok::<_, std::io::Error>("twice!".to_owned()) }).await?;
+//! assert_eq!((first.value.as_str(), first.replayed), ("shipped", false));
+//! assert_eq!((again.value.as_str(), again.replayed), ("shipped", true));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything between the acquire and the settlement happens in a task of its own: whoever awaits the answer may go
+//! away without cancelling the operation, and its retry gets the replay.
+
+mod admit;
+mod context;
+mod contract;
+mod execute;
+mod heartbeat;
+mod observer;
+mod run;
+mod settings;
+mod settle;
+mod waiters;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
+pub use contract::{Conclusion, Contract, Disposition};
+pub use execute::{Answer, ExecuteError};
+pub use observer::{Event, Observer};
+pub use run::{Ran, RunError};
+pub use settings::Settings;
+
+use crate::fingerprint::Fingerprint;
+use crate::key::IdempotencyKey;
+use crate::scope::Scope;
+use crate::store::{IdempotencyStore, StoreError, StoreErrorKind, TransactionalStore};
+use waiters::Waiters;
+
+/// Runs operations under one contract on one store. Clones share everything.
+///
+/// There is no default contract: what happens after a crash is chosen where the thing is built.
+///
+/// Needs a tokio runtime with time enabled.
+#[derive(Clone)]
+pub struct Idempotency {
+    shared: Arc<Shared>,
+}
+
+/// One request to do something at most once, or once at a time.
+#[derive(Debug, Clone)]
+pub struct Operation {
+    scope: Scope,
+    key: IdempotencyKey,
+    fingerprint: Fingerprint,
+    wait: Option<Duration>,
+}
+
+impl Operation {
+    /// The operation that `key` names inside `scope`, asked for by a request with this fingerprint.
+    #[must_use]
+    pub fn new(scope: Scope, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
+        Self { scope, key, fingerprint, wait: None }
+    }
+
+    /// How long to wait for the answer when the operation runs elsewhere, at most [`Settings::max_wait`].
+    ///
+    /// Default: what [`Settings::wait`] says.
+    #[must_use]
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+}
+
+struct Shared {
+    backend: Backend,
+    settings: Settings,
+    tasks: TaskTracker,
+    /// Cancelled by [`Idempotency::shutdown`]: settlements that the store does not take are then given up.
+    closing: CancellationToken,
+    waiters: Waiters,
+}
+
+enum Backend {
+    Leased(Arc<dyn IdempotencyStore>, Contract),
+    Transactional(Arc<dyn TransactionalStore>),
+}
+
+impl Idempotency {
+    /// The key, the business writes and the stored response commit in one transaction: effectively-once inside that
+    /// database. After a crash everything is rolled back and the key is free.
+    #[must_use]
+    pub fn transactional(store: Arc<dyn TransactionalStore>, settings: Settings) -> Self {
+        Self::new(Backend::Transactional(store), settings)
+    }
+
+    /// At most one run. After a crash repeats are told that the outcome is unknown, and it never runs again.
+    #[must_use]
+    pub fn at_most_once(store: Arc<dyn IdempotencyStore>, settings: Settings) -> Self {
+        Self::new(Backend::Leased(store, Contract::AtMostOnce), settings)
+    }
+
+    /// At least one run; never two at once while leases hold. After a crash the next repeat runs again, with a larger
+    /// attempt and the last checkpoint: the operation must be safe to repeat.
+    #[must_use]
+    pub fn at_least_once(store: Arc<dyn IdempotencyStore>, settings: Settings) -> Self {
+        Self::new(Backend::Leased(store, Contract::AtLeastOnce), settings)
+    }
+
+    fn new(backend: Backend, settings: Settings) -> Self {
+        let waiters = Waiters::new(settings.max_waiters_per_key);
+        let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
+        Self { shared: Arc::new(Shared { backend, settings, tasks, closing, waiters }) }
+    }
+
+    /// The contract that was chosen.
+    #[must_use]
+    pub fn contract(&self) -> Contract {
+        self.shared.contract()
+    }
+
+    /// The settings that were given.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+
+    /// Runs `run` unless it ran before, and settles what it concludes before this answers.
+    ///
+    /// `run` says by its [`Conclusion`] what repeats shall get and what this caller gets now. When it panics,
+    /// `on_panic` concludes in its place.
+    ///
+    /// # Errors
+    /// [`ExecuteError`] when the store could not say whether it may run, or whether its end is committed.
+    ///
+    /// # Cancellation safety
+    /// Dropping the returned future cancels neither the operation nor its settlement.
+    pub async fn execute<T, F, R>(
+        &self,
+        operation: Operation,
+        run: F,
+        on_panic: impl FnOnce() -> Conclusion<T> + Send + 'static,
+    ) -> Result<Answer<T>, ExecuteError>
+    where
+        T: Send + 'static,
+        F: FnOnce(Context) -> R + Send + 'static,
+        R: Future<Output = Conclusion<T>> + Send + 'static,
+    {
+        if self.shared.tasks.is_closed() {
+            return Err(ExecuteError::ShuttingDown);
+        }
+        let (sender, receiver) = oneshot::channel();
+        let shared = Arc::clone(&self.shared);
+        self.shared.tasks.spawn(execute::drive(shared, operation, run, on_panic, sender));
+        receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
+    }
+
+    /// Refuses new operations, and returns when all that were begun are settled.
+    ///
+    /// Settlements that the store does not take are given up; their keys are free, or answered, after one lease.
+    pub async fn shutdown(&self) {
+        self.shared.tasks.close();
+        self.shared.closing.cancel();
+        self.shared.tasks.wait().await;
+    }
+}
+
+impl Shared {
+    fn contract(&self) -> Contract {
+        match &self.backend {
+            Backend::Leased(_, contract) => *contract,
+            Backend::Transactional(_) => Contract::Transactional,
+        }
+    }
+
+    fn store(&self) -> &dyn IdempotencyStore {
+        match &self.backend {
+            Backend::Leased(store, _) => store.as_ref(),
+            Backend::Transactional(store) => store.as_ref(),
+        }
+    }
+
+    /// Awaits a store for as long as the settings allow.
+    async fn bounded<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        let limit = self.settings.store_timeout;
+        let late = |_| {
+            let message = format!("the store did not answer within {limit:?}");
+            StoreError::new(StoreErrorKind::Timeout, message)
+        };
+        let answer = tokio::time::timeout(limit, verb).await.map_err(late).flatten();
+        if let Err(error) = &answer {
+            tracing::warn!(error = error as &dyn std::error::Error, "the idempotency store could not answer");
+            self.observe(&Event::StoreFailed(error));
+        }
+        answer
+    }
+
+    fn observe(&self, event: &Event<'_>) {
+        if let Some(observer) = &self.settings.observer {
+            observer.observe(event);
+        }
+    }
+}
+
+impl fmt::Debug for Idempotency {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Idempotency")
+            .field("contract", &self.contract())
+            .field("store", &self.shared.store())
+            .field("settings", &self.shared.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! What a running operation knows about itself.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::{Contract, Shared};
+use crate::machine::{Lease, OwnerOutcome};
+use crate::record::{Acquisition, Checkpoint};
+use crate::record_id::RecordId;
+use crate::store::{StoreError, StoreTransaction};
+
+/// The longest checkpoint, in bytes of its data: it is for identifiers, not for payloads.
+const MAX_CHECKPOINT_BYTES: usize = 64 * 1024;
+
+/// What an operation knows about its run. Clones share everything.
+#[derive(Clone)]
+pub struct Context {
+    run: Arc<Run>,
+}
+
+struct Run {
+    shared: Arc<Shared>,
+    id: RecordId,
+    /// `None` when the operation runs without protection, because the store could not answer.
+    lease: Option<Lease>,
+    lost: CancellationToken,
+    transaction: TransactionSlot,
+}
+
+/// Where the open transaction waits for whoever uses it: the handler first, the settlement last.
+pub(super) type TransactionSlot = Arc<Mutex<Option<Box<dyn StoreTransaction>>>>;
+
+impl Context {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        id: RecordId,
+        lease: Option<Lease>,
+        lost: CancellationToken,
+        transaction: TransactionSlot,
+    ) -> Self {
+        Self { run: Arc::new(Run { shared, id, lease, lost, transaction }) }
+    }
+
+    /// Which attempt this is: 1 for the first, larger for every further one. It can serve as a fencing number.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.run.lease.as_ref().map_or(1, |lease| lease.attempt)
+    }
+
+    /// How this run came about; [`Acquisition::Fresh`] when it is not protected.
+    #[must_use]
+    pub fn acquisition(&self) -> Acquisition {
+        self.run.lease.as_ref().map_or(Acquisition::Fresh, |lease| lease.acquisition)
+    }
+
+    /// Whether a record protects this run. False only while the store is away and the settings say to
+    /// [fail open](super::Settings::dangerous_fail_open).
+    #[must_use]
+    pub fn is_protected(&self) -> bool {
+        self.run.lease.is_some()
+    }
+
+    /// The recovery point that the attempt before this one recorded last: go on after it.
+    #[must_use]
+    pub fn last_checkpoint(&self) -> Option<&Checkpoint> {
+        self.run.lease.as_ref().and_then(|lease| lease.checkpoint.as_ref())
+    }
+
+    /// A key for a call to another system, the same on every attempt, different for every `step`.
+    #[must_use]
+    pub fn downstream_key(&self, step: &str) -> String {
+        self.run.id.downstream_key(step)
+    }
+
+    /// Completes when this run no longer owns its record, or is about to lose it by the local monotonic clock: stop
+    /// before doing anything that must not be done twice.
+    #[must_use]
+    pub fn lease_lost(&self) -> WaitForCancellationFutureOwned {
+        self.run.lost.clone().cancelled_owned()
+    }
+
+    /// Records a recovery point for whoever takes over after a crash, in place of the one before. `data` has at most
+    /// 64 KiB.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]; after `LeaseLost`, stop: somebody else runs the operation.
+    ///
+    /// # Cancellation safety
+    /// If the future is dropped, the recovery point may or may not be recorded.
+    pub async fn checkpoint(&self, name: &str, data: impl Into<bytes::Bytes>) -> Result<(), CheckpointError> {
+        let data = data.into();
+        if data.len() > MAX_CHECKPOINT_BYTES {
+            return Err(CheckpointError::TooLarge { bytes: data.len() });
+        }
+        if self.run.shared.contract() != Contract::AtLeastOnce {
+            return Err(CheckpointError::NeverRerun);
+        }
+        let Some(lease) = &self.run.lease else { return Ok(()) };
+        let checkpoint = Checkpoint { name: name.into(), data };
+        match self.run.shared.bounded(self.run.shared.store().checkpoint(lease, &checkpoint)).await? {
+            OwnerOutcome::Applied => Ok(()),
+            OwnerOutcome::LeaseLost => Err(CheckpointError::LeaseLost),
+        }
+    }
+
+    /// The transaction of this run, to make the business writes in. `T` is the store's type for it.
+    ///
+    /// It is given back when the guard is dropped, which must be before the operation ends: what is borrowed then
+    /// cannot be committed, and is rolled back.
+    ///
+    /// # Errors
+    /// [`TransactionError`] when there is none of this type, or when it is borrowed already.
+    pub fn transaction<T: 'static>(&self) -> Result<TransactionGuard<T>, TransactionError> {
+        let slot = Arc::clone(&self.run.transaction);
+        let guard = slot.try_lock_owned().map_err(|_| TransactionError::Borrowed)?;
+        if guard.is_none() {
+            return Err(TransactionError::NotTransactional);
+        }
+        OwnedMutexGuard::try_map(guard, |slot| slot.as_mut()?.as_any_mut().downcast_mut())
+            .map(TransactionGuard)
+            .map_err(|_| TransactionError::OtherType(std::any::type_name::<T>()))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Context")
+            .field("id", &self.run.id)
+            .field("lease", &self.run.lease)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Exclusive use of a run's transaction.
+pub struct TransactionGuard<T: 'static>(OwnedMappedMutexGuard<Option<Box<dyn StoreTransaction>>, T>);
+
+impl<T> Deref for TransactionGuard<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for TransactionGuard<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T> fmt::Debug for TransactionGuard<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "TransactionGuard({})", std::any::type_name::<T>())
+    }
+}
+
+/// Why a transaction cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransactionError {
+    /// The contract is not Transactional.
+    #[error("this operation has no transaction; build its layer with `transactional(store)`")]
+    NotTransactional,
+    /// Somebody else has it.
+    #[error("the transaction of this operation is in use elsewhere; drop the other borrow first")]
+    Borrowed,
+    /// The store's transactions are of another type.
+    #[error("the transaction of this operation is not a `{0}`; name the transaction type of the store in use")]
+    OtherType(&'static str),
+}
+
+/// Why a recovery point was not recorded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// Somebody else owns the record.
+    #[error("the lease is lost: another attempt runs this operation, so this one must stop")]
+    LeaseLost,
+    /// The data has more than 64 KiB.
+    #[error("the checkpoint has {bytes} bytes; at most 65536 are kept, so record an identifier instead of a payload")]
+    TooLarge {
+        /// The size that was given.
+        bytes: usize,
+    },
+    /// Only AtLeastOnce runs an operation again, so only there a recovery point has a reader.
+    #[error("checkpoints belong to the AtLeastOnce contract; no other one resumes an operation")]
+    NeverRerun,
+    /// The store could not answer.
+    #[error("the store could not record the checkpoint")]
+    Store(#[from] StoreError),
+}

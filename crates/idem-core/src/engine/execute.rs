@@ -1,0 +1,210 @@
+//! One operation from its request to its answer, in a task of its own.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::{Mutex, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::admit::{Admission, Admitted};
+use super::context::{Context, TransactionSlot};
+use super::contract::{Conclusion, Contract};
+use super::heartbeat::Heartbeat;
+use super::observer::Event;
+use super::settle::{Ending, Settled, release_behind};
+use super::{Operation, Shared};
+use crate::machine::{AcquireOutcome, Lease, Replay};
+use crate::record_id::RecordId;
+use crate::store::StoreError;
+
+/// What a request for an operation gets.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every answer")]
+pub enum Answer<T> {
+    /// It ran now, and this is what it concluded.
+    Ran {
+        /// The value of its [`Conclusion`].
+        value: T,
+        /// Which attempt it was.
+        attempt: u32,
+        /// Whether a record protected it. False only when failing open.
+        protected: bool,
+    },
+    /// It ran before, and this is its answer.
+    Replay(Replay),
+    /// It runs now, elsewhere.
+    InProgress {
+        /// When its lease ends, if it is not renewed.
+        retry_after: Duration,
+    },
+    /// It failed, and its next attempt has to wait.
+    Backoff {
+        /// How long.
+        retry_after: Duration,
+    },
+    /// The key belongs to another request.
+    Mismatch,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecuteError {
+    /// The store could not say whether the operation may run; it did not run. Repeat the request later.
+    #[error("the idempotency store could not answer, so the operation was not run")]
+    NotAdmitted(#[source] StoreError),
+    /// The operation ran, and its transaction is not known to be committed. Repeat the request: it gets the answer, or
+    /// runs again if everything was rolled back.
+    #[error("the transaction of the operation is not known to be committed")]
+    CommitUnclear(#[source] StoreError),
+    /// The operation kept its transaction beyond its end, so everything was rolled back.
+    #[error("the operation still held its transaction when it ended, so it was rolled back; drop the guard before")]
+    TransactionHeld,
+    /// The engine is shutting down; the operation did not run.
+    #[error("the engine is shutting down, so the operation was not run")]
+    ShuttingDown,
+    /// The runtime ended the operation's task.
+    #[error("the runtime stopped before the operation ended")]
+    Interrupted,
+}
+
+pub(super) type Reply<T> = oneshot::Sender<Result<Answer<T>, ExecuteError>>;
+
+/// Drives an operation to its end and sends the answer to whoever still waits for it.
+pub(super) async fn drive<T, F, R>(
+    shared: Arc<Shared>,
+    operation: Operation,
+    run: F,
+    on_panic: impl FnOnce() -> Conclusion<T> + Send,
+    mut reply: Reply<T>,
+) where
+    T: Send,
+    F: FnOnce(Context) -> R + Send,
+    R: Future<Output = Conclusion<T>> + Send,
+{
+    let request = shared.acquire_request(&operation);
+    let wait = operation.wait.unwrap_or(shared.settings.wait);
+    let answer = match shared.admit(&request, wait, reply.closed()).await {
+        Ok(Admission::Run(admitted)) => run_admitted(&shared, admitted, run, on_panic).await,
+        Ok(Admission::Answered(outcome)) => Ok(answered(&shared, outcome)),
+        Ok(Admission::Gone) => return,
+        Err(error) if shared.settings.fail_open && shared.contract() != Contract::Transactional => {
+            tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
+            shared.observe(&Event::FailedOpen);
+            Ok(run_unprotected(&shared, request.id, run, on_panic).await)
+        }
+        Err(error) => Err(ExecuteError::NotAdmitted(error)),
+    };
+    // Nobody waits any more when the client has gone; its retry gets the replay.
+    let _ = reply.send(answer);
+}
+
+async fn run_admitted<T, F, R>(
+    shared: &Arc<Shared>,
+    admitted: Admitted,
+    run: F,
+    on_panic: impl FnOnce() -> Conclusion<T> + Send,
+) -> Result<Answer<T>, ExecuteError>
+where
+    F: FnOnce(Context) -> R + Send,
+    R: Future<Output = Conclusion<T>> + Send,
+{
+    let Admitted { lease, transaction, renew, acquired_at } = admitted;
+    let lost = CancellationToken::new();
+    let heartbeat = renew.then(|| Heartbeat::start(shared, lease.clone(), acquired_at, lost.clone()));
+    let slot: TransactionSlot = Arc::new(Mutex::new(transaction));
+    let context = Context::new(Arc::clone(shared), lease.id, Some(lease.clone()), lost, Arc::clone(&slot));
+    let conclusion = conclude(shared, context, run, on_panic).await;
+    let (settlement, writes) = shared.contract().settlement(conclusion.disposition, lease.attempt, &shared.settings);
+    let ending = Ending { settlement, writes, retention: conclusion.retention.unwrap_or(shared.settings.retention) };
+    let settled = if shared.contract() == Contract::Transactional {
+        let Some(transaction) = slot.try_lock().ok().and_then(|mut slot| slot.take()) else {
+            release_behind(shared, lease);
+            return Err(ExecuteError::TransactionHeld);
+        };
+        shared.settle_transaction(&lease, &ending, transaction).await
+    } else {
+        let Some(heartbeat) = heartbeat else { return Err(ExecuteError::Interrupted) };
+        shared.settle_leased(lease.clone(), ending, heartbeat).await
+    };
+    shared.waiters.wake(&lease.id);
+    match settled {
+        Settled::Ours => {
+            shared.observe(&Event::Settled);
+            Ok(Answer::Ran { value: conclusion.value, attempt: lease.attempt, protected: true })
+        }
+        Settled::Lost => superseded(shared, &lease, conclusion.value).await,
+        Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
+    }
+}
+
+/// Runs an operation whose store is away.
+async fn run_unprotected<T, F, R>(
+    shared: &Arc<Shared>,
+    id: RecordId,
+    run: F,
+    on_panic: impl FnOnce() -> Conclusion<T> + Send,
+) -> Answer<T>
+where
+    F: FnOnce(Context) -> R + Send,
+    R: Future<Output = Conclusion<T>> + Send,
+{
+    let context = Context::new(Arc::clone(shared), id, None, CancellationToken::new(), TransactionSlot::default());
+    let conclusion = conclude(shared, context, run, on_panic).await;
+    Answer::Ran { value: conclusion.value, attempt: 1, protected: false }
+}
+
+async fn conclude<T, F, R>(
+    shared: &Shared,
+    context: Context,
+    run: F,
+    on_panic: impl FnOnce() -> Conclusion<T> + Send,
+) -> Conclusion<T>
+where
+    F: FnOnce(Context) -> R + Send,
+    R: Future<Output = Conclusion<T>> + Send,
+{
+    // Nothing that a panic could leave half changed is looked at afterwards but the transaction, which is discarded.
+    let running = AssertUnwindSafe(async move { run(context).await });
+    match running.catch_unwind().await {
+        Ok(conclusion) => conclusion,
+        Err(_) => {
+            tracing::error!("an idempotent operation panicked");
+            shared.observe(&Event::Panicked);
+            on_panic()
+        }
+    }
+}
+
+/// The answer of a run that somebody else superseded: what the record says, so that all callers are told the same.
+async fn superseded<T>(shared: &Shared, lease: &Lease, value: T) -> Result<Answer<T>, ExecuteError> {
+    tracing::warn!(record = %lease.id, "an operation ended after it had lost its lease");
+    shared.observe(&Event::LeaseLost);
+    match shared.bounded(shared.store().peek(&lease.id)).await {
+        Ok(Some(record)) => Ok(match record.replay() {
+            Some(replay) => Answer::Replay(replay),
+            None => Answer::InProgress { retry_after: shared.settings.lease },
+        }),
+        // The record is gone. What a lease protects has happened all the same; a transaction was rolled back.
+        Ok(None) if shared.contract() != Contract::Transactional => {
+            Ok(Answer::Ran { value, attempt: lease.attempt, protected: true })
+        }
+        Ok(None) => Ok(Answer::InProgress { retry_after: shared.settings.lease }),
+        Err(error) => Err(ExecuteError::CommitUnclear(error)),
+    }
+}
+
+fn answered<T>(shared: &Shared, outcome: AcquireOutcome) -> Answer<T> {
+    let (event, answer) = match outcome {
+        AcquireOutcome::Replay(replay) => (Event::Replayed, Answer::Replay(replay)),
+        AcquireOutcome::Backoff { retry_after } => (Event::Backoff, Answer::Backoff { retry_after }),
+        AcquireOutcome::Mismatch { .. } => (Event::Mismatch, Answer::Mismatch),
+        AcquireOutcome::InProgress { retry_after } => (Event::InProgress, Answer::InProgress { retry_after }),
+        // A store that answers so from `begin` breaks its contract; turning the caller away is what stays safe.
+        AcquireOutcome::Acquired(_) => (Event::InProgress, Answer::InProgress { retry_after: shared.settings.lease }),
+    };
+    shared.observe(&event);
+    answer
+}

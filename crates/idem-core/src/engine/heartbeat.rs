@@ -1,0 +1,99 @@
+//! Keeps a lease alive while its operation runs, and says when it is lost.
+
+use std::sync::Arc;
+
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use super::observer::Event;
+use crate::machine::{Lease, OwnerOutcome};
+
+/// Renews a lease in a task of its own until dropped.
+///
+/// A task of its own, because an operation that computes for long between two awaits would starve it otherwise.
+pub(super) struct Heartbeat(AbortHandle);
+
+impl Heartbeat {
+    /// Renews at a third of the lease. `lost` is cancelled when somebody else owns the record, and when by this
+    /// process's monotonic clock the lease is about to end unrenewed.
+    pub(super) fn start(shared: &Arc<Shared>, lease: Lease, acquired_at: Instant, lost: CancellationToken) -> Self {
+        let pulse = Pulse {
+            shared: Arc::clone(shared),
+            lease,
+            lost,
+            until: acquired_at + shared.settings.held_at_most,
+            renewed_at: acquired_at,
+        };
+        Self(tokio::spawn(pulse.beat()).abort_handle())
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+struct Pulse {
+    shared: Arc<Shared>,
+    lease: Lease,
+    lost: CancellationToken,
+    /// The lease is not renewed after this.
+    until: Instant,
+    /// When the renewal that succeeded last was sent.
+    renewed_at: Instant,
+}
+
+impl Pulse {
+    async fn beat(mut self) {
+        let lease = self.shared.settings.lease;
+        let mut next = self.renewed_at + lease / 3;
+        loop {
+            // A tenth of the lease early: the operation needs time to stop what it does.
+            let alarm = self.renewed_at + lease - lease / 10;
+            tokio::select! {
+                () = tokio::time::sleep_until(alarm), if !self.lost.is_cancelled() => {
+                    tracing::warn!(record = %self.lease.id, "the lease is about to end and could not be renewed");
+                    self.shared.observe(&Event::LeaseLost);
+                    self.lost.cancel();
+                }
+                renewed = self.renew_at(next) => match renewed {
+                    Renewed::At(sent) => {
+                        self.renewed_at = sent;
+                        next = sent + lease / 3;
+                    }
+                    // Soon again: a third of the lease is left for a few more tries.
+                    Renewed::Failed => next = Instant::now() + lease / 10,
+                    Renewed::Lost => {
+                        tracing::warn!(record = %self.lease.id, "somebody else owns the record of a running operation");
+                        self.shared.observe(&Event::LeaseLost);
+                        return self.lost.cancel();
+                    }
+                },
+            }
+        }
+    }
+
+    async fn renew_at(&self, next: Instant) -> Renewed {
+        tokio::time::sleep_until(next).await;
+        if next >= self.until {
+            // Held for as long as anyone may: from here on only the alarm is due.
+            return std::future::pending().await;
+        }
+        let sent = Instant::now();
+        let renewal = self.shared.store().renew(&self.lease, self.shared.settings.term());
+        match self.shared.bounded(renewal).await {
+            Ok(OwnerOutcome::Applied) => Renewed::At(sent),
+            Ok(OwnerOutcome::LeaseLost) => Renewed::Lost,
+            Err(_) => Renewed::Failed,
+        }
+    }
+}
+
+enum Renewed {
+    At(Instant),
+    Failed,
+    Lost,
+}

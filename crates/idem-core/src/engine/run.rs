@@ -1,0 +1,147 @@
+//! Operations without HTTP: any asynchronous function whose result can be serialised.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::contract::{Conclusion, Disposition};
+use super::execute::{Answer, ExecuteError};
+use super::{Context, Idempotency, Operation};
+use crate::machine::{Replay, ReplayKind};
+use crate::record::{StoredBody, StoredResponse};
+use crate::store::Writes;
+
+/// The statuses by which [`Idempotency::run`] marks what a record's body is; those of HTTP, so that a reader of the
+/// store knows them.
+const VALUE: u16 = 200;
+const FAILURE: u16 = 500;
+
+/// The result of an operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ran<T> {
+    /// What it returned, now or the first time.
+    pub value: T,
+    /// Whether it was the first time.
+    pub replayed: bool,
+}
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError<E> {
+    /// It ran now and failed.
+    #[error("the operation failed: {0}")]
+    Failed(E),
+    /// It ran before and failed for good; this is its message.
+    #[error("the operation failed before: {0}")]
+    FailedBefore(String),
+    /// It panicked.
+    #[error("the operation panicked")]
+    Panicked,
+    /// It runs now, elsewhere.
+    #[error("the operation is in progress; try again in {retry_after:?}")]
+    InProgress {
+        /// When its lease ends, if it is not renewed.
+        retry_after: Duration,
+    },
+    /// It failed, and its next attempt has to wait.
+    #[error("the operation failed; try again in {retry_after:?}")]
+    Backoff {
+        /// How long.
+        retry_after: Duration,
+    },
+    /// The key belongs to another request.
+    #[error("the idempotency key was used for another request; use a new key")]
+    Mismatch,
+    /// The process that ran it disappeared: nobody knows whether it took effect.
+    #[error("the outcome of the operation is unknown; find out whether it took effect before using a new key")]
+    OutcomeUnknown,
+    /// Its result cannot be serialised, or the stored one cannot be read as this type. It took effect.
+    #[error("the operation took effect, but its result cannot be stored or read")]
+    Result(#[source] serde_json::Error),
+    /// There is no answer.
+    #[error(transparent)]
+    Engine(#[from] ExecuteError),
+}
+
+enum Value<T, E> {
+    Done(T),
+    Failed(E),
+    Unwritable(serde_json::Error),
+    Panicked,
+}
+
+impl Idempotency {
+    /// Runs `run` unless it ran before, and returns its result, now or again.
+    ///
+    /// The value is stored as JSON. An error is what [`Disposition::Fault`] says under the contract: rolled back and
+    /// free to repeat, final, or retryable after a backoff; its `Display` text is what repeats get when it is final.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    ///
+    /// # Cancellation safety
+    /// Dropping the returned future cancels neither the operation nor its settlement.
+    pub async fn run<T, E, F, R>(&self, operation: Operation, run: F) -> Result<Ran<T>, RunError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Display + Send + 'static,
+        F: FnOnce(Context) -> R + Send + 'static,
+        R: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let conclude = |context| async move { conclusion(run(context).await) };
+        let on_panic = || fault(Value::Panicked, "the operation panicked");
+        match self.execute(operation, conclude, on_panic).await? {
+            Answer::Ran { value: Value::Done(value), .. } => Ok(Ran { value, replayed: false }),
+            Answer::Ran { value: Value::Failed(error), .. } => Err(RunError::Failed(error)),
+            Answer::Ran { value: Value::Unwritable(error), .. } => Err(RunError::Result(error)),
+            Answer::Ran { value: Value::Panicked, .. } => Err(RunError::Panicked),
+            Answer::Replay(replay) => read(&replay),
+            Answer::InProgress { retry_after } => Err(RunError::InProgress { retry_after }),
+            Answer::Backoff { retry_after } => Err(RunError::Backoff { retry_after }),
+            Answer::Mismatch => Err(RunError::Mismatch),
+        }
+    }
+}
+
+fn conclusion<T: Serialize, E: Display>(result: Result<T, E>) -> Conclusion<Value<T, E>> {
+    let value = match result {
+        Ok(value) => value,
+        Err(error) => {
+            let message = error.to_string();
+            return fault(Value::Failed(error), &message);
+        }
+    };
+    let (value, response) = match serde_json::to_vec(&value) {
+        Ok(json) => (Value::Done(value), StoredResponse::new(VALUE, json)),
+        // It took effect, so it must not run again for want of a result: the record is a tombstone.
+        Err(error) => {
+            let tombstone = StoredResponse { body: StoredBody::NotRetained, ..StoredResponse::new(VALUE, "") };
+            (Value::Unwritable(error), tombstone)
+        }
+    };
+    Conclusion { value, disposition: Disposition::Complete { response, writes: Writes::Keep }, retention: None }
+}
+
+fn fault<T, E>(value: Value<T, E>, message: &str) -> Conclusion<Value<T, E>> {
+    let response = StoredResponse::new(FAILURE, message.to_owned());
+    Conclusion { value, disposition: Disposition::Fault { response }, retention: None }
+}
+
+fn read<T: DeserializeOwned, E>(replay: &Replay) -> Result<Ran<T>, RunError<E>> {
+    let body: &[u8] = match &replay.response.body {
+        StoredBody::Retained(body) => body,
+        StoredBody::NotRetained => b"",
+    };
+    match replay.kind {
+        ReplayKind::OutcomeUnknown => Err(RunError::OutcomeUnknown),
+        ReplayKind::Failed => Err(RunError::FailedBefore(String::from_utf8_lossy(body).into_owned())),
+        ReplayKind::Completed => {
+            serde_json::from_slice(body).map(|value| Ran { value, replayed: true }).map_err(RunError::Result)
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! How an engine behaves, each default with its reason.
+
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::observer::Observer;
+use crate::machine::{OnMismatch, Term};
+use crate::record_id::RecordIdentity;
+
+/// Settings of an engine. Everything has a default.
+#[derive(Clone)]
+pub struct Settings {
+    pub(super) identity: RecordIdentity,
+    pub(super) lease: Duration,
+    pub(super) held_at_most: Duration,
+    pub(super) retention: Duration,
+    pub(super) wait: Duration,
+    pub(super) max_wait: Duration,
+    pub(super) max_waiters_per_key: NonZeroUsize,
+    pub(super) backoff: Duration,
+    pub(super) max_backoff: Duration,
+    pub(super) max_attempts: NonZeroU32,
+    pub(super) store_timeout: Duration,
+    pub(super) on_mismatch: OnMismatch,
+    pub(super) fail_open: bool,
+    pub(super) observer: Option<Arc<dyn Observer>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Settings {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            identity: RecordIdentity::new("idem"),
+            lease: Duration::from_secs(30),
+            held_at_most: Duration::from_secs(10 * 60),
+            retention: Duration::from_secs(24 * 60 * 60),
+            wait: Duration::ZERO,
+            max_wait: Duration::from_secs(30),
+            max_waiters_per_key: NonZeroUsize::new(1024).unwrap_or(NonZeroUsize::MIN),
+            backoff: Duration::from_secs(1),
+            max_backoff: Duration::from_secs(60),
+            max_attempts: NonZeroU32::new(10).unwrap_or(NonZeroU32::MIN),
+            store_timeout: Duration::from_secs(2),
+            on_mismatch: OnMismatch::Refuse,
+            fail_open: false,
+            observer: None,
+        }
+    }
+
+    /// How record ids are made. Default: SHA-256 in the namespace `idem`; give every application that shares the store
+    /// its own namespace.
+    #[must_use]
+    pub fn identity(mut self, identity: RecordIdentity) -> Self {
+        self.identity = identity;
+        self
+    }
+
+    /// How long the right to execute holds without renewal; it is renewed at a third of it.
+    ///
+    /// Default 30 s: a crashed owner's key is stuck for that long at most, and two renewals may fail before it is lost.
+    ///
+    /// # Panics
+    /// When the lease is zero.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        assert!(!lease.is_zero(), "a lease of zero would be over before the operation begins");
+        self.lease = lease;
+        self
+    }
+
+    /// For how long a lease is renewed at most. Default 10 minutes: an operation that hangs must not hold its key for
+    /// ever.
+    #[must_use]
+    pub fn held_at_most(mut self, limit: Duration) -> Self {
+        self.held_at_most = limit;
+        self
+    }
+
+    /// How long a settled record is kept, and with it the protection. Default 24 h, which is what payment APIs keep.
+    ///
+    /// # Panics
+    /// When the retention is zero.
+    #[must_use]
+    pub fn retention(mut self, retention: Duration) -> Self {
+        assert!(!retention.is_zero(), "a retention of zero would forget every answer at once");
+        self.retention = retention;
+        self
+    }
+
+    /// How long a duplicate waits for the answer of the run in progress unless it says otherwise.
+    ///
+    /// Default zero: a waiting request holds a connection, so waiting is asked for.
+    #[must_use]
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// The longest wait that anyone may ask for. Default 30 s, which most proxies tolerate.
+    #[must_use]
+    pub fn max_wait(mut self, limit: Duration) -> Self {
+        self.max_wait = limit;
+        self
+    }
+
+    /// How many duplicates of one key may wait at once; further ones are turned away. Default 1024.
+    #[must_use]
+    pub fn max_waiters_per_key(mut self, limit: NonZeroUsize) -> Self {
+        self.max_waiters_per_key = limit;
+        self
+    }
+
+    /// How long a retryable failure rests after its first attempt; the time doubles up to `max`. Default 1 s to 60 s.
+    #[must_use]
+    pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
+        self.backoff = first;
+        self.max_backoff = max;
+        self
+    }
+
+    /// How many attempts a retryable failure has in all. Default 10, which with the default backoff is some minutes.
+    #[must_use]
+    pub fn max_attempts(mut self, limit: NonZeroU32) -> Self {
+        self.max_attempts = limit;
+        self
+    }
+
+    /// How long to wait for the store. Default 2 s: far above a healthy store's answer, far below a client's patience.
+    #[must_use]
+    pub fn store_timeout(mut self, limit: Duration) -> Self {
+        self.store_timeout = limit;
+        self
+    }
+
+    /// What another request under the same key gets. Default [`OnMismatch::Refuse`].
+    #[must_use]
+    pub fn on_mismatch(mut self, policy: OnMismatch) -> Self {
+        self.on_mismatch = policy;
+        self
+    }
+
+    /// Runs operations *without protection* while the store cannot answer, instead of refusing them.
+    ///
+    /// Default off: an operation that may run twice is what this library exists to prevent. Each such run is reported
+    /// as [`Event::FailedOpen`](super::Event::FailedOpen). It has no effect under the Transactional contract, where the
+    /// store is the database of the operation itself.
+    #[must_use]
+    pub fn dangerous_fail_open(mut self) -> Self {
+        self.fail_open = true;
+        self
+    }
+
+    /// Who is told what happens. Default nobody; problems are also logged by `tracing`.
+    #[must_use]
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    pub(super) fn term(&self) -> Term {
+        Term { lease: self.lease, retention: self.retention }
+    }
+
+    /// How long the failure of `attempt` rests: the first backoff, doubled for every attempt since.
+    pub(super) fn backoff_after(&self, attempt: u32) -> Duration {
+        let doublings = attempt.saturating_sub(1).min(31);
+        self.backoff.saturating_mul(1 << doublings).min(self.max_backoff)
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Settings")
+            .field("identity", &self.identity)
+            .field("lease", &self.lease)
+            .field("retention", &self.retention)
+            .field("wait", &self.wait)
+            .field("max_attempts", &self.max_attempts)
+            .field("store_timeout", &self.store_timeout)
+            .field("on_mismatch", &self.on_mismatch)
+            .field("fail_open", &self.fail_open)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backoff_doubles_up_to_its_limit() {
+        let settings = Settings::new().backoff(Duration::from_secs(1), Duration::from_secs(60));
+        let seconds = |attempt| settings.backoff_after(attempt).as_secs();
+        assert_eq!([1, 2, 3, 6, 7, 40, u32::MAX].map(seconds), [1, 2, 4, 32, 60, 60, 60]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a lease of zero")]
+    fn a_lease_of_zero_is_refused() {
+        let _ = Settings::new().lease(Duration::ZERO);
+    }
+
+    #[test]
+    #[should_panic(expected = "a retention of zero")]
+    fn a_retention_of_zero_is_refused() {
+        let _ = Settings::new().retention(Duration::ZERO);
+    }
+}

@@ -1,0 +1,138 @@
+//! From the end of a run to its settled record.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Shared;
+use super::heartbeat::Heartbeat;
+use super::observer::Event;
+use crate::machine::{Lease, OwnerOutcome, Settlement};
+use crate::record::Record;
+use crate::store::{StoreError, StoreErrorKind, StoreTransaction, Writes};
+
+/// How long a caller waits for its operation's settlement when the store does not take it.
+///
+/// Long enough for a store to restart, and shorter than the default patience of HTTP clients and proxies.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The first and the longest pause between two tries of a settlement.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How a settlement ended, as far as the caller is concerned.
+pub(super) enum Settled {
+    /// The record is settled, or will be: the run's own answer holds.
+    Ours,
+    /// Somebody else owns the record: its answer holds, and this run's does not.
+    Lost,
+    /// The transaction is not known to be committed.
+    Unclear(StoreError),
+}
+
+/// How a run shall be settled.
+#[derive(Clone)]
+pub(super) struct Ending {
+    pub(super) settlement: Settlement,
+    pub(super) writes: Writes,
+    pub(super) retention: Duration,
+}
+
+impl Shared {
+    /// Settles a run that holds a lease. When the store does not take it in time, the caller gets its answer and the
+    /// settlement goes on in the background, with the lease alive, for as long as a lease may be held.
+    pub(super) async fn settle_leased(self: &Arc<Self>, lease: Lease, ending: Ending, heartbeat: Heartbeat) -> Settled {
+        let answer = self.persist(PATIENCE, || self.store().settle(&lease, &ending.settlement, ending.retention)).await;
+        match answer {
+            Ok(OwnerOutcome::Applied) => Settled::Ours,
+            Ok(OwnerOutcome::LeaseLost) => Settled::Lost,
+            Err(error) => {
+                tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
+                self.observe(&Event::SettlementDelayed);
+                let (shared, limit) = (Arc::clone(self), self.settings.held_at_most);
+                self.tasks.spawn(async move {
+                    let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
+                    let settled = tokio::select! {
+                        answer = shared.persist(limit, settle) => answer.is_ok(),
+                        () = shared.closing.cancelled() => false,
+                    };
+                    drop(heartbeat);
+                    if !settled {
+                        tracing::error!(record = %lease.id, "a settlement was given up");
+                        shared.observe(&Event::SettlementLost);
+                    }
+                    shared.waiters.wake(&lease.id);
+                });
+                Settled::Ours
+            }
+        }
+    }
+
+    /// Settles a run inside its transaction.
+    pub(super) async fn settle_transaction(
+        self: &Arc<Self>,
+        lease: &Lease,
+        ending: &Ending,
+        transaction: Box<dyn StoreTransaction>,
+    ) -> Settled {
+        let finish = transaction.finish(&ending.settlement, ending.retention, ending.writes);
+        let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {PATIENCE:?}"));
+        let answer = tokio::time::timeout(PATIENCE * 2, finish).await.map_err(late).flatten();
+        let error = match answer {
+            Ok(OwnerOutcome::Applied) => return Settled::Ours,
+            Ok(OwnerOutcome::LeaseLost) => return Settled::Lost,
+            Err(error) => error,
+        };
+        tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "a transaction failed to end");
+        self.observe(&Event::StoreFailed(&error));
+        if ending.writes == Writes::Discard && ending.settlement == Settlement::Released {
+            // Nothing was to be kept, and nothing is.
+            release_behind(self, lease.clone());
+            return Settled::Ours;
+        }
+        // The answer may have been lost on the way: what the record says is what happened.
+        match self.persist(PATIENCE, || self.store().peek(&lease.id)).await {
+            Ok(Some(record)) if is_settled_by(&record, lease) => Settled::Ours,
+            Ok(_) => {
+                release_behind(self, lease.clone());
+                Settled::Unclear(error)
+            }
+            Err(_) => Settled::Unclear(error),
+        }
+    }
+
+    /// Repeats a verb that is safe to repeat until the store answers, or for `patience`.
+    async fn persist<T, V>(&self, patience: Duration, verb: impl Fn() -> V) -> Result<T, StoreError>
+    where
+        V: Future<Output = Result<T, StoreError>>,
+    {
+        let give_up_at = Instant::now() + patience;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.bounded(verb()).await {
+                Err(error) if error.is_retryable() && Instant::now() + pause < give_up_at => {}
+                answer => return answer,
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+}
+
+fn is_settled_by(record: &Record, lease: &Lease) -> bool {
+    record.owner == lease.owner && record.attempt == lease.attempt && record.replay().is_some()
+}
+
+/// Gives a key back in the background, as far as the store can be reached; otherwise its lease runs out.
+pub(super) fn release_behind(shared: &Arc<Shared>, lease: Lease) {
+    let (shared, tasks) = (Arc::clone(shared), shared.tasks.clone());
+    tasks.spawn(async move {
+        let retention = shared.settings.retention;
+        let release = || shared.store().settle(&lease, &Settlement::Released, retention);
+        if shared.persist(PATIENCE, release).await.is_ok() {
+            shared.waiters.wake(&lease.id);
+        }
+    });
+}
