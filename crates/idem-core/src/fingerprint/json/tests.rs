@@ -15,7 +15,7 @@ fn canonical(text: impl AsRef<[u8]>) -> Option<Vec<u8>> {
 
 #[track_caller]
 fn assert_same(texts: &[&str]) {
-    let forms: Vec<_> = texts.iter().map(|text| canonical(text)).collect();
+    let forms: Vec<_> = texts.iter().map(canonical).collect();
     assert!(forms[0].is_some(), "{} is doubtful", texts[0]);
     forms.iter().zip(texts).for_each(|(form, text)| assert_eq!(form, &forms[0], "{text}"));
 }
