@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod codec;
 mod encoding;
 #[cfg(feature = "engine")]
 pub mod engine;

@@ -20,7 +20,6 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 /// When somebody sets it back, leases and retentions last longer by as much; when somebody sets it forward, they end
 /// earlier.
 #[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
 pub struct SystemClock;
 
 impl Clock for SystemClock {

@@ -1,0 +1,215 @@
+//! The flat form of a record: what stores write into columns and hash fields, and read back with care.
+//!
+//! Every store uses the same numbers and the same encoding of header fields, so that one reader, one set of golden
+//! files and one fuzzer serve all of them. Reading never panics and never guesses: what does not fit is a
+//! [`CodecError`], which a store reports as [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt).
+
+mod headers;
+
+use bytes::Bytes;
+
+pub use headers::{decode_headers, encode_headers};
+
+use crate::fingerprint::{Algorithm, Fingerprint};
+use crate::record::{
+    Acquisition, Checkpoint, Failure, OwnerToken, RECORD_FORMAT, Record, State, StoredBody, StoredResponse, Takeover,
+};
+use crate::timestamp::Timestamp;
+
+/// The numbers of the `state` column.
+pub mod state {
+    /// Somebody runs it, or crashed while running it.
+    pub const IN_PROGRESS: i64 = 1;
+    /// It took effect.
+    pub const COMPLETED: i64 = 2;
+    /// It failed for good.
+    pub const FAILED_TERMINAL: i64 = 3;
+    /// Its owner disappeared, and nobody knows whether it took effect.
+    pub const FAILED_OUTCOME_UNKNOWN: i64 = 4;
+    /// It failed and may run again.
+    pub const FAILED_RETRYABLE: i64 = 5;
+}
+
+/// A record as columns. Times are microseconds since the Unix epoch.
+#[derive(Clone, PartialEq, Eq)]
+#[expect(missing_debug_implementations, reason = "it holds headers and bodies in the open")]
+pub struct FlatRecord {
+    /// [`RECORD_FORMAT`].
+    pub format: i64,
+    /// The fingerprint's algorithm.
+    pub fingerprint_algorithm: i64,
+    /// 32 bytes.
+    pub fingerprint: Vec<u8>,
+    /// 16 bytes.
+    pub owner: Vec<u8>,
+    /// From 1.
+    pub attempt: i64,
+    /// One of [`state`].
+    pub state: i64,
+    /// While in progress: 1 fresh, 2 takeover, 3 retry.
+    pub acquisition: Option<i64>,
+    /// While in progress: 1 rerun, 2 unknown.
+    pub takeover: Option<i64>,
+    /// While in progress.
+    pub lease_until: Option<i64>,
+    /// While it may be retried.
+    pub not_before: Option<i64>,
+    /// The name of the checkpoint, if there is one.
+    pub checkpoint_name: Option<String>,
+    /// Its data.
+    pub checkpoint_data: Option<Vec<u8>>,
+    /// Once it ended.
+    pub status: Option<i64>,
+    /// Once it ended: [`encode_headers`].
+    pub headers: Option<Vec<u8>>,
+    /// Once it ended, unless the record is a tombstone.
+    pub body: Option<Bytes>,
+    /// When the record came to be.
+    pub created_at: i64,
+    /// When it last changed.
+    pub updated_at: i64,
+    /// When it may be purged.
+    pub expires_at: i64,
+}
+
+/// A stored record that cannot be understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CodecError {
+    /// Another version wrote it.
+    #[error("the record has format {0}, and this version reads format 1; run the version that wrote it")]
+    UnknownFormat(i64),
+    /// A part is missing, too long, too short, or not one of its possible values.
+    #[error("the stored record is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+impl From<&Record> for FlatRecord {
+    fn from(record: &Record) -> Self {
+        let (state, response) = match &record.state {
+            State::InProgress { .. } => (state::IN_PROGRESS, None),
+            State::Completed { response } => (state::COMPLETED, Some(response)),
+            State::Failed { failure, response } => {
+                let state = match failure {
+                    Failure::Terminal => state::FAILED_TERMINAL,
+                    Failure::OutcomeUnknown => state::FAILED_OUTCOME_UNKNOWN,
+                    Failure::Retryable { .. } => state::FAILED_RETRYABLE,
+                };
+                (state, Some(response))
+            }
+        };
+        let running = match record.state {
+            State::InProgress { lease_until, acquisition, takeover } => Some((lease_until, acquisition, takeover)),
+            _ => None,
+        };
+        let not_before = match record.state {
+            State::Failed { failure: Failure::Retryable { not_before }, .. } => Some(not_before.unix_micros()),
+            _ => None,
+        };
+        Self {
+            format: i64::from(RECORD_FORMAT),
+            fingerprint_algorithm: i64::from(record.fingerprint.algorithm().number()),
+            fingerprint: record.fingerprint.digest().to_vec(),
+            owner: record.owner.as_bytes().to_vec(),
+            attempt: i64::from(record.attempt),
+            state,
+            acquisition: running.map(|(_, acquisition, _)| acquisition_number(acquisition)),
+            takeover: running.map(|(_, _, takeover)| takeover_number(takeover)),
+            lease_until: running.map(|(lease_until, _, _)| lease_until.unix_micros()),
+            not_before,
+            checkpoint_name: record.checkpoint.as_ref().map(|checkpoint| checkpoint.name.as_ref().to_owned()),
+            checkpoint_data: record.checkpoint.as_ref().map(|checkpoint| checkpoint.data.to_vec()),
+            status: response.map(|response| i64::from(response.status)),
+            headers: response.map(|response| encode_headers(&response.headers)),
+            body: response.and_then(|response| match &response.body {
+                StoredBody::Retained(body) => Some(body.clone()),
+                StoredBody::NotRetained => None,
+            }),
+            created_at: record.created_at.unix_micros(),
+            updated_at: record.updated_at.unix_micros(),
+            expires_at: record.expires_at.unix_micros(),
+        }
+    }
+}
+
+impl TryFrom<FlatRecord> for Record {
+    type Error = CodecError;
+
+    fn try_from(flat: FlatRecord) -> Result<Self, CodecError> {
+        if flat.format != i64::from(RECORD_FORMAT) {
+            return Err(CodecError::UnknownFormat(flat.format));
+        }
+        let digest = flat.fingerprint.as_slice().try_into().map_err(|_| CodecError::Damaged("fingerprint"))?;
+        let algorithm = u16::try_from(flat.fingerprint_algorithm).map_err(|_| CodecError::Damaged("algorithm"))?;
+        let owner = flat.owner.as_slice().try_into().map_err(|_| CodecError::Damaged("owner"))?;
+        let checkpoint = match (&flat.checkpoint_name, &flat.checkpoint_data) {
+            (Some(name), Some(data)) => Some(Checkpoint { name: name.as_str().into(), data: data.clone().into() }),
+            (None, None) => None,
+            _ => return Err(CodecError::Damaged("checkpoint")),
+        };
+        Ok(Self {
+            fingerprint: Fingerprint::from_parts(Algorithm::from_number(algorithm), digest),
+            owner: OwnerToken::from_bytes(owner),
+            attempt: u32::try_from(flat.attempt).map_err(|_| CodecError::Damaged("attempt"))?,
+            checkpoint,
+            created_at: Timestamp::from_unix_micros(flat.created_at),
+            updated_at: Timestamp::from_unix_micros(flat.updated_at),
+            expires_at: Timestamp::from_unix_micros(flat.expires_at),
+            state: decode_state(flat)?,
+        })
+    }
+}
+
+fn decode_state(flat: FlatRecord) -> Result<State, CodecError> {
+    let failed = |failure, flat| Ok(State::Failed { failure, response: decode_response(flat)? });
+    match flat.state {
+        state::IN_PROGRESS => Ok(State::InProgress {
+            lease_until: Timestamp::from_unix_micros(flat.lease_until.ok_or(CodecError::Damaged("lease"))?),
+            acquisition: flat.acquisition.and_then(acquisition).ok_or(CodecError::Damaged("acquisition"))?,
+            takeover: flat.takeover.and_then(takeover).ok_or(CodecError::Damaged("takeover"))?,
+        }),
+        state::COMPLETED => Ok(State::Completed { response: decode_response(flat)? }),
+        state::FAILED_TERMINAL => failed(Failure::Terminal, flat),
+        state::FAILED_OUTCOME_UNKNOWN => failed(Failure::OutcomeUnknown, flat),
+        state::FAILED_RETRYABLE => {
+            let not_before = flat.not_before.ok_or(CodecError::Damaged("time of the next attempt"))?;
+            failed(Failure::Retryable { not_before: Timestamp::from_unix_micros(not_before) }, flat)
+        }
+        _ => Err(CodecError::Damaged("state")),
+    }
+}
+
+fn decode_response(flat: FlatRecord) -> Result<StoredResponse, CodecError> {
+    let status = flat.status.and_then(|status| u16::try_from(status).ok()).ok_or(CodecError::Damaged("status"))?;
+    let headers = flat.headers.ok_or(CodecError::Damaged("header fields"))?;
+    let body = flat.body.map_or(StoredBody::NotRetained, StoredBody::Retained);
+    Ok(StoredResponse { status, headers: decode_headers(headers.into())?, body })
+}
+
+fn acquisition_number(acquisition: Acquisition) -> i64 {
+    match acquisition {
+        Acquisition::Fresh => 1,
+        Acquisition::Takeover => 2,
+        Acquisition::Retry => 3,
+    }
+}
+
+fn acquisition(number: i64) -> Option<Acquisition> {
+    [Acquisition::Fresh, Acquisition::Takeover, Acquisition::Retry]
+        .into_iter()
+        .find(|acquisition| acquisition_number(*acquisition) == number)
+}
+
+fn takeover_number(takeover: Takeover) -> i64 {
+    match takeover {
+        Takeover::Rerun => 1,
+        Takeover::Unknown => 2,
+    }
+}
+
+fn takeover(number: i64) -> Option<Takeover> {
+    [Takeover::Rerun, Takeover::Unknown].into_iter().find(|takeover| takeover_number(*takeover) == number)
+}
+
+#[cfg(test)]
+mod tests;

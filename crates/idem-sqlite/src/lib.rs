@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+
+mod config;
+mod error;
+mod migrate;
+mod row;
+mod store;
+mod transaction;
+mod writer;
+
+pub use config::SqliteConfig;
+pub use migrate::{Migration, migrations};
+pub use store::{SqliteHealth, SqliteStore};
+pub use transaction::SqliteTransaction;

@@ -1,0 +1,204 @@
+//! The store itself.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::memory::Clock;
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, IdempotencyStore, Lease, Outcome,
+    OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, StoreError, StoreErrorKind, Term,
+    TransactionalStore, machine,
+};
+use sqlx::sqlite::{SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{ConnectOptions, Connection, Row, SqlitePool};
+
+use crate::config::SqliteConfig;
+use crate::error::store_error;
+use crate::migrate::migrate;
+use crate::row::load;
+use crate::transaction::SqliteTransaction;
+use crate::writer::{Verb, Writer};
+
+/// Connections for reading records: readers never wait in write-ahead mode, and a few threads serve many of them.
+const READERS: u32 = 4;
+
+/// Records in a SQLite file. Clones share everything.
+///
+/// Open it inside the tokio runtime that will use it: its writer is a task there.
+#[derive(Debug, Clone)]
+pub struct SqliteStore {
+    readers: SqlitePool,
+    transactions: SqlitePool,
+    writer: Writer,
+    clock: Arc<dyn Clock>,
+    durability: Durability,
+}
+
+/// How the database is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SqliteHealth {
+    /// The version of the SQLite library.
+    pub version: String,
+    /// How many records there are, expired ones included.
+    pub records: u64,
+    /// What a committed record survives.
+    pub durability: Durability,
+}
+
+impl SqliteStore {
+    /// Opens the database, making the file if it is not there, and brings its schema up to date.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the file cannot be opened or holds a schema of a newer version.
+    pub async fn open(config: SqliteConfig) -> Result<Self, StoreError> {
+        let options = config.connect_options()?;
+        let failed = |error| store_error("open the database", error);
+        let mut connection = options.connect().await.map_err(failed)?;
+        migrate(&mut connection).await?;
+        connection.close().await.map_err(failed)?;
+        let pool = |connections| SqlitePoolOptions::new().max_connections(connections);
+        let durability = match config.synchronous {
+            SqliteSynchronous::Full | SqliteSynchronous::Extra => Durability::Power,
+            SqliteSynchronous::Off | SqliteSynchronous::Normal => Durability::Crash,
+        };
+        Ok(Self {
+            readers: pool(READERS).connect_lazy_with(options.clone()),
+            transactions: pool(config.max_transactions.get()).connect_lazy_with(options.clone()),
+            writer: Writer::start(options, Arc::clone(&config.clock)),
+            clock: config.clock,
+            durability,
+        })
+    }
+
+    /// The connections that handlers' transactions use, for the application's own tables in the same database.
+    #[must_use]
+    pub fn pool(&self) -> &SqlitePool {
+        &self.transactions
+    }
+
+    /// Proves that the store keeps its promises, on a record of its own; see [`idem_core::self_test`].
+    ///
+    /// # Errors
+    /// [`SelfTestError`] says which promise does not hold.
+    pub async fn self_test(&self) -> Result<(), SelfTestError> {
+        idem_core::self_test(self).await
+    }
+
+    /// How the database is.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it does not answer.
+    pub async fn health(&self) -> Result<SqliteHealth, StoreError> {
+        let query = sqlx::query("SELECT sqlite_version(), (SELECT count(*) FROM idem_records)");
+        let failed = |error| store_error("ask for the health of the database", error);
+        let row = query.fetch_one(&self.readers).await.map_err(failed)?;
+        let records: i64 = row.try_get(1).map_err(failed)?;
+        Ok(SqliteHealth {
+            version: row.try_get(0).map_err(failed)?,
+            records: records.unsigned_abs(),
+            durability: self.durability,
+        })
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        self.clock.as_ref()
+    }
+
+    async fn read(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        let mut connection = self.readers.acquire().await.map_err(|error| store_error("get a connection", error))?;
+        load(&mut connection, id).await
+    }
+
+    async fn write_as_owner(&self, verb: Verb) -> Result<OwnerOutcome, StoreError> {
+        match self.writer.run(verb).await? {
+            Outcome::Owner(outcome) => Ok(outcome),
+            Outcome::Acquire(_) => Err(misanswered()),
+        }
+    }
+}
+
+/// The state machine answers an acquire with an acquire's outcome and an owner with an owner's.
+fn misanswered() -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, "the writer answered another verb than it was asked").indeterminate()
+}
+
+#[async_trait]
+impl IdempotencyStore for SqliteStore {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        // Most repeats change nothing: they are answered by a reader, without waiting for the writer.
+        let before = self.read(&request.id).await?;
+        let (next, outcome) = machine::acquire(before.as_ref(), request, self.clock.now());
+        if next == before {
+            return Ok(outcome);
+        }
+        match self.writer.run(Verb::Acquire(request.clone())).await? {
+            Outcome::Acquire(outcome) => Ok(outcome),
+            Outcome::Owner(_) => Err(misanswered()),
+        }
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.write_as_owner(Verb::Renew(lease.id, lease.owner, term)).await
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        self.write_as_owner(Verb::Checkpoint(lease.id, lease.owner, checkpoint.clone())).await
+    }
+
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        self.write_as_owner(Verb::Settle(lease.id, lease.owner, settlement.clone(), retention)).await
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        let record = self.read(id).await?;
+        let now = self.clock.now();
+        Ok(record.filter(|record| machine::current(Some(record), now).is_some()))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("sqlite", self.durability, true)
+    }
+}
+
+#[async_trait]
+impl Purge for SqliteStore {
+    async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        // An expiry is never before the end of the lease (a constraint of the table), so no live lease is met.
+        let query = sqlx::query(
+            "DELETE FROM idem_records WHERE id IN \
+             (SELECT id FROM idem_records WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)",
+        );
+        let now = self.clock.now().unix_micros();
+        let purged = query.bind(now).bind(limit.get()).execute(&self.readers).await;
+        let purged = purged.map_err(|error| store_error("purge", error))?.rows_affected();
+        Ok(u32::try_from(purged).unwrap_or(u32::MAX))
+    }
+}
+
+#[async_trait]
+impl TransactionalStore for SqliteStore {
+    async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
+        // The in-progress mark commits on its own: the handler's transaction must not hold the one write lock before
+        // the handler writes.
+        let lease = match self.acquire(request).await? {
+            AcquireOutcome::Acquired(lease) => lease,
+            outcome => return Ok(Begin::Answered(outcome)),
+        };
+        match SqliteTransaction::begin(self.clone(), lease.clone()).await {
+            Ok(transaction) => Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true }),
+            Err(error) => {
+                // If this fails too, the key is free when the lease is over.
+                let _ = self.settle(&lease, &Settlement::Released, request.term.retention).await;
+                Err(error)
+            }
+        }
+    }
+}

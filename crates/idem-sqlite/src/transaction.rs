@@ -1,0 +1,122 @@
+//! The transaction that a handler makes its business writes in.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::{
+    Command, IdempotencyStore, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, StoreError, StoreErrorKind,
+    StoreTransaction, Writes,
+};
+use sqlx::{Sqlite, SqliteConnection, Transaction};
+
+use crate::error::{is_old_snapshot, store_error};
+use crate::store::SqliteStore;
+use crate::writer::transition;
+
+/// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries.
+///
+/// It takes SQLite's one write lock at the first write, not before, so a handler that computes or calls out first does
+/// not stop the others. Write before you read: a transaction that has read cannot write any more once somebody else
+/// has written (SQLite answers `SQLITE_BUSY_SNAPSHOT`), and its operation then fails and is free to repeat.
+///
+/// Do not end it yourself: that is noticed, and the settlement then fails.
+pub struct SqliteTransaction {
+    transaction: Transaction<'static, Sqlite>,
+    store: SqliteStore,
+    lease: Lease,
+}
+
+impl SqliteTransaction {
+    pub(crate) async fn begin(store: SqliteStore, lease: Lease) -> Result<Self, StoreError> {
+        let pool = store.pool().clone();
+        // In a task of its own: a pool's `begin` that is dropped midway would hand the next borrower an open
+        // transaction. The task ends in any case, and an unused transaction is rolled back.
+        let begin = tokio::spawn(async move {
+            let mut transaction = pool.begin().await?;
+            sqlx::raw_sql("SAVEPOINT idem").execute(&mut *transaction).await?;
+            Ok(transaction)
+        });
+        let begun = begin.await.map_err(|error| {
+            StoreError::new(StoreErrorKind::Unavailable, "the runtime ended while a transaction began")
+                .with_source(error)
+        })?;
+        let transaction = begun.map_err(|error| store_error("begin a transaction", error))?;
+        Ok(Self { transaction, store, lease })
+    }
+
+    async fn discard(self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
+        let Self { transaction, store, lease } = self;
+        transaction.rollback().await.map_err(|error| store_error("roll back", error))?;
+        store.settle(&lease, settlement, retention).await
+    }
+
+    async fn keep(mut self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
+        // Fails when the handler, or an error that it overlooked, has ended the transaction: then what it wrote is not
+        // what would be committed here.
+        let released = sqlx::raw_sql("RELEASE idem").execute(&mut *self.transaction).await;
+        released.map_err(|error| store_error("settle: the transaction was ended before the handler was", error))?;
+        // Takes the write lock, so that the row cannot change between being read and being written.
+        let lock = sqlx::query("UPDATE idem_records SET updated_at = updated_at WHERE id = ?");
+        let locked = lock.bind(self.lease.id.as_bytes().as_slice()).execute(&mut *self.transaction).await;
+        match locked {
+            // The handler has only read, and somebody else has written since: there is nothing to keep.
+            Err(error) if is_old_snapshot(&error) => return self.discard(settlement, retention).await,
+            locked => locked.map_err(|error| store_error("settle", error))?,
+        };
+        let command = Command::Owner(self.lease.owner, OwnerAction::Settle(settlement, retention));
+        let now = self.store.clock().now();
+        match transition(&mut self.transaction, &self.lease.id, None, command, now).await? {
+            Outcome::Owner(OwnerOutcome::Applied) => {
+                let committed = self.transaction.commit().await;
+                committed.map_err(|error| store_error("commit", error).indeterminate())?;
+                Ok(OwnerOutcome::Applied)
+            }
+            Outcome::Owner(OwnerOutcome::LeaseLost) | Outcome::Acquire(_) => {
+                self.transaction.rollback().await.map_err(|error| store_error("roll back", error))?;
+                Ok(OwnerOutcome::LeaseLost)
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl StoreTransaction for SqliteTransaction {
+    async fn finish(
+        self: Box<Self>,
+        settlement: &Settlement,
+        retention: Duration,
+        writes: Writes,
+    ) -> Result<OwnerOutcome, StoreError> {
+        match writes {
+            Writes::Keep => self.keep(settlement, retention).await,
+            Writes::Discard => self.discard(settlement, retention).await,
+        }
+    }
+
+    fn as_any_mut(&mut self) -> &mut (dyn Any + Send) {
+        self
+    }
+}
+
+impl Deref for SqliteTransaction {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.transaction
+    }
+}
+
+impl DerefMut for SqliteTransaction {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.transaction
+    }
+}
+
+impl fmt::Debug for SqliteTransaction {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("SqliteTransaction").field("lease", &self.lease).finish_non_exhaustive()
+    }
+}

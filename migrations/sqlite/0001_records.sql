@@ -1,0 +1,49 @@
+-- Records of idempotent operations, one row each. Times are microseconds since 1970-01-01T00:00:00Z.
+CREATE TABLE idem_records (
+    -- SHA-256 or HMAC-SHA-256 over (namespace, scope, key).
+    id BLOB NOT NULL PRIMARY KEY CHECK (length(id) = 32),
+    -- Where the id came from, for operators to read; no decision looks at these. A single-tenant scope has no principal.
+    namespace TEXT NOT NULL,
+    principal TEXT,
+    operation TEXT NOT NULL,
+    -- The format of this row. A version that does not know it must not run the operation again.
+    format INTEGER NOT NULL,
+    fingerprint_algorithm INTEGER NOT NULL CHECK (fingerprint_algorithm BETWEEN 0 AND 65535),
+    fingerprint BLOB NOT NULL CHECK (length(fingerprint) = 32),
+    -- Who may change the row while it is in progress, or settled it.
+    owner BLOB NOT NULL CHECK (length(owner) = 16),
+    -- 1 for the first run, larger for every further one.
+    attempt INTEGER NOT NULL CHECK (attempt BETWEEN 1 AND 4294967295),
+    -- 1 in progress, 2 completed, 3 failed for good, 4 failed with an unknown outcome, 5 failed and retryable.
+    state INTEGER NOT NULL CHECK (state BETWEEN 1 AND 5),
+    -- In progress: 1 fresh, 2 takeover, 3 retry.
+    acquisition INTEGER CHECK (acquisition BETWEEN 1 AND 3),
+    -- In progress: what a crash means. 1 rerun, 2 outcome unknown.
+    takeover INTEGER CHECK (takeover BETWEEN 1 AND 2),
+    lease_until INTEGER,
+    -- Failed and retryable: when the next attempt may begin.
+    not_before INTEGER,
+    checkpoint_name TEXT,
+    checkpoint_data BLOB,
+    -- The answer. Header fields are length-prefixed names and values; a settled row without a body is a tombstone,
+    -- whose body was too large to keep.
+    status INTEGER CHECK (status BETWEEN 0 AND 65535),
+    headers BLOB,
+    body BLOB,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    -- From here on the row counts as absent and may be purged.
+    expires_at INTEGER NOT NULL,
+    CHECK ((state = 1) = (lease_until IS NOT NULL)),
+    CHECK ((state = 1) = (acquisition IS NOT NULL)),
+    CHECK ((state = 1) = (takeover IS NOT NULL)),
+    CHECK ((state = 5) = (not_before IS NOT NULL)),
+    CHECK ((state = 1) = (status IS NULL)),
+    CHECK ((status IS NULL) = (headers IS NULL)),
+    CHECK (body IS NULL OR status IS NOT NULL),
+    CHECK ((checkpoint_name IS NULL) = (checkpoint_data IS NULL)),
+    CHECK (lease_until IS NULL OR expires_at >= lease_until)
+) STRICT;
+
+-- What the purge looks for.
+CREATE INDEX idem_records_expires_at ON idem_records (expires_at);
