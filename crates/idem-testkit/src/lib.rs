@@ -1,1 +1,16 @@
-//! testkit
+#![doc = include_str!("../README.md")]
+#![expect(clippy::expect_used, reason = "a test that cannot go on panics, which is how it fails")]
+
+pub mod cases;
+pub mod conformance;
+pub mod faults;
+pub mod fixture;
+mod model;
+pub mod state_machine;
+mod subject;
+pub mod sweep;
+
+pub use faults::{Fault, FaultyStore, Verb};
+pub use model::{Answer, Model, Operation};
+pub use subject::{Subject, TimeControl};
+pub use sweep::drop_at_every_await;

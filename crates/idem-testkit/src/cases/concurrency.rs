@@ -1,0 +1,262 @@
+//! Many callers at once, on real threads (law L1).
+
+use std::sync::Arc;
+
+use idem_core::{
+    Acquire, AcquireOutcome, Acquisition, Checkpoint, IdempotencyStore, OwnerOutcome, ReplayKind, Settlement, State,
+    StoredResponse, Takeover,
+};
+use tokio::sync::Barrier;
+
+use super::assert_replay;
+use crate::fixture::{BACKOFF, KEPT, LEASE, completed, mismatch_of, repeat_of, request, response, retryable};
+use crate::subject::Subject;
+
+const CALLERS: usize = 16;
+
+/// A race is a matter of luck, so each is run often.
+const ROUNDS: usize = 20;
+
+/// Runs the calls at once, each in a task of its own, and gives their answers in the order of the calls.
+async fn at_once<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    let calls: Vec<F> = calls.into_iter().collect();
+    let barrier = Arc::new(Barrier::new(calls.len()));
+    let start = |call: F| {
+        let barrier = Arc::clone(&barrier);
+        tokio::spawn(async move {
+            barrier.wait().await;
+            call.await
+        })
+    };
+    let tasks: Vec<_> = calls.into_iter().map(start).collect();
+    let mut answers = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        answers.push(task.await.expect("a call panicked"));
+    }
+    answers
+}
+
+async fn acquire(store: Arc<dyn IdempotencyStore>, request: Acquire) -> AcquireOutcome {
+    store.acquire(&request).await.expect("acquire: the store could not answer")
+}
+
+async fn acquire_at_once(subject: &Subject, requests: impl IntoIterator<Item = Acquire>) -> Vec<AcquireOutcome> {
+    at_once(requests.into_iter().map(|request| acquire(subject.store.clone(), request))).await
+}
+
+fn repeats(request: &Acquire) -> impl Iterator<Item = Acquire> {
+    std::iter::repeat_with(|| repeat_of(request)).take(CALLERS)
+}
+
+/// Exactly one got it, as `expected`; the others were told that it is in progress. Says which attempt it is.
+fn assert_one_winner(outcomes: &[AcquireOutcome], expected: Acquisition) -> u32 {
+    let mut attempt = None;
+    for outcome in outcomes {
+        match outcome {
+            AcquireOutcome::Acquired(lease) => {
+                assert_eq!(lease.acquisition, expected);
+                assert_eq!(attempt.replace(lease.attempt), None, "two callers were told to run");
+            }
+            AcquireOutcome::InProgress { .. } => {}
+            other => panic!("expected Acquired or InProgress, got {other:?}"),
+        }
+    }
+    attempt.expect("nobody was told to run")
+}
+
+/// Of many first requests, exactly one runs.
+pub async fn one_of_many_first_requests_runs(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let outcomes = acquire_at_once(subject, repeats(&request())).await;
+        assert_eq!(assert_one_winner(&outcomes, Acquisition::Fresh), 1);
+    }
+}
+
+/// Of many that find the lease over, exactly one takes over.
+pub async fn one_of_many_takes_over(subject: &Subject) {
+    let request = request();
+    subject.lease(&request).await;
+    for attempt in 2..ROUNDS as u32 {
+        subject.advance_to_end_of(LEASE);
+        let outcomes = acquire_at_once(subject, repeats(&request)).await;
+        assert_eq!(assert_one_winner(&outcomes, Acquisition::Takeover), attempt);
+    }
+}
+
+/// Of many that come after the backoff, exactly one retries.
+pub async fn one_of_many_retries(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let request = request();
+        let lease = subject.lease(&request).await;
+        subject.settle(&lease, &retryable()).await;
+        subject.advance_to_end_of(BACKOFF);
+        let outcomes = acquire_at_once(subject, repeats(&request)).await;
+        assert_eq!(assert_one_winner(&outcomes, Acquisition::Retry), 2);
+    }
+}
+
+/// Of many that come after the retention, exactly one runs, and it is fresh.
+pub async fn one_of_many_runs_after_the_retention(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let request = request();
+        let lease = subject.lease(&request).await;
+        subject.settle(&lease, &completed()).await;
+        subject.advance_to_end_of(KEPT);
+        let outcomes = acquire_at_once(subject, repeats(&request)).await;
+        assert_eq!(assert_one_winner(&outcomes, Acquisition::Fresh), 1);
+    }
+}
+
+/// Many that find an unknown outcome agree on it, to the moment of its settlement.
+pub async fn all_agree_on_an_unknown_outcome(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let request = Acquire { takeover: Takeover::Unknown, ..request() };
+        subject.lease(&request).await;
+        subject.advance_to_end_of(LEASE);
+        let outcomes = acquire_at_once(subject, repeats(&request)).await;
+        let unknown = StoredResponse::outcome_unknown();
+        assert_replay(&outcomes[0], ReplayKind::OutcomeUnknown, 1, &unknown);
+        assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "callers disagree: {outcomes:?}");
+    }
+}
+
+/// Two different requests under one key: one request runs once, the other is a mismatch.
+pub async fn one_of_two_different_requests_runs(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let one = request();
+        let other = mismatch_of(&one);
+        let requests = repeats(&one).zip(repeats(&other)).flat_map(|(one, other)| [one, other]);
+        let outcomes = acquire_at_once(subject, requests).await;
+        let ran = |outcome: &AcquireOutcome| matches!(outcome, AcquireOutcome::Acquired(_));
+        let winner = outcomes.iter().position(ran).expect("nobody was told to run");
+        for (at, outcome) in outcomes.iter().enumerate() {
+            let same_request = at % 2 == winner % 2;
+            match outcome {
+                AcquireOutcome::Acquired(_) => assert_eq!(at, winner, "two callers were told to run"),
+                AcquireOutcome::InProgress { .. } => assert!(same_request, "another request was told to wait"),
+                AcquireOutcome::Mismatch { .. } => assert!(!same_request, "the same request was refused"),
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+    }
+}
+
+/// The same acquire sent many times at once is one acquire.
+pub async fn an_acquire_that_is_sent_many_times_is_one(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let request = request();
+        let outcomes = acquire_at_once(subject, std::iter::repeat_n(request.clone(), CALLERS)).await;
+        let lease = subject.lease(&request).await;
+        assert_eq!(lease.attempt, 1);
+        assert!(outcomes.iter().all(|outcome| *outcome == AcquireOutcome::Acquired(lease.clone())), "{outcomes:?}");
+    }
+}
+
+/// Many keys at once: none disturbs another.
+pub async fn many_keys_are_acquired_at_once(subject: &Subject) {
+    let outcomes = acquire_at_once(subject, std::iter::repeat_with(request).take(CALLERS * 8)).await;
+    let fresh = |outcome: &AcquireOutcome| matches!(outcome, AcquireOutcome::Acquired(lease) if lease.attempt == 1);
+    assert!(outcomes.iter().all(fresh), "{outcomes:?}");
+}
+
+/// A settlement that meets a takeover: either it came first and is replayed, or it came too late and changed nothing.
+pub async fn a_settlement_meets_a_takeover(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let first = request();
+        let lease = subject.lease(&first).await;
+        subject.advance_to_end_of(LEASE);
+        let store = subject.store.clone();
+        let settle = tokio::spawn(async move { store.settle(&lease, &completed(), KEPT).await });
+        let outcomes = acquire_at_once(subject, repeats(&first)).await;
+        let settled = settle.await.expect("settle panicked").expect("settle: the store could not answer");
+        let record = subject.record(&first.id).await;
+        match settled {
+            OwnerOutcome::Applied => {
+                assert_eq!((record.owner, record.attempt), (first.owner, 1));
+                outcomes.iter().for_each(|outcome| assert_replay(outcome, ReplayKind::Completed, 1, &response()));
+            }
+            OwnerOutcome::LeaseLost => {
+                assert_eq!(assert_one_winner(&outcomes, Acquisition::Takeover), 2);
+                assert!(matches!(record.state, State::InProgress { .. }), "{record:?}");
+            }
+        }
+    }
+}
+
+/// A renewal that meets a takeover: exactly one of them holds the lease afterwards.
+pub async fn a_renewal_meets_a_takeover(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let first = request();
+        let lease = subject.lease(&first).await;
+        subject.advance_to_end_of(LEASE);
+        let store = subject.store.clone();
+        let renew = tokio::spawn(async move { store.renew(&lease, request().term).await });
+        let outcomes = acquire_at_once(subject, repeats(&first)).await;
+        let renewed = renew.await.expect("renew panicked").expect("renew: the store could not answer");
+        let taken_over = outcomes.iter().any(|outcome| matches!(outcome, AcquireOutcome::Acquired(_)));
+        assert_eq!(renewed == OwnerOutcome::LeaseLost, taken_over, "{renewed:?} and {outcomes:?}");
+    }
+}
+
+/// Of many different settlements by one owner exactly one is applied, and it is the one that is kept.
+pub async fn one_of_many_settlements_is_applied(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let lease = subject.lease(&request()).await;
+        let responses: Vec<_> = (0..CALLERS).map(|at| StoredResponse::new(200, format!("{at}"))).collect();
+        let settle = |response: &StoredResponse| {
+            let (store, lease) = (subject.store.clone(), lease.clone());
+            let settlement = Settlement::Completed(response.clone());
+            async move { store.settle(&lease, &settlement, KEPT).await.expect("settle: the store could not answer") }
+        };
+        let outcomes = at_once(responses.iter().map(settle)).await;
+        let applied: Vec<_> = (0..CALLERS).filter(|&at| outcomes[at] == OwnerOutcome::Applied).collect();
+        assert_eq!(applied.len(), 1, "{outcomes:?}");
+        let response = responses[applied[0]].clone();
+        assert_eq!(subject.record(&lease.id).await.state, State::Completed { response });
+    }
+}
+
+/// Checkpoints and renewals at once: no update is lost to another.
+pub async fn checkpoints_and_renewals_do_not_undo_each_other(subject: &Subject) {
+    for round in 0..ROUNDS {
+        let lease = subject.lease(&request()).await;
+        subject.time.advance(LEASE / 2);
+        let checkpoint = Checkpoint { name: "round".into(), data: format!("{round}").into() };
+        let (store, copy, sent) = (subject.store.clone(), lease.clone(), checkpoint.clone());
+        let checkpointing = tokio::spawn(async move { store.checkpoint(&copy, &sent).await });
+        let (store, copy) = (subject.store.clone(), lease.clone());
+        let renewing = tokio::spawn(async move { store.renew(&copy, request().term).await });
+        for outcome in [checkpointing.await.expect("checkpoint panicked"), renewing.await.expect("renew panicked")] {
+            assert_eq!(outcome.expect("the store could not answer"), OwnerOutcome::Applied);
+        }
+        let record = subject.record(&lease.id).await;
+        assert_eq!(record.checkpoint, Some(checkpoint));
+        let renewed = record.created_at.saturating_add(LEASE + LEASE / 4);
+        assert!(matches!(record.state, State::InProgress { lease_until, .. } if lease_until > renewed), "{record:?}");
+    }
+}
+
+/// Purge that meets acquires of a key whose record is over: one runs, and its record stays.
+pub async fn purge_meets_acquires(subject: &Subject) {
+    for _ in 0..ROUNDS {
+        let first = request();
+        let lease = subject.lease(&first).await;
+        subject.settle(&lease, &completed()).await;
+        subject.advance_to_end_of(KEPT);
+        let purge = subject.purge.clone();
+        let limit = std::num::NonZeroU32::MIN.saturating_add(99);
+        let purging = tokio::spawn(async move {
+            for _ in 0..5 {
+                purge.purge(limit).await.expect("purge: the store could not answer");
+            }
+        });
+        let outcomes = acquire_at_once(subject, repeats(&first)).await;
+        purging.await.expect("purge panicked");
+        assert_eq!(assert_one_winner(&outcomes, Acquisition::Fresh), 1);
+        assert!(subject.peek(&first.id).await.is_some(), "purge removed a live record");
+    }
+}

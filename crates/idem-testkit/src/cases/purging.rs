@@ -1,0 +1,100 @@
+//! Purge: what is over goes, what counts stays (law L10).
+
+use idem_core::{Acquire, Term};
+
+use super::{assert_in_progress, assert_record_is};
+use crate::fixture::{BACKOFF, KEPT, LEASE, RETENTION, completed, failed, repeat_of, request, retryable};
+use crate::subject::Subject;
+
+/// A record under a live lease stays, however short its retention.
+pub async fn purge_keeps_what_is_in_progress(subject: &Subject) {
+    let term = Term { lease: LEASE, retention: std::time::Duration::ZERO };
+    let request = Acquire { term, ..request() };
+    subject.lease(&request).await;
+    let record = subject.record(&request.id).await;
+    let left = subject.advance_to_just_before(LEASE);
+    subject.drain().await;
+    assert_record_is(subject, &request, &record).await;
+    assert_in_progress(subject, &subject.acquire(&repeat_of(&request)).await, left);
+}
+
+/// A renewed lease counts, not the first one.
+pub async fn purge_keeps_what_was_renewed(subject: &Subject) {
+    let request = request();
+    let lease = subject.lease(&request).await;
+    subject.advance_to_just_before(LEASE + RETENTION);
+    subject.renew(&lease, request.term).await;
+    let record = subject.record(&request.id).await;
+    subject.advance_to_just_before(LEASE);
+    subject.drain().await;
+    assert_record_is(subject, &request, &record).await;
+}
+
+/// An abandoned record stays while its retention lasts: its key is not fresh, it waits to be taken over.
+pub async fn purge_keeps_what_waits_for_a_takeover(subject: &Subject) {
+    let request = request();
+    subject.lease(&request).await;
+    let record = subject.record(&request.id).await;
+    subject.advance_to_just_before(LEASE + RETENTION);
+    subject.drain().await;
+    assert_record_is(subject, &request, &record).await;
+    assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 2);
+}
+
+/// Whatever is settled stays while its retention lasts.
+pub async fn purge_keeps_what_is_settled_within_its_retention(subject: &Subject) {
+    for settlement in [completed(), failed(), retryable()] {
+        let request = request();
+        let lease = subject.lease(&request).await;
+        subject.settle(&lease, &settlement).await;
+        let record = subject.record(&request.id).await;
+        subject.advance_to_just_before(KEPT);
+        subject.drain().await;
+        assert_record_is(subject, &request, &record).await;
+    }
+}
+
+/// Purge removes what is over, keeps to its limit, and counts what it removed.
+pub async fn purge_removes_what_is_over_up_to_its_limit(subject: &Subject) {
+    subject.drain().await;
+    let living = request();
+    for _ in 0..3 {
+        let lease = subject.lease(&request()).await;
+        subject.settle(&lease, &completed()).await;
+    }
+    subject.lease(&request()).await;
+    subject.advance_to_end_of(KEPT);
+    subject.lease(&living).await;
+    let record = subject.record(&living.id).await;
+    assert_eq!(subject.purge(3).await, 3);
+    assert_eq!(subject.purge(3).await, 1);
+    assert_eq!(subject.purge(3).await, 0);
+    assert_record_is(subject, &living, &record).await;
+}
+
+/// A purged key is free, as a key is whose record is over.
+pub async fn a_purged_key_is_fresh(subject: &Subject) {
+    let request = request();
+    let lease = subject.lease(&request).await;
+    subject.settle(&lease, &completed()).await;
+    subject.advance_to_end_of(KEPT);
+    subject.drain().await;
+    assert_eq!(subject.peek(&request.id).await, None);
+    assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 1);
+}
+
+/// The retention of the next owner counts: a key that was used again is not purged for its past.
+pub async fn purge_keeps_a_key_that_is_used_again(subject: &Subject) {
+    let first = request();
+    let lease = subject.lease(&first).await;
+    subject.settle(&lease, &retryable()).await;
+    subject.advance_to_end_of(BACKOFF);
+    let second = repeat_of(&first);
+    let lease = subject.lease(&second).await;
+    let term = Term { lease: KEPT * 2, retention: RETENTION };
+    subject.renew(&lease, term).await;
+    let record = subject.record(&first.id).await;
+    subject.advance_to_end_of(KEPT);
+    subject.drain().await;
+    assert_record_is(subject, &second, &record).await;
+}

@@ -1,0 +1,142 @@
+//! Settle and release, once and repeated (laws L2 and L8).
+
+use idem_core::{Acquisition, Failure, OwnerOutcome, Record, Settlement, State, StoredResponse};
+
+use super::{assert_record_is, assert_time};
+use crate::fixture::{BACKOFF, KEPT, LEASE, RETENTION, checkpoint, completed, failed, repeat_of, request, retryable};
+use crate::subject::Subject;
+
+fn state_after(settlement: Settlement, settled_at: idem_core::Timestamp) -> Option<State> {
+    match settlement {
+        Settlement::Completed(response) => Some(State::Completed { response }),
+        Settlement::FailedTerminal(response) => Some(State::Failed { failure: Failure::Terminal, response }),
+        Settlement::FailedRetryable { response, retry_after } => {
+            let not_before = settled_at.saturating_add(retry_after);
+            Some(State::Failed { failure: Failure::Retryable { not_before }, response })
+        }
+        Settlement::Released => None,
+    }
+}
+
+/// Each settlement leads to its state; retention and backoff count from the settlement.
+pub async fn each_settlement_leads_to_its_state(subject: &Subject) {
+    for settlement in [completed(), failed(), retryable()] {
+        let request = request();
+        let lease = subject.lease(&request).await;
+        let before = subject.record(&request.id).await;
+        subject.time.advance(LEASE / 2);
+        assert_eq!(subject.settle(&lease, &settlement).await, OwnerOutcome::Applied);
+        let record = subject.record(&request.id).await;
+        let updated_at = record.updated_at;
+        assert_time(subject, "updated_at", updated_at, before.updated_at.saturating_add(LEASE / 2));
+        let state = state_after(settlement, updated_at).expect("these settlements keep the record");
+        assert_eq!(record, Record { updated_at, expires_at: updated_at.saturating_add(KEPT), state, ..before });
+    }
+}
+
+/// The checkpoint is there for a retry, and gone once nothing runs any more.
+pub async fn the_checkpoint_outlives_a_retryable_failure_only(subject: &Subject) {
+    let kept = [(completed(), None), (failed(), None), (retryable(), Some(checkpoint("charged")))];
+    for (settlement, expected) in kept {
+        let lease = subject.lease(&request()).await;
+        subject.checkpoint(&lease, &checkpoint("charged")).await;
+        subject.settle(&lease, &settlement).await;
+        assert_eq!(subject.record(&lease.id).await.checkpoint, expected, "after {settlement:?}");
+    }
+}
+
+/// Law L8: the same settlement again is answered as the first time, and changes nothing.
+pub async fn a_repeated_settlement_is_answered_as_the_first_time(subject: &Subject) {
+    for settlement in [completed(), failed(), retryable()] {
+        let request = request();
+        let lease = subject.lease(&request).await;
+        assert_eq!(subject.settle(&lease, &settlement).await, OwnerOutcome::Applied);
+        let record = subject.record(&request.id).await;
+        subject.time.advance(BACKOFF / 2);
+        assert_eq!(subject.settle(&lease, &settlement).await, OwnerOutcome::Applied);
+        subject.advance_to_end_of(LEASE * 2);
+        assert_eq!(subject.settle(&lease, &settlement).await, OwnerOutcome::Applied);
+        assert_record_is(subject, &request, &record).await;
+    }
+}
+
+/// A second thought comes too late: another settlement of a settled record is refused.
+pub async fn a_different_settlement_of_a_settled_record_is_refused(subject: &Subject) {
+    let other_body =
+        StoredResponse { body: idem_core::StoredBody::Retained("other".into()), ..crate::fixture::response() };
+    let as_failure = Settlement::FailedTerminal(crate::fixture::response());
+    let as_retry = Settlement::FailedRetryable { response: crate::fixture::response(), retry_after: BACKOFF };
+    let request = request();
+    let lease = subject.lease(&request).await;
+    subject.settle(&lease, &completed()).await;
+    let record = subject.record(&request.id).await;
+    for second in [Settlement::Completed(other_body), as_failure, as_retry, failed(), retryable(), Settlement::Released]
+    {
+        assert_eq!(subject.settle(&lease, &second).await, OwnerOutcome::LeaseLost, "{second:?}");
+    }
+    assert_record_is(subject, &request, &record).await;
+}
+
+/// A failure settled as retryable is not made final, or released, by a late second settlement.
+pub async fn a_retryable_failure_is_not_settled_otherwise(subject: &Subject) {
+    let request = request();
+    let lease = subject.lease(&request).await;
+    subject.settle(&lease, &retryable()).await;
+    let record = subject.record(&request.id).await;
+    let Settlement::FailedRetryable { response, .. } = retryable() else { unreachable!() };
+    let terminal = Settlement::FailedTerminal(response.clone());
+    let others = [terminal, Settlement::Completed(response), completed(), failed(), Settlement::Released];
+    for second in others {
+        assert_eq!(subject.settle(&lease, &second).await, OwnerOutcome::LeaseLost, "{second:?}");
+    }
+    assert_record_is(subject, &request, &record).await;
+}
+
+/// What is settled can be neither renewed nor checkpointed.
+pub async fn a_settled_record_is_neither_renewed_nor_checkpointed(subject: &Subject) {
+    for settlement in [completed(), failed(), retryable()] {
+        let request = request();
+        let lease = subject.lease(&request).await;
+        subject.settle(&lease, &settlement).await;
+        let record = subject.record(&request.id).await;
+        assert_eq!(subject.renew(&lease, request.term).await, OwnerOutcome::LeaseLost);
+        assert_eq!(subject.checkpoint(&lease, &checkpoint("late")).await, OwnerOutcome::LeaseLost);
+        assert_record_is(subject, &request, &record).await;
+    }
+}
+
+/// A release removes the record as if it had never been.
+pub async fn a_release_removes_the_record(subject: &Subject) {
+    let request = request();
+    let lease = subject.lease(&request).await;
+    subject.checkpoint(&lease, &checkpoint("charged")).await;
+    assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
+    assert_eq!(subject.peek(&request.id).await, None);
+    let lease = subject.lease(&crate::fixture::mismatch_of(&request)).await;
+    assert_eq!((lease.attempt, lease.acquisition, lease.checkpoint), (1, Acquisition::Fresh, None));
+}
+
+/// Law L8: a release can be repeated, also when the record is forgotten by then.
+pub async fn a_repeated_release_is_answered_as_the_first_time(subject: &Subject) {
+    let lease = subject.lease(&request()).await;
+    for _ in 0..3 {
+        assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
+    }
+    assert_eq!(subject.peek(&lease.id).await, None);
+    let lease = subject.lease(&request()).await;
+    subject.advance_to_end_of(LEASE + RETENTION);
+    assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
+    assert_eq!(subject.peek(&lease.id).await, None);
+}
+
+/// A release that comes twice does not remove what the next owner made.
+pub async fn a_repeated_release_does_not_touch_the_next_owner(subject: &Subject) {
+    let first = request();
+    let lease = subject.lease(&first).await;
+    subject.settle(&lease, &Settlement::Released).await;
+    let second = repeat_of(&first);
+    subject.lease(&second).await;
+    let record = subject.record(&first.id).await;
+    assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::LeaseLost);
+    assert_record_is(subject, &second, &record).await;
+}

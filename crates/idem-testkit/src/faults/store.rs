@@ -1,0 +1,120 @@
+//! The wrapper of stores.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, IdempotencyStore, Lease, OwnerOutcome, Record, RecordId,
+    Settlement, StoreError, Term, TransactionalStore,
+};
+
+use super::plan::{Fault, Plan, Verb};
+use super::transaction::FaultyTransaction;
+
+/// A store whose calls fail as a script or chance says.
+///
+/// Without a script every call goes through. `S` may be a trait object: `FaultyStore<dyn IdempotencyStore>`. Where `S` is
+/// a [`TransactionalStore`], so is the wrapper; transactions that it opens fail by the same script
+/// ([`Verb::Finish`]), and show the handler the inner transaction.
+#[derive(Debug)]
+pub struct FaultyStore<S: ?Sized> {
+    inner: Arc<S>,
+    plan: Arc<Plan>,
+}
+
+impl<S: ?Sized> FaultyStore<S> {
+    /// Wraps `inner`; nothing fails yet.
+    #[must_use]
+    pub fn new(inner: Arc<S>) -> Self {
+        Self { inner, plan: Arc::default() }
+    }
+
+    /// Appends `faults` to the script of `verb`: one for each of its next calls.
+    #[must_use]
+    pub fn script(self, verb: Verb, faults: impl IntoIterator<Item = Fault>) -> Self {
+        self.plan.script(verb, faults);
+        self
+    }
+
+    /// Lets one in `one_in` calls of any verb fail by one of `faults`, as far as no script says otherwise. The same seed
+    /// gives the same faults for the same calls.
+    #[must_use]
+    pub fn random(self, seed: u64, one_in: u32, faults: impl IntoIterator<Item = Fault>) -> Self {
+        self.plan.random(seed, one_in, faults.into_iter().collect());
+        self
+    }
+
+    /// Appends `fault` to the script of `verb`, while the store is in use.
+    pub fn next(&self, verb: Verb, fault: Fault) {
+        self.plan.script(verb, [fault]);
+    }
+
+    /// Forgets all scripts and chances: from now on calls go through.
+    pub fn heal(&self) {
+        self.plan.heal();
+    }
+
+    /// How many faults have fired.
+    #[must_use]
+    pub fn fired(&self) -> u64 {
+        self.plan.fired()
+    }
+
+    /// How often `verb` was called, whatever came of it.
+    #[must_use]
+    pub fn calls(&self, verb: Verb) -> u64 {
+        self.plan.calls(verb)
+    }
+
+    /// The store inside, to look at what really happened.
+    #[must_use]
+    pub fn inner(&self) -> &Arc<S> {
+        &self.inner
+    }
+}
+
+#[async_trait]
+impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        self.plan.call(Verb::Acquire, self.inner.acquire(request)).await
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.plan.call(Verb::Renew, self.inner.renew(lease, term)).await
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        self.plan.call(Verb::Checkpoint, self.inner.checkpoint(lease, checkpoint)).await
+    }
+
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        self.plan.call(Verb::Settle, self.inner.settle(lease, settlement, retention)).await
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        self.plan.call(Verb::Peek, self.inner.peek(id)).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+#[async_trait]
+impl<S: TransactionalStore + ?Sized> TransactionalStore for FaultyStore<S> {
+    async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
+        Ok(match self.plan.call(Verb::Begin, self.inner.begin(request)).await? {
+            Begin::Acquired { lease, transaction, renew } => {
+                let transaction = Box::new(FaultyTransaction { inner: transaction, plan: Arc::clone(&self.plan) });
+                Begin::Acquired { lease, transaction, renew }
+            }
+            answered @ Begin::Answered(_) => answered,
+        })
+    }
+}

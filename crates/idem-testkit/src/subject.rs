@@ -1,0 +1,163 @@
+//! The store under test, and what the tests need to know and do beside it.
+
+use std::any::Any;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::memory::ManualClock;
+use idem_core::{
+    Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Lease, OwnerOutcome, Purge, Record, RecordId, Settlement,
+    Term, Timestamp,
+};
+
+use crate::fixture::{KEPT, request};
+
+/// The seam by which tests move the store's time.
+///
+/// A store with a clock of its own takes a [`ManualClock`]; a store whose server keeps the time adds an offset to it.
+pub trait TimeControl: fmt::Debug + Send + Sync + 'static {
+    /// Moves the store's time forward, for every verb that starts afterwards.
+    fn advance(&self, by: Duration);
+}
+
+impl TimeControl for ManualClock {
+    fn advance(&self, by: Duration) {
+        ManualClock::advance(self, by);
+    }
+}
+
+/// A store under test.
+///
+/// # Isolation
+/// Every test uses record ids of its own, so the records of many tests may live in one database. Time and purge must be
+/// the subject's own, though: tests that run at once must not move each other's clock or purge each other's records. A
+/// schema, a database or a key prefix per subject does that.
+pub struct Subject {
+    /// The store.
+    pub store: Arc<dyn IdempotencyStore>,
+    /// Its purge.
+    pub purge: Arc<dyn Purge>,
+    /// Its time.
+    pub time: Arc<dyn TimeControl>,
+    /// How far the store's time may be from where the test put it: zero for a manual clock; for a server's clock as
+    /// long as a test may take, since that clock goes on by itself. Times are compared within it.
+    pub precision: Duration,
+    keep: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+impl Subject {
+    /// A subject whose time stands still unless it is moved.
+    #[must_use]
+    pub fn new(store: Arc<dyn IdempotencyStore>, purge: Arc<dyn Purge>, time: Arc<dyn TimeControl>) -> Self {
+        Self { store, purge, time, precision: Duration::ZERO, keep: Vec::new() }
+    }
+
+    /// With a time that may be off by `precision` (default: zero). At most 10 s, so that no test reaches the end of a
+    /// lease by itself.
+    ///
+    /// # Panics
+    /// When `precision` is more than 10 s.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Duration) -> Self {
+        assert!(precision <= Duration::from_secs(10), "a precision of more than 10 s proves nothing");
+        self.precision = precision;
+        self
+    }
+
+    /// Keeps `value` for as long as the subject: a temporary directory, a server, a pool.
+    #[must_use]
+    pub fn keeping(mut self, value: impl Any + Send + Sync) -> Self {
+        self.keep.push(Box::new(value));
+        self
+    }
+
+    /// Moves the time to where something that ends in `duration` has surely ended; on a manual clock exactly there.
+    pub fn advance_to_end_of(&self, duration: Duration) {
+        self.time.advance(duration + self.precision);
+    }
+
+    /// Moves the time to where something that ends in `duration` is surely not over yet; on a manual clock it lacks one
+    /// microsecond. Says how much is left.
+    pub fn advance_to_just_before(&self, duration: Duration) -> Duration {
+        let left = (self.precision * 2).max(Duration::from_micros(1));
+        self.time.advance(duration - left);
+        left
+    }
+
+    /// The store's time, as it writes it into records.
+    ///
+    /// # Panics
+    /// When the store cannot answer, or refuses a fresh key.
+    pub async fn now(&self) -> Timestamp {
+        let lease = self.lease(&request()).await;
+        let record = self.record(&lease.id).await;
+        self.settle(&lease, &Settlement::Released).await;
+        record.created_at
+    }
+
+    pub(crate) async fn acquire(&self, request: &Acquire) -> AcquireOutcome {
+        self.store.acquire(request).await.expect("acquire: the store could not answer")
+    }
+
+    /// An acquire that has to succeed.
+    #[track_caller]
+    pub(crate) fn lease<'a>(&'a self, request: &'a Acquire) -> impl Future<Output = Lease> + Send + 'a {
+        let caller = std::panic::Location::caller();
+        async move {
+            match self.acquire(request).await {
+                AcquireOutcome::Acquired(lease) => lease,
+                other => panic!("expected Acquired at {caller}, got {other:?}"),
+            }
+        }
+    }
+
+    pub(crate) async fn renew(&self, lease: &Lease, term: Term) -> OwnerOutcome {
+        self.store.renew(lease, term).await.expect("renew: the store could not answer")
+    }
+
+    pub(crate) async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> OwnerOutcome {
+        self.store.checkpoint(lease, checkpoint).await.expect("checkpoint: the store could not answer")
+    }
+
+    /// Settles with a retention of [`KEPT`].
+    pub(crate) async fn settle(&self, lease: &Lease, settlement: &Settlement) -> OwnerOutcome {
+        self.store.settle(lease, settlement, KEPT).await.expect("settle: the store could not answer")
+    }
+
+    pub(crate) async fn peek(&self, id: &RecordId) -> Option<Record> {
+        self.store.peek(id).await.expect("peek: the store could not answer")
+    }
+
+    /// A record that has to be there.
+    pub(crate) async fn record(&self, id: &RecordId) -> Record {
+        self.peek(id).await.expect("peek found no record")
+    }
+
+    pub(crate) async fn purge(&self, limit: u32) -> u32 {
+        let limit = NonZeroU32::new(limit).expect("a limit of zero purges nothing");
+        self.purge.purge(limit).await.expect("purge: the store could not answer")
+    }
+
+    /// Purges until there is nothing left to purge.
+    pub(crate) async fn drain(&self) {
+        for _ in 0..100_000 {
+            if self.purge(1_000).await < 1_000 {
+                return;
+            }
+        }
+        panic!("purge never ran out of expired records");
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Subject")
+            .field("store", &self.store)
+            .field("time", &self.time)
+            .field("precision", &self.precision)
+            .finish_non_exhaustive()
+    }
+}

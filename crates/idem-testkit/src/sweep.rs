@@ -1,0 +1,59 @@
+//! Dropping a future at every one of its awaits.
+
+use std::pin::pin;
+use std::task::Poll;
+
+/// What a sweep did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SweepReport {
+    /// How often the future waited before it completed; it was dropped once at each of these, and once unpolled.
+    pub awaits: usize,
+}
+
+/// A future that waits this often never completes.
+const MOST_AWAITS: usize = 10_000;
+
+/// Drops a future at every await: makes it again and again, each time lets it come one await further, and drops it there,
+/// until it completes by itself.
+///
+/// The first is dropped without ever being polled. Between two polls the future waits for its own wake-up, so it gets as
+/// far as it would by itself. After every drop, and after the completion, `after_each` is called with the number of
+/// awaits that the future got to: there the caller proves that nothing was left half done.
+///
+/// # Panics
+/// When the future does not complete within 10,000 awaits.
+pub async fn drop_at_every_await<Fut, Check>(
+    mut make: impl FnMut() -> Fut,
+    mut after_each: impl FnMut(usize) -> Check,
+) -> SweepReport
+where
+    Fut: Future,
+    Check: Future<Output = ()>,
+{
+    for awaits in 0..MOST_AWAITS {
+        let reached = poll_until(awaits, make()).await;
+        after_each(awaits.min(reached.unwrap_or(awaits))).await;
+        if let Some(awaits) = reached {
+            return SweepReport { awaits };
+        }
+    }
+    panic!("the future did not complete within {MOST_AWAITS} awaits");
+}
+
+/// Polls `future` until it has waited `awaits` times, then drops it. If it completes before, says how often it waited.
+async fn poll_until(awaits: usize, future: impl Future) -> Option<usize> {
+    let mut future = pin!(future);
+    let mut waited = 0;
+    if awaits == 0 {
+        return None;
+    }
+    std::future::poll_fn(move |context| match future.as_mut().poll(context) {
+        Poll::Ready(_) => Poll::Ready(Some(waited)),
+        Poll::Pending => {
+            waited += 1;
+            if waited == awaits { Poll::Ready(None) } else { Poll::Pending }
+        }
+    })
+    .await
+}

@@ -1,0 +1,304 @@
+//! The suite can fail: stores with a planted bug are found out, by the cases that are there for it and by the
+//! state-machine check.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::memory::ManualClock;
+use idem_core::{
+    Acquire, AcquireOutcome, Acquisition, Capabilities, Checkpoint, IdempotencyStore, Lease, MemoryStore, OwnerOutcome,
+    Purge, Record, RecordId, Settlement, State, StoreError, StoredBody, StoredResponse, Takeover, Term, Timestamp,
+};
+use idem_testkit::{Subject, cases, conformance, state_machine};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Bug {
+    AcquireIgnoresTheLease,
+    AcquireIgnoresTheFingerprint,
+    AcquireIsNotAtomic,
+    AcquireExtendsItsOwnLease,
+    TakeoverRunsUnknownOutcomes,
+    TakeoverForgetsTheCheckpoint,
+    AttemptStaysOne,
+    ReplayChangesTheBody,
+    ReplaySortsHeaders,
+    TombstoneBecomesEmpty,
+    RenewIgnoresTheOwner,
+    RenewDoesNothing,
+    CheckpointIgnoresTheOwner,
+    SettleIgnoresTheOwner,
+    SettleAfterTheLeaseIsRefused,
+    SettleRepeatedIsRefused,
+    ReleaseKeepsTheRecord,
+    PurgeRemovesLiveRecords,
+    PurgeIgnoresItsLimit,
+    PurgeRemovesNothing,
+    IdsAreCutShort,
+    PeekShowsNothing,
+    TimeIsTheMachines,
+}
+
+/// The memory store behind a wrapper with one bug.
+#[derive(Debug)]
+struct Buggy {
+    inner: MemoryStore,
+    bug: Bug,
+    seen: Mutex<Vec<RecordId>>,
+}
+
+impl Buggy {
+    /// The lease as its present owner has it: what a missing owner check amounts to.
+    async fn owned(&self, lease: &Lease) -> Result<Lease, StoreError> {
+        let owner = self.inner.peek(&lease.id).await?.map_or(lease.owner, |record| record.owner);
+        Ok(Lease { owner, ..lease.clone() })
+    }
+
+    fn mapped(&self, id: &RecordId) -> RecordId {
+        let mut bytes = *id.as_bytes();
+        if self.bug == Bug::IdsAreCutShort {
+            bytes[31] = 0;
+        }
+        RecordId::from_bytes(bytes)
+    }
+
+    async fn disguise(&self, request: &mut Acquire) -> Result<(), StoreError> {
+        match self.bug {
+            Bug::AcquireIgnoresTheFingerprint => {
+                let stored = self.inner.peek(&request.id).await?;
+                request.fingerprint = stored.map_or(request.fingerprint, |record| record.fingerprint);
+            }
+            Bug::TakeoverRunsUnknownOutcomes => request.takeover = Takeover::Rerun,
+            Bug::IdsAreCutShort => request.id = self.mapped(&request.id),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn spoil(&self, request: &Acquire, before: Option<Record>, outcome: &mut AcquireOutcome) {
+        let lease =
+            |acquisition| Lease { id: request.id, owner: request.owner, attempt: 1, acquisition, checkpoint: None };
+        match (self.bug, outcome) {
+            (Bug::AcquireIgnoresTheLease, outcome @ AcquireOutcome::InProgress { .. }) => {
+                *outcome = AcquireOutcome::Acquired(lease(Acquisition::Takeover));
+            }
+            (Bug::AcquireIsNotAtomic, outcome @ AcquireOutcome::InProgress { .. }) if before.is_none() => {
+                *outcome = AcquireOutcome::Acquired(lease(Acquisition::Fresh));
+            }
+            (Bug::AcquireExtendsItsOwnLease, AcquireOutcome::Acquired(lease)) => {
+                self.inner.renew(lease, request.term).await.unwrap();
+            }
+            (Bug::TakeoverForgetsTheCheckpoint, AcquireOutcome::Acquired(lease)) => lease.checkpoint = None,
+            (Bug::AttemptStaysOne, AcquireOutcome::Acquired(lease)) => lease.attempt = 1,
+            (Bug::ReplayChangesTheBody, AcquireOutcome::Replay(replay)) => {
+                if let StoredBody::Retained(body) = &mut replay.response.body {
+                    *body = String::from_utf8_lossy(body).into_owned().into();
+                }
+            }
+            (Bug::ReplaySortsHeaders, AcquireOutcome::Replay(replay)) => {
+                let mut headers = replay.response.headers.to_vec();
+                headers.sort_by(|left, right| left.name.cmp(&right.name));
+                replay.response.headers = headers.into();
+            }
+            (Bug::TombstoneBecomesEmpty, AcquireOutcome::Replay(replay)) => {
+                if replay.response.body == StoredBody::NotRetained {
+                    replay.response =
+                        StoredResponse { body: StoredBody::Retained("".into()), ..replay.response.clone() };
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[async_trait]
+impl IdempotencyStore for Buggy {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        let mut request = request.clone();
+        self.disguise(&mut request).await?;
+        self.seen.lock().unwrap().push(request.id);
+        let before = self.inner.peek(&request.id).await?;
+        if self.bug == Bug::AcquireIsNotAtomic {
+            // Everybody looks, then everybody writes.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let mut outcome = self.inner.acquire(&request).await?;
+        self.spoil(&request, before, &mut outcome).await;
+        Ok(outcome)
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        match self.bug {
+            Bug::RenewIgnoresTheOwner => self.inner.renew(&self.owned(lease).await?, term).await,
+            Bug::RenewDoesNothing => Ok(OwnerOutcome::Applied),
+            _ => self.inner.renew(&Lease { id: self.mapped(&lease.id), ..lease.clone() }, term).await,
+        }
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        match self.bug {
+            Bug::CheckpointIgnoresTheOwner => self.inner.checkpoint(&self.owned(lease).await?, checkpoint).await,
+            _ => self.inner.checkpoint(&Lease { id: self.mapped(&lease.id), ..lease.clone() }, checkpoint).await,
+        }
+    }
+
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        let before = self.inner.peek(&lease.id).await?;
+        let running = before.as_ref().is_some_and(|record| matches!(record.state, State::InProgress { .. }));
+        match self.bug {
+            Bug::SettleIgnoresTheOwner => self.inner.settle(&self.owned(lease).await?, settlement, retention).await,
+            Bug::SettleRepeatedIsRefused if !running => Ok(OwnerOutcome::LeaseLost),
+            Bug::SettleAfterTheLeaseIsRefused if running && self.is_over(lease).await? => Ok(OwnerOutcome::LeaseLost),
+            Bug::ReleaseKeepsTheRecord if *settlement == Settlement::Released => Ok(OwnerOutcome::Applied),
+            _ => {
+                let lease = Lease { id: self.mapped(&lease.id), ..lease.clone() };
+                self.inner.settle(&lease, settlement, retention).await
+            }
+        }
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        match self.bug {
+            Bug::PeekShowsNothing => Ok(None),
+            _ => self.inner.peek(&self.mapped(id)).await,
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+impl Buggy {
+    /// Whether the lease has run out, found out without a clock: a stranger that asks in vain for another request's
+    /// record learns nothing, so a copy of the record is asked for its answer.
+    async fn is_over(&self, lease: &Lease) -> Result<bool, StoreError> {
+        let Some(record) = self.inner.peek(&lease.id).await? else { return Ok(true) };
+        let State::InProgress { lease_until, .. } = record.state else { return Ok(true) };
+        let probe = idem_testkit::fixture::request();
+        self.inner.acquire(&probe).await?;
+        let now = self.inner.peek(&probe.id).await?.map(|record| record.created_at);
+        Ok(now.is_some_and(|now| lease_until <= now))
+    }
+}
+
+#[async_trait]
+impl Purge for Buggy {
+    async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        match self.bug {
+            Bug::PurgeIgnoresItsLimit => return self.inner.purge(NonZeroU32::MAX).await,
+            Bug::PurgeRemovesNothing => return Ok(0),
+            Bug::PurgeRemovesLiveRecords => {}
+            _ => return self.inner.purge(limit).await,
+        }
+        let seen = std::mem::take(&mut *self.seen.lock().unwrap());
+        for id in seen {
+            if let Some(record) = self.inner.peek(&id).await? {
+                let lease =
+                    Lease { id, owner: record.owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
+                self.inner.settle(&lease, &Settlement::Released, Duration::ZERO).await?;
+            }
+        }
+        self.inner.purge(limit).await
+    }
+}
+
+async fn subject(bug: Bug) -> Subject {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+    let inner = match bug {
+        Bug::TimeIsTheMachines => MemoryStore::new(NonZeroUsize::MAX),
+        _ => MemoryStore::with_clock(NonZeroUsize::MAX, clock.clone()),
+    };
+    let store = Arc::new(Buggy { inner, bug, seen: Mutex::default() });
+    Subject::new(store.clone(), store, clock)
+}
+
+/// The cases that find the bug, by name.
+fn failing_cases(bug: Bug) -> Vec<&'static str> {
+    let fails = |case: conformance::Case| std::panic::catch_unwind(|| conformance::run(|| subject(bug), case)).is_err();
+    cases::ALL.iter().filter(|(_, case)| fails(*case)).map(|(name, _)| *name).collect()
+}
+
+fn assert_found(bug: Bug, expected: &[&str]) {
+    let failing = failing_cases(bug);
+    for case in expected {
+        assert!(failing.contains(case), "{bug:?} was not found by {case}, but by {failing:?}");
+    }
+}
+
+fn assert_diverges(bug: Bug, expected: &str) {
+    match state_machine::check(|| subject(bug), 2_000) {
+        Ok(()) => panic!("{bug:?} was not found by the state-machine check"),
+        Err(failure) => {
+            let message = failure.to_string();
+            assert!(message.contains(expected), "{bug:?} was found otherwise than by {expected}: {message}");
+        }
+    }
+}
+
+macro_rules! planted {
+    ($($name:ident: $bug:ident, [$($case:literal),+], $divergence:expr;)+) => {
+        $(
+            #[test]
+            fn $name() {
+                assert_found(Bug::$bug, &[$($case),+]);
+                let divergence: Option<&str> = $divergence;
+                if let Some(expected) = divergence {
+                    assert_diverges(Bug::$bug, expected);
+                }
+            }
+        )+
+    };
+}
+
+planted! {
+    an_acquire_that_ignores_the_lease_is_found: AcquireIgnoresTheLease,
+        ["a_live_lease_turns_others_away", "one_of_many_first_requests_runs", "the_self_test_passes"], Some("law L1");
+    an_acquire_that_ignores_the_fingerprint_is_found: AcquireIgnoresTheFingerprint,
+        ["a_mismatch_is_refused_once_settled", "every_bit_of_the_fingerprint_counts"], Some("law L4");
+    an_acquire_that_is_not_atomic_is_found: AcquireIsNotAtomic, ["one_of_many_first_requests_runs"], None;
+    an_acquire_that_extends_its_own_lease_is_found: AcquireExtendsItsOwnLease,
+        ["a_repeated_acquire_is_answered_as_the_first_time"], Some("the model");
+    a_takeover_that_runs_unknown_outcomes_is_found: TakeoverRunsUnknownOutcomes,
+        ["a_lease_over_becomes_an_unknown_outcome", "the_stricter_takeover_wins_both_ways"], Some("the model");
+    a_takeover_that_forgets_the_checkpoint_is_found: TakeoverForgetsTheCheckpoint,
+        ["a_lease_that_is_over_is_taken_over", "a_retryable_failure_runs_again_at_its_time"], Some("the model");
+    an_attempt_that_does_not_grow_is_found: AttemptStaysOne,
+        ["the_attempt_grows_through_takeover_and_retry"], Some("law L7");
+    a_replay_that_changes_the_body_is_found: ReplayChangesTheBody,
+        ["a_response_survives_byte_for_byte", "a_body_of_a_mebibyte_survives"], Some("law L2");
+    a_replay_that_sorts_header_fields_is_found: ReplaySortsHeaders,
+        ["a_response_survives_byte_for_byte"], Some("law L2");
+    a_tombstone_that_becomes_an_empty_body_is_found: TombstoneBecomesEmpty,
+        ["a_tombstone_is_not_an_empty_body"], Some("law L2");
+    a_renewal_without_an_owner_check_is_found: RenewIgnoresTheOwner,
+        ["a_stranger_changes_nothing", "an_owner_that_was_taken_over_changes_nothing"], Some("law L3");
+    a_renewal_that_does_nothing_is_found: RenewDoesNothing,
+        ["renew_moves_the_lease_to_count_from_now", "a_renewed_lease_turns_others_away_for_longer"], Some("law L3");
+    a_checkpoint_without_an_owner_check_is_found: CheckpointIgnoresTheOwner,
+        ["a_stranger_changes_nothing", "an_owner_that_was_taken_over_changes_nothing"], Some("law L3");
+    a_settlement_without_an_owner_check_is_found: SettleIgnoresTheOwner,
+        ["a_stranger_changes_nothing", "a_settlement_meets_a_takeover", "the_self_test_passes"], Some("law L3");
+    a_settlement_that_is_refused_after_the_lease_is_found: SettleAfterTheLeaseIsRefused,
+        ["a_lease_that_ran_out_still_belongs_to_its_owner"], Some("the model");
+    a_repeated_settlement_that_is_refused_is_found: SettleRepeatedIsRefused,
+        ["a_repeated_settlement_is_answered_as_the_first_time", "a_repeated_release_is_answered_as_the_first_time"],
+        Some("the model");
+    a_release_that_keeps_the_record_is_found: ReleaseKeepsTheRecord,
+        ["a_release_removes_the_record", "the_self_test_passes"], Some("law L3");
+    a_purge_that_removes_live_records_is_found: PurgeRemovesLiveRecords,
+        ["purge_keeps_what_is_in_progress", "purge_keeps_what_was_renewed"], Some("L10");
+    a_purge_that_ignores_its_limit_is_found: PurgeIgnoresItsLimit,
+        ["purge_removes_what_is_over_up_to_its_limit"], Some("of at most");
+    a_purge_that_removes_nothing_is_found: PurgeRemovesNothing, ["purge_removes_what_is_over_up_to_its_limit"], None;
+    ids_that_are_cut_short_are_found: IdsAreCutShort, ["every_bit_of_the_record_id_counts"], None;
+    a_peek_that_shows_nothing_is_found: PeekShowsNothing, ["a_fresh_record_holds_what_was_asked"], None;
+    a_store_on_the_machines_clock_is_found: TimeIsTheMachines,
+        ["time_is_the_stores", "a_lease_that_is_over_is_taken_over"], Some("law L9");
+}
