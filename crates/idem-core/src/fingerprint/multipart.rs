@@ -173,6 +173,8 @@ mod tests {
         assert_eq!(kept(&mut hasher, "epilogue"), 0);
         assert_eq!(kept(&mut hasher, "epilogue"), 0);
         assert_eq!(hasher.finish(), None);
+        assert_eq!(kept(&mut MultipartHasher::new(b"b"), "--b no line break"), 0);
+        assert_eq!(kept(&mut MultipartHasher::new(b"b"), "preamble"), 0);
     }
 
     #[test]

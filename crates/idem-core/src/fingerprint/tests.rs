@@ -149,6 +149,7 @@ fn a_fingerprint_survives_a_store() {
     let algorithm = Algorithm::from_number(fingerprint.algorithm().number());
     assert_eq!(algorithm, Algorithm::V1);
     assert_eq!(algorithm.number(), 1);
+    assert_eq!(Algorithm::from_number(700).number(), 700);
     assert_eq!(Fingerprint::from_parts(algorithm, *fingerprint.digest()), fingerprint);
 }
 

@@ -120,6 +120,7 @@ fn what_is_not_json_is_doubtful() {
         "", " ", "{", "[", "\"", "\"a", "\"\\", "\"\\u00", "{\"a", "{\"a\"", "{\"a\":", "{\"a\":1", "[1",
     ]);
     assert_doubtful(&["[1,", "{\"a\":1,", "t", "tru", "nul", "fals", "truex", "True", "nulll", "NaN", "Infinity"]);
+    assert_doubtful(&["trux", "tXue", "falsy", "nul!", "[nuLl]", "ttttt"]);
     assert_doubtful(&["]", "}", ",", ":", "[}", "{]", "[1}", "{\"a\":1]", "[1,]", "{\"a\":1,}", "[,1]", "[,]", "{,}"]);
     assert_doubtful(&["[1 2]", "[1,,2]", "{\"a\" 1}", "{\"a\",1}", "{\"a\"::1}", "{\"a\":}", "{a:1}", "{1:1}", "{:1}"]);
     assert_doubtful(&[
