@@ -1,0 +1,132 @@
+//! An exhaustive search of what crashes, lost answers and late messages can do under each contract.
+//!
+//! The machine is the shipped one: every step that touches the record goes through `idem_core::machine::transition`.
+//! What is modelled is the world around it: several workers that were all asked for the same operation, a store whose
+//! clock moves in coarse steps, and a network that loses and delays. Each contract's promises are checked in every
+//! situation that can be reached, and a promise that is known not to hold has to be seen broken, so that a check that
+//! checks nothing is noticed.
+
+mod advisory;
+mod leased;
+mod promises;
+mod stored;
+mod world;
+
+use std::fmt::{self, Display};
+use std::hash::Hash;
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use idem_core::Takeover;
+use stateright::{Checker, CheckerBuilder, Model};
+
+use advisory::Advisory;
+use leased::{Contract, Leased, Promised};
+use world::{Limits, Requests};
+
+/// How `cargo xtask model` runs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// How many threads search.
+    #[arg(long, default_value = "2")]
+    threads: NonZeroUsize,
+}
+
+/// Some contract does not keep what it promises, or some check does not check.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    promises: usize,
+}
+
+/// Three requests are enough for a first run, its takeover, and somebody who comes after both. The retention outlasts
+/// the search: nothing is promised to a client that retries later than that.
+const LIMITS: Limits = Limits { workers: 3, last_step: 5, lease: 2, retention: 100, retry_after: 1, max_attempts: 2 };
+
+/// Records expire and are purged within the search; only the laws hold then.
+const SHORT_RETENTION: Limits = Limits { workers: 2, last_step: 7, retention: 1, ..LIMITS };
+
+/// Searches every contract, prints what was found, and fails when a promise is broken or a known fault is not found.
+pub(crate) fn run(options: &Options) -> Result<(), Broken> {
+    let threads = options.threads.get();
+    let mut promises = 0;
+    let leased = |contract| Leased::new(contract, LIMITS, Promised::All);
+    promises += hold("Transactional, a lock that dies with its transaction", Advisory::new(LIMITS), threads);
+    promises += hold("Transactional, a lease in the store", leased(Contract::Transactional), threads);
+    promises += hold("AtMostOnce", leased(Contract::AtMostOnce), threads);
+    promises += hold("AtLeastOnce", leased(Contract::AtLeastOnce), threads);
+    for contract in [Contract::Transactional, Contract::AtMostOnce, Contract::AtLeastOnce] {
+        let model = Leased::new(contract, SHORT_RETENTION, Promised::Laws);
+        promises += hold(&format!("{contract:?}, records that expire, the laws alone"), model, threads);
+    }
+
+    let mut confused = Leased::new(Contract::AtMostOnce, LIMITS, Promised::AtMostOneEffect);
+    confused.requests = Requests::new(LIMITS, Takeover::Rerun);
+    promises += fail("AtMostOnce whose takeovers run again", confused);
+    let confused = Leased::new(Contract::AtLeastOnce, LIMITS, Promised::AtMostOneEffect);
+    promises += fail("AtLeastOnce instead of AtMostOnce", confused);
+    let mut releasing = Leased::new(Contract::AtLeastOnce, LIMITS, Promised::AttemptsTellEffectsApart);
+    releasing.releases = true;
+    promises += fail("AtLeastOnce that releases", releasing);
+    if promises == 0 { Ok(()) } else { Err(Broken { promises }) }
+}
+
+/// Searches everything, and says how many properties do not hold.
+fn hold<M>(name: &str, model: M, threads: usize) -> usize
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + fmt::Debug + Hash + PartialEq + Send + Sync,
+    M::Action: Clone + fmt::Debug + Display + PartialEq + Send + Sync,
+{
+    let start = Instant::now();
+    let checker = CheckerBuilder::threads(model.checker(), threads).spawn_bfs().join();
+    println!("{name}: {} situations in {:.1} s", checker.unique_state_count(), start.elapsed().as_secs_f64());
+    let mut broken = 0;
+    for property in checker.model().properties() {
+        let path = checker.discovery(property.name);
+        let holds = path.is_some() != property.expectation.discovery_is_failure();
+        let kind = if property.expectation.discovery_is_failure() { "always" } else { "sometimes" };
+        println!("  {} {kind}: {}", if holds { "ok" } else { "BROKEN" }, property.name);
+        if !holds {
+            broken += 1;
+            path.into_iter().for_each(|path| print_steps(&path.into_actions()));
+        }
+    }
+    broken
+}
+
+/// Searches until the model's only property is seen broken, and says whether (1) it never was.
+fn fail(name: &str, model: Leased) -> usize {
+    let start = Instant::now();
+    // One thread goes through the situations in the order of their distance, so that what it finds is shortest.
+    let checker = model.checker().threads(1).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    println!("{name}: {states} situations in {:.1} s", start.elapsed().as_secs_f64());
+    let mut missing = 0;
+    for property in checker.model().properties() {
+        match checker.discovery(property.name) {
+            Some(path) => {
+                println!("  ok, as expected it is not true that {}:", property.name);
+                print_steps(&path.into_actions());
+            }
+            None => {
+                println!("  BROKEN: the search does not find out that {} is not true", property.name);
+                missing += 1;
+            }
+        }
+    }
+    missing
+}
+
+fn print_steps(steps: &[impl Display]) {
+    for (number, step) in (1..).zip(steps) {
+        println!("    {number}. {step}");
+    }
+}
+
+impl Display for Broken {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "the model breaks {} properties", self.promises)
+    }
+}
+
+impl std::error::Error for Broken {}
