@@ -78,7 +78,6 @@ impl Context {
 
     /// Completes when this run no longer owns its record, or is about to lose it by the local monotonic clock: stop
     /// before doing anything that must not be done twice.
-    #[must_use]
     pub fn lease_lost(&self) -> WaitForCancellationFutureOwned {
         self.run.lost.clone().cancelled_owned()
     }

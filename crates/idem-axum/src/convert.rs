@@ -1,0 +1,86 @@
+//! Between axum's types and the neutral ones of the policy.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, HttpBody};
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http_body::{Frame, SizeHint};
+use idem_http::{HeaderFields, Reply};
+
+/// Axum's header fields.
+pub(crate) struct Fields<'a>(pub(crate) &'a HeaderMap);
+
+impl HeaderFields for Fields<'_> {
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
+        self.0.get_all(name).into_iter().map(HeaderValue::as_bytes)
+    }
+
+    fn lines(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_bytes()))
+    }
+}
+
+/// The layer's own response as axum's. What cannot be a status or a field is what no server has ever sent: a record
+/// from elsewhere; it is left out rather than repaired.
+pub(crate) fn respond(reply: Reply) -> Response {
+    let mut response = Response::new(Body::from(reply.body));
+    *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    for (name, value) in reply.headers {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(&name), HeaderValue::from_maybe_shared(value)) {
+            response.headers_mut().append(name, value);
+        }
+    }
+    if let Some(kind) = reply.problem {
+        response.extensions_mut().insert(kind);
+    }
+    response
+}
+
+/// A body of chunks that are here, then what is still to come, then trailers.
+pub(crate) fn sendable(chunks: Vec<Bytes>, trailers: Option<HeaderMap>, rest: Option<Body>) -> Body {
+    Body::new(Chunks { chunks: chunks.into(), trailers, rest })
+}
+
+struct Chunks {
+    chunks: VecDeque<Bytes>,
+    trailers: Option<HeaderMap>,
+    rest: Option<Body>,
+}
+
+impl HttpBody for Chunks {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Some(chunk) = self.chunks.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
+        }
+        if let Some(rest) = &mut self.rest {
+            return Pin::new(rest).poll_frame(context);
+        }
+        Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.chunks.is_empty() && self.trailers.is_none() && self.rest.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let here: u64 = self.chunks.iter().map(|chunk| chunk.len() as u64).sum();
+        let Some(rest) = &self.rest else { return SizeHint::with_exact(here) };
+        let rest = rest.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(here + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(here + upper);
+        }
+        hint
+    }
+}

@@ -1,0 +1,119 @@
+//! Which header fields are looked at, kept and sent again.
+
+use bytes::Bytes;
+use idem_core::HeaderField;
+
+/// The header fields of a message, whatever type a framework keeps them in.
+pub trait HeaderFields {
+    /// The values of all lines of the field `name` (lower case), in their order.
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a;
+
+    /// All field lines in their order: names in lower case, and values.
+    fn lines(&self) -> impl Iterator<Item = (&str, &[u8])>;
+}
+
+/// Field lines as they are, for adapters that have nothing better and for tests.
+impl HeaderFields for [(&str, &[u8])] {
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
+        self.lines().filter(move |(line, _)| *line == name).map(|(_, value)| value)
+    }
+
+    fn lines(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.iter().copied()
+    }
+}
+
+/// Never stored: cookies and credentials belong to one connection or one user agent, not to the operation.
+const SECRET: &[&str] = &[
+    "authentication-info",
+    "authorization",
+    "cookie",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-authorization",
+    "set-cookie",
+    "set-cookie2",
+    "www-authenticate",
+];
+
+/// Never replayed: fields of the connection (RFC 9110 section 7.6.1), of the moment, and of the request that came
+/// first. The length is computed anew.
+const MOMENTARY: &[&str] = &[
+    "connection",
+    "content-length",
+    "date",
+    "keep-alive",
+    "proxy-connection",
+    "request-id",
+    "retry-after",
+    "server-timing",
+    "te",
+    "traceparent",
+    "tracestate",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-correlation-id",
+    "x-request-id",
+];
+
+/// Never replayed: CORS answers the origin that asks now, and limits are counted now.
+const MOMENTARY_PREFIXES: &[&str] = &["access-control-", "ratelimit", "x-ratelimit-"];
+
+/// The fields of a response that go into its record, in their order, repeats included.
+///
+/// `allowed` are fields (lower case) that a route needs although they are on one of the lists.
+pub(crate) fn storable(fields: &(impl HeaderFields + ?Sized), allowed: &[String]) -> Vec<HeaderField> {
+    let named_by_connection: Vec<&str> = fields
+        .values("connection")
+        .filter_map(|value| std::str::from_utf8(value).ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .collect();
+    let is_storable = |name: &str| {
+        allowed.iter().any(|field| field == name)
+            || !(SECRET.contains(&name)
+                || MOMENTARY.contains(&name)
+                || MOMENTARY_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+                || named_by_connection.iter().any(|field| field.eq_ignore_ascii_case(name)))
+    };
+    let copy = |bytes: &[u8]| Bytes::copy_from_slice(bytes);
+    let storable = fields.lines().filter(|(name, _)| is_storable(name));
+    storable.map(|(name, value)| HeaderField { name: copy(name.as_bytes()), value: copy(value) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(fields: &[(&str, &[u8])], allowed: &[&str]) -> Vec<(String, Vec<u8>)> {
+        let allowed: Vec<String> = allowed.iter().map(|&name| name.to_owned()).collect();
+        storable(fields, &allowed)
+            .into_iter()
+            .map(|field| (String::from_utf8(field.name.to_vec()).unwrap(), field.value.to_vec()))
+            .collect()
+    }
+
+    #[test]
+    fn order_repeats_and_bytes_survive() {
+        let fields: [(&str, &[u8]); 4] = [("x-b", b"\xFF"), ("x-a", b"1"), ("x-b", b""), ("location", b"/p/1")];
+        let expected = [("x-b", b"\xFF".as_slice()), ("x-a", b"1"), ("x-b", b""), ("location", b"/p/1")];
+        assert_eq!(stored(&fields, &[]), expected.map(|(name, value)| (name.to_owned(), value.to_vec())));
+    }
+
+    #[test]
+    fn secrets_and_the_moment_stay_out_unless_allowed() {
+        for name in
+            SECRET.iter().chain(MOMENTARY).chain(&["access-control-allow-origin", "ratelimit", "x-ratelimit-limit"])
+        {
+            assert_eq!(stored(&[(name, b"v")], &[]), [], "{name}");
+            assert_eq!(stored(&[(name, b"v")], &[name]).len(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn fields_that_connection_names_stay_out() {
+        let fields: [(&str, &[u8]); 3] = [("x-hop", b"1"), ("connection", b"close, X-Hop"), ("x-end", b"2")];
+        assert_eq!(stored(&fields, &[]), [("x-end".to_owned(), b"2".to_vec())]);
+    }
+}

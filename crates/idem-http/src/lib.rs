@@ -1,0 +1,23 @@
+#![doc = include_str!("../README.md")]
+
+mod budget;
+mod content;
+mod directives;
+mod headers;
+mod key_header;
+mod policy;
+mod prefer;
+pub mod problem;
+mod reply;
+mod request;
+mod response;
+
+pub use budget::{ByteBudget, Reservation};
+pub use directives::ResponseDirectives;
+pub use headers::HeaderFields;
+pub use key_header::{KeyHeaderError, parse_key_header};
+pub use policy::{HttpPolicy, Inspection, PendingOperation, ProtectedRequest};
+pub use problem::{Problem, ProblemKind};
+pub use reply::Reply;
+pub use request::{BufferedRequest, RequestBuffer};
+pub use response::{Captured, ResponseCapture};

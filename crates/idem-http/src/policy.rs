@@ -1,0 +1,272 @@
+//! The decisions on a request before it runs, and the settings that they follow.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use idem_core::engine::{Conclusion, Operation};
+use idem_core::{Fingerprint, FingerprintBuilder, IdempotencyKey, JsonPointer, Scope, StoredResponse};
+
+use crate::budget::ByteBudget;
+use crate::content::content;
+use crate::directives::ResponseDirectives;
+use crate::headers::{HeaderFields, storable};
+use crate::key_header::parse_key_header;
+use crate::prefer;
+use crate::problem::{Problem, ProblemKind};
+use crate::request::RequestBuffer;
+use crate::response::{ResponseCapture, fault};
+
+/// How HTTP requests are protected. Everything has a default.
+#[derive(Debug, Clone)]
+pub struct HttpPolicy {
+    key_header: String,
+    pub(crate) replay_header: Bytes,
+    pub(crate) challenge: Bytes,
+    key_required: bool,
+    methods: Vec<String>,
+    request_body_limit: usize,
+    stored_response_limit: usize,
+    budget: ByteBudget,
+    fingerprint_headers: Vec<String>,
+    ignored_members: Arc<[JsonPointer]>,
+    allowed_headers: Vec<String>,
+}
+
+/// What a request is to the layer.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "adapters must handle every decision")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart at once, and most protected requests are this variant"
+)]
+pub enum Inspection {
+    /// None of its business: pass it on untouched. No record is made.
+    Pass,
+    /// Answer with this problem; nothing runs.
+    Refuse(Problem),
+    /// Protect it.
+    Protect(ProtectedRequest),
+}
+
+/// A request that is to be protected, once its body has arrived.
+#[derive(Debug)]
+pub struct ProtectedRequest {
+    key: IdempotencyKey,
+    wait: Option<Duration>,
+    fingerprint: FingerprintBuilder,
+}
+
+impl Default for HttpPolicy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl HttpPolicy {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            key_header: "idempotency-key".to_owned(),
+            replay_header: Bytes::from_static(b"idempotency-replayed"),
+            challenge: Bytes::from_static(b"Bearer"),
+            key_required: true,
+            methods: vec!["POST".to_owned(), "PATCH".to_owned()],
+            request_body_limit: 1024 * 1024,
+            stored_response_limit: 1024 * 1024,
+            budget: ByteBudget::new(256 * 1024 * 1024),
+            fingerprint_headers: vec!["content-type".to_owned(), "content-encoding".to_owned()],
+            ignored_members: Arc::from([]),
+            allowed_headers: Vec::new(),
+        }
+    }
+
+    /// The request header that carries the key. Default `Idempotency-Key`
+    /// (draft-ietf-httpapi-idempotency-key-header).
+    #[must_use]
+    pub fn key_header(mut self, name: &str) -> Self {
+        self.key_header = name.to_ascii_lowercase();
+        self
+    }
+
+    /// The response header that marks a replay. Default `Idempotency-Replayed`.
+    #[must_use]
+    pub fn replay_header(mut self, name: &str) -> Self {
+        self.replay_header = name.to_ascii_lowercase().into();
+        self
+    }
+
+    /// The `WWW-Authenticate` challenge of a 401, which RFC 9110 section 15.5.2 demands. Default `Bearer`.
+    #[must_use]
+    pub fn challenge(mut self, challenge: &str) -> Self {
+        self.challenge = Bytes::copy_from_slice(challenge.as_bytes());
+        self
+    }
+
+    /// Lets requests without a key pass unprotected. Default: the key is required, because a client that forgets it is
+    /// the one that needs it.
+    #[must_use]
+    pub fn key_optional(mut self) -> Self {
+        self.key_required = false;
+        self
+    }
+
+    /// The methods that are protected, upper case. Default POST and PATCH: the others are idempotent by themselves (RFC
+    /// 9110 section 9.2.2). GET, HEAD, OPTIONS, CONNECT and TRACE are never protected, whatever is named here.
+    #[must_use]
+    pub fn methods(mut self, methods: &[&str]) -> Self {
+        const NEVER: [&str; 5] = ["GET", "HEAD", "OPTIONS", "CONNECT", "TRACE"];
+        let protected = methods.iter().filter(|method| !NEVER.contains(method));
+        self.methods = protected.map(|&method| method.to_owned()).collect();
+        self
+    }
+
+    /// The largest request body, in bytes. Default 1 MiB; larger ones are refused before anything runs, since the body
+    /// is held in memory until its fingerprint is known.
+    #[must_use]
+    pub fn request_body_limit(mut self, bytes: usize) -> Self {
+        self.request_body_limit = bytes;
+        self
+    }
+
+    /// The largest response body that is stored, in bytes. Default 1 MiB; the record of a larger one is a tombstone.
+    #[must_use]
+    pub fn stored_response_limit(mut self, bytes: usize) -> Self {
+        self.stored_response_limit = bytes;
+        self
+    }
+
+    /// How many bytes of request bodies may be held at once; share one budget between layers by cloning it. Default
+    /// 256 MiB for each policy.
+    #[must_use]
+    pub fn budget(mut self, budget: ByteBudget) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// Adds a request header to the fingerprint. Default `Content-Type` and `Content-Encoding`, which say what the body
+    /// means; most others change between tries.
+    #[must_use]
+    pub fn fingerprint_header(mut self, name: &str) -> Self {
+        self.fingerprint_headers.push(name.to_ascii_lowercase());
+        self
+    }
+
+    /// Members of JSON request bodies that do not count, such as a time of sending. Default none.
+    #[must_use]
+    pub fn ignore_members(mut self, members: impl IntoIterator<Item = JsonPointer>) -> Self {
+        self.ignored_members = members.into_iter().collect();
+        self
+    }
+
+    /// Stores and replays a response header that is otherwise left out, such as one that a route needs. Default none.
+    #[must_use]
+    pub fn allow_stored_header(mut self, name: &str) -> Self {
+        self.allowed_headers.push(name.to_ascii_lowercase());
+        self
+    }
+
+    /// Decides what a request is. `path` and `query` are as they were sent.
+    #[must_use]
+    pub fn inspect(
+        &self,
+        method: &str,
+        path: &str,
+        query: Option<&str>,
+        headers: &(impl HeaderFields + ?Sized),
+    ) -> Inspection {
+        if !self.methods.iter().any(|protected| protected == method) {
+            return Inspection::Pass;
+        }
+        let key = match parse_key_header(headers.values(&self.key_header)) {
+            Ok(Some(key)) => key,
+            Ok(None) if self.key_required => return Inspection::Refuse(Problem::new(ProblemKind::KeyMissing)),
+            Ok(None) => return Inspection::Pass,
+            Err(error) => {
+                let problem = Problem::new(ProblemKind::KeyInvalid).detail(format!("The header is refused: {error}."));
+                return Inspection::Refuse(problem);
+            }
+        };
+        let wait = prefer::wait(headers.values("prefer"));
+        let fingerprint = self.fingerprint(method, path, query, headers);
+        Inspection::Protect(ProtectedRequest { key, wait, fingerprint })
+    }
+
+    /// The head of a version 1 fingerprint: method, path, query and the listed header fields, in this order.
+    fn fingerprint(
+        &self,
+        method: &str,
+        path: &str,
+        query: Option<&str>,
+        headers: &(impl HeaderFields + ?Sized),
+    ) -> FingerprintBuilder {
+        let content_types: Vec<&[u8]> = headers.values("content-type").collect();
+        let content = content(&content_types, headers.values("content-encoding"), &self.ignored_members);
+        let mut fingerprint = FingerprintBuilder::new(content.format);
+        fingerprint.field("method", method.as_bytes());
+        fingerprint.field("path", path.as_bytes());
+        if let Some(query) = query {
+            fingerprint.field("query", query.as_bytes());
+        }
+        for name in &self.fingerprint_headers {
+            match content.content_type {
+                Some(content_type) if name == "content-type" => fingerprint.field(name, content_type),
+                _ => headers.values(name).for_each(|value| fingerprint.field(name, value)),
+            }
+        }
+        fingerprint
+    }
+
+    /// Begins to collect a response of the handler.
+    #[must_use]
+    pub fn capture(
+        &self,
+        status: u16,
+        headers: &(impl HeaderFields + ?Sized),
+        directives: Option<&ResponseDirectives>,
+    ) -> ResponseCapture {
+        let headers = storable(headers, &self.allowed_headers);
+        ResponseCapture::new(status, headers, directives.cloned().unwrap_or_default(), self.stored_response_limit)
+    }
+
+    /// The conclusion of a handler that panicked, or whose answer broke off under the limit: a 500 problem.
+    #[must_use]
+    pub fn handler_failed<T>(&self, value: T) -> Conclusion<T> {
+        let reply = self.problem(&Problem::new(ProblemKind::HandlerFailed));
+        let field = |(name, value): (Bytes, Bytes)| idem_core::HeaderField { name, value };
+        let headers = reply.headers.into_iter().map(field).collect();
+        fault(StoredResponse { headers, ..StoredResponse::new(reply.status, reply.body) }, value)
+    }
+}
+
+impl ProtectedRequest {
+    /// Begins to collect the request's body, and keeps what the operation needs besides.
+    #[must_use]
+    pub fn buffer(self, policy: &HttpPolicy) -> (PendingOperation, RequestBuffer) {
+        let buffer = RequestBuffer::new(self.fingerprint, policy.request_body_limit, &policy.budget);
+        (PendingOperation { key: self.key, wait: self.wait }, buffer)
+    }
+}
+
+/// An operation that lacks its fingerprint, because the body is still arriving.
+#[derive(Debug)]
+pub struct PendingOperation {
+    key: IdempotencyKey,
+    wait: Option<Duration>,
+}
+
+impl PendingOperation {
+    /// The operation of the request in `scope`.
+    #[must_use]
+    pub fn complete(self, scope: Scope, fingerprint: Fingerprint) -> Operation {
+        let operation = Operation::new(scope, self.key, fingerprint);
+        match self.wait {
+            Some(wait) => operation.wait(wait),
+            None => operation,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

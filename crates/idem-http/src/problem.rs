@@ -1,0 +1,320 @@
+//! The problem documents (RFC 9457) that the layer answers with.
+//!
+//! Their `type` leads to this page, so that a client tells them from the application's own 409 or 422. The headings
+//! below are the ends of those URIs.
+//!
+//! # key-missing
+//! Status 400. The route needs an `Idempotency-Key` header. Send one that is new for every operation, for example a UUID, and
+//! send the same one when you repeat the request.
+//!
+//! # key-invalid
+//! Status 400. The header is there, but not as one key of 1 to 255 visible ASCII characters, quoted or bare.
+//!
+//! # principal-missing
+//! Status 401. Keys belong to a principal, and the request names none: authenticate.
+//!
+//! # body-too-large
+//! Status 413. The request body is over the route's limit for protected requests. Nothing ran.
+//!
+//! # body-incomplete
+//! Status 400. The request body broke off before its end. Nothing ran.
+//!
+//! # overloaded
+//! Status 503. The server holds as many request bodies as it may. Nothing ran; repeat after `Retry-After`.
+//!
+//! # in-progress
+//! Status 409. The same operation runs now. Repeat after `Retry-After`, with the same key; `Prefer: wait=N` waits for the
+//! answer.
+//!
+//! # backoff
+//! Status 409. The operation failed and rests before its next attempt. Repeat after `Retry-After`, with the same key.
+//!
+//! # mismatch
+//! Status 422. The key was used for a different request. Use a new key for a new operation; do not retry this one.
+//!
+//! # store-unavailable
+//! Status 503. The server cannot say whether this operation ran before, so it did not run it now. Repeat after `Retry-After`,
+//! with the same key.
+//!
+//! # outcome-unknown
+//! Status 504. The server that ran the operation disappeared; nobody knows whether it took effect, and it is never run again.
+//! Find out from the resource itself before you use a new key.
+//!
+//! # body-not-retained
+//! Status 410. The operation completed before, with the status in `original_status`; its answer was too large to keep.
+//! Fetch the resource itself.
+//!
+//! # record-unreadable
+//! Status 500. The record of this operation cannot be read, so its outcome is unknown and it is not run again. An operator has
+//! to look.
+//!
+//! # handler-failed
+//! Status 500. The handler panicked, or its answer broke off.
+//!
+//! # misconfigured
+//! Status 500. The server has put its idempotency layers together in a way that cannot work. Nothing ran.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Where the documentation of problem types stands.
+const TYPE_BASE: &str = "https://docs.rs/idem-http/latest/idem_http/problem/index.html#";
+
+/// The kinds of problems; adapters leave the kind in the extensions of the response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ProblemKind {
+    /// No key where one is required.
+    KeyMissing,
+    /// A header that is not a key.
+    KeyInvalid,
+    /// Nobody to whom the key belongs.
+    PrincipalMissing,
+    /// A request body over the limit.
+    BodyTooLarge,
+    /// A request body that broke off.
+    BodyIncomplete,
+    /// Too many request bodies at once.
+    Overloaded,
+    /// It runs now.
+    InProgress,
+    /// It failed and rests.
+    Backoff,
+    /// Another request has the key.
+    Mismatch,
+    /// The store could not answer.
+    StoreUnavailable,
+    /// Nobody knows whether it took effect.
+    OutcomeUnknown,
+    /// It completed, and its body was not kept.
+    BodyNotRetained,
+    /// The record cannot be read.
+    RecordUnreadable,
+    /// The handler panicked or its answer broke off.
+    HandlerFailed,
+    /// The server is put together wrongly.
+    Misconfigured,
+}
+
+impl ProblemKind {
+    /// Status, the end of the type URI, title, and the usual detail.
+    const fn text(self) -> (u16, &'static str, &'static str, &'static str) {
+        match self {
+            Self::KeyMissing => (
+                400,
+                "key-missing",
+                "Idempotency key missing",
+                "This request needs an idempotency key in its header, new for every operation and the same on every repeat.",
+            ),
+            Self::KeyInvalid => (400, "key-invalid", "Idempotency key invalid", "The idempotency key cannot be read."),
+            Self::PrincipalMissing => (
+                401,
+                "principal-missing",
+                "Principal missing",
+                "Idempotency keys belong to a principal, and this request has none; authenticate and repeat it.",
+            ),
+            Self::BodyTooLarge => {
+                (413, "body-too-large", "Request body too large", "The request body is over the limit; nothing ran.")
+            }
+            Self::BodyIncomplete => {
+                (400, "body-incomplete", "Request body incomplete", "The request body broke off; nothing ran.")
+            }
+            Self::Overloaded => (
+                503,
+                "overloaded",
+                "Too many request bodies",
+                "The server holds as many request bodies as it may; nothing ran, so repeat the request later.",
+            ),
+            Self::InProgress => (
+                409,
+                "in-progress",
+                "Operation in progress",
+                "The same operation is running now; repeat the request later with the same idempotency key.",
+            ),
+            Self::Backoff => (
+                409,
+                "backoff",
+                "Operation failed, next attempt later",
+                "The operation failed and its next attempt has to wait; repeat the request later with the same key.",
+            ),
+            Self::Mismatch => (
+                422,
+                "mismatch",
+                "Idempotency key used for another request",
+                "This idempotency key belongs to a different request; use a new key for a new operation.",
+            ),
+            Self::StoreUnavailable => (
+                503,
+                "store-unavailable",
+                "Idempotency store unavailable",
+                "It cannot be told whether this operation ran before; repeat the request later with the same key.",
+            ),
+            Self::OutcomeUnknown => (
+                504,
+                "outcome-unknown",
+                "Outcome unknown",
+                "The server that ran this operation disappeared; find out whether it took effect before using a new key.",
+            ),
+            Self::BodyNotRetained => (
+                410,
+                "body-not-retained",
+                "Completed, body not retained",
+                "The operation completed before, and its answer was too large to keep; fetch the resource itself.",
+            ),
+            Self::RecordUnreadable => (
+                500,
+                "record-unreadable",
+                "Record unreadable",
+                "The record of this operation cannot be read, so its outcome is unknown and it was not run again.",
+            ),
+            Self::HandlerFailed => {
+                (500, "handler-failed", "Handler failed", "The server failed to answer the request.")
+            }
+            Self::Misconfigured => (
+                500,
+                "misconfigured",
+                "Idempotency layers misconfigured",
+                "The server's idempotency layers cannot work as they are put together; nothing ran.",
+            ),
+        }
+    }
+
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(self) -> u16 {
+        self.text().0
+    }
+
+    /// The `type` URI.
+    #[must_use]
+    pub fn type_uri(self) -> String {
+        format!("{TYPE_BASE}{}", self.text().1)
+    }
+}
+
+/// One problem, ready to be answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    kind: ProblemKind,
+    detail: Option<String>,
+    retry_after: Option<Duration>,
+    original_status: Option<u16>,
+}
+
+impl Problem {
+    /// A problem of `kind` with its usual detail.
+    #[must_use]
+    pub fn new(kind: ProblemKind) -> Self {
+        Self { kind, detail: None, retry_after: None, original_status: None }
+    }
+
+    /// With a detail of this case's own.
+    #[must_use]
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    /// With the time after which to repeat the request.
+    #[must_use]
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// With the status of the answer that was not kept.
+    #[must_use]
+    pub fn original_status(mut self, status: u16) -> Self {
+        self.original_status = Some(status);
+        self
+    }
+
+    /// What kind it is.
+    #[must_use]
+    pub fn kind(&self) -> ProblemKind {
+        self.kind
+    }
+
+    /// The value of `Retry-After`: whole seconds, rounded up, at least 1, because 0 means "at once".
+    #[must_use]
+    pub fn retry_after_s(&self) -> Option<u64> {
+        let seconds = |wait: Duration| wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+        self.retry_after.map(|wait| seconds(wait).max(1))
+    }
+
+    /// The document, as `application/problem+json`.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Document<'a> {
+            r#type: String,
+            title: &'a str,
+            status: u16,
+            detail: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            original_status: Option<u16>,
+        }
+        let (status, _, title, detail) = self.kind.text();
+        let document = Document {
+            r#type: self.kind.type_uri(),
+            title,
+            status,
+            detail: self.detail.as_deref().unwrap_or(detail),
+            original_status: self.original_status,
+        };
+        // Strings and numbers always serialise; the empty object is the smallest valid problem document.
+        serde_json::to_vec(&document).unwrap_or_else(|_| b"{}".to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [ProblemKind; 15] = [
+        ProblemKind::KeyMissing,
+        ProblemKind::KeyInvalid,
+        ProblemKind::PrincipalMissing,
+        ProblemKind::BodyTooLarge,
+        ProblemKind::BodyIncomplete,
+        ProblemKind::Overloaded,
+        ProblemKind::InProgress,
+        ProblemKind::Backoff,
+        ProblemKind::Mismatch,
+        ProblemKind::StoreUnavailable,
+        ProblemKind::OutcomeUnknown,
+        ProblemKind::BodyNotRetained,
+        ProblemKind::RecordUnreadable,
+        ProblemKind::HandlerFailed,
+        ProblemKind::Misconfigured,
+    ];
+
+    #[test]
+    fn every_type_leads_to_a_heading_with_its_status() {
+        let page = include_str!("problem.rs");
+        for kind in ALL {
+            let (status, anchor, ..) = kind.text();
+            assert!(page.contains(&format!("//! # {anchor}\n//! Status {status}. ")), "{anchor}");
+            assert!(kind.type_uri().ends_with(&format!("#{anchor}")));
+        }
+    }
+
+    #[test]
+    fn the_document_has_the_members_of_rfc_9457() {
+        let problem = Problem::new(ProblemKind::BodyNotRetained).original_status(201).detail("a \"detail\"");
+        let document: serde_json::Value = serde_json::from_slice(&problem.to_json()).unwrap();
+        assert_eq!(document["type"], ProblemKind::BodyNotRetained.type_uri());
+        assert_eq!((document["status"].as_u64(), document["original_status"].as_u64()), (Some(410), Some(201)));
+        assert_eq!(document["detail"], "a \"detail\"");
+        assert!(document["title"].is_string());
+    }
+
+    #[test]
+    fn retry_after_is_rounded_up_and_never_zero() {
+        let seconds =
+            |millis| Problem::new(ProblemKind::InProgress).retry_after(Duration::from_millis(millis)).retry_after_s();
+        assert_eq!([0, 1, 1000, 1001, 30_000].map(seconds), [1, 1, 1, 2, 30].map(Some));
+        assert_eq!(Problem::new(ProblemKind::Mismatch).retry_after_s(), None);
+    }
+}

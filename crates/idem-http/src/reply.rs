@@ -1,0 +1,97 @@
+//! From an engine's answer to the response that a client gets.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use idem_core::engine::ExecuteError;
+use idem_core::{Replay, ReplayKind, StoreError, StoreErrorKind, StoredBody, StoredResponse};
+
+use crate::policy::HttpPolicy;
+use crate::problem::{Problem, ProblemKind};
+
+/// When to ask again after trouble with the store: a restart or a failover takes a moment.
+const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A response of the layer's own making: a replay or a problem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reply {
+    /// The status.
+    pub status: u16,
+    /// Header fields in their order, names in lower case. There is no `Content-Length`; the server adds it.
+    pub headers: Vec<(Bytes, Bytes)>,
+    /// The body.
+    pub body: Bytes,
+    /// Which problem it is, if it is one.
+    pub problem: Option<ProblemKind>,
+}
+
+impl Reply {
+    fn field(&mut self, name: impl Into<Bytes>, value: impl Into<Bytes>) {
+        self.headers.push((name.into(), value.into()));
+    }
+}
+
+/// What describes the body that was not kept, and so must not stand beside another body.
+const REPRESENTATION: &[&str] = &["etag", "last-modified", "accept-ranges", "digest", "repr-digest"];
+
+impl HttpPolicy {
+    /// The answer to a repeat of a settled operation: byte for byte what was stored, and a field that says so.
+    #[must_use]
+    pub fn replay(&self, replay: &Replay) -> Reply {
+        let StoredResponse { status, headers, body } = &replay.response;
+        let mut reply = match (replay.kind, body) {
+            (ReplayKind::OutcomeUnknown, _) => self.problem(&Problem::new(ProblemKind::OutcomeUnknown)),
+            (_, StoredBody::Retained(body)) => {
+                let headers = headers.iter().map(|field| (field.name.clone(), field.value.clone())).collect();
+                Reply { status: *status, headers, body: body.clone(), problem: None }
+            }
+            (_, StoredBody::NotRetained) => {
+                let mut reply = self.problem(&Problem::new(ProblemKind::BodyNotRetained).original_status(*status));
+                let describes_body = |name: &[u8]| {
+                    name.starts_with(b"content-") || REPRESENTATION.iter().any(|field| field.as_bytes() == name)
+                };
+                let kept = headers.iter().filter(|field| !describes_body(&field.name));
+                reply.headers.extend(kept.map(|field| (field.name.clone(), field.value.clone())));
+                reply
+            }
+        };
+        reply.field(self.replay_header.clone(), "true");
+        reply
+    }
+
+    /// The answer that states a problem.
+    #[must_use]
+    pub fn problem(&self, problem: &Problem) -> Reply {
+        let kind = problem.kind();
+        let body = problem.to_json().into();
+        let mut reply = Reply { status: kind.status(), headers: Vec::new(), body, problem: Some(kind) };
+        reply.field("content-type", "application/problem+json");
+        if let Some(seconds) = problem.retry_after_s() {
+            reply.field("retry-after", seconds.to_string());
+        }
+        if kind == ProblemKind::PrincipalMissing {
+            reply.field("www-authenticate", self.challenge.clone());
+        }
+        reply
+    }
+
+    /// The answer when the engine has none.
+    #[must_use]
+    pub fn failure(&self, error: &ExecuteError) -> Reply {
+        let unavailable = || Problem::new(ProblemKind::StoreUnavailable).retry_after(STORE_RETRY_AFTER);
+        self.problem(&match error {
+            ExecuteError::NotAdmitted(error) if is_unreadable(error) => Problem::new(ProblemKind::RecordUnreadable),
+            ExecuteError::TransactionHeld => Problem::new(ProblemKind::HandlerFailed)
+                .detail("The handler kept its transaction beyond its end; its writes were rolled back."),
+            _ => unavailable(),
+        })
+    }
+}
+
+fn is_unreadable(error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Corrupt
+}
+
+#[cfg(test)]
+mod tests;

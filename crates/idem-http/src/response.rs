@@ -1,0 +1,127 @@
+//! A handler's response on its way out: what of it is kept, and what its record becomes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use idem_core::engine::{Conclusion, Disposition};
+use idem_core::{HeaderField, StoredBody, StoredResponse, Writes};
+
+use crate::directives::ResponseDirectives;
+
+/// What a status says about the operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// It took effect.
+    Done,
+    /// It was refused for what was asked; asking again would be refused again.
+    Rejected,
+    /// It was refused for who asked, when, or how often; asking again may succeed.
+    Refused,
+    /// It failed.
+    Fault,
+}
+
+impl Class {
+    fn of(status: u16) -> Self {
+        match status {
+            200..400 => Self::Done,
+            // Authentication, timing, routing and rate limits say nothing about the operation: storing them would poison
+            // the key. A protocol upgrade cannot be replayed either.
+            101 | 401 | 403 | 407 | 408 | 421 | 425 | 429 => Self::Refused,
+            400..500 => Self::Rejected,
+            _ => Self::Fault,
+        }
+    }
+}
+
+/// Whether more of a response body is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there is no third answer")]
+pub enum Captured {
+    /// Push the next chunk.
+    More,
+    /// The body is over the limit, or not to be kept: settle now, and send the rest as it comes.
+    Enough,
+}
+
+/// Collects a response until its record can be settled.
+#[derive(Debug)]
+pub struct ResponseCapture {
+    class: Class,
+    status: u16,
+    headers: Vec<HeaderField>,
+    directives: ResponseDirectives,
+    limit: usize,
+    length: usize,
+    chunks: Vec<Bytes>,
+    body_retained: bool,
+}
+
+impl ResponseCapture {
+    pub(crate) fn new(status: u16, headers: Vec<HeaderField>, directives: ResponseDirectives, limit: usize) -> Self {
+        let is_stream = |field: &HeaderField| {
+            field.name == "content-type" && field.value.to_ascii_lowercase().starts_with(b"text/event-stream")
+        };
+        let body_retained = !directives.body_not_retained && !headers.iter().any(is_stream);
+        let class = Class::of(status);
+        Self { class, status, headers, directives, limit, length: 0, chunks: Vec::new(), body_retained }
+    }
+
+    /// Whether the body is wanted at all.
+    #[must_use]
+    pub fn begin(&self) -> Captured {
+        if self.body_retained { Captured::More } else { Captured::Enough }
+    }
+
+    /// Takes the next chunk of the body; it is kept in any case, to be sent to the client.
+    pub fn push(&mut self, chunk: Bytes) -> Captured {
+        self.length = self.length.saturating_add(chunk.len());
+        self.body_retained &= self.length <= self.limit;
+        self.chunks.push(chunk);
+        self.begin()
+    }
+
+    /// What the record becomes, and the chunks that the client has still to be sent.
+    #[must_use]
+    pub fn conclude(self) -> Conclusion<Vec<Bytes>> {
+        let Self { class, status, headers, directives, chunks, body_retained, .. } = self;
+        let body = if body_retained { StoredBody::Retained(joined(&chunks)) } else { StoredBody::NotRetained };
+        let response = StoredResponse { status, headers: Arc::from(headers), body };
+        let disposition = disposition(class, &directives, response);
+        Conclusion { value: chunks, disposition, retention: directives.retention }
+    }
+}
+
+fn disposition(class: Class, directives: &ResponseDirectives, response: StoredResponse) -> Disposition {
+    let keep = class == Class::Done || directives.keep_writes;
+    let writes = if keep { Writes::Keep } else { Writes::Discard };
+    if directives.do_not_store {
+        return Disposition::Release { writes };
+    }
+    if let Some(after) = directives.retryable {
+        return Disposition::Retry { response, after };
+    }
+    match class {
+        Class::Done | Class::Rejected => Disposition::Complete { response, writes },
+        Class::Refused => Disposition::Release { writes },
+        Class::Fault => Disposition::Fault { response },
+    }
+}
+
+/// One run of bytes; a body of one chunk is not copied.
+fn joined(chunks: &[Bytes]) -> Bytes {
+    match chunks {
+        [] => Bytes::new(),
+        [chunk] => chunk.clone(),
+        chunks => chunks.concat().into(),
+    }
+}
+
+/// The conclusion of a handler that panicked, or whose answer broke off: a fault with this response.
+pub(crate) fn fault<T>(response: StoredResponse, value: T) -> Conclusion<T> {
+    Conclusion { value, disposition: Disposition::Fault { response }, retention: None::<Duration> }
+}
+
+#[cfg(test)]
+mod tests;
