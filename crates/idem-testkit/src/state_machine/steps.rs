@@ -135,7 +135,7 @@ fn response(number: u8) -> StoredResponse {
 }
 
 pub(super) fn sequence() -> impl Strategy<Value = Vec<Step>> {
-    prop::collection::vec(step(), 10..=40)
+    prop::collection::vec(step(), 1..=40)
 }
 
 fn step() -> impl Strategy<Value = Step> {

@@ -17,7 +17,7 @@ pub(super) struct Sight<'a> {
 }
 
 /// What it saw last of each record.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Observer {
     precision: Duration,
     records: HashMap<RecordId, Record>,
@@ -40,7 +40,7 @@ impl Observer {
             (Operation::Acquire(request), Answer::Acquire(outcome)) => {
                 fingerprints_are_kept_apart(request, outcome, sight, before)?;
                 self.leases_do_not_overlap(outcome, sight, before)?;
-                attempts_grow(outcome, before)?;
+                attempts_grow(outcome, sight, before)?;
             }
             (Operation::Renew(lease, _) | Operation::Checkpoint(lease, _), Answer::Owner(outcome)) => {
                 let reachable = before.is_some_and(|before| lease_until(before).is_some());
@@ -154,10 +154,13 @@ fn fingerprints_are_kept_apart(
     law("L4", answered, || format!("another request got {outcome:?}"))
 }
 
-/// Law L7.
-fn attempts_grow(outcome: &AcquireOutcome, before: Option<&Record>) -> Verdict {
+/// Law L7, and L8 of the owner that acquires again.
+fn attempts_grow(outcome: &AcquireOutcome, sight: &Sight<'_>, before: Option<&Record>) -> Verdict {
     let AcquireOutcome::Acquired(lease) = outcome else { return Ok(()) };
     let running = |before: &&Record| before.owner == lease.owner && lease_until(before).is_some();
+    if before.as_ref().is_some_and(running) {
+        law("L8", sight.after == before, || format!("repeated, it changed {before:?} to {:?}", sight.after))?;
+    }
     let grown = match before {
         None => lease.attempt == 1,
         Some(before) if running(&before) => lease.attempt == before.attempt,
@@ -165,3 +168,6 @@ fn attempts_grow(outcome: &AcquireOutcome, before: Option<&Record>) -> Verdict {
     };
     law("L7", grown, || format!("{lease:?} after {before:?}"))
 }
+
+#[cfg(test)]
+mod tests;
