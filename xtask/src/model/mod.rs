@@ -48,6 +48,7 @@ const SHORT_RETENTION: Limits = Limits { workers: 2, last_step: 7, retention: 1,
 /// Searches every contract, prints what was found, and fails when a promise is broken or a known fault is not found.
 pub(crate) fn run(options: &Options) -> Result<(), Broken> {
     let threads = options.threads.get();
+    let start = Instant::now();
     let mut promises = 0;
     let leased = |contract| Leased::new(contract, LIMITS, Promised::All);
     promises += hold("Transactional, a lock that dies with its transaction", Advisory::new(LIMITS), threads);
@@ -67,6 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Broken> {
     let mut releasing = Leased::new(Contract::AtLeastOnce, LIMITS, Promised::AttemptsTellEffectsApart);
     releasing.releases = true;
     promises += fail("AtLeastOnce that releases", releasing);
+    println!("{promises} properties broken, {:.1} s in all", start.elapsed().as_secs_f64());
     if promises == 0 { Ok(()) } else { Err(Broken { promises }) }
 }
 
@@ -130,3 +132,27 @@ impl Display for Broken {
 }
 
 impl std::error::Error for Broken {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small enough for a unit test, and large enough for every situation that the properties ask for.
+    const SMALL: Limits = Limits { workers: 2, last_step: 3, max_attempts: 1, ..LIMITS };
+
+    #[test]
+    fn a_small_search_finds_every_promise_kept() {
+        assert_eq!(hold("a lock that dies with its transaction", Advisory::new(SMALL), 1), 0);
+        for contract in [Contract::Transactional, Contract::AtMostOnce, Contract::AtLeastOnce] {
+            assert_eq!(hold("small", Leased::new(contract, SMALL, Promised::All), 1), 0, "{contract:?}");
+        }
+    }
+
+    #[test]
+    fn a_small_search_finds_the_double_effect_of_a_takeover_that_runs_again() {
+        let mut confused = Leased::new(Contract::AtMostOnce, SMALL, Promised::AtMostOneEffect);
+        confused.requests = Requests::new(SMALL, Takeover::Rerun);
+        assert_eq!(fail("confused", confused), 0);
+        assert_eq!(fail("sound", Leased::new(Contract::AtMostOnce, SMALL, Promised::AtMostOneEffect)), 1);
+    }
+}
