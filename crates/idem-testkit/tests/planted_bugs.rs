@@ -279,7 +279,7 @@ planted! {
     a_checkpoint_without_an_owner_check_is_found: CheckpointIgnoresTheOwner,
         ["a_stranger_changes_nothing", "an_owner_that_was_taken_over_changes_nothing"], true;
     a_settlement_without_an_owner_check_is_found: SettleIgnoresTheOwner,
-        ["a_stranger_changes_nothing", "a_settlement_meets_a_takeover", "the_self_test_passes"], true;
+        ["a_stranger_changes_nothing", "the_self_test_passes"], true;
     a_settlement_that_is_refused_after_the_lease_is_found: SettleAfterTheLeaseIsRefused,
         ["a_lease_that_ran_out_still_belongs_to_its_owner"], true;
     a_repeated_settlement_that_is_refused_is_found: SettleRepeatedIsRefused,

@@ -1,5 +1,6 @@
 //! Many callers at once, on real threads (law L1).
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use idem_core::{
@@ -46,6 +47,35 @@ async fn acquire(store: Arc<dyn IdempotencyStore>, request: Acquire) -> AcquireO
 
 async fn acquire_at_once(subject: &Subject, requests: impl IntoIterator<Item = Acquire>) -> Vec<AcquireOutcome> {
     at_once(requests.into_iter().map(|request| acquire(subject.store.clone(), request))).await
+}
+
+enum Reply<T> {
+    Acquire(AcquireOutcome),
+    Rival(T),
+}
+
+/// Repeats of `request` and something else at once; where the rival stands among them varies with the round, so that
+/// sometimes it comes first and sometimes last.
+async fn meet<T, F>(subject: &Subject, round: usize, request: &Acquire, rival: F) -> (T, Vec<AcquireOutcome>)
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    type Call<T> = Pin<Box<dyn Future<Output = Reply<T>> + Send>>;
+    let acquire = |request| -> Call<T> {
+        let call = acquire(subject.store.clone(), request);
+        Box::pin(async move { Reply::Acquire(call.await) })
+    };
+    let mut calls: Vec<Call<T>> = repeats(request).map(acquire).collect();
+    calls.insert(round % (CALLERS + 1), Box::pin(async move { Reply::Rival(rival.await) }));
+    let (mut answer, mut outcomes) = (None, Vec::new());
+    for reply in at_once(calls).await {
+        match reply {
+            Reply::Acquire(outcome) => outcomes.push(outcome),
+            Reply::Rival(given) => answer = Some(given),
+        }
+    }
+    (answer.expect("the rival answered"), outcomes)
 }
 
 fn repeats(request: &Acquire) -> impl Iterator<Item = Acquire> {
@@ -165,14 +195,14 @@ pub async fn many_keys_are_acquired_at_once(subject: &Subject) {
 
 /// A settlement that meets a takeover: either it came first and is replayed, or it came too late and changed nothing.
 pub async fn a_settlement_meets_a_takeover(subject: &Subject) {
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let first = request();
         let lease = subject.lease(&first).await;
         subject.advance_to_end_of(LEASE);
         let store = subject.store.clone();
-        let settle = tokio::spawn(async move { store.settle(&lease, &completed(), KEPT).await });
-        let outcomes = acquire_at_once(subject, repeats(&first)).await;
-        let settled = settle.await.expect("settle panicked").expect("settle: the store could not answer");
+        let settle = async move { store.settle(&lease, &completed(), KEPT).await };
+        let (settled, outcomes) = meet(subject, round, &first, settle).await;
+        let settled = settled.expect("settle: the store could not answer");
         let record = subject.record(&first.id).await;
         match settled {
             OwnerOutcome::Applied => {
@@ -189,14 +219,14 @@ pub async fn a_settlement_meets_a_takeover(subject: &Subject) {
 
 /// A renewal that meets a takeover: exactly one of them holds the lease afterwards.
 pub async fn a_renewal_meets_a_takeover(subject: &Subject) {
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let first = request();
         let lease = subject.lease(&first).await;
         subject.advance_to_end_of(LEASE);
         let store = subject.store.clone();
-        let renew = tokio::spawn(async move { store.renew(&lease, request().term).await });
-        let outcomes = acquire_at_once(subject, repeats(&first)).await;
-        let renewed = renew.await.expect("renew panicked").expect("renew: the store could not answer");
+        let renew = async move { store.renew(&lease, request().term).await };
+        let (renewed, outcomes) = meet(subject, round, &first, renew).await;
+        let renewed = renewed.expect("renew: the store could not answer");
         let taken_over = outcomes.iter().any(|outcome| matches!(outcome, AcquireOutcome::Acquired(_)));
         assert_eq!(renewed == OwnerOutcome::LeaseLost, taken_over, "{renewed:?} and {outcomes:?}");
     }
@@ -226,11 +256,16 @@ pub async fn checkpoints_and_renewals_do_not_undo_each_other(subject: &Subject) 
         let lease = subject.lease(&request()).await;
         subject.time.advance(LEASE / 2);
         let checkpoint = Checkpoint { name: "round".into(), data: format!("{round}").into() };
-        let (store, copy, sent) = (subject.store.clone(), lease.clone(), checkpoint.clone());
-        let checkpointing = tokio::spawn(async move { store.checkpoint(&copy, &sent).await });
-        let (store, copy) = (subject.store.clone(), lease.clone());
-        let renewing = tokio::spawn(async move { store.renew(&copy, request().term).await });
-        for outcome in [checkpointing.await.expect("checkpoint panicked"), renewing.await.expect("renew panicked")] {
+        let call = |renews: bool| {
+            let (store, lease, checkpoint) = (subject.store.clone(), lease.clone(), checkpoint.clone());
+            async move {
+                match renews {
+                    true => store.renew(&lease, request().term).await,
+                    false => store.checkpoint(&lease, &checkpoint).await,
+                }
+            }
+        };
+        for outcome in at_once([call(round % 2 == 0), call(round % 2 == 1)]).await {
             assert_eq!(outcome.expect("the store could not answer"), OwnerOutcome::Applied);
         }
         let record = subject.record(&lease.id).await;
@@ -242,20 +277,19 @@ pub async fn checkpoints_and_renewals_do_not_undo_each_other(subject: &Subject) 
 
 /// Purge that meets acquires of a key whose record is over: one runs, and its record stays.
 pub async fn purge_meets_acquires(subject: &Subject) {
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let first = request();
         let lease = subject.lease(&first).await;
         subject.settle(&lease, &completed()).await;
         subject.advance_to_end_of(KEPT);
         let purge = subject.purge.clone();
         let limit = std::num::NonZeroU32::MIN.saturating_add(99);
-        let purging = tokio::spawn(async move {
+        let purging = async move {
             for _ in 0..5 {
                 purge.purge(limit).await.expect("purge: the store could not answer");
             }
-        });
-        let outcomes = acquire_at_once(subject, repeats(&first)).await;
-        purging.await.expect("purge panicked");
+        };
+        let ((), outcomes) = meet(subject, round, &first, purging).await;
         assert_eq!(assert_one_winner(&outcomes, Acquisition::Fresh), 1);
         assert!(subject.peek(&first.id).await.is_some(), "purge removed a live record");
     }
