@@ -320,6 +320,11 @@ impl Model for Leased {
         (next != *before).then_some(next)
     }
 
+    /// A sound machine stays well within; with a broken one that counts for ever the search has to end all the same.
+    fn within_boundary(&self, situation: &Situation) -> bool {
+        situation.world.peek().is_none_or(|record| record.attempt <= 8)
+    }
+
     fn properties(&self) -> Vec<Property<Self>> {
         promises::of(self.contract, self.promised)
     }
