@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, body};
-use idem_axum::{HttpPolicy, Idempotency, IdempotencyLayer, IdempotentTransaction};
+use idem_axum::{HttpPolicy, Idempotency, IdempotencyContext, IdempotencyLayer, IdempotentTransaction};
 use idem_sqlite::{SqliteStore, SqliteTransaction};
 use sqlx::SqlitePool;
 
@@ -60,6 +60,7 @@ impl<S: Sync> FromRequestParts<S> for Tenant {
 async fn create_payment(
     State(app): State<Arc<App>>,
     Tenant(tenant): Tenant,
+    IdempotencyContext(context): IdempotencyContext,
     transaction: Option<IdempotentTransaction<SqliteTransaction>>,
     headers: HeaderMap,
     request: Request,
@@ -84,12 +85,14 @@ async fn create_payment(
     if let Some(response) = simulation.after().await {
         return Ok(response);
     }
-    let location = [(header::LOCATION, format!("/v1/payments/{}", payment.id))];
+    tracing::info!(payment = payment.id, attempt = context.attempt(), "money moved");
+    let location = (header::LOCATION, format!("/v1/payments/{}", payment.id));
+    let attempt = (HeaderName::from_static("x-attempt"), context.attempt().to_string());
     let mut document = serde_json::json!(payment);
     if simulation.padding > 0 {
         document["padding"] = "p".repeat(simulation.padding).into();
     }
-    Ok(simulation.dress((StatusCode::CREATED, location, Json(document)).into_response()))
+    Ok(simulation.dress((StatusCode::CREATED, [location, attempt], Json(document)).into_response()))
 }
 
 async fn list_payments(

@@ -1,0 +1,109 @@
+//! `kill -9` in the middle, a restart, a retry.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Answer, Contract, Request, Server, eventually};
+
+const LEASE_MS: &str = "2000";
+const LEASE: Duration = Duration::from_secs(2);
+
+/// Time for the retries themselves, on a loaded machine.
+const MARGIN: Duration = Duration::from_secs(3);
+
+/// A server that was killed while it made a payment, started again, and the time of its death.
+fn crashed(contract: Contract, simulate: &str, effects_before_death: u64) -> (Server, Instant) {
+    let mut server = Server::start(contract, &["--lease-ms", LEASE_MS]);
+    let stream = Request::pay("k").simulate(simulate).begin(server.address);
+    eventually("the record", || (server.records() == 1).then_some(()));
+    eventually("the effect", || (server.effects() == effects_before_death).then_some(()));
+    server.kill();
+    let died_at = Instant::now();
+    assert_eq!(Answer::read(stream, "POST"), None, "nobody was answered");
+    server.start_again();
+    (server, died_at)
+}
+
+/// Retries until the answer is not 409; says it and whether it came within a lease of `died_at`.
+fn retried(server: &Server, died_at: Instant) -> Answer {
+    let answer = eventually("an answer", || {
+        let answer = server.send(&Request::pay("k"));
+        if answer.status == 409 {
+            assert_eq!(answer.problem().as_deref(), Some("in-progress"));
+            assert!(answer.retry_after().unwrap() <= 2, "no longer than the lease: {answer:?}");
+        }
+        (answer.status != 409).then_some(answer)
+    });
+    let took = died_at.elapsed();
+    assert!(took < LEASE + MARGIN, "stuck for {took:?}");
+    answer
+}
+
+#[test]
+fn transactional_makes_the_payment_exactly_once_within_a_lease() {
+    // Before the effect, and after it but before the commit: nobody can see it then, so the ledger says 0.
+    for simulate in ["delay-before=60000", "delay-after=60000"] {
+        let (server, died_at) = crashed(Contract::Transactional, simulate, 0);
+        let answer = retried(&server, died_at);
+        assert_eq!(answer.status, 201, "{simulate}");
+        assert!(!answer.is_replay());
+        assert!(server.send(&Request::pay("k")).is_replay());
+        assert_eq!(server.effects(), 1, "{simulate}");
+    }
+}
+
+#[test]
+fn at_most_once_never_makes_a_second_payment() {
+    for (simulate, effects) in [("delay-before=60000", 0), ("delay-after=60000", 1)] {
+        let (server, died_at) = crashed(Contract::AtMostOnce, simulate, effects);
+        let first_retry = server.send(&Request::pay("k"));
+        assert_eq!(first_retry.status, 409, "the lease of the dead still holds");
+        let answer = retried(&server, died_at);
+        assert_eq!((answer.status, answer.problem().as_deref()), (504, Some("outcome-unknown")), "{simulate}");
+        let again = server.send(&Request::pay("k"));
+        assert_eq!(again.essence(), answer.essence());
+        assert_eq!(server.effects(), effects, "{simulate}");
+    }
+}
+
+#[test]
+fn at_least_once_runs_again_as_attempt_2() {
+    for (simulate, effects) in [("delay-before=60000", 0), ("delay-after=60000", 1)] {
+        let (server, died_at) = crashed(Contract::AtLeastOnce, simulate, effects);
+        let answer = retried(&server, died_at);
+        assert_eq!(answer.status, 201, "{simulate}");
+        assert!(!answer.is_replay());
+        assert_eq!(answer.header("x-attempt"), Some("2"));
+        assert_eq!(server.effects(), effects + 1, "{simulate}");
+        assert!(server.send(&Request::pay("k")).is_replay());
+    }
+}
+
+#[test]
+fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract() {
+    for (contract, status, effects) in
+        [(Contract::Transactional, 201, 1), (Contract::AtMostOnce, 504, 1), (Contract::AtLeastOnce, 201, 2)]
+    {
+        let mut server = Server::start(contract, &["--lease-ms", LEASE_MS]);
+        assert_eq!(Request::pay("k").simulate("abort-after-effect").try_send(server.address), None);
+        let died_at = Instant::now();
+        assert!(!server.wait().success());
+        server.start_again();
+        assert_eq!(retried(&server, died_at).status, status, "{contract:?}");
+        assert_eq!(server.effects(), effects, "{contract:?}");
+    }
+}
+
+#[test]
+fn a_payment_that_takes_longer_than_its_lease_is_not_made_twice() {
+    for contract in Contract::ALL {
+        let server = Server::start(contract, &["--lease-ms", "300"]);
+        let stream = Request::pay("k").simulate("delay-before=1500").begin(server.address);
+        eventually("the record", || (server.records() == 1).then_some(()));
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(1000) {
+            assert_eq!(server.send(&Request::pay("k")).status, 409, "the lease is renewed under {contract:?}");
+        }
+        assert_eq!(Answer::read(stream, "POST").unwrap().status, 201);
+        assert_eq!(server.effects(), 1);
+    }
+}

@@ -1,0 +1,149 @@
+//! The decisions of the HTTP policy that the other files do not have.
+
+use std::io::Write;
+use std::time::Duration;
+
+use sqlx::{ConnectOptions, Connection};
+
+use crate::support::{Answer, Contract, Request, Server, eventually};
+
+#[test]
+fn the_first_answer_is_replayed_also_after_a_restart() {
+    for contract in Contract::ALL {
+        let mut server = Server::start(contract, &[]);
+        let first = server.send(&Request::pay("k"));
+        assert_eq!(first.status, 201);
+        assert!(!first.is_replay());
+        let id = first.json()["id"].as_str().unwrap().to_owned();
+        assert_eq!(first.header("location"), Some(format!("/v1/payments/{id}").as_str()));
+        server.terminate();
+        assert_eq!(server.wait().code(), Some(0));
+        server.start_again();
+        let again = server.send(&Request::pay("k"));
+        assert!(again.is_replay());
+        assert_eq!(again.essence(), first.essence());
+        assert_eq!(server.effects(), 1);
+        assert_eq!(server.send(&Request::get(&format!("/v1/payments/{id}"))).status, 200);
+    }
+}
+
+#[test]
+fn a_duplicate_of_a_running_request_gets_409_with_the_rest_of_the_lease() {
+    let server = Server::start(Contract::Transactional, &["--lease-ms", "20000"]);
+    let running = Request::pay("k").simulate("delay-before=1500").begin(server.address);
+    eventually("the first request", || (server.records() == 1).then_some(()));
+    let duplicate = server.send(&Request::pay("k"));
+    assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")));
+    assert!((15..=20).contains(&duplicate.retry_after().unwrap()), "{duplicate:?}");
+    assert!(!duplicate.is_replay());
+    assert_eq!(Answer::read(running, "POST").unwrap().status, 201);
+}
+
+#[test]
+fn a_client_may_ask_to_wait_whatever_the_server_says() {
+    let server = Server::start(Contract::AtMostOnce, &[]);
+    let running = Request::pay("k").simulate("delay-before=1000").begin(server.address);
+    eventually("the first request", || (server.records() == 1).then_some(()));
+    let waited = server.send(&Request::pay("k").header("Prefer", "wait=20"));
+    let first = Answer::read(running, "POST").unwrap();
+    assert!(waited.is_replay());
+    assert_eq!(waited.essence(), first.essence());
+}
+
+#[test]
+fn a_client_may_decline_to_wait() {
+    let server = Server::start(Contract::AtMostOnce, &["--wait-ms", "20000"]);
+    let running = Request::pay("k").simulate("delay-before=2000").begin(server.address);
+    eventually("the first request", || (server.records() == 1).then_some(()));
+    assert_eq!(server.send(&Request::pay("k").header("Prefer", "wait=0")).status, 409);
+    assert_eq!(Answer::read(running, "POST").unwrap().status, 201);
+}
+
+#[test]
+fn the_body_limit_is_exact_and_nothing_runs_beyond_it() {
+    let server = Server::start(Contract::Transactional, &["--body-limit", "200"]);
+    let padded = |length: usize| {
+        let body = r#"{"amount": 1, "currency": "EUR", "recipient": "a"}"#;
+        format!("{body}{}", " ".repeat(length - body.len()))
+    };
+    assert_eq!(server.send(&Request::pay("199").body(padded(199))).status, 201);
+    assert_eq!(server.send(&Request::pay("200").body(padded(200))).status, 201);
+    let over = server.send(&Request::pay("201").body(padded(201)));
+    assert_eq!((over.status, over.problem().as_deref()), (413, Some("body-too-large")));
+    assert_eq!((server.effects(), server.records()), (2, 2));
+}
+
+#[test]
+fn a_slow_upload_holds_no_lease() {
+    let server = Server::start(Contract::Transactional, &[]);
+    let request = Request::pay("k");
+    let mut slow = request.begin_part(server.address, 10);
+    let fast = server.send(&request);
+    assert_eq!(fast.status, 201);
+    slow.write_all(&br#"{"amount": 1250, "currency": "EUR", "recipient": "alice"}"#[10..]).unwrap();
+    let slow = Answer::read(slow, "POST").unwrap();
+    assert!(slow.is_replay());
+    assert_eq!(slow.essence(), fast.essence());
+    // An upload that breaks off leaves nothing behind.
+    drop(Request::pay("broken").begin_part(server.address, 10));
+    assert_eq!((server.effects(), server.records()), (1, 1));
+}
+
+#[test]
+fn a_store_that_cannot_answer_is_503_and_nothing_runs() {
+    let server = Server::start(Contract::Transactional, &[]);
+    assert_eq!(server.send(&Request::pay("known")).status, 201);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(server.store());
+    let mut writer = runtime.block_on(options.connect()).unwrap();
+    runtime.block_on(sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut writer)).unwrap();
+    let refused = server.send(&Request::pay("new"));
+    assert_eq!((refused.status, refused.problem().as_deref()), (503, Some("store-unavailable")));
+    assert!(refused.retry_after().is_some());
+    assert!(server.send(&Request::pay("known")).is_replay(), "a replay needs no writer");
+    runtime.block_on(sqlx::raw_sql("ROLLBACK").execute(&mut writer)).unwrap();
+    runtime.block_on(writer.close()).unwrap();
+    assert_eq!(server.effects(), 1);
+    let answer = eventually("the store's return", || {
+        let answer = server.send(&Request::pay("new"));
+        (answer.status == 201).then_some(answer)
+    });
+    assert_eq!(answer.status, 201);
+    assert_eq!(server.effects(), 2);
+}
+
+#[test]
+fn application_refusals_are_the_applications_own_and_are_replayed() {
+    let server = Server::start(Contract::Transactional, &[]);
+    let bodies = [
+        r#"{"amount": 1250, "currency": "EUR", "recipient": "alice", "tip": 1}"#,
+        r#"{"amount": 0, "currency": "EUR", "recipient": "alice"}"#,
+        r#"{"amount": 9007199254740993, "currency": "EUR", "recipient": "alice"}"#,
+        r#"{"amount": 1, "currency": "euro", "recipient": "alice"}"#,
+        r#"{"amount": 1, "currency": "EUR", "recipient": ""}"#,
+        "not json",
+    ];
+    for (at, body) in bodies.into_iter().enumerate() {
+        let request = Request::pay(&format!("k{at}")).body(body);
+        let (first, again) = (server.send(&request), server.send(&request));
+        assert_eq!(first.status, 422, "{body}");
+        assert_eq!(first.json()["type"], "urn:payments:problem:invalid-payment");
+        assert!(again.is_replay());
+        assert_eq!(again.essence(), first.essence());
+    }
+    assert_eq!(server.effects(), 0);
+}
+
+#[test]
+fn retention_ends_and_the_key_is_free_again() {
+    let server = Server::start(Contract::Transactional, &["--retention-s", "1"]);
+    let first = server.send(&Request::pay("k"));
+    let second = eventually("the end of the retention", || {
+        std::thread::sleep(Duration::from_millis(100));
+        let answer = server.send(&Request::pay("k"));
+        (!answer.is_replay()).then_some(answer)
+    });
+    assert_eq!((first.status, second.status), (201, 201));
+    assert_ne!(first.body, second.body);
+    assert_eq!(server.effects(), 2);
+}

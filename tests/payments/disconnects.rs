@@ -1,0 +1,136 @@
+//! Clients that go away while their payment is made.
+
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use bytes::Bytes;
+use socket2::SockRef;
+
+use crate::support::{Contract, Request, Server, eventually};
+
+/// How a client leaves.
+const WAYS: [(&str, fn(TcpStream)); 3] = [("FIN", drop), ("RST", reset), ("half-close", half_close)];
+
+fn reset(stream: TcpStream) {
+    // Closing with a linger of zero sends RST instead of FIN.
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+fn half_close(stream: TcpStream) {
+    stream.shutdown(Shutdown::Write).unwrap();
+    // Read to the end, as a client does that still wants its answer.
+    let _ = crate::support::Answer::read(stream, "POST");
+}
+
+/// Waits until the request has acquired its key.
+fn running(server: &Server) {
+    eventually("the first request", || (server.records() == 1).then_some(()));
+}
+
+/// The retry of a client that left gets the replay, and money moved once.
+fn retry_gets_the_replay(server: &Server, what: &str) {
+    let retry = server.send(&Request::pay("k").header("Prefer", "wait=20"));
+    assert_eq!(retry.status, 201, "{what}");
+    assert!(retry.is_replay(), "{what}");
+    assert_eq!(server.effects(), 1, "{what}");
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_finds_its_payment_made_once() {
+    for contract in Contract::ALL {
+        for (way, leave) in WAYS {
+            let server = Server::start(contract, &[]);
+            let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
+            running(&server);
+            leave(stream);
+            retry_gets_the_replay(&server, &format!("{way} under {contract:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_first_makes_the_payments_of_clients_that_left() {
+    for contract in Contract::ALL {
+        for (way, leave) in WAYS {
+            let mut server = Server::start(contract, &[]);
+            let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
+            running(&server);
+            server.terminate();
+            leave(stream);
+            assert_eq!(server.wait().code(), Some(0), "{way} under {contract:?}");
+            server.start_again();
+            retry_gets_the_replay(&server, &format!("{way} and SIGTERM under {contract:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_answers_the_clients_that_stay() {
+    let mut server = Server::start(Contract::Transactional, &[]);
+    let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
+    running(&server);
+    server.terminate();
+    assert_eq!(crate::support::Answer::read(stream, "POST").unwrap().status, 201);
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn an_http_2_stream_that_is_reset_finds_its_payment_made_once() {
+    for contract in Contract::ALL {
+        let server = Server::start(contract, &[]);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (mut response, _send) = runtime.block_on(begin_http_2(server.address));
+        running(&server);
+        runtime.block_on(async {
+            // The request is under way: there is no response yet.
+            assert!(tokio::time::timeout(Duration::from_millis(1), &mut response).await.is_err());
+        });
+        drop(response);
+        drop(_send);
+        retry_gets_the_replay(&server, &format!("RST_STREAM under {contract:?}"));
+    }
+}
+
+/// Sends the payment over HTTP/2; dropping both handles resets the stream.
+async fn begin_http_2(address: SocketAddr) -> (h2::client::ResponseFuture, h2::SendStream<Bytes>) {
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::post(format!("http://{address}/v1/payments"))
+        .header("authorization", "Bearer acme")
+        .header("content-type", "application/json")
+        .header("idempotency-key", "k")
+        .header("x-simulate", "delay-before=1000")
+        .body(())
+        .unwrap();
+    let mut client = client.ready().await.unwrap();
+    let (response, mut send) = client.send_request(request, false).unwrap();
+    let body = r#"{"amount": 1250, "currency": "EUR", "recipient": "alice"}"#;
+    send.send_data(Bytes::from_static(body.as_bytes()), true).unwrap();
+    (response, send)
+}
+
+#[test]
+fn http_2_gets_the_same_answers() {
+    let server = Server::start(Contract::Transactional, &[]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let over_http_2 = || {
+        runtime.block_on(async {
+            let (response, _send) = begin_http_2(server.address).await;
+            let (head, mut body) = response.await.unwrap().into_parts();
+            let mut bytes = Vec::new();
+            while let Some(chunk) = body.data().await {
+                bytes.extend(chunk.unwrap());
+            }
+            (head.status.as_u16(), head.headers.contains_key("idempotency-replayed"), bytes)
+        })
+    };
+    let (first, again) = (over_http_2(), over_http_2());
+    assert_eq!((first.0, first.1), (201, false));
+    assert_eq!((again.0, again.1), (201, true));
+    assert_eq!(first.2, again.2);
+    let over_http_1 = server.send(&Request::pay("k"));
+    assert!(over_http_1.is_replay());
+    assert_eq!(over_http_1.body, first.2);
+    assert_eq!(server.effects(), 1);
+}

@@ -1,0 +1,87 @@
+//! What a replay keeps, and what it leaves out.
+
+use crate::support::{Contract, Request, Server};
+
+#[test]
+fn header_fields_survive_in_order_repeated_and_not_utf_8() {
+    for contract in Contract::ALL {
+        let server = Server::start(contract, &[]);
+        let request = Request::pay("k").simulate("raw-header");
+        let (first, again) = (server.send(&request), server.send(&request));
+        assert!(again.is_replay());
+        assert_eq!(first.values("x-raw"), [b"\xFF\xFE raw"]);
+        assert_eq!(first.values("x-repeated"), [b"one", b"two"]);
+        assert_eq!(again.essence(), first.essence());
+        assert_eq!(server.send(&request).essence(), first.essence(), "replays are stable");
+    }
+}
+
+#[test]
+fn a_cookie_reaches_the_first_client_only() {
+    let server = Server::start(Contract::Transactional, &[]);
+    let request = Request::pay("k").simulate("set-cookie");
+    let (first, again) = (server.send(&request), server.send(&request));
+    assert_eq!(first.header("set-cookie"), Some("session=secret"));
+    assert!(again.is_replay());
+    assert_eq!(again.header("set-cookie"), None);
+    assert_eq!(again.body, first.body);
+}
+
+#[test]
+fn a_streamed_answer_is_replayed_whole() {
+    let server = Server::start(Contract::AtLeastOnce, &[]);
+    let request = Request::pay("k").simulate("stream=300000");
+    let (first, again) = (server.send(&request), server.send(&request));
+    assert_eq!(first.body.len(), 300_000);
+    assert!(again.is_replay());
+    assert_eq!(again.essence(), first.essence());
+}
+
+#[test]
+fn an_answer_over_the_limit_leaves_a_tombstone_and_never_runs_again() {
+    for contract in Contract::ALL {
+        let server = Server::start(contract, &["--stored-limit", "1000"]);
+        for (key, length, kept) in [("999", 999, true), ("1000", 1000, true), ("1001", 1001, false)] {
+            let request = Request::pay(key).simulate(&format!("stream={length}"));
+            let (first, again) = (server.send(&request), server.send(&request));
+            assert_eq!((first.status, first.body.len()), (201, length), "the first client gets all of it");
+            assert!(again.is_replay());
+            if kept {
+                assert_eq!(again.essence(), first.essence());
+            } else {
+                assert_eq!((again.status, again.problem().as_deref()), (410, Some("body-not-retained")));
+                assert_eq!(again.json()["original_status"], 201);
+                assert_eq!(again.header("location"), first.header("location"));
+            }
+        }
+        assert_eq!(server.effects(), 3, "{contract:?}");
+    }
+}
+
+#[test]
+fn an_answer_of_exactly_one_mebibyte_is_kept_by_default() {
+    let server = Server::start(Contract::Transactional, &[]);
+    let request = Request::pay("k").simulate("stream=1048576");
+    let (first, again) = (server.send(&request), server.send(&request));
+    assert!(again.is_replay());
+    assert_eq!(again.essence(), first.essence());
+}
+
+#[test]
+fn a_large_answer_streams_on_beyond_what_is_kept() {
+    let server = Server::start(Contract::Transactional, &[]);
+    let request = Request::pay("k").simulate("stream=20000000");
+    assert_eq!(server.send(&request).body.len(), 20_000_000);
+    assert_eq!(server.send(&request).status, 410);
+    assert_eq!(server.effects(), 1);
+}
+
+#[test]
+fn answers_without_a_body_are_replayed_without_one() {
+    let server = Server::start(Contract::Transactional, &[]);
+    let request = Request::pay("k").simulate("stream=0");
+    let (first, again) = (server.send(&request), server.send(&request));
+    assert_eq!((first.status, first.body.len()), (201, 0));
+    assert!(again.is_replay());
+    assert_eq!(again.essence(), first.essence());
+}

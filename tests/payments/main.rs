@@ -1,0 +1,13 @@
+//! Whole-system tests: the payments example over real sockets, with real files, killed for real.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
+
+mod crashes;
+mod decisions;
+mod disconnects;
+mod duplicates;
+mod fidelity;
+mod fingerprints;
+mod keys;
+mod readme;
+mod settlements;
+mod support;

@@ -1,0 +1,24 @@
+//! The server under test, and a client that sends exactly the bytes it is told to.
+
+mod client;
+mod server;
+
+use std::time::{Duration, Instant};
+
+pub(crate) use client::{Answer, Request};
+pub(crate) use server::{Contract, Server};
+
+/// Far above what anything here takes on a loaded machine, so that running into it is a failure.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Asks again and again until the answer is the one that is awaited; fails after [`PATIENCE`].
+pub(crate) fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let give_up_at = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < give_up_at, "{what} did not happen within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
