@@ -78,6 +78,10 @@ struct Container {
     pointers: Vec<usize>,
     /// Those of them that lead into the present member or element.
     item_pointers: Vec<usize>,
+    /// Those of them that ended at a member or element so far.
+    ended_pointers: Vec<usize>,
+    /// Whether the present member is ignored and has the name of one before.
+    item_ignored_twice: bool,
 }
 
 /// A closed member of an open object, as ranges of the output.
@@ -227,6 +231,8 @@ impl JsonCanonicalizer {
             item_ignored: false,
             pointers,
             item_pointers: Vec::new(),
+            ended_pointers: Vec::new(),
+            item_ignored_twice: false,
         });
         self.expect = if is_object { Expect::FirstName } else { Expect::FirstElement };
     }
@@ -244,6 +250,9 @@ impl JsonCanonicalizer {
             object.name = characters;
             if !object.pointers.is_empty() {
                 object.enter(&self.ignored, depth - 1, text);
+                if object.item_ignored_twice {
+                    return self.doubt();
+                }
             }
         }
         self.out.push(0xFF);
@@ -316,7 +325,12 @@ impl Container {
     fn enter(&mut self, ignored: &[JsonPointer], depth: usize, token: &str) {
         let leads_here = |&at: &usize| ignored[at].tokens().get(depth).is_some_and(|name| name == token);
         self.item_pointers = self.pointers.iter().copied().filter(leads_here).collect();
-        self.item_ignored = self.item_pointers.iter().any(|&at| ignored[at].tokens().len() == depth + 1);
+        let ending = self.item_pointers.iter().find(|&&at| ignored[at].tokens().len() == depth + 1);
+        self.item_ignored = ending.is_some();
+        if let Some(pointer) = ending {
+            self.item_ignored_twice = self.ended_pointers.contains(pointer);
+            self.ended_pointers.push(*pointer);
+        }
     }
 }
 

@@ -232,3 +232,17 @@ fn an_ignored_value_still_has_to_be_well_formed() {
         assert_eq!(canonical_ignoring(text.as_bytes(), &["/a"]), None, "{text}");
     }
 }
+
+#[test]
+fn an_ignored_member_may_stand_there_once_only() {
+    let doubtful =
+        |ignored: &[&str], text: &str| assert_eq!(canonical_ignoring(text.as_bytes(), ignored), None, "{text}");
+    doubtful(&["/a"], r#"{"a":1,"a":1}"#);
+    doubtful(&["/a"], r#"{"a":1,"b":2,"\u0061":3}"#);
+    doubtful(&["/b", "/a", "/a/c"], r#"{"a":1,"b":2,"a":3}"#);
+    doubtful(&["/x/a"], r#"{"x":{"a":1,"a":2}}"#);
+    doubtful(&["/a/b"], r#"{"a":{"b":1},"a":{"b":1}}"#);
+    assert_ignored(&["/a", "/a"], r#"{"a":1,"b":2}"#, r#"{"b":2}"#);
+    assert_ignored(&["/a", "/b", "/b/0"], r#"{"a":1,"b":2}"#, "{}");
+    assert_ignored(&["/0/a", "/1/a"], r#"[{"a":1},{"a":1},{"a":1}]"#, r#"[{},{},{"a":1}]"#);
+}
