@@ -1,0 +1,42 @@
+//! A store in a folder of its own, on a clock that stands still.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+
+use std::sync::Arc;
+
+use idem_core::Timestamp;
+use idem_core::memory::ManualClock;
+use idem_sqlite::{SqliteConfig, SqliteStore};
+use idem_testkit::Subject;
+use tempfile::TempDir;
+
+pub struct Database {
+    pub store: SqliteStore,
+    pub clock: Arc<ManualClock>,
+    pub folder: TempDir,
+}
+
+impl Database {
+    pub async fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+        let store = SqliteStore::open(Self::config(&folder).clock(clock.clone())).await.unwrap();
+        Self { store, clock, folder }
+    }
+
+    /// Syncing to the disk is not what these tests are about, and takes most of their time.
+    fn config(folder: &TempDir) -> SqliteConfig {
+        let url = format!("sqlite://{}", folder.path().join("records.db").display());
+        SqliteConfig::new(url).dangerous_synchronous_normal()
+    }
+
+    /// Another store on the same file, as another process would have.
+    pub async fn another(&self) -> SqliteStore {
+        SqliteStore::open(Self::config(&self.folder).clock(self.clock.clone())).await.unwrap()
+    }
+
+    pub async fn subject() -> Subject {
+        let Self { store, clock, folder } = Self::new().await;
+        let store = Arc::new(store);
+        Subject::new(store.clone(), store, clock).keeping(folder)
+    }
+}

@@ -1,0 +1,176 @@
+//! Business writes and the record commit together, or not at all.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::{
+    AcquireOutcome, Begin, IdempotencyStore, Lease, OwnerOutcome, Settlement, StoreTransaction, TransactionalStore,
+    Writes,
+};
+use idem_sqlite::{SqliteConfig, SqliteStore, SqliteTransaction};
+use idem_testkit::fixture::{KEPT, LEASE, completed, repeat_of, request};
+use sqlx::{Connection, Row};
+use support::Database;
+
+async fn with_table() -> Database {
+    let database = Database::new().await;
+    sqlx::raw_sql("CREATE TABLE effects (id INTEGER PRIMARY KEY)").execute(database.store.pool()).await.unwrap();
+    database
+}
+
+async fn begin(store: &SqliteStore, request: &idem_core::Acquire) -> (Lease, Box<dyn StoreTransaction>) {
+    match store.begin(request).await.unwrap() {
+        Begin::Acquired { lease, transaction, renew: true } => (lease, transaction),
+        other => panic!("not acquired: {other:?}"),
+    }
+}
+
+async fn write(transaction: &mut dyn StoreTransaction) {
+    let connection: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+    sqlx::raw_sql("INSERT INTO effects DEFAULT VALUES").execute(&mut **connection).await.unwrap();
+}
+
+async fn effects(store: &SqliteStore) -> i64 {
+    sqlx::query("SELECT count(*) FROM effects").fetch_one(store.pool()).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn writes_and_record_commit_together() {
+    let database = with_table().await;
+    let request = request();
+    let (_, mut transaction) = begin(&database.store, &request).await;
+    write(&mut *transaction).await;
+    let duplicate = database.store.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(duplicate, AcquireOutcome::InProgress { .. }), "answered at once, although a writer is at work");
+    assert_eq!(effects(&database.store).await, 0, "nobody sees what is not committed");
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    assert_eq!(effects(&database.store).await, 1);
+    assert!(matches!(database.store.acquire(&repeat_of(&request)).await.unwrap(), AcquireOutcome::Replay(_)));
+}
+
+#[tokio::test]
+async fn discarded_writes_are_gone_and_the_record_is_settled_all_the_same() {
+    let database = with_table().await;
+    let request = request();
+    let (_, mut transaction) = begin(&database.store, &request).await;
+    write(&mut *transaction).await;
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Discard).await.unwrap(), OwnerOutcome::Applied);
+    assert_eq!(effects(&database.store).await, 0);
+    assert!(matches!(database.store.acquire(&repeat_of(&request)).await.unwrap(), AcquireOutcome::Replay(_)));
+}
+
+#[tokio::test]
+async fn a_release_may_keep_the_writes() {
+    let database = with_table().await;
+    for (writes, expected) in [(Writes::Discard, 0), (Writes::Keep, 1)] {
+        let request = request();
+        let (_, mut transaction) = begin(&database.store, &request).await;
+        write(&mut *transaction).await;
+        assert_eq!(transaction.finish(&Settlement::Released, KEPT, writes).await.unwrap(), OwnerOutcome::Applied);
+        assert_eq!(effects(&database.store).await, expected);
+        assert_eq!(database.store.peek(&request.id).await.unwrap(), None);
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_that_lost_its_lease_commits_nothing() {
+    let database = with_table().await;
+    let request = request();
+    let (_, mut late) = begin(&database.store, &request).await;
+    database.clock.advance(LEASE);
+    let successor = repeat_of(&request);
+    let (lease, transaction) = begin(&database.store, &successor).await;
+    assert_eq!(lease.attempt, 2);
+    write(&mut *late).await;
+    assert_eq!(late.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::LeaseLost);
+    assert_eq!(effects(&database.store).await, 0);
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+}
+
+#[tokio::test]
+async fn a_dropped_transaction_is_rolled_back_and_its_connection_is_clean() {
+    let database = with_table().await;
+    for _ in 0..40 {
+        let (_, mut transaction) = begin(&database.store, &request()).await;
+        write(&mut *transaction).await;
+        drop(transaction);
+    }
+    let (_, mut transaction) = begin(&database.store, &request()).await;
+    write(&mut *transaction).await;
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    assert_eq!(effects(&database.store).await, 1);
+}
+
+#[tokio::test]
+async fn a_handler_that_only_read_settles_although_somebody_wrote_since() {
+    let database = with_table().await;
+    let request = request();
+    let (_, mut transaction) = begin(&database.store, &request).await;
+    let connection: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+    sqlx::query("SELECT count(*) FROM effects").fetch_one(&mut **connection).await.unwrap();
+    sqlx::raw_sql("INSERT INTO effects DEFAULT VALUES").execute(database.store.pool()).await.unwrap();
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    assert!(matches!(database.store.acquire(&repeat_of(&request)).await.unwrap(), AcquireOutcome::Replay(_)));
+}
+
+#[tokio::test]
+async fn nested_transactions_of_the_handler_are_savepoints() {
+    let database = with_table().await;
+    let (_, mut transaction) = begin(&database.store, &request()).await;
+    let connection: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+    let mut nested = connection.begin().await.unwrap();
+    sqlx::raw_sql("INSERT INTO effects DEFAULT VALUES").execute(&mut *nested).await.unwrap();
+    nested.rollback().await.unwrap();
+    write(&mut *transaction).await;
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    assert_eq!(effects(&database.store).await, 1);
+}
+
+#[tokio::test]
+async fn a_handler_that_ends_the_transaction_itself_is_noticed() {
+    for end in ["COMMIT", "ROLLBACK"] {
+        let database = with_table().await;
+        let request = request();
+        let (_, mut transaction) = begin(&database.store, &request).await;
+        let connection: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+        sqlx::raw_sql(end).execute(&mut **connection).await.unwrap();
+        let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+        assert!(error.to_string().contains("was ended before"), "{error}");
+        let duplicate = database.store.acquire(&repeat_of(&request)).await.unwrap();
+        assert!(matches!(duplicate, AcquireOutcome::InProgress { .. }), "it is not settled: {duplicate:?}");
+    }
+}
+
+#[tokio::test]
+async fn when_no_transaction_can_be_had_the_key_is_given_back() {
+    let database = with_table().await;
+    let url = format!("sqlite://{}", database.folder.path().join("records.db").display());
+    let one = SqliteConfig::new(url).max_transactions(std::num::NonZeroU32::MIN).clock(database.clock.clone());
+    let store = SqliteStore::open(one).await.unwrap();
+    store.pool().close().await;
+    let request = request();
+    store.begin(&request).await.unwrap_err();
+    assert_eq!(store.peek(&request.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn handlers_that_write_at_once_queue_for_the_lock_and_all_commit() {
+    let database = Arc::new(with_table().await);
+    let handlers: Vec<_> = (0..32)
+        .map(|_| {
+            let database = Arc::clone(&database);
+            tokio::spawn(async move {
+                let (_, mut transaction) = begin(&database.store, &request()).await;
+                write(&mut *transaction).await;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap()
+            })
+        })
+        .collect();
+    for handler in handlers {
+        assert_eq!(handler.await.unwrap(), OwnerOutcome::Applied);
+    }
+    assert_eq!(effects(&database.store).await, 32);
+}
