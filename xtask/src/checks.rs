@@ -1,0 +1,63 @@
+//! What a change has to pass besides the tests.
+
+use std::error::Error;
+
+use crate::command::{cargo, is_installed, output_of, run, workspace};
+
+pub(crate) fn format() -> Result<(), Box<dyn Error>> {
+    run(&mut cargo(&["fmt", "--all", "--", "--check"]))
+}
+
+pub(crate) fn lints() -> Result<(), Box<dyn Error>> {
+    run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))
+}
+
+pub(crate) fn documentation() -> Result<(), Box<dyn Error>> {
+    let mut command = cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
+    run(command.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// Without features, the core depends on no runtime, no HTTP and no database.
+pub(crate) fn core_is_pure() -> Result<(), Box<dyn Error>> {
+    const BANNED: [&str; 8] = ["tokio", "http", "hyper", "sqlx", "redis", "axum", "actix-web", "tower"];
+    let tree = output_of(&mut cargo(&["tree", "-p", "idem-core", "-e", "normal", "--prefix", "none"]))?;
+    let names = tree.lines().filter_map(|line| line.split(' ').next());
+    let impure: Vec<&str> = names.filter(|name| BANNED.iter().any(|banned| name.starts_with(banned))).collect();
+    if impure.is_empty() { Ok(()) } else { Err(format!("idem-core depends on {}", impure.join(", ")).into()) }
+}
+
+pub(crate) fn mutants() -> Result<(), Box<dyn Error>> {
+    if !is_installed("cargo-mutants") {
+        return Err("cargo-mutants is missing; run `cargo install --locked cargo-mutants`".into());
+    }
+    let mut command = cargo(&["mutants", "-p", "idem-core", "--jobs", "2"]);
+    command.env("PROPTEST_CASES", "64");
+    println!("> cargo mutants -p idem-core --jobs 2");
+    // Status 3: all were caught, some of them only because they looped for ever.
+    match command.status()?.code() {
+        Some(0 | 3) => Ok(()),
+        status => Err(format!("some mutants were not caught (status {status:?}); see mutants.out").into()),
+    }
+}
+
+/// Packs all published crates; the archive of a crate that embeds SQL must carry it.
+pub(crate) fn packages() -> Result<(), Box<dyn Error>> {
+    let published = ["idem-core", "idem-http", "idem-axum", "idem-sqlite", "idem-testkit"];
+    let selection = published.iter().flat_map(|package| ["-p", package]);
+    // What is in the registry already cannot be known here, so the crates are packed and not built from the archives.
+    let mut args = vec!["package", "--no-verify", "--allow-dirty"];
+    args.extend(selection);
+    run(&mut cargo(&args))?;
+    for (package, file) in [("idem-sqlite", "migrations/0001_records.sql")] {
+        let list = output_of(&mut cargo(&["package", "--allow-dirty", "--list", "-p", package]))?;
+        if !list.lines().any(|line| line == file) {
+            return Err(format!("the package {package} does not carry {file}").into());
+        }
+        let source = std::fs::symlink_metadata(workspace().join("crates").join(package).join("migrations"))?;
+        if !source.is_symlink() {
+            return Err(format!("{package}/migrations is not a link to the folder at the top").into());
+        }
+        println!("{package} carries {file}");
+    }
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Commands that are shown before they run, and whose failure is an error.
+
+use std::error::Error;
+use std::path::Path;
+use std::process::Command;
+
+/// The folder of the workspace, wherever `cargo xtask` was called.
+pub(crate) fn workspace() -> &'static Path {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest)
+}
+
+/// `cargo` with these arguments, in the workspace.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(workspace());
+    command
+}
+
+/// Shows and runs a command.
+pub(crate) fn run(command: &mut Command) -> Result<(), Box<dyn Error>> {
+    let shown = shown(command);
+    println!("> {shown}");
+    let status = command.status().map_err(|error| format!("{shown}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{shown}: {status}").into()) }
+}
+
+/// Shows and runs a command, and gives what it printed.
+pub(crate) fn output_of(command: &mut Command) -> Result<String, Box<dyn Error>> {
+    let shown = shown(command);
+    println!("> {shown}");
+    let output = command.output().map_err(|error| format!("{shown}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{shown}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into());
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Whether a program is there.
+pub(crate) fn is_installed(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(program).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
