@@ -141,3 +141,16 @@ impl Chance {
         self.faults[at as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first numbers of the reference implementation from seed 0.
+    #[test]
+    fn chance_is_split_mix_64() {
+        let mut chance = Chance { state: 0, one_in: 1, faults: vec![Fault::ErrorBefore] };
+        let numbers = [chance.next(), chance.next(), chance.next()];
+        assert_eq!(numbers, [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4, 0x06C4_5D18_8009_454F]);
+    }
+}
