@@ -1,0 +1,158 @@
+//! Stores that fail before, after, late, or never answer.
+
+use std::time::Duration;
+
+use idem_core::engine::{Answer, Conclusion, Context, ExecuteError, Idempotency};
+use idem_core::{State, StoreErrorKind};
+use idem_testkit::{Fault, Verb};
+use tokio::time::Instant;
+
+use crate::support::{World, assert_ran, assert_replays, done, operation, panicked};
+
+const TROUBLES: [Fault; 3] = [Fault::ErrorBefore, Fault::ErrorAfter, Fault::LostAnswer];
+
+async fn is_completed(world: &World) -> bool {
+    matches!(world.record().await.map(|record| record.state), Some(State::Completed { .. }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_fails_once_is_repeated_with_the_same_token() {
+    for trouble in TROUBLES {
+        let world = World::new();
+        world.store.next(Verb::Acquire, trouble);
+        assert_ran(&world.run(&world.at_least_once(), Duration::ZERO, done()).await);
+        assert_eq!((world.runs(), world.store.fired()), (1, 1), "{trouble:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_keeps_failing_runs_nothing_and_leaves_no_key_stuck() {
+    for trouble in TROUBLES {
+        let world = World::new();
+        let engine = world.at_least_once();
+        world.store.next(Verb::Acquire, trouble);
+        world.store.next(Verb::Acquire, trouble);
+        let refused = world.run(&engine, Duration::ZERO, done()).await;
+        assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
+        assert_eq!(world.runs(), 0);
+        // What the lost acquires may have taken is given back behind the answer, without waiting for a lease.
+        engine.shutdown().await;
+        assert_eq!(world.record().await, None, "{trouble:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_is_an_error_within_its_time() {
+    let world = World::new();
+    let settings = world.settings().store_timeout(Duration::from_secs(3));
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    world.store.next(Verb::Acquire, Fault::LostAnswer);
+    world.store.next(Verb::Acquire, Fault::LostAnswer);
+    let start = Instant::now();
+    let refused = world.run(&engine, Duration::ZERO, done()).await;
+    let Err(ExecuteError::NotAdmitted(error)) = refused else { panic!("{refused:?}") };
+    assert_eq!((error.kind(), start.elapsed().as_secs()), (StoreErrorKind::Timeout, 6));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_that_fails_for_a_while_is_repeated_before_anyone_is_answered() {
+    for trouble in TROUBLES {
+        let world = World::new();
+        world.store.next(Verb::Settle, trouble);
+        world.store.next(Verb::Settle, trouble);
+        assert_ran(&world.run(&world.at_most_once(), Duration::ZERO, done()).await);
+        assert!(is_completed(&world).await, "{trouble:?}");
+        assert_eq!(world.events.count("SettlementDelayed"), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_that_keeps_failing_does_not_keep_the_answer_back_and_goes_on_behind_it() {
+    let world = World::new();
+    let engine = world.at_most_once();
+    for _ in 0..10_000 {
+        world.store.next(Verb::Settle, Fault::ErrorBefore);
+    }
+    let start = Instant::now();
+    assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+    assert!(start.elapsed() <= Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!(world.events.count("SettlementDelayed"), 1);
+    // Beyond several leases the key is still held, because it is renewed; nothing runs.
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert!(world.store.calls(Verb::Renew) >= 9);
+    let repeat = world.run(&engine, Duration::ZERO, done()).await;
+    assert!(matches!(repeat, Ok(Answer::InProgress { .. })), "{repeat:?}");
+    world.store.heal();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(is_completed(&world).await);
+    assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+    assert_eq!((world.runs(), world.events.count("SettlementLost")), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_is_given_up_when_the_lease_may_not_be_held_any_longer_or_at_shutdown() {
+    let held = Duration::from_secs(60);
+    for shut_down in [false, true] {
+        let world = World::new();
+        let settings = world.settings().held_at_most(held);
+        let engine = Idempotency::at_most_once(world.store.clone(), settings);
+        for _ in 0..10_000 {
+            world.store.next(Verb::Settle, Fault::ErrorBefore);
+        }
+        assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+        if shut_down {
+            let start = Instant::now();
+            engine.shutdown().await;
+            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        } else {
+            tokio::time::sleep(held).await;
+        }
+        assert_eq!(world.events.count("SettlementLost"), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_open_runs_without_protection_and_says_so() {
+    let world = World::new();
+    let engine = Idempotency::at_least_once(world.store.clone(), world.settings().dangerous_fail_open());
+    world.store.next(Verb::Acquire, Fault::ErrorBefore);
+    world.store.next(Verb::Acquire, Fault::ErrorBefore);
+    let run = |context: Context| async move {
+        assert!(!context.is_protected());
+        assert_eq!(context.attempt(), 1);
+        context.checkpoint("nowhere", "to keep it").await.unwrap();
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    let answer = engine.execute(operation(), run, panicked).await;
+    assert!(matches!(answer, Ok(Answer::Ran { value: "ran", protected: false, .. })), "{answer:?}");
+    assert_eq!((world.events.count("FailedOpen"), world.record().await), (1, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_fault_in_any_place_leaves_one_run_and_one_answer() {
+    // One in three calls fails in some way, for many seeds: whoever is answered is answered the same.
+    let mut fired = 0;
+    for seed in 0..200 {
+        let world = World::new();
+        let store = idem_testkit::FaultyStore::new(world.store.inner().clone()).random(seed, 3, TROUBLES);
+        let store = std::sync::Arc::new(store);
+        let engine = Idempotency::at_most_once(store.clone(), world.settings());
+        let mut ran = 0;
+        for _ in 0..30 {
+            match world.run(&engine, Duration::from_secs(1), done()).await {
+                Ok(Answer::Ran { value: "ran", .. }) => ran += 1,
+                Ok(Answer::Replay(replay)) => {
+                    assert_eq!(replay.response, idem_core::StoredResponse::new(201, "paid"), "seed {seed}");
+                }
+                Ok(Answer::InProgress { .. }) | Err(ExecuteError::NotAdmitted(_)) => {}
+                other => panic!("seed {seed}: {other:?}"),
+            }
+        }
+        fired += store.fired();
+        assert!(world.runs() <= 1 && ran == world.runs(), "seed {seed}: {} runs", world.runs());
+        store.heal();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+    }
+    assert!(fired > 1000, "only {fired} faults fired");
+}

@@ -1,0 +1,175 @@
+//! How a lease is kept, lost, taken over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::engine::{Answer, CheckpointError, Conclusion, Context, Idempotency};
+use idem_core::{Acquisition, ReplayKind, State};
+use idem_testkit::{Fault, Verb};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::support::{World, assert_in_progress, assert_ran, assert_replays, done, operation, panicked};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+/// A crash: an operation that has begun and never ends, on an engine of its own.
+async fn crashed(world: &World, engine: Idempotency, checkpoint: Option<&'static str>) {
+    let begun = Arc::new(Notify::new());
+    let run = {
+        let begun = Arc::clone(&begun);
+        move |context: Context| async move {
+            if let Some(name) = checkpoint {
+                context.checkpoint(name, "data").await.unwrap();
+            }
+            begun.notify_one();
+            std::future::pending::<Conclusion<&'static str>>().await
+        }
+    };
+    tokio::spawn(async move { engine.execute(operation(), run, panicked).await });
+    begun.notified().await;
+    // Its process is gone, so nobody renews; the world's clock moves on.
+    for _ in 0..1000 {
+        world.store.next(Verb::Renew, Fault::ErrorBefore);
+    }
+    world.clock.advance(LEASE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_at_a_third_until_the_operation_ends() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    assert_ran(&world.run(&engine, Duration::from_secs(95), done()).await);
+    assert_eq!(world.store.calls(Verb::Renew), 9);
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert_eq!(world.store.calls(Verb::Renew), 9, "and not after");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_not_renewed_for_ever() {
+    let world = World::new();
+    let engine =
+        Idempotency::at_least_once(world.store.clone(), world.settings().held_at_most(Duration::from_secs(60)));
+    let start = Instant::now();
+    let run = move |context: Context| async move {
+        context.lease_lost().await;
+        assert_eq!(start.elapsed().as_secs(), 50 + 27, "a tenth before the end of the last renewal's lease");
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&engine.execute(operation(), run, panicked).await);
+    assert_eq!(world.store.calls(Verb::Renew), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_loss_of_a_lease_is_told_before_it_ends_when_renewals_fail_or_hang() {
+    for trouble in [Fault::ErrorBefore, Fault::LostAnswer] {
+        let world = World::new();
+        for _ in 0..100 {
+            world.store.next(Verb::Renew, trouble);
+        }
+        let start = Instant::now();
+        let run = move |context: Context| async move {
+            context.lease_lost().await;
+            assert_eq!(start.elapsed(), LEASE - LEASE / 10, "{trouble:?}");
+            Conclusion { value: "ran", disposition: done(), retention: None }
+        };
+        assert_ran(&world.at_least_once().execute(operation(), run, panicked).await);
+        assert_eq!(world.events.count("LeaseLost"), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_failed_renewals_do_not_lose_a_lease() {
+    let world = World::new();
+    world.store.next(Verb::Renew, Fault::ErrorBefore);
+    world.store.next(Verb::Renew, Fault::ErrorBefore);
+    assert_ran(&world.run(&world.at_least_once(), Duration::from_secs(60), done()).await);
+    assert_eq!(world.events.count("LeaseLost"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_was_taken_over_is_told_and_gets_its_successors_answer() {
+    let world = World::new();
+    let slow = world.at_least_once();
+    let told = Arc::new(Notify::new());
+    let run = {
+        let (told, world) = (Arc::clone(&told), world.clone());
+        move |context: Context| async move {
+            // As if the process had been suspended: no renewal, and a successor in the meantime.
+            world.clock.advance(LEASE);
+            let successor = world.run(&world.at_least_once(), Duration::ZERO, done()).await;
+            assert!(matches!(successor, Ok(Answer::Ran { attempt: 2, .. })), "{successor:?}");
+            context.lease_lost().await;
+            told.notify_one();
+            let late = idem_core::StoredResponse::new(201, "paid again");
+            let disposition =
+                idem_core::engine::Disposition::Complete { response: late, writes: idem_core::Writes::Keep };
+            Conclusion { value: "ran", disposition, retention: None }
+        }
+    };
+    let answer = slow.execute(operation(), run, panicked).await;
+    told.notified().await;
+    assert_replays(&answer, "paid");
+    assert_replays(&world.run(&slow, Duration::ZERO, done()).await, "paid");
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_crash_at_least_once_runs_again_with_the_last_checkpoint() {
+    let world = World::new();
+    crashed(&world, world.at_least_once(), Some("charged")).await;
+    let run = |context: Context| async move {
+        assert_eq!((context.attempt(), context.acquisition()), (2, Acquisition::Takeover));
+        let checkpoint = context.last_checkpoint().unwrap();
+        assert_eq!((checkpoint.name.as_ref(), checkpoint.data.as_ref()), ("charged", b"data".as_slice()));
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&world.at_least_once().execute(operation(), run, panicked).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_crash_at_most_once_is_unknown_for_ever() {
+    let world = World::new();
+    crashed(&world, world.at_most_once(), None).await;
+    for engine in [world.at_most_once(), world.at_least_once()] {
+        let answer = world.run(&engine, Duration::ZERO, done()).await;
+        let Ok(Answer::Replay(replay)) = answer else { panic!("{answer:?}") };
+        assert_eq!((replay.kind, replay.response.status), (ReplayKind::OutcomeUnknown, 504));
+    }
+    assert_eq!(world.runs(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_its_lease_is_over_a_crashed_key_is_in_progress() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    let stuck = world.run(&engine, Duration::from_secs(1_000_000), done());
+    assert!(tokio::time::timeout(Duration::from_millis(1), stuck).await.is_err());
+    world.clock.advance(LEASE - Duration::from_micros(1));
+    assert_in_progress(&world.run(&world.at_least_once(), Duration::ZERO, done()).await);
+    world.clock.advance(Duration::from_micros(1));
+    assert_ran(&world.run(&world.at_least_once(), Duration::ZERO, done()).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_context_has_keys_for_others_and_refuses_what_makes_no_sense() {
+    let world = World::new();
+    let run = |context: Context| async move {
+        assert!(context.is_protected());
+        assert_eq!(context.downstream_key("charge"), context.clone().downstream_key("charge"));
+        let large = context.checkpoint("large", vec![0; 64 * 1024 + 1]).await;
+        assert!(matches!(large, Err(CheckpointError::TooLarge { bytes: 65_537 })), "{large:?}");
+        context.checkpoint("largest", vec![0; 64 * 1024]).await.unwrap();
+        let none = context.transaction::<String>();
+        assert_eq!(none.unwrap_err(), idem_core::engine::TransactionError::NotTransactional);
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&world.at_least_once().execute(operation(), run, panicked).await);
+    let run = |context: Context| async move {
+        let pointless = context.checkpoint("name", "data").await;
+        assert!(matches!(pointless, Err(CheckpointError::NeverRerun)), "{pointless:?}");
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    let world = World::new();
+    assert_ran(&world.at_most_once().execute(operation(), run, panicked).await);
+    assert!(matches!(world.record().await.unwrap().state, State::Completed { .. }));
+}

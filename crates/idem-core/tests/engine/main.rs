@@ -1,0 +1,9 @@
+//! The engine on a store that fails as it is told, on tokio's clock, which stands still unless everyone waits.
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+mod contracts;
+mod faults;
+mod leases;
+mod support;
+mod typed;
+mod waiting;

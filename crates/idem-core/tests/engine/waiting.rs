@@ -1,0 +1,120 @@
+//! Duplicates that wait for the answer.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use idem_core::engine::{Answer, Idempotency};
+use idem_testkit::Verb;
+use tokio::time::Instant;
+
+use crate::support::{World, assert_in_progress, assert_ran, assert_replays, done, fault, operation};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// An operation that runs for `takes`, begun.
+async fn begun(
+    world: &World,
+    engine: &Idempotency,
+    takes: Duration,
+) -> tokio::task::JoinHandle<crate::support::Result> {
+    let (world, engine) = (world.clone(), engine.clone());
+    let running = tokio::spawn({
+        let world = world.clone();
+        async move { world.run(&engine, takes, done()).await }
+    });
+    while world.record().await.is_none() {
+        tokio::task::yield_now().await;
+    }
+    running
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_in_the_same_process_is_woken_at_once() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    let running = begun(&world, &engine, Duration::from_millis(10_001)).await;
+    let start = Instant::now();
+    let waited = world.run_as(&engine, operation().wait(MINUTE), Duration::ZERO, done()).await;
+    assert_replays(&waited, "paid");
+    assert!(start.elapsed() <= Duration::from_millis(10_010), "{:?}", start.elapsed());
+    assert_ran(&running.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_in_another_process_looks_again_and_again_but_not_often() {
+    let world = World::new();
+    let running = begun(&world, &world.at_least_once(), Duration::from_secs(10)).await;
+    let before = world.store.calls(Verb::Acquire);
+    let start = Instant::now();
+    let waited = world.run_as(&world.at_least_once(), operation().wait(MINUTE), Duration::ZERO, done()).await;
+    assert_replays(&waited, "paid");
+    assert!(start.elapsed() <= Duration::from_millis(11_100), "{:?}", start.elapsed());
+    let looks = world.store.calls(Verb::Acquire) - before;
+    assert!((10..=30).contains(&looks), "{looks} looks in ten seconds");
+    assert_ran(&running.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_longer_than_asked_nor_than_the_limit() {
+    for (asked, limit, expected) in [(3, 30, 3), (100, 30, 30), (0, 30, 0)] {
+        let world = World::new();
+        let settings = world.settings().max_wait(Duration::from_secs(limit));
+        let engine = Idempotency::at_least_once(world.store.clone(), settings);
+        let _running = begun(&world, &engine, Duration::from_secs(1000)).await;
+        let start = Instant::now();
+        let wait = operation().wait(Duration::from_secs(asked));
+        assert_in_progress(&world.run_as(&engine, wait, Duration::ZERO, done()).await);
+        assert_eq!(start.elapsed().as_secs(), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_settings_say_how_long_to_wait_when_the_operation_does_not() {
+    let world = World::new();
+    let engine = Idempotency::at_least_once(world.store.clone(), world.settings().wait(MINUTE));
+    let running = begun(&world, &engine, Duration::from_secs(2)).await;
+    assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+    assert_ran(&running.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_waiters_of_one_key_are_bounded() {
+    let world = World::new();
+    let settings = world.settings().wait(MINUTE).max_waiters_per_key(NonZeroUsize::new(3).unwrap());
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    let running = begun(&world, &engine, Duration::from_secs(5)).await;
+    let calls = (0..10).map(|_| world.run(&engine, Duration::ZERO, done()));
+    let results = futures_util::future::join_all(calls).await;
+    let replays = results.iter().filter(|result| matches!(result, Ok(Answer::Replay(_)))).count();
+    assert_eq!((replays, results.len() - replays), (3, 7));
+    assert_ran(&running.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_of_a_failed_run_is_told_to_rest() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    let failing = tokio::spawn({
+        let (world, engine) = (world.clone(), engine.clone());
+        async move { world.run(&engine, Duration::from_secs(2), fault()).await }
+    });
+    while world.record().await.is_none() {
+        tokio::task::yield_now().await;
+    }
+    let waited = world.run_as(&engine, operation().wait(MINUTE), Duration::ZERO, done()).await;
+    assert!(matches!(waited, Ok(Answer::Backoff { .. })), "{waited:?}");
+    assert_ran(&failing.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_goes_away_stops_asking() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    let _running = begun(&world, &engine, Duration::from_secs(1000)).await;
+    let waiting = world.run_as(&engine, operation().wait(MINUTE), Duration::ZERO, done());
+    assert!(tokio::time::timeout(Duration::from_secs(2), waiting).await.is_err());
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let asked = world.store.calls(Verb::Acquire);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(world.store.calls(Verb::Acquire), asked);
+}
