@@ -1,1 +1,299 @@
+use idem_core::engine::Disposition;
+use idem_core::{Fingerprint, Scope, StoredBody};
 
+use super::*;
+
+type Fields<'a> = [(&'a str, &'a [u8])];
+
+const KEY: (&str, &[u8]) = ("idempotency-key", b"abc");
+const JSON: (&str, &[u8]) = ("content-type", b"application/json");
+
+#[derive(Debug, PartialEq, Eq)]
+enum Decision {
+    Pass,
+    Refuse(ProblemKind),
+    Protect,
+}
+
+fn decide(policy: &HttpPolicy, method: &str, headers: &Fields<'_>) -> Decision {
+    match policy.inspect(method, "/p", None, headers) {
+        Inspection::Pass => Decision::Pass,
+        Inspection::Refuse(problem) => Decision::Refuse(problem.kind()),
+        Inspection::Protect(_) => Decision::Protect,
+    }
+}
+
+fn protected(inspection: Inspection) -> ProtectedRequest {
+    match inspection {
+        Inspection::Protect(protected) => protected,
+        other => panic!("not protected: {other:?}"),
+    }
+}
+
+/// A request that is always protected; tests change one thing of it.
+#[derive(Clone)]
+struct Sent<'a> {
+    method: &'a str,
+    path: &'a str,
+    query: Option<&'a str>,
+    headers: Vec<(&'a str, &'a [u8])>,
+    body: &'a [u8],
+}
+
+const SENT: Sent<'_> = Sent { method: "POST", path: "/p", query: None, headers: Vec::new(), body: b"{\"a\":1}" };
+
+impl Sent<'_> {
+    fn fingerprint(&self, policy: &HttpPolicy) -> Fingerprint {
+        let headers: Vec<_> = self.headers.iter().copied().chain([KEY]).collect();
+        let inspection = policy.inspect(self.method, self.path, self.query, headers.as_slice());
+        let (_, mut buffer) = protected(inspection).buffer(policy);
+        buffer.push(Bytes::copy_from_slice(self.body)).unwrap();
+        buffer.finish().fingerprint
+    }
+}
+
+/// The fingerprint of a JSON body by default settings.
+fn json(body: &str) -> Fingerprint {
+    Sent { headers: vec![JSON], body: body.as_bytes(), ..SENT }.fingerprint(&HttpPolicy::new())
+}
+
+#[test]
+fn only_post_and_patch_are_protected_by_default() {
+    let policy = HttpPolicy::new();
+    for method in ["POST", "PATCH"] {
+        assert_eq!(decide(&policy, method, &[KEY]), Decision::Protect, "{method}");
+    }
+    for method in ["GET", "HEAD", "OPTIONS", "CONNECT", "TRACE", "PUT", "DELETE", "PURGE", "post", ""] {
+        assert_eq!(decide(&policy, method, &[KEY]), Decision::Pass, "{method}");
+    }
+}
+
+#[test]
+fn named_methods_replace_the_defaults() {
+    let policy = HttpPolicy::new().methods(&["PUT", "DELETE"]);
+    for method in ["PUT", "DELETE"] {
+        assert_eq!(decide(&policy, method, &[KEY]), Decision::Protect, "{method}");
+    }
+    assert_eq!(decide(&policy, "POST", &[KEY]), Decision::Pass);
+}
+
+#[test]
+fn methods_that_carry_no_operation_are_never_protected_even_if_named() {
+    const NEVER: [&str; 5] = ["GET", "HEAD", "OPTIONS", "CONNECT", "TRACE"];
+    let policy = HttpPolicy::new().methods(&[&NEVER[..], &["POST"]].concat());
+    for method in NEVER {
+        assert_eq!(decide(&policy, method, &[KEY]), Decision::Pass, "{method}");
+        assert_eq!(decide(&policy, method, &[]), Decision::Pass, "{method} without a key");
+    }
+    assert_eq!(decide(&policy, "POST", &[KEY]), Decision::Protect);
+}
+
+#[test]
+fn a_missing_key_is_refused_where_it_is_required_and_passes_where_it_is_optional() {
+    let (required, optional) = (HttpPolicy::new(), HttpPolicy::new().key_optional());
+    assert_eq!(decide(&required, "POST", &[]), Decision::Refuse(ProblemKind::KeyMissing));
+    assert_eq!(decide(&optional, "POST", &[]), Decision::Pass);
+    assert_eq!(decide(&optional, "POST", &[KEY]), Decision::Protect);
+}
+
+#[test]
+fn a_key_that_cannot_be_read_is_refused_also_where_it_is_optional() {
+    let malformed: [&Fields<'_>; 5] = [
+        &[("idempotency-key", b"")],
+        &[("idempotency-key", b"\"open")],
+        &[("idempotency-key", b"a b")],
+        &[("idempotency-key", b"a,b")],
+        &[KEY, KEY],
+    ];
+    for headers in malformed {
+        for policy in [HttpPolicy::new(), HttpPolicy::new().key_optional()] {
+            assert_eq!(decide(&policy, "POST", headers), Decision::Refuse(ProblemKind::KeyInvalid), "{headers:?}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_key_is_explained_and_not_repeated() {
+    let inspection =
+        HttpPolicy::new().inspect("POST", "/p", None, &[("idempotency-key", b"secret key".as_slice())][..]);
+    let Inspection::Refuse(problem) = inspection else { panic!("accepted") };
+    let document: serde_json::Value = serde_json::from_slice(&problem.to_json()).unwrap();
+    let detail = document["detail"].as_str().unwrap();
+    assert!(detail.contains("0x20") && !detail.contains("secret"), "{detail}");
+}
+
+#[test]
+fn the_key_header_can_have_another_name_in_any_case() {
+    let policy = HttpPolicy::new().key_header("X-Request-Token");
+    assert_eq!(decide(&policy, "POST", &[("x-request-token", b"abc")]), Decision::Protect);
+    assert_eq!(decide(&policy, "POST", &[KEY]), Decision::Refuse(ProblemKind::KeyMissing));
+}
+
+#[test]
+fn every_part_of_the_head_counts() {
+    let policy = HttpPolicy::new();
+    let text: (&str, &[u8]) = ("content-type", b"text/plain");
+    let base = Sent { headers: vec![text], ..SENT };
+    let others = [
+        base.clone(),
+        Sent { method: "PATCH", ..base.clone() },
+        Sent { path: "/p/", ..base.clone() },
+        Sent { path: "/P", ..base.clone() },
+        Sent { query: Some(""), ..base.clone() },
+        Sent { query: Some("x"), ..base.clone() },
+        Sent { query: Some("x="), ..base.clone() },
+        Sent { headers: Vec::new(), ..base.clone() },
+        Sent { headers: vec![("content-type", b"text/html")], ..base.clone() },
+        Sent { headers: vec![text, ("content-encoding", b"gzip")], ..base.clone() },
+        Sent { headers: vec![text, text], ..base.clone() },
+        Sent { body: b"{\"a\":2}", ..base.clone() },
+        Sent { body: b"", ..base },
+    ];
+    let fingerprints: Vec<_> = others.iter().map(|other| other.fingerprint(&policy)).collect();
+    for (index, one) in fingerprints.iter().enumerate() {
+        assert_eq!(fingerprints.iter().position(|other| other == one), Some(index), "two of the requests are one");
+    }
+}
+
+#[test]
+fn the_parts_of_the_head_do_not_run_into_one_another() {
+    let policy = HttpPolicy::new();
+    let one = Sent { path: "/p", query: Some("q"), ..SENT }.fingerprint(&policy);
+    let other = Sent { path: "/pq", query: Some(""), ..SENT }.fingerprint(&policy);
+    let third = Sent { path: "/p?q", query: None, ..SENT }.fingerprint(&policy);
+    assert!(one != other && one != third && other != third);
+}
+
+#[test]
+fn headers_that_are_not_listed_do_not_count_and_the_key_is_none_of_it() {
+    let policy = HttpPolicy::new();
+    let unlisted: [(&str, &[u8]); 3] = [("user-agent", b"x"), ("accept", b"*/*"), ("x-tenant", b"1")];
+    let with = Sent { headers: unlisted.to_vec(), ..SENT };
+    assert_eq!(with.fingerprint(&policy), SENT.fingerprint(&policy));
+}
+
+#[test]
+fn a_header_can_be_added_to_the_fingerprint_with_all_its_lines() {
+    let policy = HttpPolicy::new().fingerprint_header("X-Version");
+    let fingerprint = |headers: &Fields<'_>| Sent { headers: headers.to_vec(), ..SENT }.fingerprint(&policy);
+    let (one, two): ((&str, &[u8]), (&str, &[u8])) = (("x-version", b"1"), ("x-version", b"2"));
+    let distinct = [
+        fingerprint(&[]),
+        fingerprint(&[("x-version", b"")]),
+        fingerprint(&[one]),
+        fingerprint(&[two]),
+        fingerprint(&[one, two]),
+        fingerprint(&[two, one]),
+    ];
+    for (index, one) in distinct.iter().enumerate() {
+        assert_eq!(distinct.iter().position(|other| other == one), Some(index));
+    }
+    let in_type = Sent { headers: vec![("content-type", b"text/plain")], ..SENT };
+    let in_other = Sent { headers: vec![("content-type", b"text/html")], ..SENT };
+    assert_ne!(in_type.fingerprint(&policy), in_other.fingerprint(&policy), "the defaults are still listed");
+}
+
+#[test]
+fn json_bodies_count_by_their_meaning_and_numbers_as_written() {
+    assert_eq!(json(r#"{"a":1,"b":2}"#), json("{ \"b\": 2,\n \"a\": 1 }"));
+    assert_ne!(json(r#"{"a":1}"#), json(r#"{"a":1.0}"#));
+    assert_ne!(json(r#"{"a":9007199254740992}"#), json(r#"{"a":9007199254740993}"#));
+}
+
+#[test]
+fn an_encoded_json_body_counts_byte_for_byte() {
+    let policy = HttpPolicy::new();
+    let encoded = |encoding: &'static [u8], body| {
+        Sent { headers: vec![JSON, ("content-encoding", encoding)], body, ..SENT }.fingerprint(&policy)
+    };
+    let (compact, spaced): (&[u8], &[u8]) = (b"{\"a\":1}", b"{ \"a\": 1 }");
+    assert_ne!(encoded(b"gzip", compact), encoded(b"gzip", spaced));
+    assert_eq!(encoded(b"gzip", compact), encoded(b"gzip", compact));
+    assert_eq!(encoded(b"identity", compact), encoded(b"identity", spaced));
+}
+
+#[test]
+fn ignored_members_of_json_do_not_count_and_all_others_do() {
+    let policy = HttpPolicy::new().ignore_members(["/sent_at", "/meta/trace"].map(|pointer| pointer.parse().unwrap()));
+    let fingerprint = |body: &str| Sent { headers: vec![JSON], body: body.as_bytes(), ..SENT }.fingerprint(&policy);
+    let base = fingerprint(r#"{"amount":1,"sent_at":"08:00","meta":{"trace":1,"user":"u"}}"#);
+    assert_eq!(fingerprint(r#"{"amount":1,"sent_at":"09:00","meta":{"trace":2,"user":"u"}}"#), base);
+    assert_ne!(fingerprint(r#"{"amount":2,"sent_at":"08:00","meta":{"trace":1,"user":"u"}}"#), base);
+    assert_ne!(fingerprint(r#"{"amount":1,"sent_at":"08:00","meta":{"trace":1,"user":"v"}}"#), base);
+    let text = |body: &'static [u8]| {
+        Sent { headers: vec![("content-type", b"text/plain")], body, ..SENT }.fingerprint(&policy)
+    };
+    assert_ne!(text(br#"{"sent_at":"08:00"}"#), text(br#"{"sent_at":"09:00"}"#), "only JSON has members");
+}
+
+fn form(boundary: &str, part: &str) -> (String, String) {
+    let content_type = format!("multipart/form-data; boundary={boundary}");
+    let body =
+        format!("--{boundary}\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n{part}\r\n--{boundary}--\r\n");
+    (content_type, body)
+}
+
+fn form_fingerprint((content_type, body): &(String, String)) -> Fingerprint {
+    let headers: Vec<(&str, &[u8])> = vec![("content-type", content_type.as_bytes())];
+    Sent { headers, body: body.as_bytes(), ..SENT }.fingerprint(&HttpPolicy::new())
+}
+
+#[test]
+fn the_boundary_of_multipart_does_not_count_and_its_parts_do() {
+    let base = form_fingerprint(&form("b1", "one"));
+    assert_eq!(form_fingerprint(&form("another", "one")), base);
+    assert_ne!(form_fingerprint(&form("b1", "two")), base);
+    let (content_type, body) = form("b1", "one");
+    let mixed = (content_type.replace("form-data", "mixed"), body);
+    assert_ne!(form_fingerprint(&mixed), base, "the media type counts without its boundary");
+}
+
+#[test]
+fn the_wait_that_a_client_prefers_reaches_the_operation() {
+    let operation = |prefer: &[u8]| {
+        let inspection = HttpPolicy::new().inspect("POST", "/p", None, &[KEY, ("prefer", prefer)][..]);
+        let (pending, buffer) = protected(inspection).buffer(&HttpPolicy::new());
+        let operation = pending.complete(Scope::single_tenant("POST /p"), buffer.finish().fingerprint);
+        format!("{operation:?}")
+    };
+    assert!(operation(b"wait=7").contains("wait: Some(7s)"), "{}", operation(b"wait=7"));
+    assert!(operation(b"wait=0").contains("wait: Some(0ns)"), "{}", operation(b"wait=0"));
+    assert!(operation(b"respond-async").contains("wait: None"), "{}", operation(b"respond-async"));
+}
+
+#[test]
+fn the_limits_of_a_policy_are_those_of_its_buffers() {
+    let budget = ByteBudget::new(6);
+    let policy = HttpPolicy::new().request_body_limit(4).budget(budget.clone());
+    let buffer = || protected(policy.inspect("POST", "/p", None, &[KEY][..])).buffer(&policy).1;
+    let kind = |result: Result<(), Problem>| result.map_err(|problem| problem.kind());
+    let mut first = buffer();
+    assert_eq!(kind(first.expect(5)), Err(ProblemKind::BodyTooLarge));
+    assert_eq!(kind(first.push("abcd".into())), Ok(()));
+    let mut second = buffer();
+    assert_eq!(kind(second.push("abc".into())), Err(ProblemKind::Overloaded), "the budget is shared");
+    drop(first);
+    assert_eq!(kind(buffer().push("abc".into())), Ok(()));
+}
+
+#[test]
+fn a_failed_handler_is_a_fault_with_a_problem_and_no_body_of_its_own() {
+    let conclusion = HttpPolicy::new().handler_failed("value");
+    assert_eq!((conclusion.value, conclusion.retention), ("value", None));
+    let Disposition::Fault { response } = conclusion.disposition else { panic!("not a fault") };
+    assert_eq!(response.status, 500);
+    let fields: Vec<_> = response.headers.iter().map(|field| (field.name.clone(), field.value.clone())).collect();
+    assert_eq!(fields, [("content-type".into(), "application/problem+json".into())]);
+    let StoredBody::Retained(body) = &response.body else { panic!("a tombstone") };
+    let document: serde_json::Value = serde_json::from_slice(body).unwrap();
+    assert_eq!(document["type"], ProblemKind::HandlerFailed.type_uri());
+}
+
+#[test]
+fn what_a_request_says_is_not_in_debug_output() {
+    let headers = [("idempotency-key", b"secret-key".as_slice()), ("authorization", b"secret-token")];
+    let protected = protected(HttpPolicy::new().inspect("POST", "/p", None, &headers[..]));
+    assert!(!format!("{protected:?}").contains("secret"), "{protected:?}");
+    let (pending, _) = protected.buffer(&HttpPolicy::new());
+    assert!(!format!("{pending:?}").contains("secret"), "{pending:?}");
+}

@@ -1,1 +1,137 @@
+use idem_core::{HeaderField, Timestamp};
 
+use super::*;
+
+fn fields(fields: &[(&'static str, &'static [u8])]) -> Vec<(Bytes, Bytes)> {
+    fields.iter().map(|&(name, value)| (Bytes::from_static(name.as_bytes()), Bytes::from_static(value))).collect()
+}
+
+fn replay(status: u16, headers: &[(&'static str, &'static [u8])], body: StoredBody, kind: ReplayKind) -> Replay {
+    let headers = fields(headers).into_iter().map(|(name, value)| HeaderField { name, value }).collect();
+    let response = StoredResponse { status, headers, body };
+    Replay { response, kind, attempt: 1, settled_at: Timestamp::from_unix_micros(0) }
+}
+
+fn document(reply: &Reply) -> serde_json::Value {
+    serde_json::from_slice(&reply.body).unwrap()
+}
+
+#[test]
+fn a_replay_is_byte_for_byte_what_was_stored_and_says_that_it_is_one() {
+    let headers: &[(&str, &[u8])] = &[("x-b", b"\xFF\x00"), ("etag", b"\"1\""), ("x-b", b""), ("content-type", b"x/y")];
+    for kind in [ReplayKind::Completed, ReplayKind::Failed] {
+        for (status, body) in [(201, &b"\x00\xFFbytes"[..]), (204, b""), (422, b"no")] {
+            let body = Bytes::from_static(body);
+            let reply = HttpPolicy::new().replay(&replay(status, headers, StoredBody::Retained(body.clone()), kind));
+            let mut expected = fields(headers);
+            expected.extend(fields(&[("idempotency-replayed", b"true")]));
+            assert_eq!(reply, Reply { status, headers: expected, body, problem: None });
+        }
+    }
+}
+
+#[test]
+fn the_replay_header_can_have_another_name() {
+    let policy = HttpPolicy::new().replay_header("X-Replay");
+    let kept = policy.replay(&replay(200, &[], StoredBody::Retained(Bytes::new()), ReplayKind::Completed));
+    assert_eq!(kept.headers, fields(&[("x-replay", b"true")]));
+}
+
+#[test]
+fn a_tombstone_keeps_the_fields_of_the_operation_and_none_of_its_body() {
+    let headers: &[(&str, &[u8])] = &[
+        ("location", b"/p/1"),
+        ("content-type", b"text/csv"),
+        ("content-encoding", b"gzip"),
+        ("content-disposition", b"attachment"),
+        ("etag", b"\"1\""),
+        ("last-modified", b"Mon, 01 Jan 2024 00:00:00 GMT"),
+        ("accept-ranges", b"bytes"),
+        ("digest", b"sha-256=x"),
+        ("repr-digest", b"sha-256=:x:"),
+        ("x-payment", b"1"),
+        ("x-payment", b"2"),
+    ];
+    let reply = HttpPolicy::new().replay(&replay(201, headers, StoredBody::NotRetained, ReplayKind::Completed));
+    assert_eq!((reply.status, reply.problem), (410, Some(ProblemKind::BodyNotRetained)));
+    let expected: &[(&str, &[u8])] = &[
+        ("content-type", b"application/problem+json"),
+        ("location", b"/p/1"),
+        ("x-payment", b"1"),
+        ("x-payment", b"2"),
+        ("idempotency-replayed", b"true"),
+    ];
+    assert_eq!(reply.headers, fields(expected));
+    assert_eq!(document(&reply)["original_status"], 201);
+    assert_eq!(document(&reply)["status"], 410);
+}
+
+#[test]
+fn an_unknown_outcome_is_its_problem_and_nothing_of_the_record() {
+    let headers: &[(&str, &[u8])] = &[("x-a", b"1")];
+    for body in [StoredBody::Retained("stored".into()), StoredBody::NotRetained] {
+        let reply = HttpPolicy::new().replay(&replay(200, headers, body, ReplayKind::OutcomeUnknown));
+        assert_eq!((reply.status, reply.problem), (504, Some(ProblemKind::OutcomeUnknown)));
+        let expected: &[(&str, &[u8])] =
+            &[("content-type", b"application/problem+json"), ("idempotency-replayed", b"true")];
+        assert_eq!(reply.headers, fields(expected));
+        assert!(document(&reply).get("original_status").is_none());
+    }
+}
+
+#[test]
+fn a_problem_has_the_status_of_its_kind_and_says_when_to_come_again() {
+    let problem = Problem::new(ProblemKind::InProgress).retry_after(Duration::from_millis(2100));
+    let reply = HttpPolicy::new().problem(&problem);
+    assert_eq!((reply.status, reply.problem), (409, Some(ProblemKind::InProgress)));
+    let expected: &[(&str, &[u8])] = &[("content-type", b"application/problem+json"), ("retry-after", b"3")];
+    assert_eq!(reply.headers, fields(expected));
+    assert_eq!(reply.body, Bytes::from(problem.to_json()));
+}
+
+#[test]
+fn a_problem_without_a_time_has_no_retry_after() {
+    let reply = HttpPolicy::new().problem(&Problem::new(ProblemKind::Mismatch));
+    assert_eq!(reply.headers, fields(&[("content-type", b"application/problem+json")]));
+}
+
+#[test]
+fn only_a_missing_principal_is_challenged_by_the_scheme_of_the_policy() {
+    let headers = |policy: HttpPolicy| policy.problem(&Problem::new(ProblemKind::PrincipalMissing)).headers;
+    let expected = |challenge: &'static [u8]| {
+        fields(&[("content-type", b"application/problem+json"), ("www-authenticate", challenge)])
+    };
+    assert_eq!(headers(HttpPolicy::new()), expected(b"Bearer"));
+    assert_eq!(headers(HttpPolicy::new().challenge("Basic realm=\"pay\"")), expected(b"Basic realm=\"pay\""));
+}
+
+#[test]
+fn every_failure_of_the_engine_has_its_answer() {
+    let store = |kind| StoreError::new(kind, "secret-dsn");
+    let unavailable = (503, Some(ProblemKind::StoreUnavailable), Some("1"));
+    let unreadable = (500, Some(ProblemKind::RecordUnreadable), None);
+    let cases = [
+        (ExecuteError::NotAdmitted(store(StoreErrorKind::Unavailable)), unavailable),
+        (ExecuteError::NotAdmitted(store(StoreErrorKind::Timeout)), unavailable),
+        (ExecuteError::NotAdmitted(store(StoreErrorKind::Capacity)), unavailable),
+        (ExecuteError::NotAdmitted(store(StoreErrorKind::Misconfigured)), unavailable),
+        (ExecuteError::NotAdmitted(store(StoreErrorKind::Corrupt)), unreadable),
+        (ExecuteError::CommitUnclear(store(StoreErrorKind::Unavailable)), unavailable),
+        (ExecuteError::TransactionHeld, (500, Some(ProblemKind::HandlerFailed), None)),
+        (ExecuteError::ShuttingDown, unavailable),
+        (ExecuteError::Interrupted, unavailable),
+    ];
+    for (error, (status, problem, retry_after)) in cases {
+        let reply = HttpPolicy::new().failure(&error);
+        assert_eq!((reply.status, reply.problem), (status, problem), "{error:?}");
+        let found = reply.headers.iter().find(|(name, _)| name == "retry-after").map(|(_, value)| value.clone());
+        assert_eq!(found, retry_after.map(Bytes::from), "{error:?}");
+        assert!(!String::from_utf8_lossy(&reply.body).contains("secret"), "{error:?} shows the store's message");
+    }
+}
+
+#[test]
+fn a_transaction_that_was_kept_too_long_is_explained() {
+    let detail = document(&HttpPolicy::new().failure(&ExecuteError::TransactionHeld))["detail"].clone();
+    assert!(detail.as_str().unwrap().contains("transaction"), "{detail}");
+}

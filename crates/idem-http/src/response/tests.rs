@@ -1,1 +1,179 @@
+use super::*;
+use crate::policy::HttpPolicy;
 
+const NO_HEADERS: &[(&str, &[u8])] = &[];
+
+/// Everything that a handler can say, by name.
+fn all_directives() -> Vec<(&'static str, ResponseDirectives)> {
+    let none = ResponseDirectives::new;
+    vec![
+        ("none", none()),
+        ("do not store", none().do_not_store()),
+        ("retryable", none().retryable_after(None)),
+        ("retryable after", none().retryable_after(Duration::from_secs(7))),
+        ("keep writes", none().keep_writes()),
+        ("retain for", none().retain_for(Duration::from_secs(60))),
+        ("do not retain body", none().do_not_retain_body()),
+        ("do not store, keep writes", none().do_not_store().keep_writes()),
+        ("do not store, retryable", none().do_not_store().retryable_after(None)),
+    ]
+}
+
+fn concluded(status: u16, directives: &ResponseDirectives) -> Conclusion<Vec<Bytes>> {
+    let mut capture = HttpPolicy::new().capture(status, NO_HEADERS, Some(directives));
+    if capture.begin() == Captured::More {
+        assert_eq!(capture.push("body".into()), Captured::More);
+    }
+    capture.conclude()
+}
+
+/// What the design says, written down a second time and by status alone.
+fn expected(status: u16, name: &str) -> Disposition {
+    let body = match name {
+        "do not retain body" => StoredBody::NotRetained,
+        _ => StoredBody::Retained("body".into()),
+    };
+    let response = StoredResponse { status, headers: Arc::from([]), body };
+    let released = [101, 401, 403, 407, 408, 421, 425, 429].contains(&status);
+    let succeeded = status / 100 == 2 || status / 100 == 3;
+    let writes = if succeeded || name.contains("keep writes") { Writes::Keep } else { Writes::Discard };
+    match name {
+        "do not store" | "do not store, keep writes" | "do not store, retryable" => Disposition::Release { writes },
+        "retryable" => Disposition::Retry { response, after: None },
+        "retryable after" => Disposition::Retry { response, after: Some(Duration::from_secs(7)) },
+        _ if released => Disposition::Release { writes },
+        _ if succeeded || status / 100 == 4 => Disposition::Complete { response, writes },
+        _ => Disposition::Fault { response },
+    }
+}
+
+#[test]
+fn every_status_becomes_what_the_design_says_under_every_directive() {
+    for (name, directives) in all_directives() {
+        for status in 100..=599 {
+            let conclusion = concluded(status, &directives);
+            assert_eq!(conclusion.disposition, expected(status, name), "{status}, {name}");
+            let retention = (name == "retain for").then_some(Duration::from_secs(60));
+            assert_eq!(conclusion.retention, retention, "{status}, {name}");
+        }
+    }
+}
+
+#[test]
+fn statuses_outside_of_the_standard_are_faults() {
+    for status in [0, 99, 600, 999, u16::MAX] {
+        let disposition = concluded(status, &ResponseDirectives::new()).disposition;
+        assert!(matches!(disposition, Disposition::Fault { .. }), "{status}: {disposition:?}");
+    }
+}
+
+#[test]
+fn no_directives_are_the_same_as_empty_ones() {
+    let capture = HttpPolicy::new().capture(201, NO_HEADERS, None);
+    let without = capture.conclude();
+    let with = HttpPolicy::new().capture(201, NO_HEADERS, Some(&ResponseDirectives::new())).conclude();
+    assert_eq!((without.disposition, without.retention), (with.disposition, with.retention));
+}
+
+/// Pushes chunks of these lengths while they are wanted, under a limit of 8 bytes.
+fn pushed(lengths: &[usize]) -> (Captured, Conclusion<Vec<Bytes>>) {
+    let mut capture = HttpPolicy::new().stored_response_limit(8).capture(200, NO_HEADERS, None);
+    let mut captured = capture.begin();
+    for &length in lengths {
+        assert_eq!(captured, Captured::More, "a chunk was not wanted: {lengths:?}");
+        captured = capture.push(vec![b'x'; length].into());
+    }
+    (captured, capture.conclude())
+}
+
+fn stored_body(conclusion: &Conclusion<Vec<Bytes>>) -> &StoredBody {
+    match &conclusion.disposition {
+        Disposition::Complete { response, .. } => &response.body,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_body_is_kept_up_to_the_limit_however_it_is_cut() {
+    for lengths in [&[][..], &[0], &[7], &[8], &[4, 4], &[8, 0], &[0, 7, 1], &[1; 8]] {
+        let (captured, conclusion) = pushed(lengths);
+        assert_eq!(captured, Captured::More, "{lengths:?}");
+        let whole = vec![b'x'; lengths.iter().sum()];
+        assert_eq!(*stored_body(&conclusion), StoredBody::Retained(whole.into()), "{lengths:?}");
+    }
+}
+
+#[test]
+fn a_body_over_the_limit_becomes_a_tombstone_and_no_byte_is_lost() {
+    for lengths in [&[9][..], &[8, 1], &[4, 4, 1], &[4, 5], &[0, 1000]] {
+        let (captured, conclusion) = pushed(lengths);
+        assert_eq!(captured, Captured::Enough, "{lengths:?}");
+        assert_eq!(*stored_body(&conclusion), StoredBody::NotRetained, "{lengths:?}");
+        let to_send: Vec<_> = conclusion.value.iter().map(Bytes::len).collect();
+        assert_eq!(to_send, lengths, "the client gets all of it");
+    }
+}
+
+#[test]
+fn a_limit_of_nothing_keeps_empty_bodies_only() {
+    let policy = HttpPolicy::new().stored_response_limit(0);
+    let mut empty = policy.capture(204, NO_HEADERS, None);
+    assert_eq!(empty.push(Bytes::new()), Captured::More);
+    assert_eq!(*stored_body(&empty.conclude()), StoredBody::Retained(Bytes::new()));
+    assert_eq!(policy.capture(200, NO_HEADERS, None).push("x".into()), Captured::Enough);
+}
+
+#[test]
+fn chunks_are_joined_in_their_order_and_given_back_as_they_came() {
+    let mut capture = HttpPolicy::new().capture(200, NO_HEADERS, None);
+    for chunk in ["one, ", "", "two, ", "three"] {
+        assert_eq!(capture.push(chunk.into()), Captured::More);
+    }
+    let conclusion = capture.conclude();
+    assert_eq!(*stored_body(&conclusion), StoredBody::Retained("one, two, three".into()));
+    assert_eq!(conclusion.value, ["one, ", "", "two, ", "three"]);
+}
+
+#[test]
+fn an_event_stream_is_past_the_limit_before_it_begins() {
+    for content_type in ["text/event-stream", "Text/Event-Stream; charset=utf-8"] {
+        let headers = [("content-type", content_type.as_bytes())];
+        let capture = HttpPolicy::new().capture(200, &headers[..], None);
+        assert_eq!(capture.begin(), Captured::Enough, "{content_type}");
+        assert_eq!(*stored_body(&capture.conclude()), StoredBody::NotRetained, "{content_type}");
+    }
+    let headers = [("content-type", b"text/plain".as_slice()), ("x-kind", b"text/event-stream")];
+    assert_eq!(HttpPolicy::new().capture(200, &headers[..], None).begin(), Captured::More);
+}
+
+#[test]
+fn a_body_that_is_marked_is_not_wanted_at_all() {
+    let directives = ResponseDirectives::new().do_not_retain_body();
+    assert_eq!(HttpPolicy::new().capture(200, NO_HEADERS, Some(&directives)).begin(), Captured::Enough);
+}
+
+#[test]
+fn once_over_the_limit_a_body_stays_over_it() {
+    let mut capture = HttpPolicy::new().stored_response_limit(2).capture(200, NO_HEADERS, None);
+    assert_eq!(capture.push("abc".into()), Captured::Enough);
+    assert_eq!(capture.push(Bytes::new()), Captured::Enough);
+    assert_eq!(capture.begin(), Captured::Enough);
+}
+
+#[test]
+fn headers_are_filtered_and_allowed_ones_stay() {
+    let headers: [(&str, &[u8]); 4] =
+        [("location", b"/p/1"), ("set-cookie", b"s=1"), ("x-request-id", b"7"), ("location", b"/p/2")];
+    let stored = |policy: HttpPolicy| match policy.capture(201, &headers[..], None).conclude().disposition {
+        Disposition::Complete { response, .. } => {
+            let fields = response.headers.iter().map(|field| (field.name.clone(), field.value.clone()));
+            fields.collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    let field = |name: &'static str, value: &'static str| (Bytes::from(name), Bytes::from(value));
+    let lasting = [field("location", "/p/1"), field("location", "/p/2")];
+    assert_eq!(stored(HttpPolicy::new()), lasting);
+    let allowed = stored(HttpPolicy::new().allow_stored_header("X-Request-Id"));
+    assert_eq!(allowed, [field("location", "/p/1"), field("x-request-id", "7"), field("location", "/p/2")]);
+}
