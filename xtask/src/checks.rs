@@ -40,6 +40,9 @@ pub(crate) fn mutants() -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// What packages embed from the folders at the top of the workspace: the crate, its link, a file behind it.
+const EMBEDDED: &[(&str, &str, &str)] = &[("idem-sqlite", "migrations", "0001_records.sql")];
+
 /// Packs all published crates; the archive of a crate that embeds SQL must carry it.
 pub(crate) fn packages() -> Result<(), Box<dyn Error>> {
     let published = ["idem-core", "idem-http", "idem-axum", "idem-sqlite", "idem-testkit"];
@@ -48,16 +51,16 @@ pub(crate) fn packages() -> Result<(), Box<dyn Error>> {
     let mut args = vec!["package", "--no-verify", "--allow-dirty"];
     args.extend(selection);
     run(&mut cargo(&args))?;
-    for (package, file) in [("idem-sqlite", "migrations/0001_records.sql")] {
+    for (package, folder, file) in EMBEDDED {
         let list = output_of(&mut cargo(&["package", "--allow-dirty", "--list", "-p", package]))?;
-        if !list.lines().any(|line| line == file) {
-            return Err(format!("the package {package} does not carry {file}").into());
+        let path = format!("{folder}/{file}");
+        if !list.lines().any(|line| line == path) {
+            return Err(format!("the package {package} does not carry {path}").into());
         }
-        let source = std::fs::symlink_metadata(workspace().join("crates").join(package).join("migrations"))?;
-        if !source.is_symlink() {
-            return Err(format!("{package}/migrations is not a link to the folder at the top").into());
+        if !std::fs::symlink_metadata(workspace().join("crates").join(package).join(folder))?.is_symlink() {
+            return Err(format!("{package}/{folder} is not a link to the folder at the top").into());
         }
-        println!("{package} carries {file}");
+        println!("{package} carries {path}");
     }
     Ok(())
 }

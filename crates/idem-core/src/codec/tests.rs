@@ -100,9 +100,11 @@ fn format_1_is_read_for_ever() {
     assert_eq!(numbers, expected);
 }
 
+type Damage = fn(&mut FlatRecord);
+
 #[test]
 fn damage_is_named_and_never_read_as_something_else() {
-    let damages: [(fn(&mut FlatRecord), CodecError); 12] = [
+    let damages: [(Damage, CodecError); 12] = [
         (|flat| flat.format = 2, CodecError::UnknownFormat(2)),
         (|flat| flat.fingerprint.truncate(31), CodecError::Damaged("fingerprint")),
         (|flat| flat.fingerprint_algorithm = 65_536, CodecError::Damaged("algorithm")),
