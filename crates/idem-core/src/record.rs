@@ -118,6 +118,10 @@ impl Takeover {
 pub struct OwnerToken(Uuid);
 
 impl OwnerToken {
+    /// The owner of a record that was given back but must not be forgotten. No random token is like it: those have bits
+    /// that are always set (RFC 9562 section 5.4).
+    pub const NOBODY: Self = Self(Uuid::nil());
+
     /// A token that nobody else has.
     #[must_use]
     pub fn random() -> Self {

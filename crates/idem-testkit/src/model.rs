@@ -163,7 +163,7 @@ impl Model {
             Settlement::Completed(answer) => (Ending::Well, answer, 0),
             Settlement::FailedTerminal(answer) => (Ending::Badly, answer, 0),
             Settlement::FailedRetryable { response, retry_after } => (Ending::Later, response, plus(now, *retry_after)),
-            Settlement::Released => return self.release(lease),
+            Settlement::Released => return self.release(lease, now),
         };
         if let Some(row) = self.rows.get(&lease.id)
             && row.owner == lease.owner
@@ -184,12 +184,23 @@ impl Model {
         })
     }
 
-    fn release(&mut self, lease: &Lease) -> Answer {
+    fn release(&mut self, lease: &Lease, now: i64) -> Answer {
         let Some(row) = self.rows.get(&lease.id) else {
             return Answer::Owner(OwnerOutcome::Applied);
         };
+        if row.owner == OwnerToken::NOBODY {
+            return Answer::Owner(OwnerOutcome::Applied);
+        }
         if row.owner != lease.owner || row.ending.is_some() {
             return Answer::Owner(OwnerOutcome::LeaseLost);
+        }
+        if row.after_crash == Takeover::Rerun && (row.attempt > 1 || row.note.is_some()) {
+            return self.owners(lease, now, |row| {
+                row.owner = OwnerToken::NOBODY;
+                if row.lease_end.is_some_and(|end| end > now) {
+                    row.lease_end = Some(now);
+                }
+            });
         }
         self.rows.remove(&lease.id);
         Answer::Owner(OwnerOutcome::Applied)

@@ -24,8 +24,6 @@ pub(super) struct Leased {
     pub(super) requests: Requests,
     /// Which promises are checked: those of the contract, or those of another one to see them broken.
     pub(super) promised: Promised,
-    /// Whether runs may give the key back as if nothing had been.
-    pub(super) releases: bool,
 }
 
 /// A set of properties.
@@ -37,8 +35,6 @@ pub(super) enum Promised {
     Laws,
     /// That there is one effect at most.
     AtMostOneEffect,
-    /// That no two effects share an attempt.
-    AttemptsTellEffectsApart,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -129,12 +125,7 @@ pub(super) enum Step {
 impl Leased {
     pub(super) fn new(contract: Contract, limits: Limits, promised: Promised) -> Self {
         let takeover = if contract == Contract::AtMostOnce { Takeover::Unknown } else { Takeover::Rerun };
-        Self {
-            contract,
-            requests: Requests::new(limits, takeover),
-            promised,
-            releases: contract != Contract::AtLeastOnce,
-        }
+        Self { contract, requests: Requests::new(limits, takeover), promised }
     }
 
     fn settlement(&self, worker: u8, ending: Ending) -> Settlement {
@@ -154,8 +145,6 @@ impl Leased {
             (Phase::Affected, Contract::AtMostOnce) => &[Ending::Complete],
             // A transaction takes its effect back when it fails.
             (Phase::Affected, Contract::Transactional) => &[Ending::Complete, Ending::Release],
-            // After a takeover "as if nothing had been" is not true: the run before may have had its effect.
-            (Phase::Running, Contract::AtLeastOnce) if !self.releases => &[Ending::Retry],
             (Phase::Running, Contract::AtLeastOnce | Contract::AtMostOnce) => &[Ending::Retry, Ending::Release],
             (Phase::Running, Contract::Transactional) => &[Ending::Release],
             _ => &[],

@@ -11,7 +11,6 @@ type Promise = Property<Leased>;
 pub(super) fn of(contract: Contract, promised: Promised) -> Vec<Promise> {
     match promised {
         Promised::AtMostOneEffect => vec![Promise::always(AT_MOST_ONE_EFFECT, at_most_one_effect)],
-        Promised::AttemptsTellEffectsApart => vec![Promise::always(ATTEMPTS_DIFFER, attempts_differ)],
         Promised::Laws => laws(),
         Promised::All => {
             let mut promises = laws();
@@ -27,7 +26,6 @@ pub(super) fn of(contract: Contract, promised: Promised) -> Vec<Promise> {
 }
 
 const AT_MOST_ONE_EFFECT: &str = "there is one effect at most";
-const ATTEMPTS_DIFFER: &str = "no two effects share an attempt";
 
 fn laws() -> Vec<Promise> {
     vec![
@@ -117,7 +115,7 @@ fn at_most_once() -> Vec<Promise> {
 
 fn at_least_once() -> Vec<Promise> {
     vec![
-        Promise::always(ATTEMPTS_DIFFER, attempts_differ),
+        Promise::always("no two effects share an attempt", attempts_differ),
         Promise::always("no outcome is unknown", |_, situation| !unknown(situation)),
         Promise::always("the last checkpoint reaches the next owner", |_, situation| {
             situation.world.keeps(Law::CheckpointsAreLost)

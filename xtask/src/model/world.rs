@@ -242,7 +242,8 @@ impl From<Replay> for Replayed {
 }
 
 fn token(worker: u8) -> OwnerToken {
-    OwnerToken::from_bytes([worker; 16])
+    // Counted from 1: a token of zeros is nobody's.
+    OwnerToken::from_bytes([worker + 1; 16])
 }
 
 fn seconds(steps: u8) -> Duration {

@@ -41,7 +41,8 @@ pub struct Acquire {
     pub origin: Origin,
     /// Digest of the request.
     pub fingerprint: Fingerprint,
-    /// A token of this acquire's own. Repeating the acquire with the same token, because its answer was lost, is safe.
+    /// A token of this acquire's own, never [`OwnerToken::NOBODY`]. Repeating the acquire with the same token, because
+    /// its answer was lost, is safe.
     pub owner: OwnerToken,
     /// For how long.
     pub term: Term,
@@ -96,7 +97,9 @@ pub enum Settlement {
         /// How long until it may run again, counted by the store from the settlement.
         retry_after: Duration,
     },
-    /// As if it had never been: the record is removed.
+    /// As if this run had never been: the record is removed. Only when an earlier run under
+    /// [`Takeover::Rerun`] may have had effects does it stay, with its attempts and its checkpoint, for the next acquire
+    /// to take over at once.
     Released,
 }
 

@@ -215,7 +215,8 @@ proptest! {
                 prop_assert!(live.is_none_or(|until| until <= seen.now), "two live leases: {seen:?}");
                 holder = Some(lease.owner);
             }
-            if let (Some(actor), Some(_)) = (actor(&seen.command), before)
+            if let (Some(actor), Some(before)) = (actor(&seen.command), before)
+                && before.owner != OwnerToken::NOBODY
                 && seen.outcome == Outcome::Owner(OwnerOutcome::Applied)
             {
                 prop_assert_eq!(holder, Some(actor));
@@ -241,7 +242,11 @@ proptest! {
         for seen in history(START, &steps) {
             let (Some(actor), Some(before)) = (actor(&seen.command), &seen.before) else { continue };
             if before.owner != actor {
-                prop_assert_eq!(&seen.outcome, &Outcome::Owner(OwnerOutcome::LeaseLost));
+                prop_assert_eq!(Some(before), seen.after.as_ref());
+                let given_back = before.owner == OwnerToken::NOBODY;
+                let released = matches!(seen.command, Owned::Settle(_, Settlement::Released, _));
+                let applied = seen.outcome == Outcome::Owner(OwnerOutcome::Applied);
+                prop_assert_eq!(applied, given_back && released, "only a repeated release is answered as before");
             }
             if seen.outcome == Outcome::Owner(OwnerOutcome::LeaseLost) {
                 prop_assert_eq!(Some(before), seen.after.as_ref());
@@ -296,7 +301,8 @@ proptest! {
         for seen in history(START, &steps) {
             if let (Some(before), Some(after)) = (&seen.before, &seen.after) {
                 prop_assert!(before.attempt <= after.attempt);
-                prop_assert!(before.owner == after.owner || before.attempt < after.attempt);
+                let same_owner = before.owner == after.owner || after.owner == OwnerToken::NOBODY;
+                prop_assert!(same_owner || before.attempt < after.attempt);
             }
             let Some(lease) = acquired(&seen) else { continue };
             let repeated = seen.before == seen.after;

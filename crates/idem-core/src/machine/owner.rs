@@ -2,7 +2,7 @@
 
 use super::command::{OwnerAction, OwnerOutcome, Settlement};
 use super::current;
-use crate::record::{Failure, OwnerToken, Record, State};
+use crate::record::{Failure, OwnerToken, Record, State, Takeover};
 use crate::timestamp::Timestamp;
 
 /// Decides an owner's action: the record afterwards and whether the action was applied.
@@ -11,7 +11,7 @@ use crate::timestamp::Timestamp;
 /// changes (law L3). A lease that has run out but was not taken over still belongs to its owner.
 ///
 /// Repeating a settlement is answered as the first time (law L8): with the same token and the same settlement when the
-/// record is settled, and for [`Settlement::Released`] when there is no record.
+/// record is settled, and for [`Settlement::Released`] when there is no record, or one that was given back.
 #[must_use]
 pub fn apply(
     record: Option<&Record>,
@@ -19,9 +19,10 @@ pub fn apply(
     action: OwnerAction<'_>,
     now: Timestamp,
 ) -> (Option<Record>, OwnerOutcome) {
-    let Some(record) = current(record, now) else {
+    let record = current(record, now);
+    let Some(record) = record.filter(|record| record.owner != OwnerToken::NOBODY) else {
         let released = matches!(action, OwnerAction::Settle(Settlement::Released, _));
-        return (None, if released { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost });
+        return (record.cloned(), if released { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost });
     };
     let unchanged = |outcome| (Some(record.clone()), outcome);
     if record.owner != owner {
@@ -47,7 +48,7 @@ pub fn apply(
         }
         OwnerAction::Settle(settlement, retention) => {
             let Some(state) = settled_state(settlement, now) else {
-                return applied(None);
+                return applied(given_back(record, now));
             };
             let checkpoint = match state {
                 State::Failed { failure: Failure::Retryable { .. }, .. } => record.checkpoint.clone(),
@@ -57,6 +58,20 @@ pub fn apply(
             applied(Some(Record { checkpoint, updated_at: now, expires_at, state, ..record.clone() }))
         }
     }
+}
+
+/// The record after a release: gone, as if it had never been, unless a run under [`Takeover::Rerun`] may have had effects
+/// before. Then its attempts and its checkpoint outlive the release; it belongs to nobody, so that a renewal which comes
+/// late does not hold it, and its lease is over, so that the next acquire takes it over at once.
+fn given_back(record: &Record, now: Timestamp) -> Option<Record> {
+    let State::InProgress { lease_until, acquisition, takeover: Takeover::Rerun } = record.state else {
+        return None;
+    };
+    if record.attempt == 1 && record.checkpoint.is_none() {
+        return None;
+    }
+    let state = State::InProgress { lease_until: lease_until.min(now), acquisition, takeover: Takeover::Rerun };
+    Some(Record { owner: OwnerToken::NOBODY, updated_at: now, state, ..record.clone() })
 }
 
 /// The state that a settlement leads to; `None` when it removes the record.

@@ -504,6 +504,43 @@ mod settling {
     }
 
     #[test]
+    fn a_release_does_not_forget_a_run_that_may_have_had_effects() {
+        let charged = Record { checkpoint: Some(checkpoint("charged")), ..in_progress() };
+        let release = OwnerAction::Settle(&Settlement::Released, KEPT);
+        // Released under a live lease, and released when it is over already.
+        for (record, now) in [(charged, seconds(4)), (with_attempt(2, in_progress()), seconds(11))] {
+            let (next, outcome) = apply(Some(&record), token(1), release, now);
+            let given_back = next.unwrap();
+            let lease_until = now.min(after(LEASE));
+            let state = State::InProgress { lease_until, acquisition: Acquisition::Fresh, takeover: Takeover::Rerun };
+            let expected = Record { owner: OwnerToken::NOBODY, updated_at: now, state, ..record.clone() };
+            assert_eq!((&given_back, outcome), (&expected, OwnerOutcome::Applied));
+            assert_eq!(
+                acquire(Some(&given_back), &request(2), now).1,
+                acquired(record.attempt + 1, 2, Acquisition::Takeover, record.checkpoint)
+            );
+        }
+    }
+
+    #[test]
+    fn a_record_that_was_given_back_belongs_to_nobody() {
+        let record = with_attempt(2, in_progress());
+        let given_back = settle(&record, 1, &Settlement::Released, seconds(4)).0.unwrap();
+        assert_lease_lost(&given_back, 1, OwnerAction::Renew(TERM), seconds(4));
+        assert_lease_lost(&given_back, 1, OwnerAction::Checkpoint(&checkpoint("late")), seconds(4));
+        assert_lease_lost(&given_back, 1, OwnerAction::Settle(&Settlement::Completed(response()), KEPT), seconds(4));
+        let again = settle(&given_back, 1, &Settlement::Released, seconds(5));
+        assert_eq!(again, (Some(given_back), OwnerOutcome::Applied));
+    }
+
+    #[test]
+    fn a_release_of_what_never_runs_again_by_itself_removes_it_whatever_its_attempt() {
+        let record = with_attempt(2, acquire(None, &never_rerun(1), START).0.unwrap());
+        let released = settle(&record, 1, &Settlement::Released, seconds(4));
+        assert_eq!(released, (None, OwnerOutcome::Applied));
+    }
+
+    #[test]
     fn a_repeated_release_does_not_touch_the_next_owners_record() {
         let next = acquire(None, &request(2), seconds(5)).0.unwrap();
         assert_lease_lost(&next, 1, OwnerAction::Settle(&Settlement::Released, KEPT), seconds(6));

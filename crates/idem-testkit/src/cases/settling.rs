@@ -109,11 +109,29 @@ pub async fn a_settled_record_is_neither_renewed_nor_checkpointed(subject: &Subj
 pub async fn a_release_removes_the_record(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
-    subject.checkpoint(&lease, &checkpoint("charged")).await;
     assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
     assert_eq!(subject.peek(&request.id).await, None);
     let lease = subject.lease(&crate::fixture::mismatch_of(&request)).await;
     assert_eq!((lease.attempt, lease.acquisition, lease.checkpoint), (1, Acquisition::Fresh, None));
+}
+
+/// A release does not forget that a run before may have had effects: the attempts go on, and so does the checkpoint.
+pub async fn a_release_keeps_the_attempt_and_the_checkpoint_of_an_earlier_run(subject: &Subject) {
+    let request = request();
+    let lease = subject.lease(&request).await;
+    subject.checkpoint(&lease, &checkpoint("charged")).await;
+    for attempt in 2..4 {
+        subject.advance_to_end_of(LEASE);
+        let lease = subject.lease(&repeat_of(&request)).await;
+        assert_eq!((lease.attempt, &lease.checkpoint), (attempt, &Some(checkpoint("charged"))));
+        assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
+        assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
+        // What belongs to nobody is not held by a renewal that comes late, and not settled either.
+        assert_eq!(subject.renew(&lease, request.term).await, OwnerOutcome::LeaseLost);
+        assert_eq!(subject.settle(&lease, &completed()).await, OwnerOutcome::LeaseLost);
+    }
+    // The lease ended with the release, so nobody has to wait for it.
+    assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 4);
 }
 
 /// Law L8: a release can be repeated, also when the record is forgotten by then.

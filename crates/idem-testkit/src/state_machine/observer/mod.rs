@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use idem_core::{AcquireOutcome, Failure, OnMismatch, OwnerOutcome, OwnerToken, Record, RecordId, State, Timestamp};
+use idem_core::{
+    AcquireOutcome, Failure, OnMismatch, OwnerOutcome, OwnerToken, Record, RecordId, Settlement, State, Timestamp,
+};
 
 use crate::model::{Answer, Operation};
 
@@ -45,6 +47,9 @@ impl Observer {
             (Operation::Renew(lease, _) | Operation::Checkpoint(lease, _), Answer::Owner(outcome)) => {
                 let reachable = before.is_some_and(|before| lease_until(before).is_some());
                 stale_owners_change_nothing(lease.owner, *outcome, reachable, sight, before)?;
+            }
+            (Operation::Settle(_, Settlement::Released, _), Answer::Owner(_)) if belongs_to_nobody(before) => {
+                law("L3", sight.after == before, || format!("a repeated release changed {before:?}"))?;
             }
             (Operation::Settle(lease, ..), Answer::Owner(outcome)) => {
                 stale_owners_change_nothing(lease.owner, *outcome, true, sight, before)?;
@@ -101,6 +106,11 @@ impl Observer {
 
 fn law(name: &str, holds: bool, detail: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(format!("law {name} is broken: {}", detail())) }
+}
+
+/// Whether the record was given back, and kept for the sake of an earlier run.
+fn belongs_to_nobody(record: Option<&Record>) -> bool {
+    record.is_some_and(|record| record.owner == OwnerToken::NOBODY)
 }
 
 fn lease_until(record: &Record) -> Option<Timestamp> {
