@@ -176,7 +176,7 @@ fn headers_that_are_not_listed_do_not_count_and_the_key_is_none_of_it() {
 fn a_header_can_be_added_to_the_fingerprint_with_all_its_lines() {
     let policy = HttpPolicy::new().fingerprint_header("X-Version");
     let fingerprint = |headers: &Fields<'_>| Sent { headers: headers.to_vec(), ..SENT }.fingerprint(&policy);
-    let (one, two): ((&str, &[u8]), (&str, &[u8])) = (("x-version", b"1"), ("x-version", b"2"));
+    let (one, two) = (("x-version", b"1".as_slice()), ("x-version", b"2".as_slice()));
     let distinct = [
         fingerprint(&[]),
         fingerprint(&[("x-version", b"")]),

@@ -1,0 +1,166 @@
+//! A response body on its way out: kept up to the limit, passed on whole.
+
+use std::io::Error;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::IntoResponse;
+use axum::routing::post as on_post;
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use idem_axum::{HttpPolicy, IdempotencyLayer, ProblemKind, SingleTenant};
+use tokio::sync::Semaphore;
+
+use crate::support::{Database, Runs, Wire, at_most_once, begin, memory, post, send, serve};
+
+/// A route that answers 201 with these chunks, some of them broken.
+fn chunked(runs: &Runs, chunks: &'static [Result<&str, ()>], layer: IdempotencyLayer<SingleTenant>) -> Router {
+    let runs = runs.clone();
+    let handler = async move || {
+        runs.next();
+        let chunk = |chunk: &Result<&'static str, ()>| chunk.map(Bytes::from).map_err(|()| Error::other("broken"));
+        (StatusCode::CREATED, Body::from_stream(stream::iter(chunks.iter().map(chunk))))
+    };
+    Router::new().route("/p", on_post(handler).layer(layer))
+}
+
+/// Keeps at most 8 bytes.
+fn small() -> IdempotencyLayer<SingleTenant> {
+    at_most_once().policy(HttpPolicy::new().stored_response_limit(8))
+}
+
+#[tokio::test]
+async fn a_body_in_chunks_is_replayed_whole_up_to_the_limit() {
+    let runs = Runs::default();
+    let router = chunked(&runs, &[Ok("1234"), Ok("5678")], small());
+    let first = send(&router, post("/p", "k")).await;
+    assert_eq!((first.status, first.text()), (StatusCode::CREATED, "12345678"));
+    send(&router, post("/p", "k")).await.assert_replay_of(&first);
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_reaches_the_first_client_whole_and_is_then_gone() {
+    let runs = Runs::default();
+    let router = chunked(&runs, &[Ok("1234"), Ok("56789"), Ok("more")], small());
+    assert_eq!(send(&router, post("/p", "k")).await.text(), "123456789more");
+    let again = send(&router, post("/p", "k")).await;
+    again.assert_problem(ProblemKind::BodyNotRetained);
+    assert_eq!((again.json()["original_status"].as_u64(), runs.count()), (Some(201), 1));
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_under_the_limit_is_a_failure_and_not_its_first_half() {
+    let runs = Runs::default();
+    let router = chunked(&runs, &[Ok("1234"), Err(())], small());
+    send(&router, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
+    let again = send(&router, post("/p", "k")).await;
+    again.assert_problem_document(ProblemKind::HandlerFailed);
+    assert!(again.is_replay(), "under AtMostOnce it is the outcome");
+    assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_the_fault_of_its_contract() {
+    let (runs, database) = (Runs::default(), Database::new().await);
+    let router = chunked(&runs, &[Ok("1234"), Err(())], database.layer());
+    for _ in 0..2 {
+        send(&router, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
+    }
+    assert_eq!(runs.count(), 2, "under Transactional the key is free");
+    let runs = Runs::default();
+    let layer = IdempotencyLayer::at_least_once(memory()).single_tenant();
+    let router = chunked(&runs, &[Ok("1234"), Err(())], layer);
+    send(&router, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
+    send(&router, post("/p", "k")).await.assert_problem(ProblemKind::Backoff);
+    assert_eq!(runs.count(), 1, "under AtLeastOnce it rests");
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_over_the_limit_breaks_off_and_never_runs_again() {
+    let runs = Runs::default();
+    let router = chunked(&runs, &[Ok("123456789"), Ok("more"), Err(())], small());
+    let response = begin(&router, post("/p", "k")).await;
+    assert_eq!(response.status(), StatusCode::CREATED);
+    let mut body = response.into_body();
+    for chunk in ["123456789", "more"] {
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), chunk);
+    }
+    assert!(body.frame().await.unwrap().is_err(), "the client sees that the body is not whole");
+    send(&router, post("/p", "k")).await.assert_problem(ProblemKind::BodyNotRetained);
+    assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test]
+async fn the_events_of_a_stream_arrive_as_they_come() {
+    let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
+    let handler = {
+        let (runs, gate) = (runs.clone(), gate.clone());
+        async move || {
+            runs.next();
+            let events = stream::unfold(0, move |event| {
+                let gate = gate.clone();
+                async move {
+                    if event == 1 {
+                        gate.acquire().await.unwrap().forget();
+                    }
+                    (event < 2).then(|| (Ok::<_, Error>(format!("data: {event}\n\n")), event + 1))
+                }
+            });
+            ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
+        }
+    };
+    let router = Router::new().route("/p", on_post(handler).layer(at_most_once()));
+    let address = serve(router.clone()).await;
+    let mut client = Wire::post(address, "k", "content-length: 0\r\nconnection: close\r\n").await;
+    client.read_until("data: 0\n\n").await;
+    // The stream has not ended, and its record is settled already.
+    let again = send(&router, post("/p", "k")).await;
+    again.assert_problem(ProblemKind::BodyNotRetained);
+    assert_eq!(again.json()["original_status"], 200);
+    gate.add_permits(1);
+    client.read_until("data: 1\n\n").await;
+    assert_eq!(client.read_to_end().await, "\r\n0\r\n\r\n");
+    assert_eq!(runs.count(), 1);
+}
+
+/// A route whose body ends with a trailer.
+fn with_trailers(layer: IdempotencyLayer<SingleTenant>) -> Router {
+    let handler = async || {
+        let trailers = HeaderMap::from_iter([(http::HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
+        let frames = [Frame::data(Bytes::from("body")), Frame::trailers(trailers)];
+        let body = StreamBody::new(stream::iter(frames.map(Ok::<_, Error>)));
+        ([("trailer", "x-sum")], Body::new(body)).into_response()
+    };
+    Router::new().route("/p", on_post(handler).layer(layer))
+}
+
+#[tokio::test]
+async fn trailers_reach_the_first_client() {
+    for limit in [1024, 1] {
+        let router = with_trailers(at_most_once().policy(HttpPolicy::new().stored_response_limit(limit)));
+        let first = send(&router, post("/p", "k")).await;
+        let sum = first.trailers.as_ref().and_then(|trailers| trailers.get("x-sum"));
+        assert_eq!((first.text(), sum), ("body", Some(&HeaderValue::from_static("7"))), "limit {limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_replay_has_no_trailers_and_does_not_announce_any() {
+    let router = with_trailers(at_most_once());
+    let first = send(&router, post("/p", "k")).await;
+    let again = send(&router, post("/p", "k")).await;
+    again.assert_replay_of(&first);
+    assert_eq!((again.trailers.as_ref(), again.header("trailer")), (None, None));
+}
+
+#[tokio::test]
+async fn an_empty_body_is_replayed_as_one() {
+    let router = Router::new().route("/p", on_post(async || StatusCode::NO_CONTENT).layer(at_most_once()));
+    let first = send(&router, post("/p", "k")).await;
+    assert_eq!((first.status, first.text()), (StatusCode::NO_CONTENT, ""));
+    send(&router, post("/p", "k")).await.assert_replay_of(&first);
+}
