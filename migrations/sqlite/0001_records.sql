@@ -16,10 +16,10 @@ CREATE TABLE idem_records (
     attempt INTEGER NOT NULL CHECK (attempt BETWEEN 1 AND 4294967295),
     -- 1 in progress, 2 completed, 3 failed for good, 4 failed with an unknown outcome, 5 failed and retryable.
     state INTEGER NOT NULL CHECK (state BETWEEN 1 AND 5),
-    -- In progress: 1 fresh, 2 takeover, 3 retry.
-    acquisition INTEGER CHECK (acquisition BETWEEN 1 AND 3),
-    -- In progress: what a crash means. 1 rerun, 2 outcome unknown.
-    takeover INTEGER CHECK (takeover BETWEEN 1 AND 2),
+    -- In progress: 1 fresh, 2 takeover, 3 retry, 4 probe.
+    acquisition INTEGER CHECK (acquisition BETWEEN 1 AND 4),
+    -- In progress: what a crash means. 1 rerun, 2 outcome unknown, 3 somebody has to find out.
+    takeover INTEGER CHECK (takeover BETWEEN 1 AND 3),
     lease_until INTEGER,
     -- Failed and retryable: when the next attempt may begin.
     not_before INTEGER,

@@ -88,6 +88,9 @@ pub enum Acquisition {
     Takeover,
     /// The previous attempt failed and may be retried.
     Retry,
+    /// The previous owner's lease ran out, nobody knows whether it took effect, and the new owner said that it can find
+    /// out: it must, before it runs anything.
+    Probe,
 }
 
 /// What a lease that ran out means.
@@ -98,17 +101,22 @@ pub enum Takeover {
     Rerun,
     /// Nobody knows whether it took effect: it is answered as such and never runs again.
     Unknown,
+    /// As `Unknown`, but whoever acquires under this can find out, and gets the record to do so
+    /// ([`Acquisition::Probe`]).
+    Probe,
 }
 
 impl Takeover {
-    /// What holds when the crashed owner ran under `self` and the newcomer asks for `other`: the stricter of the two.
+    /// What holds when the crashed owner ran under `self` and the newcomer asks for `newcomer`: it may run again only if
+    /// both say so, and else somebody who can find out must.
     ///
     /// During a rolling deploy that changes a route's contract, neither side's promise is broken.
     #[must_use]
-    pub fn stricter(self, other: Self) -> Self {
-        match (self, other) {
+    pub fn met_by(self, newcomer: Self) -> Self {
+        match (self, newcomer) {
             (Self::Rerun, Self::Rerun) => Self::Rerun,
-            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (_, Self::Probe) => Self::Probe,
+            (Self::Unknown | Self::Probe, _) | (_, Self::Unknown) => Self::Unknown,
         }
     }
 }
@@ -249,12 +257,14 @@ mod tests {
     }
 
     #[test]
-    fn the_stricter_takeover_wins() {
-        use Takeover::{Rerun, Unknown};
-        assert_eq!(Rerun.stricter(Rerun), Rerun);
-        for (one, other) in [(Rerun, Unknown), (Unknown, Rerun), (Unknown, Unknown)] {
-            assert_eq!(one.stricter(other), Unknown);
+    fn it_runs_again_only_if_both_say_so_and_a_newcomer_that_can_find_out_does() {
+        use Takeover::{Probe, Rerun, Unknown};
+        assert_eq!(Rerun.met_by(Rerun), Rerun);
+        for crashed in [Rerun, Unknown, Probe] {
+            assert_eq!(crashed.met_by(Unknown), Unknown);
+            assert_eq!(crashed.met_by(Probe), Probe);
         }
+        assert_eq!([Unknown.met_by(Rerun), Probe.met_by(Rerun)], [Unknown, Unknown]);
     }
 
     #[test]

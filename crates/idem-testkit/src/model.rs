@@ -132,6 +132,9 @@ impl Model {
             if rerun && row.attempt < u32::MAX {
                 return row.run_again(request, Acquisition::Takeover, now);
             }
+            if request.takeover == Takeover::Probe && row.attempt < u32::MAX {
+                return row.run_again(request, Acquisition::Probe, now);
+            }
             row.answer = Some(StoredResponse::new(504, ""));
             return row.give_up(Ending::Unknown, request.term.retention, now);
         }
@@ -159,7 +162,9 @@ impl Model {
 
     fn settle(&mut self, lease: &Lease, settlement: &Settlement, retention: Duration, now: i64) -> Answer {
         self.forget(&lease.id, now);
+        let unknown = StoredResponse::new(504, "");
         let (ending, answer, again_at) = match settlement {
+            Settlement::OutcomeUnknown => (Ending::Unknown, &unknown, 0),
             Settlement::Completed(answer) => (Ending::Well, answer, 0),
             Settlement::FailedTerminal(answer) => (Ending::Badly, answer, 0),
             Settlement::FailedRetryable { response, retry_after } => (Ending::Later, response, plus(now, *retry_after)),
@@ -194,7 +199,8 @@ impl Model {
         if row.owner != lease.owner || row.ending.is_some() {
             return Answer::Owner(OwnerOutcome::LeaseLost);
         }
-        if row.after_crash == Takeover::Rerun && (row.attempt > 1 || row.note.is_some()) {
+        let reran = row.after_crash == Takeover::Rerun && (row.attempt > 1 || row.note.is_some());
+        if reran || row.after_crash != Takeover::Rerun && row.how == Acquisition::Probe {
             return self.owners(lease, now, |row| {
                 row.owner = OwnerToken::NOBODY;
                 if row.lease_end.is_some_and(|end| end > now) {

@@ -261,7 +261,7 @@ planted! {
     an_acquire_that_extends_its_own_lease_is_found: AcquireExtendsItsOwnLease,
         ["a_repeated_acquire_is_answered_as_the_first_time"], true;
     a_takeover_that_runs_unknown_outcomes_is_found: TakeoverRunsUnknownOutcomes,
-        ["a_lease_over_becomes_an_unknown_outcome", "the_stricter_takeover_wins_both_ways"], true;
+        ["a_lease_over_becomes_an_unknown_outcome", "it_runs_again_only_if_both_say_so"], true;
     a_takeover_that_forgets_the_checkpoint_is_found: TakeoverForgetsTheCheckpoint,
         ["a_lease_that_is_over_is_taken_over", "a_retryable_failure_runs_again_at_its_time"], true;
     an_attempt_that_does_not_grow_is_found: AttemptStaysOne,

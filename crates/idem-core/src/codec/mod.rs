@@ -46,9 +46,9 @@ pub struct FlatRecord {
     pub attempt: i64,
     /// One of [`state`].
     pub state: i64,
-    /// While in progress: 1 fresh, 2 takeover, 3 retry.
+    /// While in progress: 1 fresh, 2 takeover, 3 retry, 4 probe.
     pub acquisition: Option<i64>,
-    /// While in progress: 1 rerun, 2 unknown.
+    /// While in progress: 1 rerun, 2 unknown, 3 probe.
     pub takeover: Option<i64>,
     /// While in progress.
     pub lease_until: Option<i64>,
@@ -191,11 +191,12 @@ fn acquisition_number(acquisition: Acquisition) -> i64 {
         Acquisition::Fresh => 1,
         Acquisition::Takeover => 2,
         Acquisition::Retry => 3,
+        Acquisition::Probe => 4,
     }
 }
 
 fn acquisition(number: i64) -> Option<Acquisition> {
-    [Acquisition::Fresh, Acquisition::Takeover, Acquisition::Retry]
+    [Acquisition::Fresh, Acquisition::Takeover, Acquisition::Retry, Acquisition::Probe]
         .into_iter()
         .find(|acquisition| acquisition_number(*acquisition) == number)
 }
@@ -204,11 +205,14 @@ fn takeover_number(takeover: Takeover) -> i64 {
     match takeover {
         Takeover::Rerun => 1,
         Takeover::Unknown => 2,
+        Takeover::Probe => 3,
     }
 }
 
 fn takeover(number: i64) -> Option<Takeover> {
-    [Takeover::Rerun, Takeover::Unknown].into_iter().find(|takeover| takeover_number(*takeover) == number)
+    [Takeover::Rerun, Takeover::Unknown, Takeover::Probe]
+        .into_iter()
+        .find(|takeover| takeover_number(*takeover) == number)
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ impl Shared {
             fingerprint: operation.fingerprint,
             owner: OwnerToken::random(),
             term: self.settings.term(),
-            takeover: self.contract().takeover(),
+            takeover: self.contract().takeover(&self.settings),
             max_attempts: self.settings.max_attempts,
             on_mismatch: self.settings.on_mismatch,
         }

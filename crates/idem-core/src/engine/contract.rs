@@ -62,9 +62,10 @@ pub enum Disposition {
 
 impl Contract {
     /// What a crash under this contract means. A crashed transaction was rolled back, so it may run again.
-    pub(super) fn takeover(self) -> Takeover {
+    pub(super) fn takeover(self, settings: &Settings) -> Takeover {
         match self {
             Self::Transactional | Self::AtLeastOnce => Takeover::Rerun,
+            Self::AtMostOnce if settings.probe.is_some() => Takeover::Probe,
             Self::AtMostOnce => Takeover::Unknown,
         }
     }
@@ -139,6 +140,9 @@ mod tests {
 
     #[test]
     fn only_at_most_once_gives_up_on_a_crash() {
-        assert_eq!(ALL.map(Contract::takeover), [Takeover::Rerun, Takeover::Unknown, Takeover::Rerun]);
+        assert_eq!(
+            ALL.map(|contract| contract.takeover(&Settings::new())),
+            [Takeover::Rerun, Takeover::Unknown, Takeover::Rerun]
+        );
     }
 }

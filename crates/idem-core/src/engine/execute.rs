@@ -13,11 +13,13 @@ use super::context::{Context, TransactionSlot};
 use super::contract::{Conclusion, Contract};
 use super::heartbeat::Heartbeat;
 use super::observer::Event;
+use super::probe::find_out;
 use super::settle::{Ending, Settled, release_behind};
 use super::{Operation, Shared};
-use crate::machine::{AcquireOutcome, Lease, Replay};
+use crate::machine::{AcquireOutcome, Lease, Replay, Settlement};
+use crate::record::Acquisition;
 use crate::record_id::RecordId;
-use crate::store::StoreError;
+use crate::store::{StoreError, Writes};
 
 /// What a request for an operation gets.
 #[derive(Debug)]
@@ -116,6 +118,11 @@ where
     let heartbeat = renew.then(|| Heartbeat::start(shared, lease.clone(), acquired_at, lost.clone()));
     let slot: TransactionSlot = Arc::new(Mutex::new(transaction));
     let context = Context::new(Arc::clone(shared), lease.id, Some(lease.clone()), lost, Arc::clone(&slot));
+    if lease.acquisition == Acquisition::Probe
+        && let Some(finding) = find_out(shared, &context).await
+    {
+        return settle_finding(shared, lease, finding, heartbeat).await;
+    }
     let conclusion = conclude(shared, context, run, on_panic).await;
     let (settlement, writes) = shared.contract().settlement(conclusion.disposition, lease.attempt, &shared.settings);
     let ending = Ending { settlement, writes, retention: conclusion.retention.unwrap_or(shared.settings.retention) };
@@ -138,6 +145,22 @@ where
         Settled::Lost => superseded(shared, &lease, conclusion.value).await,
         Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
     }
+}
+
+/// Settles what a probe found about an earlier run, and answers what the record says then.
+async fn settle_finding<T>(
+    shared: &Arc<Shared>,
+    lease: Lease,
+    settlement: Settlement,
+    heartbeat: Option<Heartbeat>,
+) -> Result<Answer<T>, ExecuteError> {
+    let ending = Ending { settlement, writes: Writes::Discard, retention: shared.settings.retention };
+    let Some(heartbeat) = heartbeat else { return Err(ExecuteError::Interrupted) };
+    // Whoever settled it if not this run: the record says it all.
+    shared.settle_leased(lease.clone(), ending, heartbeat).await;
+    shared.waiters.wake(&lease.id);
+    let later = Answer::InProgress { retry_after: shared.settings.backoff };
+    Ok(recorded(shared, &lease).await?.unwrap_or(later))
 }
 
 /// Runs an operation whose store is away.
@@ -182,18 +205,23 @@ where
 async fn superseded<T>(shared: &Shared, lease: &Lease, value: T) -> Result<Answer<T>, ExecuteError> {
     tracing::warn!(record = %lease.id, "an operation ended after it had lost its lease");
     shared.observe(&Event::LeaseLost);
-    match shared.bounded(shared.store().peek(&lease.id)).await {
-        Ok(Some(record)) => Ok(match record.replay() {
-            Some(replay) => Answer::Replay(replay),
-            None => Answer::InProgress { retry_after: shared.settings.lease },
-        }),
-        // The record is gone. What a lease protects has happened all the same; a transaction was rolled back.
-        Ok(None) if shared.contract() != Contract::Transactional => {
-            Ok(Answer::Ran { value, attempt: lease.attempt, protected: true })
+    Ok(match recorded(shared, lease).await? {
+        Some(answer) => answer,
+        // The record is gone. A transaction was rolled back; what a lease protects has happened all the same.
+        None if shared.contract() == Contract::Transactional => {
+            Answer::InProgress { retry_after: shared.settings.backoff }
         }
-        Ok(None) => Ok(Answer::InProgress { retry_after: shared.settings.lease }),
-        Err(error) => Err(ExecuteError::CommitUnclear(error)),
-    }
+        None => Answer::Ran { value, attempt: lease.attempt, protected: true },
+    })
+}
+
+/// What the record says now; `None` when there is none.
+async fn recorded<T>(shared: &Shared, lease: &Lease) -> Result<Option<Answer<T>>, ExecuteError> {
+    let record = shared.bounded(shared.store().peek(&lease.id)).await.map_err(ExecuteError::CommitUnclear)?;
+    Ok(record.map(|record| match record.replay() {
+        Some(replay) => Answer::Replay(replay),
+        None => Answer::InProgress { retry_after: shared.settings.backoff },
+    }))
 }
 
 fn answered<T>(shared: &Shared, outcome: AcquireOutcome) -> Answer<T> {

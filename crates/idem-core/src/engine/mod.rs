@@ -31,6 +31,7 @@ mod contract;
 mod execute;
 mod heartbeat;
 mod observer;
+mod probe;
 mod run;
 mod settings;
 mod settle;
@@ -49,6 +50,7 @@ pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
 pub use execute::{Answer, ExecuteError};
 pub use observer::{Event, Observer};
+pub use probe::{Probe, Probed};
 pub use run::{Ran, RunError};
 pub use settings::Settings;
 

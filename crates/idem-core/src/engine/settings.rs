@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::observer::Observer;
+use super::probe::Probe;
 use crate::machine::{OnMismatch, Term};
 use crate::record_id::RecordIdentity;
 
@@ -25,6 +26,7 @@ pub struct Settings {
     pub(super) store_timeout: Duration,
     pub(super) on_mismatch: OnMismatch,
     pub(super) fail_open: bool,
+    pub(super) probe: Option<Arc<dyn Probe>>,
     pub(super) observer: Option<Arc<dyn Observer>>,
 }
 
@@ -52,6 +54,7 @@ impl Settings {
             store_timeout: Duration::from_secs(2),
             on_mismatch: OnMismatch::Refuse,
             fail_open: false,
+            probe: None,
             observer: None,
         }
     }
@@ -156,6 +159,15 @@ impl Settings {
     #[must_use]
     pub fn dangerous_fail_open(mut self) -> Self {
         self.fail_open = true;
+        self
+    }
+
+    /// Who can find out whether a run that crashed took effect. Default nobody: its outcome is then unknown for good.
+    ///
+    /// It is asked under AtMostOnce, when a lease ran out and the request is repeated.
+    #[must_use]
+    pub fn probe(mut self, probe: Arc<dyn Probe>) -> Self {
+        self.probe = Some(probe);
         self
     }
 

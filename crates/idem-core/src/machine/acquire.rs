@@ -13,8 +13,8 @@ use crate::timestamp::Timestamp;
 /// 3. Completed, or failed for good: `Replay`.
 /// 4. In progress by the same owner token: `Acquired` again, unchanged.
 /// 5. In progress under a live lease: `InProgress`.
-/// 6. In progress, lease over: by the stricter takeover either `Acquired` with the next attempt, or failed with an
-///    unknown outcome, and `Replay` of that.
+/// 6. In progress, lease over: by what both takeovers allow either `Acquired` with the next attempt, to run again or to
+///    find out first, or failed with an unknown outcome, and `Replay` of that.
 /// 7. Failed retryably, before its time: `Backoff`.
 /// 8. Failed retryably, attempts left: `Acquired` with the next attempt.
 /// 9. Failed retryably, attempts used up: failed for good, and `Replay` of the last response.
@@ -40,8 +40,9 @@ pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (O
         Standing::Running { lease_until, .. } if now < lease_until => {
             unchanged(AcquireOutcome::InProgress { retry_after: lease_until.saturating_duration_since(now) })
         }
-        Standing::Running { takeover, .. } => match (takeover.stricter(request.takeover), next_attempt) {
+        Standing::Running { takeover, .. } => match (takeover.met_by(request.takeover), next_attempt) {
             (Takeover::Rerun, Some(attempt)) => start(Some(record), Acquisition::Takeover, attempt, request, now),
+            (Takeover::Probe, Some(attempt)) => start(Some(record), Acquisition::Probe, attempt, request, now),
             (Takeover::Unknown, _) | (_, None) => {
                 let response = StoredResponse::outcome_unknown();
                 fail(record, Failure::OutcomeUnknown, ReplayKind::OutcomeUnknown, response, request, now)

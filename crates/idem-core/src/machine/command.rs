@@ -97,9 +97,10 @@ pub enum Settlement {
         /// How long until it may run again, counted by the store from the settlement.
         retry_after: Duration,
     },
-    /// As if this run had never been: the record is removed. Only when an earlier run under
-    /// [`Takeover::Rerun`] may have had effects does it stay, with its attempts and its checkpoint, for the next acquire
-    /// to take over at once.
+    /// Nobody knows whether it took effect, and there is no more to be found out; every repeat is told so.
+    OutcomeUnknown,
+    /// As if this run had never been: the record is removed. Only when an earlier run may have had effects does it stay,
+    /// with its attempts and its checkpoint, for the next acquire to take over at once.
     Released,
 }
 

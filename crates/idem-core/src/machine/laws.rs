@@ -86,7 +86,7 @@ fn response() -> impl Strategy<Value = StoredResponse> {
 }
 
 fn request() -> impl Strategy<Value = Acquire> {
-    let takeover = prop_oneof![3 => Just(Takeover::Rerun), 1 => Just(Takeover::Unknown)];
+    let takeover = prop_oneof![3 => Just(Takeover::Rerun), 1 => Just(Takeover::Unknown), 1 => Just(Takeover::Probe)];
     let on_mismatch = prop_oneof![Just(OnMismatch::Refuse), Just(OnMismatch::ReplayOriginal)];
     let fingerprint = prop_oneof![5 => Just("a"), 1 => Just("b")];
     (owner(), term(), takeover, on_mismatch, fingerprint, 1..=4_u32).prop_map(
@@ -111,6 +111,7 @@ fn settlement() -> impl Strategy<Value = Settlement> {
             response,
             retry_after: Duration::from_secs(seconds),
         }),
+        Just(Settlement::OutcomeUnknown),
         Just(Settlement::Released),
     ]
 }

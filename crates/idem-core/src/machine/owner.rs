@@ -2,7 +2,7 @@
 
 use super::command::{OwnerAction, OwnerOutcome, Settlement};
 use super::current;
-use crate::record::{Failure, OwnerToken, Record, State, Takeover};
+use crate::record::{Acquisition, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 
 /// Decides an owner's action: the record afterwards and whether the action was applied.
@@ -60,17 +60,20 @@ pub fn apply(
     }
 }
 
-/// The record after a release: gone, as if it had never been, unless a run under [`Takeover::Rerun`] may have had effects
-/// before. Then its attempts and its checkpoint outlive the release; it belongs to nobody, so that a renewal which comes
-/// late does not hold it, and its lease is over, so that the next acquire takes it over at once.
+/// The record after a release: gone, as if it had never been, unless an earlier run may have had effects: one that was
+/// taken over, or one that left a checkpoint. Then attempts and checkpoint outlive the release; the record belongs to
+/// nobody, so that a renewal which comes late does not hold it, and its lease is over, so that the next acquire takes it
+/// over at once.
 fn given_back(record: &Record, now: Timestamp) -> Option<Record> {
-    let State::InProgress { lease_until, acquisition, takeover: Takeover::Rerun } = record.state else {
-        return None;
+    let State::InProgress { lease_until, acquisition, takeover } = record.state else { return None };
+    let ran_before = match takeover {
+        Takeover::Rerun => record.attempt > 1 || record.checkpoint.is_some(),
+        Takeover::Unknown | Takeover::Probe => acquisition == Acquisition::Probe,
     };
-    if record.attempt == 1 && record.checkpoint.is_none() {
+    if !ran_before {
         return None;
     }
-    let state = State::InProgress { lease_until: lease_until.min(now), acquisition, takeover: Takeover::Rerun };
+    let state = State::InProgress { lease_until: lease_until.min(now), acquisition, takeover };
     Some(Record { owner: OwnerToken::NOBODY, updated_at: now, state, ..record.clone() })
 }
 
@@ -85,6 +88,9 @@ fn settled_state(settlement: &Settlement, now: Timestamp) -> Option<State> {
             failure: Failure::Retryable { not_before: now.saturating_add(*retry_after) },
             response: response.clone(),
         },
+        Settlement::OutcomeUnknown => {
+            State::Failed { failure: Failure::OutcomeUnknown, response: StoredResponse::outcome_unknown() }
+        }
         Settlement::Released => return None,
     })
 }
@@ -98,6 +104,7 @@ fn is_settled_so(state: &State, settlement: &Settlement) -> bool {
             State::Failed { failure: Failure::Retryable { .. }, response: stored },
             Settlement::FailedRetryable { response, .. },
         ) => stored == response,
+        (State::Failed { failure: Failure::OutcomeUnknown, .. }, Settlement::OutcomeUnknown) => true,
         _ => false,
     }
 }

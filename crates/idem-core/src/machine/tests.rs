@@ -183,7 +183,23 @@ mod acquiring {
     }
 
     #[test]
-    fn the_stricter_takeover_settles_an_unknown_outcome_whoever_asked_for_it() {
+    fn whoever_can_find_out_gets_the_record_and_has_to() {
+        let probing = |owner| Acquire { takeover: Takeover::Probe, ..request(owner) };
+        let crashed = [in_progress(), acquire(None, &never_rerun(1), START).0.unwrap()];
+        for record in crashed.into_iter().chain([acquire(None, &probing(1), START).0.unwrap()]) {
+            let (next, outcome) = acquire(Some(&record), &probing(2), after(LEASE));
+            assert_eq!(outcome, acquired(2, 2, Acquisition::Probe, None));
+            let (lease_until, acquisition) = (after(LEASE + LEASE), Acquisition::Probe);
+            let state = State::InProgress { lease_until, acquisition, takeover: Takeover::Probe };
+            assert_eq!(next.unwrap().state, state);
+            let last = with_attempt(u32::MAX, record);
+            let (_, outcome) = acquire(Some(&last), &probing(2), after(LEASE));
+            assert!(matches!(outcome, AcquireOutcome::Replay(replay) if replay.kind == ReplayKind::OutcomeUnknown));
+        }
+    }
+
+    #[test]
+    fn an_unknown_outcome_is_settled_unless_both_say_that_it_may_run_again() {
         let strict_record = acquire(None, &never_rerun(1), START).0.unwrap();
         let pairs =
             [(strict_record.clone(), request(2)), (strict_record, never_rerun(2)), (in_progress(), never_rerun(2))];
@@ -531,6 +547,30 @@ mod settling {
         assert_lease_lost(&given_back, 1, OwnerAction::Settle(&Settlement::Completed(response()), KEPT), seconds(4));
         let again = settle(&given_back, 1, &Settlement::Released, seconds(5));
         assert_eq!(again, (Some(given_back), OwnerOutcome::Applied));
+    }
+
+    #[test]
+    fn an_owner_may_settle_that_the_outcome_is_unknown_and_repeat_it() {
+        let (next, outcome) = settle(&in_progress(), 1, &Settlement::OutcomeUnknown, seconds(4));
+        let record = next.unwrap();
+        let state = State::Failed { failure: Failure::OutcomeUnknown, response: StoredResponse::outcome_unknown() };
+        assert_eq!((&record.state, outcome), (&state, OwnerOutcome::Applied));
+        let again = settle(&record, 1, &Settlement::OutcomeUnknown, seconds(5));
+        assert_eq!(again, (Some(record.clone()), OwnerOutcome::Applied));
+        let terminal = Settlement::FailedTerminal(StoredResponse::outcome_unknown());
+        assert_eq!(settle(&record, 1, &terminal, seconds(5)).1, OwnerOutcome::LeaseLost);
+        assert_eq!(settle(&settled(&terminal), 1, &Settlement::OutcomeUnknown, seconds(5)).1, OwnerOutcome::LeaseLost);
+    }
+
+    #[test]
+    fn a_release_before_finding_out_does_not_forget_the_crash() {
+        let probing = Acquire { takeover: Takeover::Probe, ..request(2) };
+        let first = acquire(None, &Acquire { owner: token(1), ..probing.clone() }, START).0.unwrap();
+        assert_eq!(settle(&first, 1, &Settlement::Released, seconds(1)).0, None, "a first run is forgotten");
+        let probed = acquire(Some(&first), &probing, after(LEASE)).0.unwrap();
+        let given_back = settle(&probed, 2, &Settlement::Released, after(LEASE)).0.unwrap();
+        let third = Acquire { owner: token(3), ..probing };
+        assert_eq!(acquire(Some(&given_back), &third, after(LEASE)).1, acquired(3, 3, Acquisition::Probe, None));
     }
 
     #[test]

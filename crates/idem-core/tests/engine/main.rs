@@ -4,6 +4,7 @@
 mod contracts;
 mod faults;
 mod leases;
+mod probes;
 mod support;
 mod typed;
 mod waiting;

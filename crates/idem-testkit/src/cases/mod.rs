@@ -42,7 +42,9 @@ macro_rules! __for_every_case {
             a_lease_that_is_over_is_taken_over
             a_takeover_is_a_lease_like_any_other
             a_lease_over_becomes_an_unknown_outcome
-            the_stricter_takeover_wins_both_ways
+            it_runs_again_only_if_both_say_so
+            a_lease_over_is_handed_to_whoever_can_find_out
+            a_release_before_finding_out_does_not_forget_the_crash
             a_completed_record_is_replayed
             a_terminal_failure_is_replayed
             a_retryable_failure_backs_off

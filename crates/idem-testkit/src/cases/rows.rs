@@ -120,9 +120,49 @@ pub async fn a_lease_over_becomes_an_unknown_outcome(subject: &Subject) {
     assert_eq!(subject.settle(&lease, &completed()).await, idem_core::OwnerOutcome::LeaseLost);
 }
 
-/// The stricter takeover wins, also when only the newcomer asks for it or only the crashed owner did.
-pub async fn the_stricter_takeover_wins_both_ways(subject: &Subject) {
-    for (stored, asked) in [(Takeover::Rerun, Takeover::Unknown), (Takeover::Unknown, Takeover::Rerun)] {
+/// A newcomer that can find out what a crashed owner did gets the record, whatever that owner ran under; if it crashes
+/// too, the next one that can find out gets it, and anybody else is told that the outcome is unknown.
+pub async fn a_lease_over_is_handed_to_whoever_can_find_out(subject: &Subject) {
+    for crashed in [Takeover::Rerun, Takeover::Unknown, Takeover::Probe] {
+        let first = Acquire { takeover: crashed, ..request() };
+        subject.lease(&first).await;
+        for attempt in 2..4 {
+            subject.advance_to_end_of(LEASE);
+            let prober = Acquire { takeover: Takeover::Probe, ..repeat_of(&first) };
+            let lease = subject.lease(&prober).await;
+            assert_eq!((lease.attempt, lease.acquisition), (attempt, Acquisition::Probe));
+            assert!(matches!(subject.acquire(&repeat_of(&first)).await, AcquireOutcome::InProgress { .. }));
+        }
+        subject.advance_to_end_of(LEASE);
+        let plain = Acquire { takeover: Takeover::Rerun, ..repeat_of(&first) };
+        let unknown = StoredResponse::outcome_unknown();
+        assert_replay(&subject.acquire(&plain).await, ReplayKind::OutcomeUnknown, 3, &unknown);
+    }
+}
+
+/// A release by somebody who was to find out does not make the crashed run forgotten.
+pub async fn a_release_before_finding_out_does_not_forget_the_crash(subject: &Subject) {
+    let first = Acquire { takeover: Takeover::Probe, ..request() };
+    subject.lease(&first).await;
+    subject.advance_to_end_of(LEASE);
+    let lease = subject.lease(&Acquire { owner: idem_core::OwnerToken::random(), ..first.clone() }).await;
+    assert_eq!(subject.settle(&lease, &Settlement::Released).await, idem_core::OwnerOutcome::Applied);
+    let next = subject.lease(&Acquire { owner: idem_core::OwnerToken::random(), ..first.clone() }).await;
+    assert_eq!((next.attempt, next.acquisition), (3, Acquisition::Probe));
+    assert_eq!(subject.settle(&next, &Settlement::Released).await, idem_core::OwnerOutcome::Applied);
+    let plain = Acquire { takeover: Takeover::Unknown, ..repeat_of(&first) };
+    let unknown = StoredResponse::outcome_unknown();
+    assert_replay(&subject.acquire(&plain).await, ReplayKind::OutcomeUnknown, 3, &unknown);
+}
+
+/// It runs again only if both say so: the crashed owner and the newcomer.
+pub async fn it_runs_again_only_if_both_say_so(subject: &Subject) {
+    for (stored, asked) in [
+        (Takeover::Rerun, Takeover::Unknown),
+        (Takeover::Unknown, Takeover::Rerun),
+        (Takeover::Probe, Takeover::Rerun),
+        (Takeover::Probe, Takeover::Unknown),
+    ] {
         let first = Acquire { takeover: stored, ..request() };
         subject.lease(&first).await;
         subject.advance_to_end_of(LEASE);

@@ -14,13 +14,17 @@ fn state_after(settlement: Settlement, settled_at: idem_core::Timestamp) -> Opti
             let not_before = settled_at.saturating_add(retry_after);
             Some(State::Failed { failure: Failure::Retryable { not_before }, response })
         }
+        Settlement::OutcomeUnknown => {
+            let response = StoredResponse::outcome_unknown();
+            Some(State::Failed { failure: Failure::OutcomeUnknown, response })
+        }
         Settlement::Released => None,
     }
 }
 
 /// Each settlement leads to its state; retention and backoff count from the settlement.
 pub async fn each_settlement_leads_to_its_state(subject: &Subject) {
-    for settlement in [completed(), failed(), retryable()] {
+    for settlement in [completed(), failed(), retryable(), Settlement::OutcomeUnknown] {
         let request = request();
         let lease = subject.lease(&request).await;
         let before = subject.record(&request.id).await;

@@ -31,7 +31,7 @@ pub(super) struct Step {
 
 #[derive(Debug, Clone)]
 pub(super) enum Verb {
-    Acquire { other_body: bool, lease: u32, retention: u32, unknown: bool, max_attempts: u32, lenient: bool },
+    Acquire { other_body: bool, lease: u32, retention: u32, takeover: Takeover, max_attempts: u32, lenient: bool },
     Renew { lease: u32, retention: u32 },
     Checkpoint { name: u8 },
     Settle { ending: Ending, response: u8, retention: u32 },
@@ -44,6 +44,7 @@ pub(super) enum Ending {
     Completed,
     FailedTerminal,
     FailedRetryable { retry_after: u32 },
+    OutcomeUnknown,
     Released,
 }
 
@@ -93,14 +94,14 @@ pub(super) fn owner(number: u8) -> OwnerToken {
 pub(super) fn operation(verb: &Verb, lease: Lease, grid: Grid) -> Operation {
     let term = |lease, retention| Term { lease: grid.lease(lease), retention: grid.retention(retention) };
     match *verb {
-        Verb::Acquire { other_body, lease: quanta, retention, unknown, max_attempts, lenient } => {
+        Verb::Acquire { other_body, lease: quanta, retention, takeover, max_attempts, lenient } => {
             Operation::Acquire(Acquire {
                 id: lease.id,
                 origin: Origin { namespace: "idem-testkit".into(), scope: Scope::new("acme", "state machine") },
                 fingerprint: Fingerprint::of_bytes("state machine", if other_body { b"b" } else { b"a" }),
                 owner: lease.owner,
                 term: term(quanta, retention),
-                takeover: if unknown { Takeover::Unknown } else { Takeover::Rerun },
+                takeover,
                 max_attempts: NonZeroU32::MIN.saturating_add(max_attempts),
                 on_mismatch: if lenient { OnMismatch::ReplayOriginal } else { OnMismatch::Refuse },
             })
@@ -118,6 +119,7 @@ pub(super) fn operation(verb: &Verb, lease: Lease, grid: Grid) -> Operation {
                 Ending::FailedRetryable { retry_after } => {
                     Settlement::FailedRetryable { response, retry_after: grid.lease(retry_after) }
                 }
+                Ending::OutcomeUnknown => Settlement::OutcomeUnknown,
                 Ending::Released => Settlement::Released,
             };
             Operation::Settle(lease, settlement, grid.retention(retention))
@@ -145,14 +147,18 @@ fn step() -> impl Strategy<Value = Step> {
         .prop_map(|(pause, early, id, owner, verb, repeat)| Step { pause, early, id, owner, verb, repeat })
 }
 
+fn takeover() -> impl Strategy<Value = Takeover> {
+    prop_oneof![6 => Just(Takeover::Rerun), 1 => Just(Takeover::Unknown), 2 => Just(Takeover::Probe)]
+}
+
 fn verb() -> impl Strategy<Value = Verb> {
     // Nothing is kept for no time at all: it would be gone before its settlement could be repeated.
     let short = || 1..=4_u32;
     let rarely = || prop::bool::weighted(0.2);
     prop_oneof![
-        8 => (rarely(), short(), short(), rarely(), 0..=3_u32, any::<bool>()).prop_map(
-            |(other_body, lease, retention, unknown, max_attempts, lenient)| Verb::Acquire {
-                other_body, lease, retention, unknown, max_attempts, lenient,
+        8 => (rarely(), short(), short(), takeover(), 0..=3_u32, any::<bool>()).prop_map(
+            |(other_body, lease, retention, takeover, max_attempts, lenient)| Verb::Acquire {
+                other_body, lease, retention, takeover, max_attempts, lenient,
             }
         ),
         2 => (short(), short()).prop_map(|(lease, retention)| Verb::Renew { lease, retention }),
@@ -169,6 +175,7 @@ fn ending() -> impl Strategy<Value = Ending> {
         2 => Just(Ending::Completed),
         1 => Just(Ending::FailedTerminal),
         3 => (0..=2_u32).prop_map(|retry_after| Ending::FailedRetryable { retry_after }),
+        1 => Just(Ending::OutcomeUnknown),
         1 => Just(Ending::Released),
     ]
 }

@@ -1,0 +1,64 @@
+//! Finding out whether a run that crashed took effect.
+
+use std::error::Error;
+use std::fmt;
+
+use std::panic::AssertUnwindSafe;
+
+use async_trait::async_trait;
+use futures_util::FutureExt;
+
+use super::{Context, Shared};
+use crate::machine::Settlement;
+use crate::record::StoredResponse;
+
+/// Somebody who can ask the system where the effect would be.
+///
+/// A crash under AtMostOnce leaves nobody who knows whether the operation took effect. Where the other system can tell,
+/// for example because the run gave it a [downstream key](Context::downstream_key), the outcome need not stay unknown.
+#[async_trait]
+pub trait Probe: fmt::Debug + Send + Sync + 'static {
+    /// Says whether an earlier run of this operation took effect. It is asked under a lease that is renewed meanwhile.
+    ///
+    /// Be sure: `DidNotHappen` lets the operation run. An effect that may still be under way is `Unknown`, or an error.
+    ///
+    /// # Errors
+    /// When it cannot be found out now. The repeat is then told to come back, and the next one asks again.
+    async fn probe(&self, context: &Context) -> Result<Probed, Box<dyn Error + Send + Sync>>;
+}
+
+/// What a probe found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there is no fourth answer")]
+pub enum Probed {
+    /// It took effect; this is the answer that it would have given.
+    Happened(StoredResponse),
+    /// It did not, and will not any more: it may run.
+    DidNotHappen,
+    /// Nobody will ever know.
+    Unknown,
+}
+
+/// How an earlier run has to be settled by what the probe finds; `None` when the operation may run.
+///
+/// When it cannot be found out now the key is given back: the record stays, and the next repeat asks again.
+pub(super) async fn find_out(shared: &Shared, context: &Context) -> Option<Settlement> {
+    let found = match &shared.settings.probe {
+        Some(probe) => AssertUnwindSafe(probe.probe(context)).catch_unwind().await,
+        // Some other engine on this store has a probe, and this one does not: it cannot have asked to probe.
+        None => Ok(Ok(Probed::Unknown)),
+    };
+    match found {
+        Ok(Ok(Probed::DidNotHappen)) => None,
+        Ok(Ok(Probed::Happened(response))) => Some(Settlement::Completed(response)),
+        Ok(Ok(Probed::Unknown)) => Some(Settlement::OutcomeUnknown),
+        Ok(Err(error)) => {
+            tracing::warn!(error = error.as_ref() as &dyn Error, "it could not be found out whether an operation ran");
+            Some(Settlement::Released)
+        }
+        Err(_) => {
+            tracing::error!("a probe panicked");
+            Some(Settlement::Released)
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Finding out what a crashed run did.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::engine::{Answer, Conclusion, Context, Disposition, Idempotency, Probe, Probed};
+use idem_core::{ReplayKind, StoredResponse, Writes};
+use idem_testkit::{Fault, Verb};
+
+use crate::support::{World, assert_in_progress, assert_ran, assert_replays, done, operation, panicked};
+
+#[derive(Debug)]
+struct Asked {
+    finding: Option<Probed>,
+    times: AtomicUsize,
+}
+
+#[async_trait]
+impl Probe for Asked {
+    async fn probe(&self, context: &Context) -> Result<Probed, Box<dyn std::error::Error + Send + Sync>> {
+        assert!(context.attempt() > 1);
+        assert_eq!(context.downstream_key("charge").len(), 64);
+        self.times.fetch_add(1, Ordering::SeqCst);
+        self.finding.clone().ok_or_else(|| "the other system is away".into())
+    }
+}
+
+/// A world in which a run crashed, an engine that can ask, and whom it asks.
+async fn crashed(finding: Option<Probed>) -> (World, Idempotency, Arc<Asked>) {
+    let world = World::new();
+    let asked = Arc::new(Asked { finding, times: AtomicUsize::new(0) });
+    let engine = Idempotency::at_most_once(world.store.clone(), world.settings().probe(asked.clone()));
+    let stuck = world.run(&engine, Duration::from_secs(1_000_000), done());
+    assert!(tokio::time::timeout(Duration::from_millis(1), stuck).await.is_err());
+    assert_in_progress(&world.run(&engine, Duration::ZERO, done()).await);
+    world.clock.advance(Duration::from_secs(30));
+    (world, engine, asked)
+}
+
+fn times(asked: &Asked) -> usize {
+    asked.times.load(Ordering::SeqCst)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happened_is_settled_with_its_answer_and_not_run() {
+    let (world, engine, asked) = crashed(Some(Probed::Happened(StoredResponse::new(201, "found")))).await;
+    for _ in 0..3 {
+        assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "found");
+    }
+    assert_eq!((world.runs(), times(&asked)), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_did_not_happen_runs() {
+    let (world, engine, asked) = crashed(Some(Probed::DidNotHappen)).await;
+    assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+    assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+    assert_eq!((world.runs(), times(&asked)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_will_know_is_unknown_for_good() {
+    let (world, engine, asked) = crashed(Some(Probed::Unknown)).await;
+    for _ in 0..2 {
+        let answer = world.run(&engine, Duration::ZERO, done()).await;
+        assert!(
+            matches!(&answer, Ok(Answer::Replay(replay)) if replay.kind == ReplayKind::OutcomeUnknown),
+            "{answer:?}"
+        );
+    }
+    assert_eq!((world.runs(), times(&asked)), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_found_out_now_is_asked_again_by_the_next_repeat() {
+    let (world, engine, asked) = crashed(None).await;
+    for repeat in 1..4 {
+        assert_in_progress(&world.run(&engine, Duration::ZERO, done()).await);
+        assert_eq!((world.runs(), times(&asked)), (0, repeat));
+    }
+    // Somebody who cannot ask must not run it either.
+    let answer = world.run(&world.at_most_once(), Duration::ZERO, done()).await;
+    assert!(matches!(&answer, Ok(Answer::Replay(replay)) if replay.kind == ReplayKind::OutcomeUnknown), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_acquire_does_not_make_the_crash_forgotten() {
+    let (world, engine, asked) = crashed(Some(Probed::DidNotHappen)).await;
+    world.store.next(Verb::Acquire, Fault::LostAnswer);
+    world.store.next(Verb::Acquire, Fault::LostAnswer);
+    world.run(&engine, Duration::ZERO, done()).await.unwrap_err();
+    // The key is given back behind the answer.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+    assert_eq!((world.runs(), times(&asked)), (1, 1), "it was asked before it ran");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_after_the_probe_that_is_released_is_probed_again() {
+    let (world, engine, asked) = crashed(Some(Probed::DidNotHappen)).await;
+    let release = || Disposition::Release { writes: Writes::Discard };
+    assert_ran(&world.run(&engine, Duration::ZERO, release()).await);
+    assert_ran(&world.run(&engine, Duration::ZERO, release()).await);
+    assert_eq!((world.runs(), times(&asked)), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_probe_runs_nothing() {
+    #[derive(Debug)]
+    struct Panics;
+    #[async_trait]
+    impl Probe for Panics {
+        async fn probe(&self, _: &Context) -> Result<Probed, Box<dyn std::error::Error + Send + Sync>> {
+            panic!("as planned")
+        }
+    }
+    let (world, _, _) = crashed(None).await;
+    let engine = Idempotency::at_most_once(world.store.clone(), world.settings().probe(Arc::new(Panics)));
+    let run = |_: Context| async { Conclusion { value: "ran", disposition: done(), retention: None } };
+    assert_in_progress(&engine.execute(operation(), run, panicked).await);
+}
