@@ -1,4 +1,5 @@
 //! The layer in a router: what a client gets, how often the handler runs, and what a repeat gets.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
 
 mod admission;
 mod directives;
