@@ -147,3 +147,22 @@ fn retention_ends_and_the_key_is_free_again() {
     assert_ne!(first.body, second.body);
     assert_eq!(server.effects(), 2);
 }
+
+#[test]
+fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
+    let server = Server::start(Contract::AtMostOnce, &[]);
+    assert_eq!(server.send(&Request::pay("k")).status, 201);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(server.store());
+        let mut connection = options.connect().await.unwrap();
+        // As a later version would write it, before a rollback to this one.
+        sqlx::raw_sql("UPDATE idem_records SET format = 2").execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+    });
+    for _ in 0..2 {
+        let answer = server.send(&Request::pay("k"));
+        assert_eq!((answer.status, answer.problem().as_deref()), (500, Some("record-unreadable")));
+    }
+    assert_eq!(server.effects(), 1);
+}

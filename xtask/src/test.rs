@@ -22,6 +22,7 @@ fn provision() -> Result<(), Box<dyn Error>> {
             println!("{program}: found on this machine");
         } else if is_installed("apt-get") {
             println!("{program}: missing, so Debian's package {package} is installed");
+            command::run(Command::new("apt-get").arg("update"))?;
             command::run(Command::new("apt-get").args(["install", "--yes", "--no-install-recommends", package]))?;
         } else {
             return Err(format!("{program} is missing; install it and run this again").into());
