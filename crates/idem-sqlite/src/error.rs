@@ -1,6 +1,7 @@
 //! From what SQLite says to what a store says.
 
-use idem_core::codec::CodecError;
+use std::error::Error;
+
 use idem_core::{StoreError, StoreErrorKind};
 
 // Primary result codes, https://www.sqlite.org/rescode.html.
@@ -9,6 +10,8 @@ const CORRUPT: i32 = 11;
 const FULL: i32 = 13;
 const READ_ONLY: i32 = 8;
 const NOT_A_DATABASE: i32 = 26;
+
+const BUSY: i32 = 5;
 
 /// A read transaction cannot be upgraded, because somebody wrote since it began (extended code).
 const BUSY_SNAPSHOT: i32 = 517;
@@ -30,7 +33,13 @@ pub(crate) fn is_old_snapshot(error: &sqlx::Error) -> bool {
     extended_code(error) == Some(BUSY_SNAPSHOT)
 }
 
-pub(crate) fn unreadable(error: CodecError) -> StoreError {
+/// Whether another connection is in the way.
+pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
+    extended_code(error).is_some_and(|code| code & 0xFF == BUSY)
+}
+
+/// The error of a record that is there and cannot be understood.
+pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "could not read a record").with_source(error)
 }
 

@@ -36,7 +36,7 @@ const DELETE: &str = "DELETE FROM idem_records WHERE id = ?";
 pub(crate) async fn load(connection: &mut SqliteConnection, id: &RecordId) -> Result<Option<Record>, StoreError> {
     let row = sqlx::query(SELECT).bind(id.as_bytes().as_slice()).fetch_optional(connection).await;
     let Some(row) = row.map_err(|error| store_error("read a record", error))? else { return Ok(None) };
-    let flat = read(&row).map_err(|error| store_error("read a record", error))?;
+    let flat = read(&row).map_err(unreadable)?;
     Record::try_from(flat).map(Some).map_err(unreadable)
 }
 

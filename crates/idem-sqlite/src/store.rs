@@ -11,11 +11,12 @@ use idem_core::{
     OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, StoreError, StoreErrorKind, Term,
     TransactionalStore, machine,
 };
-use sqlx::sqlite::{SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, Row, SqlitePool};
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{ConnectOptions, Connection, Row, SqliteConnection, SqlitePool};
+use tokio::time::Instant;
 
 use crate::config::SqliteConfig;
-use crate::error::store_error;
+use crate::error::{is_busy, store_error};
 use crate::migrate::migrate;
 use crate::row::load;
 use crate::transaction::SqliteTransaction;
@@ -23,6 +24,9 @@ use crate::writer::{Verb, Writer};
 
 /// Connections for reading records: readers never wait in write-ahead mode, and a few threads serve many of them.
 const READERS: u32 = 4;
+
+/// How long to wait before a busy database is opened again.
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Records in a SQLite file. Clones share everything.
 ///
@@ -34,6 +38,18 @@ pub struct SqliteStore {
     writer: Writer,
     clock: Arc<dyn Clock>,
     durability: Durability,
+}
+
+/// Opens the first connection. While several processes switch a new file to write-ahead mode, SQLite says that it is
+/// busy without waiting.
+async fn connect(options: &SqliteConnectOptions, patience: Duration) -> Result<SqliteConnection, StoreError> {
+    let give_up_at = Instant::now() + patience;
+    loop {
+        match options.connect().await {
+            Err(error) if is_busy(&error) && Instant::now() < give_up_at => tokio::time::sleep(BUSY_PAUSE).await,
+            answer => return answer.map_err(|error| store_error("open the database", error)),
+        }
+    }
 }
 
 /// How the database is.
@@ -56,10 +72,20 @@ impl SqliteStore {
     pub async fn open(config: SqliteConfig) -> Result<Self, StoreError> {
         let options = config.connect_options()?;
         let failed = |error| store_error("open the database", error);
-        let mut connection = options.connect().await.map_err(failed)?;
+        let mut connection = connect(&options, config.busy_timeout).await?;
         migrate(&mut connection).await?;
         connection.close().await.map_err(failed)?;
-        let pool = |connections| SqlitePoolOptions::new().max_connections(connections);
+        // A connection whose transaction could not be ended, because SQLite or the handler had ended it already, would
+        // open only a savepoint for its next borrower, and commit nothing.
+        let pool = |connections| {
+            SqlitePoolOptions::new().max_connections(connections).after_release(|connection, _| {
+                Box::pin(async move {
+                    // Answered after a rollback that may still be queued.
+                    connection.ping().await?;
+                    Ok(!connection.is_in_transaction())
+                })
+            })
+        };
         let durability = match config.synchronous {
             SqliteSynchronous::Full | SqliteSynchronous::Extra => Durability::Power,
             SqliteSynchronous::Off | SqliteSynchronous::Normal => Durability::Crash,
@@ -73,7 +99,10 @@ impl SqliteStore {
         })
     }
 
-    /// The connections that handlers' transactions use, for the application's own tables in the same database.
+    /// The connections that handlers' transactions use, to set up the application's own tables in the same database.
+    ///
+    /// While as many handlers as [`max_transactions`](SqliteConfig::max_transactions) run, it has none left: give the
+    /// application's reads a pool of their own, and let a handler use its transaction only.
     #[must_use]
     pub fn pool(&self) -> &SqlitePool {
         &self.transactions
@@ -192,13 +221,7 @@ impl TransactionalStore for SqliteStore {
             AcquireOutcome::Acquired(lease) => lease,
             outcome => return Ok(Begin::Answered(outcome)),
         };
-        match SqliteTransaction::begin(self.clone(), lease.clone()).await {
-            Ok(transaction) => Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true }),
-            Err(error) => {
-                // If this fails too, the key is free when the lease is over.
-                let _ = self.settle(&lease, &Settlement::Released, request.term.retention).await;
-                Err(error)
-            }
-        }
+        let transaction = SqliteTransaction::begin(self.clone(), lease.clone()).await?;
+        Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true })
     }
 }

@@ -49,7 +49,13 @@ impl SqliteTransaction {
 
     async fn discard(self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
         let Self { transaction, store, lease } = self;
-        transaction.rollback().await.map_err(|error| store_error("roll back", error))?;
+        // Without a transaction there is nothing to roll back, and a connection that cannot say so is not used again.
+        if let Err(error) = transaction.rollback().await {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "a handler's transaction could not be rolled back"
+            );
+        }
         store.settle(&lease, settlement, retention).await
     }
 

@@ -90,7 +90,10 @@ impl Task {
             batch.retain(|job| !job.answer.is_closed());
             let answers = match self.commit(&batch).await {
                 Ok(answers) => answers,
-                Err(error) => batch.iter().map(|_| Err(copy(&error))).collect(),
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, verbs = batch.len(), "a commit failed");
+                    batch.iter().map(|_| Err(copy(&error))).collect()
+                }
             };
             for (job, answer) in batch.drain(..).zip(answers) {
                 // Whoever stopped waiting since will ask again.

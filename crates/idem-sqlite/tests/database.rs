@@ -10,13 +10,17 @@ use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::Row;
 use support::Database;
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_processes_may_open_a_new_database_at_once() {
-    let folder = tempfile::TempDir::new().unwrap();
-    let url = format!("sqlite://{}", folder.path().join("records.db").display());
-    let opening: Vec<_> = (0..20).map(|_| tokio::spawn(SqliteStore::open(SqliteConfig::new(&url)))).collect();
-    for store in opening {
-        store.await.unwrap().unwrap().self_test().await.unwrap();
+    // Which of them meet while the file is new is chance, so there are many files.
+    for _ in 0..30 {
+        let folder = tempfile::TempDir::new().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("records.db").display());
+        let opening: Vec<_> = (0..20).map(|_| tokio::spawn(SqliteStore::open(SqliteConfig::new(&url)))).collect();
+        for store in opening {
+            store.await.unwrap().unwrap();
+        }
+        SqliteStore::open(SqliteConfig::new(&url)).await.unwrap().self_test().await.unwrap();
     }
 }
 

@@ -143,16 +143,48 @@ async fn a_handler_that_ends_the_transaction_itself_is_noticed() {
     }
 }
 
-#[tokio::test]
-async fn when_no_transaction_can_be_had_the_key_is_given_back() {
-    let database = with_table().await;
+/// A store on the same file with one connection for transactions, so that each meets what the one before left.
+async fn with_one_connection(database: &Database) -> SqliteStore {
     let url = format!("sqlite://{}", database.folder.path().join("records.db").display());
     let one = SqliteConfig::new(url).max_transactions(std::num::NonZeroU32::MIN).clock(database.clock.clone());
-    let store = SqliteStore::open(one).await.unwrap();
+    SqliteStore::open(one.busy_timeout(Duration::from_secs(1))).await.unwrap()
+}
+
+#[tokio::test]
+async fn when_no_transaction_can_be_had_the_owner_can_give_the_key_back() {
+    let database = with_table().await;
+    let store = with_one_connection(&database).await;
     store.pool().close().await;
     let request = request();
     store.begin(&request).await.unwrap_err();
+    let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!("not the owner") };
+    store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
     assert_eq!(store.peek(&request.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_transaction_that_ended_by_itself_leaves_no_trace_for_the_next() {
+    let by_itself = "INSERT OR ROLLBACK INTO effects VALUES (1)";
+    for end in [by_itself, "COMMIT", "ROLLBACK"] {
+        for (first, second) in [(Writes::Discard, Writes::Discard), (Writes::Keep, Writes::Keep)] {
+            let database = with_table().await;
+            sqlx::raw_sql("INSERT INTO effects VALUES (1)").execute(database.store.pool()).await.unwrap();
+            let store = with_one_connection(&database).await;
+            let (_, mut ended) = begin(&store, &request()).await;
+            let connection: &mut SqliteTransaction = ended.as_any_mut().downcast_mut().unwrap();
+            let _ = sqlx::raw_sql(end).execute(&mut **connection).await;
+            // Nothing was to be kept: settling goes on. Something was: it is told that it is not.
+            assert_eq!(ended.finish(&completed(), KEPT, first).await.is_ok(), first == Writes::Discard, "{end}");
+            let (_, next) = begin(&store, &request()).await;
+            assert_eq!(next.finish(&completed(), KEPT, second).await.unwrap(), OwnerOutcome::Applied);
+            let before = effects(&database.store).await;
+            let (_, mut payment) = begin(&store, &request()).await;
+            write(&mut *payment).await;
+            assert_eq!(payment.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+            assert_eq!(effects(&database.store).await - before, 1, "told that it is committed after {end}");
+            begin(&store, &request()).await;
+        }
+    }
 }
 
 #[tokio::test]

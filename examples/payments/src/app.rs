@@ -39,7 +39,8 @@ pub(crate) fn router(config: &Config, engine: Idempotency, store: SqliteStore, l
         .with_state(Arc::new(app))
 }
 
-/// The tenant: in this example, whatever bearer token the client sends.
+/// The tenant: in this example, whatever bearer token the client sends. A real service looks up whose token it is, and
+/// names the account: principals are stored readable, and a token is a secret.
 fn bearer_token(request: &Parts) -> Option<String> {
     let value = request.headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;

@@ -46,7 +46,7 @@ async fn main() -> ExitCode {
 async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     let store = SqliteStore::open(SqliteConfig::new(&config.store)).await?;
     store.self_test().await?;
-    let ledger = open_ledger(&config, &store).await?;
+    let ledger = open_ledger(&config).await?;
     let engine = engine(&config, store.clone());
     let router = app::router(&config, engine.clone(), store.clone(), ledger);
     // The signals are caught before anyone is told that the server is ready.
@@ -64,19 +64,24 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     }
     tracing::info!("shutting down");
     drop(stop);
-    if tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, &mut server).await.is_err() {
+    let served = tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, &mut server).await;
+    if served.is_err() {
         tracing::warn!("some connections did not close in time");
     }
     // Handlers whose clients have gone are in no connection any more, and are awaited here.
     engine.shutdown().await;
     purger.abort();
-    Ok(())
+    match served {
+        Ok(served) => Ok(served??),
+        Err(_) => Ok(()),
+    }
 }
 
 /// Where the payments are: in the store's own database under the transactional contract, else in one of their own.
-async fn open_ledger(config: &Config, store: &SqliteStore) -> Result<SqlitePool, sqlx::Error> {
+async fn open_ledger(config: &Config) -> Result<SqlitePool, sqlx::Error> {
     let ledger = match config.contract {
-        ContractName::Transactional => store.pool().clone(),
+        // A pool of its own all the same: the store's has no connection left while many payments are made.
+        ContractName::Transactional => ledger::open(&config.store).await?,
         ContractName::AtMostOnce | ContractName::AtLeastOnce => ledger::open(&config.ledger).await?,
     };
     ledger::migrate(&ledger).await?;
