@@ -182,7 +182,7 @@ impl Model {
             row.ending = Some(ending);
             row.answer = Some(answer.clone());
             row.again_at = again_at;
-            row.gone = plus(now, retention);
+            row.gone = plus(now.max(again_at), retention);
             if ending != Ending::Later {
                 row.note = None;
             }

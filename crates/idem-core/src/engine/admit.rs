@@ -78,6 +78,7 @@ impl Shared {
                 () = settled => {}
                 () = tokio::time::sleep(pause) => {}
                 () = gone.as_mut() => return Ok(Admission::Gone),
+                () = self.closing.cancelled() => return Ok(look),
             }
         }
     }
@@ -85,19 +86,19 @@ impl Shared {
     /// One acquire. When its answer is lost it is repeated once with the same token, which is safe; if that fails too,
     /// a lease that it may have taken is given back in the background.
     async fn acquire(self: &Arc<Self>, request: &Acquire) -> Result<Admission, StoreError> {
-        let first = self.acquire_once(request).await;
-        let answer = match first {
-            Err(error) if error.is_retryable() => self.acquire_once(request).await,
+        // A repeat does not extend what the first try may have taken.
+        let acquired_at = Instant::now();
+        let answer = match self.acquire_once(request, acquired_at).await {
+            Err(error) if error.is_retryable() => self.acquire_once(request, acquired_at).await,
             answer => answer,
         };
-        if answer.as_ref().is_err_and(StoreError::is_retryable) {
+        if answer.is_err() {
             release_behind(self, never_answered(request));
         }
         answer
     }
 
-    async fn acquire_once(&self, request: &Acquire) -> Result<Admission, StoreError> {
-        let acquired_at = Instant::now();
+    async fn acquire_once(&self, request: &Acquire, acquired_at: Instant) -> Result<Admission, StoreError> {
         let (lease, transaction, renew) = match &self.backend {
             Backend::Leased(store, _) => match self.bounded(store.acquire(request)).await? {
                 AcquireOutcome::Acquired(lease) => (lease, None, true),

@@ -26,7 +26,7 @@ pub struct Conclusion<T> {
     pub value: T,
     /// For the record.
     pub disposition: Disposition,
-    /// How long the record is kept, when it differs from [`Settings::retention`].
+    /// How long the record is kept, when it differs from [`Settings::retention`]; at least 1 s.
     pub retention: Option<Duration>,
 }
 

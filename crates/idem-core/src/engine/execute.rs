@@ -16,7 +16,7 @@ use super::observer::Event;
 use super::probe::find_out;
 use super::settle::{Ending, Settled, release_behind};
 use super::{Operation, Shared};
-use crate::machine::{AcquireOutcome, Lease, Replay, Settlement};
+use crate::machine::{Acquire, AcquireOutcome, Lease, Replay, Settlement};
 use crate::record::Acquisition;
 use crate::record_id::RecordId;
 use crate::store::{StoreError, Writes};
@@ -57,9 +57,9 @@ pub enum ExecuteError {
     /// The store could not say whether the operation may run; it did not run. Repeat the request later.
     #[error("the idempotency store could not answer, so the operation was not run")]
     NotAdmitted(#[source] StoreError),
-    /// The operation ran, and its transaction is not known to be committed. Repeat the request: it gets the answer, or
-    /// runs again if everything was rolled back.
-    #[error("the transaction of the operation is not known to be committed")]
+    /// The operation ran, and it is not known how its record ended: a transaction whose commit got no answer, or a run
+    /// that was superseded. Repeat the request: it gets the answer, or runs again if everything was rolled back.
+    #[error("the operation ran, and it is not known how its record ended")]
     CommitUnclear(#[source] StoreError),
     /// The operation kept its transaction beyond its end, so everything was rolled back.
     #[error("the operation still held its transaction when it ended, so it was rolled back; drop the guard before")]
@@ -71,6 +71,9 @@ pub enum ExecuteError {
     #[error("the runtime stopped before the operation ended")]
     Interrupted,
 }
+
+/// The shortest time for which a run may ask its record to be kept.
+const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 pub(super) type Reply<T> = oneshot::Sender<Result<Answer<T>, ExecuteError>>;
 
@@ -89,7 +92,7 @@ pub(super) async fn drive<T, F, R>(
     let request = shared.acquire_request(&operation);
     let wait = operation.wait.unwrap_or(shared.settings.wait);
     let answer = match shared.admit(&request, wait, reply.closed()).await {
-        Ok(Admission::Run(admitted)) => run_admitted(&shared, admitted, run, on_panic).await,
+        Ok(Admission::Run(admitted)) => run_admitted(&shared, &request, admitted, run, on_panic).await,
         Ok(Admission::Answered(outcome)) => Ok(answered(&shared, outcome)),
         Ok(Admission::Gone) => return,
         Err(error) if shared.settings.fail_open && shared.contract() != Contract::Transactional => {
@@ -105,6 +108,7 @@ pub(super) async fn drive<T, F, R>(
 
 async fn run_admitted<T, F, R>(
     shared: &Arc<Shared>,
+    request: &Acquire,
     admitted: Admitted,
     run: F,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
@@ -121,11 +125,13 @@ where
     if lease.acquisition == Acquisition::Probe
         && let Some(finding) = find_out(shared, &context).await
     {
-        return settle_finding(shared, lease, finding, heartbeat).await;
+        return settle_finding(shared, request, lease, finding, heartbeat).await;
     }
     let conclusion = conclude(shared, context, run, on_panic).await;
     let (settlement, writes) = shared.contract().settlement(conclusion.disposition, lease.attempt, &shared.settings);
-    let ending = Ending { settlement, writes, retention: conclusion.retention.unwrap_or(shared.settings.retention) };
+    // What is kept for no time at all is gone before its settlement can be repeated.
+    let retention = conclusion.retention.unwrap_or(shared.settings.retention).max(SHORTEST_RETENTION);
+    let ending = Ending { settlement, writes, retention };
     let settled = if shared.contract() == Contract::Transactional {
         let Some(transaction) = slot.try_lock().ok().and_then(|mut slot| slot.take()) else {
             release_behind(shared, lease);
@@ -142,7 +148,7 @@ where
             shared.observe(&Event::Settled);
             Ok(Answer::Ran { value: conclusion.value, attempt: lease.attempt, protected: true })
         }
-        Settled::Lost => superseded(shared, &lease, conclusion.value).await,
+        Settled::Lost => superseded(shared, request, &lease, conclusion.value).await,
         Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
     }
 }
@@ -150,6 +156,7 @@ where
 /// Settles what a probe found about an earlier run, and answers what the record says then.
 async fn settle_finding<T>(
     shared: &Arc<Shared>,
+    request: &Acquire,
     lease: Lease,
     settlement: Settlement,
     heartbeat: Option<Heartbeat>,
@@ -160,7 +167,7 @@ async fn settle_finding<T>(
     shared.settle_leased(lease.clone(), ending, heartbeat).await;
     shared.waiters.wake(&lease.id);
     let later = Answer::InProgress { retry_after: shared.settings.backoff };
-    Ok(recorded(shared, &lease).await?.unwrap_or(later))
+    Ok(recorded(shared, request).await?.unwrap_or(later))
 }
 
 /// Runs an operation whose store is away.
@@ -202,10 +209,10 @@ where
 }
 
 /// The answer of a run that somebody else superseded: what the record says, so that all callers are told the same.
-async fn superseded<T>(shared: &Shared, lease: &Lease, value: T) -> Result<Answer<T>, ExecuteError> {
+async fn superseded<T>(shared: &Shared, request: &Acquire, lease: &Lease, value: T) -> Result<Answer<T>, ExecuteError> {
     tracing::warn!(record = %lease.id, "an operation ended after it had lost its lease");
     shared.observe(&Event::LeaseLost);
-    Ok(match recorded(shared, lease).await? {
+    Ok(match recorded(shared, request).await? {
         Some(answer) => answer,
         // The record is gone. A transaction was rolled back; what a lease protects has happened all the same.
         None if shared.contract() == Contract::Transactional => {
@@ -215,9 +222,11 @@ async fn superseded<T>(shared: &Shared, lease: &Lease, value: T) -> Result<Answe
     })
 }
 
-/// What the record says now; `None` when there is none.
-async fn recorded<T>(shared: &Shared, lease: &Lease) -> Result<Option<Answer<T>>, ExecuteError> {
-    let record = shared.bounded(shared.store().peek(&lease.id)).await.map_err(ExecuteError::CommitUnclear)?;
+/// What the record says now; `None` when there is none for this request. Another request may have the key by now, when
+/// the run took longer than lease and retention.
+async fn recorded<T>(shared: &Shared, request: &Acquire) -> Result<Option<Answer<T>>, ExecuteError> {
+    let record = shared.bounded(shared.store().peek(&request.id)).await.map_err(ExecuteError::CommitUnclear)?;
+    let record = record.filter(|record| record.fingerprint == request.fingerprint);
     Ok(record.map(|record| match record.replay() {
         Some(replay) => Answer::Replay(replay),
         None => Answer::InProgress { retry_after: shared.settings.backoff },

@@ -1,6 +1,7 @@
 //! Keeps a lease alive while its operation runs, and says when it is lost.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -13,26 +14,36 @@ use crate::machine::{Lease, OwnerOutcome};
 /// Renews a lease in a task of its own until dropped.
 ///
 /// A task of its own, because an operation that computes for long between two awaits would starve it otherwise.
-pub(super) struct Heartbeat(AbortHandle);
+pub(super) struct Heartbeat {
+    task: AbortHandle,
+    settling: Arc<AtomicBool>,
+}
 
 impl Heartbeat {
     /// Renews at a third of the lease. `lost` is cancelled when somebody else owns the record, and when by this
     /// process's monotonic clock the lease is about to end unrenewed.
     pub(super) fn start(shared: &Arc<Shared>, lease: Lease, acquired_at: Instant, lost: CancellationToken) -> Self {
+        let settling = Arc::new(AtomicBool::new(false));
         let pulse = Pulse {
+            settling: Arc::clone(&settling),
             shared: Arc::clone(shared),
             lease,
             lost,
             until: acquired_at + shared.settings.held_at_most,
             renewed_at: acquired_at,
         };
-        Self(tokio::spawn(pulse.beat()).abort_handle())
+        Self { task: tokio::spawn(pulse.beat()).abort_handle(), settling }
+    }
+
+    /// From now on a renewal that is refused is no news: it may come after the settlement.
+    pub(super) fn expect_the_end(&self) {
+        self.settling.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
@@ -40,6 +51,7 @@ struct Pulse {
     shared: Arc<Shared>,
     lease: Lease,
     lost: CancellationToken,
+    settling: Arc<AtomicBool>,
     /// The lease is not renewed after this.
     until: Instant,
     /// When the renewal that succeeded last was sent.
@@ -66,6 +78,7 @@ impl Pulse {
                     }
                     // Soon again: a third of the lease is left for a few more tries.
                     Renewed::Failed => next = Instant::now() + lease / 10,
+                    Renewed::Lost if self.settling.load(Ordering::Relaxed) => return,
                     Renewed::Lost => {
                         tracing::warn!(record = %self.lease.id, "somebody else owns the record of a running operation");
                         self.shared.observe(&Event::LeaseLost);

@@ -170,6 +170,8 @@ impl Idempotency {
         F: FnOnce(Context) -> R + Send + 'static,
         R: Future<Output = Conclusion<T>> + Send + 'static,
     {
+        // Counted before looking, so that a shutdown that begins in between waits for it.
+        let _counted = self.shared.tasks.token();
         if self.shared.tasks.is_closed() {
             return Err(ExecuteError::ShuttingDown);
         }

@@ -10,7 +10,10 @@ use super::probe::Probe;
 use crate::machine::{OnMismatch, Term};
 use crate::record_id::RecordIdentity;
 
-/// Settings of an engine. Everything has a default.
+/// Longer than anything is held or awaited, and short enough that the arithmetic of every clock can take it.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Settings of an engine. Everything has a default. Leases, waits and timeouts are a year at most.
 #[derive(Clone)]
 pub struct Settings {
     pub(super) identity: RecordIdentity,
@@ -76,7 +79,7 @@ impl Settings {
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         assert!(!lease.is_zero(), "a lease of zero would be over before the operation begins");
-        self.lease = lease;
+        self.lease = lease.min(LONGEST);
         self
     }
 
@@ -84,7 +87,7 @@ impl Settings {
     /// ever.
     #[must_use]
     pub fn held_at_most(mut self, limit: Duration) -> Self {
-        self.held_at_most = limit;
+        self.held_at_most = limit.min(LONGEST);
         self
     }
 
@@ -111,7 +114,7 @@ impl Settings {
     /// The longest wait that anyone may ask for. Default 30 s, which most proxies tolerate.
     #[must_use]
     pub fn max_wait(mut self, limit: Duration) -> Self {
-        self.max_wait = limit;
+        self.max_wait = limit.min(LONGEST);
         self
     }
 
@@ -140,7 +143,7 @@ impl Settings {
     /// How long to wait for the store. Default 2 s: far above a healthy store's answer, far below a client's patience.
     #[must_use]
     pub fn store_timeout(mut self, limit: Duration) -> Self {
-        self.store_timeout = limit;
+        self.store_timeout = limit.min(LONGEST);
         self
     }
 

@@ -18,6 +18,9 @@ use crate::store::{StoreError, StoreErrorKind, StoreTransaction, Writes};
 /// Long enough for a store to restart, and shorter than the default patience of HTTP clients and proxies.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long to wait for the end of a transaction: longer than for a verb, because it may wait for other writers.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
+
 /// The first and the longest pause between two tries of a settlement.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
@@ -44,6 +47,7 @@ impl Shared {
     /// Settles a run that holds a lease. When the store does not take it in time, the caller gets its answer and the
     /// settlement goes on in the background, with the lease alive, for as long as a lease may be held.
     pub(super) async fn settle_leased(self: &Arc<Self>, lease: Lease, ending: Ending, heartbeat: Heartbeat) -> Settled {
+        heartbeat.expect_the_end();
         let answer = self.persist(PATIENCE, || self.store().settle(&lease, &ending.settlement, ending.retention)).await;
         match answer {
             Ok(OwnerOutcome::Applied) => Settled::Ours,
@@ -55,7 +59,7 @@ impl Shared {
                 self.tasks.spawn(async move {
                     let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
                     let settled = tokio::select! {
-                        answer = shared.persist(limit, settle) => answer.is_ok(),
+                        answer = shared.persist(limit, settle) => matches!(answer, Ok(OwnerOutcome::Applied)),
                         () = shared.closing.cancelled() => false,
                     };
                     drop(heartbeat);
@@ -78,8 +82,9 @@ impl Shared {
         transaction: Box<dyn StoreTransaction>,
     ) -> Settled {
         let finish = transaction.finish(&ending.settlement, ending.retention, ending.writes);
-        let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {PATIENCE:?}"));
-        let answer = tokio::time::timeout(PATIENCE * 2, finish).await.map_err(late).flatten();
+        let late =
+            |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {COMMIT_PATIENCE:?}"));
+        let answer = tokio::time::timeout(COMMIT_PATIENCE, finish).await.map_err(late).flatten();
         let error = match answer {
             Ok(OwnerOutcome::Applied) => return Settled::Ours,
             Ok(OwnerOutcome::LeaseLost) => return Settled::Lost,

@@ -28,7 +28,7 @@ pub enum OwnerAction<'a> {
     Renew(Term),
     /// Record a recovery point; it replaces the one before.
     Checkpoint(&'a Checkpoint),
-    /// End the run. The retention counts from now.
+    /// End the run. The retention counts from now, for a retryable failure from the time of its next attempt.
     Settle(&'a Settlement, Duration),
 }
 

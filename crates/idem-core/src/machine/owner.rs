@@ -50,11 +50,14 @@ pub fn apply(
             let Some(state) = settled_state(settlement, now) else {
                 return applied(given_back(record, now));
             };
-            let checkpoint = match state {
-                State::Failed { failure: Failure::Retryable { .. }, .. } => record.checkpoint.clone(),
-                _ => None,
+            // What is to run again needs what it left behind, and must not be forgotten before its time has come.
+            let (checkpoint, kept_from) = match state {
+                State::Failed { failure: Failure::Retryable { not_before }, .. } => {
+                    (record.checkpoint.clone(), not_before)
+                }
+                _ => (None, now),
             };
-            let expires_at = now.saturating_add(retention);
+            let expires_at = kept_from.saturating_add(retention);
             applied(Some(Record { checkpoint, updated_at: now, expires_at, state, ..record.clone() }))
         }
     }

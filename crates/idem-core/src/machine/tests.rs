@@ -491,20 +491,25 @@ mod settling {
     use super::*;
 
     #[test]
-    fn each_settlement_leads_to_its_state_and_counts_the_retention_from_now() {
+    fn each_settlement_leads_to_its_state_and_counts_the_retention_from_now_or_from_its_next_attempt() {
         let not_before = seconds(14);
         let states = [
-            (Settlement::Completed(response()), State::Completed { response: response() }),
+            (Settlement::Completed(response()), State::Completed { response: response() }, seconds(54)),
             (
                 Settlement::FailedTerminal(response()),
                 State::Failed { failure: Failure::Terminal, response: response() },
+                seconds(54),
             ),
-            (retryable(LEASE), State::Failed { failure: Failure::Retryable { not_before }, response: response() }),
+            (
+                retryable(LEASE),
+                State::Failed { failure: Failure::Retryable { not_before }, response: response() },
+                seconds(64),
+            ),
         ];
-        for (settlement, state) in states {
+        for (settlement, state, expires_at) in states {
             let (next, outcome) = settle(&in_progress(), 1, &settlement, seconds(4));
             assert_eq!(outcome, OwnerOutcome::Applied);
-            let expected = Record { updated_at: seconds(4), expires_at: seconds(54), state, ..in_progress() };
+            let expected = Record { updated_at: seconds(4), expires_at, state, ..in_progress() };
             assert_eq!(next, Some(expected));
         }
     }

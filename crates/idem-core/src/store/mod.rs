@@ -55,8 +55,8 @@ pub trait IdempotencyStore: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer; it is safe to repeat.
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError>;
 
-    /// Ends the run; the record is kept for `retention` from now, which has to outlast the caller's repeats of a
-    /// settlement whose answer was lost.
+    /// Ends the run; the record is kept for `retention` from now (a retryable failure from the time of its next attempt),
+    /// which has to outlast the caller's repeats of a settlement whose answer was lost.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer; it is safe to repeat.

@@ -18,8 +18,8 @@ pub trait TransactionalStore: IdempotencyStore {
     /// Asks for the right to execute, and opens a transaction for whoever gets it.
     ///
     /// # Errors
-    /// [`StoreError`] as from [`IdempotencyStore::acquire`]. When the transaction cannot be opened, the key is given
-    /// back before the error is returned, as far as the store can be reached.
+    /// [`StoreError`] as from [`IdempotencyStore::acquire`]. Also when only the transaction cannot be opened, the record
+    /// may be held by `request.owner` afterwards: begin again with the same token, or settle it as released.
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError>;
 }
 

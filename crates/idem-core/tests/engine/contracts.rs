@@ -103,6 +103,27 @@ async fn a_conclusion_may_have_a_retention_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_conclusion_cannot_ask_for_no_retention_at_all_and_a_backoff_is_not_forgotten_before_its_end() {
+    let world = World::new();
+    let engine = world.at_most_once();
+    let run = |_: Context| async { Conclusion { value: "ran", disposition: done(), retention: Some(Duration::ZERO) } };
+    assert_ran(&engine.execute(operation(), run, panicked).await);
+    assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+
+    let world = World::new();
+    let engine = world.at_least_once();
+    let after = Some(Duration::from_secs(3600));
+    let disposition = Disposition::Retry { response: idem_core::StoredResponse::new(503, "later"), after };
+    let run = move |_: Context| async move {
+        Conclusion { value: "ran", disposition, retention: Some(Duration::from_secs(60)) }
+    };
+    assert_ran(&engine.execute(operation(), run, panicked).await);
+    world.clock.advance(Duration::from_secs(3599));
+    let resting = world.run(&engine, Duration::ZERO, done()).await;
+    assert!(matches!(resting, Ok(Answer::Backoff { .. })), "{resting:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn shutdown_refuses_what_is_new_and_awaits_what_runs() {
     let world = World::new();
     let engine = world.at_least_once();

@@ -156,3 +156,20 @@ async fn every_fault_in_any_place_leaves_one_run_and_one_answer() {
     }
     assert!(fired > 1000, "only {fired} faults fired");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_delayed_settlement_that_somebody_else_made_impossible_is_told() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    for _ in 0..8 {
+        world.store.next(Verb::Settle, Fault::ErrorBefore);
+    }
+    for _ in 0..100 {
+        world.store.next(Verb::Renew, Fault::ErrorBefore);
+    }
+    assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+    world.clock.advance(Duration::from_secs(30));
+    assert_ran(&world.run(&world.at_least_once(), Duration::ZERO, done()).await);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!((world.events.count("SettlementDelayed"), world.events.count("SettlementLost")), (1, 1));
+}

@@ -173,3 +173,46 @@ async fn a_context_has_keys_for_others_and_refuses_what_makes_no_sense() {
     assert_ran(&world.at_most_once().execute(operation(), run, panicked).await);
     assert!(matches!(world.record().await.unwrap().state, State::Completed { .. }));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_counted_from_the_first_acquire_even_if_its_answer_was_lost() {
+    let world = World::new();
+    let lease = Duration::from_secs(3);
+    let engine = Idempotency::at_least_once(world.store.clone(), world.settings().lease(lease));
+    world.store.next(Verb::Acquire, Fault::LostAnswer);
+    for _ in 0..100 {
+        world.store.next(Verb::Renew, Fault::LostAnswer);
+    }
+    let start = Instant::now();
+    let run = move |context: Context| async move {
+        context.lease_lost().await;
+        assert!(start.elapsed() <= lease, "told {:?} after the acquire", start.elapsed());
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&engine.execute(operation(), run, panicked).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_outlived_its_record_is_not_answered_with_another_requests_answer() {
+    let world = World::new();
+    let settings = world.settings().retention(Duration::from_secs(60)).held_at_most(Duration::from_secs(20));
+    let engine = Idempotency::at_most_once(world.store.clone(), settings);
+    let slow = tokio::spawn({
+        let world = world.clone();
+        async move { world.run(&engine, Duration::from_secs(1000), done()).await }
+    });
+    tokio::time::sleep(Duration::from_secs(500)).await;
+    world.clock.advance(Duration::from_secs(500));
+    let other = crate::support::operation_with(b"another request");
+    assert_ran(&world.run_as(&world.at_most_once(), other, Duration::ZERO, done()).await);
+    assert_ran(&slow.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_beyond_all_reason_are_as_good_as_none() {
+    let world = World::new();
+    let settings = world.settings().held_at_most(Duration::MAX).max_wait(Duration::MAX).store_timeout(Duration::MAX);
+    let engine = Idempotency::at_least_once(world.store.clone(), settings.lease(Duration::MAX));
+    let forever = operation().wait(Duration::MAX);
+    assert_ran(&world.run_as(&engine, forever, Duration::from_secs(1), done()).await);
+}

@@ -118,3 +118,19 @@ async fn a_waiter_that_goes_away_stops_asking() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(world.store.calls(Verb::Acquire), asked);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_does_not_wait_for_those_who_wait() {
+    let world = World::new();
+    let _running = begun(&world, &world.at_least_once(), Duration::from_secs(1000)).await;
+    let engine = world.at_least_once();
+    let waiting = tokio::spawn({
+        let (world, engine) = (world.clone(), engine.clone());
+        async move { world.run_as(&engine, operation().wait(MINUTE), Duration::ZERO, done()).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let start = Instant::now();
+    engine.shutdown().await;
+    assert!(start.elapsed() < Duration::from_millis(1), "{:?}", start.elapsed());
+    assert_in_progress(&waiting.await.unwrap());
+}

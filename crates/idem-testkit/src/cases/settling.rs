@@ -22,7 +22,8 @@ fn state_after(settlement: Settlement, settled_at: idem_core::Timestamp) -> Opti
     }
 }
 
-/// Each settlement leads to its state; retention and backoff count from the settlement.
+/// Each settlement leads to its state; backoff counts from the settlement, and so does the retention, but for a
+/// retryable failure, which is kept for so long after its next attempt may begin.
 pub async fn each_settlement_leads_to_its_state(subject: &Subject) {
     for settlement in [completed(), failed(), retryable(), Settlement::OutcomeUnknown] {
         let request = request();
@@ -34,7 +35,11 @@ pub async fn each_settlement_leads_to_its_state(subject: &Subject) {
         let updated_at = record.updated_at;
         assert_time(subject, "updated_at", updated_at, before.updated_at.saturating_add(LEASE / 2));
         let state = state_after(settlement, updated_at).expect("these settlements keep the record");
-        assert_eq!(record, Record { updated_at, expires_at: updated_at.saturating_add(KEPT), state, ..before });
+        let kept_from = match state {
+            State::Failed { failure: Failure::Retryable { not_before }, .. } => not_before,
+            _ => updated_at,
+        };
+        assert_eq!(record, Record { updated_at, expires_at: kept_from.saturating_add(KEPT), state, ..before });
     }
 }
 
