@@ -74,8 +74,12 @@ impl HttpBody for Chunks {
 
     fn size_hint(&self) -> SizeHint {
         let here: u64 = self.chunks.iter().map(|chunk| chunk.len() as u64).sum();
-        let Some(rest) = &self.rest else { return SizeHint::with_exact(here) };
-        let rest = rest.size_hint();
+        let rest = match &self.rest {
+            Some(rest) => rest.size_hint(),
+            // HTTP/1.1 has trailers only after a body of undeclared length.
+            None if self.trailers.is_some() => SizeHint::new(),
+            None => SizeHint::with_exact(0),
+        };
         let mut hint = SizeHint::new();
         hint.set_lower(here + rest.lower());
         if let Some(upper) = rest.upper() {

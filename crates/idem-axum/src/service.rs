@@ -6,10 +6,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, OriginalUri, Request};
 use axum::response::Response;
+use http::HeaderMap;
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError};
 use idem_core::engine::{Answer, Conclusion, Context, Idempotency};
@@ -94,12 +96,13 @@ where
         let scope = self.scope.scope_of(&head, operation_name(&head));
         let scope = scope.ok_or_else(|| Problem::new(ProblemKind::PrincipalMissing))?;
         let (pending, buffer) = protected?.buffer(&self.policy);
-        let BufferedRequest { fingerprint, chunks, reservation } = receive(buffer, body).await?;
+        let (BufferedRequest { fingerprint, chunks, reservation }, trailers) =
+            receive(buffer, body, self.policy.body_timeout()).await?;
         let operation = pending.complete(scope, fingerprint);
         let (mut inner, policy) = (self.inner, Arc::clone(&self.policy));
         let run = move |context: Context| async move {
             head.extensions.insert(context);
-            let request = Request::from_parts(head, sendable(chunks, None, None));
+            let request = Request::from_parts(head, sendable(chunks, trailers, None));
             let Ok(response) = inner.call(request).await;
             // The handler has had the body.
             drop(reservation);
@@ -134,19 +137,30 @@ fn operation_name(head: &Parts) -> String {
     format!("{} {route}", head.method)
 }
 
-/// Collects the request body. No lease is held while it arrives.
-async fn receive(mut buffer: RequestBuffer, mut body: Body) -> Result<BufferedRequest, Problem> {
+/// Collects the request body, and its trailers. No lease is held while it arrives.
+async fn receive(
+    mut buffer: RequestBuffer,
+    mut body: Body,
+    limit: Duration,
+) -> Result<(BufferedRequest, Option<HeaderMap>), Problem> {
     buffer.expect(body.size_hint().lower())?;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| match error.into_inner().downcast::<LengthLimitError>() {
-            Ok(_) => Problem::new(ProblemKind::BodyTooLarge),
-            Err(_) => Problem::new(ProblemKind::BodyIncomplete),
-        })?;
-        if let Ok(chunk) = frame.into_data() {
-            buffer.push(chunk)?;
+    let arriving = async {
+        let mut trailers = None;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.into_inner().downcast::<LengthLimitError>() {
+                Ok(_) => Problem::new(ProblemKind::BodyTooLarge),
+                Err(_) => Problem::new(ProblemKind::BodyIncomplete),
+            })?;
+            match frame.into_data() {
+                Ok(chunk) => buffer.push(chunk)?,
+                Err(frame) => trailers = frame.into_trailers().ok(),
+            }
         }
-    }
-    Ok(buffer.finish())
+        Ok(trailers)
+    };
+    let arrived = tokio::time::timeout(limit, arriving).await;
+    let trailers = arrived.unwrap_or_else(|_| Err(Problem::new(ProblemKind::BodyTooSlow)))?;
+    Ok((buffer.finish(), trailers))
 }
 
 /// Reads the response until it can be settled, and puts together what the client gets.

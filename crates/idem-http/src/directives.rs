@@ -26,7 +26,8 @@ impl ResponseDirectives {
         self
     }
 
-    /// Keep the record for `retention` instead of the layer's.
+    /// Keep the record for `retention` instead of the layer's; at least 1 s. To keep nothing, say
+    /// [`do_not_store`](Self::do_not_store).
     #[must_use]
     pub fn retain_for(mut self, retention: Duration) -> Self {
         self.retention = Some(retention);

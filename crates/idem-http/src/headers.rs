@@ -34,6 +34,10 @@ const SECRET: &[&str] = &[
     "set-cookie",
     "set-cookie2",
     "www-authenticate",
+    "x-api-key",
+    "x-auth-token",
+    "x-csrf-token",
+    "x-xsrf-token",
 ];
 
 /// Never replayed: fields of the connection (RFC 9110 section 7.6.1), of the moment, and of the request that came
@@ -58,7 +62,7 @@ const MOMENTARY: &[&str] = &[
 ];
 
 /// Never replayed: CORS answers the origin that asks now, and limits are counted now.
-const MOMENTARY_PREFIXES: &[&str] = &["access-control-", "ratelimit", "x-ratelimit-"];
+const MOMENTARY_PREFIXES: &[&str] = &["access-control-", "ratelimit", "x-rate-limit-", "x-ratelimit-"];
 
 /// The fields of a response that go into its record, in their order, repeats included.
 ///
@@ -107,6 +111,11 @@ mod tests {
             "set-cookie",
             "set-cookie2",
             "cookie",
+            "x-auth-token",
+            "x-api-key",
+            "x-csrf-token",
+            "x-xsrf-token",
+            "x-rate-limit-remaining",
             "authorization",
             "proxy-authorization",
             "www-authenticate",

@@ -26,6 +26,7 @@ pub struct HttpPolicy {
     key_required: bool,
     methods: Vec<String>,
     request_body_limit: usize,
+    request_body_timeout: Duration,
     stored_response_limit: usize,
     budget: ByteBudget,
     fingerprint_headers: Vec<String>,
@@ -74,6 +75,7 @@ impl HttpPolicy {
             key_required: true,
             methods: vec!["POST".to_owned(), "PATCH".to_owned()],
             request_body_limit: 1024 * 1024,
+            request_body_timeout: Duration::from_secs(60),
             stored_response_limit: 1024 * 1024,
             budget: ByteBudget::new(256 * 1024 * 1024),
             fingerprint_headers: vec!["content-type".to_owned(), "content-encoding".to_owned()],
@@ -112,13 +114,14 @@ impl HttpPolicy {
         self
     }
 
-    /// The methods that are protected, upper case. Default POST and PATCH: the others are idempotent by themselves (RFC
+    /// The methods that are protected. Default POST and PATCH: the others are idempotent by themselves (RFC
     /// 9110 section 9.2.2). GET, HEAD, OPTIONS, CONNECT and TRACE are never protected, whatever is named here.
     #[must_use]
     pub fn methods(mut self, methods: &[&str]) -> Self {
         const NEVER: [&str; 5] = ["GET", "HEAD", "OPTIONS", "CONNECT", "TRACE"];
-        let protected = methods.iter().filter(|method| !NEVER.contains(method));
-        self.methods = protected.map(|&method| method.to_owned()).collect();
+        let is_never = |method: &str| NEVER.iter().any(|never| never.eq_ignore_ascii_case(method));
+        let protected = methods.iter().filter(|method| !is_never(method));
+        self.methods = protected.map(|method| method.to_ascii_uppercase()).collect();
         self
     }
 
@@ -128,6 +131,20 @@ impl HttpPolicy {
     pub fn request_body_limit(mut self, bytes: usize) -> Self {
         self.request_body_limit = bytes;
         self
+    }
+
+    /// How long a request body may take to arrive. Default 60 s: a megabyte over a slow line, and not for ever, because
+    /// what has arrived is held in memory and counts against the budget of all.
+    #[must_use]
+    pub fn request_body_timeout(mut self, limit: Duration) -> Self {
+        self.request_body_timeout = limit;
+        self
+    }
+
+    /// How long an adapter awaits a request body.
+    #[must_use]
+    pub fn body_timeout(&self) -> Duration {
+        self.request_body_timeout
     }
 
     /// The largest response body that is stored, in bytes. Default 1 MiB; the record of a larger one is a tombstone.
@@ -226,7 +243,9 @@ impl HttpPolicy {
         headers: &(impl HeaderFields + ?Sized),
         directives: Option<&ResponseDirectives>,
     ) -> ResponseCapture {
-        let headers = storable(headers, &self.allowed_headers);
+        let mut headers = storable(headers, &self.allowed_headers);
+        // A replay is marked by this policy alone; a mark that the handler passed on belongs to somebody else's replay.
+        headers.retain(|field| field.name != self.replay_header);
         ResponseCapture::new(status, headers, directives.cloned().unwrap_or_default(), self.stored_response_limit)
     }
 

@@ -19,6 +19,9 @@
 //! # body-incomplete
 //! Status 400. The request body broke off before its end. Nothing ran.
 //!
+//! # body-too-slow
+//! Status 408. The request body took too long to arrive. Nothing ran.
+//!
 //! # overloaded
 //! Status 503. The server holds as many request bodies as it may. Nothing ran; repeat after `Retry-After`.
 //!
@@ -35,6 +38,10 @@
 //! # store-unavailable
 //! Status 503. The server cannot say whether this operation ran before, so it did not run it now. Repeat after `Retry-After`,
 //! with the same key.
+//!
+//! # commit-unclear
+//! Status 503. The operation ran, and the server does not know yet how its record ended. Repeat after `Retry-After`, with the
+//! same key: you get the answer, or it runs again if everything was rolled back.
 //!
 //! # outcome-unknown
 //! Status 504. The server that ran the operation disappeared; nobody knows whether it took effect, and it is never run again.
@@ -75,6 +82,8 @@ pub enum ProblemKind {
     BodyTooLarge,
     /// A request body that broke off.
     BodyIncomplete,
+    /// A request body that took too long.
+    BodyTooSlow,
     /// Too many request bodies at once.
     Overloaded,
     /// It runs now.
@@ -85,6 +94,8 @@ pub enum ProblemKind {
     Mismatch,
     /// The store could not answer.
     StoreUnavailable,
+    /// It ran, and how its record ended is not known yet.
+    CommitUnclear,
     /// Nobody knows whether it took effect.
     OutcomeUnknown,
     /// It completed, and its body was not kept.
@@ -120,6 +131,12 @@ impl ProblemKind {
             Self::BodyIncomplete => {
                 (400, "body-incomplete", "Request body incomplete", "The request body broke off; nothing ran.")
             }
+            Self::BodyTooSlow => (
+                408,
+                "body-too-slow",
+                "Request body too slow",
+                "The request body took too long to arrive; nothing ran.",
+            ),
             Self::Overloaded => (
                 503,
                 "overloaded",
@@ -149,6 +166,12 @@ impl ProblemKind {
                 "store-unavailable",
                 "Idempotency store unavailable",
                 "It cannot be told whether this operation ran before; repeat the request later with the same key.",
+            ),
+            Self::CommitUnclear => (
+                503,
+                "commit-unclear",
+                "Operation ran, end not known yet",
+                "It is not known yet how this operation ended; repeat the request later with the same key.",
             ),
             Self::OutcomeUnknown => (
                 504,
@@ -272,12 +295,14 @@ impl Problem {
 mod tests {
     use super::*;
 
-    const ALL: [ProblemKind; 15] = [
+    const ALL: [ProblemKind; 17] = [
         ProblemKind::KeyMissing,
         ProblemKind::KeyInvalid,
         ProblemKind::PrincipalMissing,
         ProblemKind::BodyTooLarge,
         ProblemKind::BodyIncomplete,
+        ProblemKind::BodyTooSlow,
+        ProblemKind::CommitUnclear,
         ProblemKind::Overloaded,
         ProblemKind::InProgress,
         ProblemKind::Backoff,

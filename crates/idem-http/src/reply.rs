@@ -1,5 +1,6 @@
 //! From an engine's answer to the response that a client gets.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use crate::problem::{Problem, ProblemKind};
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A response of the layer's own making: a replay or a problem.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reply {
     /// The status.
@@ -29,6 +30,20 @@ pub struct Reply {
 impl Reply {
     fn field(&mut self, name: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.headers.push((name.into(), value.into()));
+    }
+}
+
+/// Shows neither header values nor the body.
+impl fmt::Debug for Reply {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.headers.iter().map(|(name, _)| name).collect();
+        formatter
+            .debug_struct("Reply")
+            .field("status", &self.status)
+            .field("headers", &names)
+            .field("body_bytes", &self.body.len())
+            .field("problem", &self.problem)
+            .finish()
     }
 }
 
@@ -79,12 +94,13 @@ impl HttpPolicy {
     /// The answer when the engine has none.
     #[must_use]
     pub fn failure(&self, error: &ExecuteError) -> Reply {
-        let unavailable = || Problem::new(ProblemKind::StoreUnavailable).retry_after(STORE_RETRY_AFTER);
+        let later = |kind| Problem::new(kind).retry_after(STORE_RETRY_AFTER);
         self.problem(&match error {
             ExecuteError::NotAdmitted(error) if is_unreadable(error) => Problem::new(ProblemKind::RecordUnreadable),
             ExecuteError::TransactionHeld => Problem::new(ProblemKind::HandlerFailed)
                 .detail("The handler kept its transaction beyond its end; its writes were rolled back."),
-            _ => unavailable(),
+            ExecuteError::CommitUnclear(_) | ExecuteError::Interrupted => later(ProblemKind::CommitUnclear),
+            _ => later(ProblemKind::StoreUnavailable),
         })
     }
 }

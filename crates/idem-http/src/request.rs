@@ -1,27 +1,33 @@
 //! A request body on its way in: counted, fingerprinted, kept.
 
-use bytes::Bytes;
+use std::fmt;
+
+use bytes::{Bytes, BytesMut};
 use idem_core::{Fingerprint, FingerprintBuilder};
 
 use crate::budget::{ByteBudget, Reservation};
 use crate::problem::{Problem, ProblemKind};
 
+/// Chunks shorter than this are copied together: each chunk costs memory of its own and keeps alive what it was cut from,
+/// so that a body sent byte by byte would take many times what the budget counts.
+const COPIED_BELOW: usize = 4096;
+
 /// Collects a request body. The key is acquired only after the last chunk, so that a slow upload holds no lease.
-#[derive(Debug)]
 pub struct RequestBuffer {
     fingerprint: FingerprintBuilder,
     chunks: Vec<Bytes>,
+    /// Short chunks, not yet among the others.
+    tail: BytesMut,
     limit: usize,
     length: usize,
     reservation: Reservation,
 }
 
 /// A request body that has arrived.
-#[derive(Debug)]
 pub struct BufferedRequest {
     /// The digest of the request.
     pub fingerprint: Fingerprint,
-    /// The body, as it was cut on the way.
+    /// The body, in one or more chunks, none of them empty.
     pub chunks: Vec<Bytes>,
     /// Its share of the budget; hold it for as long as the body is held.
     pub reservation: Reservation,
@@ -29,7 +35,14 @@ pub struct BufferedRequest {
 
 impl RequestBuffer {
     pub(crate) fn new(fingerprint: FingerprintBuilder, limit: usize, budget: &ByteBudget) -> Self {
-        Self { fingerprint, chunks: Vec::new(), limit, length: 0, reservation: budget.reserve_none() }
+        Self {
+            fingerprint,
+            chunks: Vec::new(),
+            tail: BytesMut::new(),
+            limit,
+            length: 0,
+            reservation: budget.reserve_none(),
+        }
     }
 
     /// Refuses a body by its declared length, before anything of it is read.
@@ -53,15 +66,25 @@ impl RequestBuffer {
             return Err(Problem::new(ProblemKind::Overloaded).retry_after(std::time::Duration::from_secs(1)));
         }
         self.fingerprint.body(&chunk);
-        if !chunk.is_empty() {
+        if chunk.len() < COPIED_BELOW {
+            self.tail.extend_from_slice(&chunk);
+        } else {
+            self.close_tail();
             self.chunks.push(chunk);
         }
         Ok(())
     }
 
+    fn close_tail(&mut self) {
+        if !self.tail.is_empty() {
+            self.chunks.push(self.tail.split().freeze());
+        }
+    }
+
     /// The body has ended.
     #[must_use]
-    pub fn finish(self) -> BufferedRequest {
+    pub fn finish(mut self) -> BufferedRequest {
+        self.close_tail();
         let Self { fingerprint, chunks, reservation, .. } = self;
         BufferedRequest { fingerprint: fingerprint.finish(), chunks, reservation }
     }
@@ -69,6 +92,24 @@ impl RequestBuffer {
     fn too_large(&self) -> Problem {
         let detail = format!("The request body is over the limit of {} bytes; nothing ran.", self.limit);
         Problem::new(ProblemKind::BodyTooLarge).detail(detail)
+    }
+}
+
+/// Shows none of the body.
+impl fmt::Debug for RequestBuffer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("RequestBuffer")
+            .field("limit", &self.limit)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Shows none of the body.
+impl fmt::Debug for BufferedRequest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("BufferedRequest").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
     }
 }
 
@@ -104,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_kept_as_they_came_and_do_not_change_the_fingerprint() {
+    fn how_a_body_is_cut_does_not_change_the_fingerprint() {
         let (mut one, mut two) = (buffer(10, 10), buffer(10, 10));
         one.push("abcd".into()).unwrap();
         two.push("ab".into()).unwrap();
@@ -112,6 +153,18 @@ mod tests {
         two.push("cd".into()).unwrap();
         let (one, two) = (one.finish(), two.finish());
         assert_eq!(one.fingerprint, two.fingerprint);
-        assert_eq!(two.chunks, ["ab", "cd"]);
+        assert_eq!(two.chunks.concat(), b"abcd");
+    }
+
+    #[test]
+    fn short_chunks_are_joined_in_their_place_and_long_ones_are_not_copied() {
+        let long = Bytes::from(vec![b'x'; COPIED_BELOW]);
+        let mut buffer = buffer(10_000, 10_000);
+        for chunk in ["a".into(), "b".into(), long.clone(), Bytes::new(), long.clone(), "c".into()] {
+            buffer.push(chunk).unwrap();
+        }
+        let chunks = buffer.finish().chunks;
+        assert_eq!(chunks, [Bytes::from("ab"), long.clone(), long.clone(), Bytes::from("c")]);
+        assert_eq!(chunks[1].as_ptr(), long.as_ptr());
     }
 }

@@ -1,5 +1,6 @@
 //! A handler's response on its way out: what of it is kept, and what its record becomes.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +47,6 @@ pub enum Captured {
 }
 
 /// Collects a response until its record can be settled.
-#[derive(Debug)]
 pub struct ResponseCapture {
     class: Class,
     status: u16,
@@ -78,7 +78,9 @@ impl ResponseCapture {
     pub fn push(&mut self, chunk: Bytes) -> Captured {
         self.length = self.length.saturating_add(chunk.len());
         self.body_retained &= self.length <= self.limit;
-        self.chunks.push(chunk);
+        if !chunk.is_empty() {
+            self.chunks.push(chunk);
+        }
         self.begin()
     }
 
@@ -90,6 +92,20 @@ impl ResponseCapture {
         let response = StoredResponse { status, headers: Arc::from(headers), body };
         let disposition = disposition(class, &directives, response);
         Conclusion { value: chunks, disposition, retention: directives.retention }
+    }
+}
+
+/// Shows none of the body.
+impl fmt::Debug for ResponseCapture {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("ResponseCapture")
+            .field("status", &self.status)
+            .field("headers", &self.headers)
+            .field("directives", &self.directives)
+            .field("length", &self.length)
+            .field("body_retained", &self.body_retained)
+            .finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,10 @@ use axum::Router;
 use axum::body::Body;
 use axum::routing::post as on_post;
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use idem_axum::{HttpPolicy, IdempotencyLayer, ProblemKind};
 use idem_http::ByteBudget;
 use idem_testkit::{FaultyStore, Verb};
@@ -152,4 +155,33 @@ async fn bodies_over_the_budget_of_all_requests_are_turned_away_until_there_is_r
     gate.add_permits(2);
     held.await.unwrap().assert_run(1);
     send(&router, with_body(post("/q", "k2"), "123")).await.assert_run(2);
+}
+
+#[tokio::test]
+async fn the_trailers_of_a_request_reach_the_handler() {
+    let handler = async |request: axum::extract::Request| {
+        let body = request.into_body().collect().await.unwrap();
+        let trailers = body.trailers().cloned();
+        format!("{:?} {:?}", body.to_bytes(), trailers.and_then(|trailers| trailers.get("x-sum").cloned()))
+    };
+    let router = Router::new().route("/p", on_post(handler).layer(at_most_once()));
+    let trailers = HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
+    let frames = [Frame::data(Bytes::from("body")), Frame::trailers(trailers)];
+    let body = Body::new(StreamBody::new(stream::iter(frames.map(Ok::<_, Error>))));
+    let answer = send(&router, with_body(post("/p", "k"), body)).await;
+    assert_eq!(answer.text(), r#"b"body" Some("7")"#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_takes_too_long_is_refused_and_gives_its_share_of_the_budget_back() {
+    let runs = Runs::default();
+    let limit = std::time::Duration::from_secs(5);
+    let policy = HttpPolicy::new().request_body_timeout(limit).budget(ByteBudget::new(6));
+    let router = Router::new().route("/p", on_post(counted(&runs)).layer(at_most_once().policy(policy)));
+    let stalls = stream::iter([Ok::<_, Error>(Bytes::from("12345"))]).chain(stream::pending());
+    let start = tokio::time::Instant::now();
+    let answer = send(&router, with_body(post("/p", "k"), Body::from_stream(stalls))).await;
+    answer.assert_problem(ProblemKind::BodyTooSlow);
+    assert_eq!((start.elapsed(), runs.count()), (limit, 0));
+    send(&router, with_body(post("/p", "k"), Body::from("123456"))).await.assert_run(1);
 }

@@ -158,9 +158,26 @@ async fn a_replay_has_no_trailers_and_does_not_announce_any() {
 }
 
 #[tokio::test]
+async fn trailers_reach_the_first_client_over_a_socket() {
+    let address = serve(with_trailers(at_most_once())).await;
+    let lines = "content-length: 0\r\nte: trailers\r\nconnection: te, close\r\n";
+    let answer = Wire::post(address, "k", lines).await.read_to_end().await;
+    assert!(answer.ends_with("4\r\nbody\r\n0\r\nx-sum: 7\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test]
 async fn an_empty_body_is_replayed_as_one() {
     let router = Router::new().route("/p", on_post(async || StatusCode::NO_CONTENT).layer(at_most_once()));
     let first = send(&router, post("/p", "k")).await;
     assert_eq!((first.status, first.text()), (StatusCode::NO_CONTENT, ""));
     send(&router, post("/p", "k")).await.assert_replay_of(&first);
+}
+
+#[tokio::test]
+async fn a_replay_has_its_mark_once_also_when_the_handler_passed_one_on() {
+    let handler = async || ([("idempotency-replayed", "true")], "from upstream").into_response();
+    let router = Router::new().route("/p", on_post(handler).layer(at_most_once()));
+    send(&router, post("/p", "k")).await;
+    let again = send(&router, post("/p", "k")).await;
+    assert_eq!(again.headers.get_all("idempotency-replayed").iter().count(), 1);
 }

@@ -133,7 +133,7 @@ async fn a_commit_that_did_not_happen_is_503_and_the_retry_runs() {
     let (runs, database) = (Runs::default(), Database::new().await);
     let store = FaultyStore::new(Arc::new(database.store.clone())).script(Verb::Finish, [Fault::ErrorBefore]);
     let router = route(&runs, IdempotencyLayer::transactional(Arc::new(store)).single_tenant());
-    send(&router, post("/p", "k")).await.assert_problem(ProblemKind::StoreUnavailable);
+    send(&router, post("/p", "k")).await.assert_problem(ProblemKind::CommitUnclear);
     // The key is given back in the background.
     send(&router, post_and_wait("/p", "k")).await.assert_run(2);
 }

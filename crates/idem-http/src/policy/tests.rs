@@ -294,6 +294,10 @@ fn what_a_request_says_is_not_in_debug_output() {
     let headers = [("idempotency-key", b"secret-key".as_slice()), ("authorization", b"secret-token")];
     let protected = protected(HttpPolicy::new().inspect("POST", "/p", None, &headers[..]));
     assert!(!format!("{protected:?}").contains("secret"), "{protected:?}");
-    let (pending, _) = protected.buffer(&HttpPolicy::new());
+    let (pending, mut buffer) = protected.buffer(&HttpPolicy::new());
     assert!(!format!("{pending:?}").contains("secret"), "{pending:?}");
+    buffer.push("secret-body".into()).unwrap();
+    assert!(!format!("{buffer:?}").contains("secret"), "the buffer shows the body: {buffer:?}");
+    let buffered = buffer.finish();
+    assert!(!format!("{buffered:?}").contains("secret"), "the request shows the body: {buffered:?}");
 }

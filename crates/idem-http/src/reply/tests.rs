@@ -109,6 +109,7 @@ fn only_a_missing_principal_is_challenged_by_the_scheme_of_the_policy() {
 fn every_failure_of_the_engine_has_its_answer() {
     let store = |kind| StoreError::new(kind, "secret-dsn");
     let unavailable = (503, Some(ProblemKind::StoreUnavailable), Some("1"));
+    let unclear = (503, Some(ProblemKind::CommitUnclear), Some("1"));
     let unreadable = (500, Some(ProblemKind::RecordUnreadable), None);
     let cases = [
         (ExecuteError::NotAdmitted(store(StoreErrorKind::Unavailable)), unavailable),
@@ -116,10 +117,10 @@ fn every_failure_of_the_engine_has_its_answer() {
         (ExecuteError::NotAdmitted(store(StoreErrorKind::Capacity)), unavailable),
         (ExecuteError::NotAdmitted(store(StoreErrorKind::Misconfigured)), unavailable),
         (ExecuteError::NotAdmitted(store(StoreErrorKind::Corrupt)), unreadable),
-        (ExecuteError::CommitUnclear(store(StoreErrorKind::Unavailable)), unavailable),
+        (ExecuteError::CommitUnclear(store(StoreErrorKind::Unavailable)), unclear),
         (ExecuteError::TransactionHeld, (500, Some(ProblemKind::HandlerFailed), None)),
         (ExecuteError::ShuttingDown, unavailable),
-        (ExecuteError::Interrupted, unavailable),
+        (ExecuteError::Interrupted, unclear),
     ];
     for (error, (status, problem, retry_after)) in cases {
         let reply = HttpPolicy::new().failure(&error);
@@ -134,4 +135,11 @@ fn every_failure_of_the_engine_has_its_answer() {
 fn a_transaction_that_was_kept_too_long_is_explained() {
     let detail = document(&HttpPolicy::new().failure(&ExecuteError::TransactionHeld))["detail"].clone();
     assert!(detail.as_str().unwrap().contains("transaction"), "{detail}");
+}
+
+#[test]
+fn what_a_reply_says_is_not_in_debug_output() {
+    let body = StoredBody::Retained("secret".into());
+    let reply = HttpPolicy::new().replay(&replay(200, &[("x-token", b"secret-value")], body, ReplayKind::Completed));
+    assert!(!format!("{reply:?}").contains("secret"), "the reply shows the response: {reply:?}");
 }
