@@ -8,8 +8,10 @@ use socket2::SockRef;
 
 use crate::support::{Contract, Request, Server, eventually};
 
+type Leave = fn(TcpStream);
+
 /// How a client leaves.
-const WAYS: [(&str, fn(TcpStream)); 3] = [("FIN", drop), ("RST", reset), ("half-close", half_close)];
+const WAYS: [(&str, Leave); 3] = [("FIN", drop), ("RST", reset), ("half-close", half_close)];
 
 fn reset(stream: TcpStream) {
     // Closing with a linger of zero sends RST instead of FIN.

@@ -1,5 +1,5 @@
 //! Whole-system tests: the payments example over real sockets, with real files, killed for real.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod crashes;
 mod decisions;

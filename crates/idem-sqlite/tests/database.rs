@@ -1,4 +1,5 @@
 //! The file: its schema, its versions, its damage, its sharing.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod support;
 

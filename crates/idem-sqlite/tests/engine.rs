@@ -1,4 +1,5 @@
 //! The Transactional contract from end to end: the engine, a handler that writes, commits whose answers are lost.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Every future of the store dropped at every await, and the store whole afterwards.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Business writes and the record commit together, or not at all.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod support;
 
