@@ -144,10 +144,7 @@ where
     };
     shared.waiters.wake(&lease.id);
     match settled {
-        Settled::Ours => {
-            shared.observe(&Event::Settled);
-            Ok(Answer::Ran { value: conclusion.value, attempt: lease.attempt, protected: true })
-        }
+        Settled::Ours => Ok(Answer::Ran { value: conclusion.value, attempt: lease.attempt, protected: true }),
         Settled::Lost => superseded(shared, request, &lease, conclusion.value).await,
         Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
     }

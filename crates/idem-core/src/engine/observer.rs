@@ -16,7 +16,7 @@ pub enum Event<'a> {
         /// Which attempt it is.
         attempt: u32,
     },
-    /// An operation that ran is settled, and its caller is answered.
+    /// An operation that ran is settled.
     Settled,
     /// A repeat got the stored answer.
     Replayed,

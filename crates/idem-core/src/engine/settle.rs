@@ -50,7 +50,7 @@ impl Shared {
         heartbeat.expect_the_end();
         let answer = self.persist(PATIENCE, || self.store().settle(&lease, &ending.settlement, ending.retention)).await;
         match answer {
-            Ok(OwnerOutcome::Applied) => Settled::Ours,
+            Ok(OwnerOutcome::Applied) => self.settled(),
             Ok(OwnerOutcome::LeaseLost) => Settled::Lost,
             Err(error) => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
@@ -63,7 +63,9 @@ impl Shared {
                         () = shared.closing.cancelled() => false,
                     };
                     drop(heartbeat);
-                    if !settled {
+                    if settled {
+                        shared.settled();
+                    } else {
                         tracing::error!(record = %lease.id, "a settlement was given up");
                         shared.observe(&Event::SettlementLost);
                     }
@@ -86,7 +88,7 @@ impl Shared {
             |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {COMMIT_PATIENCE:?}"));
         let answer = tokio::time::timeout(COMMIT_PATIENCE, finish).await.map_err(late).flatten();
         let error = match answer {
-            Ok(OwnerOutcome::Applied) => return Settled::Ours,
+            Ok(OwnerOutcome::Applied) => return self.settled(),
             Ok(OwnerOutcome::LeaseLost) => return Settled::Lost,
             Err(error) => error,
         };
@@ -99,13 +101,18 @@ impl Shared {
         }
         // The answer may have been lost on the way: what the record says is what happened.
         match self.persist(PATIENCE, || self.store().peek(&lease.id)).await {
-            Ok(Some(record)) if is_settled_by(&record, lease) => Settled::Ours,
+            Ok(Some(record)) if is_settled_by(&record, lease) => self.settled(),
             Ok(_) => {
                 release_behind(self, lease.clone());
                 Settled::Unclear(error)
             }
             Err(_) => Settled::Unclear(error),
         }
+    }
+
+    fn settled(&self) -> Settled {
+        self.observe(&Event::Settled);
+        Settled::Ours
     }
 
     /// Repeats a verb that is safe to repeat until the store answers, or for `patience`.
