@@ -75,24 +75,27 @@ impl SqliteStore {
         let mut connection = connect(&options, config.busy_timeout).await?;
         migrate(&mut connection).await?;
         connection.close().await.map_err(failed)?;
+        // A file does not go away as a server does: asking before every use would only take time.
+        let readers = SqlitePoolOptions::new().max_connections(READERS).test_before_acquire(false);
         // A connection whose transaction could not be ended, because SQLite or the handler had ended it already, would
         // open only a savepoint for its next borrower, and commit nothing.
-        let pool = |connections| {
-            SqlitePoolOptions::new().max_connections(connections).after_release(|connection, _| {
+        let transactions = SqlitePoolOptions::new()
+            .max_connections(config.max_transactions.get())
+            .test_before_acquire(false)
+            .after_release(|connection, _| {
                 Box::pin(async move {
                     // Answered after a rollback that may still be queued.
                     connection.ping().await?;
                     Ok(!connection.is_in_transaction())
                 })
-            })
-        };
+            });
         let durability = match config.synchronous {
             SqliteSynchronous::Full | SqliteSynchronous::Extra => Durability::Power,
             SqliteSynchronous::Off | SqliteSynchronous::Normal => Durability::Crash,
         };
         Ok(Self {
-            readers: pool(READERS).connect_lazy_with(options.clone()),
-            transactions: pool(config.max_transactions.get()).connect_lazy_with(options.clone()),
+            readers: readers.connect_lazy_with(options.clone()),
+            transactions: transactions.connect_lazy_with(options.clone()),
             writer: Writer::start(options, Arc::clone(&config.clock)),
             clock: config.clock,
             durability,
