@@ -166,3 +166,14 @@ fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
     }
     assert_eq!(server.effects(), 1);
 }
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    for (store, reason) in [("sqlite:///no/such/folder/x.db", "unable to open"), ("postgres://x", "not a SQLite URL")] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_payments"));
+        let output = command.args(["--listen", "127.0.0.1:0"]).env("PAYMENTS_STORE", store).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let log = String::from_utf8(output.stderr).unwrap();
+        assert!(log.contains(reason), "{log}");
+    }
+}

@@ -77,6 +77,19 @@ fn a_server_that_is_told_to_stop_answers_the_clients_that_stay() {
 }
 
 #[test]
+fn a_server_that_is_told_to_stop_twice_stops_at_once() {
+    let mut server = Server::start(Contract::AtMostOnce, &[]);
+    let stream = Request::pay("k").simulate("delay-before=600000").begin(server.address);
+    running(&server);
+    server.terminate();
+    // A server that drains takes no more connections; from then on the second signal is heard.
+    eventually("the end of the listener", || TcpStream::connect(server.address).err());
+    server.terminate();
+    assert_eq!(server.wait().code(), Some(1));
+    assert_eq!(crate::support::Answer::read(stream, "POST"), None);
+}
+
+#[test]
 fn an_http_2_stream_that_is_reset_finds_its_payment_made_once() {
     for contract in Contract::ALL {
         let server = Server::start(contract, &[]);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A shared budget of bytes. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ByteBudget {
+    total: usize,
     left: Arc<AtomicUsize>,
 }
 
@@ -20,7 +21,13 @@ impl ByteBudget {
     /// A budget of `bytes`.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        Self { left: Arc::new(AtomicUsize::new(bytes)) }
+        Self { total: bytes, left: Arc::new(AtomicUsize::new(bytes)) }
+    }
+
+    /// All of it, taken or not.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.total
     }
 
     /// A reservation of nothing, to be grown.

@@ -7,11 +7,26 @@ use std::time::Duration;
 pub(crate) fn wait<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<Duration> {
     values
         .filter_map(|value| std::str::from_utf8(value).ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|preference| preference.split(';').next()?.split_once('='))
+        .flat_map(|value| split_unquoted(value, ','))
+        .filter_map(|preference| split_unquoted(preference, ';').next()?.split_once('='))
         .find(|(name, _)| name.trim().eq_ignore_ascii_case("wait"))
-        .and_then(|(_, seconds)| seconds.trim().trim_matches('"').parse().ok())
+        .and_then(|(_, seconds)| unquoted(seconds.trim()).parse().ok())
         .map(Duration::from_secs)
+}
+
+/// The parts between separators that stand in no quoted string.
+fn split_unquoted(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let (mut quoted, mut escaped) = (false, false);
+    text.split(move |character| {
+        quoted ^= character == '"' && !escaped;
+        escaped = quoted && character == '\\' && !escaped;
+        character == separator && !quoted
+    })
+}
+
+/// The value of a token or of a quoted string; quotes that are not a pair stay, and make it no number.
+fn unquoted(value: &str) -> &str {
+    value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value)
 }
 
 #[cfg(test)]
@@ -34,5 +49,9 @@ mod tests {
         for value in ["", "wait", "wait=", "wait=-1", "wait=soon", "wait=1.5", "waits=3", "\u{e9}=1"] {
             assert_eq!(seconds(&[value]), None, "{value:?}");
         }
+        for value in ["wait=\"5", "wait=5\"", "foo=\"a, wait=5\"", "foo=\"\\\", wait=5\"", "foo=\"x;wait=5\""] {
+            assert_eq!(seconds(&[value]), None, "{value:?}");
+        }
+        assert_eq!(seconds(&["foo=\"a\\\\\", wait=5"]), Some(5), "an escaped backslash does not escape the quote");
     }
 }

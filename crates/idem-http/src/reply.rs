@@ -55,6 +55,10 @@ impl HttpPolicy {
     #[must_use]
     pub fn replay(&self, replay: &Replay) -> Reply {
         let StoredResponse { status, headers, body } = &replay.response;
+        // No handler ends with such a status, so something else wrote or damaged the record.
+        if !(200..1000).contains(status) {
+            return self.problem(&Problem::new(ProblemKind::RecordUnreadable));
+        }
         let mut reply = match (replay.kind, body) {
             (ReplayKind::OutcomeUnknown, _) => self.problem(&Problem::new(ProblemKind::OutcomeUnknown)),
             (_, StoredBody::Retained(body)) => {

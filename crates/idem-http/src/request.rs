@@ -39,7 +39,8 @@ impl RequestBuffer {
             fingerprint,
             chunks: Vec::new(),
             tail: BytesMut::new(),
-            limit,
+            // What is larger than the whole budget can never be taken.
+            limit: limit.min(budget.total()),
             length: 0,
             reservation: budget.reserve_none(),
         }
@@ -139,9 +140,14 @@ mod tests {
 
     #[test]
     fn the_budget_of_all_requests_is_kept() {
-        let mut large = buffer(10, 3);
-        assert_eq!(kind(large.push("abc".into())), None);
-        assert_eq!(kind(large.push("d".into())), Some(ProblemKind::Overloaded));
+        let budget = ByteBudget::new(5);
+        let new = || RequestBuffer::new(FingerprintBuilder::new(BodyFormat::Raw), 10, &budget);
+        let (mut one, mut other) = (new(), new());
+        assert_eq!(kind(one.push("abc".into())), None);
+        assert_eq!(kind(other.push("abc".into())), Some(ProblemKind::Overloaded));
+        drop(one);
+        assert_eq!(kind(new().push("abcde".into())), None);
+        assert_eq!(kind(new().expect(6)), Some(ProblemKind::BodyTooLarge), "it would never be taken");
     }
 
     #[test]

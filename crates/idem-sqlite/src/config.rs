@@ -71,10 +71,11 @@ impl SqliteConfig {
         if self.url.contains(":memory:") || self.url.contains("mode=memory") {
             return Err(misconfigured("a SQLite database in memory cannot hold records; name a file".to_owned()));
         }
-        let options = SqliteConnectOptions::from_str(&self.url).map_err(|error| {
-            misconfigured(format!("{:?} is not a SQLite URL; write sqlite://path/to/file.db", self.url))
-                .with_source(error)
-        })?;
+        let not_a_url = || misconfigured(format!("{:?} is not a SQLite URL; write sqlite://path/to/file.db", self.url));
+        if !self.url.starts_with("sqlite:") {
+            return Err(not_a_url());
+        }
+        let options = SqliteConnectOptions::from_str(&self.url).map_err(|error| not_a_url().with_source(error))?;
         Ok(options
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
@@ -89,7 +90,8 @@ mod tests {
 
     #[test]
     fn databases_that_cannot_be_shared_are_refused() {
-        for url in ["sqlite::memory:", "sqlite://x.db?mode=memory", "sqlite://x.db?nonsense=1"] {
+        for url in ["sqlite::memory:", "sqlite://x.db?mode=memory", "sqlite://x.db?nonsense=1", "postgres://x", "x.db"]
+        {
             let error = SqliteConfig::new(url).connect_options().unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}");
         }

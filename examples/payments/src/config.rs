@@ -38,7 +38,7 @@ pub(crate) struct Config {
     #[arg(long, env = "PAYMENTS_STORED_LIMIT", default_value_t = 1024 * 1024)]
     pub(crate) stored_limit: usize,
     /// Obey the request header X-Simulate, for tests.
-    #[arg(long, env = "PAYMENTS_SIMULATE")]
+    #[arg(long, env = "PAYMENTS_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) simulate: bool,
 }
 

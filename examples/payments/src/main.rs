@@ -37,7 +37,7 @@ async fn main() -> ExitCode {
     match run(Config::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = error.as_ref(), "payments cannot run");
+            tracing::error!(error = with_causes(error.as_ref()), "payments cannot run");
             ExitCode::FAILURE
         }
     }
@@ -62,7 +62,15 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    tracing::info!("shutting down");
+    tracing::info!("shutting down; a second signal ends it at once");
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::error!("ended by a second signal; keys of running requests are free, or answered, after their lease");
+        std::process::exit(1);
+    });
     drop(stop);
     let served = tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, &mut server).await;
     if served.is_err() {
@@ -75,6 +83,12 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
         Ok(served) => Ok(served??),
         Err(_) => Ok(()),
     }
+}
+
+/// What went wrong, and why, and why that.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Where the payments are: in the store's own database under the transactional contract, else in one of their own.

@@ -143,3 +143,17 @@ fn what_a_reply_says_is_not_in_debug_output() {
     let reply = HttpPolicy::new().replay(&replay(200, &[("x-token", b"secret-value")], body, ReplayKind::Completed));
     assert!(!format!("{reply:?}").contains("secret"), "the reply shows the response: {reply:?}");
 }
+
+#[test]
+fn a_status_that_no_handler_ends_with_is_an_unreadable_record() {
+    for status in [0, 99, 100, 101, 199, 1000, u16::MAX] {
+        let reply = HttpPolicy::new().replay(&Replay {
+            response: StoredResponse::new(status, "success"),
+            kind: ReplayKind::Completed,
+            attempt: 1,
+            settled_at: idem_core::Timestamp::from_unix_micros(0),
+        });
+        assert_eq!((reply.status, reply.problem), (500, Some(ProblemKind::RecordUnreadable)), "{status}");
+        assert!(reply.headers.iter().all(|(name, _)| name != "idempotency-replayed"), "{status}");
+    }
+}
