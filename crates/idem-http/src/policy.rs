@@ -155,7 +155,7 @@ impl HttpPolicy {
     }
 
     /// How many bytes of request bodies may be held at once; share one budget between layers by cloning it. Default
-    /// 256 MiB for each policy.
+    /// 256 MiB for each policy: 256 bodies of the default limit, and a share of a small server's memory.
     #[must_use]
     pub fn budget(mut self, budget: ByteBudget) -> Self {
         self.budget = budget;

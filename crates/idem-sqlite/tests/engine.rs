@@ -246,3 +246,15 @@ async fn a_shutdown_awaits_transactions() {
     assert_eq!(world.effects().await, 1);
     assert_replays(&pay(&world.engine(), "k").await);
 }
+
+#[tokio::test]
+async fn failing_open_does_not_run_what_an_unreadable_record_may_have_run() {
+    let world = World::new().await;
+    let settings = || Settings::new().lease(LEASE).dangerous_fail_open();
+    let engine = Idempotency::at_least_once(world.store.clone(), settings());
+    let run = |_: Context| async { done(Writes::Keep) };
+    assert_ran(&engine.execute(operation("k"), run, panicked).await);
+    sqlx::raw_sql("UPDATE idem_records SET format = 2").execute(world.database.store.pool()).await.unwrap();
+    let refused = engine.execute(operation("k"), run, panicked).await;
+    assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
+}

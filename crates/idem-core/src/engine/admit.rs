@@ -67,7 +67,8 @@ impl Shared {
             // Listening begins before looking, so that a settlement in between is not missed.
             let mut settled = std::pin::pin!(place.settled.notified());
             settled.as_mut().enable();
-            let look = self.acquire(request).await?;
+            // It was in progress: a store that went away since is no reason to say, or to do, anything else.
+            let Ok(look) = self.acquire(request).await else { return Ok(first) };
             let now = Instant::now();
             if !look.is_in_progress() || now >= deadline {
                 return Ok(look);

@@ -95,7 +95,7 @@ pub(super) async fn drive<T, F, R>(
         Ok(Admission::Run(admitted)) => run_admitted(&shared, &request, admitted, run, on_panic).await,
         Ok(Admission::Answered(outcome)) => Ok(answered(&shared, outcome)),
         Ok(Admission::Gone) => return,
-        Err(error) if shared.settings.fail_open && shared.contract() != Contract::Transactional => {
+        Err(error) if shared.may_fail_open(&error) => {
             tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
             shared.observe(&Event::FailedOpen);
             Ok(run_unprotected(&shared, request.id, run, on_panic).await)
@@ -104,6 +104,14 @@ pub(super) async fn drive<T, F, R>(
     };
     // Nobody waits any more when the client has gone; its retry gets the replay.
     let _ = reply.send(answer);
+}
+
+impl Shared {
+    /// Failing open is for a store that is away. One that answers something unreadable may hold the record of a run that
+    /// took effect, and one that is set up wrongly would fail open for ever.
+    fn may_fail_open(&self, error: &StoreError) -> bool {
+        self.settings.fail_open && self.contract() != Contract::Transactional && error.is_retryable()
+    }
 }
 
 async fn run_admitted<T, F, R>(

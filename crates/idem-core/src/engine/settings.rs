@@ -118,14 +118,16 @@ impl Settings {
         self
     }
 
-    /// How many duplicates of one key may wait at once; further ones are turned away. Default 1024.
+    /// How many duplicates of one key may wait at once; further ones are turned away. Default 1024: more
+    /// than honest clients of one operation, and few enough that one key cannot exhaust the process.
     #[must_use]
     pub fn max_waiters_per_key(mut self, limit: NonZeroUsize) -> Self {
         self.max_waiters_per_key = limit;
         self
     }
 
-    /// How long a retryable failure rests after its first attempt; the time doubles up to `max`. Default 1 s to 60 s.
+    /// How long a retryable failure rests after its first attempt; the time doubles up to `max`. Default 1 s to 60 s:
+    /// soon enough for a passing fault, and no more than a request a minute for a lasting one.
     #[must_use]
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
         self.backoff = first;
@@ -157,7 +159,8 @@ impl Settings {
     /// Runs operations *without protection* while the store cannot answer, instead of refusing them.
     ///
     /// Default off: an operation that may run twice is what this library exists to prevent. Each such run is reported
-    /// as [`Event::FailedOpen`](super::Event::FailedOpen). It has no effect under the Transactional contract, where the
+    /// as [`Event::FailedOpen`](super::Event::FailedOpen). A record that cannot be read is still refused: the operation
+    /// may have run. It has no effect under the Transactional contract, where the
     /// store is the database of the operation itself.
     #[must_use]
     pub fn dangerous_fail_open(mut self) -> Self {

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use idem_core::engine::{Answer, Idempotency};
-use idem_testkit::Verb;
+use idem_testkit::{Fault, Verb};
 use tokio::time::Instant;
 
 use crate::support::{World, assert_in_progress, assert_ran, assert_replays, done, fault, operation};
@@ -133,4 +133,18 @@ async fn a_shutdown_does_not_wait_for_those_who_wait() {
     engine.shutdown().await;
     assert!(start.elapsed() < Duration::from_millis(1), "{:?}", start.elapsed());
     assert_in_progress(&waiting.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_store_goes_away_does_not_run_what_it_saw_running() {
+    let world = World::new();
+    let settings = world.settings().wait(MINUTE).dangerous_fail_open();
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    let _running = begun(&world, &engine, Duration::from_secs(1000)).await;
+    world.store.next(Verb::Acquire, Fault::None);
+    for _ in 0..10 {
+        world.store.next(Verb::Acquire, Fault::ErrorBefore);
+    }
+    assert_in_progress(&world.run(&engine, Duration::ZERO, done()).await);
+    assert_eq!((world.runs(), world.events.count("FailedOpen")), (0, 0));
 }
