@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use crate::command::{cargo, is_installed, output_of, run, workspace};
+use crate::command::{cargo, output_of, run, workspace};
 
 pub(crate) fn format() -> Result<(), Box<dyn Error>> {
     run(&mut cargo(&["fmt", "--all", "--", "--check"]))
@@ -27,7 +27,7 @@ pub(crate) fn core_is_pure() -> Result<(), Box<dyn Error>> {
 }
 
 pub(crate) fn mutants() -> Result<(), Box<dyn Error>> {
-    if !is_installed("cargo-mutants") {
+    if output_of(&mut cargo(&["mutants", "--version"])).is_err() {
         return Err("cargo-mutants is missing; run `cargo install --locked cargo-mutants`".into());
     }
     let mut command = cargo(&["mutants", "-p", "idem-core", "--jobs", "2"]);
