@@ -1,0 +1,73 @@
+//! Why there is no server.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+/// Why a server could not be started or told to do something.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// This machine has no program that could be the server. Installing one helps.
+    Missing {
+        /// What was looked for, and where.
+        what: String,
+        /// What to install.
+        advice: String,
+    },
+    /// The server or a program around it did not do what it was told.
+    Failed {
+        /// What was asked for, and how it went.
+        what: String,
+        /// The last lines of the server's log; empty if it wrote none.
+        log: String,
+    },
+    /// The operating system refused something.
+    Io {
+        /// What was asked for.
+        what: String,
+        /// Why it was refused.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn failed(what: impl Into<String>) -> Error {
+        Error::Failed { what: what.into(), log: String::new() }
+    }
+
+    /// A failure that the server's log explains.
+    pub(crate) fn logged(what: impl Into<String>, log: &Path) -> Error {
+        const LINES: usize = 40;
+        let log = std::fs::read_to_string(log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines.len().saturating_sub(LINES);
+        Error::Failed { what: what.into(), log: lines[last..].join("\n") }
+    }
+
+    /// For `map_err`: names what the operating system refused.
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Io { what, source }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Missing { what, advice } => write!(formatter, "{what}; {advice}"),
+            Error::Failed { what, log } if log.is_empty() => write!(formatter, "{what}"),
+            Error::Failed { what, log } => write!(formatter, "{what}; its log ends with:\n{log}"),
+            Error::Io { what, source } => write!(formatter, "{what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            Error::Missing { .. } | Error::Failed { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Real servers for tests: a private [`Postgres`], and a [`PgBouncer`] in front of one.
+//!
+//! Each server has its own folder and port, and both are gone when its value is dropped. They do not outlive the process
+//! that started them either, however that ends: a small shell waits for the end of a pipe that only this process
+//! holds.
+//!
+//! Tests that share a server take [`postgres_url`] and [`pgbouncer_url`]; `cargo xtask test` starts what stands behind
+//! them. Tests that stop, kill or pause a server start their own:
+//!
+//! ```no_run
+//! # fn main() -> Result<(), idem_servers::Error> {
+//! let mut postgres = idem_servers::Postgres::start()?;
+//! println!("{} at {}", postgres.version(), postgres.url());
+//! postgres.kill()?;
+//! postgres.start_again()?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod account;
+mod error;
+mod keeper;
+mod pgbouncer;
+mod port;
+mod postgres;
+mod processes;
+mod programs;
+mod upstream;
+
+pub use error::Error;
+pub use pgbouncer::PgBouncer;
+pub use postgres::Postgres;
+pub use programs::find as find_program;
+
+/// The environment variable with the URL of the server that all tests share.
+pub const POSTGRES_VARIABLE: &str = "IDEM_TEST_POSTGRES";
+
+/// The environment variable with the URL of that server's database behind PgBouncer.
+pub const PGBOUNCER_VARIABLE: &str = "IDEM_TEST_PGBOUNCER";
+
+/// The URL of the Postgres server that all tests of a run share.
+///
+/// # Panics
+///
+/// When nobody started one for this run: a test that needs a server never passes without it.
+#[must_use]
+pub fn postgres_url() -> String {
+    shared(POSTGRES_VARIABLE)
+}
+
+/// The URL of the shared server's database through PgBouncer, in transaction mode with a pool of two connections.
+///
+/// # Panics
+///
+/// When nobody started one for this run: a test that needs a server never passes without it.
+#[must_use]
+pub fn pgbouncer_url() -> String {
+    shared(PGBOUNCER_VARIABLE)
+}
+
+fn shared(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!(
+            "{variable} is not set: run `cargo xtask test`, or `cargo xtask with-servers cargo test -p {}`",
+            // Cargo sets it for the test that runs, so that the advice can be copied.
+            std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "<crate>".into())
+        )
+    })
+}

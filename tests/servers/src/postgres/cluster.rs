@@ -1,0 +1,172 @@
+//! A server that is a process of this machine.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::{Server, version_in};
+use crate::account::Account;
+use crate::keeper::Keeper;
+use crate::{Error, port, processes};
+
+/// `initdb` stands beside the server. The data need not survive the machine, so nothing is synced here.
+const INIT: &str = concat!(
+    r#""${1%/*}/initdb" --pgdata="$folder/data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync "#,
+    r#"</dev/null >>"$folder/log" 2>&1; echo "$?""#,
+);
+
+/// Immediate shutdown; a paused server has to go on for that. A server that was killed has left a segment of shared
+/// memory, of which a machine has a limited number; its id stands in the seventh line of the pid file.
+const LAST: &str = r#"if [ "$server" ]; then kill -s QUIT "$server"; kill -s CONT "$server"; wait "$server"; fi
+if [ -f "$folder/data/postmaster.pid" ]; then set -- $(sed -n 7p "$folder/data/postmaster.pid"); ipcrm -m "$2"; fi"#;
+
+#[derive(Debug)]
+pub(super) struct Cluster {
+    // Before the folder, which the keeper removes itself.
+    keeper: Keeper,
+    folder: TempDir,
+    port: u16,
+    version: String,
+    origin: String,
+    /// The process id of the postmaster while it runs.
+    server: Option<u32>,
+}
+
+impl Cluster {
+    /// Starts the binaries in this folder.
+    pub(super) fn start(binaries: &Path, settings: &[&str]) -> Result<Cluster, Error> {
+        /// Somebody else may take the port before the server does.
+        const ATTEMPTS: usize = 5;
+        let mut attempt = 1;
+        // Where a link on PATH leads to says more.
+        let postgres = binaries.join("postgres").canonicalize().map_err(Error::io("find postgres"))?;
+        let binaries = postgres.parent().unwrap_or(binaries);
+        loop {
+            match Cluster::start_once(binaries, settings) {
+                Err(Error::Failed { log, .. }) if attempt < ATTEMPTS && log.contains("Address already in use") => {
+                    attempt += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn start_once(binaries: &Path, settings: &[&str]) -> Result<Cluster, Error> {
+        let folder = TempDir::with_prefix("idem-postgres-").map_err(Error::io("make a temporary folder"))?;
+        let account = Account::for_owner_of(folder.path())?;
+        let port = port::free()?;
+        let command = command(binaries, folder.path(), port, settings);
+        let mut keeper = Keeper::start(account, folder.path(), LAST, command)?;
+        let status = keeper.order(INIT)?;
+        if status != "0" {
+            return Err(keeper.error(format!("initdb in {} ended with status {status}", binaries.display())));
+        }
+        let version = Command::new(binaries.join("postgres")).arg("--version").output();
+        let version = version.map_err(Error::io("run postgres --version"))?;
+        let mut cluster = Cluster {
+            keeper,
+            folder,
+            port,
+            version: version_in(&String::from_utf8_lossy(&version.stdout)),
+            origin: format!("private server from {}", binaries.display()),
+            server: None,
+        };
+        cluster.start_again()?;
+        Ok(cluster)
+    }
+
+    fn running(&self) -> Result<u32, Error> {
+        self.server.ok_or_else(|| Error::failed("the server is not running"))
+    }
+
+    /// What the server itself says in its pid file, where the eighth line is its state. A connection would not tell
+    /// whose server answers on the port.
+    fn is_ready(&self, server: u32) -> bool {
+        let lines = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid")).unwrap_or_default();
+        let mut lines = lines.lines();
+        lines.next() == Some(server.to_string().as_str()) && lines.nth(6).is_some_and(|state| state.trim() == "ready")
+    }
+
+    fn wait_until_ready(&mut self, server: u32) -> Result<(), Error> {
+        self.keeper.wait_until("did not accept connections", || {
+            if !processes::is_running(server)? {
+                return Err(self.keeper.error("the server ended while it started"));
+            }
+            Ok(self.is_ready(server))
+        })
+    }
+}
+
+fn command(binaries: &Path, folder: &Path, port: u16, settings: &[&str]) -> Vec<OsString> {
+    let mut command = vec![binaries.join("postgres").into(), "-D".into(), folder.join("data").into()];
+    command.extend(["-k".into(), folder.into()]);
+    let own = ["listen_addresses=127.0.0.1".into(), format!("port={port}"), "max_connections=200".into()];
+    let settings = settings.iter().map(|setting| (*setting).to_owned());
+    command.extend(own.into_iter().chain(settings).flat_map(|setting| ["-c".into(), setting.into()]));
+    command
+}
+
+impl Server for Cluster {
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    fn start_again(&mut self) -> Result<(), Error> {
+        if self.server.is_some() {
+            return Err(Error::failed("the server is running already"));
+        }
+        let server = self.keeper.start_server()?;
+        self.server = Some(server);
+        self.wait_until_ready(server).inspect_err(|_| {
+            // It can be started again, once whatever kept it down is gone.
+            let _ = self.kill();
+        })
+    }
+
+    fn stop(&mut self) -> Result<(), Error> {
+        let Some(server) = self.server else { return Ok(()) };
+        self.keeper.signal("INT", &[server])?;
+        self.keeper.signal("CONT", &[server])?;
+        self.keeper.reap(server)?;
+        self.server = None;
+        Ok(())
+    }
+
+    fn kill(&mut self) -> Result<(), Error> {
+        let Some(server) = self.server else { return Ok(()) };
+        // A server that stands still makes no child that would be missed here.
+        self.keeper.signal("STOP", &[server])?;
+        let stands_still = |process: &processes::Process| process.id != server || "TZ".contains(process.state);
+        self.keeper.wait_until("did not stand still", || Ok(processes::all()?.iter().all(stands_still)))?;
+        let children = processes::all()?.into_iter().filter(|process| process.parent == server);
+        let family: Vec<u32> = std::iter::once(server).chain(children.map(|child| child.id)).collect();
+        self.keeper.signal("KILL", &family)?;
+        // The next server refuses to start while a child of this one still has the shared memory.
+        for process in &family {
+            self.keeper.wait_until("did not end", || Ok(!processes::is_running(*process)?))?;
+        }
+        self.keeper.reap(server)?;
+        self.server = None;
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Result<(), Error> {
+        let server = self.running()?;
+        self.keeper.signal("STOP", &[server])
+    }
+
+    fn resume(&mut self) -> Result<(), Error> {
+        let server = self.running()?;
+        self.keeper.signal("CONT", &[server])
+    }
+}

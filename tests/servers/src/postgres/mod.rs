@@ -1,0 +1,162 @@
+//! A private Postgres.
+
+mod cluster;
+mod container;
+
+use std::fmt;
+
+use crate::{Error, programs};
+
+/// What the two kinds of server have in common. The verbs are those of [`Postgres`].
+trait Server: fmt::Debug + Send + Sync {
+    fn port(&self) -> u16;
+    fn version(&self) -> &str;
+    fn origin(&self) -> &str;
+    fn start_again(&mut self) -> Result<(), Error>;
+    fn stop(&mut self) -> Result<(), Error>;
+    fn kill(&mut self) -> Result<(), Error>;
+    fn pause(&mut self) -> Result<(), Error>;
+    fn resume(&mut self) -> Result<(), Error>;
+}
+
+/// A Postgres server of this value's own, on 127.0.0.1 with the superuser and the database `postgres`, without password.
+///
+/// It runs from the binaries of this machine: those on PATH, or the newest under `/usr/lib/postgresql`. Where there are
+/// none, and wherever `IDEM_POSTGRES_IMAGE` names an image, it runs in a Docker container. Root's server runs as
+/// `postgres`, or `nobody`.
+///
+/// Settings are those of a new cluster (UTF-8, locale C, `fsync` on), with 200 connections.
+///
+/// When the value is dropped, or its process ends in whatever way, the server is stopped and its data are removed.
+#[derive(Debug)]
+pub struct Postgres {
+    server: Box<dyn Server>,
+}
+
+impl Postgres {
+    /// Starts a server and waits until it accepts connections.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Missing`] if this machine has neither the binaries nor an image; otherwise an error with the server's
+    /// log if it does not accept connections within a minute.
+    pub fn start() -> Result<Postgres, Error> {
+        Postgres::start_with(&[])
+    }
+
+    /// [`start`](Self::start) with settings as in `postgresql.conf`: `&["fsync=off", "max_connections=20"]`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub fn start_with(settings: &[&str]) -> Result<Postgres, Error> {
+        // Whoever names an image wants that one.
+        let wants_image = std::env::var_os(container::IMAGE_VARIABLE).is_some();
+        let server: Box<dyn Server> = match programs::postgres_folder() {
+            Some(folder) if !wants_image => Box::new(cluster::Cluster::start(&folder, settings)?),
+            _ => Box::new(container::Container::start(settings)?),
+        };
+        Ok(Postgres { server })
+    }
+
+    /// `postgres://postgres@127.0.0.1:PORT/postgres`
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port())
+    }
+
+    /// The port on 127.0.0.1. It stays the same when the server starts again.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.server.port()
+    }
+
+    /// As in `PostgreSQL 15.18`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        self.server.version()
+    }
+
+    /// Where it comes from, for people: `private server from /usr/lib/postgresql/15/bin`, or `container of postgres:17`.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        self.server.origin()
+    }
+
+    /// Stops it as an administrator would (the fast mode): transactions are rolled back, clients are told, data are
+    /// written. A server that is not running stays so.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end within a minute.
+    pub fn stop(&mut self) -> Result<(), Error> {
+        self.server.stop()
+    }
+
+    /// Crashes it: `kill -9` of the server and of all its children. Nothing more is written, and clients see their
+    /// connections end. A server that is not running stays so.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end within a minute.
+    pub fn kill(&mut self) -> Result<(), Error> {
+        self.server.kill()
+    }
+
+    /// Starts it on the same port and data after [`stop`](Self::stop) or [`kill`](Self::kill), and waits until it
+    /// accepts connections, which includes the recovery after a crash.
+    ///
+    /// # Errors
+    ///
+    /// If it is running, or does not accept connections within a minute.
+    pub fn start_again(&mut self) -> Result<(), Error> {
+        self.server.start_again()
+    }
+
+    /// [`stop`](Self::stop), then [`start_again`](Self::start_again).
+    ///
+    /// # Errors
+    ///
+    /// Those of the two.
+    pub fn restart(&mut self) -> Result<(), Error> {
+        self.stop()?;
+        self.start_again()
+    }
+
+    /// Holds it up: new connections are accepted by the operating system, and nobody answers them. Connections that are
+    /// open already go on when the server is a process (only the postmaster is stopped), and stand still when it is a
+    /// container (everything in it is).
+    ///
+    /// # Errors
+    ///
+    /// If it is not running.
+    pub fn pause(&mut self) -> Result<(), Error> {
+        self.server.pause()
+    }
+
+    /// Ends a [`pause`](Self::pause).
+    ///
+    /// # Errors
+    ///
+    /// If it is not running.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        self.server.resume()
+    }
+}
+
+/// `PostgreSQL 15.18` out of what `postgres --version` prints: `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`.
+fn version_in(printed: &str) -> String {
+    let number = printed.split_once("(PostgreSQL) ").and_then(|(_, rest)| rest.split_ascii_whitespace().next());
+    format!("PostgreSQL {}", number.unwrap_or("of unknown version"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version_in;
+
+    #[test]
+    fn a_version_is_told_without_its_package() {
+        assert_eq!(version_in("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n"), "PostgreSQL 15.18");
+        assert_eq!(version_in("postgres (PostgreSQL) 18beta1\n"), "PostgreSQL 18beta1");
+    }
+}

@@ -1,0 +1,7 @@
+//! Real servers, stopped and killed for real.
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+mod client;
+mod parents;
+mod pgbouncer;
+mod postgres;
