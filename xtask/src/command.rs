@@ -41,6 +41,20 @@ pub(crate) fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
+/// Whether this machine is one on which Debian's packages can be installed without asking anybody.
+pub(crate) fn may_install() -> bool {
+    let user = Command::new("id").arg("--user").output();
+    is_installed("apt-get") && user.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+/// Installs Debian's packages.
+pub(crate) fn install(packages: &[&str]) -> Result<(), Box<dyn Error>> {
+    run(Command::new("apt-get").arg("update"))?;
+    let mut command = Command::new("apt-get");
+    command.args(["install", "--yes", "--no-install-recommends"]).args(packages);
+    run(command.env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
 fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(program).chain(command.get_args());

@@ -3,17 +3,26 @@
 mod checks;
 mod command;
 mod model;
+mod servers;
 mod test;
 
 use std::error::Error;
+use std::ffi::OsString;
+use std::process::ExitCode;
 
 use clap::Parser;
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask")]
 enum Task {
-    /// Runs everything that needs no container, after getting what is missing on this machine.
+    /// Runs all tests with real servers, after getting what is missing on this machine.
     Test,
+    /// Runs a command with the servers that `test` starts, and passes its exit code on.
+    WithServers {
+        /// The command, as in `cargo test -p idem-postgres`.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
     /// Everything that a change has to pass: format, lints, documentation, tests, model, packages.
     Ci(model::Options),
     /// Searches every situation that crashes and lost messages can lead to, for each contract.
@@ -24,19 +33,29 @@ enum Task {
     Package,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    match Task::parse() {
-        Task::Test => test::run(),
+fn main() -> ExitCode {
+    // The text for people: a server's log stays readable.
+    run(Task::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
+    match task {
+        Task::Test => test::run()?,
+        Task::WithServers { command } => return servers::run(&command),
         Task::Ci(options) => {
             checks::format()?;
             checks::lints()?;
             checks::documentation()?;
             test::run()?;
             model::run(&options)?;
-            checks::packages()
+            checks::packages()?;
         }
-        Task::Model(options) => Ok(model::run(&options)?),
-        Task::Mutants => checks::mutants(),
-        Task::Package => checks::packages(),
+        Task::Model(options) => model::run(&options)?,
+        Task::Mutants => checks::mutants()?,
+        Task::Package => checks::packages()?,
     }
+    Ok(ExitCode::SUCCESS)
 }

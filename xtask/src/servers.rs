@@ -1,0 +1,96 @@
+//! The servers that all tests of a run share, and `cargo xtask with-servers`.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode, Stdio};
+
+use idem_servers::{PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, PgBouncer, Postgres};
+
+use crate::command;
+
+/// So few that tests notice when they need a connection of their own, or leave a transaction open.
+const POOL_SIZE: u16 = 2;
+
+/// Debian's packages with everything that can be missing.
+const PACKAGES: [&str; 2] = ["postgresql", "pgbouncer"];
+
+/// They stop when this value is dropped, and when this process ends in another way.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    url: String,
+    pgbouncer: PgBouncer,
+    _postgres: Option<Postgres>,
+}
+
+impl Servers {
+    /// Starts them, and says which they are: `DATABASE_URL` if it is the URL of a Postgres; otherwise the binaries of this
+    /// machine, a container, or Debian's packages, whichever can be had first.
+    pub(crate) fn start() -> Result<Servers, Box<dyn Error>> {
+        let (url, postgres) = match given()? {
+            Some(url) => (url, None),
+            None => {
+                let postgres = or_install(Postgres::start)?;
+                println!("Postgres: {}, {}, port {}", postgres.origin(), postgres.version(), postgres.port());
+                (postgres.url(), Some(postgres))
+            }
+        };
+        let pgbouncer = or_install(|| PgBouncer::start(&url, POOL_SIZE))?;
+        println!("PgBouncer: {}, {}, {}", pgbouncer.origin(), pgbouncer.version(), pgbouncer.url());
+        Ok(Servers { url, pgbouncer, _postgres: postgres })
+    }
+
+    /// Tells a command where they are.
+    pub(crate) fn announce<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env(POSTGRES_VARIABLE, &self.url).env(PGBOUNCER_VARIABLE, self.pgbouncer.url())
+    }
+}
+
+/// Runs a command with the servers. Its exit code is ours; a signal counts as it does in a shell.
+pub(crate) fn run(words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
+    let [program, args @ ..] = words else { return Err("there is no command to run".into()) };
+    let servers = Servers::start()?;
+    let mut command = Command::new(program);
+    let status = servers.announce(command.args(args)).status();
+    let status = status.map_err(|error| format!("{}: {error}", program.display()))?;
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}
+
+/// The server that `DATABASE_URL` names, after it has answered.
+fn given() -> Result<Option<String>, Box<dyn Error>> {
+    let url = std::env::var("DATABASE_URL").unwrap_or_default();
+    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+        return Ok(None);
+    }
+    // The URL itself is not shown, as it may have a password.
+    println!("Postgres: DATABASE_URL, {}", version_of(&url).map_err(|error| format!("DATABASE_URL: {error}"))?);
+    Ok(Some(url))
+}
+
+/// Asks with `psql`, which understands every way to log in.
+fn version_of(url: &str) -> Result<String, Box<dyn Error>> {
+    let Some(psql) = idem_servers::find_program("psql") else {
+        return Ok("of unknown version (there is no psql to ask with)".into());
+    };
+    let mut command = Command::new(psql);
+    command.args(["--no-psqlrc", "--no-password", "--tuples-only", "--no-align", "--command", "SHOW server_version"]);
+    let output = command.arg(url).env("PGCONNECT_TIMEOUT", "10").stdin(Stdio::null()).output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).trim().into());
+    }
+    let printed = String::from_utf8(output.stdout)?;
+    Ok(format!("PostgreSQL {}", printed.split_ascii_whitespace().next().unwrap_or("of unknown version")))
+}
+
+/// Starts a server, on a machine without one after installing it.
+fn or_install<T>(start: impl Fn() -> Result<T, idem_servers::Error>) -> Result<T, Box<dyn Error>> {
+    match start() {
+        Err(missing @ idem_servers::Error::Missing { .. }) if command::may_install() => {
+            println!("{missing}; so Debian's packages {} are installed", PACKAGES.join(" and "));
+            command::install(&PACKAGES)?;
+            Ok(start()?)
+        }
+        result => Ok(result?),
+    }
+}
