@@ -201,7 +201,9 @@ fn acquisition(number: i64) -> Option<Acquisition> {
         .find(|acquisition| acquisition_number(*acquisition) == number)
 }
 
-fn takeover_number(takeover: Takeover) -> i64 {
+/// The number of a takeover policy, for stores that make a record without having one.
+#[must_use]
+pub fn takeover_number(takeover: Takeover) -> i64 {
     match takeover {
         Takeover::Rerun => 1,
         Takeover::Unknown => 2,

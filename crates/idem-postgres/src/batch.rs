@@ -1,0 +1,268 @@
+//! Many verbs in one statement, and their answers out of its rows.
+
+use idem_core::codec::{FlatRecord, takeover_number};
+use idem_core::{Acquire, RECORD_FORMAT, StoreError};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use crate::config::micros;
+use crate::error::unreadable;
+use crate::literal::{Sql, readable};
+use crate::row::seen;
+use crate::schema::Schema;
+use crate::verb::{Answer, Placed, Verb, misanswered};
+
+/// The kinds of verbs, in the order in which a statement does them.
+const ACQUIRE: usize = 0;
+const LOOK: usize = 1;
+const RENEW: usize = 2;
+const CHECKPOINT: usize = 3;
+const SETTLE: usize = 4;
+const RELEASE: usize = 5;
+const REPLACE: usize = 6;
+const REMOVE: usize = 7;
+const KINDS: usize = 8;
+
+fn kind(verb: &Verb) -> usize {
+    match verb {
+        Verb::Acquire { .. } => ACQUIRE,
+        Verb::Look { .. } => LOOK,
+        Verb::Renew { .. } => RENEW,
+        Verb::Checkpoint { .. } => CHECKPOINT,
+        Verb::Settle { .. } => SETTLE,
+        Verb::Release { .. } => RELEASE,
+        Verb::Replace { .. } => REPLACE,
+        Verb::Remove { .. } => REMOVE,
+    }
+}
+
+/// A statement for a number of verbs.
+pub(crate) struct Batch {
+    pub(crate) sql: String,
+    /// By kind and item: which verb it is.
+    places: [Vec<usize>; KINDS],
+    unanswered: Vec<Option<Answer>>,
+}
+
+impl Batch {
+    /// A transaction that does `verbs`; `prelude` follows its BEGIN.
+    pub(crate) fn new<'a>(
+        schema: &Schema,
+        prelude: &str,
+        skew: i64,
+        verbs: impl Iterator<Item = &'a Verb> + Clone,
+    ) -> Self {
+        let mut places: [Vec<usize>; KINDS] = Default::default();
+        let mut unanswered = Vec::new();
+        for (place, verb) in verbs.clone().enumerate() {
+            places[kind(verb)].push(place);
+            // The verbs of owners answer only the items that they applied to.
+            unanswered.push(matches!(kind(verb), RENEW..=RELEASE).then_some(Answer::Applied(false)));
+        }
+        let mut sql = Sql::default();
+        sql.push("BEGIN ISOLATION LEVEL READ COMMITTED;").push(prelude);
+        Statement { schema, skew, sql: &mut sql }.write(&places, verbs);
+        sql.push("COMMIT");
+        Self { sql: sql.into_text(), places, unanswered }
+    }
+
+    /// The answer to each verb. One whose row cannot be read has an error of its own.
+    pub(crate) fn answers(self, rows: &[PgRow]) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        let Self { places, unanswered, .. } = self;
+        let mut answers: Vec<_> = unanswered.into_iter().map(|answer| answer.ok_or_else(misanswered)).collect();
+        for row in rows {
+            let kind: i32 = row.try_get(0).map_err(unreadable)?;
+            let item: i64 = row.try_get(1).map_err(unreadable)?;
+            let kind = usize::try_from(kind).map_err(unreadable)?;
+            let item = usize::try_from(item - 1).map_err(unreadable)?;
+            let place = places.get(kind).and_then(|items| items.get(item)).copied().ok_or_else(misanswered)?;
+            let answer = answers.get_mut(place).ok_or_else(misanswered)?;
+            *answer = match kind {
+                ACQUIRE | LOOK => seen(row, 2).map(Answer::Seen),
+                REPLACE | REMOVE => placed(row).map(Answer::Placed),
+                _ => Ok(Answer::Applied(true)),
+            };
+        }
+        Ok(answers)
+    }
+}
+
+fn placed(row: &PgRow) -> Result<Placed, StoreError> {
+    match row.try_get::<i32, _>(2).map_err(unreadable)? {
+        1 => Ok(Placed::Done),
+        2 => Ok(Placed::Changed),
+        3 => Ok(Placed::Held),
+        _ => Err(misanswered()),
+    }
+}
+
+struct Statement<'a> {
+    schema: &'a Schema,
+    skew: i64,
+    sql: &'a mut Sql,
+}
+
+impl Statement<'_> {
+    fn write<'a>(&mut self, places: &[Vec<usize>; KINDS], verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        for (of_kind, items) in places.iter().enumerate() {
+            if items.is_empty() {
+                continue;
+            }
+            let verbs = verbs.clone().filter(move |verb| kind(verb) == of_kind);
+            match of_kind {
+                ACQUIRE => self.acquire(verbs),
+                LOOK => self.look(verbs),
+                RENEW => self.renew(verbs),
+                CHECKPOINT => self.checkpoint(verbs),
+                SETTLE => self.settle(verbs),
+                RELEASE => self.release(verbs),
+                _ => self.place(verbs),
+            }
+        }
+    }
+
+    fn call(&mut self, kind: usize, function: &str) -> &mut Sql {
+        self.sql.push("SELECT ").number(kind as i32).push(" AS kind, * FROM ").push(self.schema.quoted());
+        self.sql.push(".").push(function).push("(").number(self.skew)
+    }
+
+    fn acquire<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        let items = verbs.filter_map(|verb| match verb {
+            Verb::Acquire { request, lock } => Some((request, *lock)),
+            _ => None,
+        });
+        let requests = items.clone().map(|(request, _)| request);
+        let text = |of: fn(&Acquire) -> Option<&str>| {
+            requests.clone().map(move |request| of(request).map(readable)).collect::<Vec<_>>()
+        };
+        let namespaces = text(|request| Some(&request.origin.namespace));
+        let principals = text(|request| request.origin.scope.principal());
+        let operations = text(|request| Some(request.origin.scope.operation()));
+        let number = |of: fn(&Acquire) -> i64| requests.clone().map(move |request| Some(of(request)));
+        let sql = self.call(ACQUIRE, "idem_acquire_v1").push(",");
+        sql.byte_strings(requests.clone().map(|request| Some(request.id.as_bytes().as_slice()))).push(",");
+        sql.numbers(items.clone().map(|(_, lock)| Some(lock))).push(",");
+        for texts in [namespaces, principals, operations] {
+            sql.byte_strings(texts.iter().map(Option::as_deref)).push(",");
+        }
+        sql.numbers(number(|_| i64::from(RECORD_FORMAT))).push(",");
+        sql.numbers(number(|request| i64::from(request.fingerprint.algorithm().number()))).push(",");
+        sql.byte_strings(requests.clone().map(|request| Some(request.fingerprint.digest().as_slice()))).push(",");
+        sql.byte_strings(requests.clone().map(|request| Some(request.owner.as_bytes().as_slice()))).push(",");
+        sql.numbers(number(|request| takeover_number(request.takeover))).push(",");
+        sql.numbers(number(|request| micros(request.term.lease))).push(",");
+        sql.numbers(number(|request| micros(request.term.retention))).push(");");
+    }
+
+    fn look<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        let items = verbs.filter_map(|verb| match verb {
+            Verb::Look { id, lock } => Some((id, *lock)),
+            _ => None,
+        });
+        let sql = self.call(LOOK, "idem_look_v1").push(",");
+        sql.byte_strings(items.clone().map(|(id, _)| Some(id.as_bytes().as_slice()))).push(",");
+        sql.numbers(items.map(|(_, lock)| lock)).push(");");
+    }
+
+    fn renew<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        let items = verbs.filter_map(|verb| match verb {
+            Verb::Renew { id, owner, term } => Some((id, owner, term)),
+            _ => None,
+        });
+        let sql = self.call(RENEW, "idem_renew_v1").push(",");
+        sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
+        sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
+        sql.numbers(items.clone().map(|(.., term)| Some(micros(term.lease)))).push(",");
+        sql.numbers(items.map(|(.., term)| Some(micros(term.retention)))).push(");");
+    }
+
+    fn checkpoint<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        let items = verbs.filter_map(|verb| match verb {
+            Verb::Checkpoint { id, owner, checkpoint } => Some((id, owner, checkpoint)),
+            _ => None,
+        });
+        let sql = self.call(CHECKPOINT, "idem_checkpoint_v1").push(",");
+        sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
+        sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
+        sql.byte_strings(items.clone().map(|(.., checkpoint)| Some(checkpoint.name.as_bytes()))).push(",");
+        sql.byte_strings(items.map(|(.., checkpoint)| Some(&checkpoint.data[..]))).push(");");
+    }
+
+    fn settle<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        let items = verbs.filter_map(|verb| match verb {
+            Verb::Settle { id, owner, end } => Some((id, owner, end)),
+            _ => None,
+        });
+        let sql = self.call(SETTLE, "idem_settle_v1").push(",");
+        sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
+        sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
+        sql.numbers(items.clone().map(|(.., end)| Some(end.state))).push(",");
+        sql.numbers(items.clone().map(|(.., end)| end.wait)).push(",");
+        sql.numbers(items.clone().map(|(.., end)| Some(end.status))).push(",");
+        sql.byte_strings(items.clone().map(|(.., end)| Some(&end.headers[..]))).push(",");
+        sql.byte_strings(items.clone().map(|(.., end)| end.body.as_deref())).push(",");
+        sql.numbers(items.map(|(.., end)| Some(end.retention))).push(");");
+    }
+
+    fn release<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        let items = verbs.filter_map(|verb| match verb {
+            Verb::Release { id, owner } => Some((id, owner)),
+            _ => None,
+        });
+        let sql = self.call(RELEASE, "idem_release_v1").push(",");
+        sql.byte_strings(items.clone().map(|(id, _)| Some(id.as_bytes().as_slice()))).push(",");
+        sql.byte_strings(items.map(|(_, owner)| Some(owner.as_bytes().as_slice()))).push(");");
+    }
+
+    /// Decisions of the state machine, one by one: they are rare.
+    fn place<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb>) {
+        for (item, verb) in verbs.enumerate() {
+            let sql = self.sql.push("SELECT ").number(kind(verb) as i32).push(",");
+            sql.number(item as i64 + 1).push("::BIGINT,").push(self.schema.quoted());
+            match verb {
+                Verb::Replace { id, lock, version, record } => {
+                    sql.push(".idem_replace_v1(").bytes(id.as_bytes()).push(",").optional_number(*lock).push(",");
+                    sql.number(*version).push(",");
+                    write_record(sql, record);
+                    sql.push(",").number(purge_after(record)).push(");");
+                }
+                Verb::Remove { id, version } => {
+                    sql.push(".idem_remove_v1(").bytes(id.as_bytes()).push(",").number(*version).push(");");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn write_record(sql: &mut Sql, record: &FlatRecord) {
+    let small = |sql: &mut Sql, number: Option<i64>, kind: &str| {
+        sql.optional_number(number).push(kind).push(",");
+    };
+    small(sql, Some(record.format), "::SMALLINT");
+    small(sql, Some(record.fingerprint_algorithm), "");
+    sql.bytes(&record.fingerprint).push(",").bytes(&record.owner).push(",").number(record.attempt).push(",");
+    small(sql, Some(record.state), "::SMALLINT");
+    small(sql, record.acquisition, "::SMALLINT");
+    small(sql, record.takeover, "::SMALLINT");
+    small(sql, record.lease_until, "");
+    small(sql, record.not_before, "");
+    sql.optional_bytes(record.checkpoint_name.as_ref().map(String::as_bytes)).push(",");
+    sql.optional_bytes(record.checkpoint_data.as_deref()).push(",");
+    small(sql, record.status, "");
+    sql.optional_bytes(record.headers.as_deref()).push(",");
+    sql.optional_bytes(record.body.as_deref()).push(",");
+    sql.number(record.created_at).push(",").number(record.updated_at).push(",").number(record.expires_at);
+}
+
+/// When the purge looks at a record first: when it would expire if it were settled at once, since most are settled soon
+/// and the settlement shall not have to change this.
+fn purge_after(record: &FlatRecord) -> i64 {
+    match record.lease_until {
+        Some(lease_until) => {
+            let retention = record.expires_at.saturating_sub(lease_until);
+            record.updated_at.saturating_add(retention).min(record.expires_at)
+        }
+        None => record.expires_at,
+    }
+}

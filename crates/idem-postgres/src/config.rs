@@ -1,0 +1,219 @@
+//! How the database is reached and used, each default with its reason.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use idem_core::{StoreError, StoreErrorKind};
+use sqlx::ConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+
+/// Where the database is and how it is used.
+#[derive(Debug, Clone)]
+pub struct PostgresConfig {
+    options: Result<PgConnectOptions, Arc<sqlx::Error>>,
+    pub(crate) schema: String,
+    pub(crate) migrate: bool,
+    pub(crate) partitioned: Option<Duration>,
+    pub(crate) verb_connections: NonZeroU32,
+    pub(crate) max_transactions: NonZeroU32,
+    pub(crate) isolation: Isolation,
+    pub(crate) statement_timeout: Duration,
+    pub(crate) lock_timeout: Duration,
+    pub(crate) idle_in_transaction: Duration,
+    pub(crate) offset: TimeOffset,
+}
+
+/// The isolation of the transaction that a handler makes its business writes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Isolation {
+    /// Every statement sees what was committed before it.
+    #[default]
+    ReadCommitted,
+    /// All statements see the same.
+    RepeatableRead,
+    /// As if transactions ran one after another. A handler's transaction may then fail at its end; it is rolled back,
+    /// and its operation is free to repeat.
+    Serializable,
+}
+
+impl Isolation {
+    pub(crate) fn sql(self) -> &'static str {
+        match self {
+            Self::ReadCommitted => "READ COMMITTED",
+            Self::RepeatableRead => "REPEATABLE READ",
+            Self::Serializable => "SERIALIZABLE",
+        }
+    }
+}
+
+impl PostgresConfig {
+    /// The database at `url`, such as `postgres://user:secret@host/database?sslmode=verify-full`. What is wrong with it
+    /// is said when the store is opened.
+    #[must_use]
+    pub fn new(url: impl AsRef<str>) -> Self {
+        Self::with(url.as_ref().parse().map_err(Arc::new))
+    }
+
+    /// A database reached with options that a URL cannot say.
+    #[must_use]
+    pub fn from_options(options: PgConnectOptions) -> Self {
+        Self::with(Ok(options))
+    }
+
+    fn with(options: Result<PgConnectOptions, Arc<sqlx::Error>>) -> Self {
+        Self {
+            options,
+            schema: "idem".to_owned(),
+            migrate: true,
+            partitioned: None,
+            verb_connections: NonZeroU32::new(4).unwrap_or(NonZeroU32::MIN),
+            max_transactions: NonZeroU32::new(16).unwrap_or(NonZeroU32::MIN),
+            isolation: Isolation::default(),
+            statement_timeout: Duration::from_secs(2),
+            lock_timeout: Duration::from_millis(500),
+            idle_in_transaction: Duration::from_secs(600),
+            offset: TimeOffset::default(),
+        }
+    }
+
+    /// The schema that holds the tables and functions. Default `idem`: one of its own, so that nothing collides with the
+    /// application's.
+    #[must_use]
+    pub fn schema(mut self, name: impl Into<String>) -> Self {
+        self.schema = name.into();
+        self
+    }
+
+    /// Leaves the schema alone: somebody else applies the [`migrations`](crate::migrations()). Default off: opening the
+    /// store brings the schema up to date, and any number of processes may do so at once.
+    #[must_use]
+    pub fn without_migrating(mut self) -> Self {
+        self.migrate = false;
+        self
+    }
+
+    /// Spreads records over partitions that cover `period` each, by the time at which they came to be; a
+    /// [`Purger`](crate::Purger) then drops whole partitions in which every record is over, and has to run, in any of the
+    /// replicas, to make those that come. Opening the store brings it about, once and for all; records that are there
+    /// are copied, and nobody else can use them meanwhile. Default off: one table, from which rows are removed, serves
+    /// some thousand operations a second.
+    ///
+    /// A day suits a retention of 24 h. Long-lived records keep their whole partition, and every verb looks into all
+    /// partitions that there are.
+    #[must_use]
+    pub fn partitioned(mut self, period: Duration) -> Self {
+        self.partitioned = Some(period);
+        self
+    }
+
+    /// How many connections carry the verbs of the store. Default 4: verbs that arrive while a statement is on its way
+    /// go together with the next one, so that a few connections carry many, and more only compete for the server.
+    #[must_use]
+    pub fn verb_connections(mut self, connections: NonZeroU32) -> Self {
+        self.verb_connections = connections;
+        self
+    }
+
+    /// How many handlers may have a transaction open at once; further ones wait. Default 16: each needs a connection,
+    /// and a server has 100 of them by default, for all processes together.
+    #[must_use]
+    pub fn max_transactions(mut self, limit: NonZeroU32) -> Self {
+        self.max_transactions = limit;
+        self
+    }
+
+    /// The isolation of handlers' transactions. Default [`Isolation::ReadCommitted`], whatever the server's default: it
+    /// is what the store's own statements need, and what most business writes are written for.
+    #[must_use]
+    pub fn isolation(mut self, isolation: Isolation) -> Self {
+        self.isolation = isolation;
+        self
+    }
+
+    /// How long the server may work on one statement of the store. Default 2 s, as the engine waits that long for a
+    /// verb. Statements of handlers are not meant.
+    #[must_use]
+    pub fn statement_timeout(mut self, timeout: Duration) -> Self {
+        self.statement_timeout = timeout;
+        self
+    }
+
+    /// How long a statement of the store may wait for somebody else's row. Default 500 ms: rows are only held by single
+    /// statements and by [guards](crate::Guard), and whoever waits makes the verbs behind it wait.
+    #[must_use]
+    pub fn lock_timeout(mut self, timeout: Duration) -> Self {
+        self.lock_timeout = timeout;
+        self
+    }
+
+    /// How long a handler may leave its transaction without a statement before the server ends it. Default 10 min, as
+    /// long as the engine lets any operation run: what hangs longer keeps its key, and the table from being cleaned.
+    #[must_use]
+    pub fn idle_in_transaction_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_in_transaction = timeout;
+        self
+    }
+
+    /// Says that the URL leads to a proxy that gives out connections by the transaction, such as PgBouncer in
+    /// transaction mode. The store itself needs nothing for that, but the statements of handlers do: they are then not
+    /// kept prepared, since the next one may run on another connection. Default off.
+    #[must_use]
+    pub fn through_transaction_pooler(mut self) -> Self {
+        self.options = self.options.map(|options| options.statement_cache_capacity(0));
+        self
+    }
+
+    /// Moves the store's time: the seam by which tests inject it. Default none.
+    #[must_use]
+    pub fn time_offset(mut self, offset: TimeOffset) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    pub(crate) fn connect_options(&self) -> Result<PgConnectOptions, StoreError> {
+        let options = self.options.clone().map_err(|error| {
+            let message = "the URL of the database cannot be understood; write postgres://user:password@host/database";
+            StoreError::new(StoreErrorKind::Misconfigured, message).with_source(error)
+        })?;
+        // Statements of the store carry stored answers, which do not belong into logs. A proxy refuses start-up
+        // parameters that it does not know, and nothing here reads floating-point numbers.
+        Ok(options.disable_statement_logging().extra_float_digits(None))
+    }
+}
+
+/// What is added to the server's clock: the seam by which tests move the store's time. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct TimeOffset(Arc<AtomicI64>);
+
+impl TimeOffset {
+    /// Moves the time forward, for every statement that begins afterwards.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(micros(by), Ordering::SeqCst);
+    }
+
+    pub(crate) fn micros(&self) -> i64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Microseconds as SQL takes them. More than there are is as good as for ever.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_none_is_refused_without_showing_it() {
+        for url in ["mysql://root:hunter2@host/db", "postgres//hunter2", "postgres://host:hunter2/db"] {
+            let error = PostgresConfig::new(url).connect_options().unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+}

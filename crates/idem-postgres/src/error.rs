@@ -1,0 +1,75 @@
+//! From what Postgres says to what a store says.
+
+use std::error::Error;
+
+use idem_core::{StoreError, StoreErrorKind};
+
+/// The store's own state: a record is not the one that a decision was made on (`migrations/postgres/0002_verbs.sql`).
+const CHANGED: &str = "IDM01";
+
+/// The store's error for `error`, which came while the store tried to `what`.
+///
+/// States are those of <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
+    let Some(state) = state(&error) else {
+        // Without an answer of the server nobody knows whether the statement took effect.
+        return StoreError::new(StoreErrorKind::Unavailable, format!("could not {what}: Postgres cannot be reached"))
+            .with_source(error)
+            .indeterminate();
+    };
+    let (kind, hint) = match (state.as_str(), state.get(..2).unwrap_or_default()) {
+        ("57014", _) => (StoreErrorKind::Timeout, "the statement took longer than it may"),
+        ("55P03", _) => (StoreErrorKind::Timeout, "somebody else holds the record"),
+        ("53300", _) => (StoreErrorKind::Unavailable, "the server has no connection left; raise max_connections"),
+        ("25006", _) => (StoreErrorKind::Unavailable, "the server takes no writes; is it a replica?"),
+        ("42P01" | "42883" | "3F000", _) => {
+            (StoreErrorKind::Misconfigured, "the schema of idem-postgres is not there, or not of this version")
+        }
+        ("42501", _) => (StoreErrorKind::Misconfigured, "the user lacks a privilege"),
+        (_, "28" | "3D") => (StoreErrorKind::Misconfigured, "the database does not let this user in"),
+        (_, "53" | "54") => (StoreErrorKind::Capacity, "the server has no room"),
+        (_, "XX" | "22" | "23") => (StoreErrorKind::Corrupt, "Postgres refused what was to be written or read"),
+        (_, "42") => (StoreErrorKind::Misconfigured, "the schema is not what it should be"),
+        _ => (StoreErrorKind::Unavailable, "Postgres could not answer"),
+    };
+    let ended = is_connection_lost(&error);
+    let message = format!("could not {what}: {hint}");
+    let error = StoreError::new(kind, message).with_source(error);
+    if ended { error.indeterminate() } else { error }
+}
+
+/// The store's error when no connection could be made: nothing was asked, so nothing was done.
+pub(crate) fn connect_error(error: sqlx::Error) -> StoreError {
+    if state(&error).is_some() {
+        return store_error("connect", error);
+    }
+    StoreError::new(StoreErrorKind::Unavailable, "could not connect to Postgres").with_source(error)
+}
+
+/// Whether the connection is of no use any more: no answer came, or the server said that it ends.
+pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
+    state(error).is_none_or(|state| {
+        // 25P03: the server ended a transaction that was idle for too long, and its connection.
+        state.starts_with("08") || matches!(state.as_str(), "57P01" | "57P02" | "57P03" | "57P05" | "25006" | "25P03")
+    })
+}
+
+/// Whether the record is not the one that a decision was made on.
+pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == CHANGED)
+}
+
+/// The error of a record that is there and cannot be understood.
+pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, "could not read a record").with_source(error)
+}
+
+/// The same error for another caller of the same statement; its source stays with the first, in the log.
+pub(crate) fn copy(error: &StoreError) -> StoreError {
+    let copy = StoreError::new(error.kind(), error.to_string());
+    if error.is_indeterminate() { copy.indeterminate() } else { copy }
+}
+
+fn state(error: &sqlx::Error) -> Option<String> {
+    error.as_database_error()?.code().map(|code| code.into_owned())
+}

@@ -1,0 +1,201 @@
+//! What the server is, and what it promises.
+
+use std::fmt;
+
+use idem_core::{Durability, SelfTestError, StoreError, StoreErrorKind};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
+
+use crate::error::store_error;
+use crate::literal::Sql;
+use crate::store::{PostgresStore, rows};
+
+/// The oldest server: 14 is the first that can notice a client's end in the middle of a statement.
+const OLDEST: i32 = 140_000;
+
+/// What is asked of a server, in the order in which it is read below.
+const SETTINGS: &str = "SELECT current_setting('server_version'), current_setting('server_version_num')::INTEGER, \
+    version() LIKE '%linux%', current_setting('server_encoding'), current_setting('fsync') = 'on', \
+    current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'), \
+    current_setting('synchronous_standby_names')";
+
+/// What is known about the server from the first connection to it.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) durability: DurabilityReport,
+    /// `client_connection_check_interval` needs a system call that not every operating system has.
+    pub(crate) notices_closed_clients: bool,
+}
+
+/// What an acknowledged record survives on this server, and the settings that say so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DurabilityReport {
+    /// What an acknowledged record survives on the server itself.
+    pub level: Durability,
+    /// Whether the server syncs to the disk at all.
+    pub fsync: bool,
+    /// Whether pages that were torn by a power cut can be repaired.
+    pub full_page_writes: bool,
+    /// When a commit is acknowledged: `on`, `off`, `local`, `remote_write` or `remote_apply`.
+    pub synchronous_commit: String,
+    /// The replicas that have to acknowledge a commit, as `synchronous_standby_names` says; empty when none.
+    pub synchronous_standbys: String,
+}
+
+impl DurabilityReport {
+    /// Whether an acknowledged record is on another machine as well, so that it survives the loss of this one.
+    #[must_use]
+    pub fn survives_failover(&self) -> bool {
+        let replicas_are_awaited = matches!(self.synchronous_commit.as_str(), "on" | "remote_write" | "remote_apply");
+        replicas_are_awaited && !self.synchronous_standbys.is_empty()
+    }
+
+    fn new(fsync: bool, full_page_writes: bool, synchronous_commit: String, synchronous_standbys: String) -> Self {
+        let level = match synchronous_commit.as_str() {
+            // Acknowledged before it is written anywhere: the death of the server alone loses it.
+            "off" => Durability::Process,
+            _ if fsync && full_page_writes => Durability::Power,
+            _ => Durability::Crash,
+        };
+        Self { level, fsync, full_page_writes, synchronous_commit, synchronous_standbys }
+    }
+}
+
+/// One sentence for a log at start-up.
+impl fmt::Display for DurabilityReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let on = |setting| if setting { "on" } else { "off" };
+        write!(
+            formatter,
+            "fsync={}, full_page_writes={}, synchronous_commit={}, synchronous_standby_names='{}': ",
+            on(self.fsync),
+            on(self.full_page_writes),
+            self.synchronous_commit,
+            self.synchronous_standbys,
+        )?;
+        formatter.write_str(match self.level {
+            Durability::Power => "an acknowledged record survives crashes and the loss of power",
+            Durability::Crash => {
+                "an acknowledged record survives the death of any process, but not the loss of power: after one, the \
+                 last operations may run again, and the database may be damaged"
+            }
+            _ => {
+                "an acknowledged record may be lost when the server dies, and its operation then runs again; set \
+                 synchronous_commit to on for this user or database"
+            }
+        })?;
+        formatter.write_str(if self.survives_failover() {
+            ", and the loss of the primary"
+        } else {
+            "; a failover to a replica may lose the last records, and with them the business writes of the same \
+             transactions"
+        })
+    }
+}
+
+/// How the server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PostgresHealth {
+    /// The server's version, as in `15.4`.
+    pub version: String,
+    /// About how many records there are, expired ones included: as many as the last `ANALYZE` or `VACUUM` saw. Counting
+    /// them would take minutes on a large table.
+    pub records: u64,
+    /// What an acknowledged record survives.
+    pub durability: DurabilityReport,
+}
+
+impl PostgresStore {
+    /// Proves that the store keeps its promises, on a record of its own (see [`idem_core::self_test`]), and says what an
+    /// acknowledged record survives. Run it at start-up, and log the report.
+    ///
+    /// # Errors
+    /// [`SelfTestError`] says which promise does not hold.
+    pub async fn self_test(&self) -> Result<DurabilityReport, SelfTestError> {
+        idem_core::self_test(self).await?;
+        Ok(self.health().await?.durability)
+    }
+
+    /// How the server is.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it does not answer.
+    pub async fn health(&self) -> Result<PostgresHealth, StoreError> {
+        let what = "ask for the health of the server";
+        let table = format!("{}.idem_records", self.shared.schema.quoted());
+        let mut sql = Sql::default();
+        sql.push("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY;").push(&self.shared.prelude).push(SETTINGS);
+        sql.push(", (SELECT coalesce(sum(greatest(reltuples, 0)), 0)::BIGINT FROM pg_class WHERE oid IN (SELECT relid");
+        sql.push(" FROM pg_partition_tree(convert_from(").bytes(table.as_bytes());
+        sql.push(",'UTF8')::REGCLASS) WHERE isleaf));COMMIT");
+        let rows = self.maintain(what, sql, self.shared.patience).await?;
+        let row = rows.first().ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, format!("could not {what}")))?;
+        let failed = |error| store_error(what, error);
+        let records: i64 = row.try_get(8).map_err(failed)?;
+        Ok(PostgresHealth {
+            version: row.try_get(0).map_err(failed)?,
+            records: records.unsigned_abs(),
+            durability: durability(row).map_err(failed)?,
+        })
+    }
+}
+
+/// Refuses a server that cannot hold records, and says what there is to know about one that can.
+pub(crate) async fn examine(connection: &mut PgConnection) -> Result<Server, StoreError> {
+    let what = "ask what the server is";
+    let found = rows(connection, what, format!("{SETTINGS}, pg_is_in_recovery()")).await?;
+    let row = found.first().ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, format!("could not {what}")))?;
+    let failed = |error| store_error(what, error);
+    let refuse = |message: String| Err(StoreError::new(StoreErrorKind::Misconfigured, message));
+    if row.try_get(8).map_err(failed)? {
+        return refuse("this server is a replica, which takes no records; name the primary".to_owned());
+    }
+    let version: String = row.try_get(0).map_err(failed)?;
+    if row.try_get::<i32, _>(1).map_err(failed)? < OLDEST {
+        return refuse(format!("Postgres {version} is too old for idem-postgres, which needs 14 or newer"));
+    }
+    let encoding: String = row.try_get(3).map_err(failed)?;
+    if encoding != "UTF8" {
+        return refuse(format!("the database has the encoding {encoding}, and idem-postgres needs one in UTF8"));
+    }
+    let notices_closed_clients = row.try_get(2).map_err(failed)?;
+    Ok(Server { durability: durability(row).map_err(failed)?, notices_closed_clients })
+}
+
+fn durability(row: &PgRow) -> Result<DurabilityReport, sqlx::Error> {
+    Ok(DurabilityReport::new(row.try_get(4)?, row.try_get(5)?, row.try_get(6)?, row.try_get(7)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(fsync: bool, full_page_writes: bool, commit: &str, standbys: &str) -> DurabilityReport {
+        DurabilityReport::new(fsync, full_page_writes, commit.to_owned(), standbys.to_owned())
+    }
+
+    #[test]
+    fn the_settings_say_what_a_record_survives() {
+        for (fsync, pages, commit, level) in [
+            (true, true, "on", Durability::Power),
+            (true, true, "local", Durability::Power),
+            (true, true, "off", Durability::Process),
+            (false, true, "on", Durability::Crash),
+            (true, false, "remote_apply", Durability::Crash),
+        ] {
+            let report = report(fsync, pages, commit, "");
+            assert_eq!(report.level, level, "{report}");
+            assert!(!report.survives_failover());
+            assert!(report.to_string().contains(&format!("synchronous_commit={commit}")), "{report}");
+        }
+    }
+
+    #[test]
+    fn only_a_commit_that_waits_for_a_replica_survives_a_failover() {
+        assert!(report(true, true, "on", "ANY 1 (*)").survives_failover());
+        assert!(!report(true, true, "local", "ANY 1 (*)").survives_failover());
+        assert!(!report(true, true, "remote_apply", "").survives_failover());
+    }
+}

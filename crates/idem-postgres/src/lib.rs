@@ -1,0 +1,26 @@
+#![doc = include_str!("../README.md")]
+
+mod batch;
+mod config;
+mod error;
+mod guard;
+mod health;
+mod lane;
+mod literal;
+mod migrate;
+mod partitions;
+mod purger;
+mod row;
+mod schema;
+mod store;
+mod transaction;
+mod verb;
+
+pub use config::{Isolation, PostgresConfig, TimeOffset};
+pub use guard::Guard;
+pub use health::{DurabilityReport, PostgresHealth};
+pub use migrate::{Migration, migrations};
+pub use partitions::partitioning;
+pub use purger::{Purger, PurgerSettings};
+pub use store::PostgresStore;
+pub use transaction::PostgresTransaction;

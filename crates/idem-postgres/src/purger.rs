@@ -1,0 +1,133 @@
+//! The task that removes what is over.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use idem_core::{OwnerToken, Purge as _, StoreError};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::partitions;
+use crate::store::PostgresStore;
+
+/// How records whose time is over are removed, each default with its reason.
+#[derive(Debug, Clone)]
+pub struct PurgerSettings {
+    batch: NonZeroU32,
+    shortest_pause: Duration,
+    longest_pause: Duration,
+}
+
+impl Default for PurgerSettings {
+    fn default() -> Self {
+        Self {
+            batch: NonZeroU32::new(500).unwrap_or(NonZeroU32::MIN),
+            shortest_pause: Duration::from_millis(10),
+            longest_pause: Duration::from_secs(60),
+        }
+    }
+}
+
+impl PurgerSettings {
+    /// The default settings.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many records one statement removes. Default 500: some milliseconds of work, so that nobody waits long for a
+    /// row or for the write-ahead log.
+    #[must_use]
+    pub fn batch(mut self, records: NonZeroU32) -> Self {
+        self.batch = records;
+        self
+    }
+
+    /// The longest pause between two looks when there is nothing to remove. Default 60 s: a look costs one read of an
+    /// index, and records that stay a minute longer do no harm.
+    #[must_use]
+    pub fn longest_pause(mut self, pause: Duration) -> Self {
+        self.longest_pause = pause.max(self.shortest_pause);
+        self
+    }
+}
+
+/// A task that removes records whose time is over, and, where records are [partitioned](crate::partitioning), makes the
+/// partitions of the coming days and drops those of the past.
+///
+/// Many replicas may each run one: a row, or a partition, that one of them works on is left to it by the others. After
+/// a full batch it goes on after as long a pause as the batch took, so that it uses at most half of one connection's
+/// time however much there is to do; with nothing to do its pauses double up to
+/// [`longest_pause`](PurgerSettings::longest_pause). Errors are logged and tried again.
+///
+/// It ends when it is dropped, after the batch at hand.
+#[derive(Debug)]
+pub struct Purger {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Purger {
+    /// Starts it with the default settings.
+    #[must_use]
+    pub fn start(store: PostgresStore) -> Self {
+        Self::start_with(store, PurgerSettings::new())
+    }
+
+    /// Starts it.
+    #[must_use]
+    pub fn start_with(store: PostgresStore, settings: PurgerSettings) -> Self {
+        let (stop, mut stopped) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let mut pause = settings.shortest_pause;
+            loop {
+                pause = work(&store, &settings, pause).await;
+                tokio::select! {
+                    () = sleep(jittered(pause)) => {}
+                    // Stopped, or dropped.
+                    _ = &mut stopped => return,
+                }
+            }
+        });
+        Self { stop, task }
+    }
+
+    /// Ends it, after the batch at hand.
+    pub async fn stop(self) {
+        let Self { stop, task } = self;
+        drop(stop);
+        if let Err(error) = task.await {
+            tracing::error!(error = &error as &dyn std::error::Error, "the purge ended early");
+        }
+    }
+}
+
+/// One batch; says how long to pause after it, when the last pause was `last`.
+async fn work(store: &PostgresStore, settings: &PurgerSettings, last: Duration) -> Duration {
+    let longer = (last * 2).min(settings.longest_pause);
+    let started = Instant::now();
+    let purged = match purge(store, settings.batch).await {
+        Ok(purged) => purged,
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "expired records could not be removed");
+            return longer;
+        }
+    };
+    match purged {
+        0 => longer,
+        purged if purged == settings.batch.get() => started.elapsed().max(settings.shortest_pause),
+        _ => last.min(settings.longest_pause),
+    }
+}
+
+/// Removes what is over: whole partitions where there are any, else rows.
+async fn purge(store: &PostgresStore, batch: NonZeroU32) -> Result<u32, StoreError> {
+    if partitions::maintain(store).await? { Ok(0) } else { store.purge(batch).await }
+}
+
+/// Half to all of `pause`, so that replicas that were started together do not move in step.
+fn jittered(pause: Duration) -> Duration {
+    let random = u32::from(OwnerToken::random().as_bytes()[0]) + 1;
+    pause / 2 + pause * random / 512
+}

@@ -1,0 +1,59 @@
+//! Reading rows.
+
+use bytes::Bytes;
+use idem_core::codec::FlatRecord;
+use idem_core::{Record, StoreError, Timestamp};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use crate::error::unreadable;
+use crate::verb::{Presence, Row, Seen};
+
+/// Reads what `idem_acquire_v1` and `idem_look_v1` return, from the column `first` on.
+pub(crate) fn seen(row: &PgRow, first: usize) -> Result<Seen, StoreError> {
+    let column = |offset: usize| first + offset;
+    let number: i32 = row.try_get(column(0)).map_err(unreadable)?;
+    let now: i64 = row.try_get(column(1)).map_err(unreadable)?;
+    let version: Option<i64> = row.try_get(column(2)).map_err(unreadable)?;
+    let presence = match number {
+        1 => Presence::Made,
+        2 => Presence::There,
+        3 => Presence::Held,
+        4 => Presence::Absent,
+        _ => return Err(unreadable(format!("an answer has the number {number}, which means nothing"))),
+    };
+    let row = match version {
+        Some(version) if presence != Presence::Made => Some(Box::new(Row { version, record: record(row, column(3))? })),
+        _ => None,
+    };
+    Ok(Seen { now: Timestamp::from_unix_micros(now), presence, row })
+}
+
+fn record(row: &PgRow, first: usize) -> Result<Record, StoreError> {
+    Record::try_from(flat(row, first).map_err(unreadable)?).map_err(unreadable)
+}
+
+fn flat(row: &PgRow, first: usize) -> Result<FlatRecord, sqlx::Error> {
+    let column = |offset: usize| first + offset;
+    let checkpoint_name = row.try_get::<Option<Vec<u8>>, _>(column(10))?.map(String::from_utf8).transpose();
+    Ok(FlatRecord {
+        format: i64::from(row.try_get::<i16, _>(column(0))?),
+        fingerprint_algorithm: i64::from(row.try_get::<i32, _>(column(1))?),
+        fingerprint: row.try_get(column(2))?,
+        owner: row.try_get(column(3))?,
+        attempt: row.try_get(column(4))?,
+        state: i64::from(row.try_get::<i16, _>(column(5))?),
+        acquisition: row.try_get::<Option<i16>, _>(column(6))?.map(i64::from),
+        takeover: row.try_get::<Option<i16>, _>(column(7))?.map(i64::from),
+        lease_until: row.try_get(column(8))?,
+        not_before: row.try_get(column(9))?,
+        checkpoint_name: checkpoint_name.map_err(|error| sqlx::Error::Decode(error.into()))?,
+        checkpoint_data: row.try_get(column(11))?,
+        status: row.try_get::<Option<i32>, _>(column(12))?.map(i64::from),
+        headers: row.try_get(column(13))?,
+        body: row.try_get::<Option<Vec<u8>>, _>(column(14))?.map(Bytes::from),
+        created_at: row.try_get(column(15))?,
+        updated_at: row.try_get(column(16))?,
+        expires_at: row.try_get(column(17))?,
+    })
+}

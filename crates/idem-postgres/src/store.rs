@@ -1,0 +1,356 @@
+//! The store itself.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::codec::FlatRecord;
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, IdempotencyStore, Lease, OwnerAction, OwnerOutcome,
+    OwnerToken, Purge, Record, RecordId, Settlement, StoreError, StoreErrorKind, Term, TransactionalStore, machine,
+};
+use sqlx::postgres::{PgPoolOptions, PgRow};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Row as _};
+use tokio::time::timeout;
+
+use crate::config::{PostgresConfig, TimeOffset};
+use crate::error::{connect_error, store_error};
+use crate::health::{self, DurabilityReport};
+use crate::lane::{LaneSettings, Lanes};
+use crate::literal::Sql;
+use crate::migrate;
+use crate::schema::Schema;
+use crate::transaction::{Idle, TransactionSettings, enter, prepare};
+use crate::verb::{Answer, Placed, Presence, Row, Seen, Verb, misanswered};
+
+/// How often a decision is made anew because somebody else changed the record meanwhile. Each time somebody got on, so
+/// this many in a row are not chance.
+const ROUNDS: u32 = 16;
+
+/// When to ask again while a transaction runs the operation. It has no lease: its key is free, or answered, as soon as it
+/// ends, and nobody knows when that is.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Records in a Postgres database. Clones share everything.
+///
+/// Open it inside the tokio runtime that will use it: its connections are driven by tasks there.
+#[derive(Debug, Clone)]
+pub struct PostgresStore {
+    pub(crate) shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) schema: Schema,
+    pub(crate) offset: TimeOffset,
+    pub(crate) prelude: String,
+    pub(crate) transactions: TransactionSettings,
+    /// How long a statement of the store may take, client's side included.
+    pub(crate) patience: Duration,
+    lanes: Lanes,
+    pool: PgPool,
+    durability: DurabilityReport,
+}
+
+impl PostgresStore {
+    /// Connects, refuses what cannot hold records, and brings the schema up to date.
+    ///
+    /// # Errors
+    /// [`StoreError`]: [`Unavailable`](StoreErrorKind::Unavailable) when the server cannot be reached,
+    /// [`Misconfigured`](StoreErrorKind::Misconfigured) when it is a replica, too old, not in UTF-8, or has no schema, or
+    /// a newer one.
+    pub async fn open(config: PostgresConfig) -> Result<Self, StoreError> {
+        let schema = Schema::new(&config.schema)?;
+        let options = config.connect_options()?;
+        let patience = config.statement_timeout + Duration::from_secs(1);
+        let late = |_| StoreError::new(StoreErrorKind::Unavailable, "Postgres did not accept a connection in time");
+        let connected = timeout(patience, options.connect()).await.map_err(late)?;
+        let mut connection = connected.map_err(connect_error)?;
+        let server = health::examine(&mut connection).await?;
+        if config.migrate {
+            migrate::migrate(&mut connection, &schema, config.partitioned).await?;
+        } else {
+            migrate::expect_current(&mut connection, &schema).await?;
+        }
+        let goodbye = connection.close().await;
+        goodbye.map_err(|error| store_error("close the first connection", error))?;
+        let prelude = format!(
+            "SET LOCAL statement_timeout={};SET LOCAL lock_timeout={};",
+            milliseconds(config.statement_timeout),
+            milliseconds(config.lock_timeout),
+        );
+        let lanes = LaneSettings {
+            options: options.clone(),
+            schema: schema.clone(),
+            prelude: prelude.clone(),
+            offset: config.offset.clone(),
+            statement_timeout: config.statement_timeout,
+        };
+        // Asking before every use would cost a round trip; a transaction that does not begin is tried again elsewhere.
+        let pool = PgPoolOptions::new()
+            .max_connections(config.max_transactions.get())
+            .acquire_timeout(patience)
+            .test_before_acquire(false)
+            .after_connect(|connection, _| Box::pin(prepare(connection)))
+            .connect_lazy_with(options);
+        Ok(Self {
+            shared: Arc::new(Shared {
+                lanes: Lanes::start(&lanes, config.verb_connections),
+                transactions: TransactionSettings::new(&config, &server),
+                schema,
+                offset: config.offset,
+                prelude,
+                patience,
+                pool,
+                durability: server.durability,
+            }),
+        })
+    }
+
+    /// The connections of handlers' transactions. They are no others': sqlx is [told](prepare) something about them.
+    pub(crate) fn pool(&self) -> &PgPool {
+        &self.shared.pool
+    }
+
+    /// What an acknowledged record survives on this server, and why.
+    #[must_use]
+    pub fn durability(&self) -> &DurabilityReport {
+        &self.shared.durability
+    }
+
+    /// Reads the record, and where `lock` is given whether a transaction runs the operation.
+    pub(crate) async fn look(&self, id: RecordId, lock: Option<i64>) -> Result<Seen, StoreError> {
+        self.see(Verb::Look { id, lock }).await
+    }
+
+    async fn see(&self, verb: Verb) -> Result<Seen, StoreError> {
+        match self.shared.lanes.run(verb).await? {
+            Answer::Seen(seen) => Ok(seen),
+            _ => Err(misanswered()),
+        }
+    }
+
+    /// Puts `next`, which was decided on `row`, in its place. `lock` is given when `next` begins a run.
+    async fn place(
+        &self,
+        id: RecordId,
+        lock: Option<i64>,
+        row: &Row,
+        next: Option<&Record>,
+    ) -> Result<Placed, StoreError> {
+        let version = row.version;
+        let verb = match next {
+            Some(next) => Verb::Replace { id, lock, version, record: Box::new(FlatRecord::from(next)) },
+            None => Verb::Remove { id, version },
+        };
+        match self.shared.lanes.run(verb).await? {
+            Answer::Placed(placed) => Ok(placed),
+            _ => Err(misanswered()),
+        }
+    }
+
+    /// What only an owner may do. In the common case one statement does it; when it does not apply, the state machine
+    /// says why, or decides what that statement does not.
+    async fn act(&self, id: RecordId, owner: OwnerToken, action: OwnerAction<'_>) -> Result<OwnerOutcome, StoreError> {
+        if owner != OwnerToken::NOBODY {
+            match self.shared.lanes.run(Verb::of_owner(id, owner, action)).await? {
+                Answer::Applied(true) => return Ok(OwnerOutcome::Applied),
+                Answer::Applied(false) => {}
+                _ => return Err(misanswered()),
+            }
+        }
+        for _ in 0..ROUNDS {
+            let Seen { now, row, .. } = self.look(id, None).await?;
+            let before = row.as_ref().map(|row| &row.record);
+            let (next, outcome) = machine::apply(before, owner, action, now);
+            let Some(row) = &row else { return Ok(outcome) };
+            if next.as_ref() == machine::current(before, now) {
+                return Ok(outcome);
+            }
+            if self.place(id, None, row, next.as_ref()).await? == Placed::Done {
+                return Ok(outcome);
+            }
+        }
+        Err(contended())
+    }
+
+    /// Runs a statement of the store's own on one of the handlers' connections, in a task of its own: a pool's future
+    /// that is dropped midway would leave the connection in the middle of it.
+    pub(crate) async fn maintain(
+        &self,
+        what: &'static str,
+        sql: Sql,
+        patience: Duration,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        let (pool, sql) = (self.shared.pool.clone(), sql.into_text());
+        let work = tokio::spawn(async move {
+            let mut connection = pool.acquire().await.map_err(connect_error)?;
+            let rows = timeout(patience, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection)).await;
+            match rows {
+                Ok(Ok(rows)) => Ok(rows),
+                Ok(Err(error)) => {
+                    connection.close_on_drop();
+                    Err(store_error(what, error))
+                }
+                Err(_) => {
+                    connection.close_on_drop();
+                    let message = format!("could not {what} within {patience:?}");
+                    Err(StoreError::new(StoreErrorKind::Timeout, message))
+                }
+            }
+        });
+        work.await.map_err(|error| {
+            let message = format!("could not {what}: the runtime ended");
+            StoreError::new(StoreErrorKind::Unavailable, message).with_source(error).indeterminate()
+        })?
+    }
+}
+
+/// Everybody else was faster, again and again.
+fn contended() -> StoreError {
+    let message = format!("a record changed {ROUNDS} times while a decision on it was made");
+    StoreError::new(StoreErrorKind::Unavailable, message)
+}
+
+fn milliseconds(duration: Duration) -> i64 {
+    // Zero would mean no limit, and more than an i32 of them is refused.
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).clamp(1, i64::from(i32::MAX))
+}
+
+#[async_trait]
+impl IdempotencyStore for PostgresStore {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        let lock = self.shared.schema.lock(&request.id);
+        for _ in 0..ROUNDS {
+            let Seen { now, presence, row } = self.see(Verb::Acquire { request: request.clone(), lock }).await?;
+            let before = row.as_ref().map(|row| &row.record);
+            let (next, outcome) = machine::acquire(before, request, now);
+            let Some(row) = &row else {
+                match presence {
+                    // The statement made the record that the state machine makes when there is none.
+                    Presence::Made => return Ok(outcome),
+                    Presence::Held => return Ok(AcquireOutcome::InProgress { retry_after: ASK_AGAIN }),
+                    // It was there, so none was made, and has gone since.
+                    Presence::There | Presence::Absent => continue,
+                }
+            };
+            if next.as_ref() == before {
+                return Ok(outcome);
+            }
+            match self.place(request.id, Some(lock), row, next.as_ref()).await? {
+                Placed::Done => return Ok(outcome),
+                Placed::Held => return Ok(AcquireOutcome::InProgress { retry_after: ASK_AGAIN }),
+                Placed::Changed => {}
+            }
+        }
+        Err(contended())
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.act(lease.id, lease.owner, OwnerAction::Renew(term)).await
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        self.act(lease.id, lease.owner, OwnerAction::Checkpoint(checkpoint)).await
+    }
+
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        self.act(lease.id, lease.owner, OwnerAction::Settle(settlement, retention)).await
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        let Seen { now, row, .. } = self.look(*id, None).await?;
+        Ok(row.map(|row| row.record).filter(|record| machine::current(Some(record), now).is_some()))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("postgres", self.shared.durability.level, true)
+    }
+}
+
+#[async_trait]
+impl Purge for PostgresStore {
+    async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        let mut sql = Sql::default();
+        let most = i32::try_from(limit.get()).unwrap_or(i32::MAX);
+        sql.push("BEGIN ISOLATION LEVEL READ COMMITTED;").push(&self.shared.prelude).push("SELECT ");
+        sql.push(self.shared.schema.quoted()).push(".idem_purge_v1(").number(self.shared.offset.micros()).push(",");
+        sql.number(most).push(");COMMIT");
+        let rows = self.maintain("purge", sql, self.shared.patience).await?;
+        let removed = rows.first().map(|row| row.try_get::<i32, _>(0)).transpose();
+        let removed = removed.map_err(|error| store_error("purge", error))?.unwrap_or_default();
+        Ok(removed.unsigned_abs())
+    }
+}
+
+#[async_trait]
+impl TransactionalStore for PostgresStore {
+    async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
+        let in_progress = || Ok(Begin::Answered(AcquireOutcome::InProgress { retry_after: ASK_AGAIN }));
+        let lock = self.shared.schema.lock(&request.id);
+        for _ in 0..ROUNDS {
+            let idle = match Idle::now(self.pool()) {
+                Some(idle) => idle,
+                None => {
+                    // All connections may be taken by handlers that run: repeats do not wait for one of them.
+                    let seen = self.look(request.id, Some(lock)).await?;
+                    let before = seen.row.as_ref().map(|row| &row.record);
+                    let (next, outcome) = machine::acquire(before, request, seen.now);
+                    match outcome {
+                        AcquireOutcome::Acquired(_) if seen.presence == Presence::Held => return in_progress(),
+                        AcquireOutcome::Acquired(_) => {}
+                        outcome if next.as_ref() == before => return Ok(Begin::Answered(outcome)),
+                        _ => {}
+                    }
+                    Idle::soon(self.pool()).await?
+                }
+            };
+            let mut entered = enter(self, request.id, idle).await?;
+            let before = entered.seen.row.as_ref().map(|row| &row.record);
+            let (next, outcome) = machine::acquire(before, request, entered.seen.now);
+            let held = entered.seen.presence == Presence::Held;
+            let changed = next.as_ref() != before;
+            match (outcome, next) {
+                (AcquireOutcome::Acquired(lease), Some(record)) if !held => {
+                    let transaction = Box::new(entered.run(self.clone(), request, record));
+                    return Ok(Begin::Acquired { lease, transaction, renew: false });
+                }
+                (AcquireOutcome::Acquired(_), _) => {
+                    entered.leave();
+                    return in_progress();
+                }
+                (outcome, _) if !changed => {
+                    entered.leave();
+                    return Ok(Begin::Answered(outcome));
+                }
+                // The record has come to its end without a run.
+                (outcome, next) => {
+                    let row = entered.seen.row.take();
+                    let _ = entered.leave().await;
+                    let Some(row) = row else { return Ok(Begin::Answered(outcome)) };
+                    match self.place(request.id, Some(lock), &row, next.as_ref()).await? {
+                        Placed::Done => return Ok(Begin::Answered(outcome)),
+                        Placed::Held => return in_progress(),
+                        Placed::Changed => {}
+                    }
+                }
+            }
+        }
+        Err(contended())
+    }
+}
+
+/// Runs a statement whose rows are read by name or number.
+pub(crate) async fn rows(
+    connection: &mut PgConnection,
+    what: &'static str,
+    sql: impl Into<String>,
+) -> Result<Vec<PgRow>, StoreError> {
+    sqlx::raw_sql(AssertSqlSafe(sql.into())).fetch_all(connection).await.map_err(|error| store_error(what, error))
+}

@@ -1,0 +1,350 @@
+//! The transaction that a handler makes its business writes in.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::codec::FlatRecord;
+use idem_core::{
+    Acquire, Origin, OwnerOutcome, Record, RecordId, Settlement, StoreError, StoreErrorKind, StoreTransaction, Writes,
+};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Row as _};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::config::PostgresConfig;
+use crate::error::{connect_error, is_changed, is_connection_lost, store_error};
+use crate::health::Server;
+use crate::literal::{Sql, readable};
+use crate::row::seen;
+use crate::store::PostgresStore;
+use crate::verb::{End, Presence, Seen, misanswered};
+
+/// How long to find out how a transaction ended whose COMMIT got no answer. Shorter than the engine waits for the end.
+const FIND_OUT_WITHIN: Duration = Duration::from_secs(5);
+
+/// The pause between two looks at it.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries, and
+/// `begin` on it makes a savepoint.
+///
+/// The key is held by a lock that lives and dies with the transaction: if this process or its machine disappears, the
+/// server rolls everything back and the key is free.
+///
+/// Do not end it yourself: that is noticed, and the settlement then fails.
+pub struct PostgresTransaction {
+    open: Open,
+    store: PostgresStore,
+    id: RecordId,
+    origin: Origin,
+    /// The record as the state machine would have it while the operation runs. Nobody writes it.
+    record: Record,
+    /// The row that it was decided on, if there was one.
+    version: Option<i64>,
+}
+
+/// What every handler's transaction begins with.
+#[derive(Debug)]
+pub(crate) struct TransactionSettings {
+    begin: String,
+    max: u32,
+}
+
+impl TransactionSettings {
+    pub(crate) fn new(config: &PostgresConfig, server: &Server) -> Self {
+        let idle = config.idle_in_transaction.as_millis().clamp(1, i32::MAX as u128);
+        // A machine that vanished is noticed within half a minute, as a lease would be, and not after the hours that
+        // operating systems take by default.
+        let mut begin = format!(
+            "BEGIN ISOLATION LEVEL {};SET LOCAL idle_in_transaction_session_timeout={idle};\
+             SET LOCAL tcp_keepalives_idle=10;SET LOCAL tcp_keepalives_interval=5;SET LOCAL tcp_keepalives_count=4;",
+            config.isolation.sql(),
+        );
+        if server.notices_closed_clients {
+            // A process that died in the middle of a long statement: the server notices before the statement's end.
+            begin.push_str("SET LOCAL client_connection_check_interval=1000;");
+        }
+        Self { begin, max: config.max_transactions.get() }
+    }
+}
+
+/// A transaction that has begun, and what was seen in it: whether the lock was to be had, and the record.
+pub(crate) struct Entered {
+    pub(crate) seen: Seen,
+    connection: Open,
+}
+
+/// A connection with an open transaction. Dropped as it is, it is closed, so that nothing is left for the next borrower.
+struct Open {
+    connection: PoolConnection<Postgres>,
+    ended: bool,
+}
+
+impl Open {
+    /// Ends the transaction without a trace.
+    async fn roll_back(mut self) -> Result<(), StoreError> {
+        let rolled_back = sqlx::raw_sql("ROLLBACK").execute(&mut *self.connection).await;
+        rolled_back.map_err(|error| store_error("roll back", error))?;
+        self.ended = true;
+        Ok(())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Prepares a new connection for handlers' transactions.
+///
+/// They begin and end with statements of the store's own, each of which does more than that in one round trip, and sqlx
+/// knows nothing of it. So that a handler's `begin` makes a savepoint all the same, and its `commit` ends no more than
+/// that, sqlx is made to believe that a transaction is open on this connection, always.
+pub(crate) async fn prepare(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    std::mem::forget(connection.begin().await?);
+    sqlx::raw_sql("ROLLBACK").execute(connection).await.map(drop)
+}
+
+/// Begins a transaction and tries to get the operation's lock in it.
+pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Result<Entered, StoreError> {
+    let store = store.clone();
+    // In a task of its own: if the caller goes away, the task still ends, and whatever it opened is closed.
+    let entered = tokio::spawn(async move {
+        let shared = &store.shared;
+        let mut sql = Sql::default();
+        sql.push(&shared.transactions.begin).push("SELECT pg_try_advisory_xact_lock(");
+        // A statement of its own: the next one sees what whoever held the lock until now has made.
+        sql.number(shared.schema.lock(&id)).push(");SELECT * FROM ").push(shared.schema.quoted());
+        sql.push(".idem_look_v1(").number(shared.offset.micros()).push(",ARRAY[").bytes(id.as_bytes());
+        sql.push("],ARRAY[NULL::BIGINT]);SAVEPOINT idem");
+        let sql = sql.into_text();
+        let mut idle = Some(idle.0);
+        // Connections may have died while nobody used them, as many as there are.
+        for _ in 0..shared.transactions.max {
+            match begin(&store, idle.take(), &sql).await {
+                Err(BeginError::Lost(_)) => {}
+                Err(BeginError::Other(error)) => return Err(error),
+                Ok(entered) => return Ok(entered),
+            }
+        }
+        begin(&store, None, &sql).await.map_err(BeginError::into_error)
+    });
+    entered.await.map_err(|error| {
+        StoreError::new(StoreErrorKind::Unavailable, "the runtime ended while a transaction began").with_source(error)
+    })?
+}
+
+/// A connection that nobody uses just now.
+pub(crate) struct Idle(PoolConnection<Postgres>);
+
+impl Idle {
+    /// One at once, or none.
+    pub(crate) fn now(pool: &PgPool) -> Option<Self> {
+        pool.try_acquire().map(Self)
+    }
+
+    /// One, as soon as there is one.
+    pub(crate) async fn soon(pool: &PgPool) -> Result<Self, StoreError> {
+        // Dropping this future leaves the queue of those who wait, and nothing else.
+        pool.acquire().await.map(Self).map_err(connect_error)
+    }
+}
+
+enum BeginError {
+    Lost(StoreError),
+    Other(StoreError),
+}
+
+impl BeginError {
+    fn into_error(self) -> StoreError {
+        match self {
+            Self::Lost(error) | Self::Other(error) => error,
+        }
+    }
+}
+
+async fn begin(
+    store: &PostgresStore,
+    idle: Option<PoolConnection<Postgres>>,
+    sql: &str,
+) -> Result<Entered, BeginError> {
+    let connection = match idle {
+        Some(connection) => connection,
+        None => store.pool().acquire().await.map_err(|error| BeginError::Other(connect_error(error)))?,
+    };
+    let mut open = Open { connection, ended: false };
+    let patience = store.shared.patience;
+    let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *open.connection);
+    match timeout(patience, begun).await {
+        Ok(Ok(rows)) => Ok(Entered { seen: what_was_seen(&rows).map_err(BeginError::Other)?, connection: open }),
+        Ok(Err(error)) if is_connection_lost(&error) => {
+            Err(BeginError::Lost(store_error("begin a transaction", error)))
+        }
+        Ok(Err(error)) => Err(BeginError::Other(store_error("begin a transaction", error))),
+        Err(_) => {
+            let message = format!("a transaction did not begin within {patience:?}");
+            Err(BeginError::Other(StoreError::new(StoreErrorKind::Timeout, message)))
+        }
+    }
+}
+
+fn what_was_seen(rows: &[PgRow]) -> Result<Seen, StoreError> {
+    let [lock, record] = rows else { return Err(misanswered()) };
+    let locked: bool = lock.try_get(0).map_err(crate::error::unreadable)?;
+    let seen = seen(record, 1)?;
+    Ok(if locked { seen } else { Seen { presence: Presence::Held, ..seen } })
+}
+
+impl Entered {
+    /// Ends the transaction, in which nothing was done, behind the caller's back. If that fails the connection is closed,
+    /// which ends the transaction as well.
+    pub(crate) fn leave(self) -> JoinHandle<Result<(), StoreError>> {
+        tokio::spawn(self.connection.roll_back())
+    }
+
+    /// Makes it the transaction of a run. `record` is what the state machine made of the one that was seen.
+    pub(crate) fn run(self, store: PostgresStore, request: &Acquire, record: Record) -> PostgresTransaction {
+        PostgresTransaction {
+            open: self.connection,
+            store,
+            id: request.id,
+            origin: request.origin.clone(),
+            record,
+            version: self.seen.row.map(|row| row.version),
+        }
+    }
+}
+
+impl PostgresTransaction {
+    /// Everything that ends the transaction, in one message: the record is there only if the commit is.
+    fn end(&self, end: Option<&End>, writes: Writes) -> String {
+        let mut sql = Sql::default();
+        // Fails when the handler has ended the transaction, or an error that it overlooked has: then what it wrote is
+        // not what would be committed here.
+        sql.push(match writes {
+            Writes::Keep => "RELEASE SAVEPOINT idem;",
+            Writes::Discard => "ROLLBACK TO SAVEPOINT idem;RELEASE SAVEPOINT idem;",
+        });
+        if let Some(end) = end {
+            sql.push(&self.store.shared.prelude);
+            self.write_record(&mut sql, end);
+        }
+        sql.push("COMMIT");
+        sql.into_text()
+    }
+
+    fn write_record(&self, sql: &mut Sql, end: &End) {
+        let shared = &self.store.shared;
+        let flat = FlatRecord::from(&self.record);
+        let principal = self.origin.scope.principal().map(readable);
+        let again = end.wait.is_some();
+        sql.push("SELECT ").push(shared.schema.quoted()).push(".idem_put_v1(").number(shared.offset.micros()).push(",");
+        sql.bytes(self.id.as_bytes()).push(",").optional_number(self.version).push(",");
+        sql.bytes(&readable(&self.origin.namespace)).push(",").optional_bytes(principal.as_deref()).push(",");
+        sql.bytes(&readable(self.origin.scope.operation())).push(",").number(flat.format).push("::SMALLINT,");
+        sql.number(flat.fingerprint_algorithm).push(",").bytes(&flat.fingerprint).push(",").bytes(&flat.owner);
+        sql.push(",").number(flat.attempt).push(",").number(end.state).push("::SMALLINT,").optional_number(end.wait);
+        // What is to run again needs what it left behind.
+        let name = flat.checkpoint_name.as_ref().filter(|_| again);
+        sql.push(",").optional_bytes(name.map(String::as_bytes)).push(",");
+        sql.optional_bytes(flat.checkpoint_data.as_deref().filter(|_| again)).push(",").number(end.status).push(",");
+        sql.bytes(&end.headers).push(",").optional_bytes(end.body.as_deref()).push(",");
+        sql.number(flat.created_at).push(",").number(end.retention).push(");");
+    }
+
+    /// Finds out how the transaction ended, after COMMIT got no answer. Its lock tells when it has ended, and only then
+    /// the record tells how.
+    async fn find_out(self, error: StoreError) -> Result<OwnerOutcome, StoreError> {
+        let (store, id, owner) = (self.store.clone(), self.id, self.record.owner);
+        let lock = store.shared.schema.lock(&id);
+        // The server is to notice at once that nobody is there any more.
+        drop(self);
+        let give_up_at = Instant::now() + FIND_OUT_WITHIN;
+        while Instant::now() < give_up_at {
+            match store.look(id, Some(lock)).await {
+                Ok(seen) if seen.presence != Presence::Held => {
+                    return match seen.row {
+                        Some(row) if row.record.owner == owner && row.record.replay().is_some() => {
+                            Ok(OwnerOutcome::Applied)
+                        }
+                        _ => {
+                            let message = "the connection was lost before COMMIT, and everything was rolled back";
+                            Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
+                        }
+                    };
+                }
+                Ok(_) | Err(_) => sleep(LOOK_AGAIN).await,
+            }
+        }
+        Err(error)
+    }
+}
+
+#[async_trait]
+impl StoreTransaction for PostgresTransaction {
+    async fn finish(
+        self: Box<Self>,
+        settlement: &Settlement,
+        retention: Duration,
+        writes: Writes,
+    ) -> Result<OwnerOutcome, StoreError> {
+        let mut transaction = *self;
+        let end = End::of(settlement, retention);
+        if end.is_none() && writes == Writes::Discard {
+            transaction.open.roll_back().await?;
+            return Ok(OwnerOutcome::Applied);
+        }
+        let sql = transaction.end(end.as_ref(), writes);
+        match sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *transaction.open.connection).await {
+            Ok(_) => {
+                transaction.open.ended = true;
+                Ok(OwnerOutcome::Applied)
+            }
+            Err(error) if is_changed(&error) => {
+                transaction.open.roll_back().await?;
+                Ok(OwnerOutcome::LeaseLost)
+            }
+            Err(error) if is_connection_lost(&error) => {
+                let error = store_error("commit", error).indeterminate();
+                transaction.find_out(error).await
+            }
+            Err(error) => Err(store_error("settle inside the transaction", error)),
+        }
+    }
+
+    fn as_any_mut(&mut self) -> &mut (dyn Any + Send) {
+        self
+    }
+}
+
+impl Deref for PostgresTransaction {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.open.connection
+    }
+}
+
+impl DerefMut for PostgresTransaction {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.open.connection
+    }
+}
+
+impl fmt::Debug for PostgresTransaction {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("PostgresTransaction")
+            .field("id", &self.id)
+            .field("attempt", &self.record.attempt)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,37 @@
+//! The Postgres store keeps the contract: at every isolation level that a session may have by default, through a
+//! transaction-pooling proxy, and with records in partitions.
+
+mod support;
+
+use std::time::Duration;
+
+use idem_testkit::Subject;
+use support::subject;
+
+async fn read_committed() -> Subject {
+    subject(|schema| schema.config_with_isolation("read committed")).await
+}
+
+async fn repeatable_read() -> Subject {
+    subject(|schema| schema.config_with_isolation("repeatable read")).await
+}
+
+async fn serializable() -> Subject {
+    subject(|schema| schema.config_with_isolation("serializable")).await
+}
+
+async fn pooled() -> Subject {
+    subject(|schema| schema.config_at(&idem_servers::pgbouncer_url()).through_transaction_pooler()).await
+}
+
+async fn partitioned() -> Subject {
+    subject(|schema| schema.config().partitioned(Duration::from_secs(3600))).await
+}
+
+idem_testkit::conformance!(on_a_read_committed_session, read_committed);
+idem_testkit::conformance!(on_a_repeatable_read_session, repeatable_read);
+idem_testkit::conformance!(on_a_serializable_session, serializable);
+idem_testkit::conformance!(through_a_transaction_pooler, pooled);
+idem_testkit::conformance!(in_partitions, partitioned);
+
+idem_testkit::state_machine!(read_committed);

@@ -1,0 +1,93 @@
+-- Records of idempotent operations, one row each. Times are microseconds since 1970-01-01T00:00:00Z by the server's
+-- clock; the view idem_records_readable shows them as timestamps.
+--
+-- No column with an index changes while a record lives: settling it is then a heap-only update, and touches no index.
+-- The free space on every page is for that update.
+CREATE TABLE "idem".idem_records (
+    id BYTEA NOT NULL PRIMARY KEY CHECK (octet_length(id) = 32),
+    namespace TEXT NOT NULL,
+    principal TEXT,
+    operation TEXT NOT NULL,
+    format SMALLINT NOT NULL,
+    fingerprint_algorithm INTEGER NOT NULL CHECK (fingerprint_algorithm BETWEEN 0 AND 65535),
+    fingerprint BYTEA NOT NULL CHECK (octet_length(fingerprint) = 32),
+    owner BYTEA NOT NULL CHECK (octet_length(owner) = 16),
+    attempt BIGINT NOT NULL CHECK (attempt BETWEEN 1 AND 4294967295),
+    state SMALLINT NOT NULL CHECK (state BETWEEN 1 AND 5),
+    acquisition SMALLINT CHECK (acquisition BETWEEN 1 AND 4),
+    takeover SMALLINT CHECK (takeover BETWEEN 1 AND 3),
+    lease_until BIGINT,
+    not_before BIGINT,
+    checkpoint_name BYTEA,
+    checkpoint_data BYTEA,
+    status INTEGER CHECK (status BETWEEN 0 AND 65535),
+    headers BYTEA,
+    body BYTEA,
+    created_at BIGINT NOT NULL,
+    updated_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    purge_after BIGINT NOT NULL,
+    CHECK ((state = 1) = (lease_until IS NOT NULL)),
+    CHECK ((state = 1) = (acquisition IS NOT NULL)),
+    CHECK ((state = 1) = (takeover IS NOT NULL)),
+    CHECK ((state = 5) = (not_before IS NOT NULL)),
+    CHECK ((state = 1) = (status IS NULL)),
+    CHECK ((status IS NULL) = (headers IS NULL)),
+    CHECK (body IS NULL OR status IS NOT NULL),
+    CHECK ((checkpoint_name IS NULL) = (checkpoint_data IS NULL)),
+    CHECK (lease_until IS NULL OR expires_at >= lease_until),
+    CHECK (purge_after <= expires_at)
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE "idem".idem_records IS 'Idempotent operations, one row each; written by idem-postgres.';
+COMMENT ON COLUMN "idem".idem_records.id IS 'SHA-256 or HMAC-SHA-256 over (namespace, scope, key).';
+COMMENT ON COLUMN "idem".idem_records.namespace IS 'The application''s namespace, for operators to read; no decision looks at it.';
+COMMENT ON COLUMN "idem".idem_records.principal IS 'Whose key it is, for operators to read; absent when there is a single tenant.';
+COMMENT ON COLUMN "idem".idem_records.operation IS 'What the key protects, such as method and route, for operators to read.';
+COMMENT ON COLUMN "idem".idem_records.format IS 'The format of this row. A version that does not know it must not run the operation again.';
+COMMENT ON COLUMN "idem".idem_records.fingerprint_algorithm IS 'How the fingerprint was made.';
+COMMENT ON COLUMN "idem".idem_records.fingerprint IS 'The digest of the request that made the record.';
+COMMENT ON COLUMN "idem".idem_records.owner IS 'The random token of whoever may change the row, or settled it; zeros when it was given back.';
+COMMENT ON COLUMN "idem".idem_records.attempt IS '1 for the first run, larger for every further one.';
+COMMENT ON COLUMN "idem".idem_records.state IS '1 in progress, 2 completed, 3 failed for good, 4 failed with an unknown outcome, 5 failed and retryable.';
+COMMENT ON COLUMN "idem".idem_records.acquisition IS 'In progress: 1 fresh, 2 takeover, 3 retry, 4 probe.';
+COMMENT ON COLUMN "idem".idem_records.takeover IS 'In progress: what a crash means. 1 rerun, 2 outcome unknown, 3 somebody has to find out.';
+COMMENT ON COLUMN "idem".idem_records.lease_until IS 'In progress: until when the right to execute holds.';
+COMMENT ON COLUMN "idem".idem_records.not_before IS 'Failed and retryable: when the next attempt may begin.';
+COMMENT ON COLUMN "idem".idem_records.checkpoint_name IS 'The last recovery point, in UTF-8; binary because a name may hold any character.';
+COMMENT ON COLUMN "idem".idem_records.checkpoint_data IS 'What the last recovery point left for its successor.';
+COMMENT ON COLUMN "idem".idem_records.status IS 'The status of the stored answer.';
+COMMENT ON COLUMN "idem".idem_records.headers IS 'The header fields of the stored answer: length-prefixed names and values.';
+COMMENT ON COLUMN "idem".idem_records.body IS 'The body of the stored answer; absent in a settled row when it was too large to keep.';
+COMMENT ON COLUMN "idem".idem_records.created_at IS 'When the record came to be.';
+COMMENT ON COLUMN "idem".idem_records.updated_at IS 'When it last changed.';
+COMMENT ON COLUMN "idem".idem_records.expires_at IS 'From here on the row counts as absent and may be purged.';
+COMMENT ON COLUMN "idem".idem_records.purge_after IS 'When the purge looks at the row first: never later than expires_at, and not changed by a settlement, so that it can have an index.';
+
+-- What the purge looks for.
+CREATE INDEX idem_records_purge_after ON "idem".idem_records (purge_after);
+
+-- The same for operators, without answers: they may hold anything.
+CREATE VIEW "idem".idem_records_readable AS
+SELECT
+    encode(id, 'hex') AS id,
+    namespace,
+    principal,
+    operation,
+    CASE state
+        WHEN 1 THEN 'in progress'
+        WHEN 2 THEN 'completed'
+        WHEN 3 THEN 'failed for good'
+        WHEN 4 THEN 'outcome unknown'
+        WHEN 5 THEN 'failed, retryable'
+    END AS state,
+    attempt,
+    status,
+    octet_length(body) AS body_bytes,
+    to_timestamp(lease_until / 1e6) AS lease_until,
+    to_timestamp(not_before / 1e6) AS not_before,
+    encode(checkpoint_name, 'escape') AS checkpoint,
+    to_timestamp(created_at / 1e6) AS created_at,
+    to_timestamp(updated_at / 1e6) AS updated_at,
+    to_timestamp(expires_at / 1e6) AS expires_at
+FROM "idem".idem_records;

@@ -1,0 +1,445 @@
+-- The verbs of the store. Each takes many items at once, in arrays, and works them in the order of their ids, so that
+-- two processes cannot wait for each other in a circle. Their names carry a version: a change brings new functions
+-- beside these, and processes of both versions work side by side.
+--
+-- They decide nothing that the state machine of idem-core does not decide; the cases that need more than one look (an
+-- old record in the way, a repeated settlement) are left to it: it reads a row, and puts its decision in place with
+-- idem_replace_v1 or idem_remove_v1 if the row is still the same.
+--
+-- "skew" is added to the server's clock; it is 0 outside of tests. A lock is 64 bits of a record id: held exclusively
+-- by the transaction in which an operation runs, shared by a statement that makes a record.
+--
+-- The planner is told to use the index: functions keep their plans, and one made while the table was empty would read
+-- the whole table when it no longer is.
+
+-- A time "by" microseconds later, at most the last one that there is; NULL when "by" is.
+CREATE FUNCTION "idem".idem_later_v1(at BIGINT, by BIGINT) RETURNS BIGINT
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN by > 9223372036854775807 - at THEN 9223372036854775807 ELSE at + by END
+$$;
+
+CREATE FUNCTION "idem".idem_now_v1(skew BIGINT) RETURNS BIGINT
+LANGUAGE sql VOLATILE AS $$
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::BIGINT + skew
+$$;
+
+-- Where rows are spread over partitions, no index can tell that two of them have the same id. There, this keeps others
+-- from making a record with one of these ids until the transaction ends; where there is one table, its index does.
+CREATE FUNCTION "idem".idem_exclude_v1(locks BIGINT[]) RETURNS VOID
+LANGUAGE sql VOLATILE AS $$
+    SELECT NULL::VOID
+$$;
+
+-- Makes the records that are not there yet, and reads those that are.
+--
+-- seen: 1 made, 2 there, 3 not there, because a transaction runs the operation, 4 not there any more: ask again.
+CREATE FUNCTION "idem".idem_acquire_v1(
+    skew BIGINT, ids BYTEA[], locks BIGINT[], namespaces BYTEA[], principals BYTEA[], operations BYTEA[],
+    formats SMALLINT[], fingerprint_algorithms INTEGER[], fingerprints BYTEA[], owners BYTEA[], takeovers SMALLINT[],
+    leases BIGINT[], retentions BIGINT[]
+) RETURNS TABLE (
+    item BIGINT, seen INTEGER, now BIGINT, version BIGINT,
+    format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT,
+    acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT, not_before BIGINT, checkpoint_name BYTEA,
+    checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, updated_at BIGINT,
+    expires_at BIGINT
+)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    at BIGINT;
+    made BYTEA[];
+BEGIN
+    PERFORM "idem".idem_exclude_v1(locks);
+    at := "idem".idem_now_v1(skew);
+    WITH wanted AS (
+        SELECT * FROM unnest(
+            ids, locks, namespaces, principals, operations, formats, fingerprint_algorithms, fingerprints, owners,
+            takeovers, leases, retentions
+        ) AS item (
+            id, lock, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, takeover,
+            lease, retention
+        )
+        ORDER BY item.id
+    ),
+    inserted AS (
+        INSERT INTO "idem".idem_records (
+            id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
+            acquisition, takeover, lease_until, created_at, updated_at, expires_at, purge_after
+        )
+        SELECT
+            wanted.id, convert_from(wanted.namespace, 'UTF8'), convert_from(wanted.principal, 'UTF8'),
+            convert_from(wanted.operation, 'UTF8'), wanted.format, wanted.fingerprint_algorithm, wanted.fingerprint,
+            wanted.owner, 1, 1, 1, wanted.takeover, "idem".idem_later_v1(at, wanted.lease), at, at,
+            "idem".idem_later_v1("idem".idem_later_v1(at, wanted.lease), wanted.retention),
+            "idem".idem_later_v1(at, wanted.retention)
+        FROM wanted
+        -- The lock may have become free since this statement took its snapshot, by a transaction that made the record.
+        -- Then the insert meets that record, does nothing, and the record is read below.
+        WHERE CASE
+            WHEN EXISTS (SELECT FROM "idem".idem_records AS known WHERE known.id = wanted.id) THEN FALSE
+            ELSE pg_try_advisory_xact_lock_shared(wanted.lock)
+        END
+        ON CONFLICT DO NOTHING
+        RETURNING owner
+    )
+    SELECT coalesce(array_agg(inserted.owner), '{}') INTO made FROM inserted;
+    IF cardinality(made) = cardinality(ids) THEN
+        RETURN QUERY SELECT
+            number::BIGINT, 1, at, NULL::BIGINT,
+            NULL::SMALLINT, NULL::INTEGER, NULL::BYTEA, NULL::BYTEA, NULL::BIGINT, NULL::SMALLINT,
+            NULL::SMALLINT, NULL::SMALLINT, NULL::BIGINT, NULL::BIGINT, NULL::BYTEA,
+            NULL::BYTEA, NULL::INTEGER, NULL::BYTEA, NULL::BYTEA, NULL::BIGINT, NULL::BIGINT, NULL::BIGINT
+        FROM generate_series(1, cardinality(ids)) AS number;
+        RETURN;
+    END IF;
+    at := "idem".idem_now_v1(skew);
+    RETURN QUERY SELECT
+        wanted.number,
+        CASE
+            WHEN wanted.owner = ANY (made) THEN 1
+            WHEN known.id IS NOT NULL THEN 2
+            WHEN pg_try_advisory_xact_lock_shared(wanted.lock) THEN 4
+            ELSE 3
+        END,
+        at, known.xmin::TEXT::BIGINT,
+        known.format, known.fingerprint_algorithm, known.fingerprint, known.owner, known.attempt, known.state,
+        known.acquisition, known.takeover, known.lease_until, known.not_before, known.checkpoint_name,
+        known.checkpoint_data, known.status, known.headers, known.body, known.created_at, known.updated_at,
+        known.expires_at
+    FROM unnest(ids, locks, owners) WITH ORDINALITY AS wanted (id, lock, owner, number)
+    LEFT JOIN "idem".idem_records AS known ON known.id = wanted.id;
+END
+$$;
+
+-- Reads records. Where a lock is given, it also says whether a transaction runs the operation (seen 3) or not (seen 2
+-- when there is a record, else 4).
+CREATE FUNCTION "idem".idem_look_v1(skew BIGINT, ids BYTEA[], locks BIGINT[]) RETURNS TABLE (
+    item BIGINT, seen INTEGER, now BIGINT, version BIGINT,
+    format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT,
+    acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT, not_before BIGINT, checkpoint_name BYTEA,
+    checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, updated_at BIGINT,
+    expires_at BIGINT
+)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    free BOOLEAN[];
+    at BIGINT;
+BEGIN
+    -- Before the rows are read, in a statement of its own: whoever ran the operation until now has then committed, and
+    -- the next statement sees what it made.
+    --
+    -- It is tried and let go at once: lookers that kept it would keep each other from beginning.
+    SELECT array_agg(
+        CASE
+            WHEN lock IS NULL THEN TRUE
+            WHEN pg_try_advisory_lock_shared(lock) THEN pg_advisory_unlock_shared(lock)
+            ELSE FALSE
+        END
+        ORDER BY number
+    ) INTO free
+    FROM unnest(locks) WITH ORDINALITY AS wanted (lock, number);
+    at := "idem".idem_now_v1(skew);
+    RETURN QUERY SELECT
+        wanted.number,
+        CASE
+            WHEN NOT wanted.free THEN 3
+            WHEN known.id IS NOT NULL THEN 2
+            ELSE 4
+        END,
+        at, known.xmin::TEXT::BIGINT,
+        known.format, known.fingerprint_algorithm, known.fingerprint, known.owner, known.attempt, known.state,
+        known.acquisition, known.takeover, known.lease_until, known.not_before, known.checkpoint_name,
+        known.checkpoint_data, known.status, known.headers, known.body, known.created_at, known.updated_at,
+        known.expires_at
+    FROM unnest(ids, free) WITH ORDINALITY AS wanted (id, free, number)
+    LEFT JOIN "idem".idem_records AS known ON known.id = wanted.id;
+END
+$$;
+
+-- Extends leases; answers the items that it applied to.
+CREATE FUNCTION "idem".idem_renew_v1(
+    skew BIGINT, ids BYTEA[], owners BYTEA[], leases BIGINT[], retentions BIGINT[]
+) RETURNS TABLE (item BIGINT)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+BEGIN
+    RETURN QUERY UPDATE "idem".idem_records AS known SET
+        lease_until = "idem".idem_later_v1(at, wanted.lease),
+        updated_at = at,
+        expires_at = "idem".idem_later_v1("idem".idem_later_v1(at, wanted.lease), wanted.retention),
+        purge_after = least(
+            known.purge_after,
+            "idem".idem_later_v1("idem".idem_later_v1(at, wanted.lease), wanted.retention)
+        )
+    FROM (
+        SELECT * FROM unnest(ids, owners, leases, retentions) WITH ORDINALITY
+            AS given (id, owner, lease, retention, number)
+        ORDER BY given.id
+    ) AS wanted
+    WHERE known.id = wanted.id AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+    RETURNING wanted.number;
+END
+$$;
+
+-- Records recovery points; answers the items that it applied to.
+CREATE FUNCTION "idem".idem_checkpoint_v1(
+    skew BIGINT, ids BYTEA[], owners BYTEA[], names BYTEA[], datas BYTEA[]
+) RETURNS TABLE (item BIGINT)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+BEGIN
+    RETURN QUERY UPDATE "idem".idem_records AS known SET
+        checkpoint_name = wanted.name,
+        checkpoint_data = wanted.data,
+        updated_at = at
+    FROM (
+        SELECT * FROM unnest(ids, owners, names, datas) WITH ORDINALITY AS given (id, owner, name, data, number)
+        ORDER BY given.id
+    ) AS wanted
+    WHERE known.id = wanted.id AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+    RETURNING wanted.number;
+END
+$$;
+
+-- Ends runs; answers the items that it applied to. "waits" says when a retryable failure may run again, and is NULL for
+-- every other end.
+CREATE FUNCTION "idem".idem_settle_v1(
+    skew BIGINT, ids BYTEA[], owners BYTEA[], states SMALLINT[], waits BIGINT[], statuses INTEGER[], headers BYTEA[],
+    bodies BYTEA[], retentions BIGINT[]
+) RETURNS TABLE (item BIGINT)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+BEGIN
+    RETURN QUERY UPDATE "idem".idem_records AS known SET
+        state = wanted.state,
+        acquisition = NULL,
+        takeover = NULL,
+        lease_until = NULL,
+        not_before = "idem".idem_later_v1(at, wanted.wait),
+        -- What is to run again needs what it left behind.
+        checkpoint_name = CASE WHEN wanted.state = 5 THEN known.checkpoint_name END,
+        checkpoint_data = CASE WHEN wanted.state = 5 THEN known.checkpoint_data END,
+        status = wanted.status,
+        headers = wanted.headers,
+        body = wanted.body,
+        updated_at = at,
+        expires_at = "idem".idem_later_v1("idem".idem_later_v1(at, coalesce(wanted.wait, 0)), wanted.retention),
+        purge_after = least(
+            known.purge_after,
+            "idem".idem_later_v1("idem".idem_later_v1(at, coalesce(wanted.wait, 0)), wanted.retention)
+        )
+    FROM (
+        SELECT * FROM unnest(ids, owners, states, waits, statuses, headers, bodies, retentions) WITH ORDINALITY
+            AS given (id, owner, state, wait, status, headers, body, retention, number)
+        ORDER BY given.id
+    ) AS wanted
+    WHERE known.id = wanted.id AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+    RETURNING wanted.number;
+END
+$$;
+
+-- Removes the records of first runs that give back; answers the items that it applied to. A record that an earlier run
+-- left behind is not removed: the state machine decides on it.
+CREATE FUNCTION "idem".idem_release_v1(skew BIGINT, ids BYTEA[], owners BYTEA[]) RETURNS TABLE (item BIGINT)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+BEGIN
+    RETURN QUERY DELETE FROM "idem".idem_records AS known
+    USING (
+        SELECT * FROM unnest(ids, owners) WITH ORDINALITY AS given (id, owner, number) ORDER BY given.id
+    ) AS wanted
+    WHERE known.id = wanted.id AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+        AND CASE known.takeover
+            WHEN 1 THEN known.attempt = 1 AND known.checkpoint_name IS NULL
+            ELSE known.acquisition <> 4
+        END
+    RETURNING wanted.number;
+END
+$$;
+
+-- Puts a decision of the state machine in the place of the row that it was made on, if that is still the same row.
+-- Answers 1: done; 2: another row by now; 3: a transaction runs the operation (looked at where a lock is given).
+CREATE FUNCTION "idem".idem_replace_v1(
+    id BYTEA, lock BIGINT, version BIGINT, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA,
+    owner BYTEA, attempt BIGINT, state SMALLINT, acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT,
+    not_before BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA,
+    created_at BIGINT, updated_at BIGINT, expires_at BIGINT, purge_after BIGINT
+) RETURNS INTEGER
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    IF lock IS NOT NULL AND NOT pg_try_advisory_xact_lock_shared(lock) THEN
+        RETURN 3;
+    END IF;
+    UPDATE "idem".idem_records AS known SET
+        format = idem_replace_v1.format,
+        fingerprint_algorithm = idem_replace_v1.fingerprint_algorithm,
+        fingerprint = idem_replace_v1.fingerprint,
+        owner = idem_replace_v1.owner,
+        attempt = idem_replace_v1.attempt,
+        state = idem_replace_v1.state,
+        acquisition = idem_replace_v1.acquisition,
+        takeover = idem_replace_v1.takeover,
+        lease_until = idem_replace_v1.lease_until,
+        not_before = idem_replace_v1.not_before,
+        checkpoint_name = idem_replace_v1.checkpoint_name,
+        checkpoint_data = idem_replace_v1.checkpoint_data,
+        status = idem_replace_v1.status,
+        headers = idem_replace_v1.headers,
+        body = idem_replace_v1.body,
+        created_at = idem_replace_v1.created_at,
+        updated_at = idem_replace_v1.updated_at,
+        expires_at = idem_replace_v1.expires_at,
+        purge_after = CASE
+            WHEN known.created_at = idem_replace_v1.created_at
+            THEN least(known.purge_after, idem_replace_v1.purge_after)
+            ELSE idem_replace_v1.purge_after
+        END
+    WHERE known.id = idem_replace_v1.id AND known.xmin::TEXT::BIGINT = version;
+    RETURN CASE WHEN FOUND THEN 1 ELSE 2 END;
+END
+$$;
+
+-- Removes the row that the state machine decided on, if that is still the same row: 1 done, 2 another row by now.
+CREATE FUNCTION "idem".idem_remove_v1(id BYTEA, version BIGINT) RETURNS INTEGER
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    DELETE FROM "idem".idem_records AS known
+    WHERE known.id = idem_remove_v1.id AND known.xmin::TEXT::BIGINT = idem_remove_v1.version;
+    RETURN CASE WHEN FOUND THEN 1 ELSE 2 END;
+END
+$$;
+
+-- Makes or replaces a record as settled, in the transaction in which its operation ran, which has held the lock since.
+-- Fails with the state IDM01 when the record is not the one that the transaction began with (version NULL: none).
+CREATE FUNCTION "idem".idem_put_v1(
+    skew BIGINT, id BYTEA, version BIGINT, namespace BYTEA, principal BYTEA, operation BYTEA, format SMALLINT,
+    fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT, wait BIGINT,
+    checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT,
+    retention BIGINT
+) RETURNS VOID
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    not_before CONSTANT BIGINT := "idem".idem_later_v1(at, wait);
+    expires_at CONSTANT BIGINT := "idem".idem_later_v1(coalesce(not_before, at), retention);
+BEGIN
+    IF version IS NULL THEN
+        INSERT INTO "idem".idem_records (
+            id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
+            not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, updated_at, expires_at,
+            purge_after
+        ) VALUES (
+            id, convert_from(namespace, 'UTF8'), convert_from(principal, 'UTF8'), convert_from(operation, 'UTF8'),
+            format, fingerprint_algorithm, fingerprint, owner, attempt, state, not_before, checkpoint_name,
+            checkpoint_data, status, headers, body, created_at, at, expires_at, expires_at
+        )
+        ON CONFLICT DO NOTHING;
+    ELSE
+        UPDATE "idem".idem_records AS known SET
+            format = idem_put_v1.format,
+            fingerprint_algorithm = idem_put_v1.fingerprint_algorithm,
+            fingerprint = idem_put_v1.fingerprint,
+            owner = idem_put_v1.owner,
+            attempt = idem_put_v1.attempt,
+            state = idem_put_v1.state,
+            acquisition = NULL,
+            takeover = NULL,
+            lease_until = NULL,
+            not_before = not_before,
+            checkpoint_name = idem_put_v1.checkpoint_name,
+            checkpoint_data = idem_put_v1.checkpoint_data,
+            status = idem_put_v1.status,
+            headers = idem_put_v1.headers,
+            body = idem_put_v1.body,
+            created_at = idem_put_v1.created_at,
+            updated_at = at,
+            expires_at = expires_at,
+            purge_after = expires_at
+        WHERE known.id = idem_put_v1.id AND known.xmin::TEXT::BIGINT = version;
+    END IF;
+    IF NOT FOUND THEN
+        RAISE 'the record belongs to somebody else by now' USING ERRCODE = 'IDM01';
+    END IF;
+END
+$$;
+
+-- Whether this owner runs the operation now; for the business writes of an operation that runs outside of a transaction
+-- of the store. The record stays as it is until the transaction ends that asks this, so that nobody can take the
+-- operation over between the question and the write.
+CREATE FUNCTION "idem".idem_owns_v1(skew BIGINT, record BYTEA, token BYTEA) RETURNS BOOLEAN
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    PERFORM FROM "idem".idem_records AS known
+    WHERE known.id = record AND known.owner = token AND known.state = 1
+        AND "idem".idem_now_v1(skew) < known.expires_at
+    FOR SHARE;
+    RETURN FOUND;
+END
+$$;
+
+-- Removes at most "most" records whose time is over, and says how many. Rows that somebody else works on are left to
+-- them. When there is nothing more to remove, it notes the later end of rows that live longer than was thought when
+-- they were made, so that they are not looked at again and again; a minute is not worth a write.
+CREATE FUNCTION "idem".idem_purge_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    removed INTEGER;
+BEGIN
+    WITH over AS (
+        SELECT known.id, known.created_at FROM "idem".idem_records AS known
+        WHERE known.purge_after <= at AND known.expires_at <= at
+        ORDER BY known.purge_after
+        LIMIT most
+        FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM "idem".idem_records AS known USING over
+    WHERE known.id = over.id AND known.created_at = over.created_at;
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    IF removed < most THEN
+        WITH later AS (
+            SELECT known.id, known.created_at FROM "idem".idem_records AS known
+            WHERE known.purge_after <= at AND known.expires_at > at + 60000000
+            ORDER BY known.purge_after
+            LIMIT most
+            FOR UPDATE SKIP LOCKED
+        )
+        UPDATE "idem".idem_records AS known SET purge_after = known.expires_at FROM later
+        WHERE known.id = later.id AND known.created_at = later.created_at;
+    END IF;
+    RETURN removed;
+END
+$$;

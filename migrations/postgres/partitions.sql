@@ -1,0 +1,161 @@
+-- Optional: spreads records over partitions by the time at which they came to be. What is over is then dropped a
+-- partition at a time, which costs nothing however many records there are; removing rows one by one has to keep up with
+-- the rate at which they are made.
+--
+-- It copies the records that are there, and nobody else can use the table meanwhile.
+--
+-- No index spans partitions, so none can tell that two rows in two of them have the same id. Whoever makes a record
+-- takes a lock on its id first, and then sees every record that was made before; without it, two acquires of a new key
+-- around the boundary between two partitions could both succeed.
+LOCK TABLE "idem".idem_records IN ACCESS EXCLUSIVE MODE;
+
+-- One row: how much time a partition covers, in microseconds.
+CREATE TABLE "idem".idem_partitioning (
+    one BOOLEAN NOT NULL PRIMARY KEY DEFAULT TRUE CHECK (one),
+    period BIGINT NOT NULL CHECK (period >= 1000000)
+);
+INSERT INTO "idem".idem_partitioning (period) VALUES (86400000000);
+
+CREATE TABLE "idem".idem_partitions (
+    -- Records that came to be from here on, and before there, are in it.
+    start_at BIGINT NOT NULL PRIMARY KEY,
+    end_at BIGINT NOT NULL,
+    name TEXT NOT NULL,
+    -- When it is looked at again whether all its records are over.
+    look_again BIGINT NOT NULL
+);
+
+DROP VIEW "idem".idem_records_readable;
+ALTER TABLE "idem".idem_records RENAME TO idem_records_before;
+ALTER INDEX "idem".idem_records_pkey RENAME TO idem_records_before_pkey;
+ALTER INDEX "idem".idem_records_purge_after RENAME TO idem_records_before_purge_after;
+
+CREATE TABLE "idem".idem_records (
+    LIKE "idem".idem_records_before INCLUDING CONSTRAINTS INCLUDING COMMENTS, PRIMARY KEY (id, created_at)
+) PARTITION BY RANGE (created_at);
+CREATE INDEX idem_records_purge_after ON "idem".idem_records (purge_after);
+
+-- For records that no other partition takes, because nobody made it in time.
+CREATE TABLE "idem".idem_records_rest PARTITION OF "idem".idem_records DEFAULT WITH (fillfactor = 50);
+
+-- The lock of an id while a record is made. It is not the lock that a running transaction holds on the same id.
+CREATE OR REPLACE FUNCTION "idem".idem_exclude_v1(locks BIGINT[]) RETURNS VOID
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    lock BIGINT;
+BEGIN
+    FOR lock IN SELECT DISTINCT given.lock # 1 FROM unnest(locks) AS given (lock) ORDER BY 1 LOOP
+        PERFORM pg_advisory_xact_lock(lock);
+    END LOOP;
+END
+$$;
+
+-- Makes the partitions of the next three periods, removes some records that are over from where they have no partition
+-- of their own, and drops one partition in which every record is over. Answers whether it dropped one.
+--
+-- A record that is over stays so, wherever it is: acquiring its key again moves it to the newest partition. So what was
+-- over a moment ago is so when the lock on the partition is there. The one exception is a transaction that runs longer
+-- than records are kept, and commits into a partition from the time when it began: that is looked for under the lock.
+CREATE FUNCTION "idem".idem_partitions_v1(skew BIGINT, lock BIGINT) RETURNS BOOLEAN
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    length BIGINT;
+    next_start BIGINT;
+    partition RECORD;
+    last_end BIGINT;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(lock) THEN
+        -- Another replica is at it.
+        RETURN FALSE;
+    END IF;
+    SELECT period INTO length FROM "idem".idem_partitioning;
+    SELECT coalesce(max(end_at), at - at % length) INTO next_start FROM "idem".idem_partitions;
+    WHILE next_start <= at + 2 * length LOOP
+        BEGIN
+            EXECUTE format(
+                'CREATE TABLE "idem".%I (LIKE "idem".idem_records INCLUDING CONSTRAINTS) WITH (fillfactor = 50)',
+                'idem_records_' || next_start
+            );
+            EXECUTE format(
+                'ALTER TABLE "idem".idem_records ATTACH PARTITION "idem".%I FOR VALUES FROM (%s) TO (%s)',
+                'idem_records_' || next_start, next_start, next_start + length
+            );
+            INSERT INTO "idem".idem_partitions (start_at, end_at, name, look_again)
+            VALUES (next_start, next_start + length, 'idem_records_' || next_start, next_start + length);
+        EXCEPTION WHEN check_violation THEN
+            -- It comes too late: idem_records_rest has records of this period, and keeps the rest of them.
+            INSERT INTO "idem".idem_partitions (start_at, end_at, name, look_again)
+            VALUES (next_start, next_start + length, 'idem_records_rest', 9223372036854775807);
+        END;
+        next_start := next_start + length;
+    END LOOP;
+    DELETE FROM "idem".idem_records_rest WHERE id IN (
+        SELECT id FROM "idem".idem_records_rest
+        WHERE purge_after <= at AND expires_at <= at LIMIT 500 FOR UPDATE SKIP LOCKED
+    );
+    DELETE FROM "idem".idem_partitions WHERE name = 'idem_records_rest' AND end_at < at;
+    FOR partition IN
+        SELECT * FROM "idem".idem_partitions WHERE end_at <= at AND look_again <= at ORDER BY start_at
+    LOOP
+        EXECUTE format('SELECT max(expires_at) FROM "idem".%I', partition.name) INTO last_end;
+        IF last_end > at THEN
+            UPDATE "idem".idem_partitions SET look_again = last_end WHERE start_at = partition.start_at;
+            CONTINUE;
+        END IF;
+        EXECUTE format('LOCK TABLE "idem".idem_records, "idem".%I IN ACCESS EXCLUSIVE MODE', partition.name);
+        EXECUTE format('SELECT max(purge_after) FROM "idem".%I', partition.name) INTO last_end;
+        IF last_end > at THEN
+            UPDATE "idem".idem_partitions SET look_again = last_end WHERE start_at = partition.start_at;
+            RETURN FALSE;
+        END IF;
+        EXECUTE format('DROP TABLE "idem".%I', partition.name);
+        DELETE FROM "idem".idem_partitions WHERE start_at = partition.start_at;
+        RETURN TRUE;
+    END LOOP;
+    RETURN FALSE;
+END
+$$;
+
+-- The records that were there before: the first partition takes them, and those of the current period.
+DO $$
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(0);
+    until BIGINT;
+BEGIN
+    SELECT at - at % period + period INTO until FROM "idem".idem_partitioning;
+    EXECUTE format(
+        'CREATE TABLE "idem".idem_records_first PARTITION OF "idem".idem_records FOR VALUES FROM (MINVALUE) TO (%s)
+        WITH (fillfactor = 50)', until
+    );
+    INSERT INTO "idem".idem_partitions (start_at, end_at, name, look_again) VALUES (0, until, 'idem_records_first', until);
+END
+$$;
+INSERT INTO "idem".idem_records SELECT * FROM "idem".idem_records_before;
+DROP TABLE "idem".idem_records_before;
+
+-- The same for operators, without answers: they may hold anything.
+CREATE VIEW "idem".idem_records_readable AS
+SELECT
+    encode(id, 'hex') AS id,
+    namespace,
+    principal,
+    operation,
+    CASE state
+        WHEN 1 THEN 'in progress'
+        WHEN 2 THEN 'completed'
+        WHEN 3 THEN 'failed for good'
+        WHEN 4 THEN 'outcome unknown'
+        WHEN 5 THEN 'failed, retryable'
+    END AS state,
+    attempt,
+    status,
+    octet_length(body) AS body_bytes,
+    to_timestamp(lease_until / 1e6) AS lease_until,
+    to_timestamp(not_before / 1e6) AS not_before,
+    encode(checkpoint_name, 'escape') AS checkpoint,
+    to_timestamp(created_at / 1e6) AS created_at,
+    to_timestamp(updated_at / 1e6) AS updated_at,
+    to_timestamp(expires_at / 1e6) AS expires_at
+FROM "idem".idem_records;
