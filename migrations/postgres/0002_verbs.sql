@@ -335,6 +335,20 @@ BEGIN
 END
 $$;
 
+-- Drops the prepared statements that sqlx left in a session which a transaction-pooling proxy has given to somebody else
+-- by now. sqlx names statements by a number that counts anew on every connection to the proxy, so those of two clients
+-- are called the same.
+CREATE FUNCTION "idem".idem_unprepare_v1() RETURNS VOID
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    statement TEXT;
+BEGIN
+    FOR statement IN SELECT name FROM pg_prepared_statements WHERE name LIKE 'sqlx\_s\_%' AND NOT from_sql LOOP
+        EXECUTE format('DEALLOCATE %I', statement);
+    END LOOP;
+END
+$$;
+
 -- Makes or replaces a record as settled, in the transaction in which its operation ran, which has held the lock since.
 -- Fails with the state IDM01 when the record is not the one that the transaction began with (version NULL: none).
 CREATE FUNCTION "idem".idem_put_v1(

@@ -22,6 +22,7 @@ pub struct PostgresConfig {
     pub(crate) statement_timeout: Duration,
     pub(crate) lock_timeout: Duration,
     pub(crate) idle_in_transaction: Duration,
+    pub(crate) pooled: bool,
     pub(crate) offset: TimeOffset,
 }
 
@@ -75,6 +76,7 @@ impl PostgresConfig {
             statement_timeout: Duration::from_secs(2),
             lock_timeout: Duration::from_millis(500),
             idle_in_transaction: Duration::from_secs(600),
+            pooled: false,
             offset: TimeOffset::default(),
         }
     }
@@ -157,12 +159,14 @@ impl PostgresConfig {
         self
     }
 
-    /// Says that the URL leads to a proxy that gives out connections by the transaction, such as PgBouncer in
-    /// transaction mode. The store itself needs nothing for that, but the statements of handlers do: they are then not
-    /// kept prepared, since the next one may run on another connection. Default off.
+    /// Says that the URL leads to a proxy that gives out connections by the transaction and does not know prepared
+    /// statements, such as PgBouncer before 1.21 in transaction mode. The store's own statements need nothing for that.
+    /// Those of handlers are then not kept prepared, and what another client of sqlx left behind under the same name is
+    /// dropped first. Default off.
     #[must_use]
     pub fn through_transaction_pooler(mut self) -> Self {
         self.options = self.options.map(|options| options.statement_cache_capacity(0));
+        self.pooled = true;
         self
     }
 

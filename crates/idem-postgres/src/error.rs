@@ -59,6 +59,12 @@ pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == CHANGED)
 }
 
+/// Whether there is no transaction any more in which to go on.
+pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
+    // No savepoint of this name, no transaction, a failed one.
+    state(error).is_some_and(|state| matches!(state.as_str(), "3B001" | "25P01" | "25P02"))
+}
+
 /// The error of a record that is there and cannot be understood.
 pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "could not read a record").with_source(error)

@@ -97,7 +97,7 @@ impl PostgresStore {
         Ok(Self {
             shared: Arc::new(Shared {
                 lanes: Lanes::start(&lanes, config.verb_connections),
-                transactions: TransactionSettings::new(&config, &server),
+                transactions: TransactionSettings::new(&config, &schema, &server),
                 schema,
                 offset: config.offset,
                 prelude,

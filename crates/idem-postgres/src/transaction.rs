@@ -17,10 +17,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::PostgresConfig;
-use crate::error::{connect_error, is_changed, is_connection_lost, store_error};
+use crate::error::{connect_error, is_changed, is_connection_lost, is_out_of_transaction, store_error};
 use crate::health::Server;
 use crate::literal::{Sql, readable};
 use crate::row::seen;
+use crate::schema::Schema;
 use crate::store::PostgresStore;
 use crate::verb::{End, Presence, Seen, misanswered};
 
@@ -56,7 +57,7 @@ pub(crate) struct TransactionSettings {
 }
 
 impl TransactionSettings {
-    pub(crate) fn new(config: &PostgresConfig, server: &Server) -> Self {
+    pub(crate) fn new(config: &PostgresConfig, schema: &Schema, server: &Server) -> Self {
         let idle = config.idle_in_transaction.as_millis().clamp(1, i32::MAX as u128);
         // A machine that vanished is noticed within half a minute, as a lease would be, and not after the hours that
         // operating systems take by default.
@@ -68,6 +69,9 @@ impl TransactionSettings {
         if server.notices_closed_clients {
             // A process that died in the middle of a long statement: the server notices before the statement's end.
             begin.push_str("SET LOCAL client_connection_check_interval=1000;");
+        }
+        if config.pooled {
+            begin.push_str(&schema.localise("SELECT \"idem\".idem_unprepare_v1();"));
         }
         Self { begin, max: config.max_transactions.get() }
     }
@@ -197,7 +201,8 @@ async fn begin(
 }
 
 fn what_was_seen(rows: &[PgRow]) -> Result<Seen, StoreError> {
-    let [lock, record] = rows else { return Err(misanswered()) };
+    // What comes before answers nothing that matters.
+    let [.., lock, record] = rows else { return Err(misanswered()) };
     let locked: bool = lock.try_get(0).map_err(crate::error::unreadable)?;
     let seen = seen(record, 1)?;
     Ok(if locked { seen } else { Seen { presence: Presence::Held, ..seen } })
@@ -315,6 +320,10 @@ impl StoreTransaction for PostgresTransaction {
             Err(error) if is_connection_lost(&error) => {
                 let error = store_error("commit", error).indeterminate();
                 transaction.find_out(error).await
+            }
+            Err(error) if is_out_of_transaction(&error) => {
+                let message = "the handler has ended its transaction, or an error in it that it overlooked has";
+                Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
             }
             Err(error) => Err(store_error("settle inside the transaction", error)),
         }

@@ -64,6 +64,12 @@ impl Context {
         self.run.lease.is_some()
     }
 
+    /// The lease of this run, for a store's guard around writes of its own; `None` when it is not protected.
+    #[must_use]
+    pub fn lease(&self) -> Option<&Lease> {
+        self.run.lease.as_ref()
+    }
+
     /// The recovery point that the attempt before this one recorded last: go on after it.
     #[must_use]
     pub fn last_checkpoint(&self) -> Option<&Checkpoint> {
