@@ -169,11 +169,18 @@ fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
 
 #[test]
 fn a_server_that_cannot_start_says_why() {
-    for (store, reason) in [("sqlite:///no/such/folder/x.db", "unable to open"), ("postgres://x", "not a SQLite URL")] {
+    let cases = [
+        ("sqlite:///no/such/folder/x.db", "unable to open"),
+        ("mysql://user:secret@host/x", "sqlite://FILE or postgres://USER@HOST/DATABASE"),
+        ("payments.db", "sqlite://FILE or postgres://USER@HOST/DATABASE"),
+        ("postgres://user:secret@127.0.0.1:1/x", "refused"),
+    ];
+    for (store, reason) in cases {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_payments"));
         let output = command.args(["--listen", "127.0.0.1:0"]).env("PAYMENTS_STORE", store).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let log = String::from_utf8(output.stderr).unwrap();
         assert!(log.contains(reason), "{log}");
+        assert!(!log.contains("secret"), "{log}");
     }
 }

@@ -5,34 +5,34 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, body};
-use idem_axum::{HttpPolicy, Idempotency, IdempotencyContext, IdempotencyLayer, IdempotentTransaction};
-use idem_sqlite::{SqliteStore, SqliteTransaction};
-use sqlx::SqlitePool;
+use idem_axum::{HttpPolicy, Idempotency, IdempotencyContext, IdempotencyLayer};
 
 use crate::config::Config;
-use crate::ledger::{self, NewPayment, Payment, Totals};
+use crate::ledger::{Ledger, NewPayment, Payment, Totals};
 use crate::problem::Problem;
-use crate::simulate::Simulation;
+use crate::simulate::{Simulation, delay_answer};
+use crate::store::{Health, Store};
 
-#[derive(Clone)]
 struct App {
-    store: SqliteStore,
+    store: Store,
     /// Where the payments are: the store's own database under the transactional contract.
-    ledger: SqlitePool,
+    ledger: Ledger,
     simulate: bool,
     body_limit: usize,
 }
 
 /// The service. `engine` protects `POST /v1/payments`.
-pub(crate) fn router(config: &Config, engine: Idempotency, store: SqliteStore, ledger: SqlitePool) -> Router {
+pub(crate) fn router(config: &Config, engine: Idempotency, store: Store, ledger: Ledger) -> Router {
     let policy = HttpPolicy::new().request_body_limit(config.body_limit).stored_response_limit(config.stored_limit);
     let idempotency = IdempotencyLayer::new(engine).policy(policy).scope(bearer_token);
     let app = App { store, ledger, simulate: config.simulate, body_limit: config.body_limit };
+    let payments = post(create_payment).layer(idempotency).layer(from_fn_with_state(config.simulate, delay_answer));
     Router::new()
-        .route("/v1/payments", post(create_payment).layer(idempotency).get(list_payments))
+        .route("/v1/payments", payments.get(list_payments))
         .route("/v1/payments/{id}", get(show_payment))
         .route("/v1/ledger", get(show_ledger))
         .route("/healthz", get(health))
@@ -62,7 +62,6 @@ async fn create_payment(
     State(app): State<Arc<App>>,
     Tenant(tenant): Tenant,
     IdempotencyContext(context): IdempotencyContext,
-    transaction: Option<IdempotentTransaction<SqliteTransaction>>,
     headers: HeaderMap,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -73,16 +72,7 @@ async fn create_payment(
     if let Some(response) = simulation.before().await {
         return Ok(response);
     }
-    let payment = match transaction {
-        // The payment, its ledger row and the stored answer commit together, or not at all.
-        Some(mut transaction) => ledger::pay(&mut transaction, &tenant, payment).await?,
-        None => {
-            let mut transaction = app.ledger.begin().await?;
-            let payment = ledger::pay(&mut transaction, &tenant, payment).await?;
-            transaction.commit().await?;
-            payment
-        }
-    };
+    let payment = app.ledger.pay(&context, &tenant, payment).await?;
     if let Some(response) = simulation.after().await {
         return Ok(response);
     }
@@ -100,7 +90,7 @@ async fn list_payments(
     State(app): State<Arc<App>>,
     Tenant(tenant): Tenant,
 ) -> Result<Json<serde_json::Value>, Problem> {
-    let payments = ledger::payments(&app.ledger, &tenant).await?;
+    let payments = app.ledger.payments(&tenant).await?;
     Ok(Json(serde_json::json!({ "payments": payments })))
 }
 
@@ -109,17 +99,19 @@ async fn show_payment(
     Tenant(tenant): Tenant,
     Path(id): Path<String>,
 ) -> Result<Json<Payment>, Problem> {
-    ledger::payment(&app.ledger, &tenant, &id).await?.map(Json).ok_or(Problem::NotFound)
+    app.ledger.payment(&tenant, &id).await?.map(Json).ok_or(Problem::NotFound)
 }
 
 async fn show_ledger(State(app): State<Arc<App>>, Tenant(tenant): Tenant) -> Result<Json<Totals>, Problem> {
-    Ok(Json(ledger::totals(&app.ledger, &tenant).await?))
+    Ok(Json(app.ledger.totals(&tenant).await?))
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {
     match app.store.health().await {
         Ok(health) => {
-            let document = serde_json::json!({ "status": "ok", "sqlite": health.version, "records": health.records });
+            let Health { store, version, records } = health;
+            let document =
+                serde_json::json!({ "status": "ok", "store": store, "version": version, "records": records });
             Json(document).into_response()
         }
         Err(error) => {

@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::net::SocketAddr;
+use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
 
@@ -13,15 +14,26 @@ pub(crate) struct Config {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, env = "PAYMENTS_LISTEN", default_value = "127.0.0.1:8080")]
     pub(crate) listen: SocketAddr,
-    /// Where the idempotency records are, and under the transactional contract the payments too.
+    /// Where the idempotency records are, and under the transactional contract the payments too: sqlite://FILE or
+    /// postgres://USER@HOST/DATABASE.
     #[arg(long, env = "PAYMENTS_STORE", default_value = "sqlite://payments.db")]
-    pub(crate) store: String,
+    store: String,
     /// What is promised across a crash.
     #[arg(long, env = "PAYMENTS_CONTRACT", value_enum, default_value_t = ContractName::Transactional)]
     pub(crate) contract: ContractName,
-    /// Where the payments are under the other contracts.
-    #[arg(long, env = "PAYMENTS_LEDGER", default_value = "sqlite://ledger.db")]
-    pub(crate) ledger: String,
+    /// Where the payments are under the other contracts. Default: sqlite://ledger.db beside a store in SQLite; beside
+    /// one in Postgres the same database, in a transaction of its own.
+    #[arg(long, env = "PAYMENTS_LEDGER")]
+    ledger: Option<String>,
+    /// The Postgres schema of the payments.
+    #[arg(long, env = "PAYMENTS_SCHEMA", default_value = "payments")]
+    pub(crate) schema: SchemaName,
+    /// The Postgres schema of the idempotency records.
+    #[arg(long, env = "PAYMENTS_IDEM_SCHEMA", default_value = "idem")]
+    pub(crate) idem_schema: SchemaName,
+    /// Postgres is behind a transaction-pooling proxy, such as PgBouncer.
+    #[arg(long, env = "PAYMENTS_POOLER", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) pooler: bool,
     /// How long a crashed request can hold its key.
     #[arg(long, env = "PAYMENTS_LEASE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) lease_ms: u64,
@@ -51,4 +63,75 @@ pub(crate) enum ContractName {
     AtMostOnce,
     /// A crash makes the next retry run again.
     AtLeastOnce,
+}
+
+impl Config {
+    /// Where the idempotency records are.
+    pub(crate) fn store(&self) -> Result<Database<'_>, UnknownDatabase> {
+        Database::of("--store", &self.store)
+    }
+
+    /// Where the payments are.
+    pub(crate) fn ledger(&self) -> Result<Database<'_>, UnknownDatabase> {
+        let store = self.store()?;
+        match (self.contract, &self.ledger, store) {
+            (ContractName::Transactional, _, _) | (_, None, Database::Postgres(_)) => Ok(store),
+            (_, None, Database::Sqlite(_)) => Ok(Database::Sqlite("sqlite://ledger.db")),
+            (_, Some(url), _) => Database::of("--ledger", url),
+        }
+    }
+}
+
+/// A database by its URL.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Database<'a> {
+    Sqlite(&'a str),
+    Postgres(&'a str),
+}
+
+impl<'a> Database<'a> {
+    fn of(flag: &'static str, url: &'a str) -> Result<Self, UnknownDatabase> {
+        match url.split_once(':') {
+            Some(("sqlite", _)) => Ok(Self::Sqlite(url)),
+            Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(url)),
+            _ => Err(UnknownDatabase { flag }),
+        }
+    }
+}
+
+/// Says nothing about the URL itself, which may hold a password.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UnknownDatabase {
+    flag: &'static str,
+}
+
+impl std::fmt::Display for UnknownDatabase {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} takes sqlite://FILE or postgres://USER@HOST/DATABASE", self.flag)
+    }
+}
+
+impl std::error::Error for UnknownDatabase {}
+
+/// The name of a Postgres schema that can stand between quotes in a statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SchemaName(String);
+
+impl SchemaName {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for SchemaName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let starts_well = name.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
+        let goes_on_well = name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
+        if starts_well && goes_on_well && name.len() <= 63 {
+            return Ok(Self(name.to_owned()));
+        }
+        Err("a schema's name has 1 to 63 small letters, digits and underscores, and begins with no digit".to_owned())
+    }
 }

@@ -5,30 +5,24 @@ mod config;
 mod ledger;
 mod problem;
 mod simulate;
+mod store;
 
 use std::error::Error;
-use std::num::NonZeroU32;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use idem_axum::{Idempotency, Settings};
-use idem_core::Purge;
-use idem_sqlite::{SqliteConfig, SqliteStore};
-use sqlx::SqlitePool;
+use idem_axum::Settings;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use config::{Config, ContractName};
+use config::Config;
+use ledger::Ledger;
+use store::Store;
 
 /// How long open connections may hold up a shutdown; requests that run are awaited beyond that.
 const CLOSE_CONNECTIONS_WITHIN: Duration = Duration::from_secs(10);
-
-/// How often expired records are removed, and how many at a time.
-const PURGE_EVERY: Duration = Duration::from_secs(60);
-const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -44,16 +38,20 @@ async fn main() -> ExitCode {
 }
 
 async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let store = SqliteStore::open(SqliteConfig::new(&config.store)).await?;
+    let store = Store::open(&config).await?;
     store.self_test().await?;
-    let ledger = open_ledger(&config).await?;
-    let engine = engine(&config, store.clone());
+    let ledger = Ledger::open(&config).await?;
+    let settings = Settings::new()
+        .lease(Duration::from_millis(config.lease_ms))
+        .retention(Duration::from_secs(config.retention_s))
+        .wait(Duration::from_millis(config.wait_ms));
+    let engine = store.engine(config.contract, settings);
     let router = app::router(&config, engine.clone(), store.clone(), ledger);
     // The signals are caught before anyone is told that the server is ready.
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let listener = TcpListener::bind(config.listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    let purger = tokio::spawn(purge(store));
+    let purge = store.start_purge();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = axum::serve(listener, router).with_graceful_shutdown(async { drop(stopped.await) });
     let mut server = tokio::spawn(server.into_future());
@@ -78,7 +76,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     }
     // Handlers whose clients have gone are in no connection any more, and are awaited here.
     engine.shutdown().await;
-    purger.abort();
+    purge.stop().await;
     match served {
         Ok(served) => Ok(served??),
         Err(_) => Ok(()),
@@ -89,45 +87,4 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
 fn with_causes(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-/// Where the payments are: in the store's own database under the transactional contract, else in one of their own.
-async fn open_ledger(config: &Config) -> Result<SqlitePool, sqlx::Error> {
-    let ledger = match config.contract {
-        // A pool of its own all the same: the store's has no connection left while many payments are made.
-        ContractName::Transactional => ledger::open(&config.store).await?,
-        ContractName::AtMostOnce | ContractName::AtLeastOnce => ledger::open(&config.ledger).await?,
-    };
-    ledger::migrate(&ledger).await?;
-    Ok(ledger)
-}
-
-fn engine(config: &Config, store: SqliteStore) -> Idempotency {
-    let settings = Settings::new()
-        .lease(Duration::from_millis(config.lease_ms))
-        .retention(Duration::from_secs(config.retention_s))
-        .wait(Duration::from_millis(config.wait_ms));
-    let store = Arc::new(store);
-    match config.contract {
-        ContractName::Transactional => Idempotency::transactional(store, settings),
-        ContractName::AtMostOnce => Idempotency::at_most_once(store, settings),
-        ContractName::AtLeastOnce => Idempotency::at_least_once(store, settings),
-    }
-}
-
-async fn purge(store: SqliteStore) {
-    let mut due = tokio::time::interval(PURGE_EVERY);
-    loop {
-        due.tick().await;
-        loop {
-            match store.purge(PURGE_BATCH).await {
-                Ok(purged) if purged == PURGE_BATCH.get() => {}
-                Ok(_) => break,
-                Err(error) => {
-                    tracing::warn!(error = &error as &dyn Error, "expired records could not be removed");
-                    break;
-                }
-            }
-        }
-    }
 }

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use idem_core::engine::TransactionError;
 
 /// What the application refuses or fails to do.
 #[derive(Debug)]
@@ -17,11 +18,19 @@ pub(crate) enum Problem {
     NotFound,
     /// The database failed.
     Database(sqlx::Error),
+    /// The transaction of the run cannot be had.
+    Transaction(TransactionError),
 }
 
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
         Self::Database(error)
+    }
+}
+
+impl From<TransactionError> for Problem {
+    fn from(error: TransactionError) -> Self {
+        Self::Transaction(error)
     }
 }
 
@@ -38,6 +47,7 @@ impl IntoResponse for Problem {
                 tracing::error!(error = &error as &dyn std::error::Error, "the database failed");
                 (StatusCode::INTERNAL_SERVER_ERROR, "database", "the database failed; repeat the request".to_owned())
             }
+            Self::Transaction(error) => (StatusCode::INTERNAL_SERVER_ERROR, "transaction", error.to_string()),
         };
         let document = serde_json::json!({
             "type": format!("urn:payments:problem:{name}"),

@@ -4,7 +4,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 
@@ -18,6 +20,7 @@ const CHUNK: usize = 16 * 1024;
 pub(crate) struct Simulation {
     delay_before: Duration,
     delay_after: Duration,
+    delay_answer: Duration,
     status_before: Option<StatusCode>,
     status: Option<StatusCode>,
     panic_before: bool,
@@ -47,6 +50,7 @@ impl Simulation {
         match name {
             "delay-before" => self.delay_before = Duration::from_millis(number(name, value)?),
             "delay-after" => self.delay_after = Duration::from_millis(number(name, value)?),
+            "delay-answer" => self.delay_answer = Duration::from_millis(number(name, value)?),
             "status-before" => self.status_before = Some(status(name, value)?),
             "status" => self.status = Some(status(name, value)?),
             "panic-before" => self.panic_before = true,
@@ -102,6 +106,15 @@ impl Simulation {
         }
         response
     }
+}
+
+/// Keeps answers back. It stands outside of the idempotency layer, so that what it keeps back is settled already.
+pub(crate) async fn delay_answer(State(enabled): State<bool>, request: Request, next: Next) -> Response {
+    // What is not understood is the handler's to refuse.
+    let simulation = Simulation::from_headers(enabled, request.headers()).unwrap_or_default();
+    let response = next.run(request).await;
+    tokio::time::sleep(simulation.delay_answer).await;
+    response
 }
 
 fn number<T: FromStr>(name: &str, value: &str) -> Result<T, Problem> {

@@ -1,0 +1,146 @@
+//! The business data: payments, and the ledger that says how often money really moved.
+
+mod postgres;
+mod sqlite;
+
+use idem_core::engine::{Context, TransactionError, TransactionGuard};
+use idem_postgres::PostgresTransaction;
+use idem_sqlite::SqliteTransaction;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use uuid::Uuid;
+
+use crate::config::{Config, Database};
+use crate::problem::Problem;
+use postgres::PostgresLedger;
+use sqlite::SqliteLedger;
+
+/// The largest amount, 2^53: beyond it, clients that read numbers as doubles see another amount.
+const MAX_AMOUNT: i64 = 1 << 53;
+
+/// How many connections a ledger opens at most.
+const MAX_CONNECTIONS: u32 = 8;
+
+/// What a client asks for.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewPayment {
+    /// In minor units, 1 to 2^53.
+    amount: i64,
+    /// ISO 4217, as in `EUR`.
+    currency: String,
+    recipient: String,
+}
+
+/// What was done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Payment {
+    pub(crate) id: String,
+    amount: i64,
+    currency: String,
+    recipient: String,
+    created_at: String,
+}
+
+/// How often money moved, and how much.
+#[derive(Debug, Serialize)]
+pub(crate) struct Totals {
+    effects: i64,
+    total: i64,
+}
+
+impl NewPayment {
+    /// Reads and checks a request body.
+    pub(crate) fn from_json(body: &[u8]) -> Result<Self, Problem> {
+        let payment: Self = serde_json::from_slice(body).map_err(|error| Problem::InvalidPayment(error.to_string()))?;
+        let invalid = |detail: &str| Err(Problem::InvalidPayment(detail.to_owned()));
+        if !(1..=MAX_AMOUNT).contains(&payment.amount) {
+            return invalid("amount is in minor units, from 1 to 9007199254740992");
+        }
+        if payment.currency.len() != 3 || !payment.currency.bytes().all(|byte| byte.is_ascii_uppercase()) {
+            return invalid("currency is three capital letters, as in EUR");
+        }
+        if payment.recipient.is_empty() || payment.recipient.len() > 255 {
+            return invalid("recipient has 1 to 255 bytes");
+        }
+        Ok(payment)
+    }
+
+    fn made_now(self) -> Result<Payment, sqlx::Error> {
+        let Self { amount, currency, recipient } = self;
+        let now = OffsetDateTime::now_utc().format(&Rfc3339);
+        let created_at = now.map_err(|error| sqlx::Error::Encode(error.into()))?;
+        Ok(Payment { id: Uuid::new_v4().to_string(), amount, currency, recipient, created_at })
+    }
+}
+
+/// The tables, in either database.
+#[derive(Debug)]
+pub(crate) enum Ledger {
+    Sqlite(SqliteLedger),
+    Postgres(PostgresLedger),
+}
+
+impl Ledger {
+    /// Opens the database, and makes the tables where they are missing.
+    ///
+    /// It has connections of its own even where it is the store's database: the store's are all taken while many
+    /// payments are made.
+    pub(crate) async fn open(config: &Config) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(match config.ledger()? {
+            Database::Sqlite(url) => Self::Sqlite(SqliteLedger::open(url).await?),
+            Database::Postgres(url) => Self::Postgres(PostgresLedger::open(url, &config.schema, config.pooler).await?),
+        })
+    }
+
+    /// Moves money: in the transaction of the run, so that it commits together with the stored answer or not at all;
+    /// under the contracts that have none, in one of its own.
+    pub(crate) async fn pay(&self, run: &Context, tenant: &str, payment: NewPayment) -> Result<Payment, Problem> {
+        let payment = payment.made_now()?;
+        match self {
+            Self::Sqlite(ledger) => match transaction_of::<SqliteTransaction>(run)? {
+                Some(mut transaction) => ledger.insert(&mut transaction, tenant, &payment).await?,
+                None => ledger.insert_alone(tenant, &payment).await?,
+            },
+            Self::Postgres(ledger) => match transaction_of::<PostgresTransaction>(run)? {
+                Some(mut transaction) => ledger.insert(&mut transaction, tenant, &payment).await?,
+                None => ledger.insert_alone(tenant, &payment).await?,
+            },
+        }
+        Ok(payment)
+    }
+
+    /// The tenant's payments, oldest first.
+    pub(crate) async fn payments(&self, tenant: &str) -> Result<Vec<Payment>, sqlx::Error> {
+        match self {
+            Self::Sqlite(ledger) => ledger.payments(tenant).await,
+            Self::Postgres(ledger) => ledger.payments(tenant).await,
+        }
+    }
+
+    /// One payment of the tenant.
+    pub(crate) async fn payment(&self, tenant: &str, id: &str) -> Result<Option<Payment>, sqlx::Error> {
+        match self {
+            Self::Sqlite(ledger) => ledger.payment(tenant, id).await,
+            Self::Postgres(ledger) => ledger.payment(tenant, id).await,
+        }
+    }
+
+    /// How often the tenant's money moved, and how much.
+    pub(crate) async fn totals(&self, tenant: &str) -> Result<Totals, sqlx::Error> {
+        match self {
+            Self::Sqlite(ledger) => ledger.totals(tenant).await,
+            Self::Postgres(ledger) => ledger.totals(tenant).await,
+        }
+    }
+}
+
+/// The transaction of the run; `None` under the contracts that have none.
+fn transaction_of<T>(run: &Context) -> Result<Option<TransactionGuard<T>>, TransactionError> {
+    match run.transaction() {
+        Ok(transaction) => Ok(Some(transaction)),
+        Err(TransactionError::NotTransactional) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
