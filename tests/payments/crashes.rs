@@ -2,7 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Answer, Contract, Request, Server, eventually};
+use crate::support::{Answer, Backend, Contract, Request, Server, eventually, on_every_backend};
+
+on_every_backend! {
+    transactional_makes_the_payment_exactly_once_within_a_lease,
+    at_most_once_never_makes_a_second_payment,
+    at_least_once_runs_again_as_attempt_2,
+    a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract,
+    what_was_settled_before_the_process_died_is_replayed_after_it,
+    a_payment_that_takes_longer_than_its_lease_is_not_made_twice,
+}
 
 /// Long enough that a restart on a loaded machine ends before it.
 const LEASE_MS: &str = "4000";
@@ -12,10 +21,10 @@ const LEASE: Duration = Duration::from_secs(4);
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// A server that was killed while it made a payment, started again, and the time of its death.
-fn crashed(contract: Contract, simulate: &str, effects_before_death: u64) -> (Server, Instant) {
-    let mut server = Server::start(contract, &["--lease-ms", LEASE_MS]);
+fn crashed(backend: Backend, contract: Contract, simulate: &str, effects_before_death: u64) -> (Server, Instant) {
+    let mut server = Server::start_on(backend, contract, &["--lease-ms", LEASE_MS]);
     let stream = Request::pay("k").simulate(simulate).begin(server.address);
-    eventually("the record", || (server.records() == 1).then_some(()));
+    server.await_running();
     eventually("the effect", || (server.effects() == effects_before_death).then_some(()));
     server.kill();
     let died_at = Instant::now();
@@ -39,11 +48,10 @@ fn retried(server: &Server, died_at: Instant) -> Answer {
     answer
 }
 
-#[test]
-fn transactional_makes_the_payment_exactly_once_within_a_lease() {
+fn transactional_makes_the_payment_exactly_once_within_a_lease(backend: Backend) {
     // Before the effect, and after it but before the commit: nobody can see it then, so the ledger says 0.
     for simulate in ["delay-before=60000", "delay-after=60000"] {
-        let (server, died_at) = crashed(Contract::Transactional, simulate, 0);
+        let (server, died_at) = crashed(backend, Contract::Transactional, simulate, 0);
         let answer = retried(&server, died_at);
         assert_eq!(answer.status, 201, "{simulate}");
         assert!(!answer.is_replay());
@@ -52,10 +60,9 @@ fn transactional_makes_the_payment_exactly_once_within_a_lease() {
     }
 }
 
-#[test]
-fn at_most_once_never_makes_a_second_payment() {
+fn at_most_once_never_makes_a_second_payment(backend: Backend) {
     for (simulate, effects) in [("delay-before=60000", 0), ("delay-after=60000", 1)] {
-        let (server, died_at) = crashed(Contract::AtMostOnce, simulate, effects);
+        let (server, died_at) = crashed(backend, Contract::AtMostOnce, simulate, effects);
         let first_retry = server.send(&Request::pay("k"));
         assert_eq!(first_retry.status, 409, "the lease of the dead still holds");
         let answer = retried(&server, died_at);
@@ -66,10 +73,9 @@ fn at_most_once_never_makes_a_second_payment() {
     }
 }
 
-#[test]
-fn at_least_once_runs_again_as_attempt_2() {
+fn at_least_once_runs_again_as_attempt_2(backend: Backend) {
     for (simulate, effects) in [("delay-before=60000", 0), ("delay-after=60000", 1)] {
-        let (server, died_at) = crashed(Contract::AtLeastOnce, simulate, effects);
+        let (server, died_at) = crashed(backend, Contract::AtLeastOnce, simulate, effects);
         let answer = retried(&server, died_at);
         assert_eq!(answer.status, 201, "{simulate}");
         assert!(!answer.is_replay());
@@ -79,12 +85,11 @@ fn at_least_once_runs_again_as_attempt_2() {
     }
 }
 
-#[test]
-fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract() {
+fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract(backend: Backend) {
     for (contract, status, effects) in
         [(Contract::Transactional, 201, 1), (Contract::AtMostOnce, 504, 1), (Contract::AtLeastOnce, 201, 2)]
     {
-        let mut server = Server::start(contract, &["--lease-ms", LEASE_MS]);
+        let mut server = Server::start_on(backend, contract, &["--lease-ms", LEASE_MS]);
         assert_eq!(Request::pay("k").simulate("abort-after-effect").try_send(server.address), None);
         let died_at = Instant::now();
         assert!(!server.wait().success());
@@ -94,12 +99,30 @@ fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract() {
     }
 }
 
-#[test]
-fn a_payment_that_takes_longer_than_its_lease_is_not_made_twice() {
+fn what_was_settled_before_the_process_died_is_replayed_after_it(backend: Backend) {
     for contract in Contract::ALL {
-        let server = Server::start(contract, &["--lease-ms", "1500"]);
+        let mut server = Server::start_on(backend, contract, &["--lease-ms", LEASE_MS]);
+        let stream = Request::pay("k").simulate("delay-answer=60000").begin(server.address);
+        eventually("the effect", || (server.effects() == 1).then_some(()));
+        let settled = eventually("the settlement", || {
+            let answer = server.send(&Request::pay("k"));
+            answer.is_replay().then_some(answer)
+        });
+        server.kill();
+        assert_eq!(Answer::read(stream, "POST"), None, "the first client was not answered");
+        server.start_again();
+        let retry = server.send(&Request::pay("k"));
+        assert!(retry.is_replay(), "{contract:?}");
+        assert_eq!(retry.essence(), settled.essence(), "{contract:?}");
+        assert_eq!(server.effects(), 1, "{contract:?}");
+    }
+}
+
+fn a_payment_that_takes_longer_than_its_lease_is_not_made_twice(backend: Backend) {
+    for contract in Contract::ALL {
+        let server = Server::start_on(backend, contract, &["--lease-ms", "1500"]);
         let stream = Request::pay("k").simulate("delay-before=5000").begin(server.address);
-        eventually("the record", || (server.records() == 1).then_some(()));
+        server.await_running();
         let started = Instant::now();
         while started.elapsed() < Duration::from_millis(3500) {
             assert_eq!(server.send(&Request::pay("k")).status, 409, "the lease is renewed under {contract:?}");

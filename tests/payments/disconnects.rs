@@ -6,7 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use socket2::SockRef;
 
-use crate::support::{Contract, Request, Server, eventually};
+use crate::support::{Backend, Contract, Request, Server, eventually, on_every_backend};
+
+on_every_backend! {
+    a_client_that_leaves_in_the_middle_finds_its_payment_made_once,
+    a_server_that_is_told_to_stop_first_makes_the_payments_of_clients_that_left,
+    a_server_that_is_told_to_stop_answers_the_clients_that_stay,
+    a_server_that_is_told_to_stop_twice_stops_at_once,
+    an_http_2_stream_that_is_reset_finds_its_payment_made_once,
+}
 
 type Leave = fn(TcpStream);
 
@@ -24,11 +32,6 @@ fn half_close(stream: TcpStream) {
     let _ = crate::support::Answer::read(stream, "POST");
 }
 
-/// Waits until the request has acquired its key.
-fn running(server: &Server) {
-    eventually("the first request", || (server.records() == 1).then_some(()));
-}
-
 /// The retry of a client that left gets the replay, and money moved once.
 fn retry_gets_the_replay(server: &Server, what: &str) {
     let retry = server.send(&Request::pay("k").header("Prefer", "wait=20"));
@@ -37,26 +40,24 @@ fn retry_gets_the_replay(server: &Server, what: &str) {
     assert_eq!(server.effects(), 1, "{what}");
 }
 
-#[test]
-fn a_client_that_leaves_in_the_middle_finds_its_payment_made_once() {
+fn a_client_that_leaves_in_the_middle_finds_its_payment_made_once(backend: Backend) {
     for contract in Contract::ALL {
         for (way, leave) in WAYS {
-            let server = Server::start(contract, &[]);
+            let server = Server::start_on(backend, contract, &[]);
             let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
-            running(&server);
+            server.await_running();
             leave(stream);
             retry_gets_the_replay(&server, &format!("{way} under {contract:?}"));
         }
     }
 }
 
-#[test]
-fn a_server_that_is_told_to_stop_first_makes_the_payments_of_clients_that_left() {
+fn a_server_that_is_told_to_stop_first_makes_the_payments_of_clients_that_left(backend: Backend) {
     for contract in Contract::ALL {
         for (way, leave) in WAYS {
-            let mut server = Server::start(contract, &[]);
+            let mut server = Server::start_on(backend, contract, &[]);
             let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
-            running(&server);
+            server.await_running();
             server.terminate();
             leave(stream);
             assert_eq!(server.wait().code(), Some(0), "{way} under {contract:?}");
@@ -66,21 +67,19 @@ fn a_server_that_is_told_to_stop_first_makes_the_payments_of_clients_that_left()
     }
 }
 
-#[test]
-fn a_server_that_is_told_to_stop_answers_the_clients_that_stay() {
-    let mut server = Server::start(Contract::Transactional, &[]);
+fn a_server_that_is_told_to_stop_answers_the_clients_that_stay(backend: Backend) {
+    let mut server = Server::start_on(backend, Contract::Transactional, &[]);
     let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
-    running(&server);
+    server.await_running();
     server.terminate();
     assert_eq!(crate::support::Answer::read(stream, "POST").unwrap().status, 201);
     assert_eq!(server.wait().code(), Some(0));
 }
 
-#[test]
-fn a_server_that_is_told_to_stop_twice_stops_at_once() {
-    let mut server = Server::start(Contract::AtMostOnce, &[]);
+fn a_server_that_is_told_to_stop_twice_stops_at_once(backend: Backend) {
+    let mut server = Server::start_on(backend, Contract::AtMostOnce, &[]);
     let stream = Request::pay("k").simulate("delay-before=600000").begin(server.address);
-    running(&server);
+    server.await_running();
     server.terminate();
     // A server that drains takes no more connections; from then on the second signal is heard.
     eventually("the end of the listener", || TcpStream::connect(server.address).err());
@@ -89,13 +88,12 @@ fn a_server_that_is_told_to_stop_twice_stops_at_once() {
     assert_eq!(crate::support::Answer::read(stream, "POST"), None);
 }
 
-#[test]
-fn an_http_2_stream_that_is_reset_finds_its_payment_made_once() {
+fn an_http_2_stream_that_is_reset_finds_its_payment_made_once(backend: Backend) {
     for contract in Contract::ALL {
-        let server = Server::start(contract, &[]);
+        let server = Server::start_on(backend, contract, &[]);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (mut response, _send) = runtime.block_on(begin_http_2(server.address));
-        running(&server);
+        server.await_running();
         runtime.block_on(async {
             // The request is under way: there is no response yet.
             assert!(tokio::time::timeout(Duration::from_millis(1), &mut response).await.is_err());

@@ -2,7 +2,12 @@
 
 use std::sync::Barrier;
 
-use crate::support::{Answer, Contract, Request, Server};
+use crate::support::{Answer, Backend, Contract, Request, Server, on_every_backend};
+
+on_every_backend! {
+    of_200_duplicates_one_runs_and_the_others_are_turned_away,
+    of_200_duplicates_that_wait_all_get_the_same_answer,
+}
 
 const CLIENTS: usize = 200;
 
@@ -22,10 +27,9 @@ fn storm(server: &Server, request: &Request) -> Vec<Answer> {
     })
 }
 
-#[test]
-fn of_200_duplicates_one_runs_and_the_others_are_turned_away() {
+fn of_200_duplicates_one_runs_and_the_others_are_turned_away(backend: Backend) {
     for contract in Contract::ALL {
-        let server = Server::start(contract, &[]);
+        let server = Server::start_on(backend, contract, &[]);
         // Long enough for all clients to connect while the first runs.
         let answers = storm(&server, &Request::pay("k").simulate("delay-before=5000"));
         let (first, others): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == 201);
@@ -34,14 +38,13 @@ fn of_200_duplicates_one_runs_and_the_others_are_turned_away() {
             assert_eq!((other.status, other.problem().as_deref()), (409, Some("in-progress")));
             assert!(other.retry_after().is_some());
         }
-        assert_eq!(server.effects(), 1);
+        assert_eq!(server.effects(), 1, "{contract:?}");
     }
 }
 
-#[test]
-fn of_200_duplicates_that_wait_all_get_the_same_answer() {
+fn of_200_duplicates_that_wait_all_get_the_same_answer(backend: Backend) {
     for contract in Contract::ALL {
-        let server = Server::start(contract, &["--wait-ms", "5000"]);
+        let server = Server::start_on(backend, contract, &["--wait-ms", "5000"]);
         let answers = storm(&server, &Request::pay("k").simulate("delay-before=1000"));
         let first = answers.iter().find(|answer| !answer.is_replay()).unwrap();
         assert_eq!(answers.iter().filter(|answer| !answer.is_replay()).count(), 1);
@@ -49,6 +52,6 @@ fn of_200_duplicates_that_wait_all_get_the_same_answer() {
             assert_eq!(answer.essence(), first.essence(), "{contract:?}");
             assert_eq!(answer.status, 201);
         }
-        assert_eq!(server.effects(), 1);
+        assert_eq!(server.effects(), 1, "{contract:?}");
     }
 }

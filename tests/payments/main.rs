@@ -8,6 +8,7 @@ mod duplicates;
 mod fidelity;
 mod fingerprints;
 mod keys;
+mod postgres;
 mod readme;
 mod settlements;
 mod support;

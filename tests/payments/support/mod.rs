@@ -1,12 +1,16 @@
 //! The server under test, and a client that sends exactly the bytes it is told to.
 
 mod client;
+mod gates;
+mod postgres;
 mod server;
 
 use std::time::{Duration, Instant};
 
 pub(crate) use client::{Answer, Request};
-pub(crate) use server::{Contract, Server};
+pub(crate) use gates::{Gate, Gates, Orphan};
+pub(crate) use postgres::{Schemas, Sql};
+pub(crate) use server::{Backend, Contract, Server};
 
 /// Far above what anything here takes on a loaded machine, so that running into it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -22,3 +26,23 @@ pub(crate) fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Makes a test of each function for each backend, such as `on_postgres::two_payments_are_two`.
+macro_rules! on_every_backend {
+    ($($test:ident,)+) => {
+        $crate::support::on_every_backend!(@ on_sqlite Sqlite: $($test,)+);
+        $crate::support::on_every_backend!(@ on_postgres Postgres: $($test,)+);
+        $crate::support::on_every_backend!(@ on_pgbouncer PgBouncer: $($test,)+);
+    };
+    (@ $module:ident $backend:ident: $($test:ident,)+) => {
+        mod $module {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test($crate::support::Backend::$backend);
+                }
+            )+
+        }
+    };
+}
+pub(crate) use on_every_backend;

@@ -1,0 +1,80 @@
+//! Gates in a transaction of the server under test, which stay shut for as long as a test wants.
+
+use std::sync::Arc;
+
+use super::{Schemas, Sql, eventually};
+
+/// Where triggers hold up a transaction for as long as the test holds a lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Gate {
+    Insert = 1,
+    Commit = 2,
+}
+
+/// What becomes of a statement that is held up at a gate when its client dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Orphan {
+    /// The gate opens at once, and it goes on.
+    GoesOn,
+    /// The server finds out that the client is gone while the gate is still shut.
+    IsNoticed,
+    /// Its session is ended by force, as when the server crashes.
+    IsEnded,
+}
+
+impl Orphan {
+    pub(crate) const ALL: [Self; 3] = [Self::GoesOn, Self::IsNoticed, Self::IsEnded];
+}
+
+/// Both gates of one server's tables.
+pub(crate) struct Gates {
+    schemas: Arc<Schemas>,
+    /// The session that holds a gate shut.
+    holder: Sql,
+    /// Keeps the locks of tests that run at the same time apart.
+    class: u32,
+}
+
+impl Gates {
+    pub(crate) fn install(schemas: &Arc<Schemas>, class: u32) -> Self {
+        let (payments, idem) = (&schemas.payments, &schemas.idem);
+        schemas.sql.run(format!(
+            "CREATE FUNCTION {payments}.pass() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 PERFORM pg_advisory_xact_lock_shared({class}, TG_ARGV[0]::INTEGER);
+                 RETURN NULL;
+             END $$;
+             CREATE TRIGGER gate_1 AFTER INSERT ON {idem}.idem_records
+                 FOR EACH ROW EXECUTE FUNCTION {payments}.pass(1);
+             CREATE CONSTRAINT TRIGGER gate_2 AFTER INSERT ON {idem}.idem_records DEFERRABLE INITIALLY DEFERRED
+                 FOR EACH ROW EXECUTE FUNCTION {payments}.pass(2);"
+        ));
+        Self { schemas: Arc::clone(schemas), holder: Sql::connect(), class }
+    }
+
+    pub(crate) fn shut(&self, gate: Gate) {
+        self.holder.run(format!("SELECT pg_advisory_lock({}, {})", self.class, gate as i32));
+    }
+
+    /// The condition on `pg_locks` that says who waits at a gate.
+    fn waiting(&self, gate: Gate) -> String {
+        format!("locktype = 'advisory' AND classid = {} AND objid = {} AND NOT granted", self.class, gate as i32)
+    }
+
+    pub(crate) fn is_reached(&self, gate: Gate) -> bool {
+        self.schemas.sql.number(format!("SELECT count(*) FROM pg_locks WHERE {}", self.waiting(gate))) == 1
+    }
+
+    /// Opens the gate for the orphan of a dead client, at the time that its fate says.
+    pub(crate) fn open(&self, gate: Gate, orphan: Orphan) {
+        match orphan {
+            Orphan::GoesOn => {}
+            Orphan::IsNoticed => eventually("the end of the orphan", || (!self.is_reached(gate)).then_some(())),
+            Orphan::IsEnded => {
+                let end = format!("SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE {}", self.waiting(gate));
+                self.schemas.sql.run(end);
+            }
+        }
+        self.holder.run(format!("SELECT pg_advisory_unlock({}, {})", self.class, gate as i32));
+    }
+}
