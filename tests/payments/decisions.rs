@@ -5,12 +5,22 @@ use std::time::Duration;
 
 use sqlx::{ConnectOptions, Connection};
 
-use crate::support::{Answer, Contract, Request, Server, eventually};
+use crate::support::{Answer, Backend, Contract, Request, Server, eventually, on_every_backend};
 
-#[test]
-fn the_first_answer_is_replayed_also_after_a_restart() {
+on_every_backend! {
+    the_first_answer_is_replayed_also_after_a_restart,
+    a_client_may_ask_to_wait_whatever_the_server_says,
+    a_client_may_decline_to_wait,
+    the_body_limit_is_exact_and_nothing_runs_beyond_it,
+    a_slow_upload_holds_no_lease,
+    application_refusals_are_the_applications_own_and_are_replayed,
+    retention_ends_and_the_key_is_free_again,
+    the_health_page_names_the_store,
+}
+
+fn the_first_answer_is_replayed_also_after_a_restart(backend: Backend) {
     for contract in Contract::ALL {
-        let mut server = Server::start(contract, &[]);
+        let mut server = Server::start_on(backend, contract, &[]);
         let first = server.send(&Request::pay("k"));
         assert_eq!(first.status, 201);
         assert!(!first.is_replay());
@@ -31,7 +41,7 @@ fn the_first_answer_is_replayed_also_after_a_restart() {
 fn a_duplicate_of_a_running_request_gets_409_with_the_rest_of_the_lease() {
     let server = Server::start(Contract::Transactional, &["--lease-ms", "20000"]);
     let running = Request::pay("k").simulate("delay-before=1500").begin(server.address);
-    eventually("the first request", || (server.records() == 1).then_some(()));
+    server.await_running();
     let duplicate = server.send(&Request::pay("k"));
     assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")));
     assert!((15..=20).contains(&duplicate.retry_after().unwrap()), "{duplicate:?}");
@@ -39,29 +49,26 @@ fn a_duplicate_of_a_running_request_gets_409_with_the_rest_of_the_lease() {
     assert_eq!(Answer::read(running, "POST").unwrap().status, 201);
 }
 
-#[test]
-fn a_client_may_ask_to_wait_whatever_the_server_says() {
-    let server = Server::start(Contract::AtMostOnce, &[]);
+fn a_client_may_ask_to_wait_whatever_the_server_says(backend: Backend) {
+    let server = Server::start_on(backend, Contract::AtMostOnce, &[]);
     let running = Request::pay("k").simulate("delay-before=1000").begin(server.address);
-    eventually("the first request", || (server.records() == 1).then_some(()));
+    server.await_running();
     let waited = server.send(&Request::pay("k").header("Prefer", "wait=20"));
     let first = Answer::read(running, "POST").unwrap();
     assert!(waited.is_replay());
     assert_eq!(waited.essence(), first.essence());
 }
 
-#[test]
-fn a_client_may_decline_to_wait() {
-    let server = Server::start(Contract::AtMostOnce, &["--wait-ms", "20000"]);
+fn a_client_may_decline_to_wait(backend: Backend) {
+    let server = Server::start_on(backend, Contract::AtMostOnce, &["--wait-ms", "20000"]);
     let running = Request::pay("k").simulate("delay-before=2000").begin(server.address);
-    eventually("the first request", || (server.records() == 1).then_some(()));
+    server.await_running();
     assert_eq!(server.send(&Request::pay("k").header("Prefer", "wait=0")).status, 409);
     assert_eq!(Answer::read(running, "POST").unwrap().status, 201);
 }
 
-#[test]
-fn the_body_limit_is_exact_and_nothing_runs_beyond_it() {
-    let server = Server::start(Contract::Transactional, &["--body-limit", "200"]);
+fn the_body_limit_is_exact_and_nothing_runs_beyond_it(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &["--body-limit", "200"]);
     let padded = |length: usize| {
         let body = r#"{"amount": 1, "currency": "EUR", "recipient": "a"}"#;
         format!("{body}{}", " ".repeat(length - body.len()))
@@ -73,9 +80,8 @@ fn the_body_limit_is_exact_and_nothing_runs_beyond_it() {
     assert_eq!((server.effects(), server.records()), (2, 2));
 }
 
-#[test]
-fn a_slow_upload_holds_no_lease() {
-    let server = Server::start(Contract::Transactional, &[]);
+fn a_slow_upload_holds_no_lease(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &[]);
     let request = Request::pay("k");
     let mut slow = request.begin_part(server.address, 10);
     let fast = server.send(&request);
@@ -112,9 +118,8 @@ fn a_store_that_cannot_answer_is_503_and_nothing_runs() {
     assert_eq!(server.effects(), 2);
 }
 
-#[test]
-fn application_refusals_are_the_applications_own_and_are_replayed() {
-    let server = Server::start(Contract::Transactional, &[]);
+fn application_refusals_are_the_applications_own_and_are_replayed(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &[]);
     let bodies = [
         r#"{"amount": 1250, "currency": "EUR", "recipient": "alice", "tip": 1}"#,
         r#"{"amount": 0, "currency": "EUR", "recipient": "alice"}"#,
@@ -134,9 +139,8 @@ fn application_refusals_are_the_applications_own_and_are_replayed() {
     assert_eq!(server.effects(), 0);
 }
 
-#[test]
-fn retention_ends_and_the_key_is_free_again() {
-    let server = Server::start(Contract::Transactional, &["--retention-s", "1"]);
+fn retention_ends_and_the_key_is_free_again(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &["--retention-s", "1"]);
     let first = server.send(&Request::pay("k"));
     let second = eventually("the end of the retention", || {
         std::thread::sleep(Duration::from_millis(100));
@@ -183,4 +187,16 @@ fn a_server_that_cannot_start_says_why() {
         assert!(log.contains(reason), "{log}");
         assert!(!log.contains("secret"), "{log}");
     }
+}
+
+fn the_health_page_names_the_store(backend: Backend) {
+    let server = Server::start_on(backend, Contract::AtMostOnce, &[]);
+    let answer = server.send(&Request::get("/healthz"));
+    let health = answer.json();
+    let store = if backend == Backend::Sqlite { "sqlite" } else { "postgres" };
+    assert_eq!((answer.status, &health["status"], &health["store"]), (200, &"ok".into(), &store.into()));
+    assert!(
+        health["version"].as_str().is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))
+    );
+    assert!(health["records"].is_u64(), "{health}");
 }

@@ -1,11 +1,20 @@
 //! What a replay keeps, and what it leaves out.
 
-use crate::support::{Contract, Request, Server};
+use crate::support::{Backend, Contract, Request, Server, on_every_backend};
 
-#[test]
-fn header_fields_survive_in_order_repeated_and_not_utf_8() {
+on_every_backend! {
+    header_fields_survive_in_order_repeated_and_not_utf_8,
+    a_cookie_reaches_the_first_client_only,
+    a_streamed_answer_is_replayed_whole,
+    an_answer_over_the_limit_leaves_a_tombstone_and_never_runs_again,
+    an_answer_of_exactly_one_mebibyte_is_kept_by_default,
+    a_large_answer_streams_on_beyond_what_is_kept,
+    answers_without_a_body_are_replayed_without_one,
+}
+
+fn header_fields_survive_in_order_repeated_and_not_utf_8(backend: Backend) {
     for contract in Contract::ALL {
-        let server = Server::start(contract, &[]);
+        let server = Server::start_on(backend, contract, &[]);
         let request = Request::pay("k").simulate("raw-header");
         let (first, again) = (server.send(&request), server.send(&request));
         assert!(again.is_replay());
@@ -16,9 +25,8 @@ fn header_fields_survive_in_order_repeated_and_not_utf_8() {
     }
 }
 
-#[test]
-fn a_cookie_reaches_the_first_client_only() {
-    let server = Server::start(Contract::Transactional, &[]);
+fn a_cookie_reaches_the_first_client_only(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &[]);
     let request = Request::pay("k").simulate("set-cookie");
     let (first, again) = (server.send(&request), server.send(&request));
     assert_eq!(first.header("set-cookie"), Some("session=secret"));
@@ -27,9 +35,8 @@ fn a_cookie_reaches_the_first_client_only() {
     assert_eq!(again.body, first.body);
 }
 
-#[test]
-fn a_streamed_answer_is_replayed_whole() {
-    let server = Server::start(Contract::AtLeastOnce, &[]);
+fn a_streamed_answer_is_replayed_whole(backend: Backend) {
+    let server = Server::start_on(backend, Contract::AtLeastOnce, &[]);
     let request = Request::pay("k").simulate("stream=300000");
     let (first, again) = (server.send(&request), server.send(&request));
     assert_eq!(first.body.len(), 300_000);
@@ -37,10 +44,9 @@ fn a_streamed_answer_is_replayed_whole() {
     assert_eq!(again.essence(), first.essence());
 }
 
-#[test]
-fn an_answer_over_the_limit_leaves_a_tombstone_and_never_runs_again() {
+fn an_answer_over_the_limit_leaves_a_tombstone_and_never_runs_again(backend: Backend) {
     for contract in Contract::ALL {
-        let server = Server::start(contract, &["--stored-limit", "1000"]);
+        let server = Server::start_on(backend, contract, &["--stored-limit", "1000"]);
         for (key, length, kept) in [("999", 999, true), ("1000", 1000, true), ("1001", 1001, false)] {
             let request = Request::pay(key).simulate(&format!("stream={length}"));
             let (first, again) = (server.send(&request), server.send(&request));
@@ -58,27 +64,24 @@ fn an_answer_over_the_limit_leaves_a_tombstone_and_never_runs_again() {
     }
 }
 
-#[test]
-fn an_answer_of_exactly_one_mebibyte_is_kept_by_default() {
-    let server = Server::start(Contract::Transactional, &[]);
+fn an_answer_of_exactly_one_mebibyte_is_kept_by_default(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &[]);
     let request = Request::pay("k").simulate("stream=1048576");
     let (first, again) = (server.send(&request), server.send(&request));
     assert!(again.is_replay());
     assert_eq!(again.essence(), first.essence());
 }
 
-#[test]
-fn a_large_answer_streams_on_beyond_what_is_kept() {
-    let server = Server::start(Contract::Transactional, &[]);
+fn a_large_answer_streams_on_beyond_what_is_kept(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &[]);
     let request = Request::pay("k").simulate("stream=20000000");
     assert_eq!(server.send(&request).body.len(), 20_000_000);
     assert_eq!(server.send(&request).status, 410);
     assert_eq!(server.effects(), 1);
 }
 
-#[test]
-fn answers_without_a_body_are_replayed_without_one() {
-    let server = Server::start(Contract::Transactional, &[]);
+fn answers_without_a_body_are_replayed_without_one(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &[]);
     let request = Request::pay("k").simulate("stream=0");
     let (first, again) = (server.send(&request), server.send(&request));
     assert_eq!((first.status, first.body.len()), (201, 0));

@@ -128,11 +128,20 @@ fn retried_by_many(server: &Server, key: &str) -> (Answer, bool) {
 
 #[test]
 fn a_payment_is_made_once_wherever_its_process_is_killed() {
+    kill_often(Backend::Postgres);
+}
+
+#[test]
+fn a_payment_behind_pgbouncer_is_made_once_wherever_its_process_is_killed() {
+    kill_often(Backend::PgBouncer);
+}
+
+fn kill_often(backend: Backend) {
     let rounds = number_from_environment("IDEM_KILL_ROUNDS").unwrap_or(10);
     let seed = number_from_environment("IDEM_KILL_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     println!("IDEM_KILL_SEED={seed} IDEM_KILL_ROUNDS={rounds}");
     let mut random = Random(seed);
-    let mut server = Server::start_on(Backend::Postgres, Contract::Transactional, &["--lease-ms", LEASE_MS]);
+    let mut server = Server::start_on(backend, Contract::Transactional, &["--lease-ms", LEASE_MS]);
     let schemas = server.schemas();
     let gates = Gates::install(&schemas, u32::try_from(random.below(1 << 31)).unwrap());
     let (mut stages, mut payments, mut longest) = (Vec::new(), Vec::new(), Duration::ZERO);

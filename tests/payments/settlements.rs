@@ -1,6 +1,13 @@
 //! What settles how, under each contract.
 
-use crate::support::{Contract, Request, Server, eventually};
+use crate::support::{Backend, Contract, Request, Server, eventually, on_every_backend};
+
+on_every_backend! {
+    every_status_settles_as_the_policy_says,
+    under_transactional_only_intended_answers_keep_their_writes,
+    a_panic_is_answered_with_a_problem,
+    a_fault_under_at_least_once_runs_again_after_its_backoff,
+}
 
 /// What a repeat meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,12 +29,11 @@ fn repeat(server: &Server, request: &Request) -> Repeat {
     if again.is_replay() { Repeat::Replay } else { Repeat::RunsAgain }
 }
 
-#[test]
-fn every_status_settles_as_the_policy_says() {
+fn every_status_settles_as_the_policy_says(backend: Backend) {
     const STORED: [u16; 9] = [200, 201, 202, 302, 400, 404, 409, 418, 422];
     const RELEASED: [u16; 7] = [401, 403, 407, 408, 421, 425, 429];
     for contract in Contract::ALL {
-        let server = Server::start(contract, &[]);
+        let server = Server::start_on(backend, contract, &[]);
         let after_effect = |status: u16| {
             repeat(&server, &Request::pay(&format!("after-{status}")).simulate(&format!("status={status}")))
         };
@@ -51,9 +57,8 @@ fn every_status_settles_as_the_policy_says() {
     }
 }
 
-#[test]
-fn under_transactional_only_intended_answers_keep_their_writes() {
-    let server = Server::start(Contract::Transactional, &[]);
+fn under_transactional_only_intended_answers_keep_their_writes(backend: Backend) {
+    let server = Server::start_on(backend, Contract::Transactional, &[]);
     let effects_of = |what: &str| {
         let before = server.effects();
         server.send(&Request::pay(what).simulate(what));
@@ -67,19 +72,17 @@ fn under_transactional_only_intended_answers_keep_their_writes() {
     }
 }
 
-#[test]
-fn a_panic_is_answered_with_a_problem() {
+fn a_panic_is_answered_with_a_problem(backend: Backend) {
     for contract in Contract::ALL {
-        let server = Server::start(contract, &[]);
+        let server = Server::start_on(backend, contract, &[]);
         let answer = server.send(&Request::pay("k").simulate("panic-after"));
         assert_eq!((answer.status, answer.problem().as_deref()), (500, Some("handler-failed")), "{contract:?}");
         assert_eq!(server.send(&Request::pay("other")).status, 201, "the server goes on");
     }
 }
 
-#[test]
-fn a_fault_under_at_least_once_runs_again_after_its_backoff() {
-    let server = Server::start(Contract::AtLeastOnce, &[]);
+fn a_fault_under_at_least_once_runs_again_after_its_backoff(backend: Backend) {
+    let server = Server::start_on(backend, Contract::AtLeastOnce, &[]);
     assert_eq!(server.send(&Request::pay("k").simulate("status-before=503")).status, 503);
     let resting = server.send(&Request::pay("k"));
     assert_eq!((resting.status, resting.problem().as_deref(), resting.retry_after()), (409, Some("backoff"), Some(1)));

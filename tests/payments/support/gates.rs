@@ -16,14 +16,15 @@ pub(crate) enum Gate {
 pub(crate) enum Orphan {
     /// The gate opens at once, and it goes on.
     GoesOn,
-    /// The server finds out that the client is gone while the gate is still shut.
-    IsNoticed,
+    /// The gate stays shut until the server gives the statement up, because it notices that the client is gone or
+    /// because the statement takes too long.
+    IsGivenUp,
     /// Its session is ended by force, as when the server crashes.
     IsEnded,
 }
 
 impl Orphan {
-    pub(crate) const ALL: [Self; 3] = [Self::GoesOn, Self::IsNoticed, Self::IsEnded];
+    pub(crate) const ALL: [Self; 3] = [Self::GoesOn, Self::IsGivenUp, Self::IsEnded];
 }
 
 /// Both gates of one server's tables.
@@ -39,7 +40,7 @@ impl Gates {
     pub(crate) fn install(schemas: &Arc<Schemas>, class: u32) -> Self {
         let (payments, idem) = (&schemas.payments, &schemas.idem);
         schemas.sql.run(format!(
-            "CREATE FUNCTION {payments}.pass() RETURNS trigger LANGUAGE plpgsql AS $$
+            "CREATE FUNCTION {payments}.pass() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS $$
              BEGIN
                  PERFORM pg_advisory_xact_lock_shared({class}, TG_ARGV[0]::INTEGER);
                  RETURN NULL;
@@ -69,7 +70,7 @@ impl Gates {
     pub(crate) fn open(&self, gate: Gate, orphan: Orphan) {
         match orphan {
             Orphan::GoesOn => {}
-            Orphan::IsNoticed => eventually("the end of the orphan", || (!self.is_reached(gate)).then_some(())),
+            Orphan::IsGivenUp => eventually("the end of the orphan", || (!self.is_reached(gate)).then_some(())),
             Orphan::IsEnded => {
                 let end = format!("SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE {}", self.waiting(gate));
                 self.schemas.sql.run(end);
