@@ -50,25 +50,22 @@ BEGIN
 END
 $$;
 
--- Makes the partitions of the next three periods, removes some records that are over from where they have no partition
--- of their own, and drops one partition in which every record is over. Answers whether it dropped one.
---
--- A record that is over stays so, wherever it is: acquiring its key again moves it to the newest partition. So what was
--- over a moment ago is so when the lock on the partition is there. The one exception is a transaction that runs longer
--- than records are kept, and commits into a partition from the time when it began: that is looked for under the lock.
-CREATE FUNCTION "idem".idem_partitions_v1(skew BIGINT, lock BIGINT) RETURNS BOOLEAN
+-- The three steps of looking after partitions, each in a transaction of its own: taking the locks of two of them
+-- together, in another order than a statement that reads all partitions, could lock both out.
+
+-- Makes the partitions of this period and the next two, and removes some records that are over from where they have no
+-- partition of their own. Attaching one locks only those out who need idem_records_rest, for a moment.
+CREATE FUNCTION "idem".idem_make_partitions_v1(skew BIGINT, lock BIGINT) RETURNS VOID
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
     length BIGINT;
     next_start BIGINT;
-    partition RECORD;
-    last_end BIGINT;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(lock) THEN
         -- Another replica is at it.
-        RETURN FALSE;
+        RETURN;
     END IF;
     SELECT period INTO length FROM "idem".idem_partitioning;
     SELECT coalesce(max(end_at), at - at % length) INTO next_start FROM "idem".idem_partitions;
@@ -91,30 +88,65 @@ BEGIN
         END;
         next_start := next_start + length;
     END LOOP;
+    DELETE FROM "idem".idem_partitions WHERE name = 'idem_records_rest' AND end_at < at;
     DELETE FROM "idem".idem_records_rest WHERE id IN (
         SELECT id FROM "idem".idem_records_rest
         WHERE purge_after <= at AND expires_at <= at LIMIT 500 FOR UPDATE SKIP LOCKED
     );
-    DELETE FROM "idem".idem_partitions WHERE name = 'idem_records_rest' AND end_at < at;
+END
+$$;
+
+-- The oldest partition in which every record is over; NULL when there is none. It reads a partition whole, at the end of
+-- its period and at the end of the last record that was found living.
+CREATE FUNCTION "idem".idem_past_partition_v1(skew BIGINT) RETURNS TEXT
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    partition RECORD;
+    last_end BIGINT;
+BEGIN
     FOR partition IN
         SELECT * FROM "idem".idem_partitions WHERE end_at <= at AND look_again <= at ORDER BY start_at
     LOOP
         EXECUTE format('SELECT max(expires_at) FROM "idem".%I', partition.name) INTO last_end;
-        IF last_end > at THEN
-            UPDATE "idem".idem_partitions SET look_again = last_end WHERE start_at = partition.start_at;
-            CONTINUE;
+        IF coalesce(last_end, 0) <= at THEN
+            RETURN partition.name;
         END IF;
-        EXECUTE format('LOCK TABLE "idem".idem_records, "idem".%I IN ACCESS EXCLUSIVE MODE', partition.name);
-        EXECUTE format('SELECT max(purge_after) FROM "idem".%I', partition.name) INTO last_end;
-        IF last_end > at THEN
-            UPDATE "idem".idem_partitions SET look_again = last_end WHERE start_at = partition.start_at;
-            RETURN FALSE;
-        END IF;
-        EXECUTE format('DROP TABLE "idem".%I', partition.name);
-        DELETE FROM "idem".idem_partitions WHERE start_at = partition.start_at;
-        RETURN TRUE;
+        UPDATE "idem".idem_partitions SET look_again = last_end WHERE start_at = partition.start_at;
     END LOOP;
-    RETURN FALSE;
+    RETURN NULL;
+END
+$$;
+
+-- Drops a partition in which every record was over a moment ago; answers whether it did.
+--
+-- A record that is over stays so, wherever it is: acquiring its key again moves it to the newest partition. The one
+-- exception is a transaction that ran longer than records are kept, and has committed into the partition of the time when
+-- it began: that is looked for once nobody can do it any more.
+CREATE FUNCTION "idem".idem_drop_partition_v1(skew BIGINT, lock BIGINT, past TEXT) RETURNS BOOLEAN
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    last_end BIGINT;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(lock) THEN
+        RETURN FALSE;
+    END IF;
+    LOCK TABLE "idem".idem_records IN ACCESS EXCLUSIVE MODE;
+    IF NOT EXISTS (SELECT FROM "idem".idem_partitions WHERE name = past) THEN
+        -- Another replica was faster.
+        RETURN TRUE;
+    END IF;
+    EXECUTE format('SELECT max(purge_after) FROM "idem".%I', past) INTO last_end;
+    IF last_end > at THEN
+        UPDATE "idem".idem_partitions SET look_again = last_end WHERE name = past;
+        RETURN FALSE;
+    END IF;
+    EXECUTE format('DROP TABLE "idem".%I', past);
+    DELETE FROM "idem".idem_partitions WHERE name = past;
+    RETURN TRUE;
 END
 $$;
 

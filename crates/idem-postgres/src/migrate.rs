@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use idem_core::{StoreError, StoreErrorKind};
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use crate::literal::Sql;
@@ -127,11 +128,7 @@ fn latest() -> u32 {
 /// The newest migration that was applied; `None` when there is none.
 async fn newest(connection: &mut PgConnection, schema: &Schema) -> Result<Option<u32>, StoreError> {
     let what = "look for the version of the schema";
-    let mut sql = Sql::default();
-    sql.push("SELECT to_regclass(convert_from(");
-    sql.bytes(format!("{}.idem_migrations", schema.quoted()).as_bytes()).push(",'UTF8')) IS NOT NULL");
-    let there = rows(connection, what, sql.into_text()).await?;
-    if !there.first().and_then(|row| row.try_get::<bool, _>(0).ok()).unwrap_or_default() {
+    if !is_true(&rows(connection, what, look_for_table(schema, "idem_migrations").into_text()).await?) {
         return Ok(None);
     }
     let newest = format!("SELECT coalesce(max(version), 0) FROM {}.idem_migrations", schema.quoted());
@@ -147,4 +144,20 @@ async fn newest(connection: &mut PgConnection, schema: &Schema) -> Result<Option
         return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
     }
     Ok(Some(newest))
+}
+
+/// Asks the catalog whether there is a table. A name that is resolved may be resolved from a cache, in which a table that
+/// another replica made a moment ago is not there yet.
+pub(crate) fn look_for_table(schema: &Schema, table: &str) -> Sql {
+    let mut sql = Sql::default();
+    sql.push(
+        "SELECT EXISTS (SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = ",
+    );
+    sql.push("convert_from(").bytes(schema.name().as_bytes()).push(",'UTF8') AND relname = convert_from(");
+    sql.bytes(table.as_bytes()).push(",'UTF8'))");
+    sql
+}
+
+pub(crate) fn is_true(rows: &[PgRow]) -> bool {
+    rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default()
 }

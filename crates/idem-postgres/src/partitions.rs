@@ -8,10 +8,14 @@ use sqlx::{PgConnection, Row as _};
 use crate::config::micros;
 use crate::error::store_error;
 use crate::literal::Sql;
+use crate::migrate::{is_true, look_for_table};
 use crate::schema::Schema;
 use crate::store::{PostgresStore, rows};
 
 const PARTITIONS: &str = include_str!("../migrations/partitions.sql");
+
+/// It is there when records are partitioned.
+const TABLE: &str = "idem_partitioning";
 
 /// The period that the file is written for, in microseconds: a day.
 const PERIOD_OF_FILE: &str = "86400000000";
@@ -21,6 +25,10 @@ const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 
 /// How long the server may look whether a partition has a living record; it reads it whole.
 const LOOK_FOR_AT_MOST: Duration = Duration::from_secs(600);
+
+/// How long to wait until nobody uses the table. Everybody else waits behind; when it is not to be had the next round
+/// tries again.
+const WAIT_AT_MOST: Duration = Duration::from_millis(100);
 
 /// The statements that spread records over partitions which cover `period` each, for those who apply migrations by a
 /// tool of their own; apply them in one transaction, after [`migrations`](crate::migrations()).
@@ -43,7 +51,7 @@ fn statements(schema: &Schema, period: Duration) -> Result<String, StoreError> {
 /// Spreads records over partitions, unless they are. In the transaction in which migrations are applied.
 pub(crate) async fn apply(connection: &mut PgConnection, schema: &Schema, period: Duration) -> Result<(), StoreError> {
     let statements = statements(schema, period)?;
-    if is_partitioned(&rows(connection, "look for partitions", look(schema).into_text()).await?) {
+    if is_true(&rows(connection, "look for partitions", look_for_table(schema, TABLE).into_text()).await?) {
         return Ok(());
     }
     rows(connection, "spread records over partitions", statements).await.map(drop)
@@ -52,32 +60,33 @@ pub(crate) async fn apply(connection: &mut PgConnection, schema: &Schema, period
 /// Makes coming partitions and drops past ones, if there are any. Says whether records are partitioned.
 pub(crate) async fn maintain(store: &PostgresStore) -> Result<bool, StoreError> {
     let (schema, what) = (&store.shared.schema, "look after partitions");
-    if !is_partitioned(&store.maintain(what, look(schema), store.shared.patience).await?) {
+    if !is_true(&store.maintain(what, look_for_table(schema, TABLE), store.shared.patience).await?) {
         return Ok(false);
     }
-    loop {
+    let (skew, lock) = (store.shared.offset.micros(), schema.task_lock("partitions"));
+    let step = |timeouts: &str, call: &str| {
         let mut sql = Sql::default();
-        sql.push("BEGIN ISOLATION LEVEL READ COMMITTED;").push(&store.shared.prelude).push("SET LOCAL ");
-        sql.push("statement_timeout=").number(micros(LOOK_FOR_AT_MOST) / 1000).push(";SELECT ").push(schema.quoted());
-        sql.push(".idem_partitions_v1(").number(store.shared.offset.micros()).push(",");
-        sql.number(schema.task_lock("partitions")).push(");COMMIT");
-        let done = store.maintain(what, sql, LOOK_FOR_AT_MOST).await?;
-        let dropped = done.first().map(|row| row.try_get::<bool, _>(0)).transpose();
-        if !dropped.map_err(|error| store_error(what, error))?.unwrap_or_default() {
+        sql.push("BEGIN ISOLATION LEVEL READ COMMITTED;").push(&store.shared.prelude).push(timeouts);
+        sql.push("SELECT ").push(schema.quoted()).push(call).push("(").number(skew);
+        sql
+    };
+    let mut make = step("", ".idem_make_partitions_v1");
+    make.push(",").number(lock).push(");COMMIT");
+    store.maintain(what, make, store.shared.patience).await?;
+    loop {
+        let reading = format!("SET LOCAL statement_timeout={};", LOOK_FOR_AT_MOST.as_millis());
+        let mut look = step(&reading, ".idem_past_partition_v1");
+        look.push(");COMMIT");
+        let past = store.maintain(what, look, LOOK_FOR_AT_MOST).await?;
+        let past = past.first().map(|row| row.try_get::<Option<String>, _>(0)).transpose();
+        let Some(past) = past.map_err(|error| store_error(what, error))?.flatten() else { return Ok(true) };
+        let waiting = format!("SET LOCAL lock_timeout={};", WAIT_AT_MOST.as_millis());
+        let mut drop_it = step(&waiting, ".idem_drop_partition_v1");
+        drop_it.push(",").number(lock).push(",convert_from(").bytes(past.as_bytes()).push(",'UTF8'));COMMIT");
+        if !is_true(&store.maintain(what, drop_it, store.shared.patience).await?) {
             return Ok(true);
         }
     }
-}
-
-fn look(schema: &Schema) -> Sql {
-    let mut sql = Sql::default();
-    sql.push("SELECT to_regclass(convert_from(");
-    sql.bytes(format!("{}.idem_partitioning", schema.quoted()).as_bytes()).push(",'UTF8')) IS NOT NULL");
-    sql
-}
-
-fn is_partitioned(rows: &[sqlx::postgres::PgRow]) -> bool {
-    rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

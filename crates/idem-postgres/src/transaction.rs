@@ -126,9 +126,11 @@ pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Re
         let mut sql = Sql::default();
         sql.push(&shared.transactions.begin).push("SELECT pg_try_advisory_xact_lock(");
         // A statement of its own: the next one sees what whoever held the lock until now has made.
-        sql.number(shared.schema.lock(&id)).push(");SELECT * FROM ").push(shared.schema.quoted());
+        sql.number(shared.schema.lock(&id)).push(");SAVEPOINT idem;SELECT * FROM ").push(shared.schema.quoted());
         sql.push(".idem_look_v1(").number(shared.offset.micros()).push(",ARRAY[").bytes(id.as_bytes());
-        sql.push("],ARRAY[NULL::BIGINT]);SAVEPOINT idem");
+        // Gives back the table's own lock, which else would be kept for as long as the handler runs, and keep others from
+        // dropping a partition.
+        sql.push("],ARRAY[NULL::BIGINT]);ROLLBACK TO SAVEPOINT idem");
         let sql = sql.into_text();
         let mut idle = Some(idle.0);
         // Connections may have died while nobody used them, as many as there are.

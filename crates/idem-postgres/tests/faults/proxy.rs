@@ -1,0 +1,186 @@
+//! A TCP proxy that counts statements, and loses messages or answers when it is told to.
+
+use std::io;
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// What becomes of a connection at the statement that was waited for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Lose {
+    /// It ends before the statement reaches the server.
+    Statement,
+    /// It ends with the statement on its way: nobody knows whether it is done.
+    Connection,
+    /// It ends after the server did the statement, and before a byte of the answer.
+    Answer,
+    /// The server does the statement, and neither an answer nor an end is ever seen.
+    EverythingSilently,
+}
+
+struct Plan {
+    lose: Lose,
+    marker: &'static str,
+    times: usize,
+}
+
+struct Shared {
+    upstream: AtomicU16,
+    plan: Mutex<Option<Plan>>,
+    statements: AtomicUsize,
+    /// Changes when all connections are to end.
+    end: watch::Sender<()>,
+}
+
+pub struct Proxy {
+    pub port: u16,
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// In front of the server at `upstream` on this machine.
+    pub async fn start(upstream: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let shared = Arc::new(Shared {
+            upstream: upstream.into(),
+            plan: Mutex::new(None),
+            statements: AtomicUsize::new(0),
+            end: watch::Sender::new(()),
+        });
+        let carrier = Arc::clone(&shared);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(carry(Arc::clone(&carrier), client));
+            }
+        });
+        Self { port, shared, task }
+    }
+
+    /// Loses what the next `times` statements bring in which `marker` stands.
+    pub fn lose(&self, lose: Lose, marker: &'static str, times: usize) {
+        *self.shared.plan.lock().unwrap() = Some(Plan { lose, marker, times });
+    }
+
+    /// Whether everything was lost that should be.
+    pub fn has_lost(&self) -> bool {
+        self.shared.plan.lock().unwrap().as_ref().is_none_or(|plan| plan.times == 0)
+    }
+
+    /// How many statements went to the server.
+    pub fn statements(&self) -> usize {
+        self.shared.statements.load(Ordering::SeqCst)
+    }
+
+    /// New connections lead elsewhere from now on.
+    pub fn lead_to(&self, upstream: u16) {
+        self.shared.upstream.store(upstream, Ordering::SeqCst);
+    }
+
+    /// Ends all connections.
+    pub fn cut(&self) {
+        self.shared.end.send_replace(());
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.cut();
+    }
+}
+
+async fn carry(shared: Arc<Shared>, client: TcpStream) {
+    let mut end = shared.end.subscribe();
+    let Ok(server) = TcpStream::connect(("127.0.0.1", shared.upstream.load(Ordering::SeqCst))).await else { return };
+    for stream in [&client, &server] {
+        stream.set_nodelay(true).unwrap();
+    }
+    let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+    let (mute, muted) = watch::channel(None);
+    tokio::select! {
+        _ = requests(&shared, from_client, to_server, mute) => {}
+        _ = answers(from_server, to_client, muted) => {}
+        _ = end.changed() => {}
+    }
+    // Both sides see the end of the connection.
+}
+
+async fn requests(
+    shared: &Shared,
+    mut client: OwnedReadHalf,
+    mut server: OwnedWriteHalf,
+    mute: watch::Sender<Option<Lose>>,
+) -> io::Result<()> {
+    // The first message has no type.
+    let start = message(&mut client, None).await?;
+    server.write_all(&start).await?;
+    loop {
+        let kind = client.read_u8().await?;
+        let message = message(&mut client, Some(kind)).await?;
+        let lose = if kind == b'Q' { shared.planned(&message) } else { None };
+        match lose {
+            Some(Lose::Statement) => return Ok(()),
+            Some(lose @ (Lose::Answer | Lose::EverythingSilently)) => {
+                mute.send_replace(Some(lose));
+                server.write_all(&message).await?;
+            }
+            Some(Lose::Connection) => return server.write_all(&message).await,
+            None => server.write_all(&message).await?,
+        }
+    }
+}
+
+/// A whole message: its type, if it has one, its length, its body.
+async fn message(client: &mut OwnedReadHalf, kind: Option<u8>) -> io::Result<Vec<u8>> {
+    let length = client.read_u32().await?;
+    let mut message: Vec<u8> = kind.into_iter().chain(length.to_be_bytes()).collect();
+    let head = message.len();
+    message.resize(head + length as usize - 4, 0);
+    client.read_exact(&mut message[head..]).await?;
+    Ok(message)
+}
+
+impl Shared {
+    fn planned(&self, message: &[u8]) -> Option<Lose> {
+        self.statements.fetch_add(1, Ordering::SeqCst);
+        let mut plan = self.plan.lock().unwrap();
+        let plan = plan.as_mut().filter(|plan| plan.times > 0)?;
+        let marker = plan.marker.as_bytes();
+        message.windows(marker.len()).any(|window| window == marker).then(|| {
+            plan.times -= 1;
+            plan.lose
+        })
+    }
+}
+
+async fn answers(
+    mut server: OwnedReadHalf,
+    mut client: OwnedWriteHalf,
+    muted: watch::Receiver<Option<Lose>>,
+) -> io::Result<()> {
+    /// `ReadyForQuery`, but for the state of the transaction.
+    const READY: [u8; 5] = [b'Z', 0, 0, 0, 5];
+    let (mut buffer, mut swallowed) = (vec![0; 64 * 1024], Vec::new());
+    loop {
+        let read = server.read(&mut buffer).await?;
+        let muted = *muted.borrow();
+        match muted {
+            _ if read == 0 => return Ok(()),
+            None => client.write_all(&buffer[..read]).await?,
+            Some(lose) => {
+                swallowed.extend_from_slice(&buffer[..read]);
+                let done = swallowed.len().checked_sub(6).is_some_and(|from| swallowed[from..].starts_with(&READY));
+                if done && lose == Lose::Answer {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}

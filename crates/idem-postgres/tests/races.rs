@@ -1,0 +1,276 @@
+//! One schedule per race: two parties, and the order in which they meet is forced by locks, not by luck.
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, IdempotencyStore, Lease, OwnerOutcome, Purge, Settlement, TransactionalStore,
+    Writes,
+};
+use idem_postgres::{PostgresStore, TimeOffset};
+use idem_testkit::fixture::{KEPT, LEASE, RETENTION, completed, mismatch_of, repeat_of, request};
+use sqlx::PgConnection;
+use support::{Schema, connection, number, sql};
+
+struct Race {
+    schema: Schema,
+    offset: TimeOffset,
+    /// Two stores, as two processes would have.
+    one: PostgresStore,
+    other: PostgresStore,
+    /// Whoever forces the order.
+    referee: PgConnection,
+}
+
+impl Race {
+    async fn new() -> Self {
+        let (schema, offset) = (Schema::new(), TimeOffset::default());
+        let config = || schema.config().time_offset(offset.clone()).lock_timeout(Duration::from_secs(60));
+        let config = || config().statement_timeout(Duration::from_secs(60));
+        let one = PostgresStore::open(config()).await.unwrap();
+        let other = PostgresStore::open(config()).await.unwrap();
+        Self { one, other, referee: connection().await, schema, offset }
+    }
+
+    /// Waits until `count` of the stores' sessions wait for a lock.
+    async fn until_waiting(&self, count: i64) {
+        let mut watch = connection().await;
+        let waiting = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'",
+            self.schema.name
+        );
+        let reached = async {
+            while number(&mut watch, waiting.clone()).await < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), reached).await.expect("nobody waits");
+    }
+
+    async fn lease(&self, request: &Acquire) -> Lease {
+        match self.one.acquire(request).await.unwrap() {
+            AcquireOutcome::Acquired(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Locks the one row that there is.
+    async fn hold_row(&mut self) {
+        let lock = format!("BEGIN;SELECT FROM {}.idem_records FOR UPDATE", self.schema.name);
+        assert_eq!(sql(&mut self.referee, lock).await.len(), 1);
+    }
+
+    async fn let_go(&mut self) {
+        sql(&mut self.referee, "COMMIT").await;
+    }
+}
+
+#[tokio::test]
+async fn of_two_acquires_of_one_new_key_the_second_waits_and_finds_the_first() {
+    let mut race = Race::new().await;
+    let (first, same, different) = (request(), request(), request());
+    let same = Acquire { id: first.id, ..repeat_of(&same) };
+    let different = Acquire { id: first.id, ..mismatch_of(&different) };
+    // Somebody inserts the row, and has not committed.
+    let columns = "id, namespace, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state, \
+                   acquisition, takeover, lease_until, created_at, updated_at, expires_at, purge_after";
+    let lease = race.lease(&first).await;
+    let copy = format!(
+        "CREATE TABLE {0}.copy AS SELECT {columns} FROM {0}.idem_records;DELETE FROM {0}.idem_records",
+        race.schema.name
+    );
+    sql(&mut race.referee, copy).await;
+    let insert =
+        format!("BEGIN;INSERT INTO {0}.idem_records ({columns}) SELECT {columns} FROM {0}.copy", race.schema.name);
+    sql(&mut race.referee, insert).await;
+    let (one, other) = (race.one.clone(), race.other.clone());
+    let same = tokio::spawn(async move { one.acquire(&same).await.unwrap() });
+    let different = tokio::spawn(async move { other.acquire(&different).await.unwrap() });
+    race.until_waiting(2).await;
+    race.let_go().await;
+    assert!(matches!(same.await.unwrap(), AcquireOutcome::InProgress { .. }));
+    assert!(matches!(different.await.unwrap(), AcquireOutcome::Mismatch { .. }));
+    assert_eq!(race.one.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
+}
+
+#[tokio::test]
+async fn when_the_first_of_two_acquires_fails_the_second_runs() {
+    let mut race = Race::new().await;
+    let first = request();
+    race.lease(&first).await;
+    let copy = format!(
+        "CREATE TABLE {0}.copy AS SELECT * FROM {0}.idem_records;DELETE FROM {0}.idem_records",
+        race.schema.name
+    );
+    sql(&mut race.referee, copy).await;
+    let insert = format!("BEGIN;INSERT INTO {0}.idem_records SELECT * FROM {0}.copy", race.schema.name);
+    sql(&mut race.referee, insert).await;
+    let (one, second) = (race.one.clone(), repeat_of(&first));
+    let second = tokio::spawn(async move { one.acquire(&second).await.unwrap() });
+    race.until_waiting(1).await;
+    sql(&mut race.referee, "ROLLBACK").await;
+    assert!(matches!(second.await.unwrap(), AcquireOutcome::Acquired(Lease { attempt: 1, .. })));
+}
+
+#[tokio::test]
+async fn an_acquire_that_meets_a_record_being_purged_runs_as_the_first() {
+    let mut race = Race::new().await;
+    let old = request();
+    race.lease(&old).await;
+    race.offset.advance(LEASE + RETENTION);
+    // The purge has deleted the row, and has not committed.
+    let delete = format!("BEGIN;DELETE FROM {}.idem_records", race.schema.name);
+    sql(&mut race.referee, delete).await;
+    let (one, other) = (race.one.clone(), race.other.clone());
+    let (first, second) = (repeat_of(&old), repeat_of(&old));
+    let first = tokio::spawn(async move { one.acquire(&first).await.unwrap() });
+    let second = tokio::spawn(async move { other.acquire(&second).await.unwrap() });
+    race.until_waiting(2).await;
+    race.let_go().await;
+    let outcomes = [first.await.unwrap(), second.await.unwrap()];
+    let runs =
+        outcomes.iter().filter(|outcome| matches!(outcome, AcquireOutcome::Acquired(lease) if lease.attempt == 1));
+    assert_eq!(runs.count(), 1, "{outcomes:?}");
+    assert!(outcomes.iter().any(|outcome| matches!(outcome, AcquireOutcome::InProgress { .. })), "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_purge_leaves_a_record_that_is_being_acquired_again() {
+    let mut race = Race::new().await;
+    let old = request();
+    race.lease(&old).await;
+    race.offset.advance(LEASE + RETENTION);
+    race.hold_row().await;
+    let (one, again) = (race.one.clone(), repeat_of(&old));
+    let again = tokio::spawn(async move { one.acquire(&again).await.unwrap() });
+    race.until_waiting(1).await;
+    assert_eq!(race.other.purge(100.try_into().unwrap()).await.unwrap(), 0, "it does not wait for the row");
+    race.let_go().await;
+    assert!(matches!(again.await.unwrap(), AcquireOutcome::Acquired(_)));
+    assert_eq!(race.other.purge(100.try_into().unwrap()).await.unwrap(), 0);
+    assert!(race.one.peek(&old.id).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn of_a_settlement_and_a_takeover_one_wins_whichever_comes_first() {
+    for settlement_first in [true, false] {
+        let mut race = Race::new().await;
+        let crashed = request();
+        let lease = race.lease(&crashed).await;
+        race.offset.advance(LEASE);
+        race.hold_row().await;
+        let settle = || {
+            let (one, lease) = (race.one.clone(), lease.clone());
+            tokio::spawn(async move { one.settle(&lease, &completed(), KEPT).await.unwrap() })
+        };
+        let take_over = || {
+            let (other, request) = (race.other.clone(), repeat_of(&crashed));
+            tokio::spawn(async move { other.acquire(&request).await.unwrap() })
+        };
+        // Postgres gives a row to those who wait for it in their order.
+        let (settled, taken_over) = if settlement_first {
+            let settled = settle();
+            race.until_waiting(1).await;
+            (settled, take_over())
+        } else {
+            let taken_over = take_over();
+            race.until_waiting(1).await;
+            (settle(), taken_over)
+        };
+        race.until_waiting(2).await;
+        race.let_go().await;
+        let record = |outcome: &AcquireOutcome| match outcome {
+            AcquireOutcome::Acquired(lease) => lease.attempt,
+            AcquireOutcome::Replay(_) => 0,
+            other => panic!("{other:?}"),
+        };
+        let (settled, attempt) = (settled.await.unwrap(), record(&taken_over.await.unwrap()));
+        match settlement_first {
+            true => assert_eq!((settled, attempt), (OwnerOutcome::Applied, 0)),
+            false => assert_eq!((settled, attempt), (OwnerOutcome::LeaseLost, 2)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_leased_run_and_a_transaction_turn_each_other_away() {
+    let race = Race::new().await;
+    let request = request();
+    let Begin::Acquired { transaction, .. } = race.one.begin(&request).await.unwrap() else { panic!("not acquired") };
+    // The other process still has the contract of before the deploy.
+    let leased = race.other.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(leased, AcquireOutcome::InProgress { .. }), "{leased:?}");
+    assert_eq!(transaction.finish(&Settlement::Released, KEPT, Writes::Discard).await.unwrap(), OwnerOutcome::Applied);
+    let AcquireOutcome::Acquired(lease) = race.other.acquire(&repeat_of(&request)).await.unwrap() else {
+        panic!("the key is not free")
+    };
+    let begun = race.one.begin(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(begun, Begin::Answered(AcquireOutcome::InProgress { .. })), "{begun:?}");
+    race.other.settle(&lease, &completed(), KEPT).await.unwrap();
+    let begun = race.one.begin(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(begun, Begin::Answered(AcquireOutcome::Replay(_))), "{begun:?}");
+}
+
+#[tokio::test]
+async fn a_leased_takeover_waits_for_nobody_while_a_transaction_takes_over() {
+    let race = Race::new().await;
+    let crashed = request();
+    race.lease(&crashed).await;
+    race.offset.advance(LEASE);
+    let Begin::Acquired { lease, transaction, .. } = race.one.begin(&repeat_of(&crashed)).await.unwrap() else {
+        panic!("not taken over")
+    };
+    assert_eq!(lease.attempt, 2);
+    let leased = race.other.acquire(&repeat_of(&crashed)).await.unwrap();
+    assert!(matches!(leased, AcquireOutcome::InProgress { .. }), "{leased:?}");
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    assert!(matches!(race.other.acquire(&repeat_of(&crashed)).await.unwrap(), AcquireOutcome::Replay(_)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leased_runs_and_transactions_at_once_run_one_at_a_time() {
+    let race = Arc::new(Race::new().await);
+    for round in 0..20 {
+        let first = request();
+        let running = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let contenders: Vec<_> = (0..16)
+            .map(|number| {
+                let (race, running, request) = (Arc::clone(&race), Arc::clone(&running), repeat_of(&first));
+                tokio::spawn(async move {
+                    let store = if number % 4 < 2 { &race.one } else { &race.other };
+                    let enter =
+                        || assert_eq!(running.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0, "two at once");
+                    let leave = || running.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    if number % 2 == 0 {
+                        let Begin::Acquired { transaction, .. } = store.begin(&request).await.unwrap() else {
+                            return 0;
+                        };
+                        enter();
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                        leave();
+                        assert_eq!(
+                            transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(),
+                            OwnerOutcome::Applied
+                        );
+                    } else {
+                        let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { return 0 };
+                        enter();
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                        leave();
+                        assert_eq!(store.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
+                    }
+                    1
+                })
+            })
+            .collect();
+        let mut runs = 0;
+        for contender in contenders {
+            runs += contender.await.unwrap();
+        }
+        assert!(runs <= 1, "round {round}: {runs} runs");
+        assert_eq!(race.one.peek(&first.id).await.unwrap().is_some(), runs == 1);
+    }
+}

@@ -1,0 +1,148 @@
+//! How a database gets the schema, and what is refused.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+mod support;
+
+use std::time::Duration;
+
+use idem_core::{Durability, IdempotencyStore, StoreErrorKind};
+use idem_postgres::{PostgresConfig, PostgresStore, migrations, partitioning};
+use idem_testkit::fixture::{KEPT, completed, request};
+use support::{Schema, connection, number, sql};
+
+async fn works(store: &PostgresStore) {
+    let request = request();
+    let idem_core::AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!() };
+    assert_eq!(store.settle(&lease, &completed(), KEPT).await.unwrap(), idem_core::OwnerOutcome::Applied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_replicas_may_start_at_once() {
+    let schema = Schema::new();
+    let starts: Vec<_> = (0..20).map(|_| tokio::spawn(PostgresStore::open(schema.config()))).collect();
+    for start in starts {
+        works(&start.await.unwrap().unwrap()).await;
+    }
+    let applied = format!("SELECT count(*) FROM {}.idem_migrations", schema.name);
+    let expected = migrations(&schema.name).unwrap().len();
+    assert_eq!(number(&mut connection().await, applied).await, i64::try_from(expected).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_replicas_may_spread_records_over_partitions_at_once() {
+    let schema = Schema::new();
+    works(&PostgresStore::open(schema.config()).await.unwrap()).await;
+    let config = || schema.config().partitioned(Duration::from_secs(60));
+    let starts: Vec<_> = (0..20).map(|_| tokio::spawn(PostgresStore::open(config()))).collect();
+    for start in starts {
+        works(&start.await.unwrap().unwrap()).await;
+    }
+    let records = format!("SELECT count(*) FROM {}.idem_records", schema.name);
+    assert_eq!(number(&mut connection().await, records).await, 21, "those from before are there");
+}
+
+#[tokio::test]
+async fn the_migrations_can_be_applied_by_other_tools() {
+    let schema = Schema::new();
+    let error = PostgresStore::open(schema.config().without_migrating()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
+    assert!(error.to_string().contains("apply the migrations"), "{error}");
+    let mut tool = connection().await;
+    sql(&mut tool, format!("CREATE SCHEMA {}", schema.name)).await;
+    for migration in migrations(&schema.name).unwrap() {
+        sql(&mut tool, format!("BEGIN;{};COMMIT", migration.sql)).await;
+    }
+    works(&PostgresStore::open(schema.config().without_migrating()).await.unwrap()).await;
+    let partitions = partitioning(&schema.name, Duration::from_secs(3600)).unwrap();
+    sql(&mut tool, format!("BEGIN;{partitions};COMMIT")).await;
+    works(&PostgresStore::open(schema.config().without_migrating()).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_schema_of_a_newer_version_is_refused() {
+    let schema = Schema::new();
+    PostgresStore::open(schema.config()).await.unwrap();
+    sql(
+        &mut connection().await,
+        format!("INSERT INTO {}.idem_migrations (version, name) VALUES (99, 'later')", schema.name),
+    )
+    .await;
+    for config in [schema.config(), schema.config().without_migrating()] {
+        let error = PostgresStore::open(config).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
+        assert!(error.to_string().contains("upgrade idem-postgres"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn any_schema_name_will_do_and_an_application_may_have_tables_beside_ours() {
+    for name in ["Has \"quotes\" and; DROP", "public"] {
+        let schema = Schema { name: format!("{name} {}", uuid::Uuid::new_v4().simple()) };
+        let quoted = format!("\"{}\"", schema.name.replace('"', "\"\""));
+        let mut other = connection().await;
+        sql(&mut other, format!("CREATE SCHEMA {quoted};CREATE TABLE {quoted}._sqlx_migrations (version BIGINT)"))
+            .await;
+        let store = PostgresStore::open(schema.config()).await.unwrap();
+        works(&store).await;
+        assert_eq!(store.health().await.unwrap().durability.level, store.durability().level);
+        sql(&mut other, format!("DROP SCHEMA {quoted} CASCADE")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_user_with_no_more_rights_than_it_needs_can_work() {
+    let schema = Schema::new();
+    PostgresStore::open(schema.config()).await.unwrap();
+    let (role, mut admin) = (format!("{}_app", schema.name), connection().await);
+    let grants = format!(
+        "CREATE ROLE {role} LOGIN;GRANT USAGE ON SCHEMA {0} TO {role};
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {0} TO {role}",
+        schema.name
+    );
+    sql(&mut admin, grants).await;
+    let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let config = PostgresConfig::from_options(options.username(&role)).schema(&schema.name);
+    let store = PostgresStore::open(config).await.unwrap();
+    works(&store).await;
+    store.self_test().await.unwrap();
+    drop(store);
+    sql(&mut admin, format!("DROP OWNED BY {role};DROP ROLE {role}")).await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_at_the_start() {
+    let nowhere = PostgresStore::open(PostgresConfig::new("postgres://postgres@127.0.0.1:1/postgres")).await;
+    assert_eq!(nowhere.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let no_database = PostgresConfig::from_options(options.database("there is no such database"));
+    let error = PostgresStore::open(no_database).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
+    let no_schema = PostgresStore::open(PostgresConfig::new(idem_servers::postgres_url()).schema("")).await;
+    assert_eq!(no_schema.unwrap_err().kind(), StoreErrorKind::Misconfigured);
+}
+
+#[tokio::test]
+async fn a_database_in_another_encoding_is_refused() {
+    let (name, mut admin) = (format!("latin_{}", uuid::Uuid::new_v4().simple()), connection().await);
+    sql(&mut admin, format!("CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")).await;
+    let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let error = PostgresStore::open(PostgresConfig::from_options(options.database(&name))).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
+    assert!(error.to_string().contains("LATIN1"), "{error}");
+    sql(&mut admin, format!("DROP DATABASE {name} WITH (FORCE)")).await;
+}
+
+#[tokio::test]
+async fn the_self_test_says_what_a_record_survives() {
+    let schema = Schema::new();
+    let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let config = PostgresConfig::from_options(options.clone()).schema(&schema.name);
+    let report = PostgresStore::open(config).await.unwrap().self_test().await.unwrap();
+    let fsync = number(&mut connection().await, "SELECT (current_setting('fsync') = 'on')::INT::INT8").await == 1;
+    assert_eq!(report.level, if fsync { Durability::Power } else { Durability::Crash });
+    let off = options.options([("synchronous_commit", "off")]);
+    let store = PostgresStore::open(PostgresConfig::from_options(off).schema(&schema.name)).await.unwrap();
+    assert_eq!(store.capabilities().durability, Durability::Process);
+    let report = store.self_test().await.unwrap();
+    assert!(report.to_string().contains("set synchronous_commit to on"), "{report}");
+}
