@@ -15,6 +15,9 @@ const POOL_SIZE: u16 = 2;
 /// Debian's packages with everything that can be missing.
 const PACKAGES: [&str; 2] = ["postgresql", "pgbouncer"];
 
+/// What syncing to the disk protects from is a loss of power, which no test has; it takes most of their time.
+const UNSYNCED: &str = "fsync=off";
+
 /// They stop when this value is dropped, and when this process ends in another way.
 #[derive(Debug)]
 pub(crate) struct Servers {
@@ -30,7 +33,7 @@ impl Servers {
         let (url, postgres) = match given()? {
             Some(url) => (url, None),
             None => {
-                let postgres = or_install(Postgres::start)?;
+                let postgres = or_install(|| Postgres::start_with(&[UNSYNCED]))?;
                 println!("Postgres: {}, {}, port {}", postgres.origin(), postgres.version(), postgres.port());
                 (postgres.url(), Some(postgres))
             }

@@ -28,9 +28,9 @@ use crate::verb::{Answer, Placed, Presence, Row, Seen, Verb, misanswered};
 /// this many in a row are not chance.
 const ROUNDS: u32 = 16;
 
-/// When to ask again while a transaction runs the operation. It has no lease: its key is free, or answered, as soon as it
-/// ends, and nobody knows when that is.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The answer while a transaction runs the operation. That has no lease: the key is free, or answered, as soon as it ends,
+/// and nobody knows when that is.
+const IN_PROGRESS: AcquireOutcome = AcquireOutcome::InProgress { retry_after: Duration::from_secs(1) };
 
 /// Records in a Postgres database. Clones share everything.
 ///
@@ -226,22 +226,20 @@ impl IdempotencyStore for PostgresStore {
             let Seen { now, presence, row } = self.see(Verb::Acquire { request: request.clone(), lock }).await?;
             let before = row.as_ref().map(|row| &row.record);
             let (next, outcome) = machine::acquire(before, request, now);
-            let Some(row) = &row else {
+            if row.is_none() {
                 match presence {
                     // The statement made the record that the state machine makes when there is none.
                     Presence::Made => return Ok(outcome),
-                    Presence::Held => return Ok(AcquireOutcome::InProgress { retry_after: ASK_AGAIN }),
+                    Presence::Held => return Ok(IN_PROGRESS),
                     // It was there, so none was made, and has gone since.
                     Presence::There | Presence::Absent => continue,
                 }
-            };
+            }
             if next.as_ref() == before {
                 return Ok(outcome);
             }
-            match self.place(request.id, Some(lock), row, next.as_ref()).await? {
-                Placed::Done => return Ok(outcome),
-                Placed::Held => return Ok(AcquireOutcome::InProgress { retry_after: ASK_AGAIN }),
-                Placed::Changed => {}
+            if let Some(outcome) = self.end(request, row, next, outcome).await? {
+                return Ok(outcome);
             }
         }
         Err(contended())
@@ -292,30 +290,20 @@ impl Purge for PostgresStore {
 #[async_trait]
 impl TransactionalStore for PostgresStore {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
-        let in_progress = || Ok(Begin::Answered(AcquireOutcome::InProgress { retry_after: ASK_AGAIN }));
-        let lock = self.shared.schema.lock(&request.id);
         for _ in 0..ROUNDS {
             let idle = match Idle::now(self.pool()) {
                 Some(idle) => idle,
-                None => {
-                    // All connections may be taken by handlers that run: repeats do not wait for one of them.
-                    let seen = self.look(request.id, Some(lock)).await?;
-                    let before = seen.row.as_ref().map(|row| &row.record);
-                    let (next, outcome) = machine::acquire(before, request, seen.now);
-                    match outcome {
-                        AcquireOutcome::Acquired(_) if seen.presence == Presence::Held => return in_progress(),
-                        AcquireOutcome::Acquired(_) => {}
-                        outcome if next.as_ref() == before => return Ok(Begin::Answered(outcome)),
-                        _ => {}
-                    }
-                    Idle::soon(self.pool()).await?
-                }
+                // All connections may be taken by handlers that run: repeats do not wait for one of them.
+                None => match self.answer_without_running(request).await? {
+                    Some(outcome) => return Ok(Begin::Answered(outcome)),
+                    None => Idle::soon(self.pool()).await?,
+                },
             };
             let mut entered = enter(self, request.id, idle).await?;
             let before = entered.seen.row.as_ref().map(|row| &row.record);
             let (next, outcome) = machine::acquire(before, request, entered.seen.now);
             let held = entered.seen.presence == Presence::Held;
-            let changed = next.as_ref() != before;
+            let unchanged = next.as_ref() == before;
             match (outcome, next) {
                 (AcquireOutcome::Acquired(lease), Some(record)) if !held => {
                     let transaction = Box::new(entered.run(self.clone(), request, record));
@@ -323,26 +311,55 @@ impl TransactionalStore for PostgresStore {
                 }
                 (AcquireOutcome::Acquired(_), _) => {
                     entered.leave();
-                    return in_progress();
+                    return Ok(Begin::Answered(IN_PROGRESS));
                 }
-                (outcome, _) if !changed => {
+                (outcome, _) if unchanged => {
                     entered.leave();
                     return Ok(Begin::Answered(outcome));
                 }
-                // The record has come to its end without a run.
                 (outcome, next) => {
                     let row = entered.seen.row.take();
+                    // Before anybody can put the end of the record in place, the lock has to be given back.
                     let _ = entered.leave().await;
-                    let Some(row) = row else { return Ok(Begin::Answered(outcome)) };
-                    match self.place(request.id, Some(lock), &row, next.as_ref()).await? {
-                        Placed::Done => return Ok(Begin::Answered(outcome)),
-                        Placed::Held => return in_progress(),
-                        Placed::Changed => {}
+                    if let Some(outcome) = self.end(request, row, next, outcome).await? {
+                        return Ok(Begin::Answered(outcome));
                     }
                 }
             }
         }
         Err(contended())
+    }
+}
+
+impl PostgresStore {
+    /// The answer to a request whose operation runs or is settled; `None` if it may have to run.
+    async fn answer_without_running(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
+        let lock = self.shared.schema.lock(&request.id);
+        let Seen { now, presence, row } = self.look(request.id, Some(lock)).await?;
+        let before = row.as_ref().map(|row| &row.record);
+        let (next, outcome) = machine::acquire(before, request, now);
+        Ok(match outcome {
+            AcquireOutcome::Acquired(_) if presence == Presence::Held => Some(IN_PROGRESS),
+            AcquireOutcome::Acquired(_) => None,
+            outcome => (next.as_ref() == before).then_some(outcome),
+        })
+    }
+
+    /// Puts the end to which a record has come without a run in place; `None` if it has changed meanwhile.
+    async fn end(
+        &self,
+        request: &Acquire,
+        row: Option<Box<Row>>,
+        next: Option<Record>,
+        outcome: AcquireOutcome,
+    ) -> Result<Option<AcquireOutcome>, StoreError> {
+        let Some(row) = row else { return Ok(Some(outcome)) };
+        let lock = self.shared.schema.lock(&request.id);
+        Ok(match self.place(request.id, Some(lock), &row, next.as_ref()).await? {
+            Placed::Done => Some(outcome),
+            Placed::Held => Some(IN_PROGRESS),
+            Placed::Changed => None,
+        })
     }
 }
 
