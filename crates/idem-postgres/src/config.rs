@@ -1,5 +1,6 @@
 //! How the database is reached and used, each default with its reason.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -10,9 +11,9 @@ use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 
 /// Where the database is and how it is used.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct PostgresConfig {
-    options: Result<PgConnectOptions, Arc<sqlx::Error>>,
+    options: Result<PgConnectOptions, String>,
     pub(crate) schema: String,
     pub(crate) migrate: bool,
     pub(crate) partitioned: Option<Duration>,
@@ -55,7 +56,11 @@ impl PostgresConfig {
     /// is said when the store is opened.
     #[must_use]
     pub fn new(url: impl AsRef<str>) -> Self {
-        Self::with(url.as_ref().parse().map_err(Arc::new))
+        let url = url.as_ref();
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            return Self::with(Err("it does not begin with postgres://".to_owned()));
+        }
+        Self::with(url.parse().map_err(|error: sqlx::Error| error.to_string()))
     }
 
     /// A database reached with options that a URL cannot say.
@@ -64,7 +69,7 @@ impl PostgresConfig {
         Self::with(Ok(options))
     }
 
-    fn with(options: Result<PgConnectOptions, Arc<sqlx::Error>>) -> Self {
+    fn with(options: Result<PgConnectOptions, String>) -> Self {
         Self {
             options,
             schema: "idem".to_owned(),
@@ -188,6 +193,13 @@ impl PostgresConfig {
     }
 }
 
+/// Without the way to the server, which has a password in it.
+impl fmt::Debug for PostgresConfig {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("PostgresConfig").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
 /// What is added to the server's clock: the seam by which tests move the store's time. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct TimeOffset(Arc<AtomicI64>);
@@ -214,10 +226,17 @@ mod tests {
 
     #[test]
     fn an_address_that_is_none_is_refused_without_showing_it() {
-        for url in ["mysql://root:hunter2@host/db", "postgres//hunter2", "postgres://host:hunter2/db"] {
+        for url in ["mysql://root:hunter2@host/db", "postgres//hunter2", "postgres://host:hunter2/db", ""] {
             let error = PostgresConfig::new(url).connect_options().unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
+    }
+
+    #[test]
+    fn the_password_is_not_shown() {
+        let config = PostgresConfig::new("postgres://root:hunter2@host/db");
+        config.connect_options().unwrap();
+        assert!(!format!("{config:?}").contains("hunter2"));
     }
 }

@@ -122,6 +122,17 @@ async fn what_is_wrong_is_said_at_the_start() {
 }
 
 #[tokio::test]
+async fn a_store_shows_no_password() {
+    let schema = Schema::new();
+    let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let config = PostgresConfig::from_options(options.password("hunter2")).schema(&schema.name);
+    // The server trusts whoever comes from this machine.
+    let store = PostgresStore::open(config).await.unwrap();
+    works(&store).await;
+    assert!(!format!("{store:#?}").contains("hunter2"), "{store:#?}");
+}
+
+#[tokio::test]
 async fn a_database_in_another_encoding_is_refused() {
     let (name, mut admin) = (format!("latin_{}", uuid::Uuid::new_v4().simple()), connection().await);
     sql(&mut admin, format!("CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")).await;
