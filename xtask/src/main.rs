@@ -27,6 +27,13 @@ enum Task {
     Ci(model::Options),
     /// Searches every situation that crashes and lost messages can lead to, for each contract.
     Model(model::Options),
+    /// Runs a check of the Postgres store that takes minutes, with a server of its own: `cargo xtask long help`.
+    #[command(disable_help_flag = true)]
+    Long {
+        /// The check and its options, as in `hammer --seconds 10`.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        check: Vec<OsString>,
+    },
     /// Changes the pure core in one place at a time, and expects the tests to notice (needs cargo-mutants).
     Mutants,
     /// Packs every crate that is published, and checks that what it embeds is inside.
@@ -54,6 +61,10 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             checks::packages()?;
         }
         Task::Model(options) => model::run(&options)?,
+        Task::Long { check } => {
+            let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
+            command::run(long.args(check))?;
+        }
         Task::Mutants => checks::mutants()?,
         Task::Package => checks::packages()?,
     }

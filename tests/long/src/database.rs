@@ -1,0 +1,76 @@
+//! A server of a check's own, and what is asked beside the store.
+
+use idem_servers::Postgres;
+use sqlx::postgres::{PgConnectOptions, PgRow};
+use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection, Row};
+
+use crate::Error;
+
+/// What a reader of the results has to know about the server.
+const SETTINGS: &str = "'fsync', 'synchronous_commit', 'full_page_writes', 'wal_sync_method', 'shared_buffers', \
+     'max_wal_size', 'checkpoint_timeout', 'max_connections', 'autovacuum', 'autovacuum_naptime', \
+     'autovacuum_vacuum_scale_factor', 'autovacuum_vacuum_cost_delay'";
+
+/// The server, and a connection that is not the store's.
+#[derive(Debug)]
+pub(crate) struct Database {
+    server: Postgres,
+    connection: PgConnection,
+}
+
+impl Database {
+    /// Starts a server with `settings` besides the defaults, and says what it is.
+    pub(crate) async fn start(settings: &[&str]) -> Result<Self, Error> {
+        let server = Postgres::start_with(settings)?;
+        let options = server.url().parse::<PgConnectOptions>()?;
+        let connection = options.disable_statement_logging().application_name("idem-long").connect().await?;
+        let mut database = Self { server, connection };
+        println!("{} ({})", database.version(), database.server.origin());
+        let shown = format!(
+            "SELECT string_agg(name || '=' || current_setting(name), ', ' ORDER BY name)
+            FROM pg_settings WHERE name IN ({SETTINGS})"
+        );
+        println!("{}", database.text(&shown).await?);
+        Ok(database)
+    }
+
+    pub(crate) fn version(&self) -> &str {
+        self.server.version()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.server.url()
+    }
+
+    /// How sessions are opened that can be told apart by `name`.
+    pub(crate) fn options(&self, name: &str) -> Result<PgConnectOptions, Error> {
+        Ok(self.server.url().parse::<PgConnectOptions>()?.disable_statement_logging().application_name(name))
+    }
+
+    pub(crate) async fn rows(&mut self, sql: &str) -> Result<Vec<PgRow>, Error> {
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut self.connection).await;
+        rows.map_err(|error| format!("{sql}: {error}").into())
+    }
+
+    /// For statements without an answer.
+    pub(crate) async fn run(&mut self, sql: &str) -> Result<(), Error> {
+        self.rows(sql).await.map(drop)
+    }
+
+    pub(crate) async fn number(&mut self, sql: &str) -> Result<i64, Error> {
+        let rows = self.rows(sql).await?;
+        let row = rows.first().ok_or_else(|| format!("{sql}: no row"))?;
+        Ok(row.try_get(0)?)
+    }
+
+    pub(crate) async fn text(&mut self, sql: &str) -> Result<String, Error> {
+        let rows = self.rows(sql).await?;
+        let row = rows.first().ok_or_else(|| format!("{sql}: no row"))?;
+        Ok(row.try_get(0)?)
+    }
+
+    /// The bytes of a table with everything that belongs to it.
+    pub(crate) async fn size(&mut self, table: &str) -> Result<i64, Error> {
+        self.number(&format!("SELECT pg_total_relation_size('{table}')")).await
+    }
+}

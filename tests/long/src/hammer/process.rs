@@ -1,0 +1,155 @@
+//! Processes: each a runtime with a store and an engine of its own. One that dies takes all of it along, in the middle
+//! of whatever it did.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use idem_core::engine::{Contract, Event, Idempotency, Observer, Settings};
+use idem_postgres::{PostgresConfig, PostgresStore};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::time::{Instant, sleep};
+
+use super::LEASE;
+use crate::Error;
+use crate::database::Database;
+use crate::records::DAY;
+
+/// The names of the sessions that are cut.
+pub(super) const SESSIONS: [&str; 2] = ["hammer-store", "hammer-business"];
+
+/// One generation of a process.
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    pub(super) handle: Handle,
+    pub(super) idempotency: Idempotency,
+    /// Where operations write that have no transaction of the store.
+    pub(super) business: PgPool,
+}
+
+/// What a process runs on. When it is dropped, everything stops where it is.
+#[derive(Debug)]
+struct Life(Option<Runtime>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    current: RwLock<Process>,
+    life: Mutex<Life>,
+}
+
+/// Two of them, and what their engines told.
+#[derive(Debug)]
+pub(super) struct Processes {
+    slots: [Slot; 2],
+    store: PgConnectOptions,
+    business: PgConnectOptions,
+    contract: Contract,
+    told: Arc<Told>,
+}
+
+impl Processes {
+    pub(super) async fn start(database: &Database, contract: Contract) -> Result<Self, Error> {
+        let [store, business] = SESSIONS.map(|name| database.options(name));
+        let (store, business, told) = (store?, business?, Arc::new(Told::default()));
+        let slot = || async {
+            let (life, current) = born(&store, &business, contract, &told).await?;
+            Ok::<_, Error>(Slot { current: RwLock::new(current), life: Mutex::new(life) })
+        };
+        let slots = [slot().await?, slot().await?];
+        Ok(Self { slots, store, business, contract, told })
+    }
+
+    /// The process with this number, as it is now.
+    pub(super) fn process(&self, number: u64) -> Process {
+        let slot = &self.slots[number as usize % self.slots.len()];
+        slot.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends a process without a farewell, and puts a new one in its place.
+    pub(super) async fn die(&self, number: u64) -> Result<(), Error> {
+        let slot = &self.slots[number as usize % self.slots.len()];
+        *slot.life.lock().unwrap_or_else(PoisonError::into_inner) = Life(None);
+        let (life, process) = born(&self.store, &self.business, self.contract, &self.told).await?;
+        *slot.current.write().unwrap_or_else(PoisonError::into_inner) = process;
+        *slot.life.lock().unwrap_or_else(PoisonError::into_inner) = life;
+        Ok(())
+    }
+
+    /// How often the engines told what.
+    pub(super) fn told(&self) -> BTreeMap<&'static str, u64> {
+        self.told.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+async fn born(
+    store: &PgConnectOptions,
+    business: &PgConnectOptions,
+    contract: Contract,
+    told: &Arc<Told>,
+) -> Result<(Life, Process), Error> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let life = Life(Some(runtime));
+    let config = PostgresConfig::from_options(store.clone());
+    // A process that comes up while its connections are cut tries again, as a supervisor would.
+    let give_up_at = Instant::now() + Duration::from_secs(20);
+    let store = loop {
+        match handle.spawn(PostgresStore::open(config.clone())).await? {
+            Err(error) if error.is_retryable() && Instant::now() < give_up_at => {
+                sleep(Duration::from_millis(20)).await;
+            }
+            opened => break Arc::new(opened?),
+        }
+    };
+    let settings = Settings::new()
+        .lease(LEASE)
+        .retention(DAY)
+        // Failures are the saboteur's: they pass at once, and there are many.
+        .backoff(Duration::from_millis(20), Duration::from_millis(200))
+        .max_attempts(1_000_000.try_into()?)
+        .observer(Arc::clone(told) as Arc<dyn Observer>);
+    let idempotency = match contract {
+        Contract::Transactional => Idempotency::transactional(store, settings),
+        Contract::AtMostOnce => Idempotency::at_most_once(store, settings),
+        Contract::AtLeastOnce => Idempotency::at_least_once(store, settings),
+    };
+    let business = {
+        let _inside = handle.enter();
+        PgPoolOptions::new().max_connections(8).connect_lazy_with(business.clone())
+    };
+    Ok((life, Process { handle, idempotency, business }))
+}
+
+/// Counts what engines tell.
+#[derive(Default)]
+struct Told(Mutex<BTreeMap<&'static str, u64>>);
+
+impl Observer for Told {
+    fn observe(&self, event: &Event<'_>) {
+        let name = match event {
+            Event::Acquired { acquisition: idem_core::Acquisition::Takeover, .. } => "takeovers",
+            Event::LeaseLost => "leases_lost",
+            Event::Panicked => "panics",
+            Event::SettlementDelayed => "settlements_delayed",
+            Event::SettlementLost => "settlements_lost",
+            Event::StoreFailed(_) => "store_failures",
+            _ => return,
+        };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
+    }
+}
+
+impl fmt::Debug for Told {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Told")
+    }
+}

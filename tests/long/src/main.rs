@@ -1,0 +1,53 @@
+//! Checks of the Postgres store that take minutes: `cargo xtask long help`.
+//!
+//! Each starts a server of its own with the settings of a new cluster, measures, prints what it measured and one line of
+//! JSON, and fails when what it has to show does not hold.
+
+mod churn;
+mod database;
+mod growth;
+mod hammer;
+mod hot;
+mod random;
+mod records;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::report::Passed;
+
+/// Whatever ends a check before its verdict.
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask long")]
+enum Check {
+    /// Operations of many clients in two processes, while connections are cut and processes die.
+    Hammer(hammer::Options),
+    /// How many settlements are heap-only updates, and that a replay writes nothing.
+    Hot(hot::Options),
+    /// The size of the table while records come and go, with one purge, with two, and in partitions.
+    Churn(churn::Options),
+    /// Acquire and replay in a small table and in a large one.
+    Growth(growth::Options),
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let passed = match Check::parse() {
+        Check::Hammer(options) => hammer::run(&options).await,
+        Check::Hot(options) => hot::run(&options).await,
+        Check::Churn(options) => churn::run(&options).await,
+        Check::Growth(options) => growth::run(&options).await,
+    };
+    match passed {
+        Ok(Passed(true)) => ExitCode::SUCCESS,
+        Ok(Passed(false)) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
