@@ -13,14 +13,17 @@ use crate::schema::Schema;
 use crate::verb::{Answer, Placed, Verb, misanswered};
 
 /// The kinds of verbs, in the order in which a statement does them.
-const ACQUIRE: usize = 0;
-const LOOK: usize = 1;
-const RENEW: usize = 2;
-const CHECKPOINT: usize = 3;
-const SETTLE: usize = 4;
-const RELEASE: usize = 5;
-const REPLACE: usize = 6;
-const REMOVE: usize = 7;
+///
+/// Those that read a row come last: a row's version is the transaction that wrote it, so nothing in the same transaction
+/// may change a row after its version was read.
+const RENEW: usize = 0;
+const CHECKPOINT: usize = 1;
+const SETTLE: usize = 2;
+const RELEASE: usize = 3;
+const REPLACE: usize = 4;
+const REMOVE: usize = 5;
+const ACQUIRE: usize = 6;
+const LOOK: usize = 7;
 const KINDS: usize = 8;
 
 fn kind(verb: &Verb) -> usize {

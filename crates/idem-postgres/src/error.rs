@@ -33,7 +33,7 @@ pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
         _ => (StoreErrorKind::Unavailable, "Postgres could not answer"),
     };
     let ended = is_connection_lost(&error);
-    let message = format!("could not {what}: {hint}");
+    let message = format!("could not {what}: {hint} (SQLSTATE {state})");
     let error = StoreError::new(kind, message).with_source(error);
     if ended { error.indeterminate() } else { error }
 }

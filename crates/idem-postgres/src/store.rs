@@ -76,7 +76,7 @@ impl PostgresStore {
         let goodbye = connection.close().await;
         goodbye.map_err(|error| store_error("close the first connection", error))?;
         let prelude = format!(
-            "SET LOCAL statement_timeout={};SET LOCAL lock_timeout={};",
+            "SET LOCAL statement_timeout={};SET LOCAL lock_timeout={};SET LOCAL bytea_output=hex;",
             milliseconds(config.statement_timeout),
             milliseconds(config.lock_timeout),
         );

@@ -8,7 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Acquire, Origin, OwnerOutcome, Record, RecordId, Settlement, StoreError, StoreErrorKind, StoreTransaction, Writes,
+    Acquire, Origin, OwnerOutcome, OwnerToken, Record, RecordId, Settlement, State, StoreError, StoreErrorKind,
+    StoreTransaction, Writes,
 };
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgRow;
@@ -27,6 +28,9 @@ use crate::verb::{End, Presence, Seen, misanswered};
 
 /// How long to find out how a transaction ended whose COMMIT got no answer. Shorter than the engine waits for the end.
 const FIND_OUT_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long to wait for the server to roll back; after that the connection is closed, which comes to the same.
+const ROLL_BACK_WITHIN: Duration = Duration::from_secs(5);
 
 /// The pause between two looks at it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -63,7 +67,7 @@ impl TransactionSettings {
         // operating systems take by default.
         let mut begin = format!(
             "BEGIN ISOLATION LEVEL {};SET LOCAL idle_in_transaction_session_timeout={idle};\
-             SET LOCAL tcp_keepalives_idle=10;SET LOCAL tcp_keepalives_interval=5;SET LOCAL tcp_keepalives_count=4;",
+             SET LOCAL bytea_output=hex;SET LOCAL tcp_keepalives_idle=10;SET LOCAL tcp_keepalives_interval=5;SET LOCAL tcp_keepalives_count=4;",
             config.isolation.sql(),
         );
         if server.notices_closed_clients {
@@ -92,7 +96,9 @@ struct Open {
 impl Open {
     /// Ends the transaction without a trace.
     async fn roll_back(mut self) -> Result<(), StoreError> {
-        let rolled_back = sqlx::raw_sql("ROLLBACK").execute(&mut *self.connection).await;
+        let rolled_back = sqlx::raw_sql("ROLLBACK").execute(&mut *self.connection);
+        let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLL_BACK_WITHIN:?}"));
+        let rolled_back = timeout(ROLL_BACK_WITHIN, rolled_back).await.map_err(late)?;
         rolled_back.map_err(|error| store_error("roll back", error))?;
         self.ended = true;
         Ok(())
@@ -243,6 +249,9 @@ impl PostgresTransaction {
         if let Some(end) = end {
             sql.push(&self.store.shared.prelude);
             self.write_record(&mut sql, end);
+            // The application's deferred constraints are checked by the commit, in the time that the application gives
+            // them.
+            sql.push("SET LOCAL statement_timeout TO DEFAULT;SET LOCAL lock_timeout TO DEFAULT;");
         }
         sql.push("COMMIT");
         sql.into_text()
@@ -279,9 +288,7 @@ impl PostgresTransaction {
             match store.look(id, Some(lock)).await {
                 Ok(seen) if seen.presence != Presence::Held => {
                     return match seen.row {
-                        Some(row) if row.record.owner == owner && row.record.replay().is_some() => {
-                            Ok(OwnerOutcome::Applied)
-                        }
+                        Some(row) if is_settled_by(&row.record, owner) => Ok(OwnerOutcome::Applied),
                         _ => {
                             let message = "the connection was lost before COMMIT, and everything was rolled back";
                             Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
@@ -293,6 +300,10 @@ impl PostgresTransaction {
         }
         Err(error)
     }
+}
+
+fn is_settled_by(record: &Record, owner: OwnerToken) -> bool {
+    record.owner == owner && !matches!(record.state, State::InProgress { .. })
 }
 
 #[async_trait]
@@ -321,7 +332,8 @@ impl StoreTransaction for PostgresTransaction {
             }
             Err(error) if is_connection_lost(&error) => {
                 let error = store_error("commit", error).indeterminate();
-                transaction.find_out(error).await
+                // Without a record nothing is left by which to tell.
+                if end.is_none() { Err(error) } else { transaction.find_out(error).await }
             }
             Err(error) if is_out_of_transaction(&error) => {
                 let message = "the handler has ended its transaction, or an error in it that it overlooked has";

@@ -5,15 +5,17 @@ mod support;
 
 use std::time::Duration;
 
-use idem_core::{Durability, IdempotencyStore, StoreErrorKind};
+use idem_core::{
+    AcquireOutcome, Begin, Durability, IdempotencyStore, OwnerOutcome, StoreErrorKind, TransactionalStore, Writes,
+};
 use idem_postgres::{PostgresConfig, PostgresStore, migrations, partitioning};
-use idem_testkit::fixture::{KEPT, completed, request};
+use idem_testkit::fixture::{KEPT, completed, repeat_of, request, response};
 use support::{Schema, connection, number, sql};
 
 async fn works(store: &PostgresStore) {
     let request = request();
-    let idem_core::AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!() };
-    assert_eq!(store.settle(&lease, &completed(), KEPT).await.unwrap(), idem_core::OwnerOutcome::Applied);
+    let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!() };
+    assert_eq!(store.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,6 +121,25 @@ async fn what_is_wrong_is_said_at_the_start() {
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
     let no_schema = PostgresStore::open(PostgresConfig::new(idem_servers::postgres_url()).schema("")).await;
     assert_eq!(no_schema.unwrap_err().kind(), StoreErrorKind::Misconfigured);
+}
+
+#[tokio::test]
+async fn settings_of_the_session_change_nothing() {
+    let schema = Schema::new();
+    let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let odd = options.options([
+        ("bytea_output", "escape"),
+        ("standard_conforming_strings", "off"),
+        ("search_path", "nowhere"),
+        ("timezone", "Pacific/Chatham"),
+        ("default_transaction_deferrable", "on"),
+    ]);
+    let store = PostgresStore::open(PostgresConfig::from_options(odd).schema(&schema.name)).await.unwrap();
+    let request = request();
+    let Begin::Acquired { transaction, .. } = store.begin(&request).await.unwrap() else { panic!() };
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    let AcquireOutcome::Replay(replay) = store.acquire(&repeat_of(&request)).await.unwrap() else { panic!() };
+    assert_eq!(replay.response, response());
 }
 
 #[tokio::test]

@@ -342,3 +342,19 @@ async fn handlers_at_once_all_commit_through_two_connections_of_a_pooler() {
     }
     assert_eq!(database.effects().await, 32);
 }
+
+#[tokio::test]
+async fn a_commit_may_take_as_long_as_the_application_lets_it() {
+    let database = Database::with(|config| config.statement_timeout(Duration::from_millis(200))).await;
+    let schema = &database.schema.name;
+    let slow = format!(
+        "CREATE FUNCTION {schema}.slow() RETURNS TRIGGER LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.6); RETURN NULL; END';
+         CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {schema}.effects DEFERRABLE INITIALLY DEFERRED
+         FOR EACH ROW EXECUTE FUNCTION {schema}.slow()"
+    );
+    sql(&mut connection().await, slow).await;
+    let (_, mut transaction) = database.begin(&request()).await;
+    database.write(&mut *transaction).await;
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    assert_eq!(database.effects().await, 1);
+}
