@@ -67,7 +67,7 @@ impl TransactionSettings {
         // operating systems take by default.
         let mut begin = format!(
             "BEGIN ISOLATION LEVEL {};SET LOCAL idle_in_transaction_session_timeout={idle};\
-             SET LOCAL bytea_output=hex;SET LOCAL tcp_keepalives_idle=10;SET LOCAL tcp_keepalives_interval=5;SET LOCAL tcp_keepalives_count=4;",
+             SET LOCAL tcp_keepalives_idle=10;SET LOCAL tcp_keepalives_interval=5;SET LOCAL tcp_keepalives_count=4;",
             config.isolation.sql(),
         );
         if server.notices_closed_clients {
@@ -132,10 +132,11 @@ pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Re
         let mut sql = Sql::default();
         sql.push(&shared.transactions.begin).push("SELECT pg_try_advisory_xact_lock(");
         // A statement of its own: the next one sees what whoever held the lock until now has made.
-        sql.number(shared.schema.lock(&id)).push(");SAVEPOINT idem;SELECT * FROM ").push(shared.schema.quoted());
+        sql.number(shared.schema.lock(&id)).push(");SAVEPOINT idem;").push(&shared.prelude);
+        sql.push("SELECT * FROM ").push(shared.schema.quoted());
         sql.push(".idem_look_v1(").number(shared.offset.micros()).push(",ARRAY[").bytes(id.as_bytes());
-        // Gives back the table's own lock, which else would be kept for as long as the handler runs, and keep others from
-        // dropping a partition.
+        // Takes the timeouts back, which are not the handler's, and the lock on the table, which else would be kept for as
+        // long as the handler runs, and keep others from dropping a partition.
         sql.push("],ARRAY[NULL::BIGINT]);ROLLBACK TO SAVEPOINT idem");
         let sql = sql.into_text();
         let mut idle = Some(idle.0);

@@ -34,4 +34,11 @@ idem_testkit::conformance!(on_a_serializable_session, serializable);
 idem_testkit::conformance!(through_a_transaction_pooler, pooled);
 idem_testkit::conformance!(in_partitions, partitioned);
 
-idem_testkit::state_machine!(read_committed);
+/// Each verb is a round trip to a server.
+const CASES: u32 = 300;
+
+idem_testkit::state_machine!(the_store_follows_the_model_on_a_read_committed_session, read_committed, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_on_a_repeatable_read_session, repeatable_read, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_on_a_serializable_session, serializable, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_through_a_transaction_pooler, pooled, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_in_partitions, partitioned, CASES);

@@ -21,26 +21,31 @@ use steps::{Grid, IDS, Step, Verb};
 /// How many sequences are tried unless `IDEM_CASES` says otherwise.
 pub const DEFAULT_CASES: u32 = 2_000;
 
-/// The number of cases that the environment variable `IDEM_CASES` asks for, or [`DEFAULT_CASES`].
+/// The number of cases that the environment variable `IDEM_CASES` asks for, or `default`.
 #[must_use]
-pub fn cases_from_env() -> u32 {
-    std::env::var("IDEM_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(DEFAULT_CASES)
+pub fn cases_from_env_or(default: u32) -> u32 {
+    std::env::var("IDEM_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(default)
 }
 
 /// Makes a `#[test]` of the state-machine check, for the store that the harness gives.
 ///
-/// `state_machine!(harness)` or `state_machine!(test_name, harness)`, with a harness as for
-/// [`conformance!`](crate::conformance!). The environment variable `IDEM_CASES` sets the number of sequences.
+/// `state_machine!(harness)`, `state_machine!(test_name, harness)` or `state_machine!(test_name, harness, cases)`, with a
+/// harness as for [`conformance!`](crate::conformance!). The environment variable `IDEM_CASES` sets the number of
+/// sequences; without it there are `cases`, for stores that are slow, or
+/// [`DEFAULT_CASES`](crate::state_machine::DEFAULT_CASES).
 #[macro_export]
 macro_rules! state_machine {
     ($harness:expr) => {
         $crate::state_machine!(the_store_follows_the_model, $harness);
     };
     ($name:ident, $harness:expr) => {
+        $crate::state_machine!($name, $harness, $crate::state_machine::DEFAULT_CASES);
+    };
+    ($name:ident, $harness:expr, $cases:expr) => {
         #[cfg(test)]
         #[test]
         fn $name() {
-            let checked = $crate::state_machine::check($harness, $crate::state_machine::cases_from_env());
+            let checked = $crate::state_machine::check($harness, $crate::state_machine::cases_from_env_or($cases));
             if let ::std::result::Result::Err(failure) = checked {
                 panic!("{failure}");
             }
