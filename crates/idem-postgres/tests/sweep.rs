@@ -24,8 +24,7 @@ use world::{World, eventually, transactional};
 const SWEEPS: usize = 6;
 
 async fn effects_of(world: &World, id: &RecordId) -> i64 {
-    let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    world.number(&format!("SELECT count(*) FROM $.effects WHERE id = '\\x{hex}'")).await
+    world.number(&format!("SELECT count(*) FROM $.effects WHERE id = {}", World::literal(id))).await
 }
 
 async fn sweep_verbs(world: World) {

@@ -64,7 +64,9 @@ impl World {
         pooler: Option<PgBouncer>,
         configure: impl FnOnce(PostgresConfig) -> PostgresConfig,
     ) -> Self {
-        let name = schema.as_ref().map_or("faults".to_owned(), |schema| schema.name.clone());
+        let name = schema
+            .as_ref()
+            .map_or_else(|| format!("test_{}", uuid::Uuid::new_v4().simple()), |schema| schema.name.clone());
         let offset = TimeOffset::default();
         let config = configure(config(url, &name)).time_offset(offset.clone());
         let store = PostgresStore::open(config).await.unwrap();
@@ -72,6 +74,11 @@ impl World {
         let table = format!("CREATE TABLE {}.effects (number BIGSERIAL PRIMARY KEY, id BYTEA NOT NULL)", world.name);
         support::sql(&mut world.beside().await, table).await;
         world
+    }
+
+    /// SQL beside the store goes elsewhere from now on.
+    pub fn lead_beside_to(&mut self, url: &str) {
+        url.clone_into(&mut self.url);
     }
 
     /// A connection beside the store's.
@@ -108,6 +115,22 @@ impl World {
             Begin::Acquired { transaction, .. } => Ok(transaction),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Begins as soon as whoever runs it has ended.
+    pub async fn begin_when_free(&self, request: &Acquire) -> Box<dyn StoreTransaction> {
+        eventually("the key is free", async || match self.store.begin(request).await.unwrap() {
+            Begin::Acquired { transaction, .. } => Some(transaction),
+            Begin::Answered(AcquireOutcome::InProgress { .. }) => None,
+            other => panic!("{other:?}"),
+        })
+        .await
+    }
+
+    /// An id as SQL writes it.
+    pub fn literal(id: &RecordId) -> String {
+        let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("'\\x{hex}'::BYTEA")
     }
 
     /// The business write of a handler.
@@ -185,6 +208,12 @@ pub fn config(url: &str, name: &str) -> PostgresConfig {
         .schema(name)
         .verb_connections(two)
         .max_transactions(two)
+}
+
+/// Where the server that all tests share listens.
+pub fn port_of_shared() -> u16 {
+    let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    options.get_port()
 }
 
 pub fn at_port(port: u16) -> String {
