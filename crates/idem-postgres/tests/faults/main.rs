@@ -3,6 +3,7 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    clippy::expect_used,
     clippy::unwrap_used,
     reason = "tests say what they expect by failing, and share more than each needs"
 )]

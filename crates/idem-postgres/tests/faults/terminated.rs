@@ -10,7 +10,10 @@ use crate::support::number;
 use crate::world::{World, join_all, transactional};
 
 const TASKS: usize = 16;
-const RUNS: usize = 40;
+const RUNS: usize = 10;
+
+/// Sessions are terminated each time so many runs are done: however slow the machine is, there is progress.
+const BETWEEN: usize = 10;
 
 /// Repeats a verb until it is answered. Every error on the way says that repeating it may help.
 async fn insist<T>(errors: &AtomicUsize, mut verb: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
@@ -65,11 +68,13 @@ async fn transacted(world: &World, errors: &AtomicUsize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminated_sessions_lose_nothing_that_was_acknowledged() {
     let world = World::shared().await;
-    let errors = AtomicUsize::new(0);
+    let (errors, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let task = async || {
         for _ in 0..RUNS {
             leased(&world, &errors).await;
+            done.fetch_add(1, Ordering::SeqCst);
             transacted(&world, &errors).await;
+            done.fetch_add(1, Ordering::SeqCst);
         }
     };
     let mut all = std::pin::pin!(join_all((0..TASKS).map(|_| task())));
@@ -78,10 +83,12 @@ async fn terminated_sessions_lose_nothing_that_was_acknowledged() {
         "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{}'",
         world.name
     );
-    let mut terminated = 0;
-    // The pause lets some of them through; without it none would ever get far.
-    while tokio::time::timeout(Duration::from_millis(20), &mut all).await.is_err() {
-        terminated += number(&mut beside, &terminate).await;
+    let (mut terminated, mut next) = (0, 0);
+    while tokio::time::timeout(Duration::from_millis(1), &mut all).await.is_err() {
+        if done.load(Ordering::SeqCst) >= next {
+            terminated += number(&mut beside, &terminate).await;
+            next = done.load(Ordering::SeqCst) + BETWEEN;
+        }
     }
     println!("{terminated} sessions were terminated, {} verbs failed", errors.load(Ordering::SeqCst));
     assert!(terminated > 20, "only {terminated} sessions were terminated");
