@@ -37,6 +37,7 @@ pub(crate) struct Options {
     /// How long each is in progress, in milliseconds.
     #[arg(long, default_value_t = 0)]
     running_ms: u64,
+    /// How often a settled record is asked for, in each table.
     #[arg(long, default_value_t = 20_000)]
     replays: u64,
 }
@@ -137,8 +138,9 @@ async fn replay(
     table: &str,
     maker: Maker,
 ) -> Result<(), Error> {
-    // What is dead from before is then no longer there to be cleaned up meanwhile.
-    database.run(&format!("VACUUM {table}")).await?;
+    // What is dead from before is then no longer there to be cleaned up, or counted again, meanwhile.
+    database.run(&format!("ALTER TABLE {table} SET (autovacuum_enabled = off)")).await?;
+    database.run(&format!("VACUUM (ANALYZE) {table}")).await?;
     let before = Counters::of(database, table).await?;
     let scans = format!("SELECT sum(idx_scan)::BIGINT FROM pg_stat_all_indexes WHERE relid = '{table}'::regclass");
     let scanned = database.number(&scans).await?;

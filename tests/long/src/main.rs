@@ -22,7 +22,7 @@ use crate::report::Passed;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask long")]
+#[command(bin_name = "cargo xtask long")]
 enum Check {
     /// Operations of many clients in two processes, while connections are cut and processes die.
     Hammer(hammer::Options),

@@ -36,11 +36,13 @@ pub(crate) struct Options {
     /// How long clients begin operations, for each contract.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
+    /// How many clients there are, each with one operation at a time.
     #[arg(long, default_value_t = 64)]
     clients: u64,
     /// From how many of the newest keys repeats choose one.
     #[arg(long, default_value = "1000")]
     keys: NonZeroU64,
+    /// Whose promise is tried.
     #[arg(long, value_enum, default_value = "all")]
     contract: Which,
     /// How many seconds pass between the deaths of two processes; 0 for none.
