@@ -126,38 +126,39 @@ async fn the_error_of_one_stays_its_own() {
 #[tokio::test]
 async fn who_goes_away_takes_only_its_own_answer_along() {
     let (_proxy, world) = one_lane(patient).await;
-    let leases = join_all((0..30).map(|_| async { world.lease(&request()).await.unwrap() })).await;
-    let (first, others) = leases.split_first().unwrap();
-    let mut holder = hold(&world, first).await;
-    let (leaving, staying) = others.split_at(10);
+    let leases = join_all((0..31).map(|_| async { world.lease(&request()).await.unwrap() })).await;
+    let (first, queued) = leases.split_first().unwrap();
+    let (mut holder, mut other) = (hold(&world, first).await, hold(&world, &queued[29]).await);
     let settle = |lease: &Lease| {
         let (store, lease) = (world.store.clone(), lease.clone());
         tokio::spawn(async move { store.settle(&lease, &completed(), KEPT).await })
     };
     let first_task = settle(first);
     waits(&world).await;
-    // They wait in the queue behind the first statement. Those that leave are in front.
-    let leaving_tasks: Vec<_> = leaving.iter().map(settle).collect();
-    let staying_tasks: Vec<_> = staying.iter().map(settle).collect();
+    // They wait in the queue behind the first statement, and will share the next one.
+    let mut tasks: Vec<_> = queued.iter().map(settle).collect();
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
-    leaving_tasks.iter().for_each(tokio::task::JoinHandle::abort);
-    // And one whose statement is on its way.
-    first_task.abort();
-    for task in leaving_tasks.into_iter().chain([first_task]) {
-        assert!(task.await.unwrap_err().is_cancelled());
-    }
+    tasks[..10].iter().for_each(tokio::task::JoinHandle::abort);
     sql(&mut holder, "ROLLBACK").await;
-    for task in staying_tasks {
+    assert_eq!(first_task.await.unwrap().unwrap(), OwnerOutcome::Applied);
+    waits(&world).await;
+    // Now their statement is on its way.
+    tasks[10..20].iter().for_each(tokio::task::JoinHandle::abort);
+    sql(&mut other, "ROLLBACK").await;
+    for task in tasks.split_off(20) {
         assert_eq!(task.await.unwrap().unwrap(), OwnerOutcome::Applied);
     }
-    let record = world.store.peek(&first.id).await.unwrap().unwrap();
-    assert!(record.replay().is_some(), "a statement on its way was cut off by its caller's end");
-    for lease in leaving {
+    for task in tasks {
+        assert!(task.await.unwrap_err().is_cancelled());
+    }
+    let settled = async |lease: &Lease| world.store.peek(&lease.id).await.unwrap().unwrap().replay().is_some();
+    for (number, lease) in queued.iter().enumerate() {
+        // Before the statement began a verb is given up; a statement on its way is not cut off.
+        assert_eq!(settled(lease).await, number >= 10, "{number}");
         world.settle(lease).await.unwrap();
     }
-    assert_eq!(world.number("SELECT count(*) FROM $.idem_records WHERE state = 2").await, 30);
 }
 
 /// Two processes over a database of their own, in which a deadlock is found sooner than a wait ends.
