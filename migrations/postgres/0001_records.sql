@@ -2,7 +2,9 @@
 -- clock; the view idem_records_readable shows them as timestamps.
 --
 -- No column with an index changes while a record lives: settling it is then a heap-only update, and touches no index.
--- The free space on every page is for that update.
+-- The free space on every page is for that update: a settled row is larger than one in progress, and while a batch of
+-- settlements commits a page holds both versions of many rows. A quarter leaves room for answers of about 300 bytes.
+-- Where all operations run in the store's transactions, rows are made settled, and 90 saves space.
 CREATE TABLE "idem".idem_records (
     id BYTEA NOT NULL PRIMARY KEY CHECK (octet_length(id) = 32),
     namespace TEXT NOT NULL,
@@ -37,7 +39,7 @@ CREATE TABLE "idem".idem_records (
     CHECK ((checkpoint_name IS NULL) = (checkpoint_data IS NULL)),
     CHECK (lease_until IS NULL OR expires_at >= lease_until),
     CHECK (purge_after <= expires_at)
-) WITH (fillfactor = 50);
+) WITH (fillfactor = 25);
 
 COMMENT ON TABLE "idem".idem_records IS 'Idempotent operations, one row each; written by idem-postgres.';
 COMMENT ON COLUMN "idem".idem_records.id IS 'SHA-256 or HMAC-SHA-256 over (namespace, scope, key).';

@@ -1,5 +1,6 @@
 -- The verbs of the store. Each takes many items at once, in arrays, and works them in the order of their ids, so that
--- two processes cannot wait for each other in a circle. Their names carry a version: a change brings new functions
+-- two processes do not wait for each other in a circle; a statement that calls several of them on rows that are there
+-- locks all those rows first. Their names carry a version: a change brings new functions
 -- beside these, and processes of both versions work side by side.
 --
 -- They decide nothing that the state machine of idem-core does not decide; the cases that need more than one look (an
@@ -52,6 +53,9 @@ DECLARE
     at BIGINT;
     made BYTEA[];
 BEGIN
+    -- Before anything else: whoever spreads the records over partitions has then done so, and the next statement excludes
+    -- as it is done there.
+    LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
     PERFORM "idem".idem_exclude_v1(locks);
     at := "idem".idem_now_v1(skew);
     WITH wanted AS (
@@ -83,9 +87,9 @@ BEGIN
             ELSE pg_try_advisory_xact_lock_shared(wanted.lock)
         END
         ON CONFLICT DO NOTHING
-        RETURNING owner
+        RETURNING id || owner AS identity
     )
-    SELECT coalesce(array_agg(inserted.owner), '{}') INTO made FROM inserted;
+    SELECT coalesce(array_agg(inserted.identity), '{}') INTO made FROM inserted;
     IF cardinality(made) = cardinality(ids) THEN
         RETURN QUERY SELECT
             number::BIGINT, 1, at, NULL::BIGINT,
@@ -99,7 +103,7 @@ BEGIN
     RETURN QUERY SELECT
         wanted.number,
         CASE
-            WHEN wanted.owner = ANY (made) THEN 1
+            WHEN wanted.id || wanted.owner = ANY (made) THEN 1
             WHEN known.id IS NOT NULL THEN 2
             WHEN pg_try_advisory_xact_lock_shared(wanted.lock) THEN 4
             ELSE 3
@@ -159,6 +163,16 @@ BEGIN
         known.expires_at
     FROM unnest(ids, free) WITH ORDINALITY AS wanted (id, free, number)
     LEFT JOIN "idem".idem_records AS known ON known.id = wanted.id;
+END
+$$;
+
+-- Locks rows in the order of their ids, for a statement that calls several of the functions below.
+CREATE FUNCTION "idem".idem_lock_v1(ids BYTEA[]) RETURNS VOID
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    PERFORM FROM "idem".idem_records AS known WHERE known.id = ANY (ids) ORDER BY known.id FOR UPDATE;
 END
 $$;
 
@@ -320,6 +334,9 @@ BEGIN
         END
     WHERE known.id = idem_replace_v1.id AND known.xmin::TEXT::BIGINT = version;
     RETURN CASE WHEN FOUND THEN 1 ELSE 2 END;
+EXCEPTION WHEN serialization_failure THEN
+    -- Somebody has moved it to another partition meanwhile.
+    RETURN 2;
 END
 $$;
 
@@ -352,7 +369,7 @@ $$;
 -- Makes or replaces a record as settled, in the transaction in which its operation ran, which has held the lock since.
 -- Fails with the state IDM01 when the record is not the one that the transaction began with (version NULL: none).
 CREATE FUNCTION "idem".idem_put_v1(
-    skew BIGINT, id BYTEA, version BIGINT, namespace BYTEA, principal BYTEA, operation BYTEA, format SMALLINT,
+    skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, namespace BYTEA, principal BYTEA, operation BYTEA, format SMALLINT,
     fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT, wait BIGINT,
     checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT,
     retention BIGINT
@@ -366,6 +383,9 @@ DECLARE
     not_before CONSTANT BIGINT := "idem".idem_later_v1(at, wait);
     expires_at CONSTANT BIGINT := "idem".idem_later_v1(coalesce(not_before, at), retention);
 BEGIN
+    LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
+    -- A statement that makes this record for somebody else, and has looked before this one commits, must not go on then.
+    PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
     IF version IS NULL THEN
         INSERT INTO "idem".idem_records (
             id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
@@ -408,12 +428,15 @@ $$;
 
 -- Whether this owner runs the operation now; for the business writes of an operation that runs outside of a transaction
 -- of the store. The record stays as it is until the transaction ends that asks this, so that nobody can take the
--- operation over between the question and the write.
-CREATE FUNCTION "idem".idem_owns_v1(skew BIGINT, record BYTEA, token BYTEA) RETURNS BOOLEAN
+-- operation over between the question and the write; nor can a transaction begin to.
+CREATE FUNCTION "idem".idem_owns_v1(skew BIGINT, lock BIGINT, record BYTEA, token BYTEA) RETURNS BOOLEAN
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared(lock) THEN
+        RETURN FALSE;
+    END IF;
     PERFORM FROM "idem".idem_records AS known
     WHERE known.id = record AND known.owner = token AND known.state = 1
         AND "idem".idem_now_v1(skew) < known.expires_at
@@ -423,8 +446,9 @@ END
 $$;
 
 -- Removes at most "most" records whose time is over, and says how many. Rows that somebody else works on are left to
--- them. When there is nothing more to remove, it notes the later end of rows that live longer than was thought when
--- they were made, so that they are not looked at again and again; a minute is not worth a write.
+-- them. When there is nothing more to remove, it notes the later end of settled rows that live longer than was thought
+-- when they were made, so that they are not looked at again and again; a minute is not worth a write. A row that may run
+-- again is left as it is: a transaction that runs it would find it changed.
 CREATE FUNCTION "idem".idem_purge_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
@@ -446,7 +470,7 @@ BEGIN
     IF removed < most THEN
         WITH later AS (
             SELECT known.id, known.created_at FROM "idem".idem_records AS known
-            WHERE known.purge_after <= at AND known.expires_at > at + 60000000
+            WHERE known.purge_after <= at AND known.expires_at > at + 60000000 AND known.state IN (2, 3, 4)
             ORDER BY known.purge_after
             LIMIT most
             FOR UPDATE SKIP LOCKED

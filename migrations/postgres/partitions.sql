@@ -36,7 +36,7 @@ CREATE TABLE "idem".idem_records (
 CREATE INDEX idem_records_purge_after ON "idem".idem_records (purge_after);
 
 -- For records that no other partition takes, because nobody made it in time.
-CREATE TABLE "idem".idem_records_rest PARTITION OF "idem".idem_records DEFAULT WITH (fillfactor = 50);
+CREATE TABLE "idem".idem_records_rest PARTITION OF "idem".idem_records DEFAULT WITH (fillfactor = 25);
 
 -- The lock of an id while a record is made. It is not the lock that a running transaction holds on the same id.
 CREATE OR REPLACE FUNCTION "idem".idem_exclude_v1(locks BIGINT[]) RETURNS VOID
@@ -53,26 +53,28 @@ $$;
 -- The three steps of looking after partitions, each in a transaction of its own: taking the locks of two of them
 -- together, in another order than a statement that reads all partitions, could lock both out.
 
--- Makes the partitions of this period and the next two, and removes some records that are over from where they have no
--- partition of their own. Attaching one locks only those out who need idem_records_rest, for a moment.
-CREATE FUNCTION "idem".idem_make_partitions_v1(skew BIGINT, lock BIGINT) RETURNS VOID
+-- Makes the partitions of this period and the next two, and removes at most "most" records that are over from where they
+-- have no partition of their own; says how many. Attaching one locks only those out who need idem_records_rest, for a
+-- moment. Periods in which nobody made partitions get none: idem_records_rest has their records.
+CREATE FUNCTION "idem".idem_make_partitions_v1(skew BIGINT, lock BIGINT, most INTEGER) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
     length BIGINT;
     next_start BIGINT;
+    removed INTEGER;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(lock) THEN
         -- Another replica is at it.
-        RETURN;
+        RETURN 0;
     END IF;
     SELECT period INTO length FROM "idem".idem_partitioning;
-    SELECT coalesce(max(end_at), at - at % length) INTO next_start FROM "idem".idem_partitions;
+    SELECT greatest(max(end_at), at - at % length) INTO next_start FROM "idem".idem_partitions;
     WHILE next_start <= at + 2 * length LOOP
         BEGIN
             EXECUTE format(
-                'CREATE TABLE "idem".%I (LIKE "idem".idem_records INCLUDING CONSTRAINTS) WITH (fillfactor = 50)',
+                'CREATE TABLE "idem".%I (LIKE "idem".idem_records INCLUDING CONSTRAINTS) WITH (fillfactor = 25)',
                 'idem_records_' || next_start
             );
             EXECUTE format(
@@ -91,13 +93,18 @@ BEGIN
     DELETE FROM "idem".idem_partitions WHERE name = 'idem_records_rest' AND end_at < at;
     DELETE FROM "idem".idem_records_rest WHERE id IN (
         SELECT id FROM "idem".idem_records_rest
-        WHERE purge_after <= at AND expires_at <= at LIMIT 500 FOR UPDATE SKIP LOCKED
+        WHERE purge_after <= at AND expires_at <= at LIMIT most FOR UPDATE SKIP LOCKED
     );
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
 END
 $$;
 
--- The oldest partition in which every record is over; NULL when there is none. It reads a partition whole, at the end of
--- its period and at the end of the last record that was found living.
+-- The oldest partition in which every record has been over for a while; NULL when there is none. It reads a partition
+-- whole, at the end of its period and at the end of the last record that was found living.
+--
+-- That while is a minute, or the period if that is shorter: far longer than a statement may take. One that was decided
+-- when a record was about to be over, and extends it, has then ended.
 CREATE FUNCTION "idem".idem_past_partition_v1(skew BIGINT) RETURNS TEXT
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -105,15 +112,17 @@ DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
     partition RECORD;
     last_end BIGINT;
+    grace BIGINT;
 BEGIN
+    SELECT least(period, 60000000) INTO grace FROM "idem".idem_partitioning;
     FOR partition IN
         SELECT * FROM "idem".idem_partitions WHERE end_at <= at AND look_again <= at ORDER BY start_at
     LOOP
         EXECUTE format('SELECT max(expires_at) FROM "idem".%I', partition.name) INTO last_end;
-        IF coalesce(last_end, 0) <= at THEN
+        IF coalesce(last_end, 0) <= at - grace THEN
             RETURN partition.name;
         END IF;
-        UPDATE "idem".idem_partitions SET look_again = last_end WHERE start_at = partition.start_at;
+        UPDATE "idem".idem_partitions SET look_again = "idem".idem_later_v1(last_end, grace) WHERE start_at = partition.start_at;
     END LOOP;
     RETURN NULL;
 END
@@ -159,7 +168,7 @@ BEGIN
     SELECT at - at % period + period INTO until FROM "idem".idem_partitioning;
     EXECUTE format(
         'CREATE TABLE "idem".idem_records_first PARTITION OF "idem".idem_records FOR VALUES FROM (MINVALUE) TO (%s)
-        WITH (fillfactor = 50)', until
+        WITH (fillfactor = 25)', until
     );
     INSERT INTO "idem".idem_partitions (start_at, end_at, name, look_again) VALUES (0, until, 'idem_records_first', until);
 END

@@ -10,6 +10,7 @@ use crate::error::unreadable;
 use crate::literal::{Sql, readable};
 use crate::row::seen;
 use crate::schema::Schema;
+use crate::store::BEGIN;
 use crate::verb::{Answer, Placed, Verb, misanswered};
 
 /// The kinds of verbs, in the order in which a statement does them.
@@ -63,7 +64,7 @@ impl Batch {
             unanswered.push(matches!(kind(verb), RENEW..=RELEASE).then_some(Answer::Applied(false)));
         }
         let mut sql = Sql::default();
-        sql.push("BEGIN ISOLATION LEVEL READ COMMITTED;").push(prelude);
+        sql.push(BEGIN).push(prelude);
         Statement { schema, skew, sql: &mut sql }.write(&places, verbs);
         sql.push("COMMIT");
         Self { sql: sql.into_text(), places, unanswered }
@@ -73,7 +74,8 @@ impl Batch {
     pub(crate) fn answers(self, rows: &[PgRow]) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
         let Self { places, unanswered, .. } = self;
         let mut answers: Vec<_> = unanswered.into_iter().map(|answer| answer.ok_or_else(misanswered)).collect();
-        for row in rows {
+        // The locks that come first have a row without columns.
+        for row in rows.iter().filter(|row| !row.is_empty()) {
             let kind: i32 = row.try_get(0).map_err(unreadable)?;
             let item: i64 = row.try_get(1).map_err(unreadable)?;
             let kind = usize::try_from(kind).map_err(unreadable)?;
@@ -107,6 +109,7 @@ struct Statement<'a> {
 
 impl Statement<'_> {
     fn write<'a>(&mut self, places: &[Vec<usize>; KINDS], verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        self.lock(places, verbs.clone());
         for (of_kind, items) in places.iter().enumerate() {
             if items.is_empty() {
                 continue;
@@ -121,6 +124,17 @@ impl Statement<'_> {
                 RELEASE => self.release(verbs),
                 _ => self.place(verbs),
             }
+        }
+    }
+
+    /// Locks the rows that are to change, when several functions change some each: each of them keeps to the order of ids,
+    /// but only all of them together keep others from waiting in a circle.
+    fn lock<'a>(&mut self, places: &[Vec<usize>; KINDS], verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        let changing = places[..ACQUIRE].iter().filter(|items| !items.is_empty()).count();
+        let one_by_one = places[REPLACE].len() + places[REMOVE].len();
+        if changing > 1 || one_by_one > 1 {
+            self.sql.push("SELECT FROM ").push(self.schema.quoted()).push(".idem_lock_v1(");
+            self.sql.byte_strings(verbs.filter_map(Verb::changes).map(|id| Some(id.as_bytes().as_slice()))).push(");");
         }
     }
 

@@ -10,6 +10,9 @@ use idem_core::{StoreError, StoreErrorKind};
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 
+/// Longer than anybody waits, and short enough to be added to any time.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
 /// Where the database is and how it is used.
 #[derive(Clone)]
 pub struct PostgresConfig {
@@ -144,7 +147,7 @@ impl PostgresConfig {
     /// verb. Statements of handlers are not meant.
     #[must_use]
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
-        self.statement_timeout = timeout;
+        self.statement_timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
@@ -165,9 +168,9 @@ impl PostgresConfig {
     }
 
     /// Says that the URL leads to a proxy that gives out connections by the transaction and does not know prepared
-    /// statements, such as PgBouncer before 1.21 in transaction mode. The store's own statements need nothing for that.
-    /// Those of handlers are then not kept prepared, and what another client of sqlx left behind under the same name is
-    /// dropped first. Default off.
+    /// statements or start-up options, such as PgBouncer before 1.21 in transaction mode. The store's own statements need
+    /// nothing for that. Those of handlers are then not kept prepared, and what another client of sqlx left behind under
+    /// the same name is dropped first. Default off.
     #[must_use]
     pub fn through_transaction_pooler(mut self) -> Self {
         self.options = self.options.map(|options| options.statement_cache_capacity(0));
@@ -187,6 +190,11 @@ impl PostgresConfig {
             let message = "the URL of the database cannot be understood; write postgres://user:password@host/database";
             StoreError::new(StoreErrorKind::Misconfigured, message).with_source(error)
         })?;
+        if self.partitioned.is_some() && !self.migrate {
+            let message =
+                "to spread records over partitions is a migration; apply `partitioning` by the tool that migrates";
+            return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
+        }
         // Statements of the store carry stored answers, which do not belong into logs. A proxy refuses start-up
         // parameters that it does not know, and nothing here reads floating-point numbers.
         Ok(options.disable_statement_logging().extra_float_digits(None))
@@ -207,7 +215,9 @@ pub struct TimeOffset(Arc<AtomicI64>);
 impl TimeOffset {
     /// Moves the time forward, for every statement that begins afterwards.
     pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(micros(by), Ordering::SeqCst);
+        let later = |offset: i64| Some(offset.saturating_add(micros(by)));
+        // It never says no.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
     }
 
     pub(crate) fn micros(&self) -> i64 {

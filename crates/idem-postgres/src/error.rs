@@ -21,7 +21,10 @@ pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
         ("57014", _) => (StoreErrorKind::Timeout, "the statement took longer than it may"),
         ("55P03", _) => (StoreErrorKind::Timeout, "somebody else holds the record"),
         ("53300", _) => (StoreErrorKind::Unavailable, "the server has no connection left; raise max_connections"),
-        ("25006", _) => (StoreErrorKind::Unavailable, "the server takes no writes; is it a replica?"),
+        ("25006", _) => (
+            StoreErrorKind::Unavailable,
+            "the server takes no writes: it is a replica, or default_transaction_read_only is on",
+        ),
         ("42P01" | "42883" | "3F000", _) => {
             (StoreErrorKind::Misconfigured, "the schema of idem-postgres is not there, or not of this version")
         }
@@ -40,6 +43,10 @@ pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
 
 /// The store's error when no connection could be made: nothing was asked, so nothing was done.
 pub(crate) fn connect_error(error: sqlx::Error) -> StoreError {
+    if matches!(error, sqlx::Error::PoolTimedOut) {
+        let message = "all connections that there may be are in use, by handlers that run; see max_transactions";
+        return StoreError::new(StoreErrorKind::Unavailable, message).with_source(error);
+    }
     if state(&error).is_some() {
         return store_error("connect", error);
     }

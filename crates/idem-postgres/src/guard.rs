@@ -26,6 +26,7 @@ impl PostgresStore {
     pub fn guard(&self, lease: &Lease) -> Guard {
         let mut sql = Sql::default();
         sql.push(self.shared.schema.quoted()).push(".idem_owns_v1(").number(self.shared.offset.micros()).push(",");
+        sql.number(self.shared.schema.lock(&lease.id)).push(",");
         sql.bytes(lease.id.as_bytes()).push(",").bytes(lease.owner.as_bytes()).push(")");
         Guard { condition: sql.into_text() }
     }

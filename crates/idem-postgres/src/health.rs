@@ -8,7 +8,7 @@ use sqlx::{PgConnection, Row as _};
 
 use crate::error::store_error;
 use crate::literal::Sql;
-use crate::store::{PostgresStore, rows};
+use crate::store::{BEGIN, PostgresStore, rows};
 
 /// The oldest server: 14 is the first that can notice a client's end in the middle of a statement.
 const OLDEST: i32 = 140_000;
@@ -126,7 +126,7 @@ impl PostgresStore {
         let what = "ask for the health of the server";
         let table = format!("{}.idem_records", self.shared.schema.quoted());
         let mut sql = Sql::default();
-        sql.push("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY;").push(&self.shared.prelude).push(SETTINGS);
+        sql.push(BEGIN).push(&self.shared.prelude).push(SETTINGS);
         sql.push(", (SELECT coalesce(sum(greatest(reltuples, 0)), 0)::BIGINT FROM pg_class WHERE oid IN (SELECT relid");
         sql.push(" FROM pg_partition_tree(convert_from(").bytes(table.as_bytes());
         sql.push(",'UTF8')::REGCLASS) WHERE isleaf));COMMIT");

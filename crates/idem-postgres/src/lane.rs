@@ -5,6 +5,8 @@
 //! holds one back. Since the tasks own the connections and see every statement to its end, a caller who goes away
 //! cancels only its own answer, and no connection is ever left in the middle of something.
 
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +21,12 @@ use crate::batch::Batch;
 use crate::config::TimeOffset;
 use crate::error::{connect_error, copy, is_connection_lost, store_error};
 use crate::schema::Schema;
-use crate::verb::{Answer, Verb};
+use crate::verb::{Answer, Verb, misanswered};
 
 /// The most verbs in one statement: enough to share its costs, few enough that the first is not kept waiting by the last.
 const MAX_BATCH: usize = 64;
 
-/// The most bytes of answers in one statement, for the same reason.
+/// The most bytes that one statement brings along, for the same reason.
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 
 /// How many verbs may wait; further callers wait for room.
@@ -51,6 +53,8 @@ pub(crate) struct LaneSettings {
     pub(crate) options: PgConnectOptions,
     pub(crate) schema: Schema,
     pub(crate) prelude: String,
+    /// For verbs whose batch has waited for a row as long as it may.
+    pub(crate) impatient_prelude: String,
     pub(crate) offset: TimeOffset,
     pub(crate) statement_timeout: Duration,
 }
@@ -104,58 +108,71 @@ impl Lane {
     }
 
     async fn work(&mut self, jobs: &mut Vec<Job>) {
-        // Whoever stopped waiting before its verb began does not want it any more.
-        jobs.retain(|job| !job.answer.is_closed());
-        while !jobs.is_empty() {
+        loop {
+            // Whoever stopped waiting before its verb began does not want it any more.
+            jobs.retain(|job| !job.answer.is_closed());
             let mut bytes = 0;
             let fits = jobs.iter().take_while(|job| {
                 bytes += job.verb.weight();
                 bytes <= MAX_BATCH_BYTES
             });
-            let batch: Vec<Job> = jobs.drain(..fits.count().max(1)).collect();
-            let answers = self.answers(&batch).await;
-            for (job, answer) in batch.into_iter().zip(answers) {
-                // Whoever stopped waiting since will ask again.
-                let _ = job.answer.send(answer);
+            let count = fits.count().max(1).min(jobs.len());
+            if count == 0 {
+                return;
             }
+            self.answer(jobs.drain(..count).collect()).await;
         }
     }
 
-    /// The answer to each job. What is wrong with one of them fails the statement that they share; each then gets a
-    /// statement of its own, so that the error stays with the one that it belongs to.
-    async fn answers(&mut self, jobs: &[Job]) -> Vec<Result<Answer, StoreError>> {
-        match self.attempt(jobs).await {
-            Ok(answers) => answers,
-            Err(Failure::Refused(_)) if jobs.len() > 1 => {
-                let mut answers = Vec::with_capacity(jobs.len());
-                for job in jobs.chunks(1) {
-                    let answer = self.attempt(job).await.map_err(Failure::into_error);
-                    answers.extend(answer.unwrap_or_else(|error| vec![Err(error)]));
+    /// Answers a batch. What is wrong with one verb fails the statement that they share; each then gets a statement of its
+    /// own, so that the error stays with the one that it belongs to, and waits for nobody, so that the others get on.
+    async fn answer(&mut self, batch: Vec<Job>) {
+        match self.attempt(&batch, Patience::Full).await {
+            Ok(answers) => {
+                for (job, answer) in batch.into_iter().zip(answers) {
+                    job.tell(answer);
                 }
-                answers
             }
-            Err(failure) => {
-                let error = failure.into_error();
-                tracing::warn!(error = &error as &dyn std::error::Error, verbs = jobs.len(), "a statement failed");
-                let copies: Vec<_> = jobs.iter().skip(1).map(|_| Err(copy(&error))).collect();
-                std::iter::once(Err(error)).chain(copies).collect()
+            Err(Failure::Refused(_)) if batch.len() > 1 => {
+                let mut rest = batch.into_iter();
+                while let Some(job) = rest.next() {
+                    if job.answer.is_closed() {
+                        continue;
+                    }
+                    match self.attempt(std::slice::from_ref(&job), Patience::None).await {
+                        Ok(answers) => job.tell(answers.into_iter().next().unwrap_or_else(|| Err(misanswered()))),
+                        Err(Failure::Refused(error)) => job.tell(Err(error)),
+                        Err(Failure::Lost(error) | Failure::Away(error)) => {
+                            tell_all(std::iter::once(job).chain(rest), error);
+                            return;
+                        }
+                    }
+                }
             }
+            Err(Failure::Refused(error) | Failure::Lost(error) | Failure::Away(error)) => tell_all(batch, error),
         }
     }
 
     /// Sends a statement. When its connection is gone, which is often noticed only by using it, it is sent once more
     /// over another one: every verb may be repeated.
-    async fn attempt(&mut self, jobs: &[Job]) -> Result<Vec<Result<Answer, StoreError>>, Failure> {
-        match self.send(jobs).await {
+    async fn attempt(&mut self, jobs: &[Job], patience: Patience) -> Result<Answers, Failure> {
+        let (verbs, places) = shared(jobs);
+        let answers = match self.send(&verbs, patience).await {
             Err(Failure::Lost(error)) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "a connection was lost");
-                self.send(jobs).await
+                self.send(&verbs, patience).await
             }
-            answer => answer,
-        }
+            answers => answers,
+        }?;
+        let answer = |&place: &usize| match answers.get(place) {
+            Some(Ok(answer)) => Ok(answer.clone()),
+            Some(Err(error)) => Err(copy(error)),
+            None => Err(misanswered()),
+        };
+        Ok(places.iter().map(answer).collect())
     }
 
-    async fn send(&mut self, jobs: &[Job]) -> Result<Vec<Result<Answer, StoreError>>, Failure> {
+    async fn send(&mut self, verbs: &[Cow<'_, Verb>], patience: Patience) -> Result<Answers, Failure> {
         let settings = &self.settings;
         let limit = settings.statement_timeout + GRACE;
         let mut connection = match self.connection.take() {
@@ -168,8 +185,12 @@ impl Lane {
                 }
             },
         };
-        let verbs = jobs.iter().map(|job| &job.verb);
-        let mut batch = Batch::new(&settings.schema, &settings.prelude, settings.offset.micros(), verbs);
+        let prelude = match patience {
+            Patience::Full => &settings.prelude,
+            Patience::None => &settings.impatient_prelude,
+        };
+        let verbs = verbs.iter().map(AsRef::as_ref);
+        let mut batch = Batch::new(&settings.schema, prelude, settings.offset.micros(), verbs);
         let sql = std::mem::take(&mut batch.sql);
         // Whatever ends this early drops the connection, and with it the transaction.
         let rows: Vec<PgRow> = match timeout(limit, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection)).await
@@ -193,6 +214,63 @@ impl Lane {
     }
 }
 
+type Answers = Vec<Result<Answer, StoreError>>;
+
+/// How long a statement may wait for somebody else's row.
+#[derive(Clone, Copy)]
+enum Patience {
+    Full,
+    None,
+}
+
+/// The verbs of a batch, each record read once, and for each job which of them it is: many repeats of one request that
+/// arrive together share one answer, which may be large. Of several acquires of one record the first is one; the others
+/// look at what it finds or makes.
+fn shared(jobs: &[Job]) -> (Vec<Cow<'_, Verb>>, Vec<usize>) {
+    let mut verbs: Vec<Cow<'_, Verb>> = Vec::with_capacity(jobs.len());
+    let (mut acquires, mut looks) = (HashSet::new(), HashMap::new());
+    let places = jobs.iter().map(|job| {
+        let look = match &job.verb {
+            Verb::Acquire { request, lock } if !acquires.insert(request.id) => Some((request.id, Some(*lock))),
+            Verb::Look { id, lock } => Some((*id, *lock)),
+            _ => None,
+        };
+        let place = verbs.len();
+        match look {
+            None => verbs.push(Cow::Borrowed(&job.verb)),
+            Some((id, lock)) => {
+                let known = *looks.entry((id, lock)).or_insert(place);
+                if known != place {
+                    return known;
+                }
+                verbs.push(Cow::Owned(Verb::Look { id, lock }));
+            }
+        }
+        place
+    });
+    let places = places.collect();
+    (verbs, places)
+}
+
+impl Job {
+    fn tell(self, answer: Result<Answer, StoreError>) {
+        // Whoever stopped waiting since will ask again.
+        let _ = self.answer.send(answer);
+    }
+}
+
+fn tell_all(jobs: impl IntoIterator<Item = Job>, error: StoreError) {
+    tracing::warn!(error = &error as &dyn std::error::Error, "a statement failed");
+    let mut jobs = jobs.into_iter();
+    let first = jobs.next();
+    for job in jobs {
+        job.tell(Err(copy(&error)));
+    }
+    if let Some(first) = first {
+        first.tell(Err(error));
+    }
+}
+
 /// Why a statement has no answer.
 enum Failure {
     /// The connection is gone; another may do.
@@ -201,12 +279,4 @@ enum Failure {
     Refused(StoreError),
     /// There is no use in trying again now.
     Away(StoreError),
-}
-
-impl Failure {
-    fn into_error(self) -> StoreError {
-        match self {
-            Self::Lost(error) | Self::Refused(error) | Self::Away(error) => error,
-        }
-    }
 }

@@ -11,7 +11,7 @@ use sqlx::{PgConnection, Row as _};
 use crate::literal::Sql;
 use crate::partitions;
 use crate::schema::Schema;
-use crate::store::rows;
+use crate::store::{BEGIN, rows};
 
 /// One step of the schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,8 +31,8 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("verbs", include_str!("../migrations/0002_verbs.sql")),
 ];
 
-/// How long one replica waits for another one to finish: far longer than the migrations take.
-const OTHERS_TAKE_AT_MOST_MS: i64 = 60_000;
+/// How long one replica waits for another one to finish: longer than the migrations take, unless they copy many records into partitions.
+const OTHERS_TAKE_AT_MOST_MS: i64 = 600_000;
 
 /// The migrations in their order, for those who apply them by a tool of their own, in the schema called `schema`, which
 /// has to be there. Each also writes down in `idem_migrations` that it was applied.
@@ -67,7 +67,7 @@ pub(crate) async fn migrate(
     }
     let what = "bring the schema up to date";
     let mut sql = Sql::default();
-    sql.push("BEGIN ISOLATION LEVEL READ COMMITTED;SET LOCAL client_min_messages=warning;SET LOCAL lock_timeout=");
+    sql.push(BEGIN).push("SET LOCAL client_min_messages=warning;SET LOCAL statement_timeout=0;SET LOCAL lock_timeout=");
     sql.number(OTHERS_TAKE_AT_MOST_MS).push(";SELECT pg_advisory_xact_lock(").number(schema.task_lock("migrate"));
     sql.push(")");
     rows(connection, what, sql.into_text()).await?;

@@ -121,9 +121,12 @@ async fn work(store: &PostgresStore, settings: &PurgerSettings, last: Duration) 
     }
 }
 
-/// Removes what is over: whole partitions where there are any, else rows.
+/// Removes what is over: whole partitions where there are any, else rows. Says how many rows.
 async fn purge(store: &PostgresStore, batch: NonZeroU32) -> Result<u32, StoreError> {
-    if partitions::maintain(store).await? { Ok(0) } else { store.purge(batch).await }
+    match partitions::maintain(store, batch).await? {
+        Some(removed) => Ok(removed),
+        None => store.purge(batch).await,
+    }
 }
 
 /// Half to all of `pause`, so that replicas that were started together do not move in step.

@@ -17,8 +17,9 @@ pub(crate) struct Schema {
 
 impl Schema {
     pub(crate) fn new(name: &str) -> Result<Self, StoreError> {
-        if name.is_empty() || name.len() > LONGEST_NAME || name.contains('\0') {
-            let message = format!("{name:?} cannot be a schema name: it needs 1 to {LONGEST_NAME} bytes");
+        // These would have to be quoted otherwise inside a function's body, or in a pattern.
+        if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['\0', '$', '\'', '%', '\\']) {
+            let message = format!("{name:?} cannot be the schema: it takes 1 to {LONGEST_NAME} bytes without $ ' % \\");
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }
         let quoted = format!("\"{}\"", name.replace('"', "\"\""));
@@ -64,7 +65,7 @@ mod tests {
     fn names_are_quoted_and_impossible_ones_refused() {
         assert_eq!(Schema::new("a\"; DROP").unwrap().quoted(), "\"a\"\"; DROP\"");
         assert_eq!(Schema::new("x").unwrap().localise("SELECT \"idem\".idem_look_v1"), "SELECT \"x\".idem_look_v1");
-        for name in ["", "a\0b", &"x".repeat(64)] {
+        for name in ["", "a\0b", "a$$b", "o'brien", "100%", "a\\b", &"x".repeat(64)] {
             assert_eq!(Schema::new(name).unwrap_err().kind(), StoreErrorKind::Misconfigured);
         }
     }

@@ -21,12 +21,20 @@ use crate::lane::{LaneSettings, Lanes};
 use crate::literal::Sql;
 use crate::migrate;
 use crate::schema::Schema;
-use crate::transaction::{Idle, TransactionSettings, enter, prepare};
+use crate::transaction::{Idle, TransactionSettings, enter, handlers_options, prepare};
 use crate::verb::{Answer, Placed, Presence, Row, Seen, Verb, misanswered};
 
 /// How often a decision is made anew because somebody else changed the record meanwhile. Each time somebody got on, so
 /// this many in a row are not chance.
 const ROUNDS: u32 = 16;
+
+/// How every transaction of the store's own begins, whatever the session's defaults are. Only where somebody has said that
+/// nothing be written, nothing is.
+pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;";
+
+/// Connections for the store's upkeep: one that looks whether a partition is over may read for minutes, and the other is
+/// there for everything else.
+const UPKEEP: u32 = 2;
 
 /// The answer while a transaction runs the operation. That has no lease: the key is free, or answered, as soon as it ends,
 /// and nobody knows when that is.
@@ -49,7 +57,9 @@ pub(crate) struct Shared {
     /// How long a statement of the store may take, client's side included.
     pub(crate) patience: Duration,
     lanes: Lanes,
+    /// For handlers' transactions, and nothing else: sqlx is [told](prepare) something about its connections.
     pool: PgPool,
+    upkeep: PgPool,
     durability: DurabilityReport,
 }
 
@@ -75,15 +85,12 @@ impl PostgresStore {
         }
         let goodbye = connection.close().await;
         goodbye.map_err(|error| store_error("close the first connection", error))?;
-        let prelude = format!(
-            "SET LOCAL statement_timeout={};SET LOCAL lock_timeout={};SET LOCAL bytea_output=hex;",
-            milliseconds(config.statement_timeout),
-            milliseconds(config.lock_timeout),
-        );
+        let prelude = prelude(config.statement_timeout, config.lock_timeout);
         let lanes = LaneSettings {
             options: options.clone(),
             schema: schema.clone(),
             prelude: prelude.clone(),
+            impatient_prelude: self::prelude(config.statement_timeout, IMPATIENT),
             offset: config.offset.clone(),
             statement_timeout: config.statement_timeout,
         };
@@ -93,7 +100,8 @@ impl PostgresStore {
             .acquire_timeout(patience)
             .test_before_acquire(false)
             .after_connect(|connection, _| Box::pin(prepare(connection)))
-            .connect_lazy_with(options);
+            .connect_lazy_with(handlers_options(options.clone(), config.pooled));
+        let upkeep = PgPoolOptions::new().max_connections(UPKEEP).acquire_timeout(patience).connect_lazy_with(options);
         Ok(Self {
             shared: Arc::new(Shared {
                 lanes: Lanes::start(&lanes, config.verb_connections),
@@ -103,12 +111,12 @@ impl PostgresStore {
                 prelude,
                 patience,
                 pool,
+                upkeep,
                 durability: server.durability,
             }),
         })
     }
 
-    /// The connections of handlers' transactions. They are no others': sqlx is [told](prepare) something about them.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.shared.pool
     }
@@ -175,15 +183,15 @@ impl PostgresStore {
         Err(contended())
     }
 
-    /// Runs a statement of the store's own on one of the handlers' connections, in a task of its own: a pool's future
-    /// that is dropped midway would leave the connection in the middle of it.
+    /// Runs a statement of the store's upkeep, in a task of its own: a pool's future that is dropped midway would leave the
+    /// connection in the middle of it.
     pub(crate) async fn maintain(
         &self,
         what: &'static str,
         sql: Sql,
         patience: Duration,
     ) -> Result<Vec<PgRow>, StoreError> {
-        let (pool, sql) = (self.shared.pool.clone(), sql.into_text());
+        let (pool, sql) = (self.shared.upkeep.clone(), sql.into_text());
         let work = tokio::spawn(async move {
             let mut connection = pool.acquire().await.map_err(connect_error)?;
             let rows = timeout(patience, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection)).await;
@@ -211,6 +219,18 @@ impl PostgresStore {
 fn contended() -> StoreError {
     let message = format!("a record changed {ROUNDS} times while a decision on it was made");
     StoreError::new(StoreErrorKind::Unavailable, message)
+}
+
+/// How long a verb waits for a row once its batch has waited as long as it may: others of the batch want to go on.
+const IMPATIENT: Duration = Duration::from_millis(5);
+
+/// What the store's statements are to find, whatever the session's settings are.
+fn prelude(statement_timeout: Duration, lock_timeout: Duration) -> String {
+    format!(
+        "SET LOCAL statement_timeout={};SET LOCAL lock_timeout={};SET LOCAL bytea_output=hex;SET LOCAL array_nulls=on;",
+        milliseconds(statement_timeout),
+        milliseconds(lock_timeout),
+    )
 }
 
 fn milliseconds(duration: Duration) -> i64 {
@@ -277,7 +297,7 @@ impl Purge for PostgresStore {
     async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
         let mut sql = Sql::default();
         let most = i32::try_from(limit.get()).unwrap_or(i32::MAX);
-        sql.push("BEGIN ISOLATION LEVEL READ COMMITTED;").push(&self.shared.prelude).push("SELECT ");
+        sql.push(BEGIN).push(&self.shared.prelude).push("SELECT ");
         sql.push(self.shared.schema.quoted()).push(".idem_purge_v1(").number(self.shared.offset.micros()).push(",");
         sql.number(most).push(");COMMIT");
         let rows = self.maintain("purge", sql, self.shared.patience).await?;
@@ -300,6 +320,10 @@ impl TransactionalStore for PostgresStore {
                 },
             };
             let mut entered = enter(self, request.id, idle).await?;
+            if self.shared.transactions.sees_one_moment && !self.is_current(request.id, &entered.seen).await? {
+                let _ = entered.leave().await;
+                continue;
+            }
             let before = entered.seen.row.as_ref().map(|row| &row.record);
             let (next, outcome) = machine::acquire(before, request, entered.seen.now);
             let held = entered.seen.presence == Presence::Held;
@@ -343,6 +367,13 @@ impl PostgresStore {
             AcquireOutcome::Acquired(_) => None,
             outcome => (next.as_ref() == before).then_some(outcome),
         })
+    }
+
+    /// Whether what was seen in a transaction is still so. One that sees everything as it was when it began may have begun
+    /// before its lock was free, and what whoever held it made is then hidden from it.
+    async fn is_current(&self, id: RecordId, seen: &Seen) -> Result<bool, StoreError> {
+        let version = |seen: &Seen| seen.row.as_ref().map(|row| row.version);
+        Ok(version(&self.look(id, None).await?) == version(seen))
     }
 
     /// Puts the end to which a record has come without a run in place; `None` if it has changed meanwhile.

@@ -12,12 +12,12 @@ use idem_core::{
     StoreTransaction, Writes,
 };
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::PgRow;
+use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Row as _};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::config::PostgresConfig;
+use crate::config::{Isolation, PostgresConfig};
 use crate::error::{connect_error, is_changed, is_connection_lost, is_out_of_transaction, store_error};
 use crate::health::Server;
 use crate::literal::{Sql, readable};
@@ -26,8 +26,19 @@ use crate::schema::Schema;
 use crate::store::PostgresStore;
 use crate::verb::{End, Presence, Seen, misanswered};
 
-/// How long to find out how a transaction ended whose COMMIT got no answer. Shorter than the engine waits for the end.
-const FIND_OUT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a COMMIT may take, and how long to find out how a transaction ended whose COMMIT got no answer: together less
+/// than the engine waits for the end.
+const COMMIT_WITHIN: Duration = Duration::from_secs(5);
+const FIND_OUT_WITHIN: Duration = Duration::from_secs(4);
+
+/// Rolls back a transaction that is as the handler left it; fails when somebody has ended it.
+const UNTOUCHED: &str = "ROLLBACK TO SAVEPOINT idem;ROLLBACK";
+
+/// Rolls back a transaction that has failed in the store's own statements.
+const FAILED: &str = "ROLLBACK";
+
+/// How many transactions sqlx believes to be open on a connection that serves handlers.
+const BELIEVED_DEPTH: u32 = 16;
 
 /// How long to wait for the server to roll back; after that the connection is closed, which comes to the same.
 const ROLL_BACK_WITHIN: Duration = Duration::from_secs(5);
@@ -57,7 +68,13 @@ pub struct PostgresTransaction {
 #[derive(Debug)]
 pub(crate) struct TransactionSettings {
     begin: String,
+    /// What is done last before the handler's turn.
+    last: String,
     max: u32,
+    /// Whether a transaction sees everything as it was at one moment.
+    pub(crate) sees_one_moment: bool,
+    /// Whether a connection may serve again after something was rolled back on it.
+    reusable: bool,
 }
 
 impl TransactionSettings {
@@ -66,7 +83,7 @@ impl TransactionSettings {
         // A machine that vanished is noticed within half a minute, as a lease would be, and not after the hours that
         // operating systems take by default.
         let mut begin = format!(
-            "BEGIN ISOLATION LEVEL {};SET LOCAL idle_in_transaction_session_timeout={idle};\
+            "BEGIN ISOLATION LEVEL {} READ WRITE NOT DEFERRABLE;SET LOCAL idle_in_transaction_session_timeout={idle};\
              SET LOCAL tcp_keepalives_idle=10;SET LOCAL tcp_keepalives_interval=5;SET LOCAL tcp_keepalives_count=4;",
             config.isolation.sql(),
         );
@@ -74,10 +91,14 @@ impl TransactionSettings {
             // A process that died in the middle of a long statement: the server notices before the statement's end.
             begin.push_str("SET LOCAL client_connection_check_interval=1000;");
         }
-        if config.pooled {
-            begin.push_str(&schema.localise("SELECT \"idem\".idem_unprepare_v1();"));
+        let unprepare = if config.pooled { ";SELECT \"idem\".idem_unprepare_v1()" } else { "" };
+        Self {
+            begin,
+            last: schema.localise(unprepare),
+            max: config.max_transactions.get(),
+            sees_one_moment: config.isolation != Isolation::ReadCommitted,
+            reusable: !config.pooled,
         }
-        Self { begin, max: config.max_transactions.get() }
     }
 }
 
@@ -91,16 +112,20 @@ pub(crate) struct Entered {
 struct Open {
     connection: PoolConnection<Postgres>,
     ended: bool,
+    reusable: bool,
 }
 
 impl Open {
-    /// Ends the transaction without a trace.
-    async fn roll_back(mut self) -> Result<(), StoreError> {
-        let rolled_back = sqlx::raw_sql("ROLLBACK").execute(&mut *self.connection);
+    /// Ends the transaction without a trace, by the statement that does so.
+    async fn roll_back(mut self, how: &'static str) -> Result<(), StoreError> {
+        let rolled_back = sqlx::raw_sql(how).execute(&mut *self.connection);
         let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLL_BACK_WITHIN:?}"));
         let rolled_back = timeout(ROLL_BACK_WITHIN, rolled_back).await.map_err(late)?;
-        rolled_back.map_err(|error| store_error("roll back", error))?;
-        self.ended = true;
+        rolled_back.map_err(|error| match is_out_of_transaction(&error) {
+            true => out_of_transaction(error),
+            false => store_error("roll back", error),
+        })?;
+        self.ended = self.reusable;
         Ok(())
     }
 }
@@ -117,10 +142,23 @@ impl Drop for Open {
 ///
 /// They begin and end with statements of the store's own, each of which does more than that in one round trip, and sqlx
 /// knows nothing of it. So that a handler's `begin` makes a savepoint all the same, and its `commit` ends no more than
-/// that, sqlx is made to believe that a transaction is open on this connection, always.
+/// that, sqlx is made to believe that transactions are open on this connection, one inside the other, always.
+///
+/// A `begin` of the handler's that fails or is cancelled is undone by sqlx with a ROLLBACK of the innermost: deep inside,
+/// that names a savepoint that is not there, and the transaction fails. At the outermost it would be ended, and what the
+/// handler writes next would commit without the record; see [`handlers_options`] for what is done against that.
 pub(crate) async fn prepare(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    std::mem::forget(connection.begin().await?);
+    for _ in 0..BELIEVED_DEPTH {
+        std::mem::forget(connection.begin().await?);
+    }
     sqlx::raw_sql("ROLLBACK").execute(connection).await.map(drop)
+}
+
+/// The options of connections for handlers' transactions. Outside of those, nothing can be written: whatever ends one
+/// before its time, nothing is committed without its record after that. A transaction-pooling proxy cannot do that for
+/// one client alone; there, no connection serves again on which something was rolled back.
+pub(crate) fn handlers_options(options: PgConnectOptions, pooled: bool) -> PgConnectOptions {
+    if pooled { options } else { options.options([("default_transaction_read_only", "on")]) }
 }
 
 /// Begins a transaction and tries to get the operation's lock in it.
@@ -137,7 +175,7 @@ pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Re
         sql.push(".idem_look_v1(").number(shared.offset.micros()).push(",ARRAY[").bytes(id.as_bytes());
         // Takes the timeouts back, which are not the handler's, and the lock on the table, which else would be kept for as
         // long as the handler runs, and keep others from dropping a partition.
-        sql.push("],ARRAY[NULL::BIGINT]);ROLLBACK TO SAVEPOINT idem");
+        sql.push("],ARRAY[NULL::BIGINT]);ROLLBACK TO SAVEPOINT idem").push(&shared.transactions.last);
         let sql = sql.into_text();
         let mut idle = Some(idle.0);
         // Connections may have died while nobody used them, as many as there are.
@@ -193,7 +231,7 @@ async fn begin(
         Some(connection) => connection,
         None => store.pool().acquire().await.map_err(|error| BeginError::Other(connect_error(error)))?,
     };
-    let mut open = Open { connection, ended: false };
+    let mut open = Open { connection, ended: false, reusable: store.shared.transactions.reusable };
     let patience = store.shared.patience;
     let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *open.connection);
     match timeout(patience, begun).await {
@@ -210,8 +248,7 @@ async fn begin(
 }
 
 fn what_was_seen(rows: &[PgRow]) -> Result<Seen, StoreError> {
-    // What comes before answers nothing that matters.
-    let [.., lock, record] = rows else { return Err(misanswered()) };
+    let [lock, record, ..] = rows else { return Err(misanswered()) };
     let locked: bool = lock.try_get(0).map_err(crate::error::unreadable)?;
     let seen = seen(record, 1)?;
     Ok(if locked { seen } else { Seen { presence: Presence::Held, ..seen } })
@@ -221,7 +258,7 @@ impl Entered {
     /// Ends the transaction, in which nothing was done, behind the caller's back. If that fails the connection is closed,
     /// which ends the transaction as well.
     pub(crate) fn leave(self) -> JoinHandle<Result<(), StoreError>> {
-        tokio::spawn(self.connection.roll_back())
+        tokio::spawn(self.connection.roll_back(UNTOUCHED))
     }
 
     /// Makes it the transaction of a run. `record` is what the state machine made of the one that was seen.
@@ -248,7 +285,8 @@ impl PostgresTransaction {
             Writes::Discard => "ROLLBACK TO SAVEPOINT idem;RELEASE SAVEPOINT idem;",
         });
         if let Some(end) = end {
-            sql.push(&self.store.shared.prelude);
+            // A handler may have taken the role of a tenant.
+            sql.push("RESET ROLE;").push(&self.store.shared.prelude);
             self.write_record(&mut sql, end);
             // The application's deferred constraints are checked by the commit, in the time that the application gives
             // them.
@@ -264,7 +302,8 @@ impl PostgresTransaction {
         let principal = self.origin.scope.principal().map(readable);
         let again = end.wait.is_some();
         sql.push("SELECT ").push(shared.schema.quoted()).push(".idem_put_v1(").number(shared.offset.micros()).push(",");
-        sql.bytes(self.id.as_bytes()).push(",").optional_number(self.version).push(",");
+        sql.bytes(self.id.as_bytes()).push(",").number(shared.schema.lock(&self.id)).push(",");
+        sql.optional_number(self.version).push(",");
         sql.bytes(&readable(&self.origin.namespace)).push(",").optional_bytes(principal.as_deref()).push(",");
         sql.bytes(&readable(self.origin.scope.operation())).push(",").number(flat.format).push("::SMALLINT,");
         sql.number(flat.fingerprint_algorithm).push(",").bytes(&flat.fingerprint).push(",").bytes(&flat.owner);
@@ -303,6 +342,11 @@ impl PostgresTransaction {
     }
 }
 
+fn out_of_transaction(error: sqlx::Error) -> StoreError {
+    let message = "the handler has ended its transaction, or an error in it that it overlooked has";
+    StoreError::new(StoreErrorKind::Unavailable, message).with_source(error)
+}
+
 fn is_settled_by(record: &Record, owner: OwnerToken) -> bool {
     record.owner == owner && !matches!(record.state, State::InProgress { .. })
 }
@@ -318,17 +362,22 @@ impl StoreTransaction for PostgresTransaction {
         let mut transaction = *self;
         let end = End::of(settlement, retention);
         if end.is_none() && writes == Writes::Discard {
-            transaction.open.roll_back().await?;
+            transaction.open.roll_back(UNTOUCHED).await?;
             return Ok(OwnerOutcome::Applied);
         }
         let sql = transaction.end(end.as_ref(), writes);
-        match sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *transaction.open.connection).await {
+        let ending = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *transaction.open.connection);
+        let Ok(ended) = timeout(COMMIT_WITHIN, ending).await else {
+            let error = StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT in {COMMIT_WITHIN:?}"));
+            return if end.is_none() { Err(error) } else { transaction.find_out(error).await };
+        };
+        match ended {
             Ok(_) => {
                 transaction.open.ended = true;
                 Ok(OwnerOutcome::Applied)
             }
             Err(error) if is_changed(&error) => {
-                transaction.open.roll_back().await?;
+                transaction.open.roll_back(FAILED).await?;
                 Ok(OwnerOutcome::LeaseLost)
             }
             Err(error) if is_connection_lost(&error) => {
@@ -336,11 +385,15 @@ impl StoreTransaction for PostgresTransaction {
                 // Without a record nothing is left by which to tell.
                 if end.is_none() { Err(error) } else { transaction.find_out(error).await }
             }
-            Err(error) if is_out_of_transaction(&error) => {
-                let message = "the handler has ended its transaction, or an error in it that it overlooked has";
-                Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
-            }
-            Err(error) => Err(store_error("settle inside the transaction", error)),
+            Err(error) if is_out_of_transaction(&error) => Err(out_of_transaction(error)),
+            // Whatever the server refused, it kept nothing: a deferred constraint says so in the name of the record.
+            Err(error) => match store_error("commit", error) {
+                error if error.is_retryable() => Err(error),
+                error => {
+                    let message = "the server refused to commit, and everything was rolled back";
+                    Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
+                }
+            },
         }
     }
 

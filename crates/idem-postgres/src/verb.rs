@@ -12,6 +12,7 @@ use idem_core::{
 use crate::config::micros;
 
 /// One item of a statement; `migrations/postgres/0002_verbs.sql` says what each does.
+#[derive(Clone)]
 pub(crate) enum Verb {
     Acquire { request: Acquire, lock: i64 },
     Look { id: RecordId, lock: Option<i64> },
@@ -36,6 +37,19 @@ impl Verb {
         }
     }
 
+    /// The record whose row it changes, if there is one already.
+    pub(crate) fn changes(&self) -> Option<&RecordId> {
+        match self {
+            Self::Acquire { .. } | Self::Look { .. } => None,
+            Self::Renew { id, .. }
+            | Self::Checkpoint { id, .. }
+            | Self::Settle { id, .. }
+            | Self::Release { id, .. }
+            | Self::Replace { id, .. }
+            | Self::Remove { id, .. } => Some(id),
+        }
+    }
+
     /// About how many bytes it brings along.
     pub(crate) fn weight(&self) -> usize {
         match self {
@@ -50,6 +64,7 @@ impl Verb {
 }
 
 /// How a run ends, in columns. Times count from when the database does it.
+#[derive(Clone)]
 pub(crate) struct End {
     pub(crate) state: i64,
     pub(crate) wait: Option<i64>,
@@ -91,6 +106,7 @@ impl End {
 }
 
 /// The answer to a [`Verb`].
+#[derive(Clone)]
 pub(crate) enum Answer {
     /// To `Acquire` and `Look`.
     Seen(Seen),
@@ -101,6 +117,7 @@ pub(crate) enum Answer {
 }
 
 /// What there was, and when.
+#[derive(Clone)]
 pub(crate) struct Seen {
     pub(crate) now: Timestamp,
     pub(crate) presence: Presence,
@@ -121,6 +138,7 @@ pub(crate) enum Presence {
 }
 
 /// A row, expired or not.
+#[derive(Clone)]
 pub(crate) struct Row {
     /// Another one after every change.
     pub(crate) version: i64,
