@@ -25,6 +25,8 @@ CREATE TABLE "idem".idem_partitions (
     look_again BIGINT NOT NULL
 );
 
+-- The view is made anew for the new table, as it is.
+SELECT set_config('idem.readable', pg_get_viewdef('"idem".idem_records_readable'::REGCLASS), TRUE);
 DROP VIEW "idem".idem_records_readable;
 ALTER TABLE "idem".idem_records RENAME TO idem_records_before;
 ALTER INDEX "idem".idem_records_pkey RENAME TO idem_records_before_pkey;
@@ -176,27 +178,8 @@ $$;
 INSERT INTO "idem".idem_records SELECT * FROM "idem".idem_records_before;
 DROP TABLE "idem".idem_records_before;
 
--- The same for operators, without answers: they may hold anything.
-CREATE VIEW "idem".idem_records_readable AS
-SELECT
-    encode(id, 'hex') AS id,
-    namespace,
-    principal,
-    operation,
-    CASE state
-        WHEN 1 THEN 'in progress'
-        WHEN 2 THEN 'completed'
-        WHEN 3 THEN 'failed for good'
-        WHEN 4 THEN 'outcome unknown'
-        WHEN 5 THEN 'failed, retryable'
-    END AS state,
-    attempt,
-    status,
-    octet_length(body) AS body_bytes,
-    to_timestamp(lease_until / 1e6) AS lease_until,
-    to_timestamp(not_before / 1e6) AS not_before,
-    encode(checkpoint_name, 'escape') AS checkpoint,
-    to_timestamp(created_at / 1e6) AS created_at,
-    to_timestamp(updated_at / 1e6) AS updated_at,
-    to_timestamp(expires_at / 1e6) AS expires_at
-FROM "idem".idem_records;
+DO $$
+BEGIN
+    EXECUTE 'CREATE VIEW "idem".idem_records_readable AS ' || current_setting('idem.readable');
+END
+$$;
