@@ -31,6 +31,9 @@ use crate::verb::{End, Presence, Seen, misanswered};
 const COMMIT_WITHIN: Duration = Duration::from_secs(5);
 const FIND_OUT_WITHIN: Duration = Duration::from_secs(4);
 
+/// The pause between two looks at how it ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// Rolls back a transaction that is as the handler left it; fails when somebody has ended it.
 const UNTOUCHED: &str = "ROLLBACK TO SAVEPOINT idem;ROLLBACK";
 
@@ -42,9 +45,6 @@ const BELIEVED_DEPTH: u32 = 16;
 
 /// How long to wait for the server to roll back; after that the connection is closed, which comes to the same.
 const ROLL_BACK_WITHIN: Duration = Duration::from_secs(5);
-
-/// The pause between two looks at it.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries, and
 /// `begin` on it makes a savepoint.
