@@ -10,8 +10,9 @@ use idem_core::{StoreError, StoreErrorKind};
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 
-/// Longer than anybody waits, and short enough to be added to any time.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// Longer than anybody waits for a verb, and shorter than the time for which a partition is kept beyond its last record:
+/// a statement that extends it has ended by then.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where the database is and how it is used.
 #[derive(Clone)]
@@ -143,8 +144,8 @@ impl PostgresConfig {
         self
     }
 
-    /// How long the server may work on one statement of the store. Default 2 s, as the engine waits that long for a
-    /// verb. Statements of handlers are not meant.
+    /// How long the server may work on one statement of the store, at most 30 s. Default 2 s, as the engine waits that
+    /// long for a verb. Statements of handlers are not meant.
     #[must_use]
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
         self.statement_timeout = timeout.min(LONGEST_TIMEOUT);
@@ -167,10 +168,12 @@ impl PostgresConfig {
         self
     }
 
-    /// Says that the URL leads to a proxy that gives out connections by the transaction and does not know prepared
-    /// statements or start-up options, such as PgBouncer before 1.21 in transaction mode. The store's own statements need
-    /// nothing for that. Those of handlers are then not kept prepared, and what another client of sqlx left behind under
-    /// the same name is dropped first. Default off.
+    /// Says that the URL leads to a proxy that gives out connections by the transaction, or takes no start-up options, such
+    /// as PgBouncer. The store's own statements need nothing for that. Those of handlers are then not kept prepared, and
+    /// what another client of sqlx left behind under the same name is dropped first. Default off.
+    ///
+    /// One protection is missing then: directly, what a handler writes after it has ended its transaction is refused by
+    /// the server; through a proxy it is committed, and only then noticed.
     #[must_use]
     pub fn through_transaction_pooler(mut self) -> Self {
         self.options = self.options.map(|options| options.statement_cache_capacity(0));

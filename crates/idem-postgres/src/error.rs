@@ -66,6 +66,16 @@ pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == CHANGED)
 }
 
+/// Whether whoever answered could not make sense of what it was sent, such as a start-up option.
+pub(crate) fn is_protocol_violation(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == "08P01")
+}
+
+/// Whether the server refused to begin a transaction that writes: it has become a replica.
+pub(crate) fn is_of_a_replica(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == "0A000")
+}
+
 /// Whether there is no transaction any more in which to go on.
 pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
     // No savepoint of this name, no transaction, a failed one.

@@ -125,7 +125,7 @@ impl Lane {
     }
 
     /// Answers a batch. What is wrong with one verb fails the statement that they share; each then gets a statement of its
-    /// own, so that the error stays with the one that it belongs to, and waits for nobody, so that the others get on.
+    /// own, so that the error stays with the one that it belongs to.
     async fn answer(&mut self, batch: Vec<Job>) {
         match self.attempt(&batch, Patience::Full).await {
             Ok(answers) => {
@@ -133,13 +133,16 @@ impl Lane {
                     job.tell(answer);
                 }
             }
-            Err(Failure::Refused(_)) if batch.len() > 1 => {
+            Err(Failure::Refused(error)) if batch.len() > 1 => {
+                // What waited for a row has waited as long as it may.
+                let waited = error.kind() == StoreErrorKind::Timeout;
+                let patience = if waited { Patience::None } else { Patience::Full };
                 let mut rest = batch.into_iter();
                 while let Some(job) = rest.next() {
                     if job.answer.is_closed() {
                         continue;
                     }
-                    match self.attempt(std::slice::from_ref(&job), Patience::None).await {
+                    match self.attempt(std::slice::from_ref(&job), patience).await {
                         Ok(answers) => job.tell(answers.into_iter().next().unwrap_or_else(|| Err(misanswered()))),
                         Err(Failure::Refused(error)) => job.tell(Err(error)),
                         Err(Failure::Lost(error) | Failure::Away(error)) => {

@@ -15,13 +15,13 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Row 
 use tokio::time::timeout;
 
 use crate::config::{PostgresConfig, TimeOffset};
-use crate::error::{connect_error, store_error};
+use crate::error::{connect_error, is_protocol_violation, store_error};
 use crate::health::{self, DurabilityReport};
 use crate::lane::{LaneSettings, Lanes};
 use crate::literal::Sql;
 use crate::migrate;
 use crate::schema::Schema;
-use crate::transaction::{Idle, TransactionSettings, enter, handlers_options, prepare};
+use crate::transaction::{Idle, NEEDS_OPTIONS, TransactionSettings, enter, handlers_options, prepare};
 use crate::verb::{Answer, Placed, Presence, Row, Seen, Verb, misanswered};
 
 /// How often a decision is made anew because somebody else changed the record meanwhile. Each time somebody got on, so
@@ -94,14 +94,16 @@ impl PostgresStore {
             offset: config.offset.clone(),
             statement_timeout: config.statement_timeout,
         };
+        let pooled = config.pooled;
         // Asking before every use would cost a round trip; a transaction that does not begin is tried again elsewhere.
         let pool = PgPoolOptions::new()
             .max_connections(config.max_transactions.get())
             .acquire_timeout(patience)
             .test_before_acquire(false)
-            .after_connect(|connection, _| Box::pin(prepare(connection)))
+            .after_connect(move |connection, _| Box::pin(prepare(connection, pooled)))
             .connect_lazy_with(handlers_options(options.clone(), config.pooled));
         let upkeep = PgPoolOptions::new().max_connections(UPKEEP).acquire_timeout(patience).connect_lazy_with(options);
+        try_out(&pool).await?;
         Ok(Self {
             shared: Arc::new(Shared {
                 lanes: Lanes::start(&lanes, config.verb_connections),
@@ -212,6 +214,17 @@ impl PostgresStore {
             let message = format!("could not {what}: the runtime ended");
             StoreError::new(StoreErrorKind::Unavailable, message).with_source(error).indeterminate()
         })?
+    }
+}
+
+/// Makes the first of the handlers' connections, so that one that cannot serve them is found at the start.
+async fn try_out(pool: &PgPool) -> Result<(), StoreError> {
+    let refused = |error| StoreError::new(StoreErrorKind::Misconfigured, NEEDS_OPTIONS).with_source(error);
+    match pool.acquire().await {
+        Ok(_) => Ok(()),
+        Err(error @ sqlx::Error::Configuration(_)) => Err(refused(error)),
+        Err(error) if is_protocol_violation(&error) => Err(refused(error)),
+        Err(error) => Err(connect_error(error)),
     }
 }
 

@@ -18,7 +18,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::{Isolation, PostgresConfig};
-use crate::error::{connect_error, is_changed, is_connection_lost, is_out_of_transaction, store_error};
+use crate::error::{
+    connect_error, is_changed, is_connection_lost, is_of_a_replica, is_out_of_transaction, store_error,
+};
 use crate::health::Server;
 use crate::literal::{Sql, readable};
 use crate::row::seen;
@@ -40,8 +42,10 @@ const UNTOUCHED: &str = "ROLLBACK TO SAVEPOINT idem;ROLLBACK";
 /// Rolls back a transaction that has failed in the store's own statements.
 const FAILED: &str = "ROLLBACK";
 
-/// How many transactions sqlx believes to be open on a connection that serves handlers.
+/// How many transactions sqlx believes to be open on a connection that serves handlers, and on one through a proxy, where
+/// there is nothing else that stands against a handler who begins again and again in a transaction that has failed.
 const BELIEVED_DEPTH: u32 = 16;
+const BELIEVED_DEPTH_POOLED: u32 = 256;
 
 /// How long to wait for the server to roll back; after that the connection is closed, which comes to the same.
 const ROLL_BACK_WITHIN: Duration = Duration::from_secs(5);
@@ -73,8 +77,6 @@ pub(crate) struct TransactionSettings {
     max: u32,
     /// Whether a transaction sees everything as it was at one moment.
     pub(crate) sees_one_moment: bool,
-    /// Whether a connection may serve again after something was rolled back on it.
-    reusable: bool,
 }
 
 impl TransactionSettings {
@@ -83,9 +85,10 @@ impl TransactionSettings {
         // A machine that vanished is noticed within half a minute, as a lease would be, and not after the hours that
         // operating systems take by default.
         let mut begin = format!(
-            "BEGIN ISOLATION LEVEL {} READ WRITE NOT DEFERRABLE;SET LOCAL idle_in_transaction_session_timeout={idle};\
+            "BEGIN ISOLATION LEVEL {}{} NOT DEFERRABLE;SET LOCAL idle_in_transaction_session_timeout={idle};\
              SET LOCAL tcp_keepalives_idle=10;SET LOCAL tcp_keepalives_interval=5;SET LOCAL tcp_keepalives_count=4;",
             config.isolation.sql(),
+            if config.pooled { "" } else { " READ WRITE" },
         );
         if server.notices_closed_clients {
             // A process that died in the middle of a long statement: the server notices before the statement's end.
@@ -97,7 +100,6 @@ impl TransactionSettings {
             last: schema.localise(unprepare),
             max: config.max_transactions.get(),
             sees_one_moment: config.isolation != Isolation::ReadCommitted,
-            reusable: !config.pooled,
         }
     }
 }
@@ -112,6 +114,7 @@ pub(crate) struct Entered {
 struct Open {
     connection: PoolConnection<Postgres>,
     ended: bool,
+    /// Whether it may serve again once its transaction has ended.
     reusable: bool,
 }
 
@@ -146,19 +149,37 @@ impl Drop for Open {
 ///
 /// A `begin` of the handler's that fails or is cancelled is undone by sqlx with a ROLLBACK of the innermost: deep inside,
 /// that names a savepoint that is not there, and the transaction fails. At the outermost it would be ended, and what the
-/// handler writes next would commit without the record; see [`handlers_options`] for what is done against that.
-pub(crate) async fn prepare(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    for _ in 0..BELIEVED_DEPTH {
+/// handler writes next would commit without the record; see [`handlers_options`] for what is done against that. Each such
+/// begin brings sqlx one or two levels up, so a connection serves again only after a transaction that was kept.
+pub(crate) async fn prepare(connection: &mut PgConnection, pooled: bool) -> Result<(), sqlx::Error> {
+    for _ in 0..if pooled { BELIEVED_DEPTH_POOLED } else { BELIEVED_DEPTH } {
         std::mem::forget(connection.begin().await?);
     }
-    sqlx::raw_sql("ROLLBACK").execute(connection).await.map(drop)
+    sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await?;
+    if pooled {
+        return Ok(());
+    }
+    let direct = sqlx::raw_sql("SELECT current_setting('idem.direct', TRUE)").fetch_one(&mut *connection).await?;
+    if direct.try_get::<Option<String>, _>(0)?.as_deref() != Some("on") {
+        // A proxy that ignores what it does not know.
+        return Err(sqlx::Error::Configuration(NEEDS_OPTIONS.into()));
+    }
+    sqlx::raw_sql("SET default_transaction_read_only = on").execute(connection).await.map(drop)
 }
 
-/// The options of connections for handlers' transactions. Outside of those, nothing can be written: whatever ends one
-/// before its time, nothing is committed without its record after that. A transaction-pooling proxy cannot do that for
-/// one client alone; there, no connection serves again on which something was rolled back.
+const TAKES_NO_WRITES: &str = "could not begin a transaction: default_transaction_read_only is on";
+
+/// What to say when start-up options do not reach the server.
+pub(crate) const NEEDS_OPTIONS: &str =
+    "something between here and the server takes no start-up options; say through_transaction_pooler()";
+
+/// The options of connections for handlers' transactions.
+///
+/// Outside of those transactions nothing can be written: whatever ends one before its time, nothing is committed without
+/// its record after that. A transaction-pooling proxy cannot do that for one client alone, and would do it to all; so
+/// there is an option by which to see that the session is this client's own.
 pub(crate) fn handlers_options(options: PgConnectOptions, pooled: bool) -> PgConnectOptions {
-    if pooled { options } else { options.options([("default_transaction_read_only", "on")]) }
+    if pooled { options } else { options.options([("idem.direct", "on")]) }
 }
 
 /// Begins a transaction and tries to get the operation's lock in it.
@@ -171,11 +192,13 @@ pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Re
         sql.push(&shared.transactions.begin).push("SELECT pg_try_advisory_xact_lock(");
         // A statement of its own: the next one sees what whoever held the lock until now has made.
         sql.number(shared.schema.lock(&id)).push(");SAVEPOINT idem;").push(&shared.prelude);
-        sql.push("SELECT * FROM ").push(shared.schema.quoted());
+        // What the server's default is, which is hidden behind that of this session: somebody may have turned off writing.
+        sql.push("SET LOCAL default_transaction_read_only TO DEFAULT;");
+        sql.push("SELECT current_setting('default_transaction_read_only'), look.* FROM ").push(shared.schema.quoted());
         sql.push(".idem_look_v1(").number(shared.offset.micros()).push(",ARRAY[").bytes(id.as_bytes());
         // Takes the timeouts back, which are not the handler's, and the lock on the table, which else would be kept for as
         // long as the handler runs, and keep others from dropping a partition.
-        sql.push("],ARRAY[NULL::BIGINT]);ROLLBACK TO SAVEPOINT idem").push(&shared.transactions.last);
+        sql.push("],ARRAY[NULL::BIGINT]) AS look;ROLLBACK TO SAVEPOINT idem").push(&shared.transactions.last);
         let sql = sql.into_text();
         let mut idle = Some(idle.0);
         // Connections may have died while nobody used them, as many as there are.
@@ -231,12 +254,15 @@ async fn begin(
         Some(connection) => connection,
         None => store.pool().acquire().await.map_err(|error| BeginError::Other(connect_error(error)))?,
     };
-    let mut open = Open { connection, ended: false, reusable: store.shared.transactions.reusable };
+    let mut open = Open { connection, ended: false, reusable: true };
     let patience = store.shared.patience;
     let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *open.connection);
     match timeout(patience, begun).await {
-        Ok(Ok(rows)) => Ok(Entered { seen: what_was_seen(&rows).map_err(BeginError::Other)?, connection: open }),
-        Ok(Err(error)) if is_connection_lost(&error) => {
+        Ok(Ok(rows)) => match what_was_seen(&rows).map_err(BeginError::Other)? {
+            Some(seen) => Ok(Entered { seen, connection: open }),
+            None => Err(BeginError::Lost(StoreError::new(StoreErrorKind::Unavailable, TAKES_NO_WRITES))),
+        },
+        Ok(Err(error)) if is_connection_lost(&error) || is_of_a_replica(&error) => {
             Err(BeginError::Lost(store_error("begin a transaction", error)))
         }
         Ok(Err(error)) => Err(BeginError::Other(store_error("begin a transaction", error))),
@@ -247,11 +273,15 @@ async fn begin(
     }
 }
 
-fn what_was_seen(rows: &[PgRow]) -> Result<Seen, StoreError> {
+/// `None` when the server shall not be written to.
+fn what_was_seen(rows: &[PgRow]) -> Result<Option<Seen>, StoreError> {
     let [lock, record, ..] = rows else { return Err(misanswered()) };
     let locked: bool = lock.try_get(0).map_err(crate::error::unreadable)?;
-    let seen = seen(record, 1)?;
-    Ok(if locked { seen } else { Seen { presence: Presence::Held, ..seen } })
+    if record.try_get::<String, _>(0).map_err(crate::error::unreadable)? == "on" {
+        return Ok(None);
+    }
+    let seen = seen(record, 2)?;
+    Ok(Some(if locked { seen } else { Seen { presence: Presence::Held, ..seen } }))
 }
 
 impl Entered {
@@ -285,8 +315,7 @@ impl PostgresTransaction {
             Writes::Discard => "ROLLBACK TO SAVEPOINT idem;RELEASE SAVEPOINT idem;",
         });
         if let Some(end) = end {
-            // A handler may have taken the role of a tenant.
-            sql.push("RESET ROLE;").push(&self.store.shared.prelude);
+            sql.push(&self.store.shared.prelude);
             self.write_record(&mut sql, end);
             // The application's deferred constraints are checked by the commit, in the time that the application gives
             // them.
@@ -360,6 +389,8 @@ impl StoreTransaction for PostgresTransaction {
         writes: Writes,
     ) -> Result<OwnerOutcome, StoreError> {
         let mut transaction = *self;
+        // Only after what was kept is it certain that sqlx believes the same of the connection as before.
+        transaction.open.reusable = writes == Writes::Keep;
         let end = End::of(settlement, retention);
         if end.is_none() && writes == Writes::Discard {
             transaction.open.roll_back(UNTOUCHED).await?;
@@ -373,7 +404,7 @@ impl StoreTransaction for PostgresTransaction {
         };
         match ended {
             Ok(_) => {
-                transaction.open.ended = true;
+                transaction.open.ended = transaction.open.reusable;
                 Ok(OwnerOutcome::Applied)
             }
             Err(error) if is_changed(&error) => {

@@ -98,13 +98,7 @@ async fn a_handler_that_tries_again_after_an_error_commits_nothing_without_its_r
         let (request, mut transaction) = setup.begin().await;
         let connection = handlers(&mut *transaction);
         sqlx::raw_sql("SELECT 1 / 0").execute(&mut *connection).await.unwrap_err();
-        for _ in 0..8 {
-            if let Ok(mut nested) = connection.begin().await
-                && setup.write(&mut nested).await.is_ok()
-            {
-                let _ = nested.commit().await;
-            }
-        }
+        begin_again(&setup, connection, 50).await;
         transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
         assert_eq!(setup.store.peek(&request.id).await.unwrap(), None);
         assert_eq!(setup.effects().await, 0);
@@ -128,19 +122,62 @@ async fn what_a_handler_writes_after_it_has_ended_its_transaction_is_refused() {
 }
 
 #[tokio::test]
-async fn a_handler_may_take_the_role_of_a_tenant() {
+async fn a_handler_may_take_the_role_of_a_tenant_and_has_to_give_it_back() {
     let setup = setup(|config| config.max_transactions(NonZeroU32::MIN)).await;
     let role = format!("{}_tenant", setup.schema.name);
     sql(&mut connection().await, format!("CREATE ROLE {role}")).await;
-    for set in ["SET LOCAL ROLE", "SET ROLE"] {
+    for (give_back, is_settled) in [("", false), (";RESET ROLE", true)] {
         let (request, mut transaction) = setup.begin().await;
-        let set = format!("{set} {role}");
+        let set = format!("SET ROLE {role}{give_back}");
         sqlx::raw_sql(AssertSqlSafe(set)).execute(handlers(&mut *transaction)).await.unwrap();
-        assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
-        assert!(setup.store.peek(&request.id).await.unwrap().is_some());
+        assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.is_ok(), is_settled);
+        assert_eq!(setup.store.peek(&request.id).await.unwrap().is_some(), is_settled);
         setup.pay().await;
     }
     sql(&mut connection().await, format!("DROP ROLE {role}")).await;
+}
+
+/// Whatever a handler does with a `begin` that fails, in as many rounds as one may try again.
+async fn begin_again(setup: &Setup, connection: &mut PgConnection, rounds: usize) {
+    for _ in 0..rounds {
+        if let Ok(mut nested) = connection.begin().await
+            && setup.write(&mut nested).await.is_ok()
+        {
+            let _ = nested.commit().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_sqlx_believes_does_not_wear_off() {
+    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await] {
+        for _ in 0..20 {
+            let (_, mut transaction) = setup.begin().await;
+            let connection = handlers(&mut *transaction);
+            sqlx::raw_sql("SELECT 1 / 0").execute(&mut *connection).await.unwrap_err();
+            begin_again(&setup, connection, 2).await;
+            // It goes on with something else, and its failure is kept.
+            for _ in 0..4 {
+                let _ = setup.write(connection).await;
+            }
+            transaction.finish(&completed(), KEPT, Writes::Discard).await.unwrap();
+        }
+        let (request, mut transaction) = setup.begin().await;
+        let mut nested = handlers(&mut *transaction).begin().await.unwrap();
+        setup.write(&mut nested).await.unwrap();
+        nested.commit().await.unwrap();
+        drop(transaction);
+        assert_eq!(setup.store.peek(&request.id).await.unwrap(), None);
+        assert_eq!(setup.effects().await, 0, "the handler's commit is none");
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_that_takes_no_options_is_found_at_the_start() {
+    let schema = Schema::new();
+    let error = PostgresStore::open(schema.config_at(&idem_servers::pgbouncer_url())).await.unwrap_err();
+    assert_eq!(error.kind(), idem_core::StoreErrorKind::Misconfigured, "{error:?}");
+    assert!(error.to_string().contains("through_transaction_pooler()"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -266,6 +303,26 @@ async fn settings_of_a_session_change_nothing() {
         store.settle(&lease, &retryable(), KEPT).await.unwrap();
         assert!(store.peek(&request.id).await.unwrap().is_some(), "{name}");
     }
+}
+
+#[tokio::test]
+async fn a_server_on_which_writing_was_turned_off_is_not_written_to() {
+    let setup = setup(|config| config.max_transactions(NonZeroU32::MIN)).await;
+    setup.pay().await;
+    let database = format!("{}_database", setup.schema.name);
+    let mut admin = connection().await;
+    sql(&mut admin, format!("CREATE DATABASE {database}")).await;
+    let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let store = PostgresStore::open(PostgresConfig::from_options(options.database(&database))).await.unwrap();
+    sql(&mut admin, format!("ALTER DATABASE {database} SET default_transaction_read_only = on")).await;
+    let terminate = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'");
+    sql(&mut admin, terminate).await;
+    let error = store.begin(&request()).await.unwrap_err();
+    assert!(error.is_retryable() && error.to_string().contains("default_transaction_read_only"), "{error:?}");
+    let error = store.acquire(&request()).await.unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    drop(store);
+    sql(&mut admin, format!("DROP DATABASE {database} WITH (FORCE)")).await;
 }
 
 #[tokio::test]

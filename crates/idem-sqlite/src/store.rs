@@ -86,6 +86,9 @@ impl SqliteStore {
                 Box::pin(async move {
                     // Answered after a rollback that may still be queued.
                     connection.ping().await?;
+                    connection.lock_handle().await?.remove_commit_hook();
+                    // A transaction that the handler began by itself, of which sqlx knows nothing. Mostly there is none.
+                    let _ = sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await;
                     Ok(!connection.is_in_transaction())
                 })
             });

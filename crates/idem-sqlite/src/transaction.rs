@@ -37,6 +37,8 @@ impl SqliteTransaction {
         let begin = tokio::spawn(async move {
             let mut transaction = pool.begin().await?;
             sqlx::raw_sql("SAVEPOINT idem").execute(&mut *transaction).await?;
+            // Until the record is written, nothing commits on this connection, whoever ends the transaction.
+            transaction.lock_handle().await?.set_commit_hook(|| false);
             Ok(transaction)
         });
         let begun = begin.await.map_err(|error| {
@@ -76,6 +78,8 @@ impl SqliteTransaction {
         let now = self.store.clock().now();
         match transition(&mut self.transaction, &self.lease.id, None, command, now).await? {
             Outcome::Owner(OwnerOutcome::Applied) => {
+                let handle = self.transaction.lock_handle().await;
+                handle.map_err(|error| store_error("commit", error))?.remove_commit_hook();
                 let committed = self.transaction.commit().await;
                 committed.map_err(|error| store_error("commit", error).indeterminate())?;
                 Ok(OwnerOutcome::Applied)

@@ -207,3 +207,68 @@ async fn handlers_that_write_at_once_queue_for_the_lock_and_all_commit() {
     }
     assert_eq!(effects(&database.store).await, 32);
 }
+
+async fn write_on(connection: &mut sqlx::SqliteConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("INSERT INTO effects DEFAULT VALUES").execute(connection).await.map(drop)
+}
+
+/// What a handler may do after a `begin` of its own that failed: begin once more, or write as it is.
+async fn go_on(connection: &mut sqlx::SqliteConnection, nested: bool) {
+    if !nested {
+        let _ = write_on(connection).await;
+    } else if let Ok(mut inner) = connection.begin().await
+        && write_on(&mut inner).await.is_ok()
+    {
+        let _ = inner.commit().await;
+    }
+}
+
+#[tokio::test]
+async fn a_begin_of_the_handlers_that_fails_commits_nothing_without_its_record() {
+    for (nested, cancelled) in [(false, false), (true, false), (false, true), (true, true)] {
+        let database = with_table().await;
+        let (_, mut transaction) = begin(&database.store, &request()).await;
+        let connection: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+        if cancelled {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            let _ = Box::pin(connection.begin()).as_mut().poll(&mut context).is_pending();
+        } else {
+            assert!(connection.begin_with("BEGIN IMMEDIATE").await.is_err());
+        }
+        go_on(connection, nested).await;
+        let finished = transaction.finish(&completed(), KEPT, Writes::Keep).await;
+        if finished.is_err() {
+            assert_eq!(effects(&database.store).await, 0, "nested {nested}, cancelled {cancelled}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_handler_writes_after_the_end_of_its_transaction_is_not_committed() {
+    for end in ["COMMIT", "ROLLBACK", "INSERT OR ROLLBACK INTO effects VALUES (1)"] {
+        let database = with_table().await;
+        sqlx::raw_sql("INSERT INTO effects VALUES (1)").execute(database.store.pool()).await.unwrap();
+        let (_, mut transaction) = begin(&database.store, &request()).await;
+        let connection: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+        write_on(&mut *connection).await.unwrap();
+        let _ = sqlx::raw_sql(end).execute(&mut **connection).await;
+        let _ = write_on(&mut *connection).await;
+        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+        assert_eq!(effects(&database.store).await, 1, "{end}");
+        sqlx::raw_sql("INSERT INTO effects DEFAULT VALUES").execute(database.store.pool()).await.unwrap();
+        assert_eq!(effects(&database.store).await, 2, "the pool's connections commit as usual");
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_that_the_handler_began_by_itself_locks_nobody_out() {
+    let database = with_table().await;
+    let store = with_one_connection(&database).await;
+    let (_, mut transaction) = begin(&store, &request()).await;
+    let connection: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+    assert!(connection.begin_with("BEGIN IMMEDIATE").await.is_err());
+    let _ = sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut **connection).await;
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+    let (_, next) = begin(&store, &request()).await;
+    assert_eq!(next.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+}
