@@ -1,7 +1,9 @@
 #![doc = include_str!("../README.md")]
 
 mod batch;
+mod begin;
 mod config;
+mod connection;
 mod error;
 mod guard;
 mod health;

@@ -7,26 +7,28 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, IdempotencyStore, Lease, OwnerAction, OwnerOutcome,
-    OwnerToken, Purge, Record, RecordId, Settlement, StoreError, StoreErrorKind, Term, TransactionalStore, machine,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OwnerAction, OwnerOutcome, OwnerToken,
+    Purge, Record, RecordId, Settlement, StoreError, StoreErrorKind, Term, machine,
 };
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Row as _};
 use tokio::time::timeout;
 
+use crate::begin::TransactionSettings;
 use crate::config::{PostgresConfig, TimeOffset};
-use crate::error::{connect_error, is_protocol_violation, store_error};
+use crate::connection::{handlers_options, prepare, try_out};
+use crate::error::{connect_error, store_error};
 use crate::health::{self, DurabilityReport};
 use crate::lane::{LaneSettings, Lanes};
 use crate::literal::Sql;
 use crate::migrate;
 use crate::schema::Schema;
-use crate::transaction::{Idle, NEEDS_OPTIONS, TransactionSettings, enter, handlers_options, prepare};
+
 use crate::verb::{Answer, Placed, Presence, Row, Seen, Verb, misanswered};
 
 /// How often a decision is made anew because somebody else changed the record meanwhile. Each time somebody got on, so
 /// this many in a row are not chance.
-const ROUNDS: u32 = 16;
+pub(crate) const ROUNDS: u32 = 16;
 
 /// How every transaction of the store's own begins, whatever the session's defaults are. Only where somebody has said that
 /// nothing be written, nothing is.
@@ -38,7 +40,7 @@ const UPKEEP: u32 = 2;
 
 /// The answer while a transaction runs the operation. That has no lease: the key is free, or answered, as soon as it ends,
 /// and nobody knows when that is.
-const IN_PROGRESS: AcquireOutcome = AcquireOutcome::InProgress { retry_after: Duration::from_secs(1) };
+pub(crate) const IN_PROGRESS: AcquireOutcome = AcquireOutcome::InProgress { retry_after: Duration::from_secs(1) };
 
 /// Records in a Postgres database. Clones share everything.
 ///
@@ -160,6 +162,23 @@ impl PostgresStore {
         }
     }
 
+    /// Puts the end to which a record has come without a run in place; `None` if it has changed meanwhile.
+    pub(crate) async fn end(
+        &self,
+        request: &Acquire,
+        row: Option<Box<Row>>,
+        next: Option<Record>,
+        outcome: AcquireOutcome,
+    ) -> Result<Option<AcquireOutcome>, StoreError> {
+        let Some(row) = row else { return Ok(Some(outcome)) };
+        let lock = self.shared.schema.lock(&request.id);
+        Ok(match self.place(request.id, Some(lock), &row, next.as_ref()).await? {
+            Placed::Done => Some(outcome),
+            Placed::Held => Some(IN_PROGRESS),
+            Placed::Changed => None,
+        })
+    }
+
     /// What only an owner may do. In the common case one statement does it; when it does not apply, the state machine
     /// says why, or decides what that statement does not.
     async fn act(&self, id: RecordId, owner: OwnerToken, action: OwnerAction<'_>) -> Result<OwnerOutcome, StoreError> {
@@ -217,19 +236,8 @@ impl PostgresStore {
     }
 }
 
-/// Makes the first of the handlers' connections, so that one that cannot serve them is found at the start.
-async fn try_out(pool: &PgPool) -> Result<(), StoreError> {
-    let refused = |error| StoreError::new(StoreErrorKind::Misconfigured, NEEDS_OPTIONS).with_source(error);
-    match pool.acquire().await {
-        Ok(_) => Ok(()),
-        Err(error @ sqlx::Error::Configuration(_)) => Err(refused(error)),
-        Err(error) if is_protocol_violation(&error) => Err(refused(error)),
-        Err(error) => Err(connect_error(error)),
-    }
-}
-
 /// Everybody else was faster, again and again.
-fn contended() -> StoreError {
+pub(crate) fn contended() -> StoreError {
     let message = format!("a record changed {ROUNDS} times while a decision on it was made");
     StoreError::new(StoreErrorKind::Unavailable, message)
 }
@@ -317,93 +325,6 @@ impl Purge for PostgresStore {
         let removed = rows.first().map(|row| row.try_get::<i32, _>(0)).transpose();
         let removed = removed.map_err(|error| store_error("purge", error))?.unwrap_or_default();
         Ok(removed.unsigned_abs())
-    }
-}
-
-#[async_trait]
-impl TransactionalStore for PostgresStore {
-    async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
-        for _ in 0..ROUNDS {
-            let idle = match Idle::now(self.pool()) {
-                Some(idle) => idle,
-                // All connections may be taken by handlers that run: repeats do not wait for one of them.
-                None => match self.answer_without_running(request).await? {
-                    Some(outcome) => return Ok(Begin::Answered(outcome)),
-                    None => Idle::soon(self.pool()).await?,
-                },
-            };
-            let mut entered = enter(self, request.id, idle).await?;
-            if self.shared.transactions.sees_one_moment && !self.is_current(request.id, &entered.seen).await? {
-                let _ = entered.leave().await;
-                continue;
-            }
-            let before = entered.seen.row.as_ref().map(|row| &row.record);
-            let (next, outcome) = machine::acquire(before, request, entered.seen.now);
-            let held = entered.seen.presence == Presence::Held;
-            let unchanged = next.as_ref() == before;
-            match (outcome, next) {
-                (AcquireOutcome::Acquired(lease), Some(record)) if !held => {
-                    let transaction = Box::new(entered.run(self.clone(), request, record));
-                    return Ok(Begin::Acquired { lease, transaction, renew: false });
-                }
-                (AcquireOutcome::Acquired(_), _) => {
-                    entered.leave();
-                    return Ok(Begin::Answered(IN_PROGRESS));
-                }
-                (outcome, _) if unchanged => {
-                    entered.leave();
-                    return Ok(Begin::Answered(outcome));
-                }
-                (outcome, next) => {
-                    let row = entered.seen.row.take();
-                    // Before anybody can put the end of the record in place, the lock has to be given back.
-                    let _ = entered.leave().await;
-                    if let Some(outcome) = self.end(request, row, next, outcome).await? {
-                        return Ok(Begin::Answered(outcome));
-                    }
-                }
-            }
-        }
-        Err(contended())
-    }
-}
-
-impl PostgresStore {
-    /// The answer to a request whose operation runs or is settled; `None` if it may have to run.
-    async fn answer_without_running(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
-        let lock = self.shared.schema.lock(&request.id);
-        let Seen { now, presence, row } = self.look(request.id, Some(lock)).await?;
-        let before = row.as_ref().map(|row| &row.record);
-        let (next, outcome) = machine::acquire(before, request, now);
-        Ok(match outcome {
-            AcquireOutcome::Acquired(_) if presence == Presence::Held => Some(IN_PROGRESS),
-            AcquireOutcome::Acquired(_) => None,
-            outcome => (next.as_ref() == before).then_some(outcome),
-        })
-    }
-
-    /// Whether what was seen in a transaction is still so. One that sees everything as it was when it began may have begun
-    /// before its lock was free, and what whoever held it made is then hidden from it.
-    async fn is_current(&self, id: RecordId, seen: &Seen) -> Result<bool, StoreError> {
-        let version = |seen: &Seen| seen.row.as_ref().map(|row| row.version);
-        Ok(version(&self.look(id, None).await?) == version(seen))
-    }
-
-    /// Puts the end to which a record has come without a run in place; `None` if it has changed meanwhile.
-    async fn end(
-        &self,
-        request: &Acquire,
-        row: Option<Box<Row>>,
-        next: Option<Record>,
-        outcome: AcquireOutcome,
-    ) -> Result<Option<AcquireOutcome>, StoreError> {
-        let Some(row) = row else { return Ok(Some(outcome)) };
-        let lock = self.shared.schema.lock(&request.id);
-        Ok(match self.place(request.id, Some(lock), &row, next.as_ref()).await? {
-            Placed::Done => Some(outcome),
-            Placed::Held => Some(IN_PROGRESS),
-            Placed::Changed => None,
-        })
     }
 }
 

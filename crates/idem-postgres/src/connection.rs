@@ -1,0 +1,112 @@
+//! Connections for handlers' transactions: what is done so that none of them commits anything without its record, and none
+//! is handed on with something open.
+
+use std::time::Duration;
+
+use idem_core::{StoreError, StoreErrorKind};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection, PgPool, Postgres, Row as _};
+use tokio::time::timeout;
+
+use crate::error::{connect_error, is_out_of_transaction, is_protocol_violation, store_error};
+
+/// Rolls back a transaction that is as the handler left it; fails when somebody has ended it.
+pub(crate) const UNTOUCHED: &str = "ROLLBACK TO SAVEPOINT idem;ROLLBACK";
+
+/// Rolls back a transaction that has failed in the store's own statements.
+pub(crate) const FAILED: &str = "ROLLBACK";
+
+/// How many transactions sqlx believes to be open on a connection that serves handlers, and on one through a proxy, where
+/// there is nothing else that stands against a handler who begins again and again in a transaction that has failed.
+const BELIEVED_DEPTH: u32 = 16;
+const BELIEVED_DEPTH_POOLED: u32 = 256;
+
+/// How long to wait for the server to roll back; after that the connection is closed, which comes to the same.
+const ROLL_BACK_WITHIN: Duration = Duration::from_secs(5);
+
+/// A connection with an open transaction. Dropped as it is, it is closed, so that nothing is left for the next borrower.
+pub(crate) struct Open {
+    pub(crate) connection: PoolConnection<Postgres>,
+    pub(crate) ended: bool,
+    /// Whether it may serve again once its transaction has ended.
+    pub(crate) reusable: bool,
+}
+
+impl Open {
+    /// Ends the transaction without a trace, by the statement that does so.
+    pub(crate) async fn roll_back(mut self, how: &'static str) -> Result<(), StoreError> {
+        let rolled_back = sqlx::raw_sql(how).execute(&mut *self.connection);
+        let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLL_BACK_WITHIN:?}"));
+        let rolled_back = timeout(ROLL_BACK_WITHIN, rolled_back).await.map_err(late)?;
+        rolled_back.map_err(|error| match is_out_of_transaction(&error) {
+            true => out_of_transaction(error),
+            false => store_error("roll back", error),
+        })?;
+        self.ended = self.reusable;
+        Ok(())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Prepares a new connection for handlers' transactions.
+///
+/// They begin and end with statements of the store's own, each of which does more than that in one round trip, and sqlx
+/// knows nothing of it. So that a handler's `begin` makes a savepoint all the same, and its `commit` ends no more than
+/// that, sqlx is made to believe that transactions are open on this connection, one inside the other, always.
+///
+/// A `begin` of the handler's that fails or is cancelled is undone by sqlx with a ROLLBACK of the innermost: deep inside,
+/// that names a savepoint that is not there, and the transaction fails. At the outermost it would be ended, and what the
+/// handler writes next would commit without the record; see [`handlers_options`] for what is done against that. Each such
+/// begin brings sqlx one or two levels up, so a connection serves again only after a transaction that was kept.
+pub(crate) async fn prepare(connection: &mut PgConnection, pooled: bool) -> Result<(), sqlx::Error> {
+    for _ in 0..if pooled { BELIEVED_DEPTH_POOLED } else { BELIEVED_DEPTH } {
+        std::mem::forget(connection.begin().await?);
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await?;
+    if pooled {
+        return Ok(());
+    }
+    let direct = sqlx::raw_sql("SELECT current_setting('idem.direct', TRUE)").fetch_one(&mut *connection).await?;
+    if direct.try_get::<Option<String>, _>(0)?.as_deref() != Some("on") {
+        // A proxy that ignores what it does not know.
+        return Err(sqlx::Error::Configuration(NEEDS_OPTIONS.into()));
+    }
+    sqlx::raw_sql("SET default_transaction_read_only = on").execute(connection).await.map(drop)
+}
+
+/// What to say when start-up options do not reach the server.
+const NEEDS_OPTIONS: &str =
+    "something between here and the server takes no start-up options; say through_transaction_pooler()";
+
+/// The options of connections for handlers' transactions.
+///
+/// Outside of those transactions nothing can be written: whatever ends one before its time, nothing is committed without
+/// its record after that. A transaction-pooling proxy cannot do that for one client alone, and would do it to all; so
+/// there is an option by which to see that the session is this client's own.
+pub(crate) fn handlers_options(options: PgConnectOptions, pooled: bool) -> PgConnectOptions {
+    if pooled { options } else { options.options([("idem.direct", "on")]) }
+}
+
+/// Makes the first of the handlers' connections, so that one that cannot serve them is found at the start.
+pub(crate) async fn try_out(pool: &PgPool) -> Result<(), StoreError> {
+    let refused = |error| StoreError::new(StoreErrorKind::Misconfigured, NEEDS_OPTIONS).with_source(error);
+    match pool.acquire().await {
+        Ok(_) => Ok(()),
+        Err(error @ sqlx::Error::Configuration(_)) => Err(refused(error)),
+        Err(error) if is_protocol_violation(&error) => Err(refused(error)),
+        Err(error) => Err(connect_error(error)),
+    }
+}
+
+pub(crate) fn out_of_transaction(error: sqlx::Error) -> StoreError {
+    let message = "the handler has ended its transaction, or an error in it that it overlooked has";
+    StoreError::new(StoreErrorKind::Unavailable, message).with_source(error)
+}
