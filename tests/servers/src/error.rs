@@ -22,6 +22,13 @@ pub enum Error {
         /// The last lines of the server's log; empty if it wrote none.
         log: String,
     },
+    /// A Redis server answered a command with an error.
+    Refused {
+        /// Which command it was, and on which port.
+        what: String,
+        /// The error as the server words it. Its first word is its kind: `MOVED`, `OOM`, `ERR`, …
+        reply: String,
+    },
     /// The operating system refused something.
     Io {
         /// What was asked for.
@@ -58,6 +65,7 @@ impl fmt::Display for Error {
             Error::Missing { what, advice } => write!(formatter, "{what}; {advice}"),
             Error::Failed { what, log } if log.is_empty() => write!(formatter, "{what}"),
             Error::Failed { what, log } => write!(formatter, "{what}; its log ends with:\n{log}"),
+            Error::Refused { what, reply } => write!(formatter, "{what}: {reply}"),
             Error::Io { what, source } => write!(formatter, "{what}: {source}"),
         }
     }
@@ -67,7 +75,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { source, .. } => Some(source),
-            Error::Missing { .. } | Error::Failed { .. } => None,
+            Error::Missing { .. } | Error::Failed { .. } | Error::Refused { .. } => None,
         }
     }
 }

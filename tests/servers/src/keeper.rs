@@ -27,6 +27,9 @@ const START: &str = r#""$@" </dev/null >>"$folder/log" 2>&1 & server=$!; echo "$
 /// Takes the exit status of a server that has ended.
 const REAP: &str = r#"wait "$server"; server=; echo reaped"#;
 
+/// The last work of a keeper whose server has nothing to finish.
+pub(crate) const KILL: &str = r#"if [ "$server" ]; then kill -s KILL "$server"; wait "$server"; fi"#;
+
 #[derive(Debug)]
 pub(crate) struct Keeper {
     shell: Child,

@@ -1,10 +1,10 @@
-//! Real servers for tests: a private [`Postgres`], and a [`PgBouncer`] in front of one.
+//! Real servers for tests: a private [`Postgres`], a [`PgBouncer`] in front of one, and a private [`Redis`].
 //!
 //! Each server has its own folder and port, and both are gone when its value is dropped. They do not outlive the process
 //! that started them either, however that ends: a small shell waits for the end of a pipe that only this process
 //! holds.
 //!
-//! Tests that share a server take [`postgres_url`] and [`pgbouncer_url`]; `cargo xtask test` starts what stands behind
+//! Tests that share a server take [`postgres_url`], [`pgbouncer_url`] and [`redis_url`]; `cargo xtask test` starts what stands behind
 //! them. Tests that stop, kill or pause a server start their own:
 //!
 //! ```no_run
@@ -25,18 +25,23 @@ mod port;
 mod postgres;
 mod processes;
 mod programs;
+mod redis;
 mod upstream;
 
 pub use error::Error;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use programs::find as find_program;
+pub use redis::{Redis, Reply, redis_command};
 
 /// The environment variable with the URL of the server that all tests share.
 pub const POSTGRES_VARIABLE: &str = "IDEM_TEST_POSTGRES";
 
 /// The environment variable with the URL of that server's database behind PgBouncer.
 pub const PGBOUNCER_VARIABLE: &str = "IDEM_TEST_PGBOUNCER";
+
+/// The environment variable with the URL of the Redis server that all tests share.
+pub const REDIS_VARIABLE: &str = "IDEM_TEST_REDIS";
 
 /// The URL of the Postgres server that all tests of a run share.
 ///
@@ -56,6 +61,16 @@ pub fn postgres_url() -> String {
 #[must_use]
 pub fn pgbouncer_url() -> String {
     shared(PGBOUNCER_VARIABLE)
+}
+
+/// The URL of the Redis server that all tests of a run share. They share its keys as well, so each has a prefix of its own.
+///
+/// # Panics
+///
+/// When nobody started one for this run: a test that needs a server never passes without it.
+#[must_use]
+pub fn redis_url() -> String {
+    shared(REDIS_VARIABLE)
 }
 
 fn shared(variable: &str) -> String {

@@ -6,12 +6,9 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::account::Account;
-use crate::keeper::Keeper;
+use crate::keeper::{self, Keeper};
 use crate::upstream::Upstream;
 use crate::{Error, port, processes, programs};
-
-/// It has nothing to finish, and what other signals mean differs between its versions.
-const LAST: &str = r#"if [ "$server" ]; then kill -s KILL "$server"; wait "$server"; fi"#;
 
 /// A PgBouncer in front of a Postgres server, in transaction mode, with the defaults of its version for everything that
 /// a client could notice.
@@ -64,7 +61,8 @@ impl PgBouncer {
         if let Some(account) = account {
             account.own(&configuration)?;
         }
-        let mut keeper = Keeper::start(account, folder.path(), LAST, [program.into(), configuration.into()])?;
+        // What other signals mean differs between its versions.
+        let mut keeper = Keeper::start(account, folder.path(), keeper::KILL, [program.into(), configuration.into()])?;
         let server = keeper.start_server()?;
         // Its own word, as somebody else may answer on the port.
         let listens = format!("listening on 127.0.0.1:{port}");

@@ -5,3 +5,4 @@ mod client;
 mod parents;
 mod pgbouncer;
 mod postgres;
+mod redis;

@@ -6,18 +6,22 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use idem_servers::redis_command;
 use tempfile::TempDir;
 
-use crate::client::{ask, port};
+use crate::client;
 
-/// A process that holds a server whose folder is in this one.
-fn parent(folder: &Path) -> (Child, u16) {
+/// A process that holds a server of this kind, whose folder is in this one.
+fn parent(kind: &str, folder: &Path, printed: Stdio) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hold-server"));
-    let mut parent = command.env("TMPDIR", folder).stdout(Stdio::piped()).spawn().unwrap();
+    command.arg(kind).env("TMPDIR", folder).stdout(printed).spawn().unwrap()
+}
+
+/// The URL that it prints once the server is there.
+fn url(parent: &mut Child) -> String {
     let mut url = String::new();
     BufReader::new(parent.stdout.take().unwrap()).read_line(&mut url).unwrap();
-    let port = port(url.trim_end());
-    (parent, port)
+    url.trim_end().to_owned()
 }
 
 /// A folder in which the account of the server can reach its own.
@@ -28,39 +32,63 @@ fn open_folder() -> TempDir {
     folder
 }
 
-fn expect_nothing_left(folder: &Path, port: u16) {
+fn kill(mut parent: Child) {
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+}
+
+fn expect_nothing_left(folder: &Path, ports: &[u16], circumstances: &str) {
     let start = Instant::now();
-    let is_left =
-        || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() || folder.read_dir().unwrap().next().is_some();
+    let is_left = || {
+        ports.iter().any(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).is_ok())
+            || folder.read_dir().unwrap().next().is_some()
+    };
     while is_left() {
-        assert!(start.elapsed() < Duration::from_secs(20), "the server outlived its parent");
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "a server or its folder outlived its parent: {circumstances}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-#[test]
-fn a_killed_parent_leaves_no_server_and_no_folder_behind() {
+/// Kills parents that are still busy with the start.
+fn expect_nothing_left_of_a_start(kind: &str, waits_ms: &[u64]) {
     let folder = open_folder();
-    let (mut parent, port) = parent(folder.path());
-    assert_eq!(ask(port, "SELECT 1").unwrap(), "1");
-    parent.kill().unwrap();
-    parent.wait().unwrap();
-    expect_nothing_left(folder.path(), port);
+    for wait_ms in waits_ms {
+        let parent = parent(kind, folder.path(), Stdio::null());
+        std::thread::sleep(Duration::from_millis(*wait_ms));
+        kill(parent);
+        expect_nothing_left(folder.path(), &[], &format!("{kind} after {wait_ms} ms"));
+    }
 }
 
 #[test]
-fn a_parent_killed_while_the_server_starts_leaves_nothing_behind() {
+fn a_killed_parent_leaves_no_postgres_and_no_folder_behind() {
     let folder = open_folder();
-    for wait_ms in [50, 200, 800, 1500] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hold-server"));
-        let mut parent = command.env("TMPDIR", folder.path()).stdout(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(wait_ms));
-        parent.kill().unwrap();
-        parent.wait().unwrap();
-        let start = Instant::now();
-        while folder.path().read_dir().unwrap().next().is_some() {
-            assert!(start.elapsed() < Duration::from_secs(20), "a folder outlived its parent after {wait_ms} ms");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
+    let mut parent = parent("postgres", folder.path(), Stdio::piped());
+    let port = client::port(&url(&mut parent));
+    assert_eq!(client::ask(port, "SELECT 1").unwrap(), "1");
+    kill(parent);
+    expect_nothing_left(folder.path(), &[port], "postgres");
+}
+
+#[test]
+fn a_killed_parent_leaves_no_redis_and_no_folder_behind() {
+    let folder = open_folder();
+    let mut parent = parent("redis", folder.path(), Stdio::piped());
+    let port = url(&mut parent).rsplit_once(':').unwrap().1.parse().unwrap();
+    redis_command(port, &["PING"]).unwrap();
+    kill(parent);
+    expect_nothing_left(folder.path(), &[port], "redis");
+}
+
+#[test]
+fn a_parent_killed_while_postgres_starts_leaves_nothing_behind() {
+    expect_nothing_left_of_a_start("postgres", &[50, 200, 800, 1500]);
+}
+
+#[test]
+fn a_parent_killed_while_redis_starts_leaves_nothing_behind() {
+    expect_nothing_left_of_a_start("redis", &[5, 15, 30, 60]);
 }
