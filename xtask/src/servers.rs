@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
 
-use idem_servers::{PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, PgBouncer, Postgres};
+use idem_servers::{PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, PgBouncer, Postgres, REDIS_VARIABLE, Redis};
 
 use crate::command;
 
@@ -13,7 +13,7 @@ use crate::command;
 const POOL_SIZE: u16 = 2;
 
 /// Debian's packages with everything that can be missing.
-const PACKAGES: [&str; 2] = ["postgresql", "pgbouncer"];
+const PACKAGES: [&str; 3] = ["postgresql", "pgbouncer", "redis-server"];
 
 /// What syncing to the disk protects from is a loss of power, which no test has; it takes most of their time.
 const UNSYNCED: &str = "fsync=off";
@@ -21,16 +21,18 @@ const UNSYNCED: &str = "fsync=off";
 /// They stop when this value is dropped, and when this process ends in another way.
 #[derive(Debug)]
 pub(crate) struct Servers {
-    url: String,
+    postgres_url: String,
     pgbouncer: PgBouncer,
+    redis_url: String,
     _postgres: Option<Postgres>,
+    _redis: Option<Redis>,
 }
 
 impl Servers {
-    /// Starts them, and says which they are: `DATABASE_URL` if it is the URL of a Postgres; otherwise the binaries of this
-    /// machine, a container, or Debian's packages, whichever can be had first.
+    /// Starts them, and says which they are: `DATABASE_URL` and `REDIS_URL` if they are URLs of a Postgres and a Redis;
+    /// otherwise the binaries of this machine, a container, or Debian's packages, whichever can be had first.
     pub(crate) fn start() -> Result<Servers, Box<dyn Error>> {
-        let (url, postgres) = match given()? {
+        let (postgres_url, postgres) = match given_postgres()? {
             Some(url) => (url, None),
             None => {
                 let postgres = or_install(|| Postgres::start_with(&[UNSYNCED]))?;
@@ -38,14 +40,23 @@ impl Servers {
                 (postgres.url(), Some(postgres))
             }
         };
-        let pgbouncer = or_install(|| PgBouncer::start(&url, POOL_SIZE))?;
+        let pgbouncer = or_install(|| PgBouncer::start(&postgres_url, POOL_SIZE))?;
         println!("PgBouncer: {}, {}, {}", pgbouncer.origin(), pgbouncer.version(), pgbouncer.url());
-        Ok(Servers { url, pgbouncer, _postgres: postgres })
+        let (redis_url, redis) = match given_redis()? {
+            Some(url) => (url, None),
+            None => {
+                let redis = or_install(Redis::start)?;
+                println!("Redis: {}, {}, port {}", redis.origin(), redis.version(), redis.port());
+                (redis.url(), Some(redis))
+            }
+        };
+        Ok(Servers { postgres_url, pgbouncer, redis_url, _postgres: postgres, _redis: redis })
     }
 
     /// Tells a command where they are.
     pub(crate) fn announce<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        command.env(POSTGRES_VARIABLE, &self.url).env(PGBOUNCER_VARIABLE, self.pgbouncer.url())
+        command.env(POSTGRES_VARIABLE, &self.postgres_url).env(PGBOUNCER_VARIABLE, self.pgbouncer.url());
+        command.env(REDIS_VARIABLE, &self.redis_url)
     }
 }
 
@@ -61,18 +72,21 @@ pub(crate) fn run(words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// The server that `DATABASE_URL` names, after it has answered.
-fn given() -> Result<Option<String>, Box<dyn Error>> {
+fn given_postgres() -> Result<Option<String>, Box<dyn Error>> {
     let url = std::env::var("DATABASE_URL").unwrap_or_default();
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         return Ok(None);
     }
     // The URL itself is not shown, as it may have a password.
-    println!("Postgres: DATABASE_URL, {}", version_of(&url).map_err(|error| format!("DATABASE_URL: {error}"))?);
+    println!(
+        "Postgres: DATABASE_URL, {}",
+        version_of_postgres(&url).map_err(|error| format!("DATABASE_URL: {error}"))?
+    );
     Ok(Some(url))
 }
 
 /// Asks with `psql`, which understands every way to log in.
-fn version_of(url: &str) -> Result<String, Box<dyn Error>> {
+fn version_of_postgres(url: &str) -> Result<String, Box<dyn Error>> {
     let Some(psql) = idem_servers::find_program("psql") else {
         return Ok("of unknown version (there is no psql to ask with)".into());
     };
@@ -84,6 +98,30 @@ fn version_of(url: &str) -> Result<String, Box<dyn Error>> {
     }
     let printed = String::from_utf8(output.stdout)?;
     Ok(format!("PostgreSQL {}", printed.split_ascii_whitespace().next().unwrap_or("of unknown version")))
+}
+
+/// The server that `REDIS_URL` names, after it has answered.
+fn given_redis() -> Result<Option<String>, Box<dyn Error>> {
+    let url = std::env::var("REDIS_URL").unwrap_or_default();
+    if !url.starts_with("redis://") && !url.starts_with("rediss://") {
+        return Ok(None);
+    }
+    println!("Redis: REDIS_URL, {}", version_of_redis(&url).map_err(|error| format!("REDIS_URL: {error}"))?);
+    Ok(Some(url))
+}
+
+/// Asks with `redis-cli`, which understands every way to log in.
+fn version_of_redis(url: &str) -> Result<String, Box<dyn Error>> {
+    let Some(program) = idem_servers::find_program("redis-cli") else {
+        return Ok("of unknown version (there is no redis-cli to ask with)".into());
+    };
+    let output = Command::new(program).args(["-u", url, "INFO", "server"]).stdin(Stdio::null()).output()?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    // An error of the server is printed as if it were an answer.
+    match printed.lines().find_map(|line| line.strip_prefix("redis_version:")) {
+        Some(version) => Ok(format!("Redis {version}")),
+        None => Err(format!("{}{printed}", String::from_utf8_lossy(&output.stderr)).trim().into()),
+    }
 }
 
 /// Starts a server, on a machine without one after installing it.
