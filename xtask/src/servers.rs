@@ -5,7 +5,10 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
 
-use idem_servers::{PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, PgBouncer, Postgres, REDIS_VARIABLE, Redis};
+use idem_servers::{
+    PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, PgBouncer, Postgres, REDIS_SENTINEL_VARIABLE, REDIS_VARIABLE, Redis,
+    RedisSentinel,
+};
 
 use crate::command;
 
@@ -13,7 +16,7 @@ use crate::command;
 const POOL_SIZE: u16 = 2;
 
 /// Debian's packages with everything that can be missing.
-const PACKAGES: [&str; 3] = ["postgresql", "pgbouncer", "redis-server"];
+const PACKAGES: [&str; 4] = ["postgresql", "pgbouncer", "redis-server", "redis-sentinel"];
 
 /// What syncing to the disk protects from is a loss of power, which no test has; it takes most of their time.
 const UNSYNCED: &str = "fsync=off";
@@ -24,6 +27,7 @@ pub(crate) struct Servers {
     postgres_url: String,
     pgbouncer: PgBouncer,
     redis_url: String,
+    redis_sentinel: RedisSentinel,
     _postgres: Option<Postgres>,
     _redis: Option<Redis>,
 }
@@ -50,13 +54,16 @@ impl Servers {
                 (redis.url(), Some(redis))
             }
         };
-        Ok(Servers { postgres_url, pgbouncer, redis_url, _postgres: postgres, _redis: redis })
+        let redis_sentinel = or_install(RedisSentinel::start)?;
+        let (origin, version) = (redis_sentinel.origin(), redis_sentinel.version());
+        println!("Redis Sentinel: {origin}, {version}, {}", redis_sentinel.url());
+        Ok(Servers { postgres_url, pgbouncer, redis_url, redis_sentinel, _postgres: postgres, _redis: redis })
     }
 
     /// Tells a command where they are.
     pub(crate) fn announce<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env(POSTGRES_VARIABLE, &self.postgres_url).env(PGBOUNCER_VARIABLE, self.pgbouncer.url());
-        command.env(REDIS_VARIABLE, &self.redis_url)
+        command.env(REDIS_VARIABLE, &self.redis_url).env(REDIS_SENTINEL_VARIABLE, self.redis_sentinel.url())
     }
 }
 

@@ -1,11 +1,12 @@
-//! Real servers for tests: a private [`Postgres`], a [`PgBouncer`] in front of one, and a private [`Redis`].
+//! Real servers for tests: a private [`Postgres`], a [`PgBouncer`] in front of one, a private [`Redis`], and a group of
+//! these with Sentinels, [`RedisSentinel`].
 //!
 //! Each server has its own folder and port, and both are gone when its value is dropped. They do not outlive the process
 //! that started them either, however that ends: a small shell waits for the end of a pipe that only this process
 //! holds.
 //!
-//! Tests that share a server take [`postgres_url`], [`pgbouncer_url`] and [`redis_url`]; `cargo xtask test` starts what stands behind
-//! them. Tests that stop, kill or pause a server start their own:
+//! Tests that share a server take [`postgres_url`], [`pgbouncer_url`], [`redis_url`] and [`redis_sentinel_url`];
+//! `cargo xtask test` starts what stands behind them. Tests that stop, kill or pause a server start their own:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), idem_servers::Error> {
@@ -32,7 +33,7 @@ pub use error::Error;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use programs::find as find_program;
-pub use redis::{Redis, Reply, redis_command};
+pub use redis::{Redis, RedisSentinel, Reply, redis_command};
 
 /// The environment variable with the URL of the server that all tests share.
 pub const POSTGRES_VARIABLE: &str = "IDEM_TEST_POSTGRES";
@@ -42,6 +43,9 @@ pub const PGBOUNCER_VARIABLE: &str = "IDEM_TEST_PGBOUNCER";
 
 /// The environment variable with the URL of the Redis server that all tests share.
 pub const REDIS_VARIABLE: &str = "IDEM_TEST_REDIS";
+
+/// The environment variable with the URL of the Sentinels that all tests share.
+pub const REDIS_SENTINEL_VARIABLE: &str = "IDEM_TEST_REDIS_SENTINEL";
 
 /// The URL of the Postgres server that all tests of a run share.
 ///
@@ -71,6 +75,17 @@ pub fn pgbouncer_url() -> String {
 #[must_use]
 pub fn redis_url() -> String {
     shared(REDIS_VARIABLE)
+}
+
+/// The URL of the Sentinels that all tests of a run share, as that of [`RedisSentinel::url`]. A test that makes them replace
+/// their primary starts its own.
+///
+/// # Panics
+///
+/// When nobody started one for this run: a test that needs a server never passes without it.
+#[must_use]
+pub fn redis_sentinel_url() -> String {
+    shared(REDIS_SENTINEL_VARIABLE)
 }
 
 fn shared(variable: &str) -> String {

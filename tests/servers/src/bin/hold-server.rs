@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use idem_servers::{Postgres, Redis};
+use idem_servers::{Postgres, Redis, RedisSentinel};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     match std::env::args().nth(1).as_deref() {
@@ -14,7 +14,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let redis = Redis::start()?;
             hold(&redis.url(), redis)
         }
-        _ => Err("which server? postgres or redis".into()),
+        Some("redis-sentinel") => {
+            let group = RedisSentinel::start()?;
+            hold(&group.url(), group)
+        }
+        _ => Err("which server? postgres, redis or redis-sentinel".into()),
     }
 }
 

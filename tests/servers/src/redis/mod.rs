@@ -1,8 +1,10 @@
 //! Private Redis servers.
 
 mod command;
+mod group;
 mod node;
 mod reply;
+mod sentinel;
 
 use node::{Node, Program};
 
@@ -10,6 +12,7 @@ use crate::{Error, port};
 
 pub use command::redis_command;
 pub use reply::Reply;
+pub use sentinel::RedisSentinel;
 
 /// Nothing is written to the disk, and nothing is thrown away.
 const CONFIGURATION: &str = "save \"\"\nappendonly no\nmaxmemory-policy noeviction\n";

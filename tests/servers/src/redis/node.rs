@@ -46,6 +46,7 @@ pub(super) struct Node {
     port: u16,
     /// The process id while it runs.
     server: Option<u32>,
+    is_paused: bool,
 }
 
 impl Node {
@@ -80,7 +81,7 @@ impl Node {
         let words = words.chain(settings.iter().map(OsString::from));
         // Unlike other servers, this one runs as root if that is who starts it.
         let keeper = Keeper::start(None, folder.path(), keeper::KILL, words)?;
-        let mut node = Node { keeper, _folder: folder, port, server: None };
+        let mut node = Node { keeper, _folder: folder, port, server: None, is_paused: false };
         node.start_again()?;
         Ok(node)
     }
@@ -89,8 +90,22 @@ impl Node {
         self.port
     }
 
+    /// Whether it runs and is not paused.
+    pub(super) fn is_up(&self) -> bool {
+        self.server.is_some() && !self.is_paused
+    }
+
     pub(super) fn ask<W: AsRef<[u8]>>(&self, words: &[W]) -> Result<Reply, Error> {
         redis_command(self.port, words)
+    }
+
+    /// [`Keeper::wait_until`], with the log of this process.
+    pub(super) fn wait_until(
+        &self,
+        otherwise: &str,
+        reached: impl FnMut() -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        self.keeper.wait_until(otherwise, reached)
     }
 
     pub(super) fn start_again(&mut self) -> Result<(), Error> {
@@ -133,6 +148,7 @@ impl Node {
         self.keeper.signal("CONT", &[server])?;
         self.keeper.reap(server)?;
         self.server = None;
+        self.is_paused = false;
         Ok(())
     }
 
@@ -141,12 +157,16 @@ impl Node {
         self.keeper.signal("STOP", &[server])?;
         // The signal takes effect a moment later, and somebody may rely on the silence.
         let stands_still = |process: &processes::Process| process.id != server || "TZ".contains(process.state);
-        self.keeper.wait_until("did not stand still", || Ok(processes::all()?.iter().all(stands_still)))
+        self.keeper.wait_until("did not stand still", || Ok(processes::all()?.iter().all(stands_still)))?;
+        self.is_paused = true;
+        Ok(())
     }
 
     pub(super) fn resume(&mut self) -> Result<(), Error> {
         let server = self.running()?;
-        self.keeper.signal("CONT", &[server])
+        self.keeper.signal("CONT", &[server])?;
+        self.is_paused = false;
+        Ok(())
     }
 
     fn running(&self) -> Result<u32, Error> {

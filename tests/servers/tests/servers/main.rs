@@ -6,3 +6,4 @@ mod parents;
 mod pgbouncer;
 mod postgres;
 mod redis;
+mod redis_sentinel;

@@ -1,0 +1,283 @@
+//! A primary, its replicas, and Sentinels that replace it.
+
+use super::group::{Group, expect, field};
+use super::node::{Node, Program};
+use super::{CONFIGURATION, Reply};
+use crate::{Error, port};
+
+/// The name under which the Sentinels know the group.
+const SERVICE: &str = "idem";
+
+const REPLICAS: usize = 2;
+const SENTINELS: usize = 3;
+
+/// How many Sentinels have to agree before anything is true.
+const QUORUM: usize = 2;
+
+/// What Sentinels do every second or so, they do oftener here. The last of them is how long a Sentinel does nothing after
+/// the machine has stood still for a moment; half a minute would be most of a test. All in milliseconds.
+const PERIODS: [(&str, &str); 5] = [
+    ("INFO-PERIOD", "200"),
+    ("PUBLISH-PERIOD", "200"),
+    ("PING-PERIOD", "200"),
+    ("ASK-PERIOD", "200"),
+    ("TILT-PERIOD", "1000"),
+];
+
+/// A primary, two replicas and three Sentinels of this value's own, on 127.0.0.1 without passwords.
+///
+/// They run from the `redis-server` and the `redis-sentinel` on PATH. A primary that does not answer for one second is
+/// replaced, mostly within another; an attempt that failed is repeated after six.
+///
+/// Servers have the settings of a [`Redis`](crate::Redis). They keep what a Sentinel tells them: a primary that was killed
+/// after it was replaced starts again as what it was, a primary, until the Sentinels notice and make it a replica.
+///
+/// Methods that take a port take that of a server or of a Sentinel.
+#[derive(Debug)]
+pub struct RedisSentinel {
+    servers: Group,
+    sentinels: Group,
+    program: Program,
+}
+
+impl RedisSentinel {
+    /// Starts them, and waits as [`wait_until_whole`](Self::wait_until_whole) does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Missing`] if this machine lacks one of the programs; otherwise an error if they do not come together
+    /// within a minute.
+    pub fn start() -> Result<RedisSentinel, Error> {
+        RedisSentinel::start_with(&[])
+    }
+
+    /// [`start`](Self::start) with arguments of `redis-server` for all three: `&["--min-replicas-to-write", "1"]`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub fn start_with(settings: &[&str]) -> Result<RedisSentinel, Error> {
+        let server = Program::find("redis-server")?;
+        let program = Program::find("redis-sentinel")?;
+        let primary = Node::start(&server, port::free, &replicating(None), settings)?;
+        let (mut servers, mut sentinels) = (Group::default(), Group::default());
+        for _ in 0..REPLICAS {
+            servers.push(Node::start(&server, port::free, &replicating(Some(primary.port())), settings)?);
+        }
+        for _ in 0..SENTINELS {
+            sentinels.push(Node::start(&program, port::free, &watching(primary.port()), &[])?);
+        }
+        servers.push(primary);
+        let group = RedisSentinel { servers, sentinels, program };
+        for sentinel in group.sentinels.nodes() {
+            hurry(sentinel)?;
+        }
+        group.wait_until_whole()?;
+        Ok(group)
+    }
+
+    /// `redis+sentinel://127.0.0.1:PORT,127.0.0.1:PORT,127.0.0.1:PORT/idem`, with the ports of the Sentinels.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis+sentinel://{}/{SERVICE}", self.sentinels.addresses())
+    }
+
+    /// As in `Redis 7.0.15`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        self.program.version()
+    }
+
+    /// The program of the Sentinels.
+    #[must_use]
+    pub fn origin(&self) -> String {
+        self.program.origin()
+    }
+
+    /// The ports of the Sentinels. They stay the same.
+    #[must_use]
+    pub fn sentinel_ports(&self) -> Vec<u16> {
+        self.sentinels.ports()
+    }
+
+    /// The port of the primary, as all Sentinels name it that run; whether it answers is another question.
+    ///
+    /// # Errors
+    ///
+    /// If they do not agree at the moment, or fewer than two run.
+    pub fn primary_port(&self) -> Result<u16, Error> {
+        let named = self.sentinels.up().map(named_primary).collect::<Result<Vec<u16>, Error>>()?;
+        match named[..] {
+            [first, ..] if named.len() >= QUORUM && named.iter().all(|port| *port == first) => Ok(first),
+            _ => Err(Error::failed(format!("the Sentinels name as their primary: {named:?}"))),
+        }
+    }
+
+    /// The ports of the servers that are not the [primary](Self::primary_port).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`primary_port`](Self::primary_port).
+    pub fn replica_ports(&self) -> Result<Vec<u16>, Error> {
+        let primary = self.primary_port()?;
+        Ok(self.servers.ports().into_iter().filter(|port| *port != primary).collect())
+    }
+
+    /// [Pauses](Self::pause) the primary, and gives its port. It believes that it is the primary when it goes on, until
+    /// the Sentinels tell it otherwise.
+    ///
+    /// # Errors
+    ///
+    /// If the Sentinels do not agree which it is, or it is not running.
+    pub fn pause_primary(&mut self) -> Result<u16, Error> {
+        let port = self.primary_port()?;
+        self.pause(port)?;
+        Ok(port)
+    }
+
+    /// Holds one up, as [`Redis::pause`](crate::Redis::pause).
+    ///
+    /// # Errors
+    ///
+    /// If it is not running.
+    pub fn pause(&mut self, port: u16) -> Result<(), Error> {
+        self.get_mut(port)?.pause()
+    }
+
+    /// Ends a [`pause`](Self::pause).
+    ///
+    /// # Errors
+    ///
+    /// If it is not running.
+    pub fn resume(&mut self, port: u16) -> Result<(), Error> {
+        self.get_mut(port)?.resume()
+    }
+
+    /// Crashes one: `kill -9`. One that is not running stays so.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end within a minute.
+    pub fn kill(&mut self, port: u16) -> Result<(), Error> {
+        self.get_mut(port)?.kill()
+    }
+
+    /// Starts one again after [`kill`](Self::kill), on the same port and folder.
+    ///
+    /// # Errors
+    ///
+    /// If it is running, or does not answer within a minute.
+    pub fn start_again(&mut self, port: u16) -> Result<(), Error> {
+        self.get_mut(port)?.start_again()?;
+        self.sentinels.get(port).map_or(Ok(()), hurry)
+    }
+
+    /// Waits until the Sentinels name another primary than this one and it says of itself that it is one; gives its port.
+    ///
+    /// # Errors
+    ///
+    /// If that does not happen within a minute.
+    pub fn wait_for_other_primary_than(&self, port: u16) -> Result<u16, Error> {
+        self.servers.wait_until_sound(|| {
+            let primary = self.primary_port()?;
+            if primary == port {
+                return Err(Error::failed(format!("{port} is still the primary")));
+            }
+            // The first word of its role, before offsets and replicas.
+            let role = self.servers.get(primary)?.ask(&["ROLE"])?;
+            let role = role.items().first().and_then(Reply::text).unwrap_or_default();
+            expect("the role of the primary", role, "master")?;
+            Ok(primary)
+        })
+    }
+
+    /// Waits until everything is as it should be: the Sentinels agree on the primary and know its replicas and each
+    /// other, the primary has both replicas online, and each of these follows it.
+    ///
+    /// # Errors
+    ///
+    /// At once if one of them is paused or does not run; otherwise if it takes more than a minute.
+    pub fn wait_until_whole(&self) -> Result<(), Error> {
+        self.servers.expect_all_up()?;
+        self.sentinels.expect_all_up()?;
+        self.servers.wait_until_sound(|| {
+            let primary = self.primary_port()?;
+            self.servers.nodes().iter().try_for_each(|node| check_server(node, primary))?;
+            self.sentinels.nodes().iter().try_for_each(|sentinel| check_sentinel(sentinel, primary))
+        })
+    }
+
+    fn get_mut(&mut self, port: u16) -> Result<&mut Node, Error> {
+        let is_sentinel = self.sentinels.get(port).is_ok();
+        if is_sentinel { self.sentinels.get_mut(port) } else { self.servers.get_mut(port) }
+    }
+}
+
+/// A replica need not wait for others that could want the same data.
+fn replicating(primary: Option<u16>) -> String {
+    let replicaof = primary.map(|port| format!("replicaof 127.0.0.1 {port}\n"));
+    format!("{CONFIGURATION}repl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n{}", replicaof.unwrap_or_default())
+}
+
+fn watching(primary: u16) -> String {
+    format!(
+        "sentinel monitor {SERVICE} 127.0.0.1 {primary} {QUORUM}\nsentinel down-after-milliseconds {SERVICE} 1000\n\
+         sentinel failover-timeout {SERVICE} 3000\nsentinel parallel-syncs {SERVICE} 1\n"
+    )
+}
+
+/// Sets the periods, which no file can. A Sentinel before Redis 7 does not know them, and takes its time.
+fn hurry(sentinel: &Node) -> Result<(), Error> {
+    let words: Vec<&str> = PERIODS.iter().flat_map(|(name, period_ms)| [*name, *period_ms]).collect();
+    match sentinel.ask(&[&["SENTINEL", "DEBUG"], &words[..]].concat()) {
+        Ok(_) | Err(Error::Refused { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn named_primary(sentinel: &Node) -> Result<u16, Error> {
+    let address = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?;
+    let port = address.items().get(1).and_then(|port| port.text()?.parse().ok());
+    port.ok_or_else(|| Error::failed(format!("the Sentinel on port {} names no primary", sentinel.port())))
+}
+
+/// An objection unless the server has the role and the links that belong to it.
+fn check_server(node: &Node, primary: u16) -> Result<(), Error> {
+    let (info, port) = (node.ask(&["INFO", "replication"])?, node.port());
+    if port != primary {
+        expect(format!("the role of {port}"), field(node, &info, "role")?, "slave")?;
+        let (upstream, link) = (field(node, &info, "master_port")?, field(node, &info, "master_link_status")?);
+        expect(format!("the primary of {port}"), upstream, &primary.to_string())?;
+        return expect(format!("the link of {port} to its primary"), link, "up");
+    }
+    expect(format!("the role of {port}"), field(node, &info, "role")?, "master")?;
+    let slots = (0..REPLICAS).filter_map(|index| info.field(&format!("slave{index}")));
+    expect("the number of replicas online", slots.filter(|line| line.contains("state=online")).count(), REPLICAS)
+}
+
+/// An objection unless the Sentinel knows everybody and finds nobody missing.
+fn check_sentinel(sentinel: &Node, primary: u16) -> Result<(), Error> {
+    let port = sentinel.port();
+    let known = |about: &str| sentinel.ask(&["SENTINEL", about, SERVICE]);
+    let master = known("MASTER")?;
+    expect(format!("the flags of the primary in {port}"), value(&master, "flags"), "master")?;
+    let (replicas, others) = (known("REPLICAS")?, known("SENTINELS")?);
+    expect(format!("the number of replicas in {port}"), replicas.items().len(), REPLICAS)?;
+    for replica in replicas.items() {
+        expect(format!("the flags of a replica in {port}"), value(replica, "flags"), "slave")?;
+        expect(format!("the link of a replica in {port}"), value(replica, "master-link-status"), "ok")?;
+        let upstream = value(replica, "master-port");
+        expect(format!("the primary of a replica in {port}"), upstream, &primary.to_string())?;
+    }
+    expect(format!("the number of other Sentinels in {port}"), others.items().len(), SENTINELS - 1)?;
+    others
+        .items()
+        .iter()
+        .try_for_each(|other| expect(format!("the flags of a Sentinel in {port}"), value(other, "flags"), "sentinel"))
+}
+
+/// A Sentinel tells names and values in turn.
+fn value<'a>(reply: &'a Reply, name: &str) -> &'a str {
+    let mut pairs = reply.items().chunks_exact(2);
+    pairs.find(|pair| pair[0].text() == Some(name)).and_then(|pair| pair[1].text()).unwrap_or_default()
+}
