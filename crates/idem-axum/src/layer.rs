@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use idem_core::engine::{Idempotency, Settings};
-use idem_core::{IdempotencyStore, TransactionalStore};
+use idem_core::{DurableStore, IdempotencyStore, TransactionalStore};
 use idem_http::HttpPolicy;
 use tower_layer::Layer;
 
@@ -33,7 +33,7 @@ impl IdempotencyLayer {
 
     /// At most one run; see [`Idempotency::at_most_once`].
     #[must_use]
-    pub fn at_most_once(store: Arc<dyn IdempotencyStore>) -> Self {
+    pub fn at_most_once(store: Arc<dyn DurableStore>) -> Self {
         Self::new(Idempotency::at_most_once(store, Settings::new()))
     }
 

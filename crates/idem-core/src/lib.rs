@@ -28,7 +28,7 @@ pub use record::{
 pub use record_id::{RecordId, RecordIdentity, SecretTooShort};
 pub use scope::Scope;
 pub use store::{
-    Begin, Capabilities, Durability, IdempotencyStore, Purge, SelfTestError, StoreError, StoreErrorKind,
-    StoreTransaction, TransactionalStore, Writes, self_test,
+    Begin, Capabilities, Durability, DurableStore, IdempotencyStore, Purge, SelfTestError, SettlementListener,
+    StoreError, StoreErrorKind, StoreTransaction, TransactionalStore, Writes, self_test,
 };
 pub use timestamp::Timestamp;

@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Record, RecordId, StoreError, StoreErrorKind, TransactionalStore, machine,
+    Acquire, AcquireOutcome, Begin, DurableStore, Record, RecordId, StoreError, StoreErrorKind, TransactionalStore,
+    machine,
 };
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgRow;
@@ -58,6 +59,8 @@ impl TransactionSettings {
         }
     }
 }
+
+impl DurableStore for PostgresStore {}
 
 #[async_trait]
 impl TransactionalStore for PostgresStore {

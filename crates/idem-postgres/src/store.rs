@@ -1,14 +1,14 @@
 //! The store itself.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::codec::FlatRecord;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OwnerAction, OwnerOutcome, OwnerToken,
-    Purge, Record, RecordId, Settlement, StoreError, StoreErrorKind, Term, machine,
+    Purge, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, machine,
 };
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Row as _};
@@ -306,6 +306,10 @@ impl IdempotencyStore for PostgresStore {
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
         let Seen { now, row, .. } = self.look(*id, None).await?;
         Ok(row.map(|row| row.record).filter(|record| machine::current(Some(record), now).is_some()))
+    }
+
+    fn on_settled(&self, _: Weak<dyn SettlementListener>) {
+        // NOTIFY takes a lock at COMMIT that nearly halves the throughput of settlements.
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,15 +1,15 @@
 //! The store itself.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, IdempotencyStore, Lease, Outcome,
-    OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, StoreError, StoreErrorKind, Term,
-    TransactionalStore, machine,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, DurableStore, IdempotencyStore, Lease,
+    Outcome, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError,
+    StoreErrorKind, Term, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Row, SqliteConnection, SqlitePool};
@@ -198,6 +198,10 @@ impl IdempotencyStore for SqliteStore {
         Ok(record.filter(|record| machine::current(Some(record), now).is_some()))
     }
 
+    fn on_settled(&self, _: Weak<dyn SettlementListener>) {
+        // A file tells nobody that it has changed.
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities::new("sqlite", self.durability, true)
     }
@@ -217,6 +221,8 @@ impl Purge for SqliteStore {
         Ok(u32::try_from(purged).unwrap_or(u32::MAX))
     }
 }
+
+impl DurableStore for SqliteStore {}
 
 #[async_trait]
 impl TransactionalStore for SqliteStore {

@@ -2,15 +2,15 @@
 
 use std::any::Any;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, IdempotencyStore, Lease, MemoryStore,
-    OwnerOutcome, Record, RecordId, Settlement, State, StoreError, StoreErrorKind, StoreTransaction, Term,
-    TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease,
+    MemoryStore, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind,
+    StoreTransaction, Term, TransactionalStore, Writes,
 };
 use idem_testkit::fixture::{KEPT, checkpoint, completed, request};
 use idem_testkit::{Fault, FaultyStore, Subject, Verb};
@@ -184,10 +184,16 @@ impl IdempotencyStore for Flagged {
         self.memory.peek(id).await
     }
 
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.memory.on_settled(listener);
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.memory.capabilities()
     }
 }
+
+impl DurableStore for Flagged {}
 
 #[async_trait]
 impl TransactionalStore for Flagged {

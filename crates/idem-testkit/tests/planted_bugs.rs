@@ -4,14 +4,15 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "the helpers of tests fail by panicking, too")]
 
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::memory::ManualClock;
 use idem_core::{
     Acquire, AcquireOutcome, Acquisition, Capabilities, Checkpoint, IdempotencyStore, Lease, MemoryStore, OwnerOutcome,
-    Purge, Record, RecordId, Settlement, State, StoreError, StoredBody, StoredResponse, Takeover, Term, Timestamp,
+    Purge, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoredBody, StoredResponse, Takeover,
+    Term, Timestamp,
 };
 use idem_testkit::{Subject, cases, conformance, state_machine};
 
@@ -169,6 +170,10 @@ impl IdempotencyStore for Buggy {
             Bug::PeekShowsNothing => Ok(None),
             _ => self.inner.peek(&self.mapped(id)).await,
         }
+    }
+
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.inner.on_settled(listener);
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -7,7 +7,7 @@ use axum::routing::post as on_post;
 use http::StatusCode;
 use idem_axum::{Idempotency, IdempotencyContext, IdempotencyLayer, ProblemKind, Settings};
 use idem_core::engine::{Event, Observer};
-use idem_core::{IdempotencyStore, MemoryStore};
+use idem_core::MemoryStore;
 use idem_testkit::{Fault, FaultyStore, Verb};
 
 use crate::support::{Database, Runs, counted, memory, post, post_and_wait, send};
@@ -45,8 +45,10 @@ fn route<S: idem_axum::ScopeSource>(runs: &Runs, layer: IdempotencyLayer<S>) -> 
 
 #[tokio::test]
 async fn a_store_that_cannot_answer_is_503_and_nothing_runs() {
-    type Build = fn(Arc<dyn IdempotencyStore>) -> IdempotencyLayer;
-    for build in [IdempotencyLayer::at_most_once as Build, IdempotencyLayer::at_least_once] {
+    type Build = fn(Arc<FaultyStore<MemoryStore>>) -> IdempotencyLayer;
+    for build in
+        [(|store| IdempotencyLayer::at_most_once(store)) as Build, |store| IdempotencyLayer::at_least_once(store)]
+    {
         let runs = Runs::default();
         let store = failing(Verb::Acquire, 2);
         let router = route(&runs, build(store.clone()).single_tenant());

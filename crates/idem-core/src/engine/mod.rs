@@ -39,7 +39,7 @@ mod waiters;
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -57,7 +57,7 @@ pub use settings::Settings;
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
 use crate::scope::Scope;
-use crate::store::{IdempotencyStore, StoreError, StoreErrorKind, TransactionalStore};
+use crate::store::{DurableStore, IdempotencyStore, StoreError, StoreErrorKind, TransactionalStore};
 use waiters::Waiters;
 
 /// Runs operations under one contract on one store. Clones share everything.
@@ -102,7 +102,7 @@ struct Shared {
     tasks: TaskTracker,
     /// Cancelled by [`Idempotency::shutdown`]: settlements that the store does not take are then given up.
     closing: CancellationToken,
-    waiters: Waiters,
+    waiters: Arc<Waiters>,
 }
 
 enum Backend {
@@ -120,7 +120,7 @@ impl Idempotency {
 
     /// At most one run. After a crash repeats are told that the outcome is unknown, and it never runs again.
     #[must_use]
-    pub fn at_most_once(store: Arc<dyn IdempotencyStore>, settings: Settings) -> Self {
+    pub fn at_most_once(store: Arc<dyn DurableStore>, settings: Settings) -> Self {
         Self::new(Backend::Leased(store, Contract::AtMostOnce), settings)
     }
 
@@ -132,9 +132,12 @@ impl Idempotency {
     }
 
     fn new(backend: Backend, settings: Settings) -> Self {
-        let waiters = Waiters::new(settings.max_waiters_per_key);
+        let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key));
         let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
-        Self { shared: Arc::new(Shared { backend, settings, tasks, closing, waiters }) }
+        let shared = Arc::new(Shared { backend, settings, tasks, closing, waiters });
+        let listener: Weak<Waiters> = Arc::downgrade(&shared.waiters);
+        shared.store().on_settled(listener);
+        Self { shared }
     }
 
     /// The contract that was chosen.

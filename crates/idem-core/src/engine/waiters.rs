@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::record_id::RecordId;
+use crate::store::SettlementListener;
 
 /// Who waits for which record, bounded per record.
 pub(super) struct Waiters {
@@ -46,6 +47,13 @@ impl Waiters {
         if let Some(waiting) = self.waiting().get(id) {
             waiting.settled.notify_waiters();
         }
+    }
+}
+
+/// Settlements of other processes, as far as the store is told of them.
+impl SettlementListener for Waiters {
+    fn settled(&self, id: &RecordId) {
+        self.wake(id);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,7 +15,9 @@ pub use clock::{Clock, ManualClock, SystemClock};
 use crate::machine::{self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Settlement, Term};
 use crate::record::{Checkpoint, Record};
 use crate::record_id::RecordId;
-use crate::store::{Capabilities, Durability, IdempotencyStore, Purge, StoreError, StoreErrorKind};
+use crate::store::{
+    Capabilities, Durability, DurableStore, IdempotencyStore, Purge, SettlementListener, StoreError, StoreErrorKind,
+};
 
 /// Enough that requests on different cores seldom wait for each other, few enough to walk them all in a purge.
 const SHARDS: usize = 64;
@@ -121,10 +123,17 @@ impl IdempotencyStore for MemoryStore {
         Ok(machine::current(self.shard(id).get(id), self.clock.now()).cloned())
     }
 
+    fn on_settled(&self, _: Weak<dyn SettlementListener>) {
+        // Nobody else settles these records: an engine wakes its own waiters.
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities::new("memory", Durability::Process, false)
     }
 }
+
+/// For tests: the operations of a process that ended were run by it, and it forgot them all.
+impl DurableStore for MemoryStore {}
 
 #[async_trait]
 impl Purge for MemoryStore {

@@ -6,6 +6,7 @@ mod transactional;
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -73,9 +74,28 @@ pub trait IdempotencyStore: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer.
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError>;
 
+    /// Tells `listener` of settlements, as far as this store's server tells the store of them; otherwise does nothing.
+    ///
+    /// It is called for settlements of any process, only while it is alive, and only for records whose running was seen
+    /// by somebody who acquired: nobody else can wait for one. It is a hint that spares a waiter some time: it may be
+    /// missing, late, repeated, or about a record that was settled otherwise since.
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>);
+
     /// What this store can promise.
     fn capabilities(&self) -> Capabilities;
 }
+
+/// Whoever wants to know that a record was settled somewhere.
+pub trait SettlementListener: Send + Sync {
+    /// The record was settled, or released. Must not block.
+    fn settled(&self, id: &RecordId);
+}
+
+/// A store that does not forget what it has acknowledged as long as its disk holds.
+///
+/// Only such a store can back the AtMostOnce contract: a record that is lost is an operation that runs again. Stores whose
+/// failover loses acknowledged records, such as Redis, do not implement it by themselves.
+pub trait DurableStore: IdempotencyStore {}
 
 /// Removal of records whose retention is over.
 #[async_trait]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{IdempotencyStore, StoreError};
+use super::{DurableStore, StoreError};
 use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Settlement};
 
 /// A store whose database also holds the business data, so that both can commit together.
@@ -14,11 +14,11 @@ use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Settlement};
 /// Only such a store can back the Transactional contract; a store that does not implement this trait does not compile
 /// there.
 #[async_trait]
-pub trait TransactionalStore: IdempotencyStore {
+pub trait TransactionalStore: DurableStore {
     /// Asks for the right to execute, and opens a transaction for whoever gets it.
     ///
     /// # Errors
-    /// [`StoreError`] as from [`IdempotencyStore::acquire`]. Also when only the transaction cannot be opened, the record
+    /// [`StoreError`] as from [`IdempotencyStore::acquire`](super::IdempotencyStore::acquire). Also when only the transaction cannot be opened, the record
     /// may be held by `request.owner` afterwards: begin again with the same token, or settle it as released.
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError>;
 }

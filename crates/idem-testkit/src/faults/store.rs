@@ -1,12 +1,12 @@
 //! The wrapper of stores.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, IdempotencyStore, Lease, OwnerOutcome, Record, RecordId,
-    Settlement, StoreError, Term, TransactionalStore,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, OwnerOutcome,
+    Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
 };
 
 use super::plan::{Fault, Plan, Verb};
@@ -101,10 +101,16 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
         self.plan.call(Verb::Peek, self.inner.peek(id)).await
     }
 
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.inner.on_settled(listener);
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
 }
+
+impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {}
 
 #[async_trait]
 impl<S: TransactionalStore + ?Sized> TransactionalStore for FaultyStore<S> {
