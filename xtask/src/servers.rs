@@ -5,10 +5,9 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
 
-use idem_servers::{
-    PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, PgBouncer, Postgres, REDIS_SENTINEL_VARIABLE, REDIS_VARIABLE, Redis,
-    RedisSentinel,
-};
+use idem_servers::{PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, PgBouncer, Postgres};
+use idem_servers::{REDIS_CLUSTER_VARIABLE, REDIS_SENTINEL_VARIABLE, REDIS_VARIABLE};
+use idem_servers::{Redis, RedisCluster, RedisSentinel};
 
 use crate::command;
 
@@ -27,7 +26,8 @@ pub(crate) struct Servers {
     postgres_url: String,
     pgbouncer: PgBouncer,
     redis_url: String,
-    redis_sentinel: RedisSentinel,
+    sentinel: RedisSentinel,
+    cluster: RedisCluster,
     _postgres: Option<Postgres>,
     _redis: Option<Redis>,
 }
@@ -36,34 +36,22 @@ impl Servers {
     /// Starts them, and says which they are: `DATABASE_URL` and `REDIS_URL` if they are URLs of a Postgres and a Redis;
     /// otherwise the binaries of this machine, a container, or Debian's packages, whichever can be had first.
     pub(crate) fn start() -> Result<Servers, Box<dyn Error>> {
-        let (postgres_url, postgres) = match given_postgres()? {
-            Some(url) => (url, None),
-            None => {
-                let postgres = or_install(|| Postgres::start_with(&[UNSYNCED]))?;
-                println!("Postgres: {}, {}, port {}", postgres.origin(), postgres.version(), postgres.port());
-                (postgres.url(), Some(postgres))
-            }
-        };
+        let (postgres_url, postgres) = start_postgres()?;
         let pgbouncer = or_install(|| PgBouncer::start(&postgres_url, POOL_SIZE))?;
         println!("PgBouncer: {}, {}, {}", pgbouncer.origin(), pgbouncer.version(), pgbouncer.url());
-        let (redis_url, redis) = match given_redis()? {
-            Some(url) => (url, None),
-            None => {
-                let redis = or_install(Redis::start)?;
-                println!("Redis: {}, {}, port {}", redis.origin(), redis.version(), redis.port());
-                (redis.url(), Some(redis))
-            }
-        };
-        let redis_sentinel = or_install(RedisSentinel::start)?;
-        let (origin, version) = (redis_sentinel.origin(), redis_sentinel.version());
-        println!("Redis Sentinel: {origin}, {version}, {}", redis_sentinel.url());
-        Ok(Servers { postgres_url, pgbouncer, redis_url, redis_sentinel, _postgres: postgres, _redis: redis })
+        let (redis_url, redis) = start_redis()?;
+        let sentinel = or_install(RedisSentinel::start)?;
+        println!("Redis Sentinel: {}, {}, {}", sentinel.origin(), sentinel.version(), sentinel.url());
+        let cluster = or_install(RedisCluster::start)?;
+        println!("Redis Cluster: {}, {}, {}", cluster.origin(), cluster.version(), cluster.url());
+        Ok(Servers { postgres_url, pgbouncer, redis_url, sentinel, cluster, _postgres: postgres, _redis: redis })
     }
 
     /// Tells a command where they are.
     pub(crate) fn announce<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env(POSTGRES_VARIABLE, &self.postgres_url).env(PGBOUNCER_VARIABLE, self.pgbouncer.url());
-        command.env(REDIS_VARIABLE, &self.redis_url).env(REDIS_SENTINEL_VARIABLE, self.redis_sentinel.url())
+        command.env(REDIS_VARIABLE, &self.redis_url).env(REDIS_SENTINEL_VARIABLE, self.sentinel.url());
+        command.env(REDIS_CLUSTER_VARIABLE, self.cluster.url())
     }
 }
 
@@ -76,6 +64,26 @@ pub(crate) fn run(words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
     let status = status.map_err(|error| format!("{}: {error}", program.display()))?;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}
+
+/// The URL of a Postgres, and the server itself if it is ours.
+fn start_postgres() -> Result<(String, Option<Postgres>), Box<dyn Error>> {
+    if let Some(url) = given_postgres()? {
+        return Ok((url, None));
+    }
+    let postgres = or_install(|| Postgres::start_with(&[UNSYNCED]))?;
+    println!("Postgres: {}, {}, port {}", postgres.origin(), postgres.version(), postgres.port());
+    Ok((postgres.url(), Some(postgres)))
+}
+
+/// The URL of a Redis, and the server itself if it is ours.
+fn start_redis() -> Result<(String, Option<Redis>), Box<dyn Error>> {
+    if let Some(url) = given_redis()? {
+        return Ok((url, None));
+    }
+    let redis = or_install(Redis::start)?;
+    println!("Redis: {}, {}, port {}", redis.origin(), redis.version(), redis.port());
+    Ok((redis.url(), Some(redis)))
 }
 
 /// The server that `DATABASE_URL` names, after it has answered.

@@ -1,12 +1,12 @@
-//! Real servers for tests: a private [`Postgres`], a [`PgBouncer`] in front of one, a private [`Redis`], and a group of
-//! these with Sentinels, [`RedisSentinel`].
+//! Real servers for tests: a private [`Postgres`], a [`PgBouncer`] in front of one, a private [`Redis`], a group of
+//! these with Sentinels, [`RedisSentinel`], and a [`RedisCluster`].
 //!
 //! Each server has its own folder and port, and both are gone when its value is dropped. They do not outlive the process
 //! that started them either, however that ends: a small shell waits for the end of a pipe that only this process
 //! holds.
 //!
-//! Tests that share a server take [`postgres_url`], [`pgbouncer_url`], [`redis_url`] and [`redis_sentinel_url`];
-//! `cargo xtask test` starts what stands behind them. Tests that stop, kill or pause a server start their own:
+//! Tests that share a server take [`postgres_url`], [`pgbouncer_url`], [`redis_url`], [`redis_sentinel_url`] and
+//! [`redis_cluster_url`]; `cargo xtask test` starts what stands behind them. Tests that stop, kill or pause a server start their own:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), idem_servers::Error> {
@@ -33,7 +33,7 @@ pub use error::Error;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use programs::find as find_program;
-pub use redis::{Redis, RedisSentinel, Reply, redis_command};
+pub use redis::{ClusterPrimary, Redis, RedisCluster, RedisSentinel, Reply, redis_command};
 
 /// The environment variable with the URL of the server that all tests share.
 pub const POSTGRES_VARIABLE: &str = "IDEM_TEST_POSTGRES";
@@ -46,6 +46,9 @@ pub const REDIS_VARIABLE: &str = "IDEM_TEST_REDIS";
 
 /// The environment variable with the URL of the Sentinels that all tests share.
 pub const REDIS_SENTINEL_VARIABLE: &str = "IDEM_TEST_REDIS_SENTINEL";
+
+/// The environment variable with the URL of the Redis Cluster that all tests share.
+pub const REDIS_CLUSTER_VARIABLE: &str = "IDEM_TEST_REDIS_CLUSTER";
 
 /// The URL of the Postgres server that all tests of a run share.
 ///
@@ -86,6 +89,17 @@ pub fn redis_url() -> String {
 #[must_use]
 pub fn redis_sentinel_url() -> String {
     shared(REDIS_SENTINEL_VARIABLE)
+}
+
+/// The URL of the Redis Cluster that all tests of a run share, as that of [`RedisCluster::url`]. A test that moves its slots
+/// or replaces its primaries starts its own.
+///
+/// # Panics
+///
+/// When nobody started one for this run: a test that needs a server never passes without it.
+#[must_use]
+pub fn redis_cluster_url() -> String {
+    shared(REDIS_CLUSTER_VARIABLE)
 }
 
 fn shared(variable: &str) -> String {

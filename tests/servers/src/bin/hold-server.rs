@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use idem_servers::{Postgres, Redis, RedisSentinel};
+use idem_servers::{Postgres, Redis, RedisCluster, RedisSentinel};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     match std::env::args().nth(1).as_deref() {
@@ -18,7 +18,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let group = RedisSentinel::start()?;
             hold(&group.url(), group)
         }
-        _ => Err("which server? postgres, redis or redis-sentinel".into()),
+        Some("redis-cluster") => {
+            let cluster = RedisCluster::start()?;
+            hold(&cluster.url(), cluster)
+        }
+        _ => Err("which server? postgres, redis, redis-sentinel or redis-cluster".into()),
     }
 }
 

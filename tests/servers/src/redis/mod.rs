@@ -1,5 +1,6 @@
 //! Private Redis servers.
 
+mod cluster;
 mod command;
 mod group;
 mod node;
@@ -10,6 +11,7 @@ use node::{Node, Program};
 
 use crate::{Error, port};
 
+pub use cluster::{ClusterPrimary, RedisCluster};
 pub use command::redis_command;
 pub use reply::Reply;
 pub use sentinel::RedisSentinel;

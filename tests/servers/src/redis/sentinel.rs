@@ -27,7 +27,7 @@ const PERIODS: [(&str, &str); 5] = [
 /// A primary, two replicas and three Sentinels of this value's own, on 127.0.0.1 without passwords.
 ///
 /// They run from the `redis-server` and the `redis-sentinel` on PATH. A primary that does not answer for one second is
-/// replaced, mostly within another; an attempt that failed is repeated after six.
+/// replaced, mostly within another; Sentinels that could not agree who replaces it try again after six.
 ///
 /// Servers have the settings of a [`Redis`](crate::Redis). They keep what a Sentinel tells them: a primary that was killed
 /// after it was replaced starts again as what it was, a primary, until the Sentinels notice and make it a replica.

@@ -6,4 +6,5 @@ mod parents;
 mod pgbouncer;
 mod postgres;
 mod redis;
+mod redis_cluster;
 mod redis_sentinel;

@@ -24,6 +24,12 @@ fn url(parent: &mut Child) -> String {
     url.trim_end().to_owned()
 }
 
+/// The ports in a URL of several addresses.
+fn ports(url: &str) -> Vec<u16> {
+    let (_, addresses) = url.split_once("://").unwrap();
+    addresses.split(',').map(|address| address.rsplit_once(':').unwrap().1.parse().unwrap()).collect()
+}
+
 /// A folder in which the account of the server can reach its own.
 fn open_folder() -> TempDir {
     use std::os::unix::fs::PermissionsExt;
@@ -87,14 +93,21 @@ fn a_killed_parent_leaves_no_redis_and_no_folder_behind() {
 fn a_killed_parent_leaves_nothing_of_a_group_with_sentinels_behind() {
     let folder = open_folder();
     let mut parent = parent("redis-sentinel", folder.path(), Stdio::piped());
-    let url = url(&mut parent);
-    let addresses = url.strip_prefix("redis+sentinel://").unwrap().strip_suffix("/idem").unwrap();
-    let mut ports: Vec<u16> =
-        addresses.split(',').map(|address| address.rsplit_once(':').unwrap().1.parse().unwrap()).collect();
+    let mut ports = ports(url(&mut parent).strip_suffix("/idem").unwrap());
     let primary = redis_command(ports[0], &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "idem"]).unwrap();
     ports.push(primary.items()[1].text().unwrap().parse().unwrap());
     kill(parent);
     expect_nothing_left(folder.path(), &ports, "redis-sentinel");
+}
+
+#[test]
+fn a_killed_parent_leaves_nothing_of_a_cluster_behind() {
+    let folder = open_folder();
+    let mut parent = parent("redis-cluster", folder.path(), Stdio::piped());
+    let ports = ports(&url(&mut parent));
+    assert_eq!(ports.len(), 6);
+    kill(parent);
+    expect_nothing_left(folder.path(), &ports, "redis-cluster");
 }
 
 #[test]
@@ -105,5 +118,6 @@ fn a_parent_killed_while_postgres_starts_leaves_nothing_behind() {
 #[test]
 fn a_parent_killed_while_redis_starts_leaves_nothing_behind() {
     expect_nothing_left_of_a_start("redis", &[5, 15, 30, 60]);
-    expect_nothing_left_of_a_start("redis-sentinel", &[100, 200, 400, 800]);
+    expect_nothing_left_of_a_start("redis-sentinel", &[50, 150, 300]);
+    expect_nothing_left_of_a_start("redis-cluster", &[50, 200, 800]);
 }
