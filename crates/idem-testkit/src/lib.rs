@@ -12,5 +12,5 @@ pub mod sweep;
 
 pub use faults::{Fault, FaultyStore, Verb};
 pub use model::{Answer, Model, Operation};
-pub use subject::{Subject, TimeControl};
+pub use subject::{Purging, Remaining, Subject, TimeControl};
 pub use sweep::drop_at_every_await;

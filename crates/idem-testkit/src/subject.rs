@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use idem_core::memory::ManualClock;
 use idem_core::{
     Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Lease, OwnerOutcome, Purge, Record, RecordId, Settlement,
@@ -28,6 +29,23 @@ impl TimeControl for ManualClock {
     }
 }
 
+/// A look at what a store's server still holds, for stores whose server forgets by itself.
+#[async_trait]
+pub trait Remaining: fmt::Debug + Send + Sync + 'static {
+    /// How many of the subject's records the server holds now, whether they count or not.
+    async fn remaining(&self) -> u64;
+}
+
+/// How what is over goes away.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Purging {
+    /// By calls of [`Purge`].
+    Called(Arc<dyn Purge>),
+    /// By the server itself, which has no verb for it.
+    OfItsOwn(Arc<dyn Remaining>),
+}
+
 /// A store under test.
 ///
 /// # Isolation
@@ -37,8 +55,8 @@ impl TimeControl for ManualClock {
 pub struct Subject {
     /// The store.
     pub store: Arc<dyn IdempotencyStore>,
-    /// Its purge.
-    pub purge: Arc<dyn Purge>,
+    /// How its records go away.
+    pub purging: Purging,
     /// Its time.
     pub time: Arc<dyn TimeControl>,
     /// How far the store's time may be from where the test put it: zero for a manual clock; for a server's clock as
@@ -51,7 +69,18 @@ impl Subject {
     /// A subject whose time stands still unless it is moved.
     #[must_use]
     pub fn new(store: Arc<dyn IdempotencyStore>, purge: Arc<dyn Purge>, time: Arc<dyn TimeControl>) -> Self {
-        Self { store, purge, time, precision: Duration::ZERO, keep: Vec::new() }
+        Self { store, purging: Purging::Called(purge), time, precision: Duration::ZERO, keep: Vec::new() }
+    }
+
+    /// A subject whose server forgets what is over by itself. Its `time` has to bring that forward as well: once it is
+    /// [advanced](TimeControl::advance), the server holds what it would hold then.
+    #[must_use]
+    pub fn purging_itself(
+        store: Arc<dyn IdempotencyStore>,
+        remaining: Arc<dyn Remaining>,
+        time: Arc<dyn TimeControl>,
+    ) -> Self {
+        Self { store, purging: Purging::OfItsOwn(remaining), time, precision: Duration::ZERO, keep: Vec::new() }
     }
 
     /// With a time that may be off by `precision` (default: zero). At most 10 s, so that no test reaches the end of a
@@ -135,9 +164,13 @@ impl Subject {
         self.peek(id).await.expect("peek found no record")
     }
 
+    /// Purges, and says how many records went; none where there is nothing to call.
     pub(crate) async fn purge(&self, limit: u32) -> u32 {
         let limit = NonZeroU32::new(limit).expect("a limit of zero purges nothing");
-        self.purge.purge(limit).await.expect("purge: the store could not answer")
+        match &self.purging {
+            Purging::Called(purge) => purge.purge(limit).await.expect("purge: the store could not answer"),
+            Purging::OfItsOwn(_) => 0,
+        }
     }
 
     /// Purges until there is nothing left to purge.

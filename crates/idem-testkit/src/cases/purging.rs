@@ -4,7 +4,7 @@ use idem_core::{Acquire, Term};
 
 use super::{assert_in_progress, assert_record_is};
 use crate::fixture::{BACKOFF, KEPT, LEASE, RETENTION, completed, failed, repeat_of, request, retryable};
-use crate::subject::Subject;
+use crate::subject::{Purging, Subject};
 
 /// A record under a live lease stays, however short its retention.
 pub async fn purge_keeps_what_is_in_progress(subject: &Subject) {
@@ -54,9 +54,11 @@ pub async fn purge_keeps_what_is_settled_within_its_retention(subject: &Subject)
     }
 }
 
-/// Purge removes what is over, keeps to its limit, and counts what it removed.
+/// Purge removes what is over, keeps to its limit, and counts what it removed. Where the server does it by itself, nothing
+/// is left of what is over.
 pub async fn purge_removes_what_is_over_up_to_its_limit(subject: &Subject) {
     subject.drain().await;
+    let left_before = remaining(subject).await;
     let living = request();
     for _ in 0..3 {
         let lease = subject.lease(&request()).await;
@@ -66,10 +68,23 @@ pub async fn purge_removes_what_is_over_up_to_its_limit(subject: &Subject) {
     subject.advance_to_end_of(KEPT);
     subject.lease(&living).await;
     let record = subject.record(&living.id).await;
-    assert_eq!(subject.purge(3).await, 3);
-    assert_eq!(subject.purge(3).await, 1);
-    assert_eq!(subject.purge(3).await, 0);
+    match remaining(subject).await {
+        Some(left) => assert_eq!(left, left_before.unwrap_or_default() + 1, "the server holds what is over"),
+        None => {
+            assert_eq!(subject.purge(3).await, 3);
+            assert_eq!(subject.purge(3).await, 1);
+            assert_eq!(subject.purge(3).await, 0);
+        }
+    }
     assert_record_is(subject, &living, &record).await;
+}
+
+/// How many records the server holds, where that is all that can be seen of a purge.
+async fn remaining(subject: &Subject) -> Option<u64> {
+    match &subject.purging {
+        Purging::OfItsOwn(remaining) => Some(remaining.remaining().await),
+        Purging::Called(_) => None,
+    }
 }
 
 /// A purged key is free, as a key is whose record is over.

@@ -1,0 +1,164 @@
+//! Where the servers are, out of a URL.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::cluster::ClusterClient;
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, TlsMode};
+use tokio::sync::Mutex;
+
+/// How many servers are named at most: more is a mistake.
+const MOST_NODES: usize = 1_000;
+
+/// The servers, and how they are found.
+#[derive(Clone)]
+pub(crate) enum Servers {
+    /// One server.
+    One(Client),
+    /// The one that the Sentinels name.
+    Sentinel(Arc<Mutex<SentinelClient>>),
+    /// Those that share the slots of a Cluster. The clients are the servers that the URL names.
+    Cluster(Arc<ClusterClient>, Arc<[Client]>),
+    /// One server, by the application's own connections.
+    #[cfg(feature = "deadpool")]
+    Pool(deadpool_redis::Pool),
+}
+
+/// A URL, read but not yet acted on.
+#[derive(Clone)]
+pub(crate) enum Address {
+    One(ConnectionInfo),
+    Sentinel { nodes: Vec<ConnectionInfo>, service: String, db: i64, tls: bool },
+    Cluster(Vec<ConnectionInfo>),
+}
+
+impl Address {
+    pub(crate) fn parse(url: &str) -> Result<Self, RedisError> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| refused("it does not begin with redis://"))?;
+        let (scheme, tls) = match scheme.strip_prefix("rediss") {
+            Some(rest) => (rest, true),
+            None => (scheme.strip_prefix("redis").ok_or_else(|| refused("it does not begin with redis://"))?, false),
+        };
+        match scheme {
+            "" => Ok(Self::One(url.into_connection_info()?)),
+            "+cluster" => {
+                let (authority, tail) = rest.split_once('/').unwrap_or((rest, ""));
+                if !tail.is_empty() {
+                    return Err(refused("a Cluster has one database only, so nothing follows the servers"));
+                }
+                Ok(Self::Cluster(nodes(authority, tls)?))
+            }
+            "+sentinel" => {
+                let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+                let (service, db) = path.split_once('/').unwrap_or((path, "0"));
+                if service.is_empty() {
+                    return Err(refused("the name of the service is missing after the Sentinels"));
+                }
+                let db = db.parse().map_err(|_| refused("the database after the service is not a number"))?;
+                Ok(Self::Sentinel { nodes: nodes(authority, tls)?, service: service.to_owned(), db, tls })
+            }
+            _ => Err(refused("its scheme is not redis, redis+sentinel or redis+cluster")),
+        }
+    }
+
+    /// The clients of these servers; nobody is asked anything yet.
+    pub(crate) fn servers(self, timeout: Duration) -> Result<Servers, RedisError> {
+        Ok(match self {
+            Self::One(info) => Servers::One(Client::open(info)?),
+            Self::Cluster(nodes) => {
+                // A server that hangs must not use up the time that a verb has: others may answer for it.
+                let builder = ClusterClient::builder(nodes.clone()).connection_timeout(timeout / 4);
+                let client = builder.response_timeout(timeout / 2).build()?;
+                let seeds = nodes.into_iter().map(Client::open).collect::<Result<_, _>>()?;
+                Servers::Cluster(Arc::new(client), seeds)
+            }
+            Self::Sentinel { nodes, service, db, tls } => {
+                let login = nodes.first().map(|node| node.redis_settings().clone()).unwrap_or_default();
+                let addresses: Vec<ConnectionAddr> = nodes.iter().map(|node| node.addr().clone()).collect();
+                let builder = SentinelClientBuilder::new(addresses, service, SentinelServerType::Master)?;
+                let mut builder = builder.set_client_to_redis_db(db);
+                if tls {
+                    builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
+                    builder = builder.set_client_to_sentinel_tls_mode(TlsMode::Secure);
+                }
+                if let Some(username) = login.username() {
+                    builder = builder.set_client_to_redis_username(username);
+                }
+                if let Some(password) = login.password() {
+                    builder = builder.set_client_to_redis_password(password);
+                }
+                Servers::Sentinel(Arc::new(Mutex::new(builder.build()?)))
+            }
+        })
+    }
+}
+
+/// The servers of `user:password@host:port,host:port`; the login counts for all of them.
+fn nodes(authority: &str, tls: bool) -> Result<Vec<ConnectionInfo>, RedisError> {
+    let (login, hosts) = match authority.rsplit_once('@') {
+        Some((login, hosts)) => (format!("{login}@"), hosts),
+        None => (String::new(), authority),
+    };
+    let scheme = if tls { "rediss" } else { "redis" };
+    let node = |host: &str| match host {
+        "" => Err(refused("the name of a server is missing")),
+        host => format!("{scheme}://{login}{host}").into_connection_info(),
+    };
+    hosts.split(',').take(MOST_NODES).map(node).collect()
+}
+
+fn refused(why: &'static str) -> RedisError {
+    RedisError::from((ErrorKind::InvalidClientConfig, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(info: &ConnectionInfo) -> String {
+        info.addr().to_string()
+    }
+
+    #[test]
+    fn one_server_is_read_as_everywhere() {
+        let Ok(Address::One(info)) = Address::parse("redis://app:s%40crt@db.internal:6380/3") else { panic!() };
+        assert_eq!(at(&info), "db.internal:6380");
+        assert_eq!((info.redis_settings().username(), info.redis_settings().password()), (Some("app"), Some("s@crt")));
+        assert_eq!(info.redis_settings().db(), 3);
+    }
+
+    #[test]
+    fn sentinels_share_a_login_and_name_a_service() {
+        let url = "redis+sentinel://:secret@a:26379,b:26380,[::1]:26381/payments/2";
+        let Ok(Address::Sentinel { nodes, service, db, tls }) = Address::parse(url) else { panic!() };
+        assert_eq!(nodes.iter().map(at).collect::<Vec<_>>(), ["a:26379", "b:26380", "::1:26381"]);
+        assert_eq!((service.as_str(), db, tls), ("payments", 2, false));
+        assert!(nodes.iter().all(|node| node.redis_settings().password() == Some("secret")));
+    }
+
+    #[test]
+    fn a_cluster_is_some_of_its_servers() {
+        let Ok(Address::Cluster(nodes)) = Address::parse("rediss+cluster://app:pw@a:7000,b/") else { panic!() };
+        assert!(nodes.iter().all(|node| matches!(node.addr(), ConnectionAddr::TcpTls { .. })));
+        assert_eq!(nodes.len(), 2);
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for url in [
+            "",
+            "redis",
+            "postgres://host",
+            "redis+sentinel://host",
+            "redis+sentinel://host/",
+            "redis+sentinel://host/service/x",
+            "redis+cluster://a,,b",
+            "redis+cluster://",
+            "redis+cluster://a/1",
+            "redis+ring://a",
+        ] {
+            assert!(Address::parse(url).is_err(), "{url}");
+        }
+    }
+}

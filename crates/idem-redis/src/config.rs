@@ -1,0 +1,201 @@
+//! How Redis is reached and used, each default with its reason.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use idem_core::{StoreError, StoreErrorKind};
+
+use crate::address::{Address, Servers};
+
+/// Longer than anybody waits for a verb.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where Redis is and how it is used.
+#[derive(Clone)]
+pub struct RedisConfig {
+    place: Place,
+    pub(crate) key_prefix: String,
+    pub(crate) timeout: Duration,
+    pub(crate) min_replicas: u32,
+    pub(crate) replica_connections: NonZeroUsize,
+    pub(crate) allow_eviction: bool,
+    pub(crate) offset: TimeOffset,
+}
+
+#[derive(Clone)]
+enum Place {
+    Address(Result<Address, String>),
+    #[cfg(feature = "deadpool")]
+    Pool(deadpool_redis::Pool),
+}
+
+impl RedisConfig {
+    /// The servers at `url`; what is wrong with it is said when the store is opened.
+    ///
+    /// - `redis://user:password@host:6379/0`: one server.
+    /// - `redis+sentinel://user:password@host:26379,host:26379/service/0`: the primary that Sentinels name; the login is
+    ///   that of the Redis servers.
+    /// - `redis+cluster://user:password@host:6379,host:6379`: a Cluster, by some of its servers.
+    ///
+    /// `rediss` in place of `redis` asks for TLS, which is a feature of the crate `redis`: enable one, such as
+    /// `tokio-rustls-comp`, in your application.
+    #[must_use]
+    pub fn new(url: impl AsRef<str>) -> Self {
+        Self::at(Place::Address(Address::parse(url.as_ref()).map_err(|error| error.to_string())))
+    }
+
+    /// The server that the application has a pool of connections to. Each verb takes one of them for a moment; waiters are
+    /// then not told of settlements, and look from time to time.
+    #[cfg(feature = "deadpool")]
+    #[must_use]
+    pub fn from_pool(pool: deadpool_redis::Pool) -> Self {
+        Self::at(Place::Pool(pool))
+    }
+
+    fn at(place: Place) -> Self {
+        Self {
+            place,
+            key_prefix: "idem:".to_owned(),
+            timeout: Duration::from_secs(1),
+            min_replicas: 0,
+            replica_connections: NonZeroUsize::new(4).unwrap_or(NonZeroUsize::MIN),
+            allow_eviction: false,
+            offset: TimeOffset::default(),
+        }
+    }
+
+    /// What all keys begin with. Default `idem:`, so that they are not mixed up with the application's. What is left of it
+    /// must not contain `{`, which says in a Cluster what belongs together.
+    #[must_use]
+    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.key_prefix = prefix.into();
+        self
+    }
+
+    /// How long a verb may take, connecting included, at most 30 s. Default 1 s: far above a healthy server's answer, and
+    /// so short that the engine, which waits 2 s, has an answer to act on.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout.clamp(Duration::from_millis(1), LONGEST_TIMEOUT);
+        self
+    }
+
+    /// How many replicas must have a change before anybody is told of it (`WAIT`). Default 0: the primary alone answers,
+    /// and a failover loses what it had not yet sent on.
+    ///
+    /// With too few replicas in reach, an acquire is given back and every verb is an error: nothing runs. Each verb takes
+    /// a round trip to a replica longer. It narrows the window of loss to failovers that promote a replica
+    /// which was not among those that acknowledged; Redis prefers the most recent one.
+    #[must_use]
+    pub fn min_replicas(mut self, replicas: u32) -> Self {
+        self.min_replicas = replicas;
+        self
+    }
+
+    /// How many connections carry verbs that await replicas, in turn. Default 4: a connection can do nothing else while it
+    /// waits, so that the verbs on it follow one another.
+    #[must_use]
+    pub fn replica_connections(mut self, connections: NonZeroUsize) -> Self {
+        self.replica_connections = connections;
+        self
+    }
+
+    /// Uses a server that may evict records when its memory is full.
+    ///
+    /// Default off: such a server is refused. An evicted record is an operation that runs again, and every policy but
+    /// `noeviction` evicts live records, the `volatile-` ones first of all, since all records expire.
+    #[must_use]
+    pub fn dangerous_allow_eviction(mut self) -> Self {
+        self.allow_eviction = true;
+        self
+    }
+
+    /// Moves the store's time: the seam by which tests inject it. Default none.
+    #[must_use]
+    pub fn time_offset(mut self, offset: TimeOffset) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    pub(crate) fn servers(&self) -> Result<Servers, StoreError> {
+        let misconfigured = |message: &str| StoreError::new(StoreErrorKind::Misconfigured, message);
+        if self.key_prefix.contains('{') {
+            return Err(misconfigured("the prefix of the keys has a { in it; leave it out"));
+        }
+        match &self.place {
+            Place::Address(address) => {
+                let message = "the URL of Redis cannot be understood; write redis://user:password@host:port/0";
+                let address = address.clone().map_err(|error| misconfigured(message).with_source(error))?;
+                address.servers(self.timeout).map_err(|error| misconfigured(message).with_source(error))
+            }
+            #[cfg(feature = "deadpool")]
+            Place::Pool(pool) => Ok(Servers::Pool(pool.clone())),
+        }
+    }
+}
+
+/// Without the way to the server, which may have a password in it.
+impl fmt::Debug for RedisConfig {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("RedisConfig")
+            .field("key_prefix", &self.key_prefix)
+            .field("timeout", &self.timeout)
+            .field("min_replicas", &self.min_replicas)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is added to the server's clock: the seam by which tests move the store's time. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct TimeOffset(Arc<AtomicI64>);
+
+impl TimeOffset {
+    /// Moves the time forward, for every verb that begins afterwards.
+    pub fn advance(&self, by: Duration) {
+        let later = |offset: i64| Some(offset.saturating_add(micros(by)));
+        // It never says no.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
+    }
+
+    pub(crate) fn micros(&self) -> i64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Microseconds as scripts take them. More than there are is as good as for ever.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_none_is_refused_without_showing_it() {
+        for url in
+            ["mysql://root:hunter2@host/0", "redis//hunter2", "redis://host:hunter2/0", "redis+sentinel://hunter2"]
+        {
+            let error = RedisConfig::new(url).servers().map(|_| ()).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_that_would_part_what_belongs_together_is_refused() {
+        let error = RedisConfig::new("redis://host").key_prefix("{a}").servers().map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
+    }
+
+    #[test]
+    fn the_password_is_not_shown() {
+        let config = RedisConfig::new("redis://root:hunter2@host/0");
+        config.servers().map(|_| ()).unwrap();
+        assert!(!format!("{config:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,153 @@
+//! What the servers are, and what they promise.
+
+use std::collections::HashMap;
+
+use idem_core::{SelfTestError, StoreError, StoreErrorKind};
+use redis::Value;
+
+use crate::durability::{DurabilityReport, NodeDurability};
+use crate::error::unreadable;
+use crate::link::Link;
+use crate::store::RedisStore;
+
+/// The oldest server: 7.0 is the first whose scripts can answer with errors of their own.
+const OLDEST: (u32, u32) = (7, 0);
+
+/// How the servers are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RedisHealth {
+    /// The version of the oldest primary, as in `7.0.15`.
+    pub version: String,
+    /// About how many keys there are in all databases, the application's included: Redis does not count by name.
+    pub keys: u64,
+    /// What an acknowledged record survives.
+    pub durability: DurabilityReport,
+}
+
+impl RedisStore {
+    /// Proves that the store keeps its promises, on a record of its own (see [`idem_core::self_test`]), that the servers
+    /// are still such as can hold records, and says what an acknowledged record survives. Run it at start-up, and log
+    /// the report.
+    ///
+    /// # Errors
+    /// [`SelfTestError`] says which promise does not hold.
+    pub async fn self_test(&self) -> Result<DurabilityReport, SelfTestError> {
+        let durability = self.health().await?.durability;
+        refuse_eviction(&durability, self.shared.allow_eviction)?;
+        idem_core::self_test(self).await?;
+        Ok(durability)
+    }
+
+    /// How the servers are.
+    ///
+    /// # Errors
+    /// [`StoreError`] when they do not answer.
+    pub async fn health(&self) -> Result<RedisHealth, StoreError> {
+        let primaries = primaries(&self.shared.link).await?;
+        let oldest = primaries.iter().min_by_key(|primary| primary.version_number());
+        Ok(RedisHealth {
+            version: oldest.map(|primary| primary.text("redis_version").to_owned()).unwrap_or_default(),
+            keys: primaries.iter().map(Info::keys).sum(),
+            durability: report(&self.shared.link, &primaries, self.shared.durability.min_replicas).await,
+        })
+    }
+}
+
+/// Refuses servers that cannot hold records, and says what there is to know about ones that can.
+pub(crate) async fn examine(
+    link: &Link,
+    min_replicas: u32,
+    allow_eviction: bool,
+) -> Result<DurabilityReport, StoreError> {
+    let primaries = primaries(link).await?;
+    for primary in &primaries {
+        if primary.text("role") != "master" {
+            return Err(refused(
+                "this server is a replica, which takes no records; name the primary, or its Sentinels",
+            ));
+        }
+        if primary.version_number() < OLDEST {
+            let version = primary.text("redis_version");
+            return Err(refused(format!("Redis {version} is too old for idem-redis, which needs 7.0 or newer")));
+        }
+    }
+    let report = report(link, &primaries, min_replicas).await;
+    refuse_eviction(&report, allow_eviction)?;
+    Ok(report)
+}
+
+fn refuse_eviction(report: &DurabilityReport, allow_eviction: bool) -> Result<(), StoreError> {
+    let evicting = report.primaries.iter().find(|primary| primary.eviction != "noeviction");
+    match evicting {
+        Some(primary) if !allow_eviction => Err(refused(format!(
+            "maxmemory-policy is {}, so Redis would evict live records when its memory is full, and their operations \
+             would run again; set it to noeviction (CONFIG SET maxmemory-policy noeviction, and in redis.conf)",
+            primary.eviction
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn refused(message: impl Into<String>) -> StoreError {
+    StoreError::new(StoreErrorKind::Misconfigured, message)
+}
+
+/// What `INFO` says of every primary.
+async fn primaries(link: &Link) -> Result<Vec<Info>, StoreError> {
+    let what = "ask what the server is";
+    let answers = link.ask_all(redis::cmd("INFO").arg("everything")).await.map_err(|failure| failure.of(what))?;
+    answers.into_iter().map(Info::read).collect()
+}
+
+async fn report(link: &Link, primaries: &[Info], min_replicas: u32) -> DurabilityReport {
+    let append_sync = setting(link, "appendfsync").await;
+    let snapshots = setting(link, "save").await;
+    let primary = |info: &Info| NodeDurability {
+        appends: info.text("aof_enabled") == "1",
+        append_sync: append_sync.clone(),
+        snapshots: snapshots.clone(),
+        eviction: info.text("maxmemory_policy").to_owned(),
+        replicas: info.text("connected_slaves").parse().unwrap_or_default(),
+    };
+    DurabilityReport { min_replicas, primaries: primaries.iter().map(primary).collect() }
+}
+
+/// A setting that all primaries share; `None` when they differ, or when the server does not let its settings be seen.
+async fn setting(link: &Link, name: &str) -> Option<String> {
+    let answers = link.ask_all(redis::cmd("CONFIG").arg("GET").arg(name)).await.ok()?;
+    let mut values = answers.into_iter().map(|answer| {
+        let pair: Vec<String> = redis::from_redis_value(answer).ok()?;
+        pair.into_iter().nth(1)
+    });
+    let first = values.next().flatten()?;
+    values.all(|value| value.as_ref() == Some(&first)).then_some(first)
+}
+
+/// The fields of `INFO`.
+struct Info(HashMap<String, String>);
+
+impl Info {
+    fn read(value: Value) -> Result<Self, StoreError> {
+        let text: String = redis::from_redis_value(value).map_err(unreadable)?;
+        let pairs = text.lines().filter_map(|line| line.split_once(':'));
+        Ok(Self(pairs.map(|(name, value)| (name.to_owned(), value.trim_end().to_owned())).collect()))
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+
+    fn version_number(&self) -> (u32, u32) {
+        let mut parts = self.text("redis_version").split('.').map(|part| part.parse().unwrap_or_default());
+        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
+    }
+
+    /// Of all databases: `db0:keys=3,expires=3,avg_ttl=0`.
+    fn keys(&self) -> u64 {
+        let databases = self.0.iter().filter(|(name, _)| name.starts_with("db"));
+        let counts =
+            databases.filter_map(|(_, value)| value.strip_prefix("keys=")?.split(',').next()?.parse::<u64>().ok());
+        counts.sum()
+    }
+}

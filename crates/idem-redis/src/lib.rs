@@ -1,0 +1,21 @@
+#![doc = include_str!("../README.md")]
+
+mod address;
+mod config;
+mod connection;
+mod durability;
+mod error;
+mod health;
+mod link;
+mod lossy;
+mod notices;
+mod reply;
+mod script;
+mod slot;
+mod store;
+
+pub use config::{RedisConfig, TimeOffset};
+pub use durability::{DurabilityReport, NodeDurability};
+pub use health::RedisHealth;
+pub use lossy::LossyRedisStore;
+pub use store::RedisStore;

@@ -1,0 +1,233 @@
+//! The way to the servers: connections, deadlines, and what is sent again.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use tokio::time::Instant;
+
+use crate::address::Servers;
+use crate::connection::Connection;
+use crate::error::Failure;
+use crate::script::{Call, and_wait};
+use crate::slot::Slot;
+
+/// How often a call is sent: every script may be sent again, and once is enough for a connection that has ended since it
+/// was used last.
+const ATTEMPTS: u32 = 2;
+
+pub(crate) struct Link {
+    servers: Servers,
+    shared: Slot,
+    /// For calls that await replicas: a connection does nothing else while it waits.
+    waiting: Box<[Slot]>,
+    turn: AtomicUsize,
+    timeout: Duration,
+}
+
+/// What a script returned, and how many replicas have it, if any were awaited.
+pub(crate) struct Reply {
+    pub(crate) value: Value,
+    pub(crate) replicas: Option<i64>,
+}
+
+/// What is asked of the servers.
+enum Question<'a> {
+    Script(&'a Call<'a>),
+    Everybody(&'a Cmd),
+}
+
+/// A connection of a call's own, or one that it shares.
+enum Held<'a> {
+    Shared {
+        connection: Connection,
+        slot: &'a Slot,
+        generation: u64,
+    },
+    #[cfg(feature = "deadpool")]
+    Pooled(deadpool_redis::Connection),
+}
+
+impl Link {
+    pub(crate) fn new(servers: Servers, timeout: Duration, replica_connections: usize) -> Self {
+        let waiting = std::iter::repeat_with(Slot::default).take(replica_connections).collect();
+        Self { servers, shared: Slot::default(), waiting, turn: AtomicUsize::new(0), timeout }
+    }
+
+    pub(crate) fn servers(&self) -> &Servers {
+        &self.servers
+    }
+
+    /// Runs a script and, if the call says so, waits for replicas.
+    ///
+    /// # Cancellation safety
+    /// A connection is shared by requests that are matched with their answers one by one, so one that is not awaited any
+    /// more harms nobody. Whether its script ran is then unknown.
+    pub(crate) async fn run(&self, call: &Call<'_>) -> Result<Reply, Failure> {
+        self.ask(&Question::Script(call)).await
+    }
+
+    /// What every primary answers.
+    pub(crate) async fn ask_all(&self, command: &Cmd) -> Result<Vec<Value>, Failure> {
+        match self.ask(&Question::Everybody(command)).await?.value {
+            Value::Array(answers) => Ok(answers),
+            other => Ok(vec![other]),
+        }
+    }
+
+    async fn ask(&self, question: &Question<'_>) -> Result<Reply, Failure> {
+        let deadline = Instant::now() + self.timeout;
+        let mut was_sent = false;
+        let mut attempts = 1;
+        loop {
+            let mut held = match tokio::time::timeout_at(deadline, self.hold(question)).await {
+                Ok(Ok(held)) => held,
+                Ok(Err(error)) => return Err(Failure::NotConnected { error, was_sent }),
+                Err(_) => return Err(Failure::NotConnectedInTime { timeout: self.timeout, was_sent }),
+            };
+            let Ok(answer) = tokio::time::timeout_at(deadline, held.ask(question)).await else {
+                // Perhaps it is slow, perhaps nothing will ever come: whoever comes next shall not find out.
+                held.discard();
+                return Err(Failure::Timeout { timeout: self.timeout });
+            };
+            let error = match answer {
+                Ok(reply) => return Ok(reply),
+                Err(error) => error,
+            };
+            was_sent |= !is_refusal(&error);
+            if !is_of_no_use(&error) {
+                return Err(Failure::Failed { error, may_have_run: was_sent });
+            }
+            held.discard();
+            if attempts == ATTEMPTS {
+                return Err(Failure::Failed { error, may_have_run: was_sent });
+            }
+            attempts += 1;
+        }
+    }
+
+    async fn hold(&self, question: &Question<'_>) -> RedisResult<Held<'_>> {
+        #[cfg(feature = "deadpool")]
+        if let Servers::Pool(pool) = &self.servers {
+            let connection = pool.get().await.map_err(crate::error::pool_error)?;
+            return Ok(Held::Pooled(connection));
+        }
+        let slot = match question {
+            Question::Script(Call { replicas: Some(_), .. }) => {
+                let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.waiting.len();
+                self.waiting.get(turn).unwrap_or(&self.shared)
+            }
+            _ => &self.shared,
+        };
+        let (connection, generation) = slot.get(self.connect()).await?;
+        Ok(Held::Shared { connection, slot, generation })
+    }
+
+    async fn connect(&self) -> RedisResult<Connection> {
+        let config = || {
+            let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.timeout));
+            config.set_response_timeout(Some(self.timeout))
+        };
+        match &self.servers {
+            Servers::One(client) => {
+                client.get_multiplexed_async_connection_with_config(&config()).await.map(Connection::One)
+            }
+            Servers::Sentinel(sentinels) => {
+                let client = sentinels.lock().await.async_get_client().await?;
+                client.get_multiplexed_async_connection_with_config(&config()).await.map(Connection::One)
+            }
+            Servers::Cluster(client, _) => client.get_async_connection().await.map(Connection::Cluster),
+            #[cfg(feature = "deadpool")]
+            // Each call takes a connection of its own out of a pool.
+            Servers::Pool(_) => Err(RedisError::from((ErrorKind::Client, "a pool makes its connections itself"))),
+        }
+    }
+}
+
+impl Held<'_> {
+    async fn ask(&mut self, question: &Question<'_>) -> RedisResult<Reply> {
+        match question {
+            Question::Everybody(command) => {
+                let answers = self.ask_all((*command).clone()).await?;
+                Ok(Reply { value: Value::Array(answers), replicas: None })
+            }
+            Question::Script(call) => match self.exchange(call.by_hash(), call).await {
+                // A server that was flushed, restarted or promoted does not know the script.
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                    self.exchange(call.by_source(), call).await
+                }
+                reply => reply,
+            },
+        }
+    }
+
+    async fn exchange(&mut self, command: Cmd, call: &Call<'_>) -> RedisResult<Reply> {
+        let Some((replicas, patience_ms)) = call.replicas else {
+            let value = self.send(command, call.key).await?;
+            return Ok(Reply { value, replicas: None });
+        };
+        let mut values = self.send_all(and_wait(command, replicas, patience_ms), call.key).await?.into_iter();
+        let value = values.next().unwrap_or_default();
+        // A server that stops being the primary while somebody waits answers with an error.
+        let replicas = match values.next() {
+            Some(Value::Int(replicas)) => replicas,
+            _ => 0,
+        };
+        Ok(Reply { value, replicas: Some(replicas) })
+    }
+
+    async fn send(&mut self, command: Cmd, key: &[u8]) -> RedisResult<Value> {
+        let answer = match self {
+            Self::Shared { connection, .. } => connection.send(command, key).await,
+            #[cfg(feature = "deadpool")]
+            Self::Pooled(connection) => connection.send_packed_command(&command).await,
+        };
+        answer?.extract_error()
+    }
+
+    async fn send_all(&mut self, pipeline: Pipeline, key: &[u8]) -> RedisResult<Vec<Value>> {
+        let mut answers = match self {
+            Self::Shared { connection, .. } => connection.send_all(pipeline, key).await?,
+            #[cfg(feature = "deadpool")]
+            Self::Pooled(connection) => {
+                let count = pipeline.len();
+                connection.send_packed_commands(&pipeline, 0, count).await?
+            }
+        };
+        if let Some(first) = answers.first_mut() {
+            *first = std::mem::take(first).extract_error()?;
+        }
+        Ok(answers)
+    }
+
+    async fn ask_all(&mut self, command: Cmd) -> RedisResult<Vec<Value>> {
+        match self {
+            Self::Shared { connection, .. } => connection.ask_all(command).await,
+            #[cfg(feature = "deadpool")]
+            Self::Pooled(connection) => Ok(vec![connection.send_packed_command(&command).await?.extract_error()?]),
+        }
+    }
+
+    fn discard(self) {
+        match self {
+            Self::Shared { slot, generation, .. } => slot.discard(generation),
+            #[cfg(feature = "deadpool")]
+            Self::Pooled(connection) => drop(deadpool_redis::Connection::take(connection)),
+        }
+    }
+}
+
+/// Whether another connection may serve where this one did not: it has ended, or leads to a server that takes no writes
+/// any more.
+fn is_of_no_use(error: &RedisError) -> bool {
+    match error.kind() {
+        ErrorKind::Io | ErrorKind::Parse | ErrorKind::ClusterConnectionNotFound => true,
+        ErrorKind::Server(kind) => matches!(kind, ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown),
+        _ => false,
+    }
+}
+
+/// Whether the server said that it did nothing.
+fn is_refusal(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+}

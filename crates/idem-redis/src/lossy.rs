@@ -1,0 +1,72 @@
+//! Redis as a store whose losses are accepted.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::{
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, OwnerOutcome, Record,
+    RecordId, Settlement, SettlementListener, StoreError, Term,
+};
+
+use crate::store::RedisStore;
+
+/// A [`RedisStore`] that may back AtMostOnce, because somebody said that they accept what it can lose.
+///
+/// A failover, or a restart without persistence, loses records that were acknowledged: their operations then run again
+/// when they are repeated. See [`RedisStore::dangerous_accept_store_loss`].
+#[derive(Debug, Clone)]
+pub struct LossyRedisStore {
+    inner: RedisStore,
+}
+
+impl RedisStore {
+    /// This store, for AtMostOnce.
+    ///
+    /// AtMostOnce on Redis alone means "at most one run, unless Redis loses the record". How much it may lose is said by
+    /// [`self_test`](Self::self_test), and narrowed by persistence and by
+    /// [`min_replicas`](crate::RedisConfig::min_replicas). Where that will not do, use a store that keeps what it
+    /// acknowledged: Postgres, SQLite, or Postgres with Redis in front.
+    #[must_use]
+    pub fn dangerous_accept_store_loss(self) -> LossyRedisStore {
+        LossyRedisStore { inner: self }
+    }
+}
+
+impl DurableStore for LossyRedisStore {}
+
+#[async_trait]
+impl IdempotencyStore for LossyRedisStore {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        self.inner.acquire(request).await
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.inner.renew(lease, term).await
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        self.inner.checkpoint(lease, checkpoint).await
+    }
+
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        self.inner.settle(lease, settlement, retention).await
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        self.inner.peek(id).await
+    }
+
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.inner.on_settled(listener);
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}

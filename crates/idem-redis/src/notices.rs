@@ -1,0 +1,160 @@
+//! Settlements of other processes, told by Redis to whoever waits for them.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use idem_core::{RecordId, SettlementListener};
+use redis::aio::{PubSub, PubSubSink};
+use redis::{Client, ErrorKind, RedisError, RedisResult};
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+use crate::address::Servers;
+use crate::store::Keys;
+
+/// How long a subscription may be silent before it is asked whether it still leads anywhere.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// How long a server may take to connect or to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The pause after the first subscription that failed; it doubles up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// One subscription for the whole store, made when somebody first wants to know. It is a hint and nothing more: whoever
+/// waits looks from time to time as well, so that what is lost here costs a moment.
+pub(crate) struct Notices {
+    servers: Servers,
+    keys: Keys,
+    channel: Vec<u8>,
+    runtime: Handle,
+    listeners: Arc<Listeners>,
+    task: OnceLock<AbortHandle>,
+}
+
+#[derive(Default)]
+struct Listeners(Mutex<Vec<Weak<dyn SettlementListener>>>);
+
+impl Notices {
+    pub(crate) fn new(servers: Servers, keys: Keys, runtime: Handle) -> Self {
+        let channel = keys.channel().into_bytes();
+        Self { servers, keys, channel, runtime, listeners: Arc::default(), task: OnceLock::new() }
+    }
+
+    pub(crate) fn channel(&self) -> &[u8] {
+        &self.channel
+    }
+
+    /// From now on `listener` is told.
+    pub(crate) fn tell(&self, listener: Weak<dyn SettlementListener>) {
+        self.listeners.add(listener);
+        self.task.get_or_init(|| {
+            let (servers, keys, channel) = (self.servers.clone(), self.keys.clone(), self.channel.clone());
+            let listeners = Arc::clone(&self.listeners);
+            self.runtime.spawn(listen(servers, keys, channel, listeners)).abort_handle()
+        });
+    }
+}
+
+impl Drop for Notices {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
+    }
+}
+
+impl Listeners {
+    fn add(&self, listener: Weak<dyn SettlementListener>) {
+        let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(listener);
+    }
+
+    fn tell(&self, id: &RecordId) {
+        // Not under the lock: a listener may do what it likes.
+        let listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for listener in listeners.iter().filter_map(Weak::upgrade) {
+            listener.settled(id);
+        }
+    }
+}
+
+async fn listen(servers: Servers, keys: Keys, channel: Vec<u8>, listeners: Arc<Listeners>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match subscribe(&servers, &channel).await {
+            Ok(Some(subscription)) => {
+                pause = FIRST_PAUSE;
+                follow(subscription, &keys, &listeners).await;
+            }
+            Ok(None) => return,
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "could not subscribe to settlements");
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// Tells what comes, until nothing comes any more.
+async fn follow(subscription: PubSub, keys: &Keys, listeners: &Listeners) {
+    let (mut sink, mut messages) = subscription.split();
+    loop {
+        match tokio::time::timeout(SILENCE, messages.next()).await {
+            Ok(Some(message)) => {
+                if let Some(id) = keys.id(message.get_payload_bytes()) {
+                    listeners.tell(&id);
+                }
+            }
+            Ok(None) => return,
+            Err(_) if answers(&mut sink).await => {}
+            Err(_) => return,
+        }
+    }
+}
+
+async fn answers(sink: &mut PubSubSink) -> bool {
+    matches!(tokio::time::timeout(PATIENCE, sink.ping::<redis::Value>()).await, Ok(Ok(_)))
+}
+
+/// A subscription; `None` where there is nobody to subscribe to.
+async fn subscribe(servers: &Servers, channel: &[u8]) -> RedisResult<Option<PubSub>> {
+    let at = async |client: &Client| -> RedisResult<PubSub> {
+        let subscribed = async {
+            let mut subscription = client.get_async_pubsub().await?;
+            subscription.subscribe(channel).await?;
+            Ok(subscription)
+        };
+        tokio::time::timeout(PATIENCE, subscribed).await.unwrap_or_else(|_| Err(nobody("it did not answer")))
+    };
+    match servers {
+        Servers::One(client) => at(client).await.map(Some),
+        Servers::Sentinel(sentinels) => {
+            let mut sentinels = sentinels.lock().await;
+            let client = tokio::time::timeout(PATIENCE, sentinels.async_get_client()).await;
+            drop(sentinels);
+            at(&client.unwrap_or_else(|_| Err(nobody("no Sentinel answered")))?).await.map(Some)
+        }
+        // What is published anywhere in a Cluster is told everywhere in it.
+        Servers::Cluster(_, seeds) => {
+            let mut failed = nobody("the Cluster has no servers");
+            for seed in seeds.iter() {
+                match at(seed).await {
+                    Ok(subscription) => return Ok(Some(subscription)),
+                    Err(error) => failed = error,
+                }
+            }
+            Err(failed)
+        }
+        #[cfg(feature = "deadpool")]
+        Servers::Pool(_) => Ok(None),
+    }
+}
+
+fn nobody(why: &'static str) -> RedisError {
+    RedisError::from((ErrorKind::Client, why))
+}

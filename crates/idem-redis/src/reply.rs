@@ -1,0 +1,135 @@
+//! Reading what scripts return.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use idem_core::codec::{self, FlatRecord};
+use idem_core::{Acquire, AcquireOutcome, Algorithm, Checkpoint, Lease, OwnerOutcome, Record, StoreError};
+use redis::Value;
+
+use crate::error::unreadable;
+
+/// What `acquire.lua` returns.
+pub(crate) fn acquire(value: Value, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+    let mut values = Values::of(value)?;
+    let tag = values.bytes()?;
+    match tag.as_slice() {
+        b"acquired" => {
+            let (attempt, how) = (values.number()?, values.number()?);
+            Ok(AcquireOutcome::Acquired(Lease {
+                id: request.id,
+                owner: request.owner,
+                attempt: u32::try_from(attempt).map_err(unreadable)?,
+                acquisition: codec::acquisition(how)
+                    .ok_or_else(|| unreadable("a record was acquired in an unknown way"))?,
+                checkpoint: values.checkpoint()?,
+            }))
+        }
+        b"in_progress" => Ok(AcquireOutcome::InProgress { retry_after: values.micros()? }),
+        b"backoff" => Ok(AcquireOutcome::Backoff { retry_after: values.micros()? }),
+        b"mismatch" => {
+            let algorithm = u16::try_from(values.number()?).map_err(unreadable)?;
+            Ok(AcquireOutcome::Mismatch { stored_algorithm: Algorithm::from_number(algorithm) })
+        }
+        b"replay" => {
+            let replay = values.record()?.replay();
+            replay.map(AcquireOutcome::Replay).ok_or_else(|| unreadable("a record to replay is not settled"))
+        }
+        _ => Err(unreadable("a script returned an unknown outcome")),
+    }
+}
+
+/// What the scripts of owners return.
+pub(crate) fn owner(value: &Value) -> Result<OwnerOutcome, StoreError> {
+    match value {
+        Value::Int(1) => Ok(OwnerOutcome::Applied),
+        Value::Int(0) => Ok(OwnerOutcome::LeaseLost),
+        _ => Err(unreadable("a script returned an unknown outcome")),
+    }
+}
+
+/// What `peek.lua` returns.
+pub(crate) fn peek(value: Value) -> Result<Option<Record>, StoreError> {
+    match value {
+        Value::Nil => Ok(None),
+        value => Values::of(value)?.record().map(Some),
+    }
+}
+
+/// An array, read from its beginning.
+struct Values(std::vec::IntoIter<Value>);
+
+impl Values {
+    fn of(value: Value) -> Result<Self, StoreError> {
+        match value {
+            Value::Array(values) => Ok(Self(values.into_iter())),
+            _ => Err(unreadable("a script returned something that is no array")),
+        }
+    }
+
+    fn maybe_bytes(&mut self) -> Result<Option<Vec<u8>>, StoreError> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
+            Some(Value::Nil) => Ok(None),
+            _ => Err(unreadable("a script returned a value of an unknown type")),
+        }
+    }
+
+    fn bytes(&mut self) -> Result<Vec<u8>, StoreError> {
+        self.maybe_bytes()?.ok_or_else(|| unreadable("a record lacks a field"))
+    }
+
+    fn maybe_text(&mut self) -> Result<Option<String>, StoreError> {
+        self.maybe_bytes()?.map(String::from_utf8).transpose().map_err(unreadable)
+    }
+
+    /// Scripts write numbers as such or as digits.
+    fn maybe_number(&mut self) -> Result<Option<i64>, StoreError> {
+        if let Some(&Value::Int(number)) = self.0.as_slice().first() {
+            self.0.next();
+            return Ok(Some(number));
+        }
+        self.maybe_text()?.map(|digits| digits.parse().map_err(unreadable)).transpose()
+    }
+
+    fn number(&mut self) -> Result<i64, StoreError> {
+        self.maybe_number()?.ok_or_else(|| unreadable("a record lacks a number"))
+    }
+
+    fn micros(&mut self) -> Result<Duration, StoreError> {
+        u64::try_from(self.number()?).map(Duration::from_micros).map_err(unreadable)
+    }
+
+    fn checkpoint(&mut self) -> Result<Option<Checkpoint>, StoreError> {
+        match (self.maybe_text()?, self.maybe_bytes()?) {
+            (Some(name), Some(data)) => Ok(Some(Checkpoint { name: name.into(), data: data.into() })),
+            (None, None) => Ok(None),
+            _ => Err(unreadable("half a checkpoint is missing")),
+        }
+    }
+
+    /// The fields in the order of `everything` in `record.lua`.
+    fn record(&mut self) -> Result<Record, StoreError> {
+        let flat = FlatRecord {
+            format: self.number()?,
+            fingerprint_algorithm: self.number()?,
+            fingerprint: self.bytes()?,
+            owner: self.bytes()?,
+            attempt: self.number()?,
+            state: self.number()?,
+            acquisition: self.maybe_number()?,
+            takeover: self.maybe_number()?,
+            lease_until: self.maybe_number()?,
+            not_before: self.maybe_number()?,
+            checkpoint_name: self.maybe_text()?,
+            checkpoint_data: self.maybe_bytes()?,
+            status: self.maybe_number()?,
+            headers: self.maybe_bytes()?,
+            body: self.maybe_bytes()?.map(Bytes::from),
+            created_at: self.number()?,
+            updated_at: self.number()?,
+            expires_at: self.number()?,
+        };
+        Record::try_from(flat).map_err(unreadable)
+    }
+}

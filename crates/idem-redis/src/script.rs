@@ -1,0 +1,97 @@
+//! The scripts, and one call of one of them.
+
+use redis::{Cmd, Pipeline};
+
+/// A script with the digest that names it to a server which has seen it.
+pub(crate) struct Script {
+    source: &'static str,
+    hash: String,
+}
+
+impl Script {
+    fn new(source: &'static str) -> Self {
+        Self { source, hash: redis::Script::new(source).get_hash().to_owned() }
+    }
+}
+
+/// All verbs.
+pub(crate) struct Scripts {
+    pub(crate) acquire: Script,
+    pub(crate) renew: Script,
+    pub(crate) checkpoint: Script,
+    pub(crate) settle: Script,
+    pub(crate) peek: Script,
+}
+
+macro_rules! script {
+    ($name:literal) => {
+        Script::new(concat!(include_str!("../lua/record.lua"), include_str!(concat!("../lua/", $name, ".lua"))))
+    };
+}
+
+impl Scripts {
+    pub(crate) fn new() -> Self {
+        Self {
+            acquire: script!("acquire"),
+            renew: script!("renew"),
+            checkpoint: script!("checkpoint"),
+            settle: script!("settle"),
+            peek: script!("peek"),
+        }
+    }
+}
+
+/// An argument of a script.
+#[derive(Clone, Copy)]
+pub(crate) enum Arg<'a> {
+    Number(i64),
+    Bytes(&'a [u8]),
+}
+
+impl From<bool> for Arg<'_> {
+    fn from(value: bool) -> Self {
+        Self::Number(i64::from(value))
+    }
+}
+
+/// One call: a script on the one key that it touches.
+pub(crate) struct Call<'a> {
+    pub(crate) script: &'a Script,
+    pub(crate) key: &'a [u8],
+    pub(crate) args: &'a [Arg<'a>],
+    /// How many replicas are awaited, and for how many milliseconds.
+    pub(crate) replicas: Option<(u32, u64)>,
+}
+
+impl Call<'_> {
+    /// The call of a script that the server knows.
+    pub(crate) fn by_hash(&self) -> Cmd {
+        self.command("EVALSHA", &self.script.hash)
+    }
+
+    /// The call that also makes the script known.
+    pub(crate) fn by_source(&self) -> Cmd {
+        self.command("EVAL", self.script.source)
+    }
+
+    fn command(&self, name: &str, script: &str) -> Cmd {
+        let mut command = redis::cmd(name);
+        command.arg(script).arg(1).arg(self.key);
+        for arg in self.args {
+            match arg {
+                Arg::Number(number) => command.arg(number),
+                Arg::Bytes(bytes) => command.arg(*bytes),
+            };
+        }
+        command
+    }
+}
+
+/// The command, and then on the same connection how many replicas have all that it has written.
+pub(crate) fn and_wait(command: Cmd, replicas: u32, patience_ms: u64) -> Pipeline {
+    let mut wait = redis::cmd("WAIT");
+    wait.arg(replicas).arg(patience_ms);
+    let mut pipeline = Pipeline::with_capacity(2);
+    pipeline.add_command(command).add_command(wait);
+    pipeline
+}

@@ -1,0 +1,314 @@
+//! The store: each verb one call of a script.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::codec::takeover_number;
+use idem_core::{
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OnMismatch, OwnerOutcome, OwnerToken,
+    Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody, StoredResponse, Term,
+    codec,
+};
+
+use crate::config::{RedisConfig, TimeOffset, micros};
+use crate::durability::DurabilityReport;
+use crate::link::{Link, Reply};
+use crate::notices::Notices;
+use crate::reply;
+use crate::script::{Arg, Call, Script, Scripts};
+
+/// Records in Redis, one hash each. Clones share everything.
+///
+/// Needs a tokio runtime with I/O and time enabled. It implements no `Purge`: Redis forgets what is over by itself.
+#[derive(Clone)]
+pub struct RedisStore {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) link: Link,
+    scripts: Scripts,
+    keys: Keys,
+    /// How many replicas are awaited, and for how many milliseconds.
+    replicas: Option<(u32, u64)>,
+    pub(crate) allow_eviction: bool,
+    pub(crate) durability: DurabilityReport,
+    offset: TimeOffset,
+    notices: Notices,
+}
+
+/// Where records live. What stands in braces says in a Cluster which server has the key.
+#[derive(Clone)]
+pub(crate) struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    pub(crate) fn new(prefix: &str) -> Self {
+        Self { prefix: format!("{prefix}{{") }
+    }
+
+    fn of(&self, id: &RecordId) -> String {
+        format!("{}{id}}}", self.prefix)
+    }
+
+    /// The record that has this key, if it is one.
+    pub(crate) fn id(&self, key: &[u8]) -> Option<RecordId> {
+        let digits = key.strip_prefix(self.prefix.as_bytes())?.strip_suffix(b"}")?;
+        let mut id = [0; 32];
+        if digits.len() != 2 * id.len() {
+            return None;
+        }
+        for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(RecordId::from_bytes(id))
+    }
+
+    /// Where settlements are told.
+    pub(crate) fn channel(&self) -> String {
+        format!("{}settled}}", self.prefix)
+    }
+}
+
+impl RedisStore {
+    /// Connects, and looks what the servers are.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Misconfigured`] when the address is none, and when a server cannot hold records: it is a
+    /// replica, older than 7.0, or would evict live records. [`StoreErrorKind::Unavailable`] when it cannot be reached.
+    pub async fn open(config: RedisConfig) -> Result<Self, StoreError> {
+        let link = Link::new(config.servers()?, config.timeout, config.replica_connections.get());
+        let durability = crate::health::examine(&link, config.min_replicas, config.allow_eviction).await?;
+        // Half of a verb's time, so that the answer of `WAIT` comes within it.
+        let patience_ms = u64::try_from(config.timeout.as_millis() / 2).unwrap_or(u64::MAX).max(1);
+        let keys = Keys::new(&config.key_prefix);
+        let notices = Notices::new(link.servers().clone(), keys.clone(), tokio::runtime::Handle::current());
+        let shared = Shared {
+            link,
+            scripts: Scripts::new(),
+            keys,
+            replicas: (config.min_replicas > 0).then_some((config.min_replicas, patience_ms)),
+            allow_eviction: config.allow_eviction,
+            durability,
+            offset: config.offset,
+            notices,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    async fn run(
+        &self,
+        what: &str,
+        script: &Script,
+        id: &RecordId,
+        replicas: Option<(u32, u64)>,
+        args: &[Arg<'_>],
+    ) -> Result<Reply, StoreError> {
+        let key = self.shared.keys.of(id);
+        let call = Call { script, key: key.as_bytes(), args, replicas };
+        self.shared.link.run(&call).await.map_err(|failure| failure.of(what))
+    }
+
+    /// Runs a script that changes a record, and awaits the replicas that were asked for.
+    async fn change(&self, what: &str, script: &Script, id: &RecordId, args: &[Arg<'_>]) -> Result<Reply, StoreError> {
+        self.run(what, script, id, self.shared.replicas, args).await
+    }
+
+    /// An owner's verb. Its loss has to be as unlikely as that of the acquire: a renewal that is lost is a lease that
+    /// ends while its owner runs.
+    async fn own(
+        &self,
+        what: &str,
+        script: &Script,
+        lease: &Lease,
+        args: &[Arg<'_>],
+    ) -> Result<OwnerOutcome, StoreError> {
+        let answer = self.change(what, script, &lease.id, args).await?;
+        let outcome = reply::owner(&answer.value)?;
+        match self.lacks_replicas(&answer) {
+            Some(found) if outcome == OwnerOutcome::Applied => Err(self.too_few(what, found)),
+            _ => Ok(outcome),
+        }
+    }
+
+    /// How many replicas have the change, when they are too few.
+    fn lacks_replicas(&self, reply: &Reply) -> Option<i64> {
+        let (asked_for, _) = self.shared.replicas?;
+        reply.replicas.filter(|found| *found < i64::from(asked_for))
+    }
+
+    fn too_few(&self, what: &str, found: i64) -> StoreError {
+        let asked_for = self.shared.replicas.map_or(0, |(asked_for, _)| asked_for);
+        let message = format!("could not {what}: {found} of {asked_for} replicas have it, so a failover could lose it");
+        StoreError::new(StoreErrorKind::Unavailable, message).indeterminate()
+    }
+
+    /// Gives back what was acquired and is on too few replicas. If that fails as well, it is free after its lease.
+    async fn give_back(&self, id: &RecordId, owner: OwnerToken) {
+        let released = Ending::RELEASED;
+        let args = self.settlement(owner.as_bytes(), &released, Duration::ZERO);
+        if let Err(error) = self.run("release", &self.shared.scripts.settle, id, None, &args).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "a lease that replicas lack was not given back");
+        }
+    }
+
+    fn now(&self) -> Arg<'_> {
+        Arg::Number(self.shared.offset.micros())
+    }
+
+    fn settlement<'a>(&'a self, owner: &'a [u8; 16], ending: &'a Ending, retention: Duration) -> [Arg<'a>; 11] {
+        [
+            self.now(),
+            Arg::Bytes(owner),
+            Arg::Number(ending.state),
+            Arg::Number(micros(retention)),
+            Arg::Number(ending.retry_after),
+            Arg::Number(i64::from(ending.status)),
+            Arg::Bytes(&ending.headers),
+            Arg::Bytes(ending.body.as_deref().unwrap_or_default()),
+            Arg::from(ending.body.is_none()),
+            Arg::from(self.shared.replicas.is_some()),
+            Arg::Bytes(self.shared.notices.channel()),
+        ]
+    }
+}
+
+/// A settlement as the script takes it.
+struct Ending {
+    /// One of [`codec::state`], or 0 for a release.
+    state: i64,
+    retry_after: i64,
+    status: u16,
+    headers: Vec<u8>,
+    body: Option<bytes::Bytes>,
+}
+
+impl Ending {
+    const RELEASED: Self = Self { state: 0, retry_after: 0, status: 0, headers: Vec::new(), body: None };
+
+    fn new(state: i64, response: &StoredResponse, retry_after: Duration) -> Self {
+        let body = match &response.body {
+            StoredBody::Retained(body) => Some(body.clone()),
+            StoredBody::NotRetained => None,
+        };
+        let headers = codec::encode_headers(&response.headers);
+        Self { state, retry_after: micros(retry_after), status: response.status, headers, body }
+    }
+
+    fn of(settlement: &Settlement) -> Self {
+        use codec::state::{COMPLETED, FAILED_OUTCOME_UNKNOWN, FAILED_RETRYABLE, FAILED_TERMINAL};
+        match settlement {
+            Settlement::Completed(response) => Self::new(COMPLETED, response, Duration::ZERO),
+            Settlement::FailedTerminal(response) => Self::new(FAILED_TERMINAL, response, Duration::ZERO),
+            Settlement::FailedRetryable { response, retry_after } => {
+                Self::new(FAILED_RETRYABLE, response, *retry_after)
+            }
+            Settlement::OutcomeUnknown => {
+                Self::new(FAILED_OUTCOME_UNKNOWN, &StoredResponse::outcome_unknown(), Duration::ZERO)
+            }
+            Settlement::Released => Self::RELEASED,
+        }
+    }
+}
+
+#[async_trait]
+impl IdempotencyStore for RedisStore {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        let what = "acquire";
+        let replays_original = request.on_mismatch == OnMismatch::ReplayOriginal;
+        let args = [
+            self.now(),
+            Arg::Number(i64::from(request.fingerprint.algorithm().number())),
+            Arg::Bytes(request.fingerprint.digest()),
+            Arg::Bytes(request.owner.as_bytes()),
+            Arg::Number(micros(request.term.lease)),
+            Arg::Number(micros(request.term.retention)),
+            Arg::Number(takeover_number(request.takeover)),
+            Arg::Number(i64::from(request.max_attempts.get())),
+            Arg::from(replays_original),
+            Arg::from(self.shared.replicas.is_some()),
+        ];
+        let answer = self.change(what, &self.shared.scripts.acquire, &request.id, &args).await?;
+        let lacking = self.lacks_replicas(&answer);
+        let outcome = reply::acquire(answer.value, request)?;
+        let Some(found) = lacking else { return Ok(outcome) };
+        match outcome {
+            AcquireOutcome::Acquired(lease) => {
+                self.give_back(&lease.id, lease.owner).await;
+                Err(self.too_few(what, found))
+            }
+            // A failover could take back what this would tell.
+            AcquireOutcome::Replay(_) => Err(self.too_few(what, found)),
+            // Nobody runs for these, and nobody is told that something has happened.
+            AcquireOutcome::InProgress { .. } | AcquireOutcome::Backoff { .. } | AcquireOutcome::Mismatch { .. } => {
+                Ok(outcome)
+            }
+        }
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        let (lasts, retention) = (Arg::Number(micros(term.lease)), Arg::Number(micros(term.retention)));
+        let args = [self.now(), Arg::Bytes(lease.owner.as_bytes()), lasts, retention];
+        self.own("renew", &self.shared.scripts.renew, lease, &args).await
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        let (name, data) = (Arg::Bytes(checkpoint.name.as_bytes()), Arg::Bytes(&checkpoint.data));
+        let args = [self.now(), Arg::Bytes(lease.owner.as_bytes()), name, data];
+        self.own("record a checkpoint", &self.shared.scripts.checkpoint, lease, &args).await
+    }
+
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        let ending = Ending::of(settlement);
+        let args = self.settlement(lease.owner.as_bytes(), &ending, retention);
+        self.own("settle", &self.shared.scripts.settle, lease, &args).await
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        let answer = self.run("peek", &self.shared.scripts.peek, id, None, &[self.now()]).await?;
+        reply::peek(answer.value)
+    }
+
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.shared.notices.tell(listener);
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("redis", self.shared.durability.level(), true)
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("RedisStore")
+            .field("keys", &self.shared.keys.prefix)
+            .field("durability", &self.shared.durability)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_leads_back_to_its_record() {
+        let keys = Keys::new("idem:");
+        let id = RecordId::from_bytes(std::array::from_fn(|at| at as u8 * 7));
+        assert_eq!(keys.id(keys.of(&id).as_bytes()), Some(id));
+        for key in
+            ["idem:{}", "idem:{settled}", "other:{00}", "", &"x".repeat(70), &format!("{}+1}}", &keys.of(&id)[..67])]
+        {
+            assert_eq!(keys.id(key.as_bytes()), None, "{key}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The Redis store keeps the contract: on one server, on the primary that Sentinels name, in a Cluster, and with every
+//! change awaited on a replica.
+
+mod support;
+
+use idem_servers::{redis_cluster_url, redis_command, redis_sentinel_url, redis_url};
+use idem_testkit::Subject;
+use support::{ports, primaries, subject};
+
+async fn one_server() -> Subject {
+    subject(&redis_url(), ports(&redis_url()), |config| config).await
+}
+
+async fn sentinel() -> Subject {
+    subject(&redis_sentinel_url(), vec![named_by_sentinels()], |config| config).await
+}
+
+async fn cluster() -> Subject {
+    subject(&redis_cluster_url(), primaries(&ports(&redis_cluster_url())), |config| config).await
+}
+
+async fn on_replicas() -> Subject {
+    subject(&redis_sentinel_url(), vec![named_by_sentinels()], |config| config.min_replicas(2)).await
+}
+
+async fn cluster_on_replicas() -> Subject {
+    subject(&redis_cluster_url(), primaries(&ports(&redis_cluster_url())), |config| config.min_replicas(1)).await
+}
+
+fn named_by_sentinels() -> u16 {
+    let url = redis_sentinel_url();
+    let (sentinels, service) = url.rsplit_once('/').unwrap();
+    let named = redis_command(ports(sentinels)[0], &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]).unwrap();
+    u16::try_from(named.items()[1].integer().unwrap()).unwrap()
+}
+
+idem_testkit::conformance!(on_one_server, one_server);
+idem_testkit::conformance!(through_sentinel, sentinel);
+idem_testkit::conformance!(in_a_cluster, cluster);
+idem_testkit::conformance!(on_replicas_too, on_replicas);
+idem_testkit::conformance!(in_a_cluster_on_replicas_too, cluster_on_replicas);
+
+/// Each verb is a round trip to a server.
+const CASES: u32 = 300;
+
+idem_testkit::state_machine!(the_store_follows_the_model_on_one_server, one_server, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_through_sentinel, sentinel, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_in_a_cluster, cluster, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_on_replicas_too, on_replicas, CASES);

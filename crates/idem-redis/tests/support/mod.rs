@@ -1,0 +1,102 @@
+//! Stores with keys of their own, in the servers that the tests are given.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "each test binary uses its part, and fails by panicking"
+)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::OwnerToken;
+use idem_redis::{RedisConfig, RedisStore, TimeOffset};
+use idem_servers::redis_command;
+use idem_testkit::{Remaining, Subject, TimeControl};
+
+/// As long as a test may take on a loaded machine.
+const PRECISION: Duration = Duration::from_secs(10);
+
+/// Brings the end of every key with a prefix forward, so that the server forgets what it would forget later.
+const BRING_FORWARD: &str = "
+local cursor, keys = '0', {}
+repeat
+  local page = redis.call('SCAN', cursor, 'MATCH', ARGV[1], 'COUNT', 1000)
+  cursor = page[1]
+  for _, key in ipairs(page[2]) do keys[#keys + 1] = key end
+until cursor == '0'
+for _, key in ipairs(keys) do
+  local left = redis.call('PTTL', key)
+  if left >= 0 then
+    redis.call('PEXPIRE', key, string.format('%.0f', left - ARGV[2]))
+  end
+end
+return 0";
+
+/// How many keys have a prefix.
+const COUNT: &str = "
+local cursor, count = '0', 0
+repeat
+  local page = redis.call('SCAN', cursor, 'MATCH', ARGV[1], 'COUNT', 1000)
+  cursor = page[1]
+  count = count + #page[2]
+until cursor == '0'
+return count";
+
+/// Keys that no other test has.
+pub fn fresh_prefix() -> String {
+    let token: String = OwnerToken::random().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("test-{token}:")
+}
+
+/// The time of one store, and the keys that it made.
+#[derive(Debug)]
+pub struct Time {
+    pub offset: TimeOffset,
+    /// The primaries.
+    pub ports: Vec<u16>,
+    pub prefix: String,
+}
+
+impl TimeControl for Time {
+    fn advance(&self, by: Duration) {
+        self.offset.advance(by);
+        let by_ms = i64::try_from(by.as_millis()).unwrap_or(i64::MAX).to_string();
+        for port in &self.ports {
+            let pattern = format!("{}*", self.prefix);
+            redis_command(*port, &["EVAL", BRING_FORWARD, "0", &pattern, &by_ms]).unwrap();
+        }
+    }
+}
+
+#[async_trait]
+impl Remaining for Time {
+    async fn remaining(&self) -> u64 {
+        let pattern = format!("{}*", self.prefix);
+        let count = |port: &u16| redis_command(*port, &["EVAL", COUNT, "0", &pattern]).unwrap().integer().unwrap();
+        self.ports.iter().map(count).sum::<i64>().unsigned_abs()
+    }
+}
+
+/// Those of the ports whose servers are primaries.
+pub fn primaries(ports: &[u16]) -> Vec<u16> {
+    let is_primary = |port: &&u16| redis_command(**port, &["ROLE"]).unwrap().items()[0].text() == Some("master");
+    ports.iter().filter(is_primary).copied().collect()
+}
+
+/// The ports in a URL such as `redis+cluster://127.0.0.1:7000,127.0.0.1:7001`.
+pub fn ports(url: &str) -> Vec<u16> {
+    let numbers = url.split(|letter: char| !letter.is_ascii_digit());
+    numbers.filter_map(|digits| digits.parse().ok()).filter(|port| *port > 1_000).collect()
+}
+
+/// The store at `url`, as the conformance suite takes it; `ports` are the primaries.
+pub async fn subject(url: &str, ports: Vec<u16>, configure: impl FnOnce(RedisConfig) -> RedisConfig) -> Subject {
+    let (offset, prefix) = (TimeOffset::default(), fresh_prefix());
+    let config = RedisConfig::new(url).key_prefix(&prefix).timeout(PRECISION).time_offset(offset.clone());
+    let store = Arc::new(RedisStore::open(configure(config)).await.unwrap());
+    let time = Arc::new(Time { offset, ports, prefix });
+    Subject::purging_itself(store, time.clone(), time).with_precision(PRECISION)
+}

@@ -1,0 +1,103 @@
+-- acquire: asks for the right to execute, or for the answer. The rows are those of the state machine's table.
+--
+-- KEYS 1  the record
+-- ARGV 1  microseconds by which the time is moved
+--      2  algorithm of the fingerprint     3  its 32 bytes
+--      4  owner token, 16 bytes; the script may be sent again with the same one
+--      5  lease in microseconds            6  retention in microseconds
+--      7  what a crash means (`crash`)     8  attempts that a retryable failure has in all
+--      9  1: whoever sends another fingerprint is given the settled answer
+--     10  1: whoever is answered awaits replicas
+--
+-- Returns {'acquired', attempt, how, point, data} · {'in_progress', microseconds} · {'backoff', microseconds} ·
+-- {'mismatch', algo} · {'replay', field, field, …} with the fields of `everything`.
+--
+-- Laws: L1, L2, L4, L5, L7; L8 by the owner token.
+
+local FRESH, TAKEOVER, RETRY, PROBE = 1, 2, 3, 4
+local RERUN, PROBING = 1, 3
+local LAST_ATTEMPT = 4294967295
+
+local owner, lease, retention = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local takeover, max_attempts = tonumber(ARGV[7]), tonumber(ARGV[8])
+local record, is_there = load()
+
+local function acquired(attempt, how)
+  local checkpoint = redis.call('HMGET', KEY, 'point', 'data')
+  return { 'acquired', attempt, how, checkpoint[1], checkpoint[2] }
+end
+
+-- A new attempt begins: what the record keeps from the one before is its age and its checkpoint.
+local function start(attempt, how)
+  if record then
+    redis.call('HDEL', KEY, 'after', 'status', 'headers', 'body', 'asked')
+  elseif is_there then
+    redis.call('DEL', KEY)
+  end
+  local lease_until = NOW + lease
+  write(lease_until + retention, 'format', '1', 'algo', ARGV[2], 'digest', ARGV[3], 'owner', owner,
+    'attempt', attempt, 'state', IN_PROGRESS, 'how', how, 'crash', takeover, 'lease', text(lease_until),
+    'made', record and record.made or text(NOW))
+  return acquired(attempt, how)
+end
+
+local function replay()
+  local answer = everything()
+  table.insert(answer, 1, 'replay')
+  return answer
+end
+
+-- The record ends without another run; its owner stays, so that the owner's late settlement is seen to be stale.
+local function fail(state, ...)
+  redis.call('HDEL', KEY, 'how', 'crash', 'lease', 'after', 'point', 'data', 'asked')
+  write(NOW + retention, 'state', state, ...)
+  return replay()
+end
+
+if not record then
+  return start(1, FRESH)
+end
+local same_request = record.algo == ARGV[2] and record.digest == ARGV[3]
+if record.state == COMPLETED or record.state == TERMINAL or record.state == UNKNOWN then
+  if not same_request and ARGV[9] ~= '1' then
+    return { 'mismatch', record.algo }
+  end
+  if ARGV[10] == '1' then
+    touch()
+  end
+  return replay()
+end
+if not same_request then
+  return { 'mismatch', record.algo }
+end
+if record.state == IN_PROGRESS then
+  if record.owner == owner then
+    if ARGV[10] == '1' then
+      touch()
+    end
+    return acquired(record.attempt, record.how)
+  end
+  if NOW < record.lease then
+    if not record.asked then
+      redis.call('HSET', KEY, 'asked', '1')
+    end
+    return { 'in_progress', text(record.lease - NOW) }
+  end
+  -- It may run again only if both say so; else whoever can find out must.
+  if record.attempt < LAST_ATTEMPT then
+    if takeover == PROBING then
+      return start(record.attempt + 1, PROBE)
+    end
+    if record.crash == RERUN and takeover == RERUN then
+      return start(record.attempt + 1, TAKEOVER)
+    end
+  end
+  return fail(UNKNOWN, 'status', 504, 'headers', '', 'body', '')
+end
+if NOW < record.after then
+  return { 'backoff', text(record.after - NOW) }
+end
+if record.attempt < max_attempts and record.attempt < LAST_ATTEMPT then
+  return start(record.attempt + 1, RETRY)
+end
+return fail(TERMINAL)

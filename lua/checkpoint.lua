@@ -1,0 +1,17 @@
+-- checkpoint: records a recovery point in place of the one before.
+--
+-- KEYS 1  the record
+-- ARGV 1  microseconds by which the time is moved
+--      2  owner token
+--      3  its name                         4  its data
+--
+-- Returns 1 when it is applied, 0 when the lease is lost.
+--
+-- Laws: L3; L8, as a repeat writes the same.
+
+local record = load()
+if not record or record.owner == NOBODY or record.owner ~= ARGV[2] or record.state ~= IN_PROGRESS then
+  return 0
+end
+redis.call('HSET', KEY, 'point', ARGV[3], 'data', ARGV[4], 'moved', text(NOW))
+return 1

@@ -1,0 +1,92 @@
+-- settle: the owner ends its run.
+--
+-- KEYS 1  the record
+-- ARGV 1  microseconds by which the time is moved
+--      2  owner token
+--      3  the state that it leads to (2, 3, 4 or 5), or 0 to release the record
+--      4  retention in microseconds
+--      5  microseconds until it may be retried, for state 5
+--      6  status       7  header fields, encoded       8  body       9  1: the body is not retained
+--     10  1: whoever is answered awaits replicas
+--     11  the channel that tells waiters
+--
+-- Returns 1 when it is applied, or was applied before; 0 when the lease is lost.
+--
+-- Laws: L2, L3; L8: a repeated settlement is recognised by its owner and by what it says.
+
+local RELEASED = 0
+local RERUN, PROBE = 1, 4
+
+local settlement = tonumber(ARGV[3])
+local body = ARGV[8]
+if ARGV[9] == '1' then
+  body = false
+end
+
+-- Whether this is the settlement that led to the record's state. The time of a backoff is not compared: a repeat is
+-- later.
+local function is_settled_so(record)
+  if record.state ~= settlement then
+    return false
+  end
+  local answer = redis.call('HMGET', KEY, 'status', 'headers', 'body')
+  return settlement == UNKNOWN or (answer[1] == ARGV[6] and answer[2] == ARGV[7] and answer[3] == body)
+end
+
+-- Gone, as if it had never been, unless an earlier run may have had effects. The record then belongs to nobody and its
+-- lease is over, so that the next acquire takes it over at once.
+local function give_back(record)
+  local ran_before
+  if record.crash == RERUN then
+    ran_before = record.attempt > 1 or redis.call('HEXISTS', KEY, 'point') == 1
+  else
+    ran_before = record.how == PROBE
+  end
+  if ran_before then
+    redis.call('HSET', KEY, 'owner', NOBODY, 'lease', text(math.min(record.lease, NOW)), 'moved', text(NOW))
+  else
+    redis.call('DEL', KEY)
+  end
+end
+
+local function end_run()
+  redis.call('HDEL', KEY, 'how', 'crash', 'lease', 'asked')
+  local kept_from = NOW
+  -- What is to run again needs what it left behind, and must not be forgotten before its time has come.
+  if settlement == RETRYABLE then
+    kept_from = NOW + tonumber(ARGV[5])
+    redis.call('HSET', KEY, 'after', text(kept_from))
+  else
+    redis.call('HDEL', KEY, 'point', 'data')
+  end
+  if body then
+    redis.call('HSET', KEY, 'body', body)
+  end
+  write(kept_from + tonumber(ARGV[4]), 'state', settlement, 'status', ARGV[6], 'headers', ARGV[7])
+end
+
+local record = load()
+if not record or record.owner == NOBODY then
+  return settlement == RELEASED and 1 or 0
+end
+if record.owner ~= ARGV[2] then
+  return 0
+end
+if record.state ~= IN_PROGRESS then
+  if not is_settled_so(record) then
+    return 0
+  end
+  if ARGV[10] == '1' then
+    touch()
+  end
+  return 1
+end
+if settlement == RELEASED then
+  give_back(record)
+else
+  end_run()
+end
+if record.asked then
+  redis.call('PUBLISH', ARGV[11], KEY)
+end
+return 1
