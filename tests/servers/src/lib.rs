@@ -19,6 +19,7 @@
 //! ```
 
 mod account;
+mod container;
 mod error;
 mod keeper;
 mod pgbouncer;
@@ -27,6 +28,7 @@ mod postgres;
 mod processes;
 mod programs;
 mod redis;
+mod server;
 mod upstream;
 
 pub use error::Error;

@@ -6,9 +6,10 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{Server, version_in};
+use super::version_in;
 use crate::account::Account;
 use crate::keeper::Keeper;
+use crate::server::Server;
 use crate::{Error, port, processes};
 
 /// `initdb` stands beside the server. The data need not survive the machine, so nothing is synced here.

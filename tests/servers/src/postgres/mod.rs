@@ -1,23 +1,24 @@
 //! A private Postgres.
 
 mod cluster;
-mod container;
 
-use std::fmt;
-
+use crate::container::{Container, Image};
+use crate::server::Server;
 use crate::{Error, programs};
 
-/// What the two kinds of server have in common. The verbs are those of [`Postgres`].
-trait Server: fmt::Debug + Send + Sync {
-    fn port(&self) -> u16;
-    fn version(&self) -> &str;
-    fn origin(&self) -> &str;
-    fn start_again(&mut self) -> Result<(), Error>;
-    fn stop(&mut self) -> Result<(), Error>;
-    fn kill(&mut self) -> Result<(), Error>;
-    fn pause(&mut self) -> Result<(), Error>;
-    fn resume(&mut self) -> Result<(), Error>;
-}
+/// The server is asked over TCP, as the image initialises its data with one that has only a socket.
+static IMAGE: Image = Image {
+    variable: "IDEM_POSTGRES_IMAGE",
+    default: "postgres:17",
+    absent: "`initdb` and `postgres` are neither on PATH nor under /usr/lib/postgresql",
+    package: "postgresql",
+    prefix: "idem-postgres-",
+    port: 5432,
+    environment: &["POSTGRES_HOST_AUTH_METHOD=trust"],
+    is_ready: &["pg_isready", "--host=127.0.0.1", "--username=postgres"],
+    version: &["postgres", "--version"],
+    version_in,
+};
 
 /// A Postgres server of this value's own, on 127.0.0.1 with the superuser and the database `postgres`, without password.
 ///
@@ -50,11 +51,12 @@ impl Postgres {
     ///
     /// Those of [`start`](Self::start).
     pub fn start_with(settings: &[&str]) -> Result<Postgres, Error> {
-        // Whoever names an image wants that one.
-        let wants_image = std::env::var_os(container::IMAGE_VARIABLE).is_some();
         let server: Box<dyn Server> = match programs::postgres_folder() {
-            Some(folder) if !wants_image => Box::new(cluster::Cluster::start(&folder, settings)?),
-            _ => Box::new(container::Container::start(settings)?),
+            Some(folder) if !IMAGE.is_named() => Box::new(cluster::Cluster::start(&folder, settings)?),
+            _ => {
+                let settings = ["max_connections=200"].iter().chain(settings).flat_map(|setting| ["-c", setting]);
+                Box::new(Container::start(&IMAGE, &["postgres"].into_iter().chain(settings).collect::<Vec<_>>())?)
+            }
         };
         Ok(Postgres { server })
     }

@@ -6,14 +6,50 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::{Server, version_in};
 use crate::keeper::Keeper;
+use crate::server::Server;
 use crate::{Error, port};
 
-/// The environment variable that names another image, which then is used even where there are binaries.
-pub(super) const IMAGE_VARIABLE: &str = "IDEM_POSTGRES_IMAGE";
+/// What there is to know about the images of a kind of server.
+#[derive(Debug)]
+pub(crate) struct Image {
+    /// The environment variable that names another image, which then is used even where there are binaries.
+    pub(crate) variable: &'static str,
+    pub(crate) default: &'static str,
+    /// What this machine lacks if it comes to a container.
+    pub(crate) absent: &'static str,
+    /// Debian's package with that.
+    pub(crate) package: &'static str,
+    /// Begins the names of folders and containers.
+    pub(crate) prefix: &'static str,
+    /// Where the server listens in its container.
+    pub(crate) port: u16,
+    /// `NAME=value`
+    pub(crate) environment: &'static [&'static str],
+    /// A command in the container that succeeds when the server accepts connections.
+    pub(crate) is_ready: &'static [&'static str],
+    /// A command in the container that prints the version.
+    pub(crate) version: &'static [&'static str],
+    /// The version for people, out of what the command printed.
+    pub(crate) version_in: fn(&str) -> String,
+}
 
-const IMAGE: &str = "postgres:17";
+impl Image {
+    /// Whether somebody names an image, and so wants that one.
+    pub(crate) fn is_named(&self) -> bool {
+        std::env::var_os(self.variable).is_some()
+    }
+
+    fn missing(&self, docker: &str) -> Error {
+        Error::Missing {
+            what: format!("{}, and {docker}", self.absent),
+            advice: format!(
+                "install Debian's package {}, or give Docker an image with {}",
+                self.package, self.variable
+            ),
+        }
+    }
+}
 
 /// How long an image may take to come. Without a network, Docker can wait for minutes.
 const PULL: Duration = Duration::from_secs(180);
@@ -25,10 +61,11 @@ const RUN: &str = r#""$@" </dev/null >>"$folder/log" 2>&1; echo "$?""#;
 const LAST: &str = r#"docker rm --force --volumes "${folder##*/}" >>"$folder/log" 2>&1"#;
 
 #[derive(Debug)]
-pub(super) struct Container {
+pub(crate) struct Container {
     // Before the folder, which the keeper removes itself.
     keeper: Keeper,
     _folder: TempDir,
+    image: &'static Image,
     name: String,
     port: u16,
     version: String,
@@ -37,29 +74,34 @@ pub(super) struct Container {
 }
 
 impl Container {
-    pub(super) fn start(settings: &[&str]) -> Result<Container, Error> {
-        let image = match std::env::var(IMAGE_VARIABLE) {
+    /// Starts the program of the image with these words.
+    pub(crate) fn start(image: &'static Image, words: &[&str]) -> Result<Container, Error> {
+        let provided = match std::env::var(image.variable) {
             // Another server than the image that was asked for would be no help, so none is missing.
-            Ok(image) => provide(&image).map_err(|error| Error::failed(format!("{IMAGE_VARIABLE}: {error}")))?,
-            Err(_) => provide(IMAGE).map_err(|error| missing(&error))?,
+            Ok(name) => provide(&name).map_err(|error| Error::failed(format!("{}: {error}", image.variable)))?,
+            Err(_) => provide(image.default).map_err(|error| image.missing(&error))?,
         };
-        let folder = TempDir::with_prefix("idem-postgres-").map_err(Error::io("make a temporary folder"))?;
+        let folder = TempDir::with_prefix(image.prefix).map_err(Error::io("make a temporary folder"))?;
         let name = folder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
         let port = port::free()?;
-        let mut keeper = Keeper::start(None, folder.path(), LAST, command(&image, &name, port, settings))?;
+        let command = command(image, &provided, &name, port, words);
+        let mut keeper = Keeper::start(None, folder.path(), LAST, command)?;
         let status = keeper.order(RUN)?;
         if status != "0" {
-            return Err(keeper.error(format!("docker run {image} ended with status {status}")));
+            return Err(keeper.error(format!("docker run {provided} ended with status {status}")));
         }
-        let origin = format!("container of {image}");
+        let origin = format!("container of {provided}");
         let mut container =
-            Container { keeper, _folder: folder, name, port, version: String::new(), origin, runs: true };
+            Container { keeper, _folder: folder, image, name, port, version: String::new(), origin, runs: true };
         container.wait_until_ready()?;
-        container.version = version_in(&docker(&["exec", &container.name, "postgres", "--version"])?);
+        container.version = (image.version_in)(&container.execute(image.version)?);
         Ok(container)
     }
 
-    /// Over TCP, as the image initialises its data with a server that has only a socket.
+    fn execute(&self, command: &[&str]) -> Result<String, Error> {
+        docker(&[&["exec", &self.name], command].concat())
+    }
+
     fn wait_until_ready(&self) -> Result<(), Error> {
         self.keeper.wait_until("did not accept connections", || {
             if docker(&["inspect", "--format", "{{.State.Running}}", &self.name])?.trim() != "true" {
@@ -68,19 +110,12 @@ impl Container {
                 let log = String::from_utf8_lossy(&output.stderr).into_owned();
                 return Err(Error::Failed { what: "the container ended while its server started".into(), log });
             }
-            Ok(docker(&["exec", &self.name, "pg_isready", "--host=127.0.0.1", "--username=postgres"]).is_ok())
+            Ok(self.execute(self.image.is_ready).is_ok())
         })
     }
 
     fn tell(&self, order: &str) -> Result<(), Error> {
         docker(&[order, &self.name]).map(drop)
-    }
-}
-
-fn missing(docker: &str) -> Error {
-    Error::Missing {
-        what: format!("`initdb` and `postgres` are neither on PATH nor under /usr/lib/postgresql, and {docker}"),
-        advice: format!("install Debian's package postgresql, or give Docker an image with {IMAGE_VARIABLE}"),
     }
 }
 
@@ -112,11 +147,12 @@ fn provide(image: &str) -> Result<String, String> {
     }
 }
 
-fn command(image: &str, name: &str, port: u16, settings: &[&str]) -> Vec<OsString> {
-    let publish = format!("127.0.0.1:{port}:5432");
+fn command(image: &Image, provided: &str, name: &str, port: u16, words: &[&str]) -> Vec<OsString> {
+    let publish = format!("127.0.0.1:{port}:{}", image.port);
     let mut command = vec!["docker", "run", "--detach", "--name", name, "--publish", &publish];
-    command.extend(["--env", "POSTGRES_HOST_AUTH_METHOD=trust", image, "postgres"]);
-    command.extend(["max_connections=200"].iter().chain(settings).flat_map(|setting| ["-c", setting]));
+    command.extend(image.environment.iter().flat_map(|pair| ["--env", pair]));
+    command.push(provided);
+    command.extend(words);
     command.into_iter().map(OsString::from).collect()
 }
 
@@ -154,7 +190,7 @@ impl Server for Container {
 
     fn stop(&mut self) -> Result<(), Error> {
         if self.runs {
-            // The image asks for SIGINT, which is the fast mode.
+            // The image says which signal it is: that of the fast mode for Postgres.
             docker(&["stop", "--time=60", &self.name])?;
             self.runs = false;
         }
