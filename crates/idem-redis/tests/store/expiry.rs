@@ -1,0 +1,64 @@
+//! Every key ends with its record, by the server's own doing.
+
+use std::time::Duration;
+
+use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Settlement, Term};
+use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, RETENTION, checkpoint, completed, repeat_of, request, retryable};
+
+use crate::world::{World, eventually};
+
+fn left(world: &World, request: &Acquire) -> Duration {
+    let left = world.ask(&["PTTL", &world.key(&request.id)]).integer().unwrap();
+    Duration::from_millis(u64::try_from(left).expect("the key has an end"))
+}
+
+fn assert_ends_in(world: &World, request: &Acquire, expected: Duration) {
+    let left = left(world, request);
+    assert!(left <= expected && expected - left < Duration::from_secs(10), "{left:?} is not about {expected:?}");
+}
+
+#[tokio::test]
+async fn every_change_sets_the_end_of_the_key() {
+    let world = World::shared().await;
+    let request = request();
+    let lease = world.lease(&request).await.unwrap();
+    assert_ends_in(&world, &request, LEASE + RETENTION);
+    world.store.acquire(&repeat_of(&request)).await.unwrap();
+    world.store.checkpoint(&lease, &checkpoint("charged")).await.unwrap();
+    assert_ends_in(&world, &request, LEASE + RETENTION);
+    world.store.renew(&lease, Term { lease: LEASE * 2, retention: RETENTION }).await.unwrap();
+    assert_ends_in(&world, &request, LEASE * 2 + RETENTION);
+    world.settle(&lease, &retryable()).await.unwrap();
+    assert_ends_in(&world, &request, BACKOFF + KEPT);
+    let other = repeat_of(&request);
+    world.store.acquire(&other).await.unwrap();
+    assert_ends_in(&world, &request, BACKOFF + KEPT);
+}
+
+#[tokio::test]
+async fn a_settled_key_ends_with_its_retention() {
+    let world = World::shared().await;
+    for settlement in [completed(), Settlement::OutcomeUnknown] {
+        let request = request();
+        let lease = world.lease(&request).await.unwrap();
+        world.settle(&lease, &settlement).await.unwrap();
+        assert_ends_in(&world, &request, KEPT);
+    }
+}
+
+#[tokio::test]
+async fn what_is_over_is_gone_from_the_server() {
+    let world = World::shared().await;
+    let soon = Duration::from_millis(200);
+    let abandoned = Acquire { term: Term { lease: soon, retention: soon }, ..request() };
+    world.lease(&abandoned).await.unwrap();
+    let settled = request();
+    let lease = world.lease(&settled).await.unwrap();
+    world.store.settle(&lease, &completed(), soon).await.unwrap();
+    for request in [&abandoned, &settled] {
+        let key = world.key(&request.id);
+        eventually("the key is gone", async || (world.ask(&["EXISTS", &key]).integer() == Some(0)).then_some(())).await;
+        let again = world.store.acquire(&repeat_of(request)).await.unwrap();
+        assert!(matches!(again, AcquireOutcome::Acquired(lease) if lease.attempt == 1));
+    }
+}
