@@ -5,6 +5,7 @@ use std::fmt::Display;
 use super::Reply;
 use super::node::Node;
 use crate::Error;
+use crate::server::Server;
 
 /// The processes of a group, which tests name by their ports.
 #[derive(Debug, Default)]

@@ -7,8 +7,10 @@ mod node;
 mod reply;
 mod sentinel;
 
-use node::{Node, Program};
+use node::{Node, Program, version_in};
 
+use crate::container::{Container, Image};
+use crate::server::Server;
 use crate::{Error, port};
 
 pub use cluster::{ClusterPrimary, RedisCluster};
@@ -17,11 +19,26 @@ pub use reply::Reply;
 pub use sentinel::RedisSentinel;
 
 /// Nothing is written to the disk, and nothing is thrown away.
-const CONFIGURATION: &str = "save \"\"\nappendonly no\nmaxmemory-policy noeviction\n";
+const SETTINGS: [&str; 6] = ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"];
+
+/// The client of every version ends well also if the server answers with an error, as it does while it loads its data.
+static IMAGE: Image = Image {
+    variable: "IDEM_REDIS_IMAGE",
+    default: "redis:7",
+    absent: "`redis-server` is not on PATH",
+    package: "redis-server",
+    prefix: "idem-redis-",
+    port: 6379,
+    environment: &[],
+    is_ready: &["sh", "-c", "redis-cli ping | grep PONG"],
+    version: &["redis-server", "--version"],
+    version_in,
+};
 
 /// A Redis server of this value's own, on 127.0.0.1 without password.
 ///
-/// It runs from the `redis-server` on PATH, as the account of this process.
+/// It runs from the `redis-server` on PATH, as the account of this process. Where there is none, and wherever
+/// `IDEM_REDIS_IMAGE` names an image, it runs in a Docker container.
 ///
 /// It keeps everything in memory and writes nothing (`save ""`, `appendonly no`), and evicts nothing
 /// (`maxmemory-policy noeviction`); other settings are the defaults of its version.
@@ -29,8 +46,7 @@ const CONFIGURATION: &str = "save \"\"\nappendonly no\nmaxmemory-policy noevicti
 /// When the value is dropped, or its process ends in whatever way, the server is stopped and its data are removed.
 #[derive(Debug)]
 pub struct Redis {
-    node: Node,
-    program: Program,
+    server: Box<dyn Server>,
 }
 
 impl Redis {
@@ -38,8 +54,8 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if this machine has no `redis-server`; otherwise an error with the server's log if it does not
-    /// answer within a minute.
+    /// [`Error::Missing`] if this machine has neither a `redis-server` nor an image; otherwise an error with the server's
+    /// log if it does not answer within a minute.
     pub fn start() -> Result<Redis, Error> {
         Redis::start_with(&[])
     }
@@ -50,9 +66,12 @@ impl Redis {
     ///
     /// Those of [`start`](Self::start).
     pub fn start_with(settings: &[&str]) -> Result<Redis, Error> {
-        let program = Program::find("redis-server")?;
-        let node = Node::start(&program, port::free, CONFIGURATION, settings)?;
-        Ok(Redis { node, program })
+        let server: Box<dyn Server> = match Program::find("redis-server") {
+            Ok(program) if !IMAGE.is_named() => Box::new(Node::start(&program, port::free, "", &arguments(settings))?),
+            Ok(_) | Err(Error::Missing { .. }) => Box::new(Container::start(&IMAGE, &command_of_container(settings))?),
+            Err(error) => return Err(error),
+        };
+        Ok(Redis { server })
     }
 
     /// `redis://127.0.0.1:PORT`
@@ -64,19 +83,19 @@ impl Redis {
     /// The port on 127.0.0.1. It stays the same when the server starts again.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.node.port()
+        self.server.port()
     }
 
     /// As in `Redis 7.0.15`.
     #[must_use]
     pub fn version(&self) -> &str {
-        self.program.version()
+        self.server.version()
     }
 
-    /// The program.
+    /// Where it comes from, for people: the program, or `container of redis:7`.
     #[must_use]
-    pub fn origin(&self) -> String {
-        self.program.origin()
+    pub fn origin(&self) -> &str {
+        self.server.origin()
     }
 
     /// Stops it as an administrator would: what its settings say is written, clients see their connections end. A server
@@ -86,7 +105,7 @@ impl Redis {
     ///
     /// If it does not end within a minute.
     pub fn stop(&mut self) -> Result<(), Error> {
-        self.node.stop()
+        self.server.stop()
     }
 
     /// Crashes it: `kill -9`. What was not written yet is lost, and that is everything unless the server was started with
@@ -96,7 +115,7 @@ impl Redis {
     ///
     /// If it does not end within a minute.
     pub fn kill(&mut self) -> Result<(), Error> {
-        self.node.kill()
+        self.server.kill()
     }
 
     /// Starts it on the same port and folder after [`stop`](Self::stop) or [`kill`](Self::kill), and waits until it has
@@ -106,7 +125,7 @@ impl Redis {
     ///
     /// If it is running, or does not answer within a minute.
     pub fn start_again(&mut self) -> Result<(), Error> {
-        self.node.start_again()
+        self.server.start_again()
     }
 
     /// [`stop`](Self::stop), then [`start_again`](Self::start_again).
@@ -126,7 +145,7 @@ impl Redis {
     ///
     /// If it is not running.
     pub fn pause(&mut self) -> Result<(), Error> {
-        self.node.pause()
+        self.server.pause()
     }
 
     /// Ends a [`pause`](Self::pause).
@@ -135,6 +154,16 @@ impl Redis {
     ///
     /// If it is not running.
     pub fn resume(&mut self) -> Result<(), Error> {
-        self.node.resume()
+        self.server.resume()
     }
+}
+
+/// Arguments of a server; those of the caller win, as they come last.
+fn arguments<'a>(settings: &[&'a str]) -> Vec<&'a str> {
+    SETTINGS.into_iter().chain(settings.iter().copied()).collect()
+}
+
+/// The command of a container. Only this machine reaches its port, which a Redis without password cannot know.
+fn command_of_container<'a>(settings: &[&'a str]) -> Vec<&'a str> {
+    ["redis-server", "--protected-mode", "no"].into_iter().chain(arguments(settings)).collect()
 }

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use super::{Reply, redis_command};
 use crate::keeper::{self, Keeper};
+use crate::server::Server;
 use crate::{Error, processes, programs};
 
 /// Redis, and by its configuration what kind of it.
@@ -15,6 +16,7 @@ use crate::{Error, processes, programs};
 pub(super) struct Program {
     path: PathBuf,
     version: String,
+    origin: String,
 }
 
 impl Program {
@@ -26,15 +28,16 @@ impl Program {
             advice: format!("install it (Debian's package is {name})"),
         })?;
         let output = Command::new(&path).arg("--version").output().map_err(Error::io(format!("run {name}")))?;
-        Ok(Program { path, version: version_in(&String::from_utf8_lossy(&output.stdout)) })
+        let (version, origin) = (version_in(&String::from_utf8_lossy(&output.stdout)), path.display().to_string());
+        Ok(Program { path, version, origin })
     }
 
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    pub(super) fn origin(&self) -> String {
-        self.path.display().to_string()
+    pub(super) fn origin(&self) -> &str {
+        &self.origin
     }
 }
 
@@ -43,6 +46,7 @@ pub(super) struct Node {
     // Before the folder, which the keeper removes itself.
     keeper: Keeper,
     _folder: TempDir,
+    program: Program,
     port: u16,
     /// The process id while it runs.
     server: Option<u32>,
@@ -81,13 +85,9 @@ impl Node {
         let words = words.chain(settings.iter().map(OsString::from));
         // Unlike other servers, this one runs as root if that is who starts it.
         let keeper = Keeper::start(None, folder.path(), keeper::KILL, words)?;
-        let mut node = Node { keeper, _folder: folder, port, server: None, is_paused: false };
+        let mut node = Node { keeper, _folder: folder, program: program.clone(), port, server: None, is_paused: false };
         node.start_again()?;
         Ok(node)
-    }
-
-    pub(super) fn port(&self) -> u16 {
-        self.port
     }
 
     /// Whether it runs and is not paused.
@@ -108,18 +108,6 @@ impl Node {
         self.keeper.wait_until(otherwise, reached)
     }
 
-    pub(super) fn start_again(&mut self) -> Result<(), Error> {
-        if self.server.is_some() {
-            return Err(Error::failed("the server is running already"));
-        }
-        let server = self.keeper.start_server()?;
-        self.server = Some(server);
-        self.wait_until_ready(server).inspect_err(|_| {
-            // It can be started again, once whatever kept it down is gone.
-            let _ = self.kill();
-        })
-    }
-
     fn wait_until_ready(&self, server: u32) -> Result<(), Error> {
         let id = server.to_string();
         self.keeper.wait_until("did not answer", || {
@@ -133,14 +121,6 @@ impl Node {
         })
     }
 
-    pub(super) fn stop(&mut self) -> Result<(), Error> {
-        self.end("TERM")
-    }
-
-    pub(super) fn kill(&mut self) -> Result<(), Error> {
-        self.end("KILL")
-    }
-
     fn end(&mut self, signal: &str) -> Result<(), Error> {
         let Some(server) = self.server else { return Ok(()) };
         self.keeper.signal(signal, &[server])?;
@@ -152,7 +132,45 @@ impl Node {
         Ok(())
     }
 
-    pub(super) fn pause(&mut self) -> Result<(), Error> {
+    fn running(&self) -> Result<u32, Error> {
+        self.server.ok_or_else(|| Error::failed("the server is not running"))
+    }
+}
+
+impl Server for Node {
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn version(&self) -> &str {
+        self.program.version()
+    }
+
+    fn origin(&self) -> &str {
+        self.program.origin()
+    }
+
+    fn start_again(&mut self) -> Result<(), Error> {
+        if self.server.is_some() {
+            return Err(Error::failed("the server is running already"));
+        }
+        let server = self.keeper.start_server()?;
+        self.server = Some(server);
+        self.wait_until_ready(server).inspect_err(|_| {
+            // It can be started again, once whatever kept it down is gone.
+            let _ = self.kill();
+        })
+    }
+
+    fn stop(&mut self) -> Result<(), Error> {
+        self.end("TERM")
+    }
+
+    fn kill(&mut self) -> Result<(), Error> {
+        self.end("KILL")
+    }
+
+    fn pause(&mut self) -> Result<(), Error> {
         let server = self.running()?;
         self.keeper.signal("STOP", &[server])?;
         // The signal takes effect a moment later, and somebody may rely on the silence.
@@ -162,20 +180,16 @@ impl Node {
         Ok(())
     }
 
-    pub(super) fn resume(&mut self) -> Result<(), Error> {
+    fn resume(&mut self) -> Result<(), Error> {
         let server = self.running()?;
         self.keeper.signal("CONT", &[server])?;
         self.is_paused = false;
         Ok(())
     }
-
-    fn running(&self) -> Result<u32, Error> {
-        self.server.ok_or_else(|| Error::failed("the server is not running"))
-    }
 }
 
 /// `Redis 7.0.15` out of `Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0`.
-fn version_in(printed: &str) -> String {
+pub(super) fn version_in(printed: &str) -> String {
     let number = printed.split_once("v=").and_then(|(_, rest)| rest.split_ascii_whitespace().next());
     format!("Redis {}", number.unwrap_or("of unknown version"))
 }

@@ -2,7 +2,8 @@
 
 use super::group::{Group, expect, field};
 use super::node::{Node, Program};
-use super::{CONFIGURATION, Reply};
+use super::{Reply, arguments};
+use crate::server::Server;
 use crate::{Error, port};
 
 /// The name under which the Sentinels know the group.
@@ -23,6 +24,9 @@ const PERIODS: [(&str, &str); 5] = [
     ("ASK-PERIOD", "200"),
     ("TILT-PERIOD", "1000"),
 ];
+
+/// A replica need not wait for others that could want the same data.
+const REPLICATION: &str = "repl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n";
 
 /// A primary, two replicas and three Sentinels of this value's own, on 127.0.0.1 without passwords.
 ///
@@ -59,10 +63,12 @@ impl RedisSentinel {
     pub fn start_with(settings: &[&str]) -> Result<RedisSentinel, Error> {
         let server = Program::find("redis-server")?;
         let program = Program::find("redis-sentinel")?;
-        let primary = Node::start(&server, port::free, &replicating(None), settings)?;
+        let settings = &arguments(settings);
+        let primary = Node::start(&server, port::free, REPLICATION, settings)?;
         let (mut servers, mut sentinels) = (Group::default(), Group::default());
+        let following = format!("{REPLICATION}replicaof 127.0.0.1 {}\n", primary.port());
         for _ in 0..REPLICAS {
-            servers.push(Node::start(&server, port::free, &replicating(Some(primary.port())), settings)?);
+            servers.push(Node::start(&server, port::free, &following, settings)?);
         }
         for _ in 0..SENTINELS {
             sentinels.push(Node::start(&program, port::free, &watching(primary.port()), &[])?);
@@ -90,7 +96,7 @@ impl RedisSentinel {
 
     /// The program of the Sentinels.
     #[must_use]
-    pub fn origin(&self) -> String {
+    pub fn origin(&self) -> &str {
         self.program.origin()
     }
 
@@ -211,12 +217,6 @@ impl RedisSentinel {
         let is_sentinel = self.sentinels.get(port).is_ok();
         if is_sentinel { self.sentinels.get_mut(port) } else { self.servers.get_mut(port) }
     }
-}
-
-/// A replica need not wait for others that could want the same data.
-fn replicating(primary: Option<u16>) -> String {
-    let replicaof = primary.map(|port| format!("replicaof 127.0.0.1 {port}\n"));
-    format!("{CONFIGURATION}repl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n{}", replicaof.unwrap_or_default())
 }
 
 fn watching(primary: u16) -> String {

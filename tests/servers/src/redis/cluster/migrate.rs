@@ -7,6 +7,7 @@ use crate::Error;
 use crate::keeper::PATIENCE;
 use crate::redis::group::Group;
 use crate::redis::node::Node;
+use crate::server::Server;
 
 /// So few that clients find keys on both sides.
 const BATCH: &str = "10";

@@ -10,7 +10,8 @@ pub use view::ClusterPrimary;
 
 use super::group::{Group, expect, field};
 use super::node::{Node, Program};
-use super::{CONFIGURATION, Reply};
+use super::{Reply, arguments};
+use crate::server::Server;
 use crate::{Error, port};
 
 const PRIMARIES: usize = 3;
@@ -56,10 +57,10 @@ impl RedisCluster {
     /// Those of [`start`](Self::start).
     pub fn start_with(settings: &[&str]) -> Result<RedisCluster, Error> {
         let program = Program::find("redis-server")?;
-        let configuration = format!("{CONFIGURATION}{CLUSTERING}");
+        let settings = &arguments(settings);
         let mut nodes = Group::default();
         for _ in 0..NODES {
-            nodes.push(Node::start(&program, port::free_with_bus, &configuration, settings)?);
+            nodes.push(Node::start(&program, port::free_with_bus, CLUSTERING, settings)?);
         }
         create::create(&nodes)?;
         let cluster = RedisCluster { nodes, program };
@@ -81,7 +82,7 @@ impl RedisCluster {
 
     /// The program.
     #[must_use]
-    pub fn origin(&self) -> String {
+    pub fn origin(&self) -> &str {
         self.program.origin()
     }
 
@@ -196,8 +197,8 @@ impl RedisCluster {
     ///
     /// # Errors
     ///
-    /// If a node refuses a step, as when `from` does not have the slot. What was done stays, and the same call can
-    /// go on with it.
+    /// If a node refuses a step, as when `from` does not have the slot. What was done stays, and unless `to` has the slot
+    /// already, the same call goes on with it.
     pub fn migrate_slot(&self, slot: u16, from: u16, to: u16) -> Result<(), Error> {
         migrate::migrate(&self.nodes, slot, self.nodes.get(from)?, self.nodes.get(to)?)
     }
