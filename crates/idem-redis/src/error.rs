@@ -58,6 +58,7 @@ fn reason(error: &RedisError) -> (StoreErrorKind, &'static str) {
     let misconfigured = |hint| (StoreErrorKind::Misconfigured, hint);
     let corrupt = |hint| (StoreErrorKind::Corrupt, hint);
     match (error.kind(), error.code().unwrap_or_default()) {
+        (ErrorKind::Io, _) if error.is_timeout() => (StoreErrorKind::Timeout, "Redis did not answer in time"),
         (ErrorKind::Io | ErrorKind::Parse, _) => unavailable("the connection to Redis ended"),
         (ErrorKind::Server(ServerErrorKind::BusyLoading), _) => unavailable("Redis is loading its data"),
         (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {

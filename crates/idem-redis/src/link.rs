@@ -12,9 +12,9 @@ use crate::error::Failure;
 use crate::script::{Call, and_wait};
 use crate::slot::Slot;
 
-/// How often a call is sent: every script may be sent again, and once is enough for a connection that has ended since it
-/// was used last.
-const ATTEMPTS: u32 = 2;
+/// How often a call is sent, as every script may be sent again: the connection may have ended since it was used last, and
+/// then an answer may be lost.
+const ATTEMPTS: u32 = 3;
 
 pub(crate) struct Link {
     servers: Servers,
@@ -124,9 +124,10 @@ impl Link {
     }
 
     async fn connect(&self) -> RedisResult<Connection> {
+        // A call has a deadline of its own.
         let config = || {
             let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.timeout));
-            config.set_response_timeout(Some(self.timeout))
+            config.set_response_timeout(None)
         };
         match &self.servers {
             Servers::One(client) => {

@@ -1,5 +1,6 @@
 //! The Redis store keeps the contract: on one server, on the primary that Sentinels name, in a Cluster, and with every
 //! change awaited on a replica.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod support;
 

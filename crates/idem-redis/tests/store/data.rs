@@ -1,7 +1,9 @@
 //! Whatever is stored comes back byte for byte.
 
 use bytes::Bytes;
-use idem_core::{AcquireOutcome, HeaderField, IdempotencyStore as _, OwnerOutcome, Settlement, StoredBody, StoredResponse};
+use idem_core::{
+    AcquireOutcome, HeaderField, IdempotencyStore as _, OwnerOutcome, Settlement, StoredBody, StoredResponse,
+};
 use idem_testkit::fixture::{repeat_of, request};
 
 use crate::world::World;

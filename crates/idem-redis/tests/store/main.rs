@@ -1,6 +1,7 @@
 //! What the conformance suite does not ask: servers that stop, hang or lose answers, what is in the keys, what a server
 //! has to be.
 #![allow(
+    unreachable_pub,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::await_holding_lock,

@@ -35,6 +35,8 @@ async fn a_settled_record_costs_little_more_than_its_fields() {
 
     let (ours, smallest) = (usage(&world, world.key(&request.id).as_bytes()), usage(&world, request.id.as_bytes()));
     let ratio = ours as f64 / smallest as f64;
-    println!("a settled record with a body of 512 bytes: {ours} bytes, {ratio:.3} times the smallest hash ({smallest})");
+    println!(
+        "a settled record with a body of 512 bytes: {ours} bytes, {ratio:.3} times the smallest hash ({smallest})"
+    );
     assert!(ratio <= 1.35, "{ratio}");
 }

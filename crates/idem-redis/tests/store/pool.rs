@@ -1,0 +1,61 @@
+//! The application's own pool of connections.
+
+use std::sync::Arc;
+
+use idem_core::{IdempotencyStore as _, OwnerOutcome, StoreErrorKind};
+use idem_redis::{RedisConfig, RedisStore, TimeOffset};
+use idem_servers::{Redis, redis_url};
+use idem_testkit::Subject;
+use idem_testkit::fixture::request;
+
+use crate::support::{Time, fresh_prefix, ports};
+use crate::world::World;
+
+fn pool(url: &str, size: usize) -> deadpool_redis::Pool {
+    let manager = deadpool_redis::Manager::new(url).unwrap();
+    let builder = deadpool_redis::Pool::builder(manager).max_size(size).runtime(deadpool_redis::Runtime::Tokio1);
+    builder.build().unwrap()
+}
+
+async fn pooled() -> Subject {
+    let (offset, prefix) = (TimeOffset::default(), fresh_prefix());
+    let precision = std::time::Duration::from_secs(10);
+    let config = RedisConfig::from_pool(pool(&redis_url(), 4)).key_prefix(&prefix).time_offset(offset.clone());
+    let store = Arc::new(RedisStore::open(config.timeout(precision)).await.unwrap());
+    let time = Arc::new(Time { offset, ports: ports(&redis_url()), prefix });
+    Subject::purging_itself(store, time.clone(), time).with_precision(precision)
+}
+
+idem_testkit::conformance!(by_a_pool, pooled);
+
+#[tokio::test]
+async fn connections_of_a_pool_that_are_of_no_use_leave_it() {
+    let mut server = Redis::start().unwrap();
+    let timeout = std::time::Duration::from_millis(300);
+    let prefix = fresh_prefix();
+    let config = RedisConfig::from_pool(pool(&server.url(), 2)).key_prefix(&prefix).timeout(timeout);
+    let world = World { store: RedisStore::open(config).await.unwrap(), prefix, port: server.port() };
+    world.is_whole().await;
+    server.pause().unwrap();
+    for _ in 0..4 {
+        let error = world.store.acquire(&request()).await.unwrap_err();
+        assert!(matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Unavailable), "{error:?}");
+    }
+    server.resume().unwrap();
+    crate::world::eventually("the pool serves again", async || world.lease(&request()).await.ok()).await;
+    server.restart().unwrap();
+    world.is_whole().await;
+}
+
+#[tokio::test]
+async fn a_pool_may_await_replicas() {
+    let (primary, prefix) = (Redis::start().unwrap(), fresh_prefix());
+    let port = primary.port().to_string();
+    let replica = Redis::start_with(&["--replicaof", "127.0.0.1", &port]).unwrap();
+    let config = RedisConfig::from_pool(pool(&primary.url(), 2)).key_prefix(&prefix).min_replicas(1);
+    let world = World { store: RedisStore::open(config).await.unwrap(), prefix, port: primary.port() };
+    let lease = crate::world::eventually("the replica has joined", async || world.lease(&request()).await.ok()).await;
+    assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
+    let state = idem_servers::redis_command(replica.port(), &["HGET", &world.key(&lease.id), "state"]).unwrap();
+    assert_eq!(state.text(), Some("2"));
+}

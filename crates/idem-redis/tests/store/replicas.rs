@@ -1,0 +1,90 @@
+//! What is awaited on replicas, and what happens when they are away.
+
+use idem_core::{AcquireOutcome, IdempotencyStore as _, OwnerOutcome, StoreErrorKind, Term};
+use idem_servers::RedisSentinel;
+use idem_testkit::fixture::{LEASE, RETENTION, checkpoint, repeat_of, request};
+
+use crate::world::{World, eventually};
+
+async fn world(group: &RedisSentinel, replicas: u32) -> World {
+    World::with(&group.url(), group.primary_port().unwrap(), |config| config.min_replicas(replicas)).await
+}
+
+#[tokio::test]
+async fn what_is_answered_is_on_the_replicas() {
+    let group = RedisSentinel::start().unwrap();
+    let world = world(&group, 2).await;
+    for _ in 0..20 {
+        let request = request();
+        let lease = world.lease(&request).await.unwrap();
+        let key = world.key(&request.id);
+        for state in ["1", "2"] {
+            if state == "2" {
+                assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
+            }
+            for port in group.replica_ports().unwrap() {
+                let stored = idem_servers::redis_command(port, &["HGET", &key, "state"]).unwrap();
+                assert_eq!(stored.text(), Some(state), "the replica at {port} lacks it");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn with_too_few_replicas_nothing_runs_and_nobody_is_told_of_a_success() {
+    let mut group = RedisSentinel::start().unwrap();
+    let world = world(&group, 2).await;
+    let (settled, running) = (request(), request());
+    let lease = world.lease(&settled).await.unwrap();
+    world.complete(&lease).await.unwrap();
+    let lease = world.lease(&running).await.unwrap();
+
+    let away = group.replica_ports().unwrap()[0];
+    group.pause(away).unwrap();
+    let fresh = request();
+    let store = &world.store;
+    for error in [
+        store.acquire(&fresh).await.unwrap_err(),
+        store.acquire(&repeat_of(&settled)).await.unwrap_err(),
+        // Repeated, it changes nothing, and is all the same not on two replicas.
+        store.acquire(&running).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(error.is_indeterminate() && error.is_retryable(), "{error:?}");
+        assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
+    }
+    assert!(store.peek(&fresh.id).await.unwrap().is_none(), "what was acquired in vain was not given back");
+    group.resume(away).unwrap();
+    eventually("the replica is back", async || world.lease(&fresh).await.ok()).await;
+
+    // The repeat of the running one gave it back as well.
+    let lease = match store.acquire(&running).await.unwrap() {
+        AcquireOutcome::Acquired(lease) => lease,
+        other => panic!("{other:?} after {lease:?}"),
+    };
+    group.pause(away).unwrap();
+    let term = Term { lease: LEASE, retention: RETENTION };
+    assert!(store.renew(&lease, term).await.unwrap_err().is_indeterminate());
+    assert!(store.checkpoint(&lease, &checkpoint("charged")).await.unwrap_err().is_indeterminate());
+    assert!(world.complete(&lease).await.unwrap_err().is_indeterminate());
+    // It is settled by now, and the repeat changes nothing; it is not on two replicas either.
+    assert!(world.complete(&lease).await.unwrap_err().is_indeterminate());
+    group.resume(away).unwrap();
+    eventually("the replica is back", async || world.complete(&lease).await.ok()).await;
+    assert!(matches!(store.acquire(&repeat_of(&running)).await.unwrap(), AcquireOutcome::Replay(_)));
+}
+
+#[tokio::test]
+async fn whoever_is_turned_away_does_not_wait_for_replicas() {
+    let mut group = RedisSentinel::start().unwrap();
+    let world = world(&group, 1).await;
+    let request = request();
+    world.lease(&request).await.unwrap();
+    for port in group.replica_ports().unwrap() {
+        group.pause(port).unwrap();
+    }
+    let turned_away = world.store.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(turned_away, AcquireOutcome::InProgress { .. }));
+    let mismatch = idem_testkit::fixture::mismatch_of(&request);
+    assert!(matches!(world.store.acquire(&mismatch).await.unwrap(), AcquireOutcome::Mismatch { .. }));
+}
