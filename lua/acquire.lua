@@ -15,11 +15,9 @@
 -- Laws: L1, L2, L4, L5, L7; L8 by the owner token.
 
 local FRESH, TAKEOVER, RETRY, PROBE = 1, 2, 3, 4
-local RERUN, PROBING = 1, 3
-local LAST_ATTEMPT = 4294967295
+local RERUN, PROBING, LAST_ATTEMPT = 1, 3, 4294967295
 
-local owner, lease, retention = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local takeover, max_attempts = tonumber(ARGV[7]), tonumber(ARGV[8])
+local owner, retention, takeover = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7])
 local record, is_there = load()
 
 local function acquired(attempt, how)
@@ -34,70 +32,52 @@ local function start(attempt, how)
   elseif is_there then
     redis.call('DEL', KEY)
   end
-  local lease_until = NOW + lease
-  write(lease_until + retention, 'format', '1', 'algo', ARGV[2], 'digest', ARGV[3], 'owner', owner,
-    'attempt', attempt, 'state', IN_PROGRESS, 'how', how, 'crash', takeover, 'lease', text(lease_until),
-    'made', record and record.made or text(NOW))
+  local lease = NOW + tonumber(ARGV[5])
+  write(lease + retention, 'format', '1', 'algo', ARGV[2], 'digest', ARGV[3], 'owner', owner, 'attempt', attempt,
+    'state', IN_PROGRESS, 'how', how, 'crash', takeover, 'lease', text(lease), 'made', record and record.made or text(NOW))
   return acquired(attempt, how)
-end
-
-local function replay()
-  local answer = everything()
-  table.insert(answer, 1, 'replay')
-  return answer
 end
 
 -- The record ends without another run; its owner stays, so that the owner's late settlement is seen to be stale.
 local function fail(state, ...)
   redis.call('HDEL', KEY, 'how', 'crash', 'lease', 'after', 'point', 'data', 'asked')
   write(NOW + retention, 'state', state, ...)
-  return replay()
+  return { 'replay', unpack(everything()) }
 end
 
 if not record then
   return start(1, FRESH)
 end
 local same_request = record.algo == ARGV[2] and record.digest == ARGV[3]
-if record.state == COMPLETED or record.state == TERMINAL or record.state == UNKNOWN then
-  if not same_request and ARGV[9] ~= '1' then
-    return { 'mismatch', record.algo }
-  end
+local is_settled = record.state == COMPLETED or record.state == TERMINAL or record.state == UNKNOWN
+if not same_request and not (is_settled and ARGV[9] == '1') then
+  return { 'mismatch', record.algo }
+end
+if is_settled or record.owner == owner and record.state == IN_PROGRESS then
   if ARGV[10] == '1' then
     touch()
   end
-  return replay()
+  return is_settled and { 'replay', unpack(everything()) } or acquired(record.attempt, record.how)
 end
-if not same_request then
-  return { 'mismatch', record.algo }
-end
-if record.state == IN_PROGRESS then
-  if record.owner == owner then
-    if ARGV[10] == '1' then
-      touch()
-    end
-    return acquired(record.attempt, record.how)
+local next_attempt = record.attempt < LAST_ATTEMPT and record.attempt + 1
+if record.state == RETRYABLE then
+  if NOW < record.after then
+    return { 'backoff', text(record.after - NOW) }
+  elseif next_attempt and record.attempt < tonumber(ARGV[8]) then
+    return start(next_attempt, RETRY)
   end
-  if NOW < record.lease then
-    if not record.asked then
-      redis.call('HSET', KEY, 'asked', '1')
-    end
-    return { 'in_progress', text(record.lease - NOW) }
+  return fail(TERMINAL)
+end
+if NOW < record.lease then
+  if not record.asked then
+    redis.call('HSET', KEY, 'asked', '1')
   end
-  -- It may run again only if both say so; else whoever can find out must.
-  if record.attempt < LAST_ATTEMPT then
-    if takeover == PROBING then
-      return start(record.attempt + 1, PROBE)
-    end
-    if record.crash == RERUN and takeover == RERUN then
-      return start(record.attempt + 1, TAKEOVER)
-    end
-  end
-  return fail(UNKNOWN, 'status', 504, 'headers', '', 'body', '')
+  return { 'in_progress', text(record.lease - NOW) }
 end
-if NOW < record.after then
-  return { 'backoff', text(record.after - NOW) }
+-- It may run again only if both say so; else whoever can find out must.
+if next_attempt and takeover == PROBING then
+  return start(next_attempt, PROBE)
+elseif next_attempt and record.crash == RERUN and takeover == RERUN then
+  return start(next_attempt, TAKEOVER)
 end
-if record.attempt < max_attempts and record.attempt < LAST_ATTEMPT then
-  return start(record.attempt + 1, RETRY)
-end
-return fail(TERMINAL)
+return fail(UNKNOWN, 'status', 504, 'headers', '', 'body', '')

@@ -54,10 +54,6 @@ impl Link {
         Self { servers, shared: Slot::default(), waiting, turn: AtomicUsize::new(0), timeout }
     }
 
-    pub(crate) fn servers(&self) -> &Servers {
-        &self.servers
-    }
-
     /// Runs a script and, if the call says so, waits for replicas.
     ///
     /// # Cancellation safety

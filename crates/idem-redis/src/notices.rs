@@ -26,6 +26,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// One subscription for the whole store, made when somebody first wants to know. It is a hint and nothing more: whoever
 /// waits looks from time to time as well, so that what is lost here costs a moment.
 pub(crate) struct Notices {
+    /// Asked by nobody else: verbs do not wait for who looks for a server to subscribe to.
     servers: Servers,
     keys: Keys,
     channel: Vec<u8>,

@@ -85,7 +85,7 @@ impl RedisStore {
         // Half of a verb's time, so that the answer of `WAIT` comes within it.
         let patience_ms = u64::try_from(config.timeout.as_millis() / 2).unwrap_or(u64::MAX).max(1);
         let keys = Keys::new(&config.key_prefix);
-        let notices = Notices::new(link.servers().clone(), keys.clone(), tokio::runtime::Handle::current());
+        let notices = Notices::new(config.servers()?, keys.clone(), tokio::runtime::Handle::current());
         let shared = Shared {
             link,
             scripts: Scripts::new(),

@@ -4,7 +4,9 @@
 
 mod support;
 
-use idem_servers::{redis_cluster_url, redis_command, redis_sentinel_url, redis_url};
+use idem_servers::{
+    Redis, RedisCluster, RedisSentinel, redis_cluster_url, redis_command, redis_sentinel_url, redis_url,
+};
 use idem_testkit::Subject;
 use support::{ports, primaries, subject};
 
@@ -41,10 +43,33 @@ idem_testkit::conformance!(in_a_cluster, cluster);
 idem_testkit::conformance!(on_replicas_too, on_replicas);
 idem_testkit::conformance!(in_a_cluster_on_replicas_too, cluster_on_replicas);
 
+// The keys of other tests would be in the way of thousands of sequences.
+
+async fn own_server() -> Subject {
+    let server = Redis::start().unwrap();
+    subject(&server.url(), vec![server.port()], |config| config).await.keeping(server)
+}
+
+async fn own_sentinel() -> Subject {
+    let group = RedisSentinel::start().unwrap();
+    subject(&group.url(), vec![group.primary_port().unwrap()], |config| config).await.keeping(group)
+}
+
+async fn own_cluster() -> Subject {
+    let cluster = RedisCluster::start().unwrap();
+    let ports = cluster.primaries().unwrap().iter().map(|primary| primary.port).collect();
+    subject(&cluster.url(), ports, |config| config).await.keeping(cluster)
+}
+
+async fn own_replicas() -> Subject {
+    let group = RedisSentinel::start().unwrap();
+    subject(&group.url(), vec![group.primary_port().unwrap()], |config| config.min_replicas(2)).await.keeping(group)
+}
+
 /// Each verb is a round trip to a server.
 const CASES: u32 = 300;
 
-idem_testkit::state_machine!(the_store_follows_the_model_on_one_server, one_server, CASES);
-idem_testkit::state_machine!(the_store_follows_the_model_through_sentinel, sentinel, CASES);
-idem_testkit::state_machine!(the_store_follows_the_model_in_a_cluster, cluster, CASES);
-idem_testkit::state_machine!(the_store_follows_the_model_on_replicas_too, on_replicas, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_on_one_server, own_server, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_through_sentinel, own_sentinel, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_in_a_cluster, own_cluster, CASES);
+idem_testkit::state_machine!(the_store_follows_the_model_on_replicas_too, own_replicas, CASES);

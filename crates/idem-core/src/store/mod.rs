@@ -95,6 +95,10 @@ pub trait SettlementListener: Send + Sync {
 ///
 /// Only such a store can back the AtMostOnce contract: a record that is lost is an operation that runs again. Stores whose
 /// failover loses acknowledged records, such as Redis, do not implement it by themselves.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` may forget what it has acknowledged, so it can back neither AtMostOnce nor Transactional",
+    note = "where that is acceptable for AtMostOnce, such a store has a method `dangerous_accept_store_loss`"
+)]
 pub trait DurableStore: IdempotencyStore {}
 
 /// Removal of records whose retention is over.

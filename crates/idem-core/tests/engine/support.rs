@@ -10,8 +10,8 @@ use idem_core::engine::{
 };
 use idem_core::memory::ManualClock;
 use idem_core::{
-    Fingerprint, IdempotencyStore, MemoryStore, Record, RecordIdentity, Scope, StoredBody, StoredResponse, Timestamp,
-    Writes,
+    Fingerprint, IdempotencyStore, MemoryStore, Record, RecordId, RecordIdentity, Scope, StoredBody, StoredResponse,
+    Timestamp, Writes,
 };
 use idem_testkit::FaultyStore;
 
@@ -70,8 +70,11 @@ impl World {
 
     /// What the record says, read past the faults.
     pub(crate) async fn record(&self) -> Option<Record> {
-        let id = RecordIdentity::new("idem").record_id(&Scope::new("acme", "pay"), &"k".parse().unwrap());
-        self.store.inner().peek(&id).await.unwrap()
+        self.store.inner().peek(&self.record_id()).await.unwrap()
+    }
+
+    pub(crate) fn record_id(&self) -> RecordId {
+        RecordIdentity::new("idem").record_id(&Scope::new("acme", "pay"), &"k".parse().unwrap())
     }
 
     /// Runs the operation: it takes `takes`, and concludes with `disposition`.

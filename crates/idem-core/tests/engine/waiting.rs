@@ -55,6 +55,27 @@ async fn a_waiter_in_another_process_looks_again_and_again_but_not_often() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_waiter_in_another_process_is_woken_when_the_store_is_told() {
+    let world = World::new();
+    let running = begun(&world, &world.at_least_once(), Duration::from_millis(10_001)).await;
+    let telling = {
+        let world = world.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(10_002)).await;
+            // What is told of others changes nothing.
+            world.store.announce(&idem_core::RecordId::from_bytes([7; 32]));
+            world.store.announce(&world.record_id());
+        })
+    };
+    let start = Instant::now();
+    let waited = world.run_as(&world.at_least_once(), operation().wait(MINUTE), Duration::ZERO, done()).await;
+    assert_replays(&waited, "paid");
+    assert!(start.elapsed() <= Duration::from_millis(10_010), "{:?}", start.elapsed());
+    assert_ran(&running.await.unwrap());
+    telling.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn nobody_waits_longer_than_asked_nor_than_the_limit() {
     for (asked, limit, expected) in [(3, 30, 3), (100, 30, 30), (0, 30, 0)] {
         let world = World::new();

@@ -62,11 +62,29 @@ pub struct Time {
 
 impl TimeControl for Time {
     fn advance(&self, by: Duration) {
-        self.offset.advance(by);
+        if !by.is_zero() {
+            self.offset.advance(by);
+            self.bring_forward(by).unwrap();
+        }
+    }
+}
+
+impl Time {
+    fn bring_forward(&self, by: Duration) -> Result<(), idem_servers::Error> {
         let by_ms = i64::try_from(by.as_millis()).unwrap_or(i64::MAX).to_string();
+        let pattern = format!("{}*", self.prefix);
         for port in &self.ports {
-            let pattern = format!("{}*", self.prefix);
-            redis_command(*port, &["EVAL", BRING_FORWARD, "0", &pattern, &by_ms]).unwrap();
+            redis_command(*port, &["EVAL", BRING_FORWARD, "0", &pattern, &by_ms])?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Time {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // What is left over does not make the test wrong; the server goes away with its tests.
+            let _ = self.bring_forward(Duration::MAX);
         }
     }
 }

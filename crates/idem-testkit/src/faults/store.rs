@@ -1,6 +1,7 @@
 //! The wrapper of stores.
 
-use std::sync::{Arc, Weak};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,17 +18,24 @@ use super::transaction::FaultyTransaction;
 /// Without a script every call goes through. `S` may be a trait object: `FaultyStore<dyn IdempotencyStore>`. Where `S` is
 /// a [`TransactionalStore`], so is the wrapper; transactions that it opens fail by the same script
 /// ([`Verb::Finish`]), and show the handler the inner transaction.
-#[derive(Debug)]
 pub struct FaultyStore<S: ?Sized> {
     inner: Arc<S>,
     plan: Arc<Plan>,
+    listeners: Mutex<Vec<Weak<dyn SettlementListener>>>,
+}
+
+impl<S: fmt::Debug + ?Sized> fmt::Debug for FaultyStore<S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = formatter.debug_struct("FaultyStore");
+        shown.field("inner", &&*self.inner).field("plan", &self.plan).finish_non_exhaustive()
+    }
 }
 
 impl<S: ?Sized> FaultyStore<S> {
     /// Wraps `inner`; nothing fails yet.
     #[must_use]
     pub fn new(inner: Arc<S>) -> Self {
-        Self { inner, plan: Arc::default() }
+        Self { inner, plan: Arc::default(), listeners: Mutex::default() }
     }
 
     /// Appends `faults` to the script of `verb`: one for each of its next calls.
@@ -48,6 +56,12 @@ impl<S: ?Sized> FaultyStore<S> {
     /// Appends `fault` to the script of `verb`, while the store is in use.
     pub fn next(&self, verb: Verb, fault: Fault) {
         self.plan.script(verb, [fault]);
+    }
+
+    /// Tells whoever listens that a record was settled, as the server of some stores does.
+    pub fn announce(&self, id: &RecordId) {
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.settled(id));
     }
 
     /// Forgets all scripts and chances: from now on calls go through.
@@ -102,6 +116,7 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(listener.clone());
         self.inner.on_settled(listener);
     }
 
