@@ -86,7 +86,7 @@ impl RedisConfig {
     /// How many replicas must have a change before anybody is told of it (`WAIT`). Default 0: the primary alone answers,
     /// and a failover loses what it had not yet sent on.
     ///
-    /// With too few replicas in reach, an acquire is given back and every verb is an error: nothing runs. Each verb takes
+    /// With too few replicas in reach, every change is an indeterminate error: nothing runs. Each verb takes
     /// a round trip to a replica longer. It narrows the window of loss to failovers that promote a replica
     /// which was not among those that acknowledged; Redis prefers the most recent one.
     #[must_use]

@@ -7,9 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::codec::takeover_number;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OnMismatch, OwnerOutcome, OwnerToken,
-    Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody, StoredResponse, Term,
-    codec,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OnMismatch, OwnerOutcome, Record,
+    RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody, StoredResponse, Term, codec,
 };
 
 use crate::config::{RedisConfig, TimeOffset, micros};
@@ -146,15 +145,6 @@ impl RedisStore {
         StoreError::new(StoreErrorKind::Unavailable, message).indeterminate()
     }
 
-    /// Gives back what was acquired and is on too few replicas. If that fails as well, it is free after its lease.
-    async fn give_back(&self, id: &RecordId, owner: OwnerToken) {
-        let released = Ending::RELEASED;
-        let args = self.settlement(owner.as_bytes(), &released, Duration::ZERO);
-        if let Err(error) = self.run("release", &self.shared.scripts.settle, id, None, &args).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "a lease that replicas lack was not given back");
-        }
-    }
-
     fn now(&self) -> Arg<'_> {
         Arg::Number(self.shared.offset.micros())
     }
@@ -234,18 +224,12 @@ impl IdempotencyStore for RedisStore {
         let answer = self.change(what, &self.shared.scripts.acquire, &request.id, &args).await?;
         let lacking = self.lacks_replicas(&answer);
         let outcome = reply::acquire(answer.value, request)?;
-        let Some(found) = lacking else { return Ok(outcome) };
-        match outcome {
-            AcquireOutcome::Acquired(lease) => {
-                self.give_back(&lease.id, lease.owner).await;
-                Err(self.too_few(what, found))
-            }
-            // A failover could take back what this would tell.
-            AcquireOutcome::Replay(_) => Err(self.too_few(what, found)),
-            // Nobody runs for these, and nobody is told that something has happened.
-            AcquireOutcome::InProgress { .. } | AcquireOutcome::Backoff { .. } | AcquireOutcome::Mismatch { .. } => {
-                Ok(outcome)
-            }
+        match (lacking, &outcome) {
+            // A failover could take back what this would tell. What was acquired stays with its token: a release that is
+            // on its way while the same token acquires again could come after it, and free what runs by then.
+            (Some(found), AcquireOutcome::Acquired(_) | AcquireOutcome::Replay(_)) => Err(self.too_few(what, found)),
+            // Nobody runs for the others, and nobody is told that something has happened.
+            _ => Ok(outcome),
         }
     }
 
