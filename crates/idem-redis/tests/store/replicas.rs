@@ -86,3 +86,39 @@ async fn whoever_is_turned_away_does_not_wait_for_replicas() {
     let mismatch = idem_testkit::fixture::mismatch_of(&request);
     assert!(matches!(world.store.acquire(&mismatch).await.unwrap(), AcquireOutcome::Mismatch { .. }));
 }
+
+/// How much the server has written since it began.
+fn written(port: u16) -> i64 {
+    let persistence = idem_servers::redis_command(port, &["INFO", "persistence"]).unwrap();
+    persistence.field("rdb_changes_since_last_save").unwrap().parse().unwrap()
+}
+
+/// `WAIT` is documented to await the writes of its own connection. Whoever repeats a verb may have another connection, so
+/// a repeat has to write as well; where nobody waits, it writes nothing.
+#[tokio::test]
+async fn a_repeat_writes_where_replicas_are_awaited_and_nowhere_else() {
+    let group = RedisSentinel::start().unwrap();
+    for (replicas, writes) in [(0, false), (1, true)] {
+        let world = world(&group, replicas).await;
+        let (running, settled) = (request(), request());
+        world.lease(&running).await.unwrap();
+        let lease = world.lease(&settled).await.unwrap();
+        world.complete(&lease).await.unwrap();
+        let has_written = || {
+            let (port, before) = (world.port, written(world.port));
+            move || written(port) > before
+        };
+        let since = has_written();
+        world.lease(&running).await.unwrap();
+        assert_eq!(since(), writes, "the repeat of an acquire");
+        let since = has_written();
+        world.complete(&lease).await.unwrap();
+        assert_eq!(since(), writes, "the repeat of a settlement");
+        let since = has_written();
+        world.store.acquire(&repeat_of(&settled)).await.unwrap();
+        assert_eq!(since(), writes, "a replay");
+        let since = has_written();
+        world.store.peek(&settled.id).await.unwrap();
+        assert!(!since(), "a peek");
+    }
+}
