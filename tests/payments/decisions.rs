@@ -175,8 +175,8 @@ fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
 fn a_server_that_cannot_start_says_why() {
     let cases = [
         ("sqlite:///no/such/folder/x.db", "unable to open"),
-        ("mysql://user:secret@host/x", "sqlite://FILE or postgres://USER@HOST/DATABASE"),
-        ("payments.db", "sqlite://FILE or postgres://USER@HOST/DATABASE"),
+        ("mysql://user:secret@host/x", "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST"),
+        ("payments.db", "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST"),
         ("postgres://user:secret@127.0.0.1:1/x", "refused"),
     ];
     for (store, reason) in cases {
