@@ -74,19 +74,13 @@ impl Store {
 
     /// Whether the store keeps what the contracts need.
     pub(crate) async fn self_test(&self) -> Result<(), SelfTestError> {
-        match self {
-            Self::Sqlite(store) => store.self_test().await,
-            Self::Postgres(store) => {
-                let durability = store.self_test().await?;
-                tracing::info!(%durability, "the store passed its self-test");
-                Ok(())
-            }
-            Self::Redis(store) => {
-                let durability = store.self_test().await?;
-                tracing::info!(%durability, "the store passed its self-test");
-                Ok(())
-            }
-        }
+        let durability = match self {
+            Self::Sqlite(store) => return store.self_test().await,
+            Self::Postgres(store) => store.self_test().await?.to_string(),
+            Self::Redis(store) => store.self_test().await?.to_string(),
+        };
+        tracing::info!(durability, "the store passed its self-test");
+        Ok(())
     }
 
     /// The engine that runs payments under the contract, if this store can keep it.
