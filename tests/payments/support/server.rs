@@ -236,15 +236,28 @@ impl Drop for Server {
 /// What a server says that cannot start with these arguments.
 pub(crate) fn refusal(args: &[&str]) -> String {
     let folder = TempDir::new().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-    let output = command.args(["--listen", "127.0.0.1:0"]).args(args).current_dir(folder.path()).output().unwrap();
-    let log = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {log}");
-    assert!(output.stdout.is_empty(), "nobody is told that it listens");
+    let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+    let (mut process, line) = launch(folder.path(), &args);
+    if !line.is_empty() {
+        process.kill().unwrap();
+    }
+    let status = process.wait().unwrap();
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert_eq!((line.as_str(), status.code()), ("", Some(1)), "{args:?}: {log}");
     log
 }
 
 fn spawn(folder: &Path, args: &[String]) -> (Child, SocketAddr) {
+    let (process, line) = launch(folder, args);
+    let address = line.trim().strip_prefix("listening on http://");
+    let address = address.unwrap_or_else(|| {
+        panic!("the server said {line:?}: {}", std::fs::read_to_string(folder.join("log")).unwrap())
+    });
+    (process, address.parse().unwrap())
+}
+
+/// Starts a server, and awaits the line by which it says that it listens; without one it has ended.
+fn launch(folder: &Path, args: &[String]) -> (Child, String) {
     let log = std::fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
     let mut process = Command::new(env!("CARGO_BIN_EXE_payments"))
         .args(["--listen", "127.0.0.1:0"])
@@ -256,9 +269,5 @@ fn spawn(folder: &Path, args: &[String]) -> (Child, SocketAddr) {
         .unwrap();
     let mut line = String::new();
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let address = line.trim().strip_prefix("listening on http://");
-    let address = address.unwrap_or_else(|| {
-        panic!("the server said {line:?}: {}", std::fs::read_to_string(folder.join("log")).unwrap())
-    });
-    (process, address.parse().unwrap())
+    (process, line)
 }
