@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Answer, Backend, Contract, Request, Server, eventually, on_every_backend};
+use crate::support::{Answer, Backend, Contract, Request, Server, eventually, on_every_backend, on_every_database};
+
+on_every_database! {
+    transactional_makes_the_payment_exactly_once_within_a_lease,
+}
 
 on_every_backend! {
-    transactional_makes_the_payment_exactly_once_within_a_lease,
     at_most_once_never_makes_a_second_payment,
     at_least_once_runs_again_as_attempt_2,
     a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract,
@@ -86,9 +89,12 @@ fn at_least_once_runs_again_as_attempt_2(backend: Backend) {
 }
 
 fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract(backend: Backend) {
-    for (contract, status, effects) in
-        [(Contract::Transactional, 201, 1), (Contract::AtMostOnce, 504, 1), (Contract::AtLeastOnce, 201, 2)]
-    {
+    for &contract in backend.contracts() {
+        let (status, effects) = match contract {
+            Contract::Transactional => (201, 1),
+            Contract::AtMostOnce => (504, 1),
+            Contract::AtLeastOnce => (201, 2),
+        };
         let mut server = Server::start_on(backend, contract, &["--lease-ms", LEASE_MS]);
         assert_eq!(Request::pay("k").simulate("abort-after-effect").try_send(server.address), None);
         let died_at = Instant::now();
@@ -100,7 +106,7 @@ fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract(back
 }
 
 fn what_was_settled_before_the_process_died_is_replayed_after_it(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let mut server = Server::start_on(backend, contract, &["--lease-ms", LEASE_MS]);
         let stream = Request::pay("k").simulate("delay-answer=60000").begin(server.address);
         eventually("the effect", || (server.effects() == 1).then_some(()));
@@ -119,7 +125,7 @@ fn what_was_settled_before_the_process_died_is_replayed_after_it(backend: Backen
 }
 
 fn a_payment_that_takes_longer_than_its_lease_is_not_made_twice(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let server = Server::start_on(backend, contract, &["--lease-ms", "1500"]);
         let stream = Request::pay("k").simulate("delay-before=5000").begin(server.address);
         server.await_running();

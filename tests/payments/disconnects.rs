@@ -41,7 +41,7 @@ fn retry_gets_the_replay(server: &Server, what: &str) {
 }
 
 fn a_client_that_leaves_in_the_middle_finds_its_payment_made_once(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         for (way, leave) in WAYS {
             let server = Server::start_on(backend, contract, &[]);
             let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
@@ -53,7 +53,7 @@ fn a_client_that_leaves_in_the_middle_finds_its_payment_made_once(backend: Backe
 }
 
 fn a_server_that_is_told_to_stop_first_makes_the_payments_of_clients_that_left(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         for (way, leave) in WAYS {
             let mut server = Server::start_on(backend, contract, &[]);
             let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
@@ -68,7 +68,7 @@ fn a_server_that_is_told_to_stop_first_makes_the_payments_of_clients_that_left(b
 }
 
 fn a_server_that_is_told_to_stop_answers_the_clients_that_stay(backend: Backend) {
-    let mut server = Server::start_on(backend, Contract::Transactional, &[]);
+    let mut server = Server::start_on(backend, backend.strongest_contract(), &[]);
     let stream = Request::pay("k").simulate("delay-before=1000").begin(server.address);
     server.await_running();
     server.terminate();
@@ -89,7 +89,7 @@ fn a_server_that_is_told_to_stop_twice_stops_at_once(backend: Backend) {
 }
 
 fn an_http_2_stream_that_is_reset_finds_its_payment_made_once(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let server = Server::start_on(backend, contract, &[]);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (mut response, _send) = runtime.block_on(begin_http_2(server.address));

@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 
-use crate::support::{Answer, Backend, Contract, Request, Server, on_every_backend};
+use crate::support::{Answer, Backend, Request, Server, on_every_backend};
 
 on_every_backend! {
     of_200_duplicates_one_runs_and_the_others_are_turned_away,
@@ -28,7 +28,7 @@ fn storm(server: &Server, request: &Request) -> Vec<Answer> {
 }
 
 fn of_200_duplicates_one_runs_and_the_others_are_turned_away(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let server = Server::start_on(backend, contract, &[]);
         // Long enough for all clients to connect while the first runs.
         let answers = storm(&server, &Request::pay("k").simulate("delay-before=5000"));
@@ -43,7 +43,7 @@ fn of_200_duplicates_one_runs_and_the_others_are_turned_away(backend: Backend) {
 }
 
 fn of_200_duplicates_that_wait_all_get_the_same_answer(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let server = Server::start_on(backend, contract, &["--wait-ms", "5000"]);
         let answers = storm(&server, &Request::pay("k").simulate("delay-before=1000"));
         let first = answers.iter().find(|answer| !answer.is_replay()).unwrap();

@@ -13,7 +13,7 @@ on_every_backend! {
 }
 
 fn header_fields_survive_in_order_repeated_and_not_utf_8(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let server = Server::start_on(backend, contract, &[]);
         let request = Request::pay("k").simulate("raw-header");
         let (first, again) = (server.send(&request), server.send(&request));
@@ -26,7 +26,7 @@ fn header_fields_survive_in_order_repeated_and_not_utf_8(backend: Backend) {
 }
 
 fn a_cookie_reaches_the_first_client_only(backend: Backend) {
-    let server = Server::start_on(backend, Contract::Transactional, &[]);
+    let server = Server::start_on(backend, backend.strongest_contract(), &[]);
     let request = Request::pay("k").simulate("set-cookie");
     let (first, again) = (server.send(&request), server.send(&request));
     assert_eq!(first.header("set-cookie"), Some("session=secret"));
@@ -45,7 +45,7 @@ fn a_streamed_answer_is_replayed_whole(backend: Backend) {
 }
 
 fn an_answer_over_the_limit_leaves_a_tombstone_and_never_runs_again(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let server = Server::start_on(backend, contract, &["--stored-limit", "1000"]);
         for (key, length, kept) in [("999", 999, true), ("1000", 1000, true), ("1001", 1001, false)] {
             let request = Request::pay(key).simulate(&format!("stream={length}"));
@@ -65,7 +65,7 @@ fn an_answer_over_the_limit_leaves_a_tombstone_and_never_runs_again(backend: Bac
 }
 
 fn an_answer_of_exactly_one_mebibyte_is_kept_by_default(backend: Backend) {
-    let server = Server::start_on(backend, Contract::Transactional, &[]);
+    let server = Server::start_on(backend, backend.strongest_contract(), &[]);
     let request = Request::pay("k").simulate("stream=1048576");
     let (first, again) = (server.send(&request), server.send(&request));
     assert!(again.is_replay());
@@ -73,7 +73,7 @@ fn an_answer_of_exactly_one_mebibyte_is_kept_by_default(backend: Backend) {
 }
 
 fn a_large_answer_streams_on_beyond_what_is_kept(backend: Backend) {
-    let server = Server::start_on(backend, Contract::Transactional, &[]);
+    let server = Server::start_on(backend, backend.strongest_contract(), &[]);
     let request = Request::pay("k").simulate("stream=20000000");
     assert_eq!(server.send(&request).body.len(), 20_000_000);
     assert_eq!(server.send(&request).status, 410);
@@ -81,7 +81,7 @@ fn a_large_answer_streams_on_beyond_what_is_kept(backend: Backend) {
 }
 
 fn answers_without_a_body_are_replayed_without_one(backend: Backend) {
-    let server = Server::start_on(backend, Contract::Transactional, &[]);
+    let server = Server::start_on(backend, backend.strongest_contract(), &[]);
     let request = Request::pay("k").simulate("stream=0");
     let (first, again) = (server.send(&request), server.send(&request));
     assert_eq!((first.status, first.body.len()), (201, 0));

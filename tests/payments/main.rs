@@ -10,5 +10,6 @@ mod fingerprints;
 mod keys;
 mod postgres;
 mod readme;
+mod redis;
 mod settlements;
 mod support;

@@ -1,12 +1,15 @@
 //! What settles how, under each contract.
 
-use crate::support::{Backend, Contract, Request, Server, eventually, on_every_backend};
+use crate::support::{Backend, Contract, Request, Server, eventually, on_every_backend, on_every_database};
 
 on_every_backend! {
     every_status_settles_as_the_policy_says,
-    under_transactional_only_intended_answers_keep_their_writes,
     a_panic_is_answered_with_a_problem,
     a_fault_under_at_least_once_runs_again_after_its_backoff,
+}
+
+on_every_database! {
+    under_transactional_only_intended_answers_keep_their_writes,
 }
 
 /// What a repeat meets.
@@ -32,7 +35,7 @@ fn repeat(server: &Server, request: &Request) -> Repeat {
 fn every_status_settles_as_the_policy_says(backend: Backend) {
     const STORED: [u16; 9] = [200, 201, 202, 302, 400, 404, 409, 418, 422];
     const RELEASED: [u16; 7] = [401, 403, 407, 408, 421, 425, 429];
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let server = Server::start_on(backend, contract, &[]);
         let after_effect = |status: u16| {
             repeat(&server, &Request::pay(&format!("after-{status}")).simulate(&format!("status={status}")))
@@ -73,7 +76,7 @@ fn under_transactional_only_intended_answers_keep_their_writes(backend: Backend)
 }
 
 fn a_panic_is_answered_with_a_problem(backend: Backend) {
-    for contract in Contract::ALL {
+    for &contract in backend.contracts() {
         let server = Server::start_on(backend, contract, &[]);
         let answer = server.send(&Request::pay("k").simulate("panic-after"));
         assert_eq!((answer.status, answer.problem().as_deref()), (500, Some("handler-failed")), "{contract:?}");

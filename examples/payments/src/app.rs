@@ -109,9 +109,8 @@ async fn show_ledger(State(app): State<Arc<App>>, Tenant(tenant): Tenant) -> Res
 async fn health(State(app): State<Arc<App>>) -> Response {
     match app.store.health().await {
         Ok(health) => {
-            let Health { store, version, records } = health;
-            let document =
-                serde_json::json!({ "status": "ok", "store": store, "version": version, "records": records });
+            let Health { store, version, counted, count } = health;
+            let document = serde_json::json!({ "status": "ok", "store": store, "version": version, (counted): count });
             Json(document).into_response()
         }
         Err(error) => {

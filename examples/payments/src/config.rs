@@ -14,15 +14,16 @@ pub(crate) struct Config {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, env = "PAYMENTS_LISTEN", default_value = "127.0.0.1:8080")]
     pub(crate) listen: SocketAddr,
-    /// Where the idempotency records are, and under the transactional contract the payments too: sqlite://FILE or
-    /// postgres://USER@HOST/DATABASE.
+    /// Where the idempotency records are, and under the transactional contract the payments too: sqlite://FILE,
+    /// postgres://USER@HOST/DATABASE, redis://HOST, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST.
+    /// Redis holds records only, so it takes the other contracts.
     #[arg(long, env = "PAYMENTS_STORE", default_value = "sqlite://payments.db")]
     store: String,
     /// What is promised across a crash.
     #[arg(long, env = "PAYMENTS_CONTRACT", value_enum, default_value_t = ContractName::Transactional)]
     pub(crate) contract: ContractName,
     /// Where the payments are under the other contracts. Default: sqlite://ledger.db beside a store in SQLite; beside
-    /// one in Postgres the same database, in a transaction of its own.
+    /// one in Postgres the same database, in a transaction of its own. Beside one in Redis it has to be said.
     #[arg(long, env = "PAYMENTS_LEDGER")]
     ledger: Option<String>,
     /// The Postgres schema of the payments.
@@ -34,6 +35,20 @@ pub(crate) struct Config {
     /// Postgres is behind a transaction-pooling proxy, such as PgBouncer.
     #[arg(long, env = "PAYMENTS_POOLER", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) pooler: bool,
+    /// What the keys in Redis begin with.
+    #[arg(long, env = "PAYMENTS_REDIS_KEY_PREFIX", default_value = "idem:")]
+    pub(crate) redis_key_prefix: String,
+    /// How many replicas of Redis must have a change before anybody is told of it. With 0, a failover loses what the
+    /// primary had not sent on yet.
+    #[arg(long, env = "PAYMENTS_MIN_REPLICAS", default_value_t = 0)]
+    pub(crate) min_replicas: u32,
+    /// Use a Redis that evicts records when its memory is full: their payments are made again when they are repeated.
+    #[arg(long, env = "PAYMENTS_DANGEROUS_ALLOW_EVICTION", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) dangerous_allow_eviction: bool,
+    /// Promise at-most-once on Redis, except for the records that it loses: their payments are made again when they are
+    /// repeated. A failover loses records that were acknowledged, and so does a restart without persistence.
+    #[arg(long, env = "PAYMENTS_DANGEROUS_ACCEPT_STORE_LOSS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) dangerous_accept_store_loss: bool,
     /// How long a crashed request can hold its key.
     #[arg(long, env = "PAYMENTS_LEASE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) lease_ms: u64,
@@ -67,19 +82,32 @@ pub(crate) enum ContractName {
 
 impl Config {
     /// Where the idempotency records are.
-    pub(crate) fn store(&self) -> Result<Database<'_>, UnknownDatabase> {
-        Database::of("--store", &self.store)
+    pub(crate) fn store(&self) -> Result<Place<'_>, UnknownPlace> {
+        if self.store.starts_with("redis") {
+            return Ok(Place::Redis(&self.store));
+        }
+        Database::of(&self.store).map(Place::Database).ok_or(UnknownPlace::Store)
     }
 
     /// Where the payments are.
-    pub(crate) fn ledger(&self) -> Result<Database<'_>, UnknownDatabase> {
-        let store = self.store()?;
-        match (self.contract, &self.ledger, store) {
-            (ContractName::Transactional, _, _) | (_, None, Database::Postgres(_)) => Ok(store),
-            (_, None, Database::Sqlite(_)) => Ok(Database::Sqlite("sqlite://ledger.db")),
-            (_, Some(url), _) => Database::of("--ledger", url),
+    pub(crate) fn ledger(&self) -> Result<Database<'_>, UnknownPlace> {
+        match (self.contract, &self.ledger, self.store()?) {
+            (ContractName::Transactional, _, Place::Database(store)) => Ok(store),
+            (_, Some(url), _) => Database::of(url).ok_or(UnknownPlace::Ledger),
+            (_, None, Place::Database(Database::Sqlite(_))) => Ok(Database::Sqlite("sqlite://ledger.db")),
+            (_, None, Place::Database(store @ Database::Postgres(_))) => Ok(store),
+            (_, None, Place::Redis(_)) => Err(UnknownPlace::NoLedger),
         }
     }
+}
+
+/// Where records can be, by its URL.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place<'a> {
+    /// Beside payments.
+    Database(Database<'a>),
+    /// One server, or what Sentinels or a Cluster name.
+    Redis(&'a str),
 }
 
 /// A database by its URL.
@@ -90,28 +118,43 @@ pub(crate) enum Database<'a> {
 }
 
 impl<'a> Database<'a> {
-    fn of(flag: &'static str, url: &'a str) -> Result<Self, UnknownDatabase> {
-        match url.split_once(':') {
-            Some(("sqlite", _)) => Ok(Self::Sqlite(url)),
-            Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(url)),
-            _ => Err(UnknownDatabase { flag }),
+    fn of(url: &'a str) -> Option<Self> {
+        match url.split_once(':')?.0 {
+            "sqlite" => Some(Self::Sqlite(url)),
+            "postgres" | "postgresql" => Some(Self::Postgres(url)),
+            _ => None,
         }
     }
 }
 
 /// Says nothing about the URL itself, which may hold a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct UnknownDatabase {
-    flag: &'static str,
+pub(crate) enum UnknownPlace {
+    /// The URL of the store is none.
+    Store,
+    /// The URL of the ledger is none.
+    Ledger,
+    /// The store cannot hold payments, and nobody said what does.
+    NoLedger,
 }
 
-impl std::fmt::Display for UnknownDatabase {
+impl std::fmt::Display for UnknownPlace {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} takes sqlite://FILE or postgres://USER@HOST/DATABASE", self.flag)
+        formatter.write_str(match self {
+            Self::Store => {
+                "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST, \
+                 redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST"
+            }
+            Self::Ledger => "--ledger takes sqlite://FILE or postgres://USER@HOST/DATABASE",
+            Self::NoLedger => {
+                "Redis holds records only: say by --ledger where the payments are, sqlite://FILE or \
+                 postgres://USER@HOST/DATABASE"
+            }
+        })
     }
 }
 
-impl std::error::Error for UnknownDatabase {}
+impl std::error::Error for UnknownPlace {}
 
 /// The name of a Postgres schema that can stand between quotes in a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]

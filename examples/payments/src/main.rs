@@ -39,13 +39,13 @@ async fn main() -> ExitCode {
 
 async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     let store = Store::open(&config).await?;
-    store.self_test().await?;
-    let ledger = Ledger::open(&config).await?;
     let settings = Settings::new()
         .lease(Duration::from_millis(config.lease_ms))
         .retention(Duration::from_secs(config.retention_s))
         .wait(Duration::from_millis(config.wait_ms));
-    let engine = store.engine(config.contract, settings);
+    let engine = store.engine(&config, settings)?;
+    store.self_test().await?;
+    let ledger = Ledger::open(&config).await?;
     let router = app::router(&config, engine.clone(), store.clone(), ledger);
     // The signals are caught before anyone is told that the server is ready.
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

@@ -1,4 +1,4 @@
-//! The idempotency store, in either database.
+//! The idempotency store: SQLite, Postgres or Redis.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -8,10 +8,11 @@ use std::time::Duration;
 use idem_axum::{Idempotency, Settings};
 use idem_core::{Purge, SelfTestError, StoreError, TransactionalStore};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger};
+use idem_redis::{RedisConfig, RedisStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use tokio::task::JoinHandle;
 
-use crate::config::{Config, ContractName, Database};
+use crate::config::{Config, ContractName, Database, Place};
 
 /// How often expired records are removed from SQLite, and how many at a time.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
@@ -21,6 +22,7 @@ const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
 pub(crate) enum Store {
     Sqlite(SqliteStore),
     Postgres(PostgresStore),
+    Redis(RedisStore),
 }
 
 /// What the store says about itself.
@@ -28,8 +30,10 @@ pub(crate) enum Store {
 pub(crate) struct Health {
     pub(crate) store: &'static str,
     pub(crate) version: String,
-    /// How many records there are; an estimate in Postgres.
-    pub(crate) records: u64,
+    /// What is counted: records, or in Redis all keys, the records of this service among them.
+    pub(crate) counted: &'static str,
+    /// How many there are; an estimate in Postgres.
+    pub(crate) count: u64,
 }
 
 /// The task that removes expired records.
@@ -37,54 +41,75 @@ pub(crate) struct Health {
 pub(crate) enum RunningPurge {
     Sqlite(JoinHandle<()>),
     Postgres(Purger),
+    /// Redis forgets what is over by itself.
+    NotNeeded,
+}
+
+/// A contract that the store cannot keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ContractRefused {
+    /// The payments cannot be in a transaction of Redis.
+    TransactionalOnRedis,
+    /// Nobody has accepted what Redis can lose.
+    AtMostOnceOnRedis,
 }
 
 impl Store {
     pub(crate) async fn open(config: &Config) -> Result<Self, Box<dyn Error + Send + Sync>> {
         Ok(match config.store()? {
-            Database::Sqlite(url) => Self::Sqlite(SqliteStore::open(SqliteConfig::new(url)).await?),
-            Database::Postgres(url) => {
+            Place::Database(Database::Sqlite(url)) => Self::Sqlite(SqliteStore::open(SqliteConfig::new(url)).await?),
+            Place::Database(Database::Postgres(url)) => {
                 let postgres = PostgresConfig::new(url).schema(config.idem_schema.as_str());
                 let postgres = if config.pooler { postgres.through_transaction_pooler() } else { postgres };
                 Self::Postgres(PostgresStore::open(postgres).await?)
+            }
+            Place::Redis(url) => {
+                let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix);
+                let redis = redis.min_replicas(config.min_replicas);
+                let redis = if config.dangerous_allow_eviction { redis.dangerous_allow_eviction() } else { redis };
+                Self::Redis(RedisStore::open(redis).await?)
             }
         })
     }
 
     /// Whether the store keeps what the contracts need.
     pub(crate) async fn self_test(&self) -> Result<(), SelfTestError> {
-        match self {
-            Self::Sqlite(store) => store.self_test().await,
-            Self::Postgres(store) => {
-                let durability = store.self_test().await?;
-                tracing::info!(%durability, "the store passed its self-test");
-                Ok(())
-            }
-        }
+        let durability = match self {
+            Self::Sqlite(store) => return store.self_test().await,
+            Self::Postgres(store) => store.self_test().await?.to_string(),
+            Self::Redis(store) => store.self_test().await?.to_string(),
+        };
+        tracing::info!(durability, "the store passed its self-test");
+        Ok(())
     }
 
-    /// The engine that runs payments under `contract`.
-    pub(crate) fn engine(&self, contract: ContractName, settings: Settings) -> Idempotency {
+    /// The engine that runs payments under the contract, if this store can keep it.
+    pub(crate) fn engine(&self, config: &Config, settings: Settings) -> Result<Idempotency, ContractRefused> {
         let store: Arc<dyn TransactionalStore> = match self {
             Self::Sqlite(store) => Arc::new(store.clone()),
             Self::Postgres(store) => Arc::new(store.clone()),
+            Self::Redis(store) => return on_redis(store.clone(), config, settings),
         };
-        match contract {
+        Ok(match config.contract {
             ContractName::Transactional => Idempotency::transactional(store, settings),
             ContractName::AtMostOnce => Idempotency::at_most_once(store, settings),
             ContractName::AtLeastOnce => Idempotency::at_least_once(store, settings),
-        }
+        })
     }
 
     pub(crate) async fn health(&self) -> Result<Health, StoreError> {
         Ok(match self {
             Self::Sqlite(store) => {
                 let health = store.health().await?;
-                Health { store: "sqlite", version: health.version, records: health.records }
+                Health { store: "sqlite", version: health.version, counted: "records", count: health.records }
             }
             Self::Postgres(store) => {
                 let health = store.health().await?;
-                Health { store: "postgres", version: health.version, records: health.records }
+                Health { store: "postgres", version: health.version, counted: "records", count: health.records }
+            }
+            Self::Redis(store) => {
+                let health = store.health().await?;
+                Health { store: "redis", version: health.version, counted: "keys", count: health.keys }
             }
         })
     }
@@ -94,6 +119,7 @@ impl Store {
         match self {
             Self::Sqlite(store) => RunningPurge::Sqlite(tokio::spawn(purge(store.clone()))),
             Self::Postgres(store) => RunningPurge::Postgres(Purger::start(store.clone())),
+            Self::Redis(_) => RunningPurge::NotNeeded,
         }
     }
 }
@@ -103,7 +129,38 @@ impl RunningPurge {
         match self {
             Self::Sqlite(task) => task.abort(),
             Self::Postgres(purger) => purger.stop().await,
+            Self::NotNeeded => {}
         }
+    }
+}
+
+impl std::fmt::Display for ContractRefused {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::TransactionalOnRedis => {
+                "--contract transactional commits payment and record in one transaction, and Redis has no transaction \
+                 that could hold a payment: choose --contract at-least-once, or a --store in SQLite or Postgres"
+            }
+            Self::AtMostOnceOnRedis => {
+                "--contract at-most-once promises that no payment is made twice, and Redis can lose records that it has \
+                 acknowledged, by a failover or by a restart without persistence; their payments are made again when \
+                 they are repeated. Choose a --store in SQLite or Postgres, or --contract at-least-once, or accept the \
+                 loss by --dangerous-accept-store-loss"
+            }
+        })
+    }
+}
+
+impl Error for ContractRefused {}
+
+fn on_redis(store: RedisStore, config: &Config, settings: Settings) -> Result<Idempotency, ContractRefused> {
+    match config.contract {
+        ContractName::Transactional => Err(ContractRefused::TransactionalOnRedis),
+        ContractName::AtMostOnce if config.dangerous_accept_store_loss => {
+            Ok(Idempotency::at_most_once(Arc::new(store.dangerous_accept_store_loss()), settings))
+        }
+        ContractName::AtMostOnce => Err(ContractRefused::AtMostOnceOnRedis),
+        ContractName::AtLeastOnce => Ok(Idempotency::at_least_once(Arc::new(store), settings)),
     }
 }
 

@@ -3,6 +3,7 @@
 mod client;
 mod gates;
 mod postgres;
+mod redis;
 mod server;
 
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 pub(crate) use client::{Answer, Request};
 pub(crate) use gates::{Gate, Gates, Orphan};
 pub(crate) use postgres::{Schemas, Sql};
-pub(crate) use server::{Backend, Contract, Server};
+pub(crate) use server::{Backend, Contract, Server, refusal};
 
 /// Far above what anything here takes on a loaded machine, so that running into it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,6 +34,7 @@ macro_rules! on_every_backend {
         $crate::support::on_every_backend!(@ on_sqlite Sqlite: $($test,)+);
         $crate::support::on_every_backend!(@ on_postgres Postgres: $($test,)+);
         $crate::support::on_every_backend!(@ on_pgbouncer PgBouncer: $($test,)+);
+        $crate::support::on_every_backend!(@ on_redis Redis: $($test,)+);
     };
     (@ $module:ident $backend:ident: $($test:ident,)+) => {
         mod $module {
@@ -46,3 +48,13 @@ macro_rules! on_every_backend {
     };
 }
 pub(crate) use on_every_backend;
+
+/// The same for what only a store has that holds payments as well, in modules such as `transactional_on_postgres`.
+macro_rules! on_every_database {
+    ($($test:ident,)+) => {
+        $crate::support::on_every_backend!(@ transactional_on_sqlite Sqlite: $($test,)+);
+        $crate::support::on_every_backend!(@ transactional_on_postgres Postgres: $($test,)+);
+        $crate::support::on_every_backend!(@ transactional_on_pgbouncer PgBouncer: $($test,)+);
+    };
+}
+pub(crate) use on_every_database;

@@ -10,6 +10,7 @@ use idem_servers::PgBouncer;
 use tempfile::TempDir;
 
 use super::postgres::Schemas;
+use super::redis::Keys;
 use super::{Answer, Request, eventually};
 
 /// Where the records are.
@@ -19,6 +20,25 @@ pub(crate) enum Backend {
     Postgres,
     /// Postgres behind a PgBouncer of the server's own, in transaction mode.
     PgBouncer,
+    Redis,
+    /// A primary of Redis that Sentinels name.
+    RedisSentinel,
+    RedisCluster,
+}
+
+impl Backend {
+    /// The contracts that can be had there.
+    pub(crate) fn contracts(self) -> &'static [Contract] {
+        match self {
+            Self::Sqlite | Self::Postgres | Self::PgBouncer => &Contract::ALL,
+            Self::Redis | Self::RedisSentinel | Self::RedisCluster => &Contract::LEASED,
+        }
+    }
+
+    /// The contract that promises most.
+    pub(crate) fn strongest_contract(self) -> Contract {
+        self.contracts()[0]
+    }
 }
 
 /// The connections between PgBouncer and Postgres: a few handlers in their transactions, and room for the verbs.
@@ -33,8 +53,10 @@ pub(crate) enum Contract {
 
 impl Contract {
     pub(crate) const ALL: [Self; 3] = [Self::Transactional, Self::AtMostOnce, Self::AtLeastOnce];
+    /// Those that know a running request by its record.
+    pub(crate) const LEASED: [Self; 2] = [Self::AtMostOnce, Self::AtLeastOnce];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Transactional => "transactional",
             Self::AtMostOnce => "at-most-once",
@@ -43,14 +65,21 @@ impl Contract {
     }
 }
 
+/// Where the records of one server are.
+enum Records {
+    /// In its folder.
+    Folder,
+    Postgres(Arc<Schemas>),
+    Redis(Keys),
+}
+
 /// A running server; killed when dropped, and its databases removed.
 pub(crate) struct Server {
     process: Child,
     pub(crate) address: SocketAddr,
     folder: TempDir,
     args: Vec<String>,
-    /// What there is in Postgres.
-    schemas: Option<Arc<Schemas>>,
+    records: Records,
     _pooler: Option<PgBouncer>,
     contract: Contract,
 }
@@ -63,19 +92,41 @@ impl Server {
 
     /// The same on any backend.
     pub(crate) fn start_on(backend: Backend, contract: Contract, args: &[&str]) -> Self {
+        match backend {
+            Backend::Sqlite => Self::start_with(Records::Folder, None, contract, args),
+            Backend::Postgres => Self::start_with(Records::Postgres(Arc::new(Schemas::new())), None, contract, args),
+            Backend::PgBouncer => {
+                let pooler = PgBouncer::start(&idem_servers::postgres_url(), POOL_CONNECTIONS).unwrap();
+                Self::start_with(Records::Postgres(Arc::new(Schemas::new())), Some(pooler), contract, args)
+            }
+            Backend::Redis => Self::start_on_redis(idem_servers::redis_url(), contract, args),
+            Backend::RedisSentinel => Self::start_on_redis(idem_servers::redis_sentinel_url(), contract, args),
+            Backend::RedisCluster => Self::start_on_redis(idem_servers::redis_cluster_url(), contract, args),
+        }
+    }
+
+    /// The same on the Redis at `url`.
+    pub(crate) fn start_on_redis(url: String, contract: Contract, args: &[&str]) -> Self {
+        let accepts_loss = (contract == Contract::AtMostOnce).then_some("--dangerous-accept-store-loss");
+        let args: Vec<&str> = args.iter().copied().chain(accepts_loss).collect();
+        Self::start_with(Records::Redis(Keys::new(url)), None, contract, &args)
+    }
+
+    fn start_with(records: Records, pooler: Option<PgBouncer>, contract: Contract, args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let mut all = vec!["--contract".to_owned(), contract.name().to_owned(), "--simulate".to_owned()];
         all.extend(args.iter().map(|&arg| arg.to_owned()));
-        let schemas = (backend != Backend::Sqlite).then(|| Arc::new(Schemas::new()));
-        let pooler = (backend == Backend::PgBouncer)
-            .then(|| PgBouncer::start(&idem_servers::postgres_url(), POOL_CONNECTIONS).unwrap());
-        if let Some(schemas) = &schemas {
-            let url = pooler.as_ref().map_or_else(idem_servers::postgres_url, |pooler| pooler.url().to_owned());
-            all.extend(schemas.arguments(&url));
-            all.extend(pooler.iter().map(|_| "--pooler".to_owned()));
+        match &records {
+            Records::Folder => {}
+            Records::Postgres(schemas) => {
+                let url = pooler.as_ref().map_or_else(idem_servers::postgres_url, |pooler| pooler.url().to_owned());
+                all.extend(schemas.arguments(&url));
+                all.extend(pooler.iter().map(|_| "--pooler".to_owned()));
+            }
+            Records::Redis(keys) => all.extend(keys.arguments()),
         }
         let (process, address) = spawn(folder.path(), &all);
-        Self { process, address, folder, args: all, schemas, _pooler: pooler, contract }
+        Self { process, address, folder, args: all, records, _pooler: pooler, contract }
     }
 
     /// Starts another server on the same databases; it must not outlive this one.
@@ -124,18 +175,20 @@ impl Server {
 
     /// How many records there are.
     pub(crate) fn records(&self) -> u64 {
-        match &self.schemas {
+        match &self.records {
+            Records::Folder => self.send(&Request::get("/healthz")).json()["records"].as_u64().unwrap(),
             // There, the server itself only estimates.
-            Some(schemas) => schemas.records(),
-            None => self.send(&Request::get("/healthz")).json()["records"].as_u64().unwrap(),
+            Records::Postgres(schemas) => schemas.records(),
+            // There, it counts the keys of all.
+            Records::Redis(keys) => keys.all().len() as u64,
         }
     }
 
     /// Waits until a first request has acquired its key, and nothing else is under way.
     pub(crate) fn await_running(&self) {
         eventually("the first request", || {
-            let running = match (&self.schemas, self.contract) {
-                (Some(schemas), Contract::Transactional) => schemas.transactions() == 1,
+            let running = match (&self.records, self.contract) {
+                (Records::Postgres(schemas), Contract::Transactional) => schemas.transactions() == 1,
                 _ => self.records() == 1,
             };
             running.then_some(())
@@ -144,7 +197,19 @@ impl Server {
 
     /// What there is in Postgres, for a server that is there.
     pub(crate) fn schemas(&self) -> Arc<Schemas> {
-        Arc::clone(self.schemas.as_ref().unwrap())
+        let Records::Postgres(schemas) = &self.records else { panic!("the records are not in Postgres") };
+        Arc::clone(schemas)
+    }
+
+    /// What there is in Redis, for a server that is there.
+    pub(crate) fn keys(&self) -> &Keys {
+        let Records::Redis(keys) = &self.records else { panic!("the records are not in Redis") };
+        keys
+    }
+
+    /// What it has said.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 }
 
@@ -168,7 +233,31 @@ impl Drop for Server {
     }
 }
 
+/// What a server says that cannot start with these arguments.
+pub(crate) fn refusal(args: &[&str]) -> String {
+    let folder = TempDir::new().unwrap();
+    let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+    let (mut process, line) = launch(folder.path(), &args);
+    if !line.is_empty() {
+        process.kill().unwrap();
+    }
+    let status = process.wait().unwrap();
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert_eq!((line.as_str(), status.code()), ("", Some(1)), "{args:?}: {log}");
+    log
+}
+
 fn spawn(folder: &Path, args: &[String]) -> (Child, SocketAddr) {
+    let (process, line) = launch(folder, args);
+    let address = line.trim().strip_prefix("listening on http://");
+    let address = address.unwrap_or_else(|| {
+        panic!("the server said {line:?}: {}", std::fs::read_to_string(folder.join("log")).unwrap())
+    });
+    (process, address.parse().unwrap())
+}
+
+/// Starts a server, and awaits the line by which it says that it listens; without one it has ended.
+fn launch(folder: &Path, args: &[String]) -> (Child, String) {
     let log = std::fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
     let mut process = Command::new(env!("CARGO_BIN_EXE_payments"))
         .args(["--listen", "127.0.0.1:0"])
@@ -180,9 +269,5 @@ fn spawn(folder: &Path, args: &[String]) -> (Child, SocketAddr) {
         .unwrap();
     let mut line = String::new();
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let address = line.trim().strip_prefix("listening on http://");
-    let address = address.unwrap_or_else(|| {
-        panic!("the server said {line:?}: {}", std::fs::read_to_string(folder.join("log")).unwrap())
-    });
-    (process, address.parse().unwrap())
+    (process, line)
 }
