@@ -86,7 +86,8 @@ if settlement == RELEASED then
 else
   end_run()
 end
+-- A hint, and it is settled by now: a user who may not publish settles all the same.
 if record.asked then
-  redis.call('PUBLISH', ARGV[11], KEY)
+  redis.pcall('PUBLISH', ARGV[11], KEY)
 end
 return 1

@@ -129,7 +129,11 @@ impl RedisConfig {
             Place::Address(address) => {
                 let message = "the URL of Redis cannot be understood; write redis://user:password@host:port/0";
                 let address = address.clone().map_err(|error| misconfigured(message).with_source(error))?;
-                address.servers(self.timeout).map_err(|error| misconfigured(message).with_source(error))
+                address.servers(self.timeout).map_err(|error| {
+                    let message =
+                        "the address of Redis cannot be used; for rediss, enable a TLS feature of the crate redis";
+                    misconfigured(message).with_source(error)
+                })
             }
             #[cfg(feature = "deadpool")]
             Place::Pool(pool) => Ok(Servers::Pool(pool.clone())),
@@ -183,6 +187,14 @@ mod tests {
             let error = RedisConfig::new(url).servers().map(|_| ()).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn tls_without_its_feature_is_said_to_be_missing() {
+        for url in ["rediss://host", "rediss+cluster://host"] {
+            let error = RedisConfig::new(url).servers().map(|_| ()).unwrap_err();
+            assert!(error.to_string().contains("enable a TLS feature"), "{url}: {error}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use idem_core::{RecordId, SettlementListener};
 use redis::aio::{PubSub, PubSubSink};
-use redis::{Client, ErrorKind, RedisError, RedisResult};
+use redis::{Client, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
@@ -85,6 +85,7 @@ impl Listeners {
 
 async fn listen(servers: Servers, keys: Keys, channel: Vec<u8>, listeners: Arc<Listeners>) {
     let mut pause = FIRST_PAUSE;
+    let mut was_refused = false;
     loop {
         match subscribe(&servers, &channel).await {
             Ok(Some(subscription)) => {
@@ -92,6 +93,13 @@ async fn listen(servers: Servers, keys: Keys, channel: Vec<u8>, listeners: Arc<L
                 follow(subscription, &keys, &listeners).await;
             }
             Ok(None) => return,
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
+                if !std::mem::replace(&mut was_refused, true) {
+                    let message = "the user may not subscribe to settlements, so waiters look from time to time only";
+                    tracing::warn!(error = &error as &dyn std::error::Error, message);
+                }
+                pause = LAST_PAUSE;
+            }
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "could not subscribe to settlements");
             }

@@ -107,6 +107,20 @@ async fn a_subscription_follows_the_primary() {
     is_told(&world, &other, &told, &completed()).await;
 }
 
+/// New users of Redis 7 may use no channel.
+#[tokio::test]
+async fn whoever_may_not_publish_settles_all_the_same() {
+    let server = Redis::start().unwrap();
+    let rules = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all"];
+    idem_servers::redis_command(server.port(), &rules).unwrap();
+    let (world, other, told) = pair(&format!("redis://app:pw@127.0.0.1:{}", server.port())).await;
+    let request = asked_for(&world, &other).await;
+    let lease = world.lease(&request).await.unwrap();
+    assert_eq!(world.complete(&lease).await.unwrap(), idem_core::OwnerOutcome::Applied);
+    world.store.self_test().await.unwrap();
+    assert_eq!(told.of(&request.id), 0);
+}
+
 #[tokio::test]
 async fn a_listener_that_is_gone_is_forgotten_and_the_others_are_told() {
     let (world, other, told) = pair(&redis_url()).await;
