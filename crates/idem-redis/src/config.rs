@@ -127,13 +127,10 @@ impl RedisConfig {
         }
         match &self.place {
             Place::Address(address) => {
-                let message = "the URL of Redis cannot be understood; write redis://user:password@host:port/0";
+                let message = "the URL of Redis cannot be used; write redis://user:password@host:port/0, and for rediss enable \
+                     a TLS feature of the crate redis";
                 let address = address.clone().map_err(|error| misconfigured(message).with_source(error))?;
-                address.servers(self.timeout).map_err(|error| {
-                    let message =
-                        "the address of Redis cannot be used; for rediss, enable a TLS feature of the crate redis";
-                    misconfigured(message).with_source(error)
-                })
+                address.servers(self.timeout).map_err(|error| misconfigured(message).with_source(error))
             }
             #[cfg(feature = "deadpool")]
             Place::Pool(pool) => Ok(Servers::Pool(pool.clone())),
