@@ -21,28 +21,34 @@ local owner, retention, takeover = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7])
 local record, is_there = load()
 
 local function acquired(attempt, how)
-  local checkpoint = redis.call('HMGET', KEY, 'point', 'data')
-  return { 'acquired', attempt, how, checkpoint[1], checkpoint[2] }
+  local checkpoint = record and redis.call('HMGET', KEY, 'point', 'data') or {}
+  return { 'acquired', attempt, how, checkpoint[1] or false, checkpoint[2] or false }
 end
 
 -- A new attempt begins: what the record keeps from the one before is its age and its checkpoint.
 local function start(attempt, how)
+  local answer = acquired(attempt, how)
   if record then
     redis.call('HDEL', KEY, 'after', 'status', 'headers', 'body', 'asked')
   elseif is_there then
     redis.call('DEL', KEY)
   end
   local lease = NOW + tonumber(ARGV[5])
-  write(lease + retention, 'format', '1', 'algo', ARGV[2], 'digest', ARGV[3], 'owner', owner, 'attempt', attempt,
-    'state', IN_PROGRESS, 'how', how, 'crash', takeover, 'lease', text(lease), 'made', record and record.made or text(NOW))
-  return acquired(attempt, how)
+  local ends = lease + retention
+  redis.call('HSET', KEY, 'format', '1', 'algo', ARGV[2], 'digest', ARGV[3], 'owner', owner, 'attempt', attempt,
+    'state', IN_PROGRESS, 'how', how, 'crash', takeover, 'lease', text(lease), 'ends', text(ends),
+    'made', record and record.made or text(NOW), 'moved', text(NOW))
+  expire(ends)
+  return answer
 end
 
 -- The record ends without another run; its owner stays, so that the owner's late settlement is seen to be stale.
 local function fail(state, ...)
   redis.call('HDEL', KEY, 'how', 'crash', 'lease', 'after', 'point', 'data', 'asked')
-  write(NOW + retention, 'state', state, ...)
-  return { 'replay', unpack(everything()) }
+  redis.call('HSET', KEY, 'state', state, 'moved', text(NOW), 'ends', text(NOW + retention), ...)
+  local answer = { 'replay', unpack(everything()) }
+  expire(NOW + retention)
+  return answer
 end
 
 if not record then
@@ -55,7 +61,7 @@ if not same_request and not (is_settled and ARGV[9] == '1') then
 end
 if is_settled or record.owner == owner and record.state == IN_PROGRESS then
   if ARGV[10] == '1' then
-    touch()
+    touch(record)
   end
   return is_settled and { 'replay', unpack(everything()) } or acquired(record.attempt, record.how)
 end
@@ -69,8 +75,9 @@ if record.state == RETRYABLE then
   return fail(TERMINAL)
 end
 if NOW < record.lease then
+  -- A hint, which may fail when the memory is full.
   if not record.asked then
-    redis.call('HSET', KEY, 'asked', '1')
+    redis.pcall('HSET', KEY, 'asked', '1')
   end
   return { 'in_progress', text(record.lease - NOW) }
 end

@@ -13,5 +13,6 @@ local record = load()
 if not record or record.owner == NOBODY or record.owner ~= ARGV[2] or record.state ~= IN_PROGRESS then
   return 0
 end
+touch(record)
 redis.call('HSET', KEY, 'point', ARGV[3], 'data', ARGV[4], 'moved', text(NOW))
 return 1

@@ -2,9 +2,14 @@
 --
 -- KEYS 1  the record
 -- ARGV 1  microseconds by which the time is moved
+--      2  1: whoever is answered awaits replicas
 --
 -- Returns the fields of `everything`, or nil when there is no record or it counts as absent.
 --
 -- Laws: L9.
 
-return load() and everything()
+local record = load()
+if record and ARGV[2] == '1' then
+  touch(record)
+end
+return record and everything()

@@ -23,8 +23,9 @@ local NOBODY = string.rep('\0', 16)
 local TIME_LIMIT = 9223372036854775808
 
 -- ARGV[1] of every script moves the time: 0 except in tests.
+local OFFSET = tonumber(ARGV[1])
 local TIME = redis.call('TIME')
-local NOW = TIME[1] * 1000000 + TIME[2] + tonumber(ARGV[1])
+local NOW = TIME[1] * 1000000 + TIME[2] + OFFSET
 
 local function text(time)
   if time >= TIME_LIMIT then
@@ -55,13 +56,13 @@ local function load()
   if fields[1] ~= '1' then
     error({ err = 'IDEMFORMAT ' .. fields[1] })
   end
-  if NOW >= number('ends', fields[2]) then
+  local record = {
+    ends = number('ends', fields[2]), state = number('state', fields[3]), owner = fields[4],
+    attempt = number('attempt', fields[5]), algo = fields[6], digest = fields[7], asked = fields[12], made = fields[13],
+  }
+  if NOW >= record.ends then
     return nil, true
   end
-  local record = {
-    state = number('state', fields[3]), owner = fields[4], attempt = number('attempt', fields[5]),
-    algo = fields[6], digest = fields[7], asked = fields[12], made = fields[13],
-  }
   if not (record.owner and #record.owner == 16 and record.algo and record.digest and #record.digest == 32) then
     number('owner, algo or digest', nil)
   end
@@ -82,13 +83,14 @@ local function everything()
     'after', 'point', 'data', 'status', 'headers', 'body', 'made', 'moved', 'ends')
 end
 
--- Changes fields of the record. From `ends` on it counts as absent, and the server may forget it.
-local function write(ends, ...)
-  redis.call('HSET', KEY, 'moved', text(NOW), 'ends', text(ends), ...)
-  redis.call('PEXPIRE', KEY, string.format('%.0f', math.ceil((math.min(ends, TIME_LIMIT) - NOW) / 1000)))
+-- The server may forget the key when the record ends, by its own clock, and not before.
+local function expire(ends)
+  redis.call('PEXPIREAT', KEY, string.format('%.0f', math.ceil((math.min(ends, TIME_LIMIT) - OFFSET) / 1000)))
 end
 
--- Writes something without a change. Somebody who awaits replicas after this script then awaits all that it has seen.
-local function touch()
-  redis.call('HSET', KEY, 'format', '1')
+-- A write that changes nothing. It takes no memory, so Redis permits it when its memory is full, and whatever follows it in
+-- the same script as well: only new keys are refused then, and no owner loses its lease. Whoever awaits replicas
+-- after it awaits all that the script has seen.
+local function touch(record)
+  expire(record.ends)
 end

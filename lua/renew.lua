@@ -13,6 +13,9 @@ local record = load()
 if not record or record.owner == NOBODY or record.owner ~= ARGV[2] or record.state ~= IN_PROGRESS then
   return 0
 end
-local lease_until = NOW + tonumber(ARGV[3])
-write(lease_until + tonumber(ARGV[4]), 'lease', text(lease_until))
+local lease = NOW + tonumber(ARGV[3])
+local ends = lease + tonumber(ARGV[4])
+touch(record)
+redis.call('HSET', KEY, 'lease', text(lease), 'moved', text(NOW), 'ends', text(ends))
+expire(ends)
 return 1

@@ -43,6 +43,7 @@ local function give_back(record)
     ran_before = record.how == PROBE
   end
   if ran_before then
+    touch(record)
     redis.call('HSET', KEY, 'owner', NOBODY, 'lease', text(math.min(record.lease, NOW)), 'moved', text(NOW))
   else
     redis.call('DEL', KEY)
@@ -62,7 +63,10 @@ local function end_run()
   if body then
     redis.call('HSET', KEY, 'body', body)
   end
-  write(kept_from + tonumber(ARGV[4]), 'state', settlement, 'status', ARGV[6], 'headers', ARGV[7])
+  local ends = kept_from + tonumber(ARGV[4])
+  redis.call('HSET', KEY, 'state', settlement, 'status', ARGV[6], 'headers', ARGV[7], 'moved', text(NOW),
+    'ends', text(ends))
+  expire(ends)
 end
 
 local record = load()
@@ -77,7 +81,7 @@ if record.state ~= IN_PROGRESS then
     return 0
   end
   if ARGV[10] == '1' then
-    touch()
+    touch(record)
   end
   return 1
 end

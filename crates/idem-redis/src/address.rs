@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, TlsMode};
@@ -16,8 +17,9 @@ const MOST_NODES: usize = 1_000;
 pub(crate) enum Servers {
     /// One server.
     One(Client),
-    /// The one that the Sentinels name.
-    Sentinel(Arc<Mutex<SentinelClient>>),
+    /// The one that the Sentinels name: each is asked by a client of its own, as one that hangs must not keep back the
+    /// answers of the others.
+    Sentinel(Arc<[Mutex<SentinelClient>]>),
     /// Those that share the slots of a Cluster. The clients are the servers that the URL names.
     Cluster(Arc<ClusterClient>, Arc<[Client]>),
     /// One server, by the application's own connections.
@@ -67,31 +69,42 @@ impl Address {
         Ok(match self {
             Self::One(info) => Servers::One(Client::open(info)?),
             Self::Cluster(nodes) => {
-                // A server that hangs must not use up the time that a verb has: others may answer for it.
+                // A server that hangs must not use up the time that a verb has: others may answer for it. How long a verb
+                // may take in all is not for the driver to say, since it would go away with what it has learnt.
                 let builder = ClusterClient::builder(nodes.clone()).connection_timeout(timeout / 4);
-                let client = builder.response_timeout(timeout / 2).build()?;
+                let builder = builder.response_timeout(timeout * 2 / 3).overall_response_timeout(None);
+                let client = builder.build()?;
                 let seeds = nodes.into_iter().map(Client::open).collect::<Result<_, _>>()?;
                 Servers::Cluster(Arc::new(client), seeds)
             }
             Self::Sentinel { nodes, service, db, tls } => {
                 let login = nodes.first().map(|node| node.redis_settings().clone()).unwrap_or_default();
-                let addresses: Vec<ConnectionAddr> = nodes.iter().map(|node| node.addr().clone()).collect();
-                let builder = SentinelClientBuilder::new(addresses, service, SentinelServerType::Master)?;
-                let mut builder = builder.set_client_to_redis_db(db);
-                if tls {
-                    builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
-                    builder = builder.set_client_to_sentinel_tls_mode(TlsMode::Secure);
-                }
-                if let Some(username) = login.username() {
-                    builder = builder.set_client_to_redis_username(username);
-                }
-                if let Some(password) = login.password() {
-                    builder = builder.set_client_to_redis_password(password);
-                }
-                Servers::Sentinel(Arc::new(Mutex::new(builder.build()?)))
+                let client = |address: ConnectionAddr| -> Result<_, RedisError> {
+                    let builder = SentinelClientBuilder::new([address], &service, SentinelServerType::Master)?;
+                    let mut builder = builder.set_client_to_redis_db(db);
+                    if tls {
+                        builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
+                        builder = builder.set_client_to_sentinel_tls_mode(TlsMode::Secure);
+                    }
+                    if let Some(username) = login.username() {
+                        builder = builder.set_client_to_redis_username(username);
+                    }
+                    if let Some(password) = login.password() {
+                        builder = builder.set_client_to_redis_password(password);
+                    }
+                    Ok(Mutex::new(builder.build()?))
+                };
+                let addresses = nodes.iter().map(|node| node.addr().clone());
+                Servers::Sentinel(addresses.map(client).collect::<Result<_, _>>()?)
             }
         })
     }
+}
+
+/// The primary that the first Sentinel to answer names, once it has said itself that it is one.
+pub(crate) async fn primary(sentinels: &[Mutex<SentinelClient>]) -> Result<Client, RedisError> {
+    let asking = sentinels.iter().map(|sentinel| async { sentinel.lock().await.async_get_client().await }.boxed());
+    futures_util::future::select_ok(asking).await.map(|(client, _)| client)
 }
 
 /// The servers of `user:password@host:port,host:port`; the login counts for all of them.
@@ -139,9 +152,9 @@ mod tests {
 
     #[test]
     fn a_cluster_is_some_of_its_servers() {
-        let Ok(Address::Cluster(nodes)) = Address::parse("rediss+cluster://app:pw@a:7000,b/") else { panic!() };
-        assert!(nodes.iter().all(|node| matches!(node.addr(), ConnectionAddr::TcpTls { .. })));
-        assert_eq!(nodes.len(), 2);
+        let Ok(Address::Cluster(nodes)) = Address::parse("redis+cluster://app:pw@a:7000,b/") else { panic!() };
+        assert_eq!(nodes.iter().map(at).collect::<Vec<_>>(), ["a:7000", "b:6379"]);
+        assert!(nodes.iter().all(|node| node.redis_settings().username() == Some("app")));
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl fmt::Display for DurabilityReport {
             Durability::Power => "an acknowledged record survives crashes and the loss of power",
             Durability::Crash => {
                 "an acknowledged record survives the death of the server, but not the loss of power: after one, the \
-                 operations of about the last second may run again"
+                 operations that were not synced yet may run again, with appendfsync=everysec about those of the last second"
             }
             _ => {
                 "an acknowledged record may be lost when the server restarts, and its operation then runs again; set \

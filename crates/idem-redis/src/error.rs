@@ -25,13 +25,13 @@ impl Failure {
         let (error, is_indeterminate) = match self {
             Self::NotConnected { error: source, was_sent } => {
                 let (kind, hint) = match source.kind() {
-                    ErrorKind::AuthenticationFailed => {
-                        (StoreErrorKind::Misconfigured, "Redis does not let this user in")
-                    }
                     ErrorKind::MasterNameNotFoundBySentinel => {
                         (StoreErrorKind::Unavailable, "no Sentinel names a primary of this service that is up")
                     }
-                    _ => (StoreErrorKind::Unavailable, "could not connect to Redis"),
+                    ErrorKind::Io | ErrorKind::Client | ErrorKind::ClusterConnectionNotFound => {
+                        (StoreErrorKind::Unavailable, "could not connect to Redis")
+                    }
+                    _ => reason(&source),
                 };
                 (error(kind, hint).with_source(source), was_sent)
             }
@@ -77,6 +77,7 @@ fn reason(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ) => unavailable("nobody in the Cluster serves this record just now"),
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) => misconfigured("the user lacks a permission"),
         (ErrorKind::AuthenticationFailed, _) => misconfigured("Redis does not let this user in"),
+        (_, "READONLY") => unavailable("the server is a replica; name the primary, or its Sentinels"),
         (_, "NOAUTH" | "WRONGPASS") => misconfigured("Redis does not let this user in"),
         (_, "OOM") => (StoreErrorKind::Capacity, "Redis has no memory left; raise maxmemory"),
         (_, "MISCONF") => unavailable("Redis takes no writes, as it cannot save its data; see its log"),
@@ -85,7 +86,7 @@ fn reason(error: &RedisError) -> (StoreErrorKind, &'static str) {
         (_, "IDEMFORMAT") => corrupt("another version wrote the record, in a format that this one does not read"),
         (_, "IDEMDAMAGED") => corrupt("the record is damaged"),
         (_, "WRONGTYPE") => corrupt("something that is not a record stands under its key"),
-        (ErrorKind::Server(_), _) => corrupt("Redis does not understand the store's scripts"),
+        (ErrorKind::Server(_), _) => misconfigured("Redis refused a script of the store, or a part of it"),
         _ => unavailable("Redis could not answer"),
     }
 }

@@ -1,6 +1,6 @@
 //! What the servers are, and what they promise.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use idem_core::{SelfTestError, StoreError, StoreErrorKind};
 use redis::Value;
@@ -97,7 +97,32 @@ fn refused(message: impl Into<String>) -> StoreError {
 async fn primaries(link: &Link) -> Result<Vec<Info>, StoreError> {
     let what = "ask what the server is";
     let answers = link.ask_all(redis::cmd("INFO").arg("everything")).await.map_err(|failure| failure.of(what))?;
-    answers.into_iter().map(Info::read).collect()
+    let infos = answers.into_iter().map(Info::read).collect::<Result<Vec<_>, _>>()?;
+    // The driver asks the servers of a Cluster that it has reached so far.
+    if infos.iter().any(|info| info.text("redis_mode") == "cluster") {
+        let slots = link.ask_all(redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|failure| failure.of(what))?;
+        let served = served_by(slots.into_iter().next().unwrap_or_default())?;
+        if infos.len() < served {
+            let message = format!("{} of {served} primaries of the Cluster did not answer", served - infos.len());
+            return Err(StoreError::new(StoreErrorKind::Unavailable, message));
+        }
+    }
+    Ok(infos)
+}
+
+/// How many primaries `CLUSTER SLOTS` names: a list of ranges, each with its primary's address and port first.
+fn served_by(slots: Value) -> Result<usize, StoreError> {
+    type Node = (Option<String>, u16, String);
+    let ranges: Vec<Vec<Value>> = redis::from_redis_value(slots).map_err(unreadable)?;
+    let mut primaries = HashSet::new();
+    for range in ranges {
+        let primary = range.into_iter().nth(2).unwrap_or_default();
+        let Value::Array(mut parts) = primary else { return Err(unreadable("a range of slots has no primary")) };
+        parts.truncate(3);
+        let (_, _, name): Node = redis::from_redis_value(Value::Array(parts)).map_err(unreadable)?;
+        primaries.insert(name);
+    }
+    Ok(primaries.len())
 }
 
 async fn report(link: &Link, primaries: &[Info], min_replicas: u32) -> DurabilityReport {
@@ -117,8 +142,8 @@ async fn report(link: &Link, primaries: &[Info], min_replicas: u32) -> Durabilit
 async fn setting(link: &Link, name: &str) -> Option<String> {
     let answers = link.ask_all(redis::cmd("CONFIG").arg("GET").arg(name)).await.ok()?;
     let mut values = answers.into_iter().map(|answer| {
-        let pair: Vec<String> = redis::from_redis_value(answer).ok()?;
-        pair.into_iter().nth(1)
+        let settings: HashMap<String, String> = redis::from_redis_value(answer).ok()?;
+        settings.into_values().next()
     });
     let first = values.next().flatten()?;
     values.all(|value| value.as_ref() == Some(&first)).then_some(first)

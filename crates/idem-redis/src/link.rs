@@ -3,10 +3,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
-use crate::address::Servers;
+use crate::address::{self, Servers};
 use crate::connection::Connection;
 use crate::error::Failure;
 use crate::script::{Call, and_wait};
@@ -15,6 +17,9 @@ use crate::slot::Slot;
 /// How often a call is sent, as every script may be sent again: the connection may have ended since it was used last, and
 /// then an answer may be lost.
 const ATTEMPTS: u32 = 3;
+
+/// The least time to connect: looking for a primary takes several round trips.
+const LEAST_CONNECT: Duration = Duration::from_secs(2);
 
 pub(crate) struct Link {
     servers: Servers,
@@ -81,16 +86,21 @@ impl Link {
                 Ok(Err(error)) => return Err(Failure::NotConnected { error, was_sent }),
                 Err(_) => return Err(Failure::NotConnectedInTime { timeout: self.timeout, was_sent }),
             };
+            let asked_at = Instant::now();
             let Ok(answer) = tokio::time::timeout_at(deadline, held.ask(question)).await else {
-                // Perhaps it is slow, perhaps nothing will ever come: whoever comes next shall not find out.
-                held.discard();
+                // Perhaps it is slow, perhaps nothing will ever come: whoever comes next shall not find out. If most of the
+                // time went by before there was a connection, that one has done nothing wrong.
+                if asked_at.elapsed() >= self.timeout / 2 {
+                    self.leave(held);
+                }
                 return Err(Failure::Timeout { timeout: self.timeout });
             };
             let error = match answer {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
-            was_sent |= !is_refusal(&error);
+            // The driver of a Cluster sends again by itself, and tells of the last time only.
+            was_sent |= !is_refusal(&error) || matches!(self.servers, Servers::Cluster(..));
             if !is_of_no_use(&error) {
                 return Err(Failure::Failed { error, may_have_run: was_sent });
             }
@@ -115,30 +125,53 @@ impl Link {
             }
             _ => &self.shared,
         };
-        let (connection, generation) = slot.get(self.connect()).await?;
+        let (connection, generation) = slot.get(|| self.connect(), self.connect_limit()).await?;
         Ok(Held::Shared { connection, slot, generation })
     }
 
-    async fn connect(&self) -> RedisResult<Connection> {
-        // A call has a deadline of its own.
-        let config = || {
-            let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.timeout));
-            config.set_response_timeout(None)
-        };
-        match &self.servers {
-            Servers::One(client) => {
-                client.get_multiplexed_async_connection_with_config(&config()).await.map(Connection::One)
+    fn connect(&self) -> BoxFuture<'static, RedisResult<Connection>> {
+        connect(self.servers.clone(), self.connect_limit()).boxed()
+    }
+
+    /// Connecting may take longer than a verb: it is done once for all who wait.
+    fn connect_limit(&self) -> Duration {
+        (self.timeout * 2).max(LEAST_CONNECT)
+    }
+
+    /// Leaves a connection on which no answer came. The servers of a Cluster have one each behind it, and most of them may
+    /// be well, so it serves until there is another that knows who has which slots now.
+    fn leave(&self, held: Held<'_>) {
+        match held {
+            Held::Shared { connection: Connection::Cluster(_), slot, generation } => {
+                slot.renew(generation, || self.connect(), self.connect_limit());
             }
-            Servers::Sentinel(sentinels) => {
-                let client = sentinels.lock().await.async_get_client().await?;
-                client.get_multiplexed_async_connection_with_config(&config()).await.map(Connection::One)
-            }
-            Servers::Cluster(client, _) => client.get_async_connection().await.map(Connection::Cluster),
-            #[cfg(feature = "deadpool")]
-            // Each call takes a connection of its own out of a pool.
-            Servers::Pool(_) => Err(RedisError::from((ErrorKind::Client, "a pool makes its connections itself"))),
+            held => held.discard(),
         }
     }
+}
+
+async fn connect(servers: Servers, limit: Duration) -> RedisResult<Connection> {
+    // A call has a deadline of its own.
+    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(None);
+    let client = match servers {
+        Servers::One(client) => client,
+        Servers::Sentinel(sentinels) => address::primary(&sentinels).await?,
+        Servers::Cluster(client, _) => return client.get_async_connection().await.map(Connection::Cluster),
+        #[cfg(feature = "deadpool")]
+        // Each call takes a connection of its own out of a pool.
+        Servers::Pool(_) => return Err((ErrorKind::Client, "a pool makes its connections itself").into()),
+    };
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    // A replica would answer what only reads, out of date.
+    let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
+    match role.first() {
+        Some(Value::BulkString(role)) if role != b"master" => Err(replica()),
+        _ => Ok(Connection::One(connection)),
+    }
+}
+
+fn replica() -> RedisError {
+    redis::make_extension_error("READONLY".to_owned(), Some("the server is a replica".to_owned()))
 }
 
 impl Held<'_> {
@@ -224,7 +257,12 @@ fn is_of_no_use(error: &RedisError) -> bool {
     }
 }
 
-/// Whether the server said that it did nothing.
+/// Whether the server said that it did nothing: it says so before a script's first write. A general error may have come
+/// after it.
 fn is_refusal(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+    match error.kind() {
+        ErrorKind::Server(kind) => kind != ServerErrorKind::ResponseError,
+        ErrorKind::Extension => true,
+        _ => false,
+    }
 }

@@ -1,6 +1,7 @@
 //! Settlements of other processes, told by Redis to whoever waits for them.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -32,7 +33,7 @@ pub(crate) struct Notices {
     channel: Vec<u8>,
     runtime: Handle,
     listeners: Arc<Listeners>,
-    task: OnceLock<AbortHandle>,
+    task: Mutex<Option<AbortHandle>>,
 }
 
 #[derive(Default)]
@@ -41,7 +42,7 @@ struct Listeners(Mutex<Vec<Weak<dyn SettlementListener>>>);
 impl Notices {
     pub(crate) fn new(servers: Servers, keys: Keys, runtime: Handle) -> Self {
         let channel = keys.channel().into_bytes();
-        Self { servers, keys, channel, runtime, listeners: Arc::default(), task: OnceLock::new() }
+        Self { servers, keys, channel, runtime, listeners: Arc::default(), task: Mutex::default() }
     }
 
     pub(crate) fn channel(&self) -> &[u8] {
@@ -51,17 +52,20 @@ impl Notices {
     /// From now on `listener` is told.
     pub(crate) fn tell(&self, listener: Weak<dyn SettlementListener>) {
         self.listeners.add(listener);
-        self.task.get_or_init(|| {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if task.as_ref().is_none_or(AbortHandle::is_finished) {
             let (servers, keys, channel) = (self.servers.clone(), self.keys.clone(), self.channel.clone());
             let listeners = Arc::clone(&self.listeners);
-            self.runtime.spawn(listen(servers, keys, channel, listeners)).abort_handle()
-        });
+            // The runtime that the store was opened in may have ended since.
+            let runtime = Handle::try_current().unwrap_or_else(|_| self.runtime.clone());
+            *task = Some(runtime.spawn(listen(servers, keys, channel, listeners)).abort_handle());
+        }
     }
 }
 
 impl Drop for Notices {
     fn drop(&mut self) {
-        if let Some(task) = self.task.get() {
+        if let Some(task) = self.task.get_mut().unwrap_or_else(PoisonError::into_inner) {
             task.abort();
         }
     }
@@ -78,7 +82,10 @@ impl Listeners {
         // Not under the lock: a listener may do what it likes.
         let listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for listener in listeners.iter().filter_map(Weak::upgrade) {
-            listener.settled(id);
+            // A listener that panics does not keep the others from being told.
+            if std::panic::catch_unwind(AssertUnwindSafe(|| listener.settled(id))).is_err() {
+                tracing::error!("a listener of settlements panicked");
+            }
         }
     }
 }
@@ -143,9 +150,7 @@ async fn subscribe(servers: &Servers, channel: &[u8]) -> RedisResult<Option<PubS
     match servers {
         Servers::One(client) => at(client).await.map(Some),
         Servers::Sentinel(sentinels) => {
-            let mut sentinels = sentinels.lock().await;
-            let client = tokio::time::timeout(PATIENCE, sentinels.async_get_client()).await;
-            drop(sentinels);
+            let client = tokio::time::timeout(PATIENCE, crate::address::primary(sentinels)).await;
             at(&client.unwrap_or_else(|_| Err(nobody("no Sentinel answered")))?).await.map(Some)
         }
         // What is published anywhere in a Cluster is told everywhere in it.

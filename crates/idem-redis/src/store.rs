@@ -60,6 +60,9 @@ impl Keys {
         if digits.len() != 2 * id.len() {
             return None;
         }
+        if !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
         for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
             *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
         }
@@ -81,8 +84,9 @@ impl RedisStore {
     pub async fn open(config: RedisConfig) -> Result<Self, StoreError> {
         let link = Link::new(config.servers()?, config.timeout, config.replica_connections.get());
         let durability = crate::health::examine(&link, config.min_replicas, config.allow_eviction).await?;
-        // Half of a verb's time, so that the answer of `WAIT` comes within it.
-        let patience_ms = u64::try_from(config.timeout.as_millis() / 2).unwrap_or(u64::MAX).max(1);
+        // So that the answer of `WAIT` comes well before anybody gives up on it, also when it is asked for twice because
+        // the server did not know the script.
+        let patience_ms = u64::try_from(config.timeout.as_millis() / 4).unwrap_or(u64::MAX).max(1);
         let keys = Keys::new(&config.key_prefix);
         let notices = Notices::new(config.servers()?, keys.clone(), tokio::runtime::Handle::current());
         let shared = Shared {
@@ -111,7 +115,7 @@ impl RedisStore {
         self.shared.link.run(&call).await.map_err(|failure| failure.of(what))
     }
 
-    /// Runs a script that changes a record, and awaits the replicas that were asked for.
+    /// Runs a script, and awaits the replicas that were asked for.
     async fn change(&self, what: &str, script: &Script, id: &RecordId, args: &[Arg<'_>]) -> Result<Reply, StoreError> {
         self.run(what, script, id, self.shared.replicas, args).await
     }
@@ -227,7 +231,8 @@ impl IdempotencyStore for RedisStore {
         match (lacking, &outcome) {
             // A failover could take back what this would tell. What was acquired stays with its token: a release that is
             // on its way while the same token acquires again could come after it, and free what runs by then.
-            (Some(found), AcquireOutcome::Acquired(_) | AcquireOutcome::Replay(_)) => Err(self.too_few(what, found)),
+            (Some(found), AcquireOutcome::Acquired(_)) => Err(self.too_few(what, found)),
+            (Some(found), AcquireOutcome::Replay(_)) => Err(self.too_few(what, found).about_a_record()),
             // Nobody runs for the others, and nobody is told that something has happened.
             _ => Ok(outcome),
         }
@@ -253,12 +258,24 @@ impl IdempotencyStore for RedisStore {
     ) -> Result<OwnerOutcome, StoreError> {
         let ending = Ending::of(settlement);
         let args = self.settlement(lease.owner.as_bytes(), &ending, retention);
-        self.own("settle", &self.shared.scripts.settle, lease, &args).await
+        let (what, script) = ("settle", &self.shared.scripts.settle);
+        if *settlement == Settlement::Released {
+            // Should a failover undo it, the key is free after its lease: nothing that replicas need to be awaited for.
+            let answer = self.run(what, script, &lease.id, None, &args).await?;
+            return reply::owner(&answer.value);
+        }
+        self.own(what, script, lease, &args).await
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let answer = self.run("peek", &self.shared.scripts.peek, id, None, &[self.now()]).await?;
-        reply::peek(answer.value)
+        let what = "peek";
+        let args = [self.now(), Arg::from(self.shared.replicas.is_some())];
+        let answer = self.change(what, &self.shared.scripts.peek, id, &args).await?;
+        let lacking = self.lacks_replicas(&answer);
+        match (lacking, reply::peek(answer.value)?) {
+            (Some(found), Some(_)) => Err(self.too_few(what, found).about_a_record()),
+            (_, record) => Ok(record),
+        }
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
@@ -289,9 +306,7 @@ mod tests {
         let keys = Keys::new("idem:");
         let id = RecordId::from_bytes(std::array::from_fn(|at| at as u8 * 7));
         assert_eq!(keys.id(keys.of(&id).as_bytes()), Some(id));
-        for key in
-            ["idem:{}", "idem:{settled}", "other:{00}", "", &"x".repeat(70), &format!("{}+1}}", &keys.of(&id)[..67])]
-        {
+        for key in ["idem:{}", "idem:{settled}", "other:{00}", "", &"x".repeat(70), &keys.of(&id).replace("1c", "+1")] {
             assert_eq!(keys.id(key.as_bytes()), None, "{key}");
         }
     }

@@ -110,7 +110,8 @@ impl Shared {
     /// Failing open is for a store that is away. One that answers something unreadable may hold the record of a run that
     /// took effect, and one that is set up wrongly would fail open for ever.
     fn may_fail_open(&self, error: &StoreError) -> bool {
-        self.settings.fail_open && self.contract() != Contract::Transactional && error.is_retryable()
+        let is_away = error.is_retryable() && !error.knows_a_record();
+        self.settings.fail_open && self.contract() != Contract::Transactional && is_away
     }
 }
 

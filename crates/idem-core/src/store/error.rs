@@ -13,6 +13,7 @@ pub struct StoreError {
     kind: StoreErrorKind,
     message: String,
     indeterminate: bool,
+    knows_a_record: bool,
     source: Option<Source>,
 }
 
@@ -38,7 +39,7 @@ impl StoreError {
     #[must_use]
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
         let indeterminate = kind == StoreErrorKind::Timeout;
-        Self { kind, message: message.into(), indeterminate, source: None }
+        Self { kind, message: message.into(), indeterminate, knows_a_record: false, source: None }
     }
 
     /// With the error that caused it.
@@ -55,6 +56,13 @@ impl StoreError {
         self
     }
 
+    /// Says that there is a record, of an operation that has run or may have, which the store cannot answer with for now.
+    #[must_use]
+    pub fn about_a_record(mut self) -> Self {
+        self.knows_a_record = true;
+        self
+    }
+
     /// What kind of trouble it is.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
@@ -68,6 +76,13 @@ impl StoreError {
             StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Capacity => true,
             StoreErrorKind::Corrupt | StoreErrorKind::Misconfigured => false,
         }
+    }
+
+    /// Whether the store knows of a record, and only cannot answer with it. Then nobody may run the operation, not even
+    /// without protection.
+    #[must_use]
+    pub fn knows_a_record(&self) -> bool {
+        self.knows_a_record
     }
 
     /// Whether the step may have taken effect although no answer came.
@@ -111,6 +126,8 @@ mod tests {
         assert!(unavailable.is_retryable() && !unavailable.is_indeterminate());
         assert!(StoreError::new(StoreErrorKind::Timeout, "slow").is_indeterminate());
         assert!(!StoreError::new(StoreErrorKind::Corrupt, "format 9").is_retryable());
+        assert!(!unavailable.knows_a_record());
+        assert!(StoreError::new(StoreErrorKind::Unavailable, "too few replicas").about_a_record().knows_a_record());
         assert!(unavailable.indeterminate().is_indeterminate());
     }
 

@@ -14,7 +14,9 @@ fn left(world: &World, request: &Acquire) -> Duration {
 
 fn assert_ends_in(world: &World, request: &Acquire, expected: Duration) {
     let left = left(world, request);
-    assert!(left <= expected && expected - left < Duration::from_secs(10), "{left:?} is not about {expected:?}");
+    // Redis rounds to milliseconds, and a record is never forgotten before its time.
+    let latest = expected + Duration::from_millis(2);
+    assert!(left <= latest && latest - left < Duration::from_secs(10), "{left:?} is not about {expected:?}");
 }
 
 #[tokio::test]

@@ -107,6 +107,28 @@ async fn a_subscription_follows_the_primary() {
     is_told(&world, &other, &told, &completed()).await;
 }
 
+struct Panics;
+
+impl SettlementListener for Panics {
+    fn settled(&self, _: &RecordId) {
+        panic!("a listener panics");
+    }
+}
+
+#[tokio::test]
+async fn a_listener_that_panics_keeps_nobody_from_being_told() {
+    let (world, other, told) = pair(&redis_url()).await;
+    let panics = Arc::new(Panics);
+    let listener: Weak<Panics> = Arc::downgrade(&panics);
+    other.on_settled(listener);
+    let last = Arc::new(Told::default());
+    let listener: Weak<Told> = Arc::downgrade(&last);
+    other.on_settled(listener);
+    for told in [&told, &last, &told] {
+        is_told(&world, &other, told, &completed()).await;
+    }
+}
+
 /// New users of Redis 7 may use no channel.
 #[tokio::test]
 async fn whoever_may_not_publish_settles_all_the_same() {

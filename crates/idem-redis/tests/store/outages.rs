@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use idem_core::{IdempotencyStore as _, OwnerOutcome, StoreErrorKind};
-use idem_redis::RedisConfig;
-use idem_servers::Redis;
+use idem_core::{IdempotencyStore as _, OwnerOutcome, RecordId, StoreErrorKind};
+use idem_redis::{RedisConfig, RedisStore};
+use idem_servers::{Redis, RedisCluster, RedisSentinel};
 use idem_testkit::fixture::request;
 
+use crate::proxy::Sluggish;
 use crate::world::World;
 
 const TIMEOUT: Duration = Duration::from_millis(300);
+
+/// How late a loaded machine may be.
+const SLACK: Duration = Duration::from_secs(5);
 
 fn in_time(config: RedisConfig) -> RedisConfig {
     config.timeout(TIMEOUT)
@@ -32,7 +36,7 @@ async fn a_server_that_hangs_is_an_error_in_time_however_many_ask() {
         for asked in asking {
             let (error, waited) = asked.await.unwrap();
             assert!(matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Unavailable), "{error:?}");
-            assert!(waited < TIMEOUT * 5, "{waited:?}");
+            assert!(waited < TIMEOUT + SLACK, "{waited:?}");
         }
     }
     server.resume().unwrap();
@@ -72,4 +76,93 @@ async fn connections_that_the_server_ends_are_not_noticed() {
         assert!(world.ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).integer().unwrap() > 0);
         world.is_whole().await;
     }
+}
+
+/// Whoever waits for a connection does not take it from those who come later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_recovers_serves_soon_however_many_ask() {
+    let server = Redis::start().unwrap();
+    let proxy = Sluggish::start(server.port(), Duration::from_millis(80)).await;
+    let config = |config: RedisConfig| config.timeout(Duration::from_secs(1));
+    let world = Arc::new(World::with(&proxy.url(), server.port(), config).await);
+    let asking = {
+        let world = Arc::clone(&world);
+        tokio::spawn(async move {
+            let mut tick = tokio::time::interval(Duration::from_millis(5));
+            loop {
+                tick.tick().await;
+                let world = Arc::clone(&world);
+                tokio::spawn(async move { world.store.acquire(&request()).await.is_ok() });
+            }
+        })
+    };
+    proxy.hang();
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    proxy.recover();
+    let recovered = Instant::now();
+    crate::world::eventually("it serves again", async || world.lease(&request()).await.ok()).await;
+    let waited = recovered.elapsed();
+    asking.abort();
+    // The connection that was begun while it hung has to be given up first.
+    assert!(waited < Duration::from_secs(5), "{waited:?}");
+}
+
+#[tokio::test]
+async fn a_sentinel_that_hangs_does_not_keep_back_what_the_others_know() {
+    let mut group = RedisSentinel::start().unwrap();
+    let config = |config: RedisConfig| config.timeout(Duration::from_secs(1));
+    let world = World::with(&group.url(), 0, config).await;
+    // The first Sentinel is the one that would be asked first.
+    group.pause(group.sentinel_ports()[0]).unwrap();
+    let paused = group.pause_primary().unwrap();
+    let found = crate::world::eventually("the new primary serves", async || world.lease(&request()).await.ok()).await;
+    assert_eq!(found.attempt, 1);
+    RedisStore::open(RedisConfig::new(group.url())).await.unwrap();
+    group.resume(paused).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_hangs_does_not_keep_the_other_shards_from_serving() {
+    let mut cluster = RedisCluster::start().unwrap();
+    let configure = |config: RedisConfig| config.timeout(Duration::from_secs(3));
+    let world = Arc::new(World::with(&cluster.url(), 0, configure).await);
+    let hanging = cluster.primaries().unwrap().swap_remove(0);
+    world.is_whole().await;
+    cluster.pause(hanging.port).unwrap();
+    let (hanging, end) = (Arc::new(hanging), Instant::now() + Duration::from_secs(6));
+    let clients: Vec<_> = (0..16)
+        .map(|_| {
+            let (world, hanging) = (Arc::clone(&world), Arc::clone(&hanging));
+            tokio::spawn(async move {
+                let mut served = 0;
+                while Instant::now() < end {
+                    let request = request();
+                    let hangs = hanging.has(slot_of(&request.id));
+                    let answer = world.store.acquire(&request).await;
+                    if !hangs {
+                        answer.unwrap();
+                        served += 1;
+                    }
+                }
+                served
+            })
+        })
+        .collect();
+    let mut served = 0;
+    for client in clients {
+        served += client.await.unwrap();
+    }
+    assert!(served > 16, "{served}");
+}
+
+/// Redis's own: CRC16 of what stands in braces, which is the id.
+fn slot_of(id: &RecordId) -> u16 {
+    let mut crc = 0_u16;
+    for byte in id.to_string().bytes() {
+        crc ^= u16::from(byte) << 8;
+        for _ in 0..8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+        }
+    }
+    crc % 16_384
 }

@@ -1,7 +1,9 @@
 //! A TCP proxy in front of a Redis server that loses commands or answers when it is told to.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -106,6 +108,77 @@ fn planned(plan: &Mutex<Option<Plan>>) -> Option<Lose> {
     let plan = plan.as_mut().filter(|plan| plan.times > 0)?;
     plan.times -= 1;
     Some(plan.lose)
+}
+
+/// A proxy to a server that may hang, and takes its time to accept a connection.
+pub struct Sluggish {
+    pub port: u16,
+    hangs: Arc<AtomicBool>,
+    end: watch::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Sluggish {
+    /// In front of the server at `upstream`: a connection is of use `connecting` after it was made.
+    pub async fn start(upstream: u16, connecting: Duration) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (hangs, end) = (Arc::<AtomicBool>::default(), watch::Sender::new(()));
+        let (hanging, ended) = (Arc::clone(&hangs), end.subscribe());
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(carry_slowly(client, upstream, connecting, Arc::clone(&hanging), ended.clone()));
+            }
+        });
+        Self { port, hangs, end, task }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// All connections end, and new ones are accepted and not answered.
+    pub fn hang(&self) {
+        self.hangs.store(true, Ordering::SeqCst);
+        self.end.send_replace(());
+    }
+
+    /// New connections are answered again; those that were made meanwhile are not.
+    pub fn recover(&self) {
+        self.hangs.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Sluggish {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.end.send_replace(());
+    }
+}
+
+async fn carry_slowly(
+    mut client: TcpStream,
+    upstream: u16,
+    connecting: Duration,
+    hangs: Arc<AtomicBool>,
+    mut ended: watch::Receiver<()>,
+) {
+    ended.mark_unchanged();
+    if hangs.load(Ordering::SeqCst) {
+        // It reads and says nothing, until the client gives up.
+        let mut ignored = [0; 1024];
+        while client.read(&mut ignored).await.is_ok_and(|read| read > 0) {}
+        return;
+    }
+    tokio::time::sleep(connecting).await;
+    let Ok(mut server) = TcpStream::connect(("127.0.0.1", upstream)).await else { return };
+    for stream in [&client, &server] {
+        stream.set_nodelay(true).unwrap();
+    }
+    tokio::select! {
+        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+        _ = ended.changed() => {}
+    }
 }
 
 /// A command, which is an array of strings: its name, and all of it as it came.

@@ -1,13 +1,21 @@
 //! What is awaited on replicas, and what happens when they are away.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use idem_core::engine::{Idempotency, Operation, Settings};
 use idem_core::{AcquireOutcome, IdempotencyStore as _, OwnerOutcome, Settlement, StoreErrorKind, Term};
-use idem_servers::RedisSentinel;
+use idem_core::{Fingerprint, Scope};
+use idem_redis::{RedisConfig, RedisStore};
+use idem_servers::{RedisCluster, RedisSentinel};
 use idem_testkit::fixture::{KEPT, LEASE, RETENTION, checkpoint, repeat_of, request};
 
 use crate::world::{World, eventually};
 
 async fn world(group: &RedisSentinel, replicas: u32) -> World {
-    World::with(&group.url(), group.primary_port().unwrap(), |config| config.min_replicas(replicas)).await
+    let configure = |config: RedisConfig| config.min_replicas(replicas).timeout(Duration::from_secs(2));
+    World::with(&group.url(), group.primary_port().unwrap(), configure).await
 }
 
 #[tokio::test]
@@ -119,6 +127,42 @@ async fn a_repeat_writes_where_replicas_are_awaited_and_nowhere_else() {
         assert_eq!(since(), writes, "a replay");
         let since = has_written();
         world.store.peek(&settled.id).await.unwrap();
-        assert!(!since(), "a peek");
+        assert_eq!(since(), writes, "a peek");
     }
+}
+
+#[tokio::test]
+async fn too_few_replicas_are_counted_in_a_cluster_too() {
+    let mut cluster = RedisCluster::start().unwrap();
+    let world = World::with(&cluster.url(), 0, |config| config.min_replicas(1).timeout(Duration::from_secs(4))).await;
+    world.is_whole().await;
+    let replicas: Vec<u16> =
+        cluster.primaries().unwrap().iter().map(|primary| cluster.replica_of(primary.port).unwrap()).collect();
+    for replica in &replicas {
+        cluster.pause(*replica).unwrap();
+    }
+    for _ in 0..3 {
+        let error = world.store.acquire(&request()).await.unwrap_err();
+        assert!(error.to_string().contains("0 of 1 replicas"), "{error:?}");
+    }
+}
+
+/// Whoever runs without protection while the store is away must not run what the store knows to have run.
+#[tokio::test]
+async fn what_has_a_record_does_not_run_without_protection() {
+    let mut group = RedisSentinel::start().unwrap();
+    let world = world(&group, 2).await;
+    let store: RedisStore = world.store.clone();
+    let idempotency = Idempotency::at_least_once(Arc::new(store), Settings::new().dangerous_fail_open());
+    let operation =
+        || Operation::new(Scope::new("acme", "pay"), "k".parse().unwrap(), Fingerprint::of_bytes("pay", b"1"));
+    let runs = Arc::new(AtomicUsize::new(0));
+    let run = || {
+        let runs = Arc::clone(&runs);
+        move |_: idem_core::engine::Context| async move { Ok::<_, String>(runs.fetch_add(1, Ordering::SeqCst)) }
+    };
+    idempotency.run(operation(), run()).await.unwrap();
+    group.pause(group.replica_ports().unwrap()[0]).unwrap();
+    idempotency.run(operation(), run()).await.unwrap_err();
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
 }

@@ -11,6 +11,9 @@ use idem_testkit::fixture::{KEPT, completed, request};
 
 use crate::support::fresh_prefix;
 
+/// For a loaded machine. Tests about time take another one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 pub struct World {
     pub store: RedisStore,
     pub prefix: String,
@@ -26,7 +29,7 @@ impl World {
 
     pub async fn with(url: &str, port: u16, configure: impl FnOnce(RedisConfig) -> RedisConfig) -> Self {
         let prefix = fresh_prefix();
-        let config = configure(RedisConfig::new(url).key_prefix(&prefix));
+        let config = configure(RedisConfig::new(url).key_prefix(&prefix).timeout(PATIENCE));
         Self { store: RedisStore::open(config).await.unwrap(), prefix, port }
     }
 
