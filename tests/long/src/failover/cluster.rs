@@ -1,0 +1,130 @@
+//! `cluster`: slots move under load, and primaries are killed or paused and replaced.
+
+use std::time::Duration;
+
+use idem_servers::{RedisCluster, redis_command};
+use tokio::time::{Instant, sleep};
+
+use super::judge::{Judge, Round};
+use super::request::{fresh_id, hot_slots, slot};
+use super::world::Phase;
+use super::{ALONE, Options, Stores, close_links, fall_asleep, judge_round, start_load, wait, warm_up};
+use crate::Error;
+use crate::random::Random;
+use crate::report::{Passed, Report};
+
+/// The default of the store. Clients ask other nodes after parts of it.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How many slots move in a round.
+const MOVES: usize = 16;
+
+/// How long after a failover errors may still come: clients have to hear of it.
+const AFTERMATH: Duration = Duration::from_secs(1);
+
+/// How long clients work after that, without any error.
+const CALM: Duration = Duration::from_millis(500);
+
+pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
+    let mut passed = true;
+    for min_replicas in options.numbers_of_replicas() {
+        passed &= failovers(options, min_replicas).await?.0;
+    }
+    Ok(Passed(passed))
+}
+
+async fn failovers(options: &Options, min_replicas: u32) -> Result<Passed, Error> {
+    let mut cluster = wait(RedisCluster::start)?;
+    println!("{} ({}), min_replicas={min_replicas}, {} clients", cluster.version(), cluster.origin(), options.clients);
+    expect_same_slots(&cluster)?;
+    let stores = Stores::open(&cluster.url(), TIMEOUT, min_replicas).await?;
+    let mut report = Report::new("cluster", cluster.version());
+    report.note("min_replicas", min_replicas);
+    let (mut judge, mut moved) = (Judge::default(), 0);
+    Judge::header();
+    for number in 1..=options.rounds {
+        moved += failover(&mut cluster, options, &stores, &mut judge, number, min_replicas).await?;
+    }
+    report.fact("keys_moved_between_primaries", moved);
+    report.expect(moved > 0, "no slot with keys was moved");
+    judge.finish(&stores.judge, &mut report, min_replicas).await?;
+    Ok(report.finish())
+}
+
+/// Gives the number of keys that were in the slots that moved.
+async fn failover(
+    cluster: &mut RedisCluster,
+    options: &Options,
+    stores: &Stores,
+    judge: &mut Judge,
+    number: u64,
+    min_replicas: u32,
+) -> Result<u64, Error> {
+    let (world, load) = start_load(stores, options);
+    let moved = move_slots(cluster).await?;
+    let facts_before = warm_up(&world).await;
+    fall_asleep(&world).await;
+    let slot = some_slot()?;
+    let old = wait(|| cluster.owner_of_slot(slot))?;
+    let replica = wait(|| cluster.replica_of(old))?;
+    let cut_off_at = Instant::now();
+    wait(|| cluster.pause(replica))?;
+    close_links(old)?;
+    sleep(ALONE).await;
+    let is_killed = number % 2 == 1;
+    wait(|| if is_killed { cluster.kill(old) } else { cluster.pause(old) })?;
+    let failed_at = Instant::now();
+    wait(|| cluster.resume(replica))?;
+    wait(|| cluster.wait_until_served())?;
+    let (took, served_at) = (failed_at.elapsed(), Instant::now());
+    if wait(|| cluster.owner_of_slot(slot))? == old {
+        return Err(format!("no failover happened in round {number}").into());
+    }
+    sleep(AFTERMATH + CALM).await;
+    wait(|| if is_killed { cluster.start_again(old) } else { cluster.resume(old) })?;
+    world.enter(Phase::Work);
+    wait(|| cluster.wait_until_ok())?;
+    // Until the old primary is back, the new one has no replica to wait for.
+    let complete_at = if min_replicas == 0 { served_at } else { Instant::now() };
+    sleep(AFTERMATH + CALM).await;
+    let story = if is_killed { "killed" } else { "paused" };
+    let errors_allowed = Some((cut_off_at, complete_at + AFTERMATH));
+    judge_round(judge, &world, load, stores, Round { story: story.into(), facts_before, took, errors_allowed }).await?;
+    Ok(moved)
+}
+
+/// Moves slots to other primaries, one after another.
+async fn move_slots(cluster: &RedisCluster) -> Result<u64, Error> {
+    // Once there are keys on the way.
+    sleep(CALM).await;
+    let (mut moved, mut random) = (0, Random::new());
+    for _ in 0..MOVES {
+        let slot = some_slot()?;
+        let from = wait(|| cluster.owner_of_slot(slot))?;
+        let others = wait(|| cluster.primaries())?.into_iter().map(|primary| primary.port).filter(|port| *port != from);
+        let others: Vec<u16> = others.collect();
+        let to = others.get(random.below(others.len() as u64) as usize).ok_or("there is no other primary")?;
+        let count = redis_command(from, &["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])?;
+        wait(|| cluster.migrate_slot(slot, from, *to))?;
+        moved += count.integer().and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
+    }
+    Ok(moved)
+}
+
+/// One of the slots that have keys.
+fn some_slot() -> Result<u16, Error> {
+    let slots: Vec<u16> = hot_slots().collect();
+    let at = Random::new().below(slots.len() as u64) as usize;
+    Ok(*slots.get(at).ok_or("there are no slots")?)
+}
+
+/// The slots of keys are computed here, so that they can be chosen; servers have to see them where we do.
+fn expect_same_slots(cluster: &RedisCluster) -> Result<(), Error> {
+    let id = fresh_id();
+    let port = cluster.ports().into_iter().next().ok_or("the cluster has no nodes")?;
+    let theirs = redis_command(port, &["CLUSTER", "KEYSLOT", &format!("idem:{{{id}}}")])?.integer();
+    if theirs != Some(i64::from(slot(&id))) {
+        return Err(format!("the slot of {id} is {theirs:?} and not {}", slot(&id)).into());
+    }
+    Ok(())
+}
