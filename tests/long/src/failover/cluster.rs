@@ -1,10 +1,13 @@
 //! `cluster`: slots move under load, and primaries are killed or paused and replaced.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use idem_servers::{RedisCluster, redis_command};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
+use super::alone::Alone;
 use super::judge::{Judge, Round};
 use super::request::{fresh_id, hot_slots, slot};
 use super::world::Phase;
@@ -40,35 +43,49 @@ async fn failovers(options: &Options, min_replicas: u32) -> Result<Passed, Error
     let stores = Stores::open(&cluster.url(), TIMEOUT, min_replicas).await?;
     let mut report = Report::new("cluster", cluster.version());
     report.note("min_replicas", min_replicas);
-    let (mut judge, mut moved) = (Judge::default(), 0);
+    let (mut judge, mut moves) = (Judge::default(), Moves::default());
     Judge::header();
     for number in 1..=options.rounds {
-        moved += failover(&mut cluster, options, &stores, &mut judge, number, min_replicas).await?;
+        failover(&mut cluster, options, &stores, &mut judge, number, &mut moves).await?;
     }
-    report.fact("keys_moved_between_primaries", moved);
-    report.expect(moved > 0, "no slot with keys was moved");
+    report.fact("keys_moved_between_primaries", moves.keys);
+    report.fact("redirections_while_slots_moved", json!(moves.redirections));
+    report.expect(moves.keys > 0, "no slot with keys was moved");
+    let asked = moves.redirections.get("ASK").copied().unwrap_or_default();
+    report.expect(asked > 0, "no client met a slot that was moving");
     judge.finish(&stores.judge, &mut report, min_replicas).await?;
     Ok(report.finish())
 }
 
-/// Gives the number of keys that were in the slots that moved.
+/// What moving slots came to.
+#[derive(Debug, Default)]
+struct Moves {
+    /// Keys that were in the slots.
+    keys: u64,
+    /// How often clients were sent elsewhere, or to try again, by the server's word for it.
+    redirections: BTreeMap<&'static str, u64>,
+}
+
 async fn failover(
     cluster: &mut RedisCluster,
     options: &Options,
     stores: &Stores,
     judge: &mut Judge,
     number: u64,
-    min_replicas: u32,
-) -> Result<u64, Error> {
+    moves: &mut Moves,
+) -> Result<(), Error> {
     let (world, load) = start_load(stores, options);
-    let moved = move_slots(cluster).await?;
+    move_slots(cluster, moves).await?;
     let facts_before = warm_up(&world).await;
     fall_asleep(&world).await;
-    let slot = some_slot()?;
+    let id = fresh_id();
+    let slot = slot(&id);
     let old = wait(|| cluster.owner_of_slot(slot))?;
     let replica = wait(|| cluster.replica_of(old))?;
+    let alone = Alone::begin(stores, id).await?;
     let cut_off_at = Instant::now();
     wait(|| cluster.pause(replica))?;
+    let told_alone = alone.go_on().await;
     close_links(old)?;
     sleep(ALONE).await;
     let is_killed = number % 2 == 1;
@@ -85,19 +102,20 @@ async fn failover(
     world.enter(Phase::Work);
     wait(|| cluster.wait_until_ok())?;
     // Until the old primary is back, the new one has no replica to wait for.
-    let complete_at = if min_replicas == 0 { served_at } else { Instant::now() };
+    let complete_at = if stores.min_replicas == 0 { served_at } else { Instant::now() };
     sleep(AFTERMATH + CALM).await;
     let story = if is_killed { "killed" } else { "paused" };
     let errors_allowed = Some((cut_off_at, complete_at + AFTERMATH));
-    judge_round(judge, &world, load, stores, Round { story: story.into(), facts_before, took, errors_allowed }).await?;
-    Ok(moved)
+    let round = Round { story: story.into(), facts_before, took, errors_allowed, told_alone };
+    judge_round(judge, &world, load, stores, round).await
 }
 
 /// Moves slots to other primaries, one after another.
-async fn move_slots(cluster: &RedisCluster) -> Result<u64, Error> {
+async fn move_slots(cluster: &RedisCluster, moves: &mut Moves) -> Result<(), Error> {
     // Once there are keys on the way.
     sleep(CALM).await;
-    let (mut moved, mut random) = (0, Random::new());
+    let before = redirections(cluster)?;
+    let mut random = Random::new();
     for _ in 0..MOVES {
         let slot = some_slot()?;
         let from = wait(|| cluster.owner_of_slot(slot))?;
@@ -106,9 +124,25 @@ async fn move_slots(cluster: &RedisCluster) -> Result<u64, Error> {
         let to = others.get(random.below(others.len() as u64) as usize).ok_or("there is no other primary")?;
         let count = redis_command(from, &["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])?;
         wait(|| cluster.migrate_slot(slot, from, *to))?;
-        moved += count.integer().and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
+        moves.keys += count.integer().and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
     }
-    Ok(moved)
+    for ((word, count), before) in redirections(cluster)?.into_iter().zip(before.into_values()) {
+        *moves.redirections.entry(word).or_default() += count - before;
+    }
+    Ok(())
+}
+
+/// How often all nodes have sent clients elsewhere since they started.
+fn redirections(cluster: &RedisCluster) -> Result<BTreeMap<&'static str, u64>, Error> {
+    let mut counts = BTreeMap::new();
+    for port in cluster.ports() {
+        let info = redis_command(port, &["INFO", "errorstats"])?;
+        for word in ["ASK", "MOVED", "TRYAGAIN"] {
+            let count = info.field(&format!("errorstat_{word}")).and_then(|count| count.strip_prefix("count="));
+            *counts.entry(word).or_default() += count.map_or(Ok(0), str::parse::<u64>)?;
+        }
+    }
+    Ok(counts)
 }
 
 /// One of the slots that have keys.

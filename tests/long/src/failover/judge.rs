@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::ENOUGH_FACTS;
 use super::key::{Breach, Key};
 use super::request::{TERM, request};
-use super::world::{Trouble, World, by_kind};
+use super::world::{Told, Trouble, World, by_kind};
 use crate::Error;
 use crate::report::{Report, rounded};
 
@@ -35,6 +35,8 @@ pub(super) struct Round {
     pub(super) took: Duration,
     /// When errors may come; at any time if nobody says.
     pub(super) errors_allowed: Option<(Instant, Instant)>,
+    /// How many answers there were while no replica could have what they say.
+    pub(super) told_alone: u64,
 }
 
 /// All rounds of a run.
@@ -49,6 +51,7 @@ pub(super) struct Judge {
     unexpected: BTreeMap<String, u64>,
     outages: Vec<f64>,
     too_few_facts: Vec<String>,
+    told_alone: u64,
 }
 
 impl Judge {
@@ -61,21 +64,26 @@ impl Judge {
         round: Round,
     ) -> Result<(), Error> {
         self.rounds += 1;
-        let (outage, troubles, intruded) = world.told();
+        let Told { longest_outage, troubles, intruded, denied } = world.told();
         for id in intruded {
             keys.get_mut(&id).into_iter().for_each(Key::intruded);
         }
-        let keys = examine(store, keys).await?;
+        let mut keys = examine(store, keys).await?;
+        // Whose lease is there all the same.
+        for id in denied {
+            keys.get_mut(&id).into_iter().for_each(Key::denied);
+        }
         let breaches = self.count(&keys);
         let (number, facts) = (self.rounds, round.facts_before);
         self.facts += world.facts();
-        self.outages.push(outage.as_secs_f64());
+        self.told_alone += round.told_alone;
+        self.outages.push(longest_outage.as_secs_f64());
         println!(
             "{number:>5} {:>21} {:>5.1} s {:>7} {facts:>7} {:>8.1} s {:>7}   {}",
             round.story,
             round.took.as_secs_f64(),
             keys.len(),
-            outage.as_secs_f64(),
+            longest_outage.as_secs_f64(),
             troubles.len(),
             told(&breaches),
         );
@@ -136,6 +144,8 @@ impl Judge {
                 "found_only_after_later_rounds": later.values().sum::<u64>()}),
         );
         report.fact("second_owners", of(Breach::SecondOwner));
+        report.fact("leases_denied_to_their_owners", of(Breach::LeaseDenied));
+        report.fact("probes_answered_while_no_replica_listened", self.told_alone);
         report.fact("other_answers", of(Breach::OtherAnswer));
         let longest = self.outages.iter().copied().fold(0.0, f64::max);
         report.fact("longest_time_without_an_answer_seconds", rounded(longest, 2));
@@ -158,6 +168,10 @@ impl Judge {
             broken == 0,
             format!("{broken} acknowledged records were lost or had two owners: {:?}", self.shown),
         );
+        let denied = of(Breach::LeaseDenied);
+        report.expect(denied == 0, format!("{denied} owners were told that their lease is lost, and it is not"));
+        let told = self.told_alone;
+        report.expect(told == 0, format!("{told} answers said what no replica could have"));
         let alone = self.errors.keys().any(|said| said.contains("replicas have it"));
         report.expect(alone, "no verb ever lacked replicas, so no primary was cut off while it had clients");
         Ok(())

@@ -11,6 +11,8 @@ pub(super) enum Breach {
     SecondOwner,
     /// A lease that was acknowledged and is not over is not its owner's any more.
     LeaseLost,
+    /// An owner was told that its lease is lost, which it is not.
+    LeaseDenied,
     /// A settlement that was acknowledged is gone, so that the operation runs again.
     SettlementLost,
     /// A settled record is replayed with another answer, or an answer is one that nobody gave.
@@ -118,6 +120,11 @@ impl Key {
     /// Somebody else was told to run it, after its owner was.
     pub(super) fn intruded(&mut self) {
         self.broken(Breach::SecondOwner);
+    }
+
+    /// Its owner was told that the lease is lost. A key that has been settled since may have been so by then.
+    pub(super) fn denied(&mut self) {
+        self.expect(!self.is_running(), Breach::LeaseDenied);
     }
 
     /// What its owner settles it with: different from what any other owner of any key would.

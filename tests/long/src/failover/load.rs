@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::{IdempotencyStore, OwnerToken, RecordId, Settlement};
+use idem_core::{AcquireOutcome, IdempotencyStore, OwnerToken, RecordId, Settlement};
 use idem_redis::RedisStore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -120,9 +120,14 @@ impl Client {
             if held.len() < HELD {
                 let mut key = Key::new(fresh_id());
                 self.acquire(&mut key).await;
-                if key.lease().is_some() {
+                if let Some(lease) = key.lease().cloned() {
+                    self.world.held(lease);
                     held.push(key);
                 }
+            }
+            // Nobody renews it any more, and it holds all the same.
+            if self.random.chance(10) && !held.is_empty() {
+                keys.push(held.swap_remove(self.random.below(held.len() as u64) as usize));
             }
             for _ in 0..4 {
                 let at = self.random.below(held.len() as u64) as usize;
@@ -157,8 +162,8 @@ impl Client {
                 let is_fact = key.acquired(owner, outcome);
                 self.world.fact(is_fact);
             }
-            if key.lease().is_some() {
-                return self.world.owned(key.id);
+            if let Some(lease) = key.lease() {
+                return self.world.owned(lease.clone());
             }
             self.pause().await;
         }
@@ -194,8 +199,8 @@ impl Client {
         }
     }
 
-    /// A process that was suspended asks, when it wakes up, for keys that were acquired meanwhile, on the connections that
-    /// it has.
+    /// A process that was suspended works, when it wakes up, on keys that were acquired meanwhile, on the connections that
+    /// it has: as their owner would whose store has such a connection among others, and as a rival.
     async fn sleep_if_told(&mut self) {
         let mut phase = self.world.phase();
         if *phase.borrow() != Phase::Sleep {
@@ -203,12 +208,21 @@ impl Client {
         }
         // It fails only if nobody can end the round any more.
         let _ = phase.wait_for(|phase| *phase != Phase::Sleep).await;
-        for id in self.world.recent() {
-            if self.random.chance(100 / SLEEPERS) && !self.world.is_over() {
-                let answer = self.own.acquire(&request(id, OwnerToken::random())).await;
-                if let Some(idem_core::AcquireOutcome::Acquired(_)) = self.world.hear(answer) {
-                    self.world.intruded(id);
-                }
+        for lease in self.world.recently_held() {
+            if !self.random.chance(100 / SLEEPERS) || self.world.is_over() {
+                continue;
+            }
+            if let Some(outcome) = self.world.hear(self.own.renew(&lease, TERM).await) {
+                self.world.renewed(lease.id, outcome);
+            }
+        }
+        for lease in self.world.recent() {
+            if !self.random.chance(100 / SLEEPERS) || self.world.is_over() {
+                continue;
+            }
+            let answer = self.own.acquire(&request(lease.id, OwnerToken::random())).await;
+            if let Some(AcquireOutcome::Acquired(_)) = self.world.hear(answer) {
+                self.world.intruded(lease.id);
             }
         }
     }

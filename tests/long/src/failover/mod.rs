@@ -10,9 +10,13 @@
 //! primary's connections to them are closed, as by a switch that fails; what is acknowledged from then on is on the primary
 //! only. When it is paused or killed, the replicas go on, and one of them takes its place without having seen any of it.
 //!
+//! Before the connections are closed, the replicas stand still and count as connected. Whatever a primary acknowledges then
+//! is acknowledged by nobody else, also where a verb is repeated and has nothing left to write: see [`alone`].
+//!
 //! One of the processes is as if suspended from before the cut until a paused primary goes on. Its connections lead to that
 //! primary, which still believes in itself: whatever it acknowledges then is lost too, and second owners come from there.
 
+mod alone;
 mod judge;
 mod key;
 mod load;
@@ -69,8 +73,10 @@ impl Options {
 
 /// The processes, and one that asks when all is over.
 struct Stores {
+    config: RedisConfig,
     processes: [RedisStore; 3],
     judge: RedisStore,
+    min_replicas: u32,
 }
 
 impl Stores {
@@ -79,7 +85,8 @@ impl Stores {
         let open = || RedisStore::open(config.clone().min_replicas(min_replicas));
         let processes = [open().await?, open().await?, open().await?];
         // It looks when everybody is there, so nobody has to be awaited.
-        Ok(Self { processes, judge: RedisStore::open(config.timeout(Duration::from_secs(5))).await? })
+        let judge = RedisStore::open(config.clone().timeout(Duration::from_secs(5))).await?;
+        Ok(Self { config: config.min_replicas(min_replicas), processes, judge, min_replicas })
     }
 }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 use idem_servers::RedisSentinel;
 use tokio::time::{Instant, sleep};
 
+use super::alone::Alone;
 use super::judge::{Judge, Round};
+use super::request::fresh_id;
 use super::world::Phase;
 use super::{ALONE, Options, Stores, close_links, fall_asleep, judge_round, start_load, wait, warm_up};
 use crate::Error;
@@ -54,9 +56,11 @@ async fn failover(
     // In every other round only one replica falls behind: the other has to be preferred.
     let cut_off = wait(|| group.replica_ports())?.into_iter().take(if number % 2 == 1 { 2 } else { 1 });
     let cut_off: Vec<u16> = cut_off.collect();
+    let alone = Alone::begin(stores, fresh_id()).await?;
     for replica in &cut_off {
         wait(|| group.pause(*replica))?;
     }
+    let told_alone = if cut_off.len() == 2 { alone.go_on().await } else { 0 };
     close_links(old)?;
     sleep(ALONE).await;
     wait(|| group.pause(old))?;
@@ -75,6 +79,6 @@ async fn failover(
     wait(|| group.wait_until_whole())?;
     sleep(AFTER).await;
     let cut_off = if cut_off.len() == 2 { "all behind" } else { "one behind" };
-    let round = Round { story: format!("paused, {cut_off}"), facts_before, took, errors_allowed: None };
+    let round = Round { story: format!("paused, {cut_off}"), facts_before, took, errors_allowed: None, told_alone };
     judge_round(judge, &world, load, stores, round).await
 }

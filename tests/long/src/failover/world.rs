@@ -1,15 +1,16 @@
 //! What everybody in a round shares.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::error::Error as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use idem_core::{RecordId, StoreError};
+use idem_core::{Lease, OwnerOutcome, RecordId, StoreError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How many keys with an owner are remembered for those who wake up late.
+/// How many leases of a kind are remembered for those who wake up late.
 const RECENT: usize = 256;
 
 /// What clients do.
@@ -30,6 +31,18 @@ pub(super) struct Trouble {
     pub(super) said: String,
 }
 
+/// What was told beside the keys.
+#[derive(Debug)]
+pub(super) struct Told {
+    /// The longest time in which nobody had an answer.
+    pub(super) longest_outage: Duration,
+    pub(super) troubles: Vec<Trouble>,
+    /// Keys that had an owner when somebody else was told to run them.
+    pub(super) intruded: BTreeSet<RecordId>,
+    /// Keys whose owner was told that the lease is lost.
+    pub(super) denied: BTreeSet<RecordId>,
+}
+
 /// What everybody in a round shares.
 #[derive(Debug)]
 pub(super) struct World {
@@ -43,8 +56,10 @@ struct Book {
     last_success: Instant,
     longest_outage: Duration,
     troubles: Vec<Trouble>,
-    recent: VecDeque<RecordId>,
+    recent: VecDeque<Lease>,
+    held: VecDeque<Lease>,
     intruded: BTreeSet<RecordId>,
+    denied: BTreeSet<RecordId>,
 }
 
 impl World {
@@ -54,7 +69,9 @@ impl World {
             longest_outage: Duration::ZERO,
             troubles: Vec::new(),
             recent: VecDeque::new(),
+            held: VecDeque::new(),
             intruded: BTreeSet::new(),
+            denied: BTreeSet::new(),
         };
         Self { phase: watch::Sender::new(Phase::Work), facts: AtomicU64::new(0), book: Mutex::new(book) }
     }
@@ -96,7 +113,7 @@ impl World {
                 Some(outcome)
             }
             Err(error) => {
-                let said = format!("{:?}: {error}", error.kind());
+                let said = format!("{:?}: {error}{}", error.kind(), cause(&error));
                 book.troubles.push(Trouble { at: now, said });
                 None
             }
@@ -104,15 +121,15 @@ impl World {
     }
 
     /// A key has an owner, who was told so.
-    pub(super) fn owned(&self, id: RecordId) {
+    pub(super) fn owned(&self, lease: Lease) {
         let mut book = self.book();
         book.recent.truncate(RECENT - 1);
-        book.recent.push_front(id);
+        book.recent.push_front(lease);
     }
 
-    /// Keys that have had an owner for a short time, the newest first.
-    pub(super) fn recent(&self) -> Vec<RecordId> {
-        self.book().recent.iter().copied().collect()
+    /// Leases that were given a short time ago, the newest first.
+    pub(super) fn recent(&self) -> Vec<Lease> {
+        self.book().recent.iter().cloned().collect()
     }
 
     /// Somebody was told to run a key that has an owner.
@@ -120,11 +137,42 @@ impl World {
         self.book().intruded.insert(id);
     }
 
-    /// The longest time without an answer, the errors, and the keys that were intruded upon, after it is over.
-    pub(super) fn told(&self) -> (Duration, Vec<Trouble>, BTreeSet<RecordId>) {
+    /// A lease was given that nobody will settle.
+    pub(super) fn held(&self, lease: Lease) {
         let mut book = self.book();
-        let (troubles, intruded) = (std::mem::take(&mut book.troubles), std::mem::take(&mut book.intruded));
-        (book.longest_outage, troubles, intruded)
+        book.held.truncate(RECENT - 1);
+        book.held.push_front(lease);
+    }
+
+    /// Leases that nobody settles, the newest first.
+    pub(super) fn recently_held(&self) -> Vec<Lease> {
+        self.book().held.iter().cloned().collect()
+    }
+
+    /// An owner asked to renew its lease by a connection that it has had for long.
+    pub(super) fn renewed(&self, id: RecordId, outcome: OwnerOutcome) {
+        if outcome == OwnerOutcome::LeaseLost {
+            self.book().denied.insert(id);
+        }
+    }
+
+    /// What was told, after it is over.
+    pub(super) fn told(&self) -> Told {
+        let mut book = self.book();
+        Told {
+            longest_outage: book.longest_outage,
+            troubles: std::mem::take(&mut book.troubles),
+            intruded: std::mem::take(&mut book.intruded),
+            denied: std::mem::take(&mut book.denied),
+        }
+    }
+}
+
+/// What an error came from, without ports and slots, so that errors of a kind say the same.
+fn cause(error: &StoreError) -> String {
+    match error.source() {
+        Some(source) => format!(" ({})", source.to_string().replace(|letter: char| letter.is_ascii_digit(), "")),
+        None => String::new(),
     }
 }
 
