@@ -8,8 +8,8 @@ use super::request::{request, response};
 use crate::Error;
 use crate::records::DAY;
 
-/// One operation whose settlement the replicas do not get, repeated by a store whose connections have written nothing: what
-/// they have written is what a server awaits on them.
+/// One operation whose settlement the replicas do not get, repeated by a store whose connections have written nothing: by
+/// its documentation, `WAIT` awaits what was written on its own connection.
 pub(super) struct Alone {
     owner: RedisStore,
     other: RedisStore,

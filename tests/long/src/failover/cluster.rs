@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use idem_servers::{RedisCluster, redis_command};
+use idem_servers::{RedisCluster, Reply, redis_command};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -27,6 +27,10 @@ const AFTERMATH: Duration = Duration::from_secs(1);
 
 /// How long clients work after that, without any error.
 const CALM: Duration = Duration::from_millis(500);
+
+/// How often, and how far apart, is looked whether the old primary follows its heir.
+const REJOIN_LOOKS: u32 = 50;
+const REJOIN_PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
     let mut passed = true;
@@ -100,6 +104,7 @@ async fn failover(
     sleep(AFTERMATH + CALM).await;
     wait(|| if is_killed { cluster.start_again(old) } else { cluster.resume(old) })?;
     world.enter(Phase::Work);
+    rejoin(cluster, old, slot).await?;
     wait(|| cluster.wait_until_ok())?;
     // Until the old primary is back, the new one has no replica to wait for.
     let complete_at = if stores.min_replicas == 0 { served_at } else { Instant::now() };
@@ -108,6 +113,27 @@ async fn failover(
     let errors_allowed = Some((cut_off_at, complete_at + AFTERMATH));
     let round = Round { story: story.into(), facts_before, took, errors_allowed, told_alone };
     judge_round(judge, &world, load, stores, round).await
+}
+
+/// Waits until the old primary follows its heir. Seldom, after slots have moved, a node that comes back stays a primary
+/// without slots, as its replicas are told not to migrate; it is then told to follow, as an administrator would tell it.
+async fn rejoin(cluster: &RedisCluster, old: u16, slot: u16) -> Result<(), Error> {
+    for _ in 0..REJOIN_LOOKS {
+        let role = redis_command(old, &["ROLE"])?;
+        if role.items().first().and_then(Reply::text) == Some("slave") {
+            return Ok(());
+        }
+        sleep(REJOIN_PAUSE).await;
+    }
+    let heir = wait(|| cluster.owner_of_slot(slot))?;
+    if wait(|| cluster.primaries())?.iter().any(|primary| primary.port == old) {
+        return Err(format!("{old} came back and kept slots").into());
+    }
+    println!("      {old} came back as a primary without slots, and is told to follow {heir}");
+    let id = redis_command(heir, &["CLUSTER", "MYID"])?;
+    redis_command(old, &["FLUSHALL"])?;
+    redis_command(old, &["CLUSTER", "REPLICATE", id.text().unwrap_or_default()])?;
+    Ok(())
 }
 
 /// Moves slots to other primaries, one after another.

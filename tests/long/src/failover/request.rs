@@ -56,7 +56,7 @@ pub(super) fn fresh_id() -> RecordId {
         bytes[16..].copy_from_slice(OwnerToken::random().as_bytes());
         let begun = bytes[..31].iter().fold(0, checksum);
         // A slot is the lower bits of the checksum, so the last byte decides.
-        let last = (0..=u8::MAX).find(|last| checksum(begun, last) % SLOTS % (SLOTS / HOT_SLOTS) == 0);
+        let last = (0..=u8::MAX).find(|last| (checksum(begun, last) % SLOTS).is_multiple_of(SLOTS / HOT_SLOTS));
         if let Some(last) = last {
             bytes[31] = last;
             return RecordId::from_bytes(bytes);
