@@ -78,11 +78,11 @@ async fn failover(
     number: u64,
     moves: &mut Moves,
 ) -> Result<(), Error> {
-    let (world, load) = start_load(stores, options);
-    move_slots(cluster, moves).await?;
+    let (world, load) = start_load(stores, options, number);
+    move_slots(cluster, number, moves).await?;
     let facts_before = warm_up(&world).await;
     fall_asleep(&world).await;
-    let id = fresh_id();
+    let id = fresh_id(number);
     let slot = slot(&id);
     let old = wait(|| cluster.owner_of_slot(slot))?;
     let replica = wait(|| cluster.replica_of(old))?;
@@ -137,13 +137,13 @@ async fn rejoin(cluster: &RedisCluster, old: u16, slot: u16) -> Result<(), Error
 }
 
 /// Moves slots to other primaries, one after another.
-async fn move_slots(cluster: &RedisCluster, moves: &mut Moves) -> Result<(), Error> {
+async fn move_slots(cluster: &RedisCluster, round: u64, moves: &mut Moves) -> Result<(), Error> {
     // Once there are keys on the way.
     sleep(CALM).await;
     let before = redirections(cluster)?;
     let mut random = Random::new();
     for _ in 0..MOVES {
-        let slot = some_slot()?;
+        let slot = some_slot(round)?;
         let from = wait(|| cluster.owner_of_slot(slot))?;
         let others = wait(|| cluster.primaries())?.into_iter().map(|primary| primary.port).filter(|port| *port != from);
         let others: Vec<u16> = others.collect();
@@ -172,15 +172,15 @@ fn redirections(cluster: &RedisCluster) -> Result<BTreeMap<&'static str, u64>, E
 }
 
 /// One of the slots that have keys.
-fn some_slot() -> Result<u16, Error> {
-    let slots: Vec<u16> = hot_slots().collect();
+fn some_slot(round: u64) -> Result<u16, Error> {
+    let slots: Vec<u16> = hot_slots(round).collect();
     let at = Random::new().below(slots.len() as u64) as usize;
     Ok(*slots.get(at).ok_or("there are no slots")?)
 }
 
 /// The slots of keys are computed here, so that they can be chosen; servers have to see them where we do.
 fn expect_same_slots(cluster: &RedisCluster) -> Result<(), Error> {
-    let id = fresh_id();
+    let id = fresh_id(1);
     let port = cluster.ports().into_iter().next().ok_or("the cluster has no nodes")?;
     let theirs = redis_command(port, &["CLUSTER", "KEYSLOT", &format!("idem:{{{id}}}")])?.integer();
     if theirs != Some(i64::from(slot(&id))) {

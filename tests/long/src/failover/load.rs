@@ -82,7 +82,7 @@ impl Client {
             if self.sleeps {
                 self.sleep_if_told().await;
             }
-            let mut key = Key::new(fresh_id());
+            let mut key = Key::new(fresh_id(self.world.round));
             self.operation(&mut key).await;
             if key.lease().is_some() {
                 keys.push(key);
@@ -118,7 +118,7 @@ impl Client {
         let (mut keys, mut held) = (Vec::new(), Vec::new());
         while !self.world.is_over() {
             if held.len() < HELD {
-                let mut key = Key::new(fresh_id());
+                let mut key = Key::new(fresh_id(self.world.round));
                 self.acquire(&mut key).await;
                 if let Some(lease) = key.lease().cloned() {
                     self.world.held(lease);

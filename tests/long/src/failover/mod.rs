@@ -128,8 +128,8 @@ fn wait<T>(what: impl FnOnce() -> Result<T, idem_servers::Error>) -> Result<T, E
     Ok(block_in_place(what)?)
 }
 
-fn start_load(stores: &Stores, options: &Options) -> (Arc<World>, Load) {
-    let world = Arc::new(World::new());
+fn start_load(stores: &Stores, options: &Options, round: u64) -> (Arc<World>, Load) {
+    let world = Arc::new(World::new(round));
     let load = Load::start(&world, &stores.processes, options.clients);
     (world, load)
 }

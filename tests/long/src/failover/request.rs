@@ -16,8 +16,9 @@ pub(super) const TERM: Term = Term { lease: Duration::from_secs(3600), retention
 /// How many slots a cluster has.
 const SLOTS: u16 = 16_384;
 
-/// How many of them have keys, so that each has many, and a slot that moves has clients.
-const HOT_SLOTS: u16 = 128;
+/// How many of them have keys in a round, so that each has many, and a slot that moves has clients.
+const HOT_SLOTS: u16 = 32;
+const STRIDE: u16 = SLOTS / HOT_SLOTS;
 
 /// The acquire of a key by an owner.
 pub(super) fn request(id: RecordId, owner: OwnerToken) -> Acquire {
@@ -43,20 +44,24 @@ pub(super) fn response(id: &RecordId, owner: Option<OwnerToken>) -> StoredRespon
     StoredResponse::new(201, body)
 }
 
-/// The slots that have keys.
-pub(super) fn hot_slots() -> impl Iterator<Item = u16> {
-    (0..SLOTS).step_by(usize::from(SLOTS / HOT_SLOTS))
+/// The slots that have keys in a round: others than in the round before, so that what moves does not become more and more.
+pub(super) fn hot_slots(round: u64) -> impl Iterator<Item = u16> {
+    (first_of(round)..SLOTS).step_by(usize::from(STRIDE))
+}
+
+fn first_of(round: u64) -> u16 {
+    u16::try_from(round % u64::from(STRIDE)).unwrap_or_default()
 }
 
 /// An id that nobody has used, whose key is in one of the [`hot_slots`].
-pub(super) fn fresh_id() -> RecordId {
+pub(super) fn fresh_id(round: u64) -> RecordId {
     let mut bytes = [0; 32];
     loop {
         bytes[..16].copy_from_slice(OwnerToken::random().as_bytes());
         bytes[16..].copy_from_slice(OwnerToken::random().as_bytes());
         let begun = bytes[..31].iter().fold(0, checksum);
         // A slot is the lower bits of the checksum, so the last byte decides.
-        let last = (0..=u8::MAX).find(|last| (checksum(begun, last) % SLOTS).is_multiple_of(SLOTS / HOT_SLOTS));
+        let last = (0..=u8::MAX).find(|last| checksum(begun, last) % SLOTS % STRIDE == first_of(round));
         if let Some(last) = last {
             bytes[31] = last;
             return RecordId::from_bytes(bytes);

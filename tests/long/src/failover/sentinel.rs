@@ -49,14 +49,14 @@ async fn failover(
     judge: &mut Judge,
     number: u64,
 ) -> Result<(), Error> {
-    let (world, load) = start_load(stores, options);
+    let (world, load) = start_load(stores, options, number);
     let facts_before = warm_up(&world).await;
     fall_asleep(&world).await;
     let old = wait(|| group.primary_port())?;
     // In every other round only one replica falls behind: the other has to be preferred.
     let cut_off = wait(|| group.replica_ports())?.into_iter().take(if number % 2 == 1 { 2 } else { 1 });
     let cut_off: Vec<u16> = cut_off.collect();
-    let alone = Alone::begin(stores, fresh_id()).await?;
+    let alone = Alone::begin(stores, fresh_id(number)).await?;
     for replica in &cut_off {
         wait(|| group.pause(*replica))?;
     }

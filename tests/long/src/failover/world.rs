@@ -46,6 +46,8 @@ pub(super) struct Told {
 /// What everybody in a round shares.
 #[derive(Debug)]
 pub(super) struct World {
+    /// Which round it is.
+    pub(super) round: u64,
     phase: watch::Sender<Phase>,
     facts: AtomicU64,
     book: Mutex<Book>,
@@ -63,7 +65,7 @@ struct Book {
 }
 
 impl World {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(round: u64) -> Self {
         let book = Book {
             last_success: Instant::now(),
             longest_outage: Duration::ZERO,
@@ -73,7 +75,7 @@ impl World {
             intruded: BTreeSet::new(),
             denied: BTreeSet::new(),
         };
-        Self { phase: watch::Sender::new(Phase::Work), facts: AtomicU64::new(0), book: Mutex::new(book) }
+        Self { round, phase: watch::Sender::new(Phase::Work), facts: AtomicU64::new(0), book: Mutex::new(book) }
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
