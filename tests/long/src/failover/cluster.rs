@@ -22,8 +22,9 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// How many slots move in a round.
 const MOVES: usize = 16;
 
-/// How long after a failover errors may still come: clients have to hear of it.
-const AFTERMATH: Duration = Duration::from_secs(1);
+/// How long after a failover errors may still come: clients have a second to hear of it, and a verb that began by then may
+/// take its whole time to fail.
+const AFTERMATH: Duration = Duration::from_secs(1).saturating_add(TIMEOUT);
 
 /// How long clients work after that, without any error.
 const CALM: Duration = Duration::from_millis(500);
