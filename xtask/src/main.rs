@@ -2,6 +2,7 @@
 
 mod checks;
 mod command;
+mod conformance;
 mod model;
 mod servers;
 mod test;
@@ -27,7 +28,9 @@ enum Task {
     Ci(model::Options),
     /// Searches every situation that crashes and lost messages can lead to, for each contract.
     Model(model::Options),
-    /// Runs a check of the Postgres store that takes minutes, with a server of its own: `cargo xtask long help`.
+    /// Compares stores with the model of the state machine in many more random sequences of verbs than tests try.
+    Conformance(conformance::Options),
+    /// Runs a check of a store that takes minutes, with servers of its own: `cargo xtask long help`.
     #[command(disable_help_flag = true)]
     Long {
         /// The check and its options, as in `hammer --seconds 10`.
@@ -61,6 +64,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             checks::packages()?;
         }
         Task::Model(options) => model::run(&options)?,
+        Task::Conformance(options) => conformance::run(&options)?,
         Task::Long { check } => {
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;

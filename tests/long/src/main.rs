@@ -1,10 +1,11 @@
-//! Checks of the Postgres store that take minutes: `cargo xtask long help`.
+//! Checks of stores that take minutes: `cargo xtask long help`.
 //!
-//! Each starts a server of its own with the settings of a new cluster, measures, prints what it measured and one line of
+//! Each starts servers of its own, those of Postgres with the settings of a new cluster, measures, prints what it measured and one line of
 //! JSON, and fails when what it has to show does not hold.
 
 mod churn;
 mod database;
+mod failover;
 mod growth;
 mod hammer;
 mod hot;
@@ -32,6 +33,10 @@ enum Check {
     Churn(churn::Options),
     /// Acquire and replay in a small table and in a large one.
     Growth(growth::Options),
+    /// What Redis has acknowledged after Sentinels replaced a paused primary, with and without awaiting replicas.
+    Sentinel(failover::Options),
+    /// The same in a Redis Cluster, whose slots move and whose primaries are killed or paused in turn.
+    Cluster(failover::Options),
 }
 
 #[tokio::main]
@@ -41,6 +46,8 @@ async fn main() -> ExitCode {
         Check::Hot(options) => hot::run(&options).await,
         Check::Churn(options) => churn::run(&options).await,
         Check::Growth(options) => growth::run(&options).await,
+        Check::Sentinel(options) => failover::sentinel::run(&options).await,
+        Check::Cluster(options) => failover::cluster::run(&options).await,
     };
     match passed {
         Ok(Passed(true)) => ExitCode::SUCCESS,

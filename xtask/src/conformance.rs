@@ -1,0 +1,46 @@
+//! `cargo xtask conformance`: stores follow the state machine, for longer than a test run lasts.
+
+use std::error::Error;
+
+use crate::command::{self, cargo};
+use crate::servers::Servers;
+
+/// What all tests of the state-machine check are called in the beginning.
+const TESTS: &str = "the_store_follows_the_model";
+
+/// How long, and which.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// How many random sequences of verbs each way of setting up a store is checked with (`IDEM_CASES`).
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
+    cases: u32,
+    /// Which store; default those that translate the machine, into SQL and Lua. SQLite's calls it.
+    #[arg(long, value_enum)]
+    store: Option<Store>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Store {
+    Redis,
+    Postgres,
+    Sqlite,
+    All,
+}
+
+/// Runs the state-machine tests of the stores, with the servers that tests share.
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let packages: &[&str] = match options.store {
+        None => &["idem-redis", "idem-postgres"],
+        Some(Store::Redis) => &["idem-redis"],
+        Some(Store::Postgres) => &["idem-postgres"],
+        Some(Store::Sqlite) => &["idem-sqlite"],
+        Some(Store::All) => &["idem-redis", "idem-postgres", "idem-sqlite"],
+    };
+    let servers = Servers::start()?;
+    println!("{} sequences of verbs each", options.cases);
+    for package in packages {
+        let mut tests = cargo(&["test", "-p", package, "--test", "conformance", "--", TESTS]);
+        command::run(servers.announce(tests.env("IDEM_CASES", options.cases.to_string())))?;
+    }
+    Ok(())
+}
