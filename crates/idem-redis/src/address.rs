@@ -73,7 +73,8 @@ impl Address {
                 // may take in all is not for the driver to say, since it would go away with what it has learnt.
                 let builder = ClusterClient::builder(nodes.clone()).connection_timeout(timeout / 4);
                 let builder = builder.response_timeout(timeout * 2 / 3).overall_response_timeout(None);
-                let client = builder.build()?;
+                // What the driver gives up is tried again in its caller's time, and better while a slot moves.
+                let client = builder.retries(3).build()?;
                 let seeds = nodes.into_iter().map(Client::open).collect::<Result<_, _>>()?;
                 Servers::Cluster(Arc::new(client), seeds)
             }

@@ -13,22 +13,42 @@ pub(crate) enum Connection {
 }
 
 impl Connection {
-    /// Sends a command to the server that has `key`.
-    pub(crate) async fn send(&mut self, command: Cmd, key: &[u8]) -> RedisResult<Value> {
-        match self {
-            Self::One(connection) => connection.req_packed_command(&command).await,
-            Self::Cluster(connection) => {
-                connection.route_command(command, RoutingInfo::SingleNode(primary_of(key))).await
-            }
-        }
-    }
-
     /// Sends commands to the server that has `key`, on one connection to it.
-    pub(crate) async fn send_all(&mut self, pipeline: Pipeline, key: &[u8]) -> RedisResult<Vec<Value>> {
-        let count = pipeline.len();
-        match self {
-            Self::One(connection) => connection.req_packed_commands(&pipeline, 0, count).await,
-            Self::Cluster(connection) => connection.route_pipeline(pipeline, 0, count, primary_of(key)).await,
+    ///
+    /// `asking` is where the key is said to be while its slot moves. The permission to ask there counts for the next
+    /// command of the connection, which others use as well, so that it has to go together with the command.
+    pub(crate) async fn send(
+        &mut self,
+        mut commands: Vec<Cmd>,
+        key: &[u8],
+        asking: Option<&Asking>,
+    ) -> RedisResult<Vec<Value>> {
+        match (self, asking) {
+            (Self::One(connection), _) if commands.len() == 1 => {
+                Ok(vec![connection.req_packed_command(&commands.remove(0)).await?])
+            }
+            (Self::One(connection), _) => {
+                let pipeline = pipeline(commands);
+                connection.req_packed_commands(&pipeline, 0, pipeline.len()).await
+            }
+            (Self::Cluster(connection), None) if commands.len() == 1 => {
+                let route = RoutingInfo::SingleNode(primary_of(key));
+                Ok(vec![connection.route_command(commands.remove(0), route).await?])
+            }
+            (Self::Cluster(connection), None) => {
+                let pipeline = pipeline(commands);
+                let count = pipeline.len();
+                connection.route_pipeline(pipeline, 0, count, primary_of(key)).await
+            }
+            (Self::Cluster(connection), Some(Asking { host, port })) => {
+                commands.insert(0, redis::cmd("ASKING"));
+                let pipeline = pipeline(commands);
+                let count = pipeline.len();
+                let there = SingleNodeRoutingInfo::ByAddress { host: host.clone(), port: *port };
+                let mut answers = connection.route_pipeline(pipeline, 0, count, there).await?;
+                answers.remove(0);
+                Ok(answers)
+            }
         }
     }
 
@@ -45,6 +65,21 @@ impl Connection {
             }
         }
     }
+}
+
+/// Where a key is while its slot moves, as the server says that has lost it.
+#[derive(Debug, Clone)]
+pub(crate) struct Asking {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+fn pipeline(commands: Vec<Cmd>) -> Pipeline {
+    let mut pipeline = Pipeline::with_capacity(commands.len());
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    pipeline
 }
 
 fn primary_of(key: &[u8]) -> SingleNodeRoutingInfo {

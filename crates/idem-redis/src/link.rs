@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+#[cfg(feature = "deadpool")]
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use crate::address::{self, Servers};
-use crate::connection::Connection;
+use crate::connection::{Asking, Connection};
 use crate::error::Failure;
-use crate::script::{Call, and_wait};
+use crate::script::{Call, wait};
 use crate::slot::Slot;
 
 /// How often a call is sent, as every script may be sent again: the connection may have ended since it was used last, and
@@ -40,6 +42,18 @@ pub(crate) struct Reply {
 enum Question<'a> {
     Script(&'a Call<'a>),
     Everybody(&'a Cmd),
+}
+
+impl Question<'_> {
+    /// Whether fewer replicas were found than the question asks for.
+    fn lacks_replicas(&self, reply: &Reply) -> bool {
+        match self {
+            Self::Script(Call { replicas: Some((replicas, _)), .. }) => {
+                reply.replicas.is_some_and(|found| found < i64::from(*replicas))
+            }
+            _ => false,
+        }
+    }
 }
 
 /// A connection of a call's own, or one that it shares.
@@ -80,6 +94,7 @@ impl Link {
         let deadline = Instant::now() + self.timeout;
         let mut was_sent = false;
         let mut attempts = 1;
+        let mut asking = None;
         loop {
             let mut held = match tokio::time::timeout_at(deadline, self.hold(question)).await {
                 Ok(Ok(held)) => held,
@@ -87,7 +102,7 @@ impl Link {
                 Err(_) => return Err(Failure::NotConnectedInTime { timeout: self.timeout, was_sent }),
             };
             let asked_at = Instant::now();
-            let Ok(answer) = tokio::time::timeout_at(deadline, held.ask(question)).await else {
+            let Ok(answer) = tokio::time::timeout_at(deadline, held.ask(question, asking.as_ref())).await else {
                 // Perhaps it is slow, perhaps nothing will ever come: whoever comes next shall not find out. If most of the
                 // time went by before there was a connection, that one has done nothing wrong.
                 if asked_at.elapsed() >= self.timeout / 2 {
@@ -96,11 +111,25 @@ impl Link {
                 return Err(Failure::Timeout { timeout: self.timeout });
             };
             let error = match answer {
-                Ok(reply) => return Ok(reply),
+                Ok(reply) => {
+                    // A primary that has lost its replicas may have been replaced, and not know it yet.
+                    if question.lacks_replicas(&reply) {
+                        self.renew(held);
+                    }
+                    return Ok(reply);
+                }
                 Err(error) => error,
             };
             // The driver of a Cluster sends again by itself, and tells of the last time only.
             was_sent |= !is_refusal(&error) || matches!(self.servers, Servers::Cluster(..));
+            // A slot on the move, or one without a server for a moment: it is somewhere, or will be.
+            if let Some(pause) = moving(&error) {
+                asking = asking_at(&error);
+                if Instant::now() + pause < deadline {
+                    tokio::time::sleep(pause).await;
+                    continue;
+                }
+            }
             if !is_of_no_use(&error) {
                 return Err(Failure::Failed { error, may_have_run: was_sent });
             }
@@ -142,10 +171,17 @@ impl Link {
     /// be well, so it serves until there is another that knows who has which slots now.
     fn leave(&self, held: Held<'_>) {
         match held {
-            Held::Shared { connection: Connection::Cluster(_), slot, generation } => {
-                slot.renew(generation, || self.connect(), self.connect_limit());
-            }
+            held @ Held::Shared { connection: Connection::Cluster(_), .. } => self.renew(held),
             held => held.discard(),
+        }
+    }
+
+    /// Makes another connection, which replaces this one when it is there.
+    fn renew(&self, held: Held<'_>) {
+        match held {
+            Held::Shared { slot, generation, .. } => slot.renew(generation, || self.connect(), self.connect_limit()),
+            #[cfg(feature = "deadpool")]
+            held @ Held::Pooled(_) => held.discard(),
         }
     }
 }
@@ -175,59 +211,44 @@ fn replica() -> RedisError {
 }
 
 impl Held<'_> {
-    async fn ask(&mut self, question: &Question<'_>) -> RedisResult<Reply> {
+    async fn ask(&mut self, question: &Question<'_>, asking: Option<&Asking>) -> RedisResult<Reply> {
         match question {
             Question::Everybody(command) => {
                 let answers = self.ask_all((*command).clone()).await?;
                 Ok(Reply { value: Value::Array(answers), replicas: None })
             }
-            Question::Script(call) => match self.exchange(call.by_hash(), call).await {
+            Question::Script(call) => match self.exchange(call.by_hash(), call, asking).await {
                 // A server that was flushed, restarted or promoted does not know the script.
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                    self.exchange(call.by_source(), call).await
+                    self.exchange(call.by_source(), call, asking).await
                 }
                 reply => reply,
             },
         }
     }
 
-    async fn exchange(&mut self, command: Cmd, call: &Call<'_>) -> RedisResult<Reply> {
-        let Some((replicas, patience_ms)) = call.replicas else {
-            let value = self.send(command, call.key).await?;
-            return Ok(Reply { value, replicas: None });
-        };
-        let mut values = self.send_all(and_wait(command, replicas, patience_ms), call.key).await?.into_iter();
-        let value = values.next().unwrap_or_default();
+    async fn exchange(&mut self, command: Cmd, call: &Call<'_>, asking: Option<&Asking>) -> RedisResult<Reply> {
+        let wait = call.replicas.map(|(replicas, patience_ms)| wait(replicas, patience_ms));
+        let commands = std::iter::once(command).chain(wait).collect();
+        let mut answers = self.send(commands, call.key, asking).await?.into_iter();
+        let value = answers.next().unwrap_or_default().extract_error()?;
         // A server that stops being the primary while somebody waits answers with an error.
-        let replicas = match values.next() {
+        let acknowledged = match answers.next() {
             Some(Value::Int(replicas)) => replicas,
             _ => 0,
         };
-        Ok(Reply { value, replicas: Some(replicas) })
+        Ok(Reply { value, replicas: call.replicas.map(|_| acknowledged) })
     }
 
-    async fn send(&mut self, command: Cmd, key: &[u8]) -> RedisResult<Value> {
-        let answer = match self {
-            Self::Shared { connection, .. } => connection.send(command, key).await,
-            #[cfg(feature = "deadpool")]
-            Self::Pooled(connection) => connection.send_packed_command(&command).await,
-        };
-        answer?.extract_error()
-    }
-
-    async fn send_all(&mut self, pipeline: Pipeline, key: &[u8]) -> RedisResult<Vec<Value>> {
-        let mut answers = match self {
-            Self::Shared { connection, .. } => connection.send_all(pipeline, key).await?,
+    async fn send(&mut self, commands: Vec<Cmd>, key: &[u8], asking: Option<&Asking>) -> RedisResult<Vec<Value>> {
+        match self {
+            Self::Shared { connection, .. } => connection.send(commands, key, asking).await,
             #[cfg(feature = "deadpool")]
             Self::Pooled(connection) => {
-                let count = pipeline.len();
-                connection.send_packed_commands(&pipeline, 0, count).await?
+                // The clone is another handle of the same connection.
+                Connection::One(MultiplexedConnection::clone(connection)).send(commands, key, asking).await
             }
-        };
-        if let Some(first) = answers.first_mut() {
-            *first = std::mem::take(first).extract_error()?;
         }
-        Ok(answers)
     }
 
     async fn ask_all(&mut self, command: Cmd) -> RedisResult<Vec<Value>> {
@@ -245,6 +266,24 @@ impl Held<'_> {
             Self::Pooled(connection) => drop(deadpool_redis::Connection::take(connection)),
         }
     }
+}
+
+/// How long to wait before a slot is looked for again, if that is what the error is about.
+fn moving(error: &RedisError) -> Option<Duration> {
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::Moved) => Some(Duration::ZERO),
+        ErrorKind::Server(ServerErrorKind::TryAgain) => Some(Duration::from_millis(5)),
+        ErrorKind::Server(ServerErrorKind::ClusterDown) => Some(Duration::from_millis(50)),
+        _ => None,
+    }
+}
+
+/// Where a server says that a key is for now.
+fn asking_at(error: &RedisError) -> Option<Asking> {
+    let is_asking = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
+    let (address, _slot) = error.redirect_node().filter(|_| is_asking)?;
+    let (host, port) = address.rsplit_once(':')?;
+    Some(Asking { host: host.to_owned(), port: port.parse().ok()? })
 }
 
 /// Whether another connection may serve where this one did not: it has ended, or leads to a server that takes no writes

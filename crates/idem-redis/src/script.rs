@@ -1,6 +1,6 @@
 //! The scripts, and one call of one of them.
 
-use redis::{Cmd, Pipeline};
+use redis::Cmd;
 
 /// A script with the digest that names it to a server which has seen it.
 pub(crate) struct Script {
@@ -87,11 +87,9 @@ impl Call<'_> {
     }
 }
 
-/// The command, and then on the same connection how many replicas have all that it has written.
-pub(crate) fn and_wait(command: Cmd, replicas: u32, patience_ms: u64) -> Pipeline {
+/// Asks how many replicas have all that was written before.
+pub(crate) fn wait(replicas: u32, patience_ms: u64) -> Cmd {
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(patience_ms);
-    let mut pipeline = Pipeline::with_capacity(2);
-    pipeline.add_command(command).add_command(wait);
-    pipeline
+    wait
 }

@@ -131,10 +131,8 @@ impl RedisStore {
     ) -> Result<OwnerOutcome, StoreError> {
         let answer = self.change(what, script, &lease.id, args).await?;
         let outcome = reply::owner(&answer.value)?;
-        match self.lacks_replicas(&answer) {
-            Some(found) if outcome == OwnerOutcome::Applied => Err(self.too_few(what, found)),
-            _ => Ok(outcome),
-        }
+        // A primary that was replaced and does not know it yet may say that a lease is lost which its successor gave.
+        self.lacks_replicas(&answer).map_or(Ok(outcome), |found| Err(self.too_few(what, found)))
     }
 
     /// How many replicas have the change, when they are too few.

@@ -1,6 +1,7 @@
 //! Servers that are paused, killed and started again.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use idem_core::{IdempotencyStore as _, OwnerOutcome, RecordId, StoreErrorKind};
@@ -153,6 +154,52 @@ async fn a_primary_that_hangs_does_not_keep_the_other_shards_from_serving() {
         served += client.await.unwrap();
     }
     assert!(served > 16, "{served}");
+}
+
+/// While a slot moves, its keys are asked for where they are, by everybody on the same connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_moves_is_not_noticed() {
+    let cluster = RedisCluster::start().unwrap();
+    let owners = cluster.primaries().unwrap();
+    let slot = *owners[0].slots[0].start();
+    let in_slot = || std::iter::repeat_with(request).find(|request| slot_of(&request.id) == slot).unwrap();
+    let requests: Vec<_> = (0..24).map(|_| in_slot()).collect();
+    for replicas in [0, 1] {
+        let world = Arc::new(World::with(&cluster.url(), 0, |config| config.min_replicas(replicas)).await);
+        let done = Arc::new(AtomicBool::new(false));
+        let clients: Vec<_> = requests
+            .iter()
+            .cloned()
+            .map(|request| {
+                let (world, done) = (Arc::clone(&world), Arc::clone(&done));
+                tokio::spawn(async move {
+                    let lease = world.lease(&request).await.unwrap();
+                    let mut renewed = 0;
+                    while !done.load(Ordering::SeqCst) {
+                        assert_eq!(world.store.renew(&lease, request.term).await.unwrap(), OwnerOutcome::Applied);
+                        renewed += 1;
+                    }
+                    assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
+                    renewed
+                })
+            })
+            .collect();
+        for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0), (0, 1), (1, 0)] {
+            cluster.migrate_slot(slot, owners[from].port, owners[to].port).unwrap();
+        }
+        done.store(true, Ordering::SeqCst);
+        for client in clients {
+            assert!(client.await.unwrap() > 0);
+        }
+    }
+    let asked: i64 = owners.iter().map(|owner| asks(owner.port)).sum();
+    assert!(asked > 0, "nobody was asked to look elsewhere");
+}
+
+/// How often a server said that a key is elsewhere for now.
+fn asks(port: u16) -> i64 {
+    let stats = idem_servers::redis_command(port, &["INFO", "errorstats"]).unwrap();
+    stats.field("errorstat_ASK").and_then(|count| count.strip_prefix("count=")?.parse().ok()).unwrap_or(0)
 }
 
 /// Redis's own: CRC16 of what stands in braces, which is the id.
