@@ -153,6 +153,9 @@ async fn move_slots(cluster: &RedisCluster, round: u64, moves: &mut Moves) -> Re
         wait(|| cluster.migrate_slot(slot, from, *to))?;
         moves.keys += count.integer().and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
     }
+    // A replica that has not heard of a move when it is promoted claims the slots that its primary had before, and nobody
+    // serves what has moved: an administrator moves slots, and then looks, before anything else happens.
+    wait(|| cluster.wait_until_ok())?;
     for ((word, count), before) in redirections(cluster)?.into_iter().zip(before.into_values()) {
         *moves.redirections.entry(word).or_default() += count - before;
     }
