@@ -186,6 +186,8 @@ async fn a_slot_that_moves_is_not_noticed() {
             .collect();
         for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0), (0, 1), (1, 0)] {
             cluster.migrate_slot(slot, owners[from].port, owners[to].port).unwrap();
+            // The next primary has to know of this move before it takes the slot.
+            cluster.wait_until_ok().unwrap();
         }
         done.store(true, Ordering::SeqCst);
         for client in clients {

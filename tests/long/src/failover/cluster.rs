@@ -151,11 +151,12 @@ async fn move_slots(cluster: &RedisCluster, round: u64, moves: &mut Moves) -> Re
         let to = others.get(random.below(others.len() as u64) as usize).ok_or("there is no other primary")?;
         let count = redis_command(from, &["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])?;
         wait(|| cluster.migrate_slot(slot, from, *to))?;
+        // As an administrator looks before the next step. A primary that has not heard of the last move may give the slot
+        // that it gets an epoch which is too low, and a replica that has not heard of it when it is promoted claims what
+        // its primary had before: nobody serves what has moved then.
+        wait(|| cluster.wait_until_ok())?;
         moves.keys += count.integer().and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
     }
-    // A replica that has not heard of a move when it is promoted claims the slots that its primary had before, and nobody
-    // serves what has moved: an administrator moves slots, and then looks, before anything else happens.
-    wait(|| cluster.wait_until_ok())?;
     for ((word, count), before) in redirections(cluster)?.into_iter().zip(before.into_values()) {
         *moves.redirections.entry(word).or_default() += count - before;
     }
