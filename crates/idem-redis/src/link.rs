@@ -96,13 +96,22 @@ impl Link {
         let mut attempts = 1;
         let mut asking = None;
         loop {
-            let mut held = match tokio::time::timeout_at(deadline, self.hold(question)).await {
+            let holding = self.hold(question, attempts == ATTEMPTS);
+            let mut held = match tokio::time::timeout_at(deadline, holding).await {
                 Ok(Ok(held)) => held,
                 Ok(Err(error)) => return Err(Failure::NotConnected { error, was_sent }),
                 Err(_) => return Err(Failure::NotConnectedInTime { timeout: self.timeout, was_sent }),
             };
             let asked_at = Instant::now();
-            let Ok(answer) = tokio::time::timeout_at(deadline, held.ask(question, asking.as_ref())).await else {
+            let limit = self.limit(attempts, asked_at, deadline);
+            let Ok(answer) = tokio::time::timeout_at(limit, held.ask(question, asking.as_ref())).await else {
+                if limit < deadline {
+                    // Who has the slot now may be somebody else, as the next connection will know.
+                    self.renew(held);
+                    was_sent = true;
+                    attempts = ATTEMPTS;
+                    continue;
+                }
                 // Perhaps it is slow, perhaps nothing will ever come: whoever comes next shall not find out. If most of the
                 // time went by before there was a connection, that one has done nothing wrong.
                 if asked_at.elapsed() >= self.timeout / 2 {
@@ -141,7 +150,17 @@ impl Link {
         }
     }
 
-    async fn hold(&self, question: &Question<'_>) -> RedisResult<Held<'_>> {
+    /// Until when to wait for an answer. In a Cluster, half of the time is for a second try: a server that hangs may have
+    /// been replaced, and nobody tells.
+    fn limit(&self, attempts: u32, asked_at: Instant, deadline: Instant) -> Instant {
+        match self.servers {
+            Servers::Cluster(..) if attempts < ATTEMPTS => deadline.min(asked_at + self.timeout / 2),
+            _ => deadline,
+        }
+    }
+
+    /// A connection for the question; the one that is being made, if it is to be a new one and one is.
+    async fn hold(&self, question: &Question<'_>, is_new: bool) -> RedisResult<Held<'_>> {
         #[cfg(feature = "deadpool")]
         if let Servers::Pool(pool) = &self.servers {
             let connection = pool.get().await.map_err(crate::error::pool_error)?;
@@ -154,7 +173,11 @@ impl Link {
             }
             _ => &self.shared,
         };
-        let (connection, generation) = slot.get(|| self.connect(), self.connect_limit()).await?;
+        let renewed = if is_new { slot.renewed().await } else { None };
+        let (connection, generation) = match renewed {
+            Some(live) => live,
+            None => slot.get(|| self.connect(), self.connect_limit()).await?,
+        };
         Ok(Held::Shared { connection, slot, generation })
     }
 

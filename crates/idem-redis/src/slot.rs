@@ -63,6 +63,12 @@ impl Slot {
         }
     }
 
+    /// The connection that somebody is making, once it is made; `None` when nobody is, or it cannot be made.
+    pub(crate) async fn renewed(&self) -> Option<Live> {
+        let attempt = self.state().attempt.clone()?;
+        attempt.await.ok()
+    }
+
     fn attempt(
         &self,
         state: &mut State,
