@@ -84,9 +84,8 @@ impl RedisStore {
     pub async fn open(config: RedisConfig) -> Result<Self, StoreError> {
         let link = Link::new(config.servers()?, config.timeout, config.replica_connections.get());
         let durability = crate::health::examine(&link, config.min_replicas, config.allow_eviction).await?;
-        // So that the answer of `WAIT` comes well before anybody gives up on it, also when it is asked for twice because
-        // the server did not know the script.
-        let patience_ms = u64::try_from(config.timeout.as_millis() / 4).unwrap_or(u64::MAX).max(1);
+        // So that the answer of `WAIT` comes before anybody gives up on it, which in a Cluster is after half of the time.
+        let patience_ms = u64::try_from(config.timeout.as_millis() * 2 / 5).unwrap_or(u64::MAX).max(1);
         let keys = Keys::new(&config.key_prefix);
         let notices = Notices::new(config.servers()?, keys.clone(), tokio::runtime::Handle::current());
         let shared = Shared {
