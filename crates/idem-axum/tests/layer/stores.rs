@@ -6,8 +6,8 @@ use axum::Router;
 use axum::routing::post as on_post;
 use http::StatusCode;
 use idem_axum::{Idempotency, IdempotencyContext, IdempotencyLayer, ProblemKind, Settings};
-use idem_core::engine::{Event, Observer};
 use idem_core::MemoryStore;
+use idem_core::engine::{Event, Observer};
 use idem_testkit::{Fault, FaultyStore, Verb};
 
 use crate::support::{Database, Runs, counted, memory, post, post_and_wait, send};
