@@ -29,6 +29,6 @@ pub use record_id::{RecordId, RecordIdentity, SecretTooShort};
 pub use scope::Scope;
 pub use store::{
     Begin, Capabilities, Durability, DurableStore, IdempotencyStore, Purge, SelfTestError, SettlementListener,
-    StoreError, StoreErrorKind, StoreTransaction, TransactionalStore, Writes, self_test,
+    StoreError, StoreErrorKind, StoreTransaction, TimeOffset, TransactionalStore, Writes, self_test,
 };
 pub use timestamp::Timestamp;

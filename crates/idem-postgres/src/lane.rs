@@ -11,14 +11,13 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::{StoreError, StoreErrorKind};
+use idem_core::{StoreError, StoreErrorKind, TimeOffset};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::batch::Batch;
-use crate::config::TimeOffset;
 use crate::error::{connect_error, copy, is_connection_lost, store_error};
 use crate::schema::Schema;
 use crate::verb::{Answer, Verb, misanswered};

@@ -18,9 +18,10 @@ mod store;
 mod transaction;
 mod verb;
 
-pub use config::{Isolation, PostgresConfig, TimeOffset};
+pub use config::{Isolation, PostgresConfig};
 pub use guard::Guard;
 pub use health::{DurabilityReport, PostgresHealth};
+pub use idem_core::TimeOffset;
 pub use migrate::{Migration, migrations};
 pub use partitions::partitioning;
 pub use purger::{Purger, PurgerSettings};

@@ -8,14 +8,14 @@ use async_trait::async_trait;
 use idem_core::codec::FlatRecord;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OwnerAction, OwnerOutcome, OwnerToken,
-    Purge, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, machine,
+    Purge, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TimeOffset, machine,
 };
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Row as _};
 use tokio::time::timeout;
 
 use crate::begin::TransactionSettings;
-use crate::config::{PostgresConfig, TimeOffset};
+use crate::config::PostgresConfig;
 use crate::connection::{handlers_options, prepare, try_out};
 use crate::error::{connect_error, store_error};
 use crate::health::{self, DurabilityReport};

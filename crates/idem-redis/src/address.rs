@@ -9,9 +9,6 @@ use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType}
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, TlsMode};
 use tokio::sync::Mutex;
 
-/// How many servers are named at most: more is a mistake.
-const MOST_NODES: usize = 1_000;
-
 /// The servers, and how they are found.
 #[derive(Clone)]
 pub(crate) enum Servers {
@@ -119,7 +116,7 @@ fn nodes(authority: &str, tls: bool) -> Result<Vec<ConnectionInfo>, RedisError> 
         "" => Err(refused("the name of a server is missing")),
         host => format!("{scheme}://{login}{host}").into_connection_info(),
     };
-    hosts.split(',').take(MOST_NODES).map(node).collect()
+    hosts.split(',').map(node).collect()
 }
 
 fn refused(why: &'static str) -> RedisError {

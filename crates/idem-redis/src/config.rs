@@ -2,11 +2,9 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use idem_core::{StoreError, StoreErrorKind};
+use idem_core::{StoreError, StoreErrorKind, TimeOffset};
 
 use crate::address::{Address, Servers};
 
@@ -147,23 +145,6 @@ impl fmt::Debug for RedisConfig {
             .field("timeout", &self.timeout)
             .field("min_replicas", &self.min_replicas)
             .finish_non_exhaustive()
-    }
-}
-
-/// What is added to the server's clock: the seam by which tests move the store's time. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub struct TimeOffset(Arc<AtomicI64>);
-
-impl TimeOffset {
-    /// Moves the time forward, for every verb that begins afterwards.
-    pub fn advance(&self, by: Duration) {
-        let later = |offset: i64| Some(offset.saturating_add(micros(by)));
-        // It never says no.
-        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
-    }
-
-    pub(crate) fn micros(&self) -> i64 {
-        self.0.load(Ordering::SeqCst)
     }
 }
 

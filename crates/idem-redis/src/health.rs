@@ -100,6 +100,9 @@ async fn primaries(link: &Link) -> Result<Vec<Info>, StoreError> {
     let infos = answers.into_iter().map(Info::read).collect::<Result<Vec<_>, _>>()?;
     // The driver asks the servers of a Cluster that it has reached so far.
     if infos.iter().any(|info| info.text("redis_mode") == "cluster") {
+        if !link.is_cluster() {
+            return Err(refused("this server is part of a Cluster; write redis+cluster:// for its URL"));
+        }
         let slots = link.ask_all(redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|failure| failure.of(what))?;
         let served = served_by(slots.into_iter().next().unwrap_or_default())?;
         if infos.len() < served {

@@ -14,8 +14,9 @@ mod script;
 mod slot;
 mod store;
 
-pub use config::{RedisConfig, TimeOffset};
+pub use config::RedisConfig;
 pub use durability::{DurabilityReport, NodeDurability};
 pub use health::RedisHealth;
+pub use idem_core::TimeOffset;
 pub use lossy::LossyRedisStore;
 pub use store::RedisStore;

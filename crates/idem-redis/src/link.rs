@@ -32,28 +32,16 @@ pub(crate) struct Link {
     timeout: Duration,
 }
 
-/// What a script returned, and how many replicas have it, if any were awaited.
+/// What a script returned, and how many replicas have it, if those are fewer than were awaited.
 pub(crate) struct Reply {
     pub(crate) value: Value,
-    pub(crate) replicas: Option<i64>,
+    pub(crate) too_few: Option<i64>,
 }
 
 /// What is asked of the servers.
 enum Question<'a> {
     Script(&'a Call<'a>),
     Everybody(&'a Cmd),
-}
-
-impl Question<'_> {
-    /// Whether fewer replicas were found than the question asks for.
-    fn lacks_replicas(&self, reply: &Reply) -> bool {
-        match self {
-            Self::Script(Call { replicas: Some((replicas, _)), .. }) => {
-                reply.replicas.is_some_and(|found| found < i64::from(*replicas))
-            }
-            _ => false,
-        }
-    }
 }
 
 /// A connection of a call's own, or one that it shares.
@@ -80,6 +68,11 @@ impl Link {
     /// more harms nobody. Whether its script ran is then unknown.
     pub(crate) async fn run(&self, call: &Call<'_>) -> Result<Reply, Failure> {
         self.ask(&Question::Script(call)).await
+    }
+
+    /// Whether the servers are reached as a Cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(..))
     }
 
     /// What every primary answers.
@@ -122,7 +115,7 @@ impl Link {
             let error = match answer {
                 Ok(reply) => {
                     // A primary that has lost its replicas may have been replaced, and not know it yet.
-                    if question.lacks_replicas(&reply) {
+                    if reply.too_few.is_some() {
                         self.renew(held);
                     }
                     return Ok(reply);
@@ -130,9 +123,9 @@ impl Link {
                 Err(error) => error,
             };
             // The driver of a Cluster sends again by itself, and tells of the last time only.
-            was_sent |= !is_refusal(&error) || matches!(self.servers, Servers::Cluster(..));
+            was_sent |= !is_refusal(&error) || self.is_cluster();
             // A slot on the move, or one without a server for a moment: it is somewhere, or will be.
-            if let Some(pause) = moving(&error) {
+            if let (Servers::Cluster(..), Some(pause)) = (&self.servers, moving(&error)) {
                 asking = asking_at(&error);
                 if Instant::now() + pause < deadline {
                     tokio::time::sleep(pause).await;
@@ -238,7 +231,7 @@ impl Held<'_> {
         match question {
             Question::Everybody(command) => {
                 let answers = self.ask_all((*command).clone()).await?;
-                Ok(Reply { value: Value::Array(answers), replicas: None })
+                Ok(Reply { value: Value::Array(answers), too_few: None })
             }
             Question::Script(call) => match self.exchange(call.by_hash(), call, asking).await {
                 // A server that was flushed, restarted or promoted does not know the script.
@@ -260,7 +253,8 @@ impl Held<'_> {
             Some(Value::Int(replicas)) => replicas,
             _ => 0,
         };
-        Ok(Reply { value, replicas: call.replicas.map(|_| acknowledged) })
+        let too_few = call.replicas.filter(|(asked_for, _)| acknowledged < i64::from(*asked_for));
+        Ok(Reply { value, too_few: too_few.map(|_| acknowledged) })
     }
 
     async fn send(&mut self, commands: Vec<Cmd>, key: &[u8], asking: Option<&Asking>) -> RedisResult<Vec<Value>> {

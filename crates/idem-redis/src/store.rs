@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use idem_core::codec::takeover_number;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OnMismatch, OwnerOutcome, Record,
-    RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody, StoredResponse, Term, codec,
+    RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody, StoredResponse, Term, TimeOffset,
+    codec,
 };
 
-use crate::config::{RedisConfig, TimeOffset, micros};
+use crate::config::{RedisConfig, micros};
 use crate::durability::DurabilityReport;
 use crate::link::{Link, Reply};
 use crate::notices::Notices;
@@ -131,13 +132,7 @@ impl RedisStore {
         let answer = self.change(what, script, &lease.id, args).await?;
         let outcome = reply::owner(&answer.value)?;
         // A primary that was replaced and does not know it yet may say that a lease is lost which its successor gave.
-        self.lacks_replicas(&answer).map_or(Ok(outcome), |found| Err(self.too_few(what, found)))
-    }
-
-    /// How many replicas have the change, when they are too few.
-    fn lacks_replicas(&self, reply: &Reply) -> Option<i64> {
-        let (asked_for, _) = self.shared.replicas?;
-        reply.replicas.filter(|found| *found < i64::from(asked_for))
+        answer.too_few.map_or(Ok(outcome), |found| Err(self.too_few(what, found)))
     }
 
     fn too_few(&self, what: &str, found: i64) -> StoreError {
@@ -223,9 +218,8 @@ impl IdempotencyStore for RedisStore {
             Arg::from(self.shared.replicas.is_some()),
         ];
         let answer = self.change(what, &self.shared.scripts.acquire, &request.id, &args).await?;
-        let lacking = self.lacks_replicas(&answer);
         let outcome = reply::acquire(answer.value, request)?;
-        match (lacking, &outcome) {
+        match (answer.too_few, &outcome) {
             // A failover could take back what this would tell. What was acquired stays with its token: a release that is
             // on its way while the same token acquires again could come after it, and free what runs by then.
             (Some(found), AcquireOutcome::Acquired(_)) => Err(self.too_few(what, found)),
@@ -268,8 +262,7 @@ impl IdempotencyStore for RedisStore {
         let what = "peek";
         let args = [self.now(), Arg::from(self.shared.replicas.is_some())];
         let answer = self.change(what, &self.shared.scripts.peek, id, &args).await?;
-        let lacking = self.lacks_replicas(&answer);
-        match (lacking, reply::peek(answer.value)?) {
+        match (answer.too_few, reply::peek(answer.value)?) {
             (Some(found), Some(_)) => Err(self.too_few(what, found).about_a_record()),
             (_, record) => Ok(record),
         }

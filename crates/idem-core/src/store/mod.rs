@@ -1,6 +1,7 @@
 //! The storage port: what a store must do, and nothing about how.
 
 mod error;
+mod offset;
 mod self_test;
 mod transactional;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use error::{StoreError, StoreErrorKind};
+pub use offset::TimeOffset;
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, StoreTransaction, TransactionalStore, Writes};
 

@@ -175,6 +175,17 @@ async fn a_cluster_that_does_not_answer_as_a_whole_is_not_taken_for_examined() {
 }
 
 #[tokio::test]
+async fn a_server_of_a_cluster_is_refused_as_one_server() {
+    let port = crate::support::ports(&idem_servers::redis_cluster_url())[0];
+    let primary = crate::support::primaries(&crate::support::ports(&idem_servers::redis_cluster_url()))[0];
+    let error = refusal(RedisConfig::new(format!("redis://127.0.0.1:{primary}"))).await;
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
+    assert!(error.to_string().contains("redis+cluster://"), "{error}");
+    // By any one of its servers, it is a Cluster.
+    RedisStore::open(RedisConfig::new(format!("redis+cluster://127.0.0.1:{port}"))).await.unwrap();
+}
+
+#[tokio::test]
 async fn settings_are_read_in_both_protocols() {
     let server = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
     for query in ["", "/0?protocol=resp3"] {
