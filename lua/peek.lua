@@ -4,7 +4,8 @@
 -- ARGV 1  microseconds by which the time is moved
 --      2  1: whoever is answered awaits replicas
 --
--- Returns the fields of `everything`, or nil when there is no record or it counts as absent.
+-- Returns how many microseconds are left of its life, and the fields of `everything`; or nil when there is no record or it
+-- counts as absent.
 --
 -- Laws: L9.
 
@@ -12,4 +13,9 @@ local record = load()
 if record and ARGV[2] == '1' then
   touch(record)
 end
-return record and everything()
+if not record then
+  return nil
+end
+local answer = everything()
+table.insert(answer, 1, text(record.ends - NOW))
+return answer

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, DurableStore, Record, RecordId, StoreError, StoreErrorKind, TransactionalStore,
+    Acquire, AcquireOutcome, Begin, DurableStore, Look, Record, RecordId, StoreError, StoreErrorKind, TransactionalStore,
     machine,
 };
 use sqlx::pool::PoolConnection;
@@ -60,7 +60,13 @@ impl TransactionSettings {
     }
 }
 
-impl DurableStore for PostgresStore {}
+#[async_trait]
+impl DurableStore for PostgresStore {
+    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+        let Seen { now, row, .. } = self.read(*id, None).await?;
+        Ok(row.and_then(|row| Look::at(row.record, now)))
+    }
+}
 
 #[async_trait]
 impl TransactionalStore for PostgresStore {
@@ -114,7 +120,7 @@ impl PostgresStore {
     /// The answer to a request whose operation runs or is settled; `None` if it may have to run.
     async fn answer_without_running(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
         let lock = self.shared.schema.lock(&request.id);
-        let Seen { now, presence, row } = self.look(request.id, Some(lock)).await?;
+        let Seen { now, presence, row } = self.read(request.id, Some(lock)).await?;
         let before = row.as_ref().map(|row| &row.record);
         let (next, outcome) = machine::acquire(before, request, now);
         Ok(match outcome {
@@ -128,7 +134,7 @@ impl PostgresStore {
     /// before its lock was free, and what whoever held it made is then hidden from it.
     async fn is_current(&self, id: RecordId, seen: &Seen) -> Result<bool, StoreError> {
         let version = |seen: &Seen| seen.row.as_ref().map(|row| row.version);
-        Ok(version(&self.look(id, None).await?) == version(seen))
+        Ok(version(&self.read(id, None).await?) == version(seen))
     }
 }
 

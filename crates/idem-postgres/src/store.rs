@@ -132,7 +132,7 @@ impl PostgresStore {
     }
 
     /// Reads the record, and where `lock` is given whether a transaction runs the operation.
-    pub(crate) async fn look(&self, id: RecordId, lock: Option<i64>) -> Result<Seen, StoreError> {
+    pub(crate) async fn read(&self, id: RecordId, lock: Option<i64>) -> Result<Seen, StoreError> {
         self.see(Verb::Look { id, lock }).await
     }
 
@@ -190,7 +190,7 @@ impl PostgresStore {
             }
         }
         for _ in 0..ROUNDS {
-            let Seen { now, row, .. } = self.look(id, None).await?;
+            let Seen { now, row, .. } = self.read(id, None).await?;
             let before = row.as_ref().map(|row| &row.record);
             let (next, outcome) = machine::apply(before, owner, action, now);
             let Some(row) = &row else { return Ok(outcome) };
@@ -304,7 +304,7 @@ impl IdempotencyStore for PostgresStore {
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let Seen { now, row, .. } = self.look(*id, None).await?;
+        let Seen { now, row, .. } = self.read(*id, None).await?;
         Ok(row.map(|row| row.record).filter(|record| machine::current(Some(record), now).is_some()))
     }
 

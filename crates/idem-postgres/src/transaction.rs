@@ -96,7 +96,7 @@ impl PostgresTransaction {
         drop(self);
         let give_up_at = Instant::now() + FIND_OUT_WITHIN;
         while Instant::now() < give_up_at {
-            match store.look(id, Some(lock)).await {
+            match store.read(id, Some(lock)).await {
                 Ok(seen) if seen.presence != Presence::Held => {
                     return match seen.row {
                         Some(row) if is_settled_by(&row.record, owner) => Ok(OwnerOutcome::Applied),

@@ -8,6 +8,9 @@ use idem_core::{StoreError, StoreErrorKind, TimeOffset};
 
 use crate::address::{Address, Servers};
 
+/// How long a verb may take unless it is said, with its reason at [`RedisConfig::timeout`].
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Longer than anybody waits for a verb.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -16,7 +19,7 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct RedisConfig {
     place: Place,
     pub(crate) key_prefix: String,
-    pub(crate) timeout: Duration,
+    pub(crate) timeout: Option<Duration>,
     pub(crate) min_replicas: u32,
     pub(crate) replica_connections: NonZeroUsize,
     pub(crate) allow_eviction: bool,
@@ -57,7 +60,7 @@ impl RedisConfig {
         Self {
             place,
             key_prefix: "idem:".to_owned(),
-            timeout: Duration::from_secs(1),
+            timeout: None,
             min_replicas: 0,
             replica_connections: NonZeroUsize::new(4).unwrap_or(NonZeroUsize::MIN),
             allow_eviction: false,
@@ -77,7 +80,7 @@ impl RedisConfig {
     /// so short that the engine, which waits 2 s, has an answer to act on.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout.clamp(Duration::from_millis(1), LONGEST_TIMEOUT);
+        self.timeout = Some(timeout.clamp(Duration::from_millis(1), LONGEST_TIMEOUT));
         self
     }
 
@@ -118,7 +121,7 @@ impl RedisConfig {
         self
     }
 
-    pub(crate) fn servers(&self) -> Result<Servers, StoreError> {
+    pub(crate) fn servers(&self, timeout: Duration) -> Result<Servers, StoreError> {
         let misconfigured = |message: &str| StoreError::new(StoreErrorKind::Misconfigured, message);
         if self.key_prefix.contains('{') {
             return Err(misconfigured("the prefix of the keys has a { in it; leave it out"));
@@ -128,7 +131,7 @@ impl RedisConfig {
                 let message = "the URL of Redis cannot be used; write redis://user:password@host:port/0, and for rediss enable \
                      a TLS feature of the crate redis";
                 let address = address.clone().map_err(|error| misconfigured(message).with_source(error))?;
-                address.servers(self.timeout).map_err(|error| misconfigured(message).with_source(error))
+                address.servers(timeout).map_err(|error| misconfigured(message).with_source(error))
             }
             #[cfg(feature = "deadpool")]
             Place::Pool(pool) => Ok(Servers::Pool(pool.clone())),
@@ -162,7 +165,7 @@ mod tests {
         for url in
             ["mysql://root:hunter2@host/0", "redis//hunter2", "redis://host:hunter2/0", "redis+sentinel://hunter2"]
         {
-            let error = RedisConfig::new(url).servers().map(|_| ()).unwrap_err();
+            let error = RedisConfig::new(url).servers(TIMEOUT).map(|_| ()).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
@@ -171,21 +174,21 @@ mod tests {
     #[test]
     fn tls_without_its_feature_is_said_to_be_missing() {
         for url in ["rediss://host", "rediss+cluster://host"] {
-            let error = RedisConfig::new(url).servers().map(|_| ()).unwrap_err();
+            let error = RedisConfig::new(url).servers(TIMEOUT).map(|_| ()).unwrap_err();
             assert!(error.to_string().contains("enable a TLS feature"), "{url}: {error}");
         }
     }
 
     #[test]
     fn a_prefix_that_would_part_what_belongs_together_is_refused() {
-        let error = RedisConfig::new("redis://host").key_prefix("{a}").servers().map(|_| ()).unwrap_err();
+        let error = RedisConfig::new("redis://host").key_prefix("{a}").servers(TIMEOUT).map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
     }
 
     #[test]
     fn the_password_is_not_shown() {
         let config = RedisConfig::new("redis://root:hunter2@host/0");
-        config.servers().map(|_| ()).unwrap();
+        config.servers(TIMEOUT).map(|_| ()).unwrap();
         assert!(!format!("{config:?}").contains("hunter2"));
     }
 }

@@ -5,7 +5,9 @@ mod config;
 mod connection;
 mod durability;
 mod error;
+mod fast;
 mod health;
+mod keys;
 mod link;
 mod lossy;
 mod notices;
@@ -16,6 +18,7 @@ mod store;
 
 pub use config::RedisConfig;
 pub use durability::{DurabilityReport, NodeDurability};
+pub use fast::RedisFastStore;
 pub use health::RedisHealth;
 pub use idem_core::TimeOffset;
 pub use lossy::LossyRedisStore;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, OwnerOutcome, Record,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look, OwnerOutcome, Record,
     RecordId, Settlement, SettlementListener, StoreError, Term,
 };
 
@@ -33,7 +33,12 @@ impl RedisStore {
     }
 }
 
-impl DurableStore for LossyRedisStore {}
+#[async_trait]
+impl DurableStore for LossyRedisStore {
+    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+        self.inner.look(id).await
+    }
+}
 
 #[async_trait]
 impl IdempotencyStore for LossyRedisStore {

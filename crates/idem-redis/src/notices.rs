@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use crate::address::Servers;
-use crate::store::Keys;
+use crate::keys::Keys;
 
 /// How long a subscription may be silent before it is asked whether it still leads anywhere.
 const SILENCE: Duration = Duration::from_secs(5);

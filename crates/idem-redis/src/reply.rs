@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::codec::{self, FlatRecord};
-use idem_core::{Acquire, AcquireOutcome, Algorithm, Checkpoint, Lease, OwnerOutcome, Record, StoreError};
+use idem_core::{Acquire, AcquireOutcome, Algorithm, Checkpoint, Lease, Look, OwnerOutcome, Record, StoreError};
 use redis::Value;
 
 use crate::error::unreadable;
@@ -49,10 +49,14 @@ pub(crate) fn owner(value: &Value) -> Result<OwnerOutcome, StoreError> {
 }
 
 /// What `peek.lua` returns.
-pub(crate) fn peek(value: Value) -> Result<Option<Record>, StoreError> {
+pub(crate) fn peek(value: Value) -> Result<Option<Look>, StoreError> {
     match value {
         Value::Nil => Ok(None),
-        value => Values::of(value)?.record().map(Some),
+        value => {
+            let mut values = Values::of(value)?;
+            let remaining = values.micros()?;
+            Ok(Some(Look { record: values.record()?, remaining }))
+        }
     }
 }
 

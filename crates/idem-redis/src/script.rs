@@ -24,19 +24,39 @@ pub(crate) struct Scripts {
 }
 
 macro_rules! script {
-    ($name:literal) => {
-        Script::new(concat!(include_str!("../lua/record.lua"), include_str!(concat!("../lua/", $name, ".lua"))))
+    ($prelude:literal, $name:literal) => {
+        Script::new(concat!(
+            include_str!(concat!("../lua/", $prelude, ".lua")),
+            include_str!(concat!("../lua/", $name, ".lua"))
+        ))
     };
 }
 
 impl Scripts {
     pub(crate) fn new() -> Self {
         Self {
-            acquire: script!("acquire"),
-            renew: script!("renew"),
-            checkpoint: script!("checkpoint"),
-            settle: script!("settle"),
-            peek: script!("peek"),
+            acquire: script!("record", "acquire"),
+            renew: script!("record", "renew"),
+            checkpoint: script!("record", "checkpoint"),
+            settle: script!("record", "settle"),
+            peek: script!("record", "peek"),
+        }
+    }
+}
+
+/// The verbs of the fast store.
+pub(crate) struct FastScripts {
+    pub(crate) look: Script,
+    pub(crate) put: Script,
+    pub(crate) remove: Script,
+}
+
+impl FastScripts {
+    pub(crate) fn new() -> Self {
+        Self {
+            look: script!("fast", "fast_look"),
+            put: script!("fast", "fast_put"),
+            remove: script!("fast", "fast_remove"),
         }
     }
 }

@@ -7,13 +7,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::codec::takeover_number;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OnMismatch, OwnerOutcome, Record,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, Look, OnMismatch, OwnerOutcome, Record,
     RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody, StoredResponse, Term, TimeOffset,
     codec,
 };
 
-use crate::config::{RedisConfig, micros};
+use crate::config::{RedisConfig, TIMEOUT, micros};
 use crate::durability::DurabilityReport;
+use crate::keys::Keys;
 use crate::link::{Link, Reply};
 use crate::notices::Notices;
 use crate::reply;
@@ -39,43 +40,6 @@ pub(crate) struct Shared {
     notices: Notices,
 }
 
-/// Where records live. What stands in braces says in a Cluster which server has the key.
-#[derive(Clone)]
-pub(crate) struct Keys {
-    prefix: String,
-}
-
-impl Keys {
-    pub(crate) fn new(prefix: &str) -> Self {
-        Self { prefix: format!("{prefix}{{") }
-    }
-
-    fn of(&self, id: &RecordId) -> String {
-        format!("{}{id}}}", self.prefix)
-    }
-
-    /// The record that has this key, if it is one.
-    pub(crate) fn id(&self, key: &[u8]) -> Option<RecordId> {
-        let digits = key.strip_prefix(self.prefix.as_bytes())?.strip_suffix(b"}")?;
-        let mut id = [0; 32];
-        if digits.len() != 2 * id.len() {
-            return None;
-        }
-        if !digits.iter().all(u8::is_ascii_hexdigit) {
-            return None;
-        }
-        for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-        }
-        Some(RecordId::from_bytes(id))
-    }
-
-    /// Where settlements are told.
-    pub(crate) fn channel(&self) -> String {
-        format!("{}settled}}", self.prefix)
-    }
-}
-
 impl RedisStore {
     /// Connects, and looks what the servers are.
     ///
@@ -83,12 +47,13 @@ impl RedisStore {
     /// [`StoreErrorKind::Misconfigured`] when the address is none, and when a server cannot hold records: it is a
     /// replica, older than 7.0, or would evict live records. [`StoreErrorKind::Unavailable`] when it cannot be reached.
     pub async fn open(config: RedisConfig) -> Result<Self, StoreError> {
-        let link = Link::new(config.servers()?, config.timeout, config.replica_connections.get());
+        let timeout = config.timeout.unwrap_or(TIMEOUT);
+        let link = Link::new(config.servers(timeout)?, timeout, config.replica_connections.get());
         let durability = crate::health::examine(&link, config.min_replicas, config.allow_eviction).await?;
         // So that the answer of `WAIT` comes before anybody gives up on it, which in a Cluster is after half of the time.
-        let patience_ms = u64::try_from(config.timeout.as_millis() * 2 / 5).unwrap_or(u64::MAX).max(1);
+        let patience_ms = u64::try_from(timeout.as_millis() * 2 / 5).unwrap_or(u64::MAX).max(1);
         let keys = Keys::new(&config.key_prefix);
-        let notices = Notices::new(config.servers()?, keys.clone(), tokio::runtime::Handle::current());
+        let notices = Notices::new(config.servers(timeout)?, keys.clone(), tokio::runtime::Handle::current());
         let shared = Shared {
             link,
             scripts: Scripts::new(),
@@ -100,6 +65,17 @@ impl RedisStore {
             notices,
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The record, and how much of its life is left.
+    pub(crate) async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+        let what = "peek";
+        let args = [self.now(), Arg::from(self.shared.replicas.is_some())];
+        let answer = self.change(what, &self.shared.scripts.peek, id, &args).await?;
+        match (answer.too_few, reply::peek(answer.value)?) {
+            (Some(found), Some(_)) => Err(self.too_few(what, found).about_a_record()),
+            (_, look) => Ok(look),
+        }
     }
 
     async fn run(
@@ -259,13 +235,7 @@ impl IdempotencyStore for RedisStore {
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let what = "peek";
-        let args = [self.now(), Arg::from(self.shared.replicas.is_some())];
-        let answer = self.change(what, &self.shared.scripts.peek, id, &args).await?;
-        match (answer.too_few, reply::peek(answer.value)?) {
-            (Some(found), Some(_)) => Err(self.too_few(what, found).about_a_record()),
-            (_, record) => Ok(record),
-        }
+        Ok(self.look(id).await?.map(|look| look.record))
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
@@ -281,23 +251,8 @@ impl fmt::Debug for RedisStore {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("RedisStore")
-            .field("keys", &self.shared.keys.prefix)
+            .field("keys", &self.shared.keys)
             .field("durability", &self.shared.durability)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_leads_back_to_its_record() {
-        let keys = Keys::new("idem:");
-        let id = RecordId::from_bytes(std::array::from_fn(|at| at as u8 * 7));
-        assert_eq!(keys.id(keys.of(&id).as_bytes()), Some(id));
-        for key in ["idem:{}", "idem:{settled}", "other:{00}", "", &"x".repeat(70), &keys.of(&id).replace("1c", "+1")] {
-            assert_eq!(keys.id(key.as_bytes()), None, "{key}");
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, DurableStore, IdempotencyStore, Lease,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, DurableStore, IdempotencyStore, Lease, Look,
     Outcome, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError,
     StoreErrorKind, Term, TransactionalStore, machine,
 };
@@ -222,7 +222,13 @@ impl Purge for SqliteStore {
     }
 }
 
-impl DurableStore for SqliteStore {}
+#[async_trait]
+impl DurableStore for SqliteStore {
+    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+        let record = self.read(id).await?;
+        Ok(record.and_then(|record| Look::at(record, self.clock.now())))
+    }
+}
 
 #[async_trait]
 impl TransactionalStore for SqliteStore {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease,
+    Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look,
     MemoryStore, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind,
     StoreTransaction, Term, TransactionalStore, Writes,
 };
@@ -193,7 +193,12 @@ impl IdempotencyStore for Flagged {
     }
 }
 
-impl DurableStore for Flagged {}
+#[async_trait]
+impl DurableStore for Flagged {
+    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+        self.memory.look(id).await
+    }
+}
 
 #[async_trait]
 impl TransactionalStore for Flagged {

@@ -16,7 +16,7 @@ use crate::machine::{self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOut
 use crate::record::{Checkpoint, Record};
 use crate::record_id::RecordId;
 use crate::store::{
-    Capabilities, Durability, DurableStore, IdempotencyStore, Purge, SettlementListener, StoreError, StoreErrorKind,
+    Capabilities, Durability, DurableStore, IdempotencyStore, Look, Purge, SettlementListener, StoreError, StoreErrorKind,
 };
 
 /// Enough that requests on different cores seldom wait for each other, few enough to walk them all in a purge.
@@ -133,7 +133,13 @@ impl IdempotencyStore for MemoryStore {
 }
 
 /// For tests: the operations of a process that ended were run by it, and it forgot them all.
-impl DurableStore for MemoryStore {}
+#[async_trait]
+impl DurableStore for MemoryStore {
+    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+        let record = self.shard(id).get(id).cloned();
+        Ok(record.and_then(|record| Look::at(record, self.clock.now())))
+    }
+}
 
 #[async_trait]
 impl Purge for MemoryStore {

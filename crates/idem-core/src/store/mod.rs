@@ -1,6 +1,7 @@
 //! The storage port: what a store must do, and nothing about how.
 
 mod error;
+mod fast;
 mod offset;
 mod self_test;
 mod transactional;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use error::{StoreError, StoreErrorKind};
+pub use fast::{FastEntry, FastLook, FastStore};
 pub use offset::TimeOffset;
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, StoreTransaction, TransactionalStore, Writes};
@@ -20,6 +22,7 @@ pub use transactional::{Begin, StoreTransaction, TransactionalStore, Writes};
 use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Settlement, Term};
 use crate::record::{Checkpoint, Record};
 use crate::record_id::RecordId;
+use crate::timestamp::Timestamp;
 
 /// A place where records live.
 ///
@@ -101,7 +104,34 @@ pub trait SettlementListener: Send + Sync {
     message = "`{Self}` may forget what it has acknowledged, so it can back neither AtMostOnce nor Transactional",
     note = "where that is acceptable for AtMostOnce, such a store has a method `dangerous_accept_store_loss`"
 )]
-pub trait DurableStore: IdempotencyStore {}
+#[async_trait]
+pub trait DurableStore: IdempotencyStore {
+    /// The record as [`peek`](IdempotencyStore::peek) gives it, and how much of its life is left, for whoever keeps a copy.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer.
+    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError>;
+}
+
+/// A record, and how long it is one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is made by stores of other crates")]
+pub struct Look {
+    /// The record.
+    pub record: Record,
+    /// How long until it counts as absent, by the store's clock.
+    pub remaining: Duration,
+}
+
+impl Look {
+    /// What there is to see of `record` at `now`: nothing once it counts as absent.
+    #[must_use]
+    pub fn at(record: Record, now: Timestamp) -> Option<Self> {
+        crate::machine::current(Some(&record), now)?;
+        let remaining = record.expires_at.saturating_duration_since(now);
+        Some(Self { record, remaining })
+    }
+}
 
 /// Removal of records whose retention is over.
 #[async_trait]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, OwnerOutcome,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look, OwnerOutcome,
     Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
 };
 
@@ -125,7 +125,12 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
     }
 }
 
-impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {}
+#[async_trait]
+impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {
+    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+        self.plan.call(Verb::Look, self.inner.look(id)).await
+    }
+}
 
 #[async_trait]
 impl<S: TransactionalStore + ?Sized> TransactionalStore for FaultyStore<S> {

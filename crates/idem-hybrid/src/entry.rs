@@ -1,0 +1,202 @@
+//! What is put into the fast store: a lock, or a copy of a settled record.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use idem_core::codec::FlatRecord;
+use idem_core::{
+    Acquire, AcquireOutcome, FastEntry, Lease, Look, Record, RecordId, State, Takeover, Timestamp, machine,
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// What every entry begins with: who wrote it, and in which form. Then comes a digest of what it says and of whom.
+const MAGIC: &[u8] = b"idem\x01";
+const DIGEST: usize = 32;
+
+/// A record, and until when it may be believed.
+///
+/// A lock is a record in progress whose times are those of the fast store. A settled one is a copy of what the durable
+/// store had, whose times it keeps.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    until: Timestamp,
+    record: Record,
+}
+
+impl Entry {
+    /// The lock of a run. `seen_at` is a time of the fast store from before the durable one was asked, so that the lock ends
+    /// no later than the lease.
+    pub(crate) fn lock(request: &Acquire, lease: &Lease, seen_at: Timestamp, life: Duration) -> Self {
+        let until = seen_at.saturating_add(life);
+        let running = State::InProgress {
+            lease_until: until,
+            acquisition: lease.acquisition,
+            // Nobody takes over from a lock.
+            takeover: Takeover::Unknown,
+        };
+        let record = Record {
+            fingerprint: request.fingerprint,
+            owner: lease.owner,
+            attempt: lease.attempt,
+            checkpoint: None,
+            created_at: seen_at,
+            updated_at: seen_at,
+            expires_at: until,
+            state: running,
+        };
+        Self { until, record }
+    }
+
+    /// A copy of a record, if it is settled for good. `seen_at` is a time of the fast store from before the look.
+    pub(crate) fn settled(look: Look, seen_at: Timestamp) -> Option<Self> {
+        let until = seen_at.saturating_add(look.remaining);
+        look.record.replay().map(|_| Self { until, record: look.record })
+    }
+
+    /// The same lock for longer.
+    pub(crate) fn renewed(self, lease: &Lease, seen_at: Timestamp, life: Duration) -> Option<Self> {
+        let until = seen_at.saturating_add(life);
+        let Self { record, .. } = self;
+        let State::InProgress { acquisition, takeover, .. } = record.state else { return None };
+        let state = State::InProgress { lease_until: until, acquisition, takeover };
+        let is_ours = record.owner == lease.owner && record.attempt == lease.attempt;
+        is_ours.then(|| Self { until, record: Record { expires_at: until, state, ..record } })
+    }
+
+    pub(crate) fn is_lock(&self) -> bool {
+        matches!(self.record.state, State::InProgress { .. })
+    }
+
+    /// What the state machine answers, as far as this is enough to go by: somebody else runs it, or it is settled.
+    /// Everything else is for the durable store to say. So is a mismatch with a lock, since it ends a client's repeats: the
+    /// run may have been rolled back.
+    pub(crate) fn answer(&self, request: &Acquire, now: Timestamp) -> Option<AcquireOutcome> {
+        if now >= self.until {
+            return None;
+        }
+        let decided_at = if self.is_lock() { now } else { self.record.updated_at };
+        let (_, outcome) = machine::acquire(Some(&self.record), request, decided_at);
+        match outcome {
+            AcquireOutcome::InProgress { .. } | AcquireOutcome::Replay(_) => Some(outcome),
+            AcquireOutcome::Mismatch { .. } if !self.is_lock() => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// As the fast store takes it.
+    pub(crate) fn encode(&self, id: &RecordId) -> Option<FastEntry> {
+        let flat = FlatRecord::from(&self.record);
+        let form = postcard::to_allocvec(&Form::of(&flat, self.until)).ok()?;
+        let mut bytes = Vec::with_capacity(MAGIC.len() + DIGEST + form.len());
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&digest(id, &form));
+        bytes.extend_from_slice(&form);
+        let rank = if self.is_lock() { lock_rank(self.record.attempt) } else { SETTLED };
+        Some(FastEntry { rank, bytes: bytes.into(), until: self.until })
+    }
+
+    /// As it was put there for this record; `None` for everything else.
+    pub(crate) fn decode(id: &RecordId, bytes: &Bytes) -> Option<Self> {
+        let (expected, form) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST)?;
+        if expected != digest(id, form) {
+            return None;
+        }
+        let form: Form<'_> = postcard::from_bytes(form).ok()?;
+        let until = Timestamp::from_unix_micros(form.until);
+        let record = Record::try_from(form.into_flat(bytes)).ok()?;
+        Some(Self { until, record })
+    }
+}
+
+/// A settled record replaces every lock, and no lock replaces it.
+const SETTLED: u64 = u64::MAX;
+
+/// A later run's lock replaces an earlier one's.
+pub(crate) fn lock_rank(attempt: u32) -> u64 {
+    u64::from(attempt)
+}
+
+fn digest(id: &RecordId, form: &[u8]) -> [u8; DIGEST] {
+    let mut digest = Sha256::new();
+    // The only part whose length varies comes last.
+    digest.update(MAGIC);
+    digest.update(id.as_bytes());
+    digest.update(form);
+    digest.finalize().into()
+}
+
+/// The form of an entry. A checkpoint and the time of a next attempt are not in it: whoever has one is in no entry.
+#[derive(Serialize, Deserialize)]
+struct Form<'a> {
+    until: i64,
+    format: i64,
+    fingerprint_algorithm: i64,
+    #[serde(borrow)]
+    fingerprint: &'a serde_bytes::Bytes,
+    #[serde(borrow)]
+    owner: &'a serde_bytes::Bytes,
+    attempt: i64,
+    state: i64,
+    acquisition: Option<i64>,
+    takeover: Option<i64>,
+    lease_until: Option<i64>,
+    status: Option<i64>,
+    #[serde(borrow)]
+    headers: Option<&'a serde_bytes::Bytes>,
+    #[serde(borrow)]
+    body: Option<&'a serde_bytes::Bytes>,
+    created_at: i64,
+    updated_at: i64,
+    expires_at: i64,
+}
+
+impl<'a> Form<'a> {
+    fn of(flat: &'a FlatRecord, until: Timestamp) -> Self {
+        Self {
+            until: until.unix_micros(),
+            format: flat.format,
+            fingerprint_algorithm: flat.fingerprint_algorithm,
+            fingerprint: serde_bytes::Bytes::new(&flat.fingerprint),
+            owner: serde_bytes::Bytes::new(&flat.owner),
+            attempt: flat.attempt,
+            state: flat.state,
+            acquisition: flat.acquisition,
+            takeover: flat.takeover,
+            lease_until: flat.lease_until,
+            status: flat.status,
+            headers: flat.headers.as_deref().map(serde_bytes::Bytes::new),
+            body: flat.body.as_deref().map(serde_bytes::Bytes::new),
+            created_at: flat.created_at,
+            updated_at: flat.updated_at,
+            expires_at: flat.expires_at,
+        }
+    }
+
+    /// `bytes` are those that it was read from: the body stays where it is.
+    fn into_flat(self, bytes: &Bytes) -> FlatRecord {
+        FlatRecord {
+            format: self.format,
+            fingerprint_algorithm: self.fingerprint_algorithm,
+            fingerprint: self.fingerprint.to_vec(),
+            owner: self.owner.to_vec(),
+            attempt: self.attempt,
+            state: self.state,
+            acquisition: self.acquisition,
+            takeover: self.takeover,
+            lease_until: self.lease_until,
+            not_before: None,
+            checkpoint_name: None,
+            checkpoint_data: None,
+            status: self.status,
+            headers: self.headers.map(|headers| headers.to_vec()),
+            body: self.body.map(|body| bytes.slice_ref(body)),
+            created_at: self.created_at,
+            updated_at: self.updated_at,
+            expires_at: self.expires_at,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

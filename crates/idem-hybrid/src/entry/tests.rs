@@ -1,0 +1,140 @@
+use idem_core::{
+    Acquisition, HeaderField, OwnerToken, Settlement, StoredBody, StoredResponse, Term,
+};
+use idem_testkit::fixture::{self, mismatch_of, repeat_of};
+use proptest::prelude::*;
+
+use super::*;
+
+fn at(micros: i64) -> Timestamp {
+    Timestamp::from_unix_micros(micros)
+}
+
+/// The request for a record, and the lease of whoever got it.
+fn run() -> (Acquire, Lease) {
+    let request = fixture::request();
+    let lease =
+        Lease { id: request.id, owner: request.owner, attempt: 3, acquisition: Acquisition::Fresh, checkpoint: None };
+    (request, lease)
+}
+
+fn lock() -> (Acquire, Entry) {
+    let (request, lease) = run();
+    let entry = Entry::lock(&request, &lease, at(1_000), Duration::from_micros(500));
+    (request, entry)
+}
+
+fn settled(settlement: &Settlement) -> (Acquire, Option<Entry>) {
+    let request = Acquire { term: Term { lease: SECOND, retention: SECOND }, ..fixture::request() };
+    let (record, _) = machine::acquire(None, &request, at(50));
+    let action = idem_core::OwnerAction::Settle(settlement, Duration::from_micros(900));
+    let (record, _) = machine::apply(record.as_ref(), request.owner, action, at(60));
+    let look = Look::at(record.unwrap(), at(460));
+    (request, look.and_then(|look| Entry::settled(look, at(1_000))))
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_lock_turns_the_same_request_away_until_it_is_over() {
+    let (request, entry) = lock();
+    let others = repeat_of(&request);
+    let left = |micros| Some(AcquireOutcome::InProgress { retry_after: Duration::from_micros(micros) });
+    assert_eq!(entry.answer(&others, at(1_000)), left(500));
+    assert_eq!(entry.answer(&others, at(1_499)), left(1));
+    assert_eq!(entry.answer(&others, at(1_500)), None);
+}
+
+#[test]
+fn a_lock_says_nothing_to_its_owner_nor_to_mismatch_of() {
+    let (request, entry) = lock();
+    assert_eq!(entry.answer(&request, at(1_100)), None);
+    assert_eq!(entry.answer(&mismatch_of(&request), at(1_100)), None);
+}
+
+#[test]
+fn a_lock_is_renewed_by_its_owner_only() {
+    let (request, lease) = run();
+    let lock = || Entry::lock(&request, &lease, at(1_000), Duration::from_micros(500));
+    let renewed = lock().renewed(&lease, at(1_400), Duration::from_micros(500)).unwrap();
+    let left = Duration::from_micros(200);
+    let others = repeat_of(&request);
+    assert_eq!(renewed.answer(&others, at(1_700)), Some(AcquireOutcome::InProgress { retry_after: left }));
+    assert_eq!(lock().renewed(&Lease { owner: OwnerToken::random(), ..lease.clone() }, at(1_400), SECOND), None);
+    assert_eq!(lock().renewed(&Lease { attempt: 4, ..lease.clone() }, at(1_400), SECOND), None);
+}
+
+#[test]
+fn a_settled_record_is_replayed_for_as_long_as_it_is_one() {
+    for settlement in [
+        Settlement::Completed(StoredResponse::new(201, "made")),
+        Settlement::FailedTerminal(StoredResponse::new(422, "")),
+        Settlement::OutcomeUnknown,
+    ] {
+        let (request, entry) = settled(&settlement);
+        let entry = entry.unwrap();
+        for now in [1_000, 1_499] {
+            let Some(AcquireOutcome::Replay(replay)) = entry.answer(&request, at(now)) else { panic!("at {now}") };
+            assert_eq!(replay.settled_at, at(60));
+            let mismatch = entry.answer(&mismatch_of(&request), at(now));
+            assert!(matches!(mismatch, Some(AcquireOutcome::Mismatch { .. })), "{mismatch:?}");
+        }
+        // 500 of its 900 microseconds were left when it was looked at.
+        assert_eq!(entry.answer(&request, at(1_500)), None);
+    }
+}
+
+#[test]
+fn what_may_run_again_is_in_no_entry() {
+    let retryable =
+        Settlement::FailedRetryable { response: StoredResponse::new(503, ""), retry_after: Duration::ZERO };
+    assert_eq!(settled(&retryable).1, None);
+    let request = fixture::request();
+    let (running, _) = machine::acquire(None, &request, at(50));
+    assert_eq!(Entry::settled(Look { record: running.unwrap(), remaining: SECOND }, at(60)), None);
+}
+
+#[test]
+fn nothing_but_the_entry_of_the_record_can_be_read() {
+    let (request, entry) = settled(&Settlement::Completed(StoredResponse::new(200, "body")));
+    let entry = entry.unwrap();
+    let bytes = entry.encode(&request.id).unwrap().bytes;
+    assert_eq!(Entry::decode(&request.id, &bytes), Some(entry));
+    assert_eq!(Entry::decode(&fixture::request().id, &bytes), None, "another record's");
+    for cut in 0..bytes.len() {
+        assert_eq!(Entry::decode(&request.id, &bytes.slice(..cut)), None, "the first {cut} bytes");
+    }
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.to_vec();
+        damaged[at] ^= 0x10;
+        assert_eq!(Entry::decode(&request.id, &damaged.into()), None, "byte {at} differs");
+    }
+    assert_eq!(Entry::decode(&request.id, &[bytes.as_ref(), b"x"].concat().into()), None, "one more byte");
+}
+
+#[test]
+fn a_settled_record_outranks_every_lock_and_a_later_lock_an_earlier_one() {
+    let (request, lock) = lock();
+    let (_, settled) = settled(&Settlement::OutcomeUnknown);
+    let rank = |entry: Entry| entry.encode(&request.id).unwrap().rank;
+    assert_eq!(rank(lock), lock_rank(3));
+    assert!(lock_rank(3) < lock_rank(4) && lock_rank(u32::MAX) < rank(settled.unwrap()));
+}
+
+proptest! {
+    #[test]
+    fn an_answer_survives_byte_for_byte(
+        status in any::<u16>(),
+        names in prop::collection::vec("[a-z]{1,8}", 0..5),
+        value in prop::collection::vec(any::<u8>(), 0..20),
+        body in prop::option::of(prop::collection::vec(any::<u8>(), 0..300)),
+    ) {
+        let headers = names.into_iter().map(|name| HeaderField { name: name.into(), value: value.clone().into() });
+        let body = body.map_or(StoredBody::NotRetained, |body| StoredBody::Retained(body.into()));
+        let response = StoredResponse { status, headers: headers.collect(), body };
+        let (request, entry) = settled(&Settlement::Completed(response.clone()));
+        let entry = Entry::decode(&request.id, &entry.unwrap().encode(&request.id).unwrap().bytes).unwrap();
+        let Some(AcquireOutcome::Replay(replay)) = entry.answer(&request, at(1_000)) else { panic!("no replay") };
+        prop_assert_eq!(replay.response, response);
+    }
+}

@@ -1,0 +1,130 @@
+//! The fast store, and what is believed of it.
+
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use idem_core::{Acquire, AcquireOutcome, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp};
+
+use crate::breaker::Breaker;
+use crate::entry::{Entry, lock_rank};
+use crate::metrics::{Counter, HybridMetrics};
+
+#[derive(Debug)]
+pub(crate) struct Front {
+    fast: Arc<dyn FastStore>,
+    patience: Duration,
+    breaker: Breaker,
+    replays: Counter,
+    in_progress: Counter,
+    failures: Counter,
+    unreadable: Counter,
+}
+
+/// What the fast store knows of a record.
+pub(crate) struct Sight {
+    /// Its time.
+    pub(crate) now: Timestamp,
+    pub(crate) entry: Option<Entry>,
+}
+
+impl Front {
+    pub(crate) fn new(fast: Arc<dyn FastStore>, patience: Duration) -> Self {
+        Self {
+            fast,
+            patience,
+            breaker: Breaker::new(),
+            replays: Counter::default(),
+            in_progress: Counter::default(),
+            failures: Counter::default(),
+            unreadable: Counter::default(),
+        }
+    }
+
+    /// `None` when the store cannot answer, which is never a reason for anything but asking the other one.
+    pub(crate) async fn look(&self, id: &RecordId) -> Option<Sight> {
+        let look = self.ask(self.fast.look(id)).await?;
+        let entry = look.bytes.and_then(|bytes| {
+            let entry = Entry::decode(id, &bytes);
+            if entry.is_none() {
+                self.unreadable.count();
+            }
+            entry
+        });
+        Some(Sight { now: look.now, entry })
+    }
+
+    /// Whether the entry is there now.
+    pub(crate) async fn put(&self, id: &RecordId, entry: &Entry) -> bool {
+        let Some(entry) = entry.encode(id) else { return false };
+        self.ask(self.fast.put(id, &entry)).await.is_some()
+    }
+
+    /// Removes the lock of an attempt, and says what time it was then; `None` when it may still be there.
+    pub(crate) async fn unlock(&self, id: &RecordId, attempt: u32) -> Option<Timestamp> {
+        self.ask(self.fast.remove(id, lock_rank(attempt))).await
+    }
+
+    /// Whether the store answers, whatever the breaker says.
+    pub(crate) async fn try_out(&self, id: &RecordId) -> Result<(), StoreError> {
+        self.bounded(self.fast.look(id)).await.map(|_| ())
+    }
+
+    pub(crate) fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.fast.on_settled(listener);
+    }
+
+    async fn ask<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Option<T> {
+        if !self.breaker.permits() {
+            return None;
+        }
+        match self.bounded(verb).await {
+            Ok(answer) => {
+                self.breaker.succeeded();
+                Some(answer)
+            }
+            Err(error) => {
+                self.breaker.failed();
+                self.failures.count();
+                tracing::debug!(error = &error as &dyn std::error::Error, "the fast store failed");
+                None
+            }
+        }
+    }
+
+    async fn bounded<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        tokio::time::timeout(self.patience, verb).await.unwrap_or_else(|_| {
+            let message = format!("the fast store did not answer within {:?}", self.patience);
+            Err(StoreError::new(StoreErrorKind::Timeout, message))
+        })
+    }
+
+    /// Counts what an entry has answered.
+    pub(crate) fn answered(&self, outcome: &AcquireOutcome) {
+        match outcome {
+            AcquireOutcome::InProgress { .. } => self.in_progress.count(),
+            _ => self.replays.count(),
+        }
+    }
+
+    pub(crate) fn metrics(&self, durable_replays: u64, durable_in_progress: u64) -> HybridMetrics {
+        HybridMetrics {
+            fast_replays: self.replays.total(),
+            fast_in_progress: self.in_progress.total(),
+            durable_replays,
+            durable_in_progress,
+            fast_failures: self.failures.total(),
+            fast_skipped: self.breaker.skipped(),
+            unreadable: self.unreadable.total(),
+            opened: self.breaker.opened(),
+            is_open: self.breaker.is_open(),
+        }
+    }
+}
+
+impl Sight {
+    /// The answer to a request, if this is enough to go by.
+    pub(crate) fn answer(&self, request: &Acquire) -> Option<AcquireOutcome> {
+        self.entry.as_ref()?.answer(request, self.now)
+    }
+}

@@ -1,0 +1,13 @@
+#![doc = include_str!("../README.md")]
+
+mod breaker;
+mod config;
+mod entry;
+mod front;
+mod metrics;
+mod store;
+mod transaction;
+
+pub use config::HybridConfig;
+pub use metrics::HybridMetrics;
+pub use store::{HybridHealth, HybridStore};

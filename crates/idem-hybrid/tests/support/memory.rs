@@ -1,0 +1,66 @@
+//! A fast store in memory, on a clock that the test moves.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use async_trait::async_trait;
+use idem_core::memory::{Clock, ManualClock};
+use idem_core::{FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, Timestamp};
+
+#[derive(Debug)]
+pub struct MemoryFast {
+    clock: Arc<ManualClock>,
+    entries: Mutex<HashMap<RecordId, FastEntry>>,
+    listeners: Listeners,
+}
+
+#[derive(Default)]
+struct Listeners(Mutex<Vec<Weak<dyn SettlementListener>>>);
+
+impl std::fmt::Debug for Listeners {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Listeners")
+    }
+}
+
+impl MemoryFast {
+    pub fn new(clock: Arc<ManualClock>) -> Self {
+        Self { clock, entries: Mutex::default(), listeners: Listeners::default() }
+    }
+
+    pub fn entry(&self, id: &RecordId) -> Option<FastEntry> {
+        self.entries.lock().unwrap().get(id).filter(|entry| self.clock.now() < entry.until).cloned()
+    }
+
+    /// Forgets everything, as a server does that is flushed.
+    pub fn flush(&self) {
+        self.entries.lock().unwrap().clear();
+    }
+}
+
+#[async_trait]
+impl FastStore for MemoryFast {
+    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
+        Ok(FastLook { now: self.clock.now(), bytes: self.entry(id).map(|entry| entry.bytes) })
+    }
+
+    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<(), StoreError> {
+        if self.entry(id).is_none_or(|there| there.rank <= entry.rank) && self.clock.now() < entry.until {
+            self.entries.lock().unwrap().insert(*id, entry.clone());
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
+        if self.entry(id).is_some_and(|there| there.rank == rank) {
+            self.entries.lock().unwrap().remove(id);
+            let listeners = self.listeners.0.lock().unwrap().clone();
+            listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.settled(id));
+        }
+        Ok(self.clock.now())
+    }
+
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.listeners.0.lock().unwrap().push(listener);
+    }
+}

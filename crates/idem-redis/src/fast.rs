@@ -1,0 +1,145 @@
+//! Redis in front of a store that decides: entries that may all be lost.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use idem_core::{
+    FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, TimeOffset, Timestamp,
+};
+use redis::Value;
+
+use crate::config::RedisConfig;
+use crate::error::unreadable;
+use crate::keys::Keys;
+use crate::link::Link;
+use crate::notices::Notices;
+use crate::script::{Arg, Call, FastScripts, Script};
+
+/// How long a verb may take unless it is said: whoever waits for longer would have had the answer from the store behind.
+const TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Entries in Redis for a store that is fast and not believed, such as `idem-hybrid` puts in front of Postgres. Clones
+/// share everything.
+///
+/// One key per record, beside those that a [`RedisStore`](crate::RedisStore) with the same prefix has. It needs no
+/// persistence and no replicas, and the server may evict what it likes: `maxmemory-policy allkeys-lru` suits it.
+#[derive(Clone)]
+pub struct RedisFastStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    link: Link,
+    scripts: FastScripts,
+    keys: Keys,
+    offset: TimeOffset,
+    notices: Notices,
+}
+
+impl RedisFastStore {
+    /// Does not connect: a server that is away costs speed, and nothing else. Of `config`, what is about replicas and
+    /// eviction does not matter here, and the [timeout](RedisConfig::timeout) is 100 ms unless it is set.
+    ///
+    /// Call it inside the tokio runtime that will use it.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Misconfigured`] when the address is none.
+    pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
+        let runtime = tokio::runtime::Handle::try_current().map_err(|error| {
+            let message = "a fast store has to be made inside a tokio runtime";
+            StoreError::new(StoreErrorKind::Misconfigured, message).with_source(error)
+        })?;
+        let keys = Keys::new(&config.key_prefix);
+        let timeout = config.timeout.unwrap_or(TIMEOUT);
+        let shared = Shared {
+            link: Link::new(config.servers(timeout)?, timeout, 0),
+            scripts: FastScripts::new(),
+            notices: Notices::new(config.servers(timeout)?, keys.clone(), runtime),
+            keys,
+            offset: config.offset,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    async fn run(&self, what: &str, script: &Script, id: &RecordId, args: &[Arg<'_>]) -> Result<Value, StoreError> {
+        let key = self.shared.keys.fast(id);
+        let call = Call { script, key: key.as_bytes(), args, replicas: None };
+        self.shared.link.run(&call).await.map(|reply| reply.value).map_err(|failure| failure.of(what))
+    }
+
+    fn now(&self) -> Arg<'_> {
+        Arg::Number(self.shared.offset.micros())
+    }
+}
+
+#[async_trait]
+impl FastStore for RedisFastStore {
+    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
+        let answer = self.run("look for an entry", &self.shared.scripts.look, id, &[self.now()]).await?;
+        let Value::Array(answer) = answer else { return Err(misanswered()) };
+        let [now, entry] = <[Value; 2]>::try_from(answer).map_err(|_| misanswered())?;
+        let bytes = match entry {
+            Value::BulkString(entry) => without_rank(entry),
+            _ => None,
+        };
+        Ok(FastLook { now: time(&now)?, bytes })
+    }
+
+    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<(), StoreError> {
+        let rank = entry.rank.to_string();
+        let until = Arg::Number(entry.until.unix_micros());
+        let args = [self.now(), Arg::Bytes(rank.as_bytes()), until, Arg::Bytes(&entry.bytes)];
+        self.run("put an entry", &self.shared.scripts.put, id, &args).await.map(|_| ())
+    }
+
+    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
+        let (rank, told) = (rank.to_string(), self.shared.keys.of(id));
+        let channel = Arg::Bytes(self.shared.notices.channel());
+        let args = [self.now(), Arg::Bytes(rank.as_bytes()), channel, Arg::Bytes(told.as_bytes())];
+        time(&self.run("remove an entry", &self.shared.scripts.remove, id, &args).await?)
+    }
+
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.shared.notices.tell(listener);
+    }
+}
+
+/// The bytes of an entry; `None` when it is none.
+fn without_rank(entry: Vec<u8>) -> Option<Bytes> {
+    let colon = entry.iter().position(|byte| !byte.is_ascii_digit())?;
+    (entry[colon] == b':').then(|| Bytes::from(entry).slice(colon + 1..))
+}
+
+fn time(value: &Value) -> Result<Timestamp, StoreError> {
+    let Value::BulkString(digits) = value else { return Err(misanswered()) };
+    let digits = std::str::from_utf8(digits).map_err(unreadable)?;
+    digits.parse().map(Timestamp::from_unix_micros).map_err(unreadable)
+}
+
+fn misanswered() -> StoreError {
+    unreadable("a script returned something else than it does")
+}
+
+impl fmt::Debug for RedisFastStore {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("RedisFastStore").field("keys", &self.shared.keys).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_what_comes_after_its_rank() {
+        let bytes = |entry: &[u8]| without_rank(entry.to_vec());
+        assert_eq!(bytes(b"17:a:b").as_deref(), Some(b"a:b".as_slice()));
+        assert_eq!(bytes(b"17:").as_deref(), Some(b"".as_slice()));
+        for garbage in [b"".as_slice(), b"17", b"a:b", b"1a:b"] {
+            assert_eq!(bytes(garbage), None);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The names of keys.
+
+use idem_core::RecordId;
+
+/// Where records live. What stands in braces says in a Cluster which server has the key.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    pub(crate) fn new(prefix: &str) -> Self {
+        Self { prefix: format!("{prefix}{{") }
+    }
+
+    /// The key of a record.
+    pub(crate) fn of(&self, id: &RecordId) -> String {
+        format!("{}{id}}}", self.prefix)
+    }
+
+    /// The key of what a fast store keeps for a record.
+    pub(crate) fn fast(&self, id: &RecordId) -> String {
+        format!("{}{id}}}:fast", self.prefix)
+    }
+
+    /// The record that has this key, if it is one.
+    pub(crate) fn id(&self, key: &[u8]) -> Option<RecordId> {
+        let digits = key.strip_prefix(self.prefix.as_bytes())?.strip_suffix(b"}")?;
+        let mut id = [0; 32];
+        if digits.len() != 2 * id.len() {
+            return None;
+        }
+        if !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(RecordId::from_bytes(id))
+    }
+
+    /// Where settlements are told.
+    pub(crate) fn channel(&self) -> String {
+        format!("{}settled}}", self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_leads_back_to_its_record() {
+        let keys = Keys::new("idem:");
+        let id = RecordId::from_bytes(std::array::from_fn(|at| at as u8 * 7));
+        assert_eq!(keys.id(keys.of(&id).as_bytes()), Some(id));
+        for key in ["idem:{}", "idem:{settled}", "other:{00}", "", &"x".repeat(70), &keys.of(&id).replace("1c", "+1")] {
+            assert_eq!(keys.id(key.as_bytes()), None, "{key}");
+        }
+    }
+}
