@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Acquire, AcquireOutcome, FastEntry, Lease, Look, Record, RecordId, State, Takeover, Timestamp, machine,
+    Acquire, AcquireOutcome, FastEntry, Lease, Look, OwnerToken, Record, RecordId, State, Takeover, Timestamp, machine,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -54,18 +54,25 @@ impl Entry {
         look.record.replay().map(|_| Self { until, record: look.record })
     }
 
-    /// The same lock for longer.
+    /// The same lock for longer, unless it is over: its key may belong to another request by then.
     pub(crate) fn renewed(self, lease: &Lease, seen_at: Timestamp, life: Duration) -> Option<Self> {
+        if !self.holds_for(&lease.owner, seen_at) {
+            return None;
+        }
         let until = seen_at.saturating_add(life);
         let Self { record, .. } = self;
         let State::InProgress { acquisition, takeover, .. } = record.state else { return None };
         let state = State::InProgress { lease_until: until, acquisition, takeover };
-        let is_ours = record.owner == lease.owner && record.attempt == lease.attempt;
-        is_ours.then(|| Self { until, record: Record { expires_at: until, state, ..record } })
+        (record.attempt == lease.attempt).then(|| Self { until, record: Record { expires_at: until, state, ..record } })
     }
 
     pub(crate) fn is_lock(&self) -> bool {
         matches!(self.record.state, State::InProgress { .. })
+    }
+
+    /// Whether it is the lock of this owner and not over.
+    pub(crate) fn holds_for(&self, owner: &OwnerToken, now: Timestamp) -> bool {
+        self.is_lock() && self.record.owner == *owner && now < self.until
     }
 
     /// What the state machine answers, as far as this is enough to go by: somebody else runs it, or it is settled.

@@ -5,6 +5,7 @@ mod config;
 mod entry;
 mod front;
 mod metrics;
+mod runs;
 mod store;
 mod transaction;
 

@@ -19,6 +19,7 @@ use crate::config::HybridConfig;
 use crate::entry::Entry;
 use crate::front::{Front, Sight};
 use crate::metrics::{Counter, HybridMetrics};
+use crate::runs::{Asked, Runs};
 use crate::transaction::HybridTransaction;
 
 /// How long the lock of a transaction lasts that needs no lease: its key is free as soon as its process dies, and nobody
@@ -54,6 +55,7 @@ pub(crate) struct Shared<D: ?Sized> {
     durable_fails: AtomicBool,
     durable_replays: Counter,
     durable_in_progress: Counter,
+    runs: Runs,
     behind: Arc<Semaphore>,
     durable: Arc<D>,
 }
@@ -69,8 +71,8 @@ pub struct HybridHealth {
 }
 
 /// What came of asking the fast store.
-enum Asked {
-    Answered(AcquireOutcome),
+enum Answer {
+    Given(AcquireOutcome),
     /// The other store has to say. With the fast one's time, if it answered.
     Undecided(Option<Timestamp>),
 }
@@ -85,6 +87,7 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
             durable_fails: AtomicBool::new(false),
             durable_replays: Counter::default(),
             durable_in_progress: Counter::default(),
+            runs: Runs::default(),
             behind: Arc::new(Semaphore::new(BEHIND)),
             durable,
         };
@@ -124,14 +127,14 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
 
 impl<D: DurableStore + ?Sized> Shared<D> {
     /// Asks the fast store.
-    async fn ask(&self, request: &Acquire) -> Asked {
-        let Some(sight) = self.front.look(&request.id).await else { return Asked::Undecided(None) };
+    async fn ask(&self, request: &Acquire) -> Answer {
+        let Some(sight) = self.front.look(&request.id).await else { return Answer::Undecided(None) };
         match sight.answer(request) {
             Some(outcome) if self.may_answer(&sight) => {
                 self.front.answered(&outcome);
-                Asked::Answered(outcome)
+                Answer::Given(outcome)
             }
-            _ => Asked::Undecided(Some(sight.now)),
+            _ => Answer::Undecided(Some(sight.now)),
         }
     }
 
@@ -150,14 +153,20 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         answer
     }
 
-    async fn lock(&self, request: &Acquire, lease: &Lease, seen_at: Option<Timestamp>, life: Duration) {
-        if let Some(seen_at) = seen_at.filter(|_| self.config.locks) {
-            self.front.put(&request.id, &Entry::lock(request, lease, seen_at, life)).await;
+    /// Puts the lock of a run in place. It lasts as long as the lease, and `at_most` as long as said.
+    async fn lock(&self, request: &Acquire, lease: &Lease, asked: Asked, at_most: Duration) {
+        if let Some(asked_at) = asked.at.filter(|_| self.config.locks) {
+            let entry = Entry::lock(request, lease, asked_at, asked.lease.min(at_most));
+            self.front.put(&request.id, &entry).await;
         }
     }
 
     /// Keeps what the durable store answered to somebody who does not run.
-    fn learn(self: &Arc<Self>, request: &Acquire, outcome: &AcquireOutcome, seen_at: Option<Timestamp>) {
+    fn learn(self: &Arc<Self>, request: &Acquire, outcome: &AcquireOutcome, asked: Asked, seen_at: Option<Timestamp>) {
+        // An owner that asks for something else does not lose what it has.
+        if asked.is_new || !matches!(outcome, AcquireOutcome::Mismatch { .. }) {
+            self.runs.forget(&request.id, &request.owner);
+        }
         match outcome {
             AcquireOutcome::Replay(_) => {
                 self.durable_replays.count();
@@ -170,8 +179,12 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Lets the fast store know that a run has ended.
-    pub(crate) async fn ended(self: &Arc<Self>, lease: &Lease, settlement: &Settlement) {
+    /// Lets the fast store know that a run has ended. The lock of whoever has lost its lease is over, or is another's.
+    pub(crate) async fn ended(self: &Arc<Self>, lease: &Lease, settlement: &Settlement, outcome: OwnerOutcome) {
+        self.runs.forget(&lease.id, &lease.owner);
+        if outcome == OwnerOutcome::LeaseLost {
+            return;
+        }
         let seen_at = self.front.unlock(&lease.id, lease.attempt).await;
         let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
         let copies = is_final && self.config.caches;
@@ -182,6 +195,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// The run's lock shall go, behind the caller's back.
     pub(crate) fn unlock_behind(self: &Arc<Self>, lease: &Lease) {
+        self.runs.forget(&lease.id, &lease.owner);
         if self.config.locks {
             self.catch_up(lease.id, None, Some(lease.attempt), false);
         }
@@ -229,13 +243,14 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         let seen_at = match self.shared.ask(request).await {
-            Asked::Answered(outcome) => return Ok(outcome),
-            Asked::Undecided(seen_at) => seen_at,
+            Answer::Given(outcome) => return Ok(outcome),
+            Answer::Undecided(seen_at) => seen_at,
         };
+        let asked = self.shared.runs.ask(request, seen_at);
         let outcome = self.shared.decide(self.shared.durable.acquire(request)).await?;
         match &outcome {
-            AcquireOutcome::Acquired(lease) => self.shared.lock(request, lease, seen_at, request.term.lease).await,
-            outcome => self.shared.learn(request, outcome, seen_at),
+            AcquireOutcome::Acquired(lease) => self.shared.lock(request, lease, asked, Duration::MAX).await,
+            outcome => self.shared.learn(request, outcome, asked, seen_at),
         }
         Ok(outcome)
     }
@@ -246,10 +261,13 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
             false => None,
         };
         let outcome = self.shared.decide(self.shared.durable.renew(lease, term)).await?;
-        if let (Some(Sight { now, entry: Some(entry) }), OwnerOutcome::Applied) = (sight, outcome)
-            && let Some(entry) = entry.renewed(lease, now, term.lease)
-        {
-            self.shared.front.put(&lease.id, &entry).await;
+        if outcome == OwnerOutcome::Applied {
+            self.shared.runs.renew(&lease.id, &lease.owner, sight.as_ref().map(|sight| sight.now), term.lease);
+            if let Some(Sight { now, entry: Some(entry) }) = sight
+                && let Some(entry) = entry.renewed(lease, now, term.lease)
+            {
+                self.shared.front.put(&lease.id, &entry).await;
+            }
         }
         Ok(outcome)
     }
@@ -265,7 +283,7 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
         retention: Duration,
     ) -> Result<OwnerOutcome, StoreError> {
         let outcome = self.shared.decide(self.shared.durable.settle(lease, settlement, retention)).await?;
-        self.shared.ended(lease, settlement).await;
+        self.shared.ended(lease, settlement, outcome).await;
         Ok(outcome)
     }
 
@@ -295,18 +313,19 @@ impl<D: DurableStore + ?Sized> DurableStore for HybridStore<D> {
 impl<D: TransactionalStore + ?Sized> TransactionalStore for HybridStore<D> {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
         let seen_at = match self.shared.ask(request).await {
-            Asked::Answered(outcome) => return Ok(Begin::Answered(outcome)),
-            Asked::Undecided(seen_at) => seen_at,
+            Answer::Given(outcome) => return Ok(Begin::Answered(outcome)),
+            Answer::Undecided(seen_at) => seen_at,
         };
+        let asked = self.shared.runs.ask(request, seen_at);
         match self.shared.decide(self.shared.durable.begin(request)).await? {
             Begin::Acquired { lease, transaction, renew } => {
                 let transaction = HybridTransaction::new(transaction, Arc::clone(&self.shared), lease.clone());
-                let longest = if renew { request.term.lease } else { TRANSACTION_LOCK };
-                self.shared.lock(request, &lease, seen_at, request.term.lease.min(longest)).await;
+                let at_most = if renew { Duration::MAX } else { TRANSACTION_LOCK };
+                self.shared.lock(request, &lease, asked, at_most).await;
                 Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew })
             }
             Begin::Answered(outcome) => {
-                self.shared.learn(request, &outcome, seen_at);
+                self.shared.learn(request, &outcome, asked, seen_at);
                 Ok(Begin::Answered(outcome))
             }
         }

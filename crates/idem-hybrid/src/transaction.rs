@@ -33,7 +33,7 @@ impl<D: DurableStore + ?Sized> StoreTransaction for HybridTransaction<D> {
         let Self { inner, mut locked } = *self;
         let outcome = locked.shared.decide(inner.finish(settlement, retention, writes)).await?;
         if let Some(lease) = locked.lease.take() {
-            locked.shared.ended(&lease, settlement).await;
+            locked.shared.ended(&lease, settlement, outcome).await;
         }
         Ok(outcome)
     }

@@ -62,6 +62,7 @@ fn a_lock_is_renewed_by_its_owner_only() {
     assert_eq!(renewed.answer(&others, at(1_700)), Some(AcquireOutcome::InProgress { retry_after: left }));
     assert_eq!(lock().renewed(&Lease { owner: OwnerToken::random(), ..lease.clone() }, at(1_400), SECOND), None);
     assert_eq!(lock().renewed(&Lease { attempt: 4, ..lease.clone() }, at(1_400), SECOND), None);
+    assert_eq!(lock().renewed(&lease, at(1_500), SECOND), None, "it was over");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Hybrids of stores of many kinds.
 #![allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     clippy::unwrap_used,
     clippy::expect_used,
