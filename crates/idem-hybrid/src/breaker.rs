@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use failsafe::backoff::{self, EqualJittered};
+use failsafe::backoff::{self, Exponential};
 use failsafe::failure_policy::{self, ConsecutiveFailures};
 use failsafe::{Config, Instrument, StateMachine};
 
@@ -22,7 +22,7 @@ const LAST: Duration = Duration::from_secs(10);
 /// Opens when the fast store fails, and lets somebody try again after a while.
 #[derive(Debug)]
 pub(crate) struct Breaker {
-    machine: StateMachine<ConsecutiveFailures<EqualJittered>, Watch>,
+    machine: StateMachine<ConsecutiveFailures<Exponential>, Watch>,
     watch: Watch,
 }
 
@@ -39,7 +39,7 @@ struct Watched {
 
 impl Breaker {
     pub(crate) fn new() -> Self {
-        let policy = failure_policy::consecutive_failures(FAILURES, backoff::equal_jittered(FIRST, LAST));
+        let policy = failure_policy::consecutive_failures(FAILURES, backoff::exponential(FIRST, LAST));
         let watch = Watch::default();
         Self { machine: Config::new().failure_policy(policy).instrument(watch.clone()).build(), watch }
     }

@@ -46,7 +46,7 @@ fn a_lock_turns_the_same_request_away_until_it_is_over() {
 }
 
 #[test]
-fn a_lock_says_nothing_to_its_owner_nor_to_mismatch_of() {
+fn a_lock_says_nothing_to_its_owner_nor_to_another_request() {
     let (request, entry) = lock();
     assert_eq!(entry.answer(&request, at(1_100)), None);
     assert_eq!(entry.answer(&mismatch_of(&request), at(1_100)), None);

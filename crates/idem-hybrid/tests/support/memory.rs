@@ -32,6 +32,10 @@ impl MemoryFast {
         self.entries.lock().unwrap().get(id).filter(|entry| self.clock.now() < entry.until).cloned()
     }
 
+    pub fn forget(&self, id: &RecordId) {
+        self.entries.lock().unwrap().remove(id);
+    }
+
     /// Forgets everything, as a server does that is flushed.
     pub fn flush(&self) {
         self.entries.lock().unwrap().clear();

@@ -8,6 +8,7 @@
     reason = "each test binary uses its part, and fails by panicking"
 )]
 
+mod lying;
 mod memory;
 mod servers;
 
@@ -20,6 +21,7 @@ use idem_core::memory::{ManualClock, MemoryStore};
 use idem_hybrid::{HybridConfig, HybridStore};
 use idem_testkit::Subject;
 
+pub use lying::{Lie, LyingFast};
 pub use memory::MemoryFast;
 pub use servers::{Schema, Time, fresh_prefix, servers, servers_at};
 

@@ -1,0 +1,363 @@
+//! What the fast store spares the durable one, and what happens when either fails.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+mod support;
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::memory::{ManualClock, MemoryStore};
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, DurableStore, FastEntry, FastLook, FastStore, IdempotencyStore, Lease, RecordId,
+    Settlement, SettlementListener, StoreError, StoreErrorKind, StoreTransaction, Timestamp, TransactionalStore,
+    Writes,
+};
+use idem_hybrid::{HybridConfig, HybridStore};
+use idem_sqlite::{SqliteConfig, SqliteStore};
+use idem_testkit::fixture::{KEPT, completed, mismatch_of, repeat_of, request, retryable};
+use idem_testkit::{Fault, FaultyStore, Verb};
+use support::{MemoryFast, eventually};
+use tempfile::TempDir;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A hybrid in memory whose parts can fail.
+struct World {
+    store: HybridStore<FaultyStore<MemoryStore>>,
+    durable: Arc<FaultyStore<MemoryStore>>,
+    fast: Arc<BrittleFast>,
+    clock: Arc<ManualClock>,
+}
+
+impl World {
+    fn new(config: HybridConfig) -> Self {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+        let memory = MemoryStore::with_clock(NonZeroUsize::new(1_000).unwrap(), clock.clone());
+        let durable = Arc::new(FaultyStore::new(Arc::new(memory)));
+        let fast = Arc::new(BrittleFast { inner: MemoryFast::new(clock.clone()), mode: AtomicU64::new(0) });
+        let store = HybridStore::new(durable.clone(), fast.clone(), config);
+        Self { store, durable, fast, clock }
+    }
+
+    async fn run(&self, request: &Acquire) -> Lease {
+        match self.store.acquire(request).await.unwrap() {
+            AcquireOutcome::Acquired(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A settled operation whose copy is in front.
+    async fn settled(&self) -> Acquire {
+        let request = request();
+        let lease = self.run(&request).await;
+        self.store.settle(&lease, &completed(), KEPT).await.unwrap();
+        self.copied(&request).await;
+        request
+    }
+
+    async fn copied(&self, request: &Acquire) {
+        eventually("the copy of a settled record", async || self.fast.inner.entry(&request.id)).await;
+    }
+
+    fn asked(&self) -> u64 {
+        self.durable.calls(Verb::Acquire)
+    }
+}
+
+/// A fast store that can be made to fail or to hang.
+#[derive(Debug)]
+struct BrittleFast {
+    inner: MemoryFast,
+    mode: AtomicU64,
+}
+
+const FINE: u64 = 0;
+const FAILS: u64 = 1;
+const HANGS: u64 = 2;
+
+impl BrittleFast {
+    fn is(&self, mode: u64) {
+        self.mode.store(mode, Ordering::SeqCst);
+    }
+
+    async fn check(&self) -> Result<(), StoreError> {
+        match self.mode.load(Ordering::SeqCst) {
+            FINE => Ok(()),
+            FAILS => Err(StoreError::new(StoreErrorKind::Unavailable, "down")),
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+#[async_trait]
+impl FastStore for BrittleFast {
+    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
+        self.check().await?;
+        self.inner.look(id).await
+    }
+
+    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<(), StoreError> {
+        self.check().await?;
+        self.inner.put(id, entry).await
+    }
+
+    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
+        self.check().await?;
+        self.inner.remove(id, rank).await
+    }
+
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.inner.on_settled(listener);
+    }
+}
+
+fn is_replay(outcome: &Result<AcquireOutcome, StoreError>) -> bool {
+    matches!(outcome, Ok(AcquireOutcome::Replay(_)))
+}
+
+#[tokio::test]
+async fn duplicates_and_repeats_are_answered_without_the_durable_store() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    let lease = world.run(&request).await;
+    for _ in 0..10 {
+        let answer = world.store.acquire(&repeat_of(&request)).await.unwrap();
+        assert!(matches!(answer, AcquireOutcome::InProgress { .. }), "{answer:?}");
+    }
+    assert_eq!(world.asked(), 1);
+    world.store.settle(&lease, &completed(), KEPT).await.unwrap();
+    world.copied(&request).await;
+    for _ in 0..10 {
+        assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
+        let answer = world.store.acquire(&mismatch_of(&request)).await.unwrap();
+        assert!(matches!(answer, AcquireOutcome::Mismatch { .. }), "{answer:?}");
+    }
+    assert_eq!(world.asked(), 1);
+    let metrics = world.store.metrics();
+    assert_eq!((metrics.fast_in_progress, metrics.fast_replays), (10, 20));
+    assert_eq!((metrics.durable_in_progress, metrics.durable_replays), (0, 0));
+}
+
+#[tokio::test]
+async fn another_request_while_one_runs_is_the_durable_stores_to_answer() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    world.run(&request).await;
+    let answer = world.store.acquire(&mismatch_of(&request)).await.unwrap();
+    assert!(matches!(answer, AcquireOutcome::Mismatch { .. }), "{answer:?}");
+    assert_eq!(world.asked(), 2);
+}
+
+#[tokio::test]
+async fn what_was_forgotten_is_written_back_by_whoever_misses_it() {
+    let world = World::new(HybridConfig::new());
+    let request = world.settled().await;
+    world.fast.inner.flush();
+    assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
+    assert_eq!(world.store.metrics().durable_replays, 1);
+    world.copied(&request).await;
+    assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
+    assert_eq!(world.store.metrics().durable_replays, 1);
+}
+
+#[tokio::test]
+async fn a_copy_does_not_outlive_its_record() {
+    let world = World::new(HybridConfig::new());
+    let request = world.settled().await;
+    world.clock.advance(KEPT - SECOND);
+    world.fast.inner.flush();
+    assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
+    world.copied(&request).await;
+    world.clock.advance(SECOND);
+    world.run(&repeat_of(&request)).await;
+}
+
+#[tokio::test]
+async fn what_may_run_again_leaves_nothing_in_front() {
+    for settlement in [retryable(), Settlement::Released] {
+        let world = World::new(HybridConfig::new());
+        let request = request();
+        let lease = world.run(&request).await;
+        assert!(world.fast.inner.entry(&request.id).is_some());
+        world.store.settle(&lease, &settlement, KEPT).await.unwrap();
+        assert_eq!(world.fast.inner.entry(&request.id), None, "{settlement:?}");
+        assert_eq!(world.durable.calls(Verb::Look), 0);
+    }
+}
+
+#[tokio::test]
+async fn replays_go_on_while_the_durable_store_is_down_and_nothing_else_does() {
+    let world = World::new(HybridConfig::new());
+    let settled = world.settled().await;
+    for _ in 0..3 {
+        world.durable.next(Verb::Acquire, Fault::ErrorBefore);
+        assert!(world.store.acquire(&request()).await.is_err());
+        assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    }
+}
+
+#[tokio::test]
+async fn replays_end_with_the_durable_store_where_that_was_asked_for() {
+    let world = World::new(HybridConfig::new().without_replays_while_durable_fails());
+    let settled = world.settled().await;
+    assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    assert_eq!(world.asked(), 1, "as long as it answers, it is not asked");
+    world.durable.next(Verb::Acquire, Fault::ErrorBefore);
+    assert!(world.store.acquire(&request()).await.is_err());
+    world.durable.next(Verb::Acquire, Fault::ErrorBefore);
+    assert!(world.store.acquire(&repeat_of(&settled)).await.is_err());
+    assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await), "it answers again");
+    let asked = world.asked();
+    assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    assert_eq!(world.asked(), asked);
+}
+
+#[tokio::test]
+async fn a_fast_store_that_fails_is_left_alone_and_tried_again() {
+    let world = World::new(HybridConfig::new());
+    let settled = world.settled().await;
+    world.fast.is(FAILS);
+    for _ in 0..20 {
+        assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    }
+    let metrics = world.store.metrics();
+    assert!(metrics.is_open && metrics.opened == 1, "{metrics:?}");
+    // Copies are written back behind the callers, who may have begun to fail before the breaker opened.
+    assert!(metrics.fast_failures <= 10 && metrics.fast_skipped >= 15, "{metrics:?}");
+    assert!(world.store.health().await.fast.is_err());
+    world.fast.is(FINE);
+    let before = world.store.metrics().fast_replays;
+    eventually("the breaker closes", async || {
+        assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+        (!world.store.metrics().is_open).then_some(())
+    })
+    .await;
+    assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    assert!(world.store.metrics().fast_replays > before);
+    assert!(world.store.health().await.fast.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fast_store_that_hangs_costs_a_moment() {
+    let world = World::new(HybridConfig::new());
+    let settled = world.settled().await;
+    world.fast.is(HANGS);
+    let began = tokio::time::Instant::now();
+    assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    assert_eq!(began.elapsed().as_millis(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_could_not_be_removed_goes_as_soon_as_it_can_be() {
+    let world = World::new(HybridConfig::new().without_cache());
+    let request = request();
+    let lease = world.run(&request).await;
+    world.fast.is(FAILS);
+    world.store.settle(&lease, &retryable(), KEPT).await.unwrap();
+    world.fast.is(FINE);
+    assert!(world.fast.inner.entry(&request.id).is_some());
+    tokio::time::sleep(SECOND * 2).await;
+    assert_eq!(world.fast.inner.entry(&request.id), None);
+}
+
+#[tokio::test]
+async fn a_lock_ends_with_the_lease_of_an_owner_that_died() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    let lease = world.run(&request).await;
+    world.clock.advance(request.term.lease - SECOND);
+    assert!(matches!(world.store.acquire(&repeat_of(&request)).await, Ok(AcquireOutcome::InProgress { .. })));
+    world.clock.advance(SECOND);
+    let successor = world.run(&repeat_of(&request)).await;
+    assert_eq!((lease.attempt, successor.attempt), (1, 2));
+}
+
+#[tokio::test]
+async fn a_lost_answer_does_not_make_the_lock_last_longer() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    world.durable.next(Verb::Acquire, Fault::ErrorAfter);
+    assert!(world.store.acquire(&request).await.is_err());
+    world.clock.advance(SECOND * 10);
+    world.run(&request).await;
+    let until = world.fast.inner.entry(&request.id).unwrap().until;
+    let record = world.durable.peek(&request.id).await.unwrap().unwrap();
+    assert!(matches!(record.state, idem_core::State::InProgress { lease_until, .. } if lease_until == until));
+}
+
+/// A file behind, so that there are transactions.
+async fn on_a_file() -> (HybridStore<SqliteStore>, Arc<MemoryFast>, TempDir) {
+    let folder = TempDir::new().unwrap();
+    let url = format!("sqlite://{}", folder.path().join("records.db").display());
+    let durable = Arc::new(SqliteStore::open(SqliteConfig::new(url)).await.unwrap());
+    let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+    let fast = Arc::new(MemoryFast::new(clock));
+    (HybridStore::new(durable, fast.clone(), HybridConfig::new()), fast, folder)
+}
+
+async fn begin(store: &HybridStore<SqliteStore>, request: &Acquire) -> Box<dyn StoreTransaction> {
+    match store.begin(request).await.unwrap() {
+        Begin::Acquired { transaction, .. } => transaction,
+        Begin::Answered(other) => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_is_locked_while_it_lasts_and_copied_when_it_commits() {
+    let (store, fast, _folder) = on_a_file().await;
+    let request = request();
+    let mut transaction = begin(&store, &request).await;
+    assert!(transaction.as_any_mut().is::<idem_sqlite::SqliteTransaction>(), "handlers are shown what they know");
+    let answer = store.begin(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(answer, Begin::Answered(AcquireOutcome::InProgress { .. })), "{answer:?}");
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    eventually("the copy", async || fast.entry(&request.id).filter(|entry| entry.rank == u64::MAX)).await;
+    let answer = store.begin(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(answer, Begin::Answered(AcquireOutcome::Replay(_))), "{answer:?}");
+    let metrics = store.metrics();
+    assert_eq!((metrics.fast_in_progress, metrics.fast_replays), (1, 1));
+}
+
+#[tokio::test]
+async fn the_lock_of_a_transaction_that_is_dropped_goes() {
+    let (store, fast, _folder) = on_a_file().await;
+    let request = request();
+    let transaction = begin(&store, &request).await;
+    assert!(fast.entry(&request.id).is_some());
+    drop(transaction);
+    eventually("the lock goes", async || fast.entry(&request.id).is_none().then_some(())).await;
+}
+
+#[derive(Debug, Default)]
+struct Heard(AtomicU64);
+
+impl SettlementListener for Heard {
+    fn settled(&self, _: &RecordId) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn whoever_waits_is_told_of_settlements_by_the_fast_store() {
+    let world = World::new(HybridConfig::new());
+    let heard = Arc::new(Heard::default());
+    let listener: Arc<dyn SettlementListener> = heard.clone();
+    world.store.on_settled(Arc::downgrade(&listener));
+    let request = request();
+    let lease = world.run(&request).await;
+    assert_eq!(heard.0.load(Ordering::SeqCst), 0);
+    world.store.settle(&lease, &completed(), KEPT).await.unwrap();
+    assert_eq!(heard.0.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn the_self_test_passes_and_says_how_the_fast_store_is() {
+    let world = World::new(HybridConfig::new());
+    assert!(world.store.self_test().await.unwrap().fast.is_ok());
+    world.fast.is(FAILS);
+    assert!(world.store.self_test().await.unwrap().fast.is_err());
+    assert!(world.store.durable().look(&request().id).await.unwrap().is_none());
+}

@@ -1,0 +1,210 @@
+//! Whatever the fast store says and does: every answer is the durable store's, or "somebody runs it", for no longer than
+//! somebody could.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::memory::{Clock, ManualClock, MemoryStore};
+use idem_core::{
+    Acquire, AcquireOutcome, IdempotencyStore, Lease, OnMismatch, OwnerAction, OwnerToken, Record, RecordId,
+    Settlement, State, StoredResponse, Takeover, Term, Timestamp, machine,
+};
+use idem_hybrid::{HybridConfig, HybridStore};
+use idem_testkit::fixture;
+use support::{Lie, LyingFast};
+
+const SECOND: Duration = Duration::from_secs(1);
+const IDS: usize = 5;
+const OWNERS: usize = 4;
+
+/// Steps of one run. `IDEM_STEPS` asks for more.
+const STEPS: u32 = 5_000;
+const SEEDS: u64 = 4;
+
+struct World {
+    store: HybridStore<MemoryStore>,
+    durable: Arc<MemoryStore>,
+    fast: Arc<LyingFast>,
+    clock: Arc<ManualClock>,
+    ids: Vec<RecordId>,
+    owners: Vec<OwnerToken>,
+    dice: Dice,
+    /// The last end of any lease that the durable store has given.
+    leases: HashMap<RecordId, Timestamp>,
+    put_off: u64,
+    longest: Duration,
+}
+
+/// xorshift64, so that a run can be repeated.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 20).unwrap() % limit
+    }
+}
+
+impl World {
+    fn new(seed: u64, config: HybridConfig) -> Self {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+        let durable = Arc::new(MemoryStore::with_clock(NonZeroUsize::new(1_000).unwrap(), clock.clone()));
+        let fast = Arc::new(LyingFast::new(clock.clone(), seed));
+        Self {
+            store: HybridStore::new(durable.clone(), fast.clone(), config),
+            durable,
+            fast,
+            clock,
+            ids: (0..IDS).map(|_| fixture::fresh_id()).collect(),
+            owners: (0..OWNERS).map(|_| OwnerToken::random()).collect(),
+            dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            leases: HashMap::new(),
+            put_off: 0,
+            longest: Duration::ZERO,
+        }
+    }
+
+    async fn record(&self, id: &RecordId) -> Option<Record> {
+        self.durable.peek(id).await.unwrap()
+    }
+
+    async fn acquire(&mut self) {
+        let id = self.ids[self.dice.below(IDS)];
+        let request = Acquire {
+            id,
+            // Now and then a token that was used before, as when an answer was lost.
+            owner: if self.dice.below(4) == 0 { OwnerToken::random() } else { self.owners[self.dice.below(OWNERS)] },
+            term: Term { lease: SECOND * 2, retention: SECOND * 3 },
+            takeover: [Takeover::Rerun, Takeover::Unknown][self.dice.below(2)],
+            on_mismatch: [OnMismatch::Refuse, OnMismatch::Refuse, OnMismatch::ReplayOriginal][self.dice.below(3)],
+            ..fixture::request()
+        };
+        let request = if self.dice.below(6) == 0 {
+            Acquire { fingerprint: fixture::mismatch_of(&request).fingerprint, ..request }
+        } else {
+            request
+        };
+        let before = self.record(&id).await;
+        let now = self.clock.now();
+        let (next, truth) = machine::acquire(before.as_ref(), &request, now);
+        let answer = self.store.acquire(&request).await.unwrap();
+        let after = self.record(&id).await;
+        if answer == truth {
+            // A replay from the fast store leaves the durable record alone; so does the durable one's.
+            assert_eq!(after, next, "the record is not what the state machine makes of it");
+        } else {
+            let AcquireOutcome::InProgress { retry_after } = answer else {
+                panic!("answered {answer:?}, and the truth is {truth:?}")
+            };
+            assert_eq!(after, before, "somebody was turned away, and the record changed");
+            let until = now.saturating_add(retry_after);
+            let lock = self.fast.last_lock_until(&id).expect("turned away by a lock that nobody put");
+            assert!(until <= lock, "turned away until {until} by a lock until {lock}");
+            self.put_off += 1;
+            self.longest = self.longest.max(retry_after);
+        }
+    }
+
+    async fn act(&mut self) {
+        let (id, owner) = (self.ids[self.dice.below(IDS)], self.owners[self.dice.below(OWNERS)]);
+        let before = self.record(&id).await;
+        let attempt = before.as_ref().map_or(1, |record| record.attempt);
+        let acquisition = idem_core::Acquisition::Fresh;
+        let lease = Lease { id, owner, attempt, acquisition, checkpoint: None };
+        let term = Term { lease: SECOND * 2, retention: SECOND * 3 };
+        let response = StoredResponse::new(200, self.dice.below(1_000).to_string());
+        let settlement = match self.dice.below(5) {
+            0 => Settlement::Released,
+            1 => Settlement::FailedRetryable { response, retry_after: SECOND },
+            2 => Settlement::OutcomeUnknown,
+            3 => Settlement::FailedTerminal(response),
+            _ => Settlement::Completed(response),
+        };
+        let renews = self.dice.below(4) == 0;
+        let action =
+            if renews { OwnerAction::Renew(term) } else { OwnerAction::Settle(&settlement, SECOND * 4) };
+        let (next, truth) = machine::apply(before.as_ref(), owner, action, self.clock.now());
+        let outcome = match renews {
+            true => self.store.renew(&lease, term).await,
+            false => self.store.settle(&lease, &settlement, SECOND * 4).await,
+        };
+        assert_eq!(outcome.unwrap(), truth);
+        assert_eq!(self.record(&id).await, next, "the record is not what the state machine makes of it");
+    }
+
+    async fn step(&mut self) {
+        match self.dice.below(10) {
+            0..5 => self.acquire().await,
+            5..8 => self.act().await,
+            8 => self.clock.advance(Duration::from_millis(300)),
+            // What is brought up to date behind the callers' backs has its turn.
+            _ => tokio::time::sleep(SECOND).await,
+        }
+        for id in self.ids.clone() {
+            if let Some(Record { state: State::InProgress { lease_until, .. }, .. }) = self.record(&id).await {
+                let last = self.leases.entry(id).or_insert(lease_until);
+                *last = lease_until.max(*last);
+            }
+            let lock = self.fast.last_lock_until(&id);
+            assert!(lock <= self.leases.get(&id).copied(), "a lock outlives the lease of its run");
+        }
+    }
+}
+
+async fn run(config: impl Fn() -> HybridConfig) -> Vec<World> {
+    let steps = std::env::var("IDEM_STEPS").map_or(STEPS, |steps| steps.parse().unwrap());
+    let mut worlds = Vec::new();
+    for seed in 1..=SEEDS {
+        let mut world = World::new(seed, config());
+        for _ in 0..steps {
+            world.step().await;
+        }
+        worlds.push(world);
+    }
+    worlds
+}
+
+#[tokio::test(start_paused = true)]
+async fn lies_cost_time_and_nothing_else() {
+    let worlds = run(HybridConfig::new).await;
+    let total = |of: fn(&World) -> u64| worlds.iter().map(of).sum::<u64>();
+    for lie in Lie::ALL {
+        let told: u64 = worlds.iter().filter_map(|world| world.fast.told().get(&lie).copied()).sum();
+        println!("{lie:?}: {told}");
+        // Ranks matter only where a lock comes too late.
+        let least = if lie == Lie::IgnoresRanks { 1 } else { 100 };
+        assert!(told >= least, "{lie:?} was told {told} times only");
+    }
+    let replays = total(|world| world.store.metrics().fast_replays);
+    let turned_away = total(|world| world.store.metrics().fast_in_progress);
+    let unreadable = total(|world| world.store.metrics().unreadable);
+    let put_off = total(|world| world.put_off);
+    let longest = worlds.iter().map(|world| world.longest).max().unwrap();
+    println!("{replays} replays and {turned_away} locks of the fast store were believed, {unreadable} entries were not");
+    println!("{put_off} were put off for nothing, by {longest:?} at most");
+    assert!(replays >= 500 && turned_away >= 500 && unreadable >= 500 && put_off >= 20);
+    assert!(longest <= SECOND * 2, "put off by more than a lease");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_locks_every_answer_is_the_durable_stores() {
+    for world in run(|| HybridConfig::new().without_locks()).await {
+        assert_eq!(world.put_off, 0);
+        assert!(world.store.metrics().fast_replays > 100);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_cache_no_replay_is_the_fast_stores() {
+    for world in run(|| HybridConfig::new().without_cache()).await {
+        assert_eq!(world.store.metrics().fast_replays, 0);
+        assert!(world.store.metrics().fast_in_progress > 100);
+    }
+}
