@@ -198,7 +198,7 @@ fn the_health_page_names_the_store(backend: Backend) {
     let health = answer.json();
     let (store, counted) = match backend {
         Backend::Sqlite => ("sqlite", "records"),
-        Backend::Postgres | Backend::PgBouncer => ("postgres", "records"),
+        Backend::Postgres | Backend::PgBouncer | Backend::Hybrid => ("postgres", "records"),
         Backend::Redis | Backend::RedisSentinel | Backend::RedisCluster => ("redis", "keys"),
     };
     assert_eq!((answer.status, &health["status"], &health["store"]), (200, &"ok".into(), &store.into()));

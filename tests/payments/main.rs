@@ -7,6 +7,7 @@ mod disconnects;
 mod duplicates;
 mod fidelity;
 mod fingerprints;
+mod hybrid;
 mod keys;
 mod postgres;
 mod readme;

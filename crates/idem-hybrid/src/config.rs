@@ -15,12 +15,7 @@ impl HybridConfig {
     /// Both sides, with every default.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            locks: true,
-            caches: true,
-            replays_while_durable_fails: true,
-            patience: Duration::from_millis(200),
-        }
+        Self { locks: true, caches: true, replays_while_durable_fails: true, patience: Duration::from_millis(200) }
     }
 
     /// Lets the durable store turn duplicates away. Default: the fast store does, which spares the other one a look at a

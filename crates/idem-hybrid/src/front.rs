@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use idem_core::{Acquire, AcquireOutcome, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp};
+use idem_core::{
+    Acquire, AcquireOutcome, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp,
+};
 
 use crate::breaker::Breaker;
 use crate::entry::{Entry, lock_rank};

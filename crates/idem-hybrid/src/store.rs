@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, FastStore, IdempotencyStore, Lease, Look,
-    OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError, Term,
-    Timestamp, TransactionalStore,
+    OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError, Term, Timestamp,
+    TransactionalStore,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;

@@ -128,8 +128,7 @@ impl World {
             _ => Settlement::Completed(response),
         };
         let renews = self.dice.below(4) == 0;
-        let action =
-            if renews { OwnerAction::Renew(term) } else { OwnerAction::Settle(&settlement, SECOND * 4) };
+        let action = if renews { OwnerAction::Renew(term) } else { OwnerAction::Settle(&settlement, SECOND * 4) };
         let (next, truth) = machine::apply(before.as_ref(), owner, action, self.clock.now());
         let outcome = match renews {
             true => self.store.renew(&lease, term).await,
@@ -187,7 +186,9 @@ async fn lies_cost_time_and_nothing_else() {
     let unreadable = total(|world| world.store.metrics().unreadable);
     let put_off = total(|world| world.put_off);
     let longest = worlds.iter().map(|world| world.longest).max().unwrap();
-    println!("{replays} replays and {turned_away} locks of the fast store were believed, {unreadable} entries were not");
+    println!(
+        "{replays} replays and {turned_away} locks of the fast store were believed, {unreadable} entries were not"
+    );
     println!("{put_off} were put off for nothing, by {longest:?} at most");
     assert!(replays >= 500 && turned_away >= 500 && unreadable >= 500 && put_off >= 20);
     assert!(longest <= SECOND * 2, "put off by more than a lease");

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, DurableStore, Look, Record, RecordId, StoreError, StoreErrorKind, TransactionalStore,
-    machine,
+    Acquire, AcquireOutcome, Begin, DurableStore, Look, Record, RecordId, StoreError, StoreErrorKind,
+    TransactionalStore, machine,
 };
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgRow;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look, OwnerOutcome, Record,
-    RecordId, Settlement, SettlementListener, StoreError, Term,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look, OwnerOutcome,
+    Record, RecordId, Settlement, SettlementListener, StoreError, Term,
 };
 
 use crate::store::RedisStore;

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, body};
 use idem_axum::{HttpPolicy, Idempotency, IdempotencyContext, IdempotencyLayer};
+use idem_hybrid::HybridMetrics;
 
 use crate::config::Config;
 use crate::ledger::{Ledger, NewPayment, Payment, Totals};
@@ -109,8 +110,12 @@ async fn show_ledger(State(app): State<Arc<App>>, Tenant(tenant): Tenant) -> Res
 async fn health(State(app): State<Arc<App>>) -> Response {
     match app.store.health().await {
         Ok(health) => {
-            let Health { store, version, counted, count } = health;
-            let document = serde_json::json!({ "status": "ok", "store": store, "version": version, (counted): count });
+            let Health { store, version, counted, count, cache } = health;
+            let mut document =
+                serde_json::json!({ "status": "ok", "store": store, "version": version, (counted): count });
+            if let Some(metrics) = cache {
+                document["cache"] = cache_metrics(&metrics);
+            }
             Json(document).into_response()
         }
         Err(error) => {
@@ -118,4 +123,16 @@ async fn health(State(app): State<Arc<App>>) -> Response {
             (StatusCode::SERVICE_UNAVAILABLE, Json(serde_json::json!({ "status": "unavailable" }))).into_response()
         }
     }
+}
+
+fn cache_metrics(metrics: &HybridMetrics) -> serde_json::Value {
+    serde_json::json!({
+        "is_open": metrics.is_open,
+        "opened": metrics.opened,
+        "failures": metrics.fast_failures,
+        "skipped": metrics.fast_skipped,
+        "unreadable": metrics.unreadable,
+        "replays": { "cache": metrics.fast_replays, "store": metrics.durable_replays },
+        "in_progress": { "cache": metrics.fast_in_progress, "store": metrics.durable_in_progress },
+    })
 }

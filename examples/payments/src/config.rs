@@ -19,6 +19,10 @@ pub(crate) struct Config {
     /// Redis holds records only, so it takes the other contracts.
     #[arg(long, env = "PAYMENTS_STORE", default_value = "sqlite://payments.db")]
     store: String,
+    /// Redis in front of a store in SQLite or Postgres, which decides: redis://HOST, redis+sentinel://HOST,HOST/SERVICE or
+    /// redis+cluster://HOST,HOST. Repeats are answered from there. It may be lost, or be away.
+    #[arg(long, env = "PAYMENTS_CACHE")]
+    pub(crate) cache: Option<String>,
     /// What is promised across a crash.
     #[arg(long, env = "PAYMENTS_CONTRACT", value_enum, default_value_t = ContractName::Transactional)]
     pub(crate) contract: ContractName,
@@ -136,6 +140,8 @@ pub(crate) enum UnknownPlace {
     Ledger,
     /// The store cannot hold payments, and nobody said what does.
     NoLedger,
+    /// A cache in front of what is as fast.
+    CacheOnRedis,
 }
 
 impl std::fmt::Display for UnknownPlace {
@@ -149,6 +155,9 @@ impl std::fmt::Display for UnknownPlace {
             Self::NoLedger => {
                 "Redis holds records only: say by --ledger where the payments are, sqlite://FILE or \
                  postgres://USER@HOST/DATABASE"
+            }
+            Self::CacheOnRedis => {
+                "--cache puts Redis in front of a --store in SQLite or Postgres; in front of Redis it spares nothing"
             }
         })
     }

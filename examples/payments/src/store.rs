@@ -1,4 +1,4 @@
-//! The idempotency store: SQLite, Postgres or Redis.
+//! The idempotency store: SQLite, Postgres or Redis, or one of the first two with Redis in front.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use idem_axum::{Idempotency, Settings};
 use idem_core::{Purge, SelfTestError, StoreError, TransactionalStore};
+use idem_hybrid::{HybridConfig, HybridMetrics, HybridStore};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger};
-use idem_redis::{RedisConfig, RedisStore};
+use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use tokio::task::JoinHandle;
 
-use crate::config::{Config, ContractName, Database, Place};
+use crate::config::{Config, ContractName, Database, Place, UnknownPlace};
 
 /// How often expired records are removed from SQLite, and how many at a time.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
@@ -23,6 +24,8 @@ pub(crate) enum Store {
     Sqlite(SqliteStore),
     Postgres(PostgresStore),
     Redis(RedisStore),
+    /// With Redis in front.
+    Cached(Box<Self>, HybridStore<dyn TransactionalStore>),
 }
 
 /// What the store says about itself.
@@ -34,6 +37,8 @@ pub(crate) struct Health {
     pub(crate) counted: &'static str,
     /// How many there are; an estimate in Postgres.
     pub(crate) count: u64,
+    /// What Redis in front has spared.
+    pub(crate) cache: Option<HybridMetrics>,
 }
 
 /// The task that removes expired records.
@@ -56,6 +61,15 @@ pub(crate) enum ContractRefused {
 
 impl Store {
     pub(crate) async fn open(config: &Config) -> Result<Self, Box<dyn Error + Send + Sync>> {
+        let store = Self::open_alone(config).await?;
+        let Some(url) = &config.cache else { return Ok(store) };
+        let durable = store.transactional().map_err(|_| UnknownPlace::CacheOnRedis)?;
+        let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix);
+        let hybrid = HybridStore::new(durable, Arc::new(RedisFastStore::new(redis)?), HybridConfig::new());
+        Ok(Self::Cached(Box::new(store), hybrid))
+    }
+
+    async fn open_alone(config: &Config) -> Result<Self, Box<dyn Error + Send + Sync>> {
         Ok(match config.store()? {
             Place::Database(Database::Sqlite(url)) => Self::Sqlite(SqliteStore::open(SqliteConfig::new(url)).await?),
             Place::Database(Database::Postgres(url)) => {
@@ -72,12 +86,29 @@ impl Store {
         })
     }
 
+    /// The store as one whose database can hold the payments as well; Redis cannot.
+    fn transactional(&self) -> Result<Arc<dyn TransactionalStore>, &RedisStore> {
+        match self {
+            Self::Sqlite(store) => Ok(Arc::new(store.clone())),
+            Self::Postgres(store) => Ok(Arc::new(store.clone())),
+            Self::Cached(_, store) => Ok(Arc::new(store.clone())),
+            Self::Redis(store) => Err(store),
+        }
+    }
+
     /// Whether the store keeps what the contracts need.
     pub(crate) async fn self_test(&self) -> Result<(), SelfTestError> {
         let durability = match self {
             Self::Sqlite(store) => return store.self_test().await,
             Self::Postgres(store) => store.self_test().await?.to_string(),
             Self::Redis(store) => store.self_test().await?.to_string(),
+            Self::Cached(durable, store) => {
+                Box::pin(durable.self_test()).await?;
+                if let Err(error) = store.self_test().await?.fast {
+                    tracing::warn!(error = &error as &dyn Error, "Redis does not answer, so there is no cache for now");
+                }
+                return Ok(());
+            }
         };
         tracing::info!(durability, "the store passed its self-test");
         Ok(())
@@ -85,10 +116,9 @@ impl Store {
 
     /// The engine that runs payments under the contract, if this store can keep it.
     pub(crate) fn engine(&self, config: &Config, settings: Settings) -> Result<Idempotency, ContractRefused> {
-        let store: Arc<dyn TransactionalStore> = match self {
-            Self::Sqlite(store) => Arc::new(store.clone()),
-            Self::Postgres(store) => Arc::new(store.clone()),
-            Self::Redis(store) => return on_redis(store.clone(), config, settings),
+        let store = match self.transactional() {
+            Ok(store) => store,
+            Err(redis) => return on_redis(redis.clone(), config, settings),
         };
         Ok(match config.contract {
             ContractName::Transactional => Idempotency::transactional(store, settings),
@@ -98,20 +128,25 @@ impl Store {
     }
 
     pub(crate) async fn health(&self) -> Result<Health, StoreError> {
-        Ok(match self {
+        let (store, version, counted, count) = match self {
             Self::Sqlite(store) => {
                 let health = store.health().await?;
-                Health { store: "sqlite", version: health.version, counted: "records", count: health.records }
+                ("sqlite", health.version, "records", health.records)
             }
             Self::Postgres(store) => {
                 let health = store.health().await?;
-                Health { store: "postgres", version: health.version, counted: "records", count: health.records }
+                ("postgres", health.version, "records", health.records)
             }
             Self::Redis(store) => {
                 let health = store.health().await?;
-                Health { store: "redis", version: health.version, counted: "keys", count: health.keys }
+                ("redis", health.version, "keys", health.keys)
             }
-        })
+            Self::Cached(durable, store) => {
+                let durable = Box::pin(durable.health()).await?;
+                return Ok(Health { cache: Some(store.metrics()), ..durable });
+            }
+        };
+        Ok(Health { store, version, counted, count, cache: None })
     }
 
     /// Removes expired records from now on.
@@ -120,6 +155,7 @@ impl Store {
             Self::Sqlite(store) => RunningPurge::Sqlite(tokio::spawn(purge(store.clone()))),
             Self::Postgres(store) => RunningPurge::Postgres(Purger::start(store.clone())),
             Self::Redis(_) => RunningPurge::NotNeeded,
+            Self::Cached(durable, _) => durable.start_purge(),
         }
     }
 }

@@ -35,6 +35,7 @@ macro_rules! on_every_backend {
         $crate::support::on_every_backend!(@ on_postgres Postgres: $($test,)+);
         $crate::support::on_every_backend!(@ on_pgbouncer PgBouncer: $($test,)+);
         $crate::support::on_every_backend!(@ on_redis Redis: $($test,)+);
+        $crate::support::on_every_backend!(@ on_hybrid Hybrid: $($test,)+);
     };
     (@ $module:ident $backend:ident: $($test:ident,)+) => {
         mod $module {
@@ -55,6 +56,7 @@ macro_rules! on_every_database {
         $crate::support::on_every_backend!(@ transactional_on_sqlite Sqlite: $($test,)+);
         $crate::support::on_every_backend!(@ transactional_on_postgres Postgres: $($test,)+);
         $crate::support::on_every_backend!(@ transactional_on_pgbouncer PgBouncer: $($test,)+);
+        $crate::support::on_every_backend!(@ transactional_on_hybrid Hybrid: $($test,)+);
     };
 }
 pub(crate) use on_every_database;

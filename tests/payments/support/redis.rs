@@ -6,7 +6,7 @@ use uuid::Uuid;
 /// The records of one server. They are left to the server that has them, which forgets them by itself.
 pub(crate) struct Keys {
     url: String,
-    prefix: String,
+    pub(super) prefix: String,
 }
 
 impl Keys {

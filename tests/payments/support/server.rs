@@ -21,6 +21,8 @@ pub(crate) enum Backend {
     /// Postgres behind a PgBouncer of the server's own, in transaction mode.
     PgBouncer,
     Redis,
+    /// Postgres with Redis in front.
+    Hybrid,
     /// A primary of Redis that Sentinels name.
     RedisSentinel,
     RedisCluster,
@@ -30,7 +32,7 @@ impl Backend {
     /// The contracts that can be had there.
     pub(crate) fn contracts(self) -> &'static [Contract] {
         match self {
-            Self::Sqlite | Self::Postgres | Self::PgBouncer => &Contract::ALL,
+            Self::Sqlite | Self::Postgres | Self::PgBouncer | Self::Hybrid => &Contract::ALL,
             Self::Redis | Self::RedisSentinel | Self::RedisCluster => &Contract::LEASED,
         }
     }
@@ -100,6 +102,7 @@ impl Server {
                 Self::start_with(Records::Postgres(Arc::new(Schemas::new())), Some(pooler), contract, args)
             }
             Backend::Redis => Self::start_on_redis(idem_servers::redis_url(), contract, args),
+            Backend::Hybrid => Self::start_behind(&idem_servers::redis_url(), contract, args),
             Backend::RedisSentinel => Self::start_on_redis(idem_servers::redis_sentinel_url(), contract, args),
             Backend::RedisCluster => Self::start_on_redis(idem_servers::redis_cluster_url(), contract, args),
         }
@@ -110,6 +113,13 @@ impl Server {
         let accepts_loss = (contract == Contract::AtMostOnce).then_some("--dangerous-accept-store-loss");
         let args: Vec<&str> = args.iter().copied().chain(accepts_loss).collect();
         Self::start_with(Records::Redis(Keys::new(url)), None, contract, &args)
+    }
+
+    /// The same on Postgres with the Redis at `url` in front.
+    pub(crate) fn start_behind(url: &str, contract: Contract, args: &[&str]) -> Self {
+        let prefix = Keys::new(url.to_owned()).prefix;
+        let args = [&["--cache", url, "--redis-key-prefix", &prefix], args].concat();
+        Self::start_with(Records::Postgres(Arc::new(Schemas::new())), None, contract, &args)
     }
 
     fn start_with(records: Records, pooler: Option<PgBouncer>, contract: Contract, args: &[&str]) -> Self {

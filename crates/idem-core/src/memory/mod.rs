@@ -16,7 +16,8 @@ use crate::machine::{self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOut
 use crate::record::{Checkpoint, Record};
 use crate::record_id::RecordId;
 use crate::store::{
-    Capabilities, Durability, DurableStore, IdempotencyStore, Look, Purge, SettlementListener, StoreError, StoreErrorKind,
+    Capabilities, Durability, DurableStore, IdempotencyStore, Look, Purge, SettlementListener, StoreError,
+    StoreErrorKind,
 };
 
 /// Enough that requests on different cores seldom wait for each other, few enough to walk them all in a purge.

@@ -1,6 +1,4 @@
-use idem_core::{
-    Acquisition, HeaderField, OwnerToken, Settlement, StoredBody, StoredResponse, Term,
-};
+use idem_core::{Acquisition, HeaderField, OwnerToken, Settlement, StoredBody, StoredResponse, Term};
 use idem_testkit::fixture::{self, mismatch_of, repeat_of};
 use proptest::prelude::*;
 
@@ -87,8 +85,7 @@ fn a_settled_record_is_replayed_for_as_long_as_it_is_one() {
 
 #[test]
 fn what_may_run_again_is_in_no_entry() {
-    let retryable =
-        Settlement::FailedRetryable { response: StoredResponse::new(503, ""), retry_after: Duration::ZERO };
+    let retryable = Settlement::FailedRetryable { response: StoredResponse::new(503, ""), retry_after: Duration::ZERO };
     assert_eq!(settled(&retryable).1, None);
     let request = fixture::request();
     let (running, _) = machine::acquire(None, &request, at(50));

@@ -7,9 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use idem_core::memory::{Clock, ManualClock};
-use idem_core::{
-    FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp,
-};
+use idem_core::{FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp};
 
 use super::MemoryFast;
 

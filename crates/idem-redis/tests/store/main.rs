@@ -13,6 +13,7 @@ mod support;
 
 mod data;
 mod expiry;
+mod fast;
 mod hostile;
 mod lost_answers;
 mod memory;

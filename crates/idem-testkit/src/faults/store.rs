@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look, OwnerOutcome,
-    Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look,
+    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
 };
 
 use super::plan::{Fault, Plan, Verb};

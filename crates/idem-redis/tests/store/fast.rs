@@ -1,0 +1,214 @@
+//! The fast store: what it keeps, for how long, and what else may be under its keys.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use idem_core::{FastEntry, FastStore as _, RecordId, SettlementListener, StoreErrorKind, TimeOffset, Timestamp};
+use idem_redis::{RedisConfig, RedisFastStore};
+use idem_servers::{Redis, RedisCluster, Reply, redis_command};
+use idem_testkit::fixture::fresh_id;
+
+use crate::support::{fresh_prefix, ports};
+use crate::world::eventually;
+
+struct World {
+    fast: RedisFastStore,
+    prefix: String,
+    port: u16,
+    offset: TimeOffset,
+}
+
+impl World {
+    fn at(url: &str) -> Self {
+        let (prefix, offset) = (fresh_prefix(), TimeOffset::default());
+        let config = RedisConfig::new(url).key_prefix(&prefix).timeout(Duration::from_secs(10));
+        let fast = RedisFastStore::new(config.time_offset(offset.clone())).unwrap();
+        Self { fast, prefix, port: ports(url)[0], offset }
+    }
+
+    fn shared() -> Self {
+        Self::at(&idem_servers::redis_url())
+    }
+
+    fn key(&self, id: &RecordId) -> String {
+        format!("{}{{{id}}}:fast", self.prefix)
+    }
+
+    fn ask<W: AsRef<[u8]>>(&self, words: &[W]) -> Reply {
+        redis_command(self.port, words).unwrap()
+    }
+
+    async fn now(&self) -> Timestamp {
+        self.fast.look(&fresh_id()).await.unwrap().now
+    }
+
+    async fn entry(&self, id: &RecordId) -> Option<Bytes> {
+        self.fast.look(id).await.unwrap().bytes
+    }
+
+    async fn put(&self, id: &RecordId, rank: u64, bytes: &[u8], life: Duration) {
+        let until = self.now().await.saturating_add(life);
+        let entry = FastEntry { rank, bytes: Bytes::copy_from_slice(bytes), until };
+        self.fast.put(id, &entry).await.unwrap();
+    }
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn an_entry_is_kept_byte_for_byte() {
+    let world = World::shared();
+    let every_byte: Vec<u8> = (0..=u8::MAX).collect();
+    for bytes in [b"".as_slice(), b":", b"7:x", &every_byte, &vec![0xa5; 1 << 20]] {
+        let id = fresh_id();
+        world.put(&id, 3, bytes, MINUTE).await;
+        assert_eq!(world.entry(&id).await.as_deref(), Some(bytes));
+    }
+    assert_eq!(world.entry(&fresh_id()).await, None);
+}
+
+#[tokio::test]
+async fn a_higher_rank_stays_and_every_other_is_replaced() {
+    let world = World::shared();
+    let id = fresh_id();
+    for (rank, bytes, stands) in [
+        (5, "five", "five"),
+        (4, "four", "five"),
+        (5, "five again", "five again"),
+        (u64::from(u32::MAX), "the last lock", "the last lock"),
+        (u64::from(u32::MAX) - 1, "the last lock but one", "the last lock"),
+        (u64::MAX, "settled", "settled"),
+        (u64::from(u32::MAX), "the last lock", "settled"),
+    ] {
+        world.put(&id, rank, bytes.as_bytes(), MINUTE).await;
+        assert_eq!(world.entry(&id).await.as_deref(), Some(stands.as_bytes()), "after {rank}");
+    }
+}
+
+#[tokio::test]
+async fn only_the_rank_that_is_named_is_removed() {
+    let world = World::shared();
+    let id = fresh_id();
+    world.put(&id, u64::from(u32::MAX), b"lock", MINUTE).await;
+    for rank in [0, 1, u64::from(u32::MAX) - 1, u64::MAX] {
+        world.fast.remove(&id, rank).await.unwrap();
+        assert!(world.entry(&id).await.is_some(), "{rank}");
+    }
+    let before = world.now().await;
+    let removed_at = world.fast.remove(&id, u64::from(u32::MAX)).await.unwrap();
+    assert_eq!(world.entry(&id).await, None);
+    assert!(before <= removed_at && removed_at <= world.now().await);
+}
+
+#[tokio::test]
+async fn the_server_forgets_an_entry_at_its_end_and_not_before() {
+    let world = World::shared();
+    let id = fresh_id();
+    let until = world.now().await.saturating_add(MINUTE);
+    world.fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::new(), until }).await.unwrap();
+    let expires_ms = world.ask(&["PEXPIRETIME", &world.key(&id)]).integer().unwrap();
+    let until_ms = (until.unix_micros() + 999) / 1_000;
+    assert_eq!(expires_ms, until_ms);
+    let over = fresh_id();
+    let now = world.now().await;
+    world.fast.put(&over, &FastEntry { rank: 1, bytes: Bytes::new(), until: now }).await.unwrap();
+    assert_eq!(world.entry(&over).await, None, "it was over when it came");
+}
+
+#[tokio::test]
+async fn the_time_that_a_test_moves_is_the_time() {
+    let world = World::shared();
+    let (id, before) = (fresh_id(), world.now().await);
+    world.offset.advance(MINUTE * 60);
+    let after = world.now().await;
+    assert!(after.saturating_duration_since(before) >= MINUTE * 60);
+    world.put(&id, 1, b"", MINUTE).await;
+    let left = world.ask(&["PTTL", &world.key(&id)]).integer().unwrap();
+    assert!((50_000..=60_000).contains(&left), "{left} ms");
+}
+
+#[tokio::test]
+async fn whatever_else_is_under_a_key_is_no_entry_and_is_replaced() {
+    let world = World::shared();
+    let (list, text, digits) = (fresh_id(), fresh_id(), fresh_id());
+    world.ask(&["RPUSH", &world.key(&list), "1:a"]);
+    world.ask(&["SET", &world.key(&text), "no entry"]);
+    world.ask(&["SET", &world.key(&digits), "99999999999999999999999"]);
+    for id in [list, text, digits] {
+        assert_eq!(world.entry(&id).await, None);
+        world.fast.remove(&id, 1).await.unwrap();
+        world.put(&id, 1, b"mine", MINUTE).await;
+        assert_eq!(world.entry(&id).await.as_deref(), Some(b"mine".as_slice()));
+    }
+}
+
+#[tokio::test]
+async fn in_a_cluster_entries_are_where_their_slots_are() {
+    let cluster = RedisCluster::start().unwrap();
+    let world = World::at(&cluster.url());
+    for _ in 0..50 {
+        let id = fresh_id();
+        world.put(&id, 2, b"here", MINUTE).await;
+        assert_eq!(world.entry(&id).await.as_deref(), Some(b"here".as_slice()));
+        world.fast.remove(&id, 2).await.unwrap();
+        assert_eq!(world.entry(&id).await, None);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_an_error_soon_and_found_when_it_comes() {
+    let mut server = Redis::start().unwrap();
+    let url = server.url();
+    server.kill().unwrap();
+    let fast = RedisFastStore::new(RedisConfig::new(&url)).unwrap();
+    let began = Instant::now();
+    let error = fast.look(&fresh_id()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    server.start_again().unwrap();
+    eventually("an answer", async || fast.look(&fresh_id()).await.ok()).await;
+}
+
+#[tokio::test]
+async fn a_server_that_evicts_is_taken() {
+    let server = Redis::start().unwrap();
+    redis_command(server.port(), &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).unwrap();
+    let world = World::at(&server.url());
+    let id = fresh_id();
+    world.put(&id, 1, b"", MINUTE).await;
+    assert!(world.entry(&id).await.is_some());
+}
+
+#[derive(Debug, Default)]
+struct Heard(AtomicUsize);
+
+impl SettlementListener for Heard {
+    fn settled(&self, _: &RecordId) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn removals_are_told_to_other_processes() {
+    let world = World::shared();
+    let config = RedisConfig::new(idem_servers::redis_url()).key_prefix(&world.prefix);
+    let elsewhere = RedisFastStore::new(config).unwrap();
+    let heard = Arc::new(Heard::default());
+    let listener: Arc<dyn SettlementListener> = heard.clone();
+    elsewhere.on_settled(Arc::downgrade(&listener));
+    eventually("a removal is heard of", async || {
+        let id = fresh_id();
+        world.put(&id, 1, b"", MINUTE).await;
+        world.fast.remove(&id, 1).await.unwrap();
+        (heard.0.load(Ordering::SeqCst) > 0).then_some(())
+    })
+    .await;
+}
+
+#[test]
+fn outside_of_a_runtime_it_is_refused() {
+    let error = RedisFastStore::new(RedisConfig::new("redis://127.0.0.1")).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
+}
