@@ -66,6 +66,8 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Model(options) => model::run(&options)?,
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Long { check } => {
+            // Some start the example's processes.
+            command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;
         }

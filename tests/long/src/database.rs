@@ -34,6 +34,21 @@ impl Database {
         Ok(database)
     }
 
+    /// Restarts the server, by force as after a crash, and connects again.
+    pub(crate) async fn restart(self, by_force: bool) -> Result<Self, Error> {
+        let Self { mut server, .. } = self;
+        // Waits for the server, and must not hold up whoever else is on the runtime.
+        let server = tokio::task::spawn_blocking(move || {
+            if by_force { server.kill() } else { server.stop() }?;
+            server.start_again()?;
+            Ok::<_, idem_servers::Error>(server)
+        });
+        let server = server.await??;
+        let options = server.url().parse::<PgConnectOptions>()?;
+        let connection = options.disable_statement_logging().application_name("idem-long").connect().await?;
+        Ok(Self { server, connection })
+    }
+
     pub(crate) fn version(&self) -> &str {
         self.server.version()
     }

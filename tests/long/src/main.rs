@@ -6,6 +6,7 @@
 mod churn;
 mod database;
 mod failover;
+mod front;
 mod growth;
 mod hammer;
 mod hot;
@@ -37,6 +38,10 @@ enum Check {
     Sentinel(failover::Options),
     /// The same in a Redis Cluster, whose slots move and whose primaries are killed or paused in turn.
     Cluster(failover::Options),
+    /// Payments over HTTP on Postgres with Redis in front, which does everything wrong, without and with restarts of Postgres.
+    Front(front::Options),
+    /// How long first requests, replays and duplicates take with Redis in front of Postgres, beside either alone.
+    Latency(front::LatencyOptions),
 }
 
 #[tokio::main]
@@ -48,6 +53,8 @@ async fn main() -> ExitCode {
         Check::Growth(options) => growth::run(&options).await,
         Check::Sentinel(options) => failover::sentinel::run(&options).await,
         Check::Cluster(options) => failover::cluster::run(&options).await,
+        Check::Front(options) => front::run(&options).await,
+        Check::Latency(options) => front::latency(&options).await,
     };
     match passed {
         Ok(Passed(true)) => ExitCode::SUCCESS,
