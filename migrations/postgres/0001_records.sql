@@ -1,3 +1,10 @@
+-- What tells these records from those of every other schema and database.
+CREATE TABLE "idem".idem_identity (
+    identity UUID NOT NULL PRIMARY KEY
+);
+INSERT INTO "idem".idem_identity (identity) VALUES (gen_random_uuid());
+COMMENT ON TABLE "idem".idem_identity IS 'One row: the identity of the records in this schema.';
+
 -- Records of idempotent operations, one row each. Times are microseconds since 1970-01-01T00:00:00Z by the server's
 -- clock; the view idem_records_readable shows them as timestamps.
 --

@@ -1,3 +1,9 @@
+-- What tells this database from every other one.
+CREATE TABLE idem_identity (
+    identity BLOB NOT NULL PRIMARY KEY CHECK (length(identity) = 16)
+) STRICT;
+INSERT INTO idem_identity (identity) VALUES (randomblob(16));
+
 -- Records of idempotent operations, one row each. Times are microseconds since 1970-01-01T00:00:00Z.
 CREATE TABLE idem_records (
     -- SHA-256 or HMAC-SHA-256 over (namespace, scope, key).

@@ -24,6 +24,7 @@ enum Store {
     Redis,
     Postgres,
     Sqlite,
+    Hybrid,
     All,
 }
 
@@ -34,7 +35,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         Some(Store::Redis) => &["idem-redis"],
         Some(Store::Postgres) => &["idem-postgres"],
         Some(Store::Sqlite) => &["idem-sqlite"],
-        Some(Store::All) => &["idem-redis", "idem-postgres", "idem-sqlite"],
+        Some(Store::Hybrid) => &["idem-hybrid"],
+        Some(Store::All) => &["idem-redis", "idem-postgres", "idem-sqlite", "idem-hybrid"],
     };
     let servers = Servers::start()?;
     println!("{} sequences of verbs each", options.cases);

@@ -66,6 +66,10 @@ impl DurableStore for PostgresStore {
         let Seen { now, row, .. } = self.read(*id, None).await?;
         Ok(row.and_then(|row| Look::at(row.record, now)))
     }
+
+    fn identity(&self) -> [u8; 16] {
+        self.shared.identity
+    }
 }
 
 #[async_trait]

@@ -106,6 +106,20 @@ async fn apply(
     }
 }
 
+/// What tells these records from all others.
+pub(crate) async fn identity(connection: &mut PgConnection, schema: &Schema) -> Result<[u8; 16], StoreError> {
+    let what = "read the identity of the schema";
+    // As text, which is read the same way through every proxy.
+    let sql = format!("SELECT replace(identity::TEXT, '-', '') FROM {}.idem_identity", schema.quoted());
+    let found = rows(connection, what, sql).await?;
+    let digits: String = found.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default();
+    let identity = u128::from_str_radix(&digits, 16).map_err(|error| {
+        let message = format!("the table idem_identity of the schema {} is empty; restore its row", schema.quoted());
+        StoreError::new(StoreErrorKind::Misconfigured, message).with_source(error)
+    })?;
+    Ok(identity.to_be_bytes())
+}
+
 /// Refuses a database whose schema is not there or not this version's.
 pub(crate) async fn expect_current(connection: &mut PgConnection, schema: &Schema) -> Result<(), StoreError> {
     let found = newest(connection, schema).await?;

@@ -63,6 +63,7 @@ pub(crate) struct Shared {
     pool: PgPool,
     upkeep: PgPool,
     durability: DurabilityReport,
+    pub(crate) identity: [u8; 16],
 }
 
 impl PostgresStore {
@@ -85,6 +86,7 @@ impl PostgresStore {
         } else {
             migrate::expect_current(&mut connection, &schema).await?;
         }
+        let identity = migrate::identity(&mut connection, &schema).await?;
         let goodbye = connection.close().await;
         goodbye.map_err(|error| store_error("close the first connection", error))?;
         let prelude = prelude(config.statement_timeout, config.lock_timeout);
@@ -117,6 +119,7 @@ impl PostgresStore {
                 pool,
                 upkeep,
                 durability: server.durability,
+                identity,
             }),
         })
     }

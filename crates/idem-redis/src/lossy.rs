@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look, OwnerOutcome,
-    Record, RecordId, Settlement, SettlementListener, StoreError, Term,
+    OwnerToken, Record, RecordId, Settlement, SettlementListener, StoreError, Term,
 };
 
 use crate::store::RedisStore;
@@ -18,6 +18,7 @@ use crate::store::RedisStore;
 #[derive(Debug, Clone)]
 pub struct LossyRedisStore {
     inner: RedisStore,
+    identity: OwnerToken,
 }
 
 impl RedisStore {
@@ -29,7 +30,7 @@ impl RedisStore {
     /// acknowledged: Postgres, SQLite, or Postgres with Redis in front.
     #[must_use]
     pub fn dangerous_accept_store_loss(self) -> LossyRedisStore {
-        LossyRedisStore { inner: self }
+        LossyRedisStore { inner: self, identity: OwnerToken::random() }
     }
 }
 
@@ -37,6 +38,11 @@ impl RedisStore {
 impl DurableStore for LossyRedisStore {
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
         self.inner.look(id).await
+    }
+
+    /// Another one in each process: a copy of what Redis may have lost since is not believed.
+    fn identity(&self) -> [u8; 16] {
+        *self.identity.as_bytes()
     }
 }
 

@@ -38,6 +38,7 @@ pub struct SqliteStore {
     writer: Writer,
     clock: Arc<dyn Clock>,
     durability: Durability,
+    identity: [u8; 16],
 }
 
 /// Opens the first connection. While several processes switch a new file to write-ahead mode, SQLite says that it is
@@ -74,6 +75,11 @@ impl SqliteStore {
         let failed = |error| store_error("open the database", error);
         let mut connection = connect(&options, config.busy_timeout).await?;
         migrate(&mut connection).await?;
+        let identity = sqlx::query("SELECT identity FROM idem_identity").fetch_one(&mut connection).await;
+        let identity: Vec<u8> = identity.and_then(|row| row.try_get(0)).map_err(failed)?;
+        let identity = identity.try_into().map_err(|_| {
+            StoreError::new(StoreErrorKind::Corrupt, "the database has no identity of 16 bytes in idem_identity")
+        })?;
         connection.close().await.map_err(failed)?;
         // A file does not go away as a server does: asking before every use would only take time.
         let readers = SqlitePoolOptions::new().max_connections(READERS).test_before_acquire(false);
@@ -102,6 +108,7 @@ impl SqliteStore {
             writer: Writer::start(options, Arc::clone(&config.clock)),
             clock: config.clock,
             durability,
+            identity,
         })
     }
 
@@ -227,6 +234,10 @@ impl DurableStore for SqliteStore {
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
         let record = self.read(id).await?;
         Ok(record.and_then(|record| Look::at(record, self.clock.now())))
+    }
+
+    fn identity(&self) -> [u8; 16] {
+        self.identity
     }
 }
 

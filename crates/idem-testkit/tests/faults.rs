@@ -198,6 +198,10 @@ impl DurableStore for Flagged {
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
         self.memory.look(id).await
     }
+
+    fn identity(&self) -> [u8; 16] {
+        self.memory.identity()
+    }
 }
 
 #[async_trait]

@@ -13,7 +13,7 @@ mod clock;
 pub use clock::{Clock, ManualClock, SystemClock};
 
 use crate::machine::{self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Settlement, Term};
-use crate::record::{Checkpoint, Record};
+use crate::record::{Checkpoint, OwnerToken, Record};
 use crate::record_id::RecordId;
 use crate::store::{
     Capabilities, Durability, DurableStore, IdempotencyStore, Look, Purge, SettlementListener, StoreError,
@@ -32,6 +32,7 @@ pub struct MemoryStore {
     shards: Box<[Mutex<HashMap<RecordId, Record>>]>,
     records_per_shard: usize,
     clock: Arc<dyn Clock>,
+    identity: OwnerToken,
 }
 
 impl MemoryStore {
@@ -47,7 +48,8 @@ impl MemoryStore {
     #[must_use]
     pub fn with_clock(max_records: NonZeroUsize, clock: Arc<dyn Clock>) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, records_per_shard: max_records.get().div_ceil(SHARDS), clock }
+        let records_per_shard = max_records.get().div_ceil(SHARDS);
+        Self { shards, records_per_shard, clock, identity: OwnerToken::random() }
     }
 
     fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<RecordId, Record>> {
@@ -139,6 +141,10 @@ impl DurableStore for MemoryStore {
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
         let record = self.shard(id).get(id).cloned();
         Ok(record.and_then(|record| Look::at(record, self.clock.now())))
+    }
+
+    fn identity(&self) -> [u8; 16] {
+        *self.identity.as_bytes()
     }
 }
 

@@ -111,6 +111,10 @@ pub trait DurableStore: IdempotencyStore {
     /// # Errors
     /// [`StoreError`] when the store could not answer.
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError>;
+
+    /// What tells this store's records from those of every other store: the same in all processes that share them. A copy
+    /// that was made of another store's record is none of this one's.
+    fn identity(&self) -> [u8; 16];
 }
 
 /// A record, and how long it is one.

@@ -212,3 +212,26 @@ fn outside_of_a_runtime_it_is_refused() {
     let error = RedisFastStore::new(RedisConfig::new("redis://127.0.0.1")).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
 }
+
+/// As the README says.
+#[tokio::test]
+async fn a_user_with_the_permissions_of_the_documentation_is_enough() {
+    let server = Redis::start().unwrap();
+    let rules = "ACL SETUSER app on >pw resetkeys ~idem:{* resetchannels &idem:{settled} -@all +role +ping +time +evalsha \
+                 +eval +del +publish +subscribe +get +getrange +set";
+    redis_command(server.port(), &rules.split_whitespace().collect::<Vec<_>>()).unwrap();
+    let fast = RedisFastStore::new(RedisConfig::new(format!("redis://app:pw@127.0.0.1:{}", server.port()))).unwrap();
+    let heard = Arc::new(Heard::default());
+    let listener: Arc<dyn SettlementListener> = heard.clone();
+    fast.on_settled(Arc::downgrade(&listener));
+    eventually("a removal is heard of", async || {
+        let id = fresh_id();
+        let until = fast.look(&id).await.unwrap().now.saturating_add(MINUTE);
+        fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::from_static(b"x"), until }).await.unwrap();
+        assert_eq!(fast.look(&id).await.unwrap().bytes.as_deref(), Some(b"x".as_slice()));
+        fast.remove(&id, 1).await.unwrap();
+        assert_eq!(fast.look(&id).await.unwrap().bytes, None);
+        (heard.0.load(Ordering::SeqCst) > 0).then_some(())
+    })
+    .await;
+}

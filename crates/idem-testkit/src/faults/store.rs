@@ -130,6 +130,10 @@ impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
         self.plan.call(Verb::Look, self.inner.look(id)).await
     }
+
+    fn identity(&self) -> [u8; 16] {
+        self.inner.identity()
+    }
 }
 
 #[async_trait]
