@@ -14,6 +14,9 @@ local function text(time)
   return string.format('%.0f', time)
 end
 
+-- The highest rank, of 64 bits.
+local HIGHEST = 18446744073709551615
+
 -- The rank of the entry that is there; nil when there is none.
 local function rank()
   -- Somebody may have put a list there.
@@ -21,5 +24,12 @@ local function rank()
   if type(beginning) ~= 'string' then
     return nil
   end
-  return tonumber(string.match(beginning, '^(%d+):'))
+  local digits = string.match(beginning, '^(%d+):')
+  local there = digits and tonumber(digits)
+  return there and there <= HIGHEST and there or nil
+end
+
+-- Tells whoever listens that a run has ended. Without permission to publish, whoever waits looks from time to time.
+local function tell(channel, record)
+  redis.pcall('PUBLISH', channel, record)
 end

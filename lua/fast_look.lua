@@ -5,5 +5,9 @@
 --
 -- Returns the time and the string, or false in its place.
 
-local there = redis.pcall('GET', KEY)
-return { text(NOW), type(there) == 'string' and there }
+-- No entry is that long, and to send it would keep everybody else waiting.
+local LONGEST = 67108864
+
+local length = redis.pcall('STRLEN', KEY)
+local there = type(length) == 'number' and length <= LONGEST and redis.call('GET', KEY)
+return { text(NOW), there }

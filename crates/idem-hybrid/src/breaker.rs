@@ -19,11 +19,18 @@ const FAILURES: u32 = 5;
 const FIRST: Duration = Duration::from_secs(1);
 const LAST: Duration = Duration::from_secs(10);
 
-/// Opens when the fast store fails, and lets somebody try again after a while.
+/// Opens when the fast store fails, and lets one caller at a time try again after a while.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     machine: StateMachine<ConsecutiveFailures<Exponential>, Watch>,
     watch: Watch,
+}
+
+/// The permission for one call. Dropped without a word, the call has neither succeeded nor failed.
+#[derive(Debug)]
+pub(crate) struct Permit<'a> {
+    breaker: &'a Breaker,
+    tries: bool,
 }
 
 /// What happens to the breaker.
@@ -35,6 +42,7 @@ struct Watched {
     opened: Counter,
     skipped: Counter,
     is_open: AtomicBool,
+    is_being_tried: AtomicBool,
 }
 
 impl Breaker {
@@ -44,16 +52,17 @@ impl Breaker {
         Self { machine: Config::new().failure_policy(policy).instrument(watch.clone()).build(), watch }
     }
 
-    pub(crate) fn permits(&self) -> bool {
-        self.machine.is_call_permitted()
-    }
-
-    pub(crate) fn succeeded(&self) {
-        self.machine.on_success();
-    }
-
-    pub(crate) fn failed(&self) {
-        self.machine.on_error();
+    /// `None` while it is open, and while somebody else tries.
+    pub(crate) fn permit(&self) -> Option<Permit<'_>> {
+        if !self.machine.is_call_permitted() {
+            return None;
+        }
+        let tries = self.is_open();
+        if tries && self.watch.0.is_being_tried.swap(true, Ordering::AcqRel) {
+            self.watch.0.skipped.count();
+            return None;
+        }
+        Some(Permit { breaker: self, tries })
     }
 
     pub(crate) fn opened(&self) -> u64 {
@@ -64,8 +73,27 @@ impl Breaker {
         self.watch.0.skipped.total()
     }
 
+    /// Whether it is open, or being tried.
     pub(crate) fn is_open(&self) -> bool {
-        self.watch.0.is_open.load(Ordering::Relaxed)
+        self.watch.0.is_open.load(Ordering::Acquire)
+    }
+}
+
+impl Permit<'_> {
+    pub(crate) fn succeeded(self) {
+        self.breaker.machine.on_success();
+    }
+
+    pub(crate) fn failed(self) {
+        self.breaker.machine.on_error();
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        if self.tries {
+            self.breaker.watch.0.is_being_tried.store(false, Ordering::Release);
+        }
     }
 }
 
@@ -75,8 +103,8 @@ impl Instrument for Watch {
     }
 
     fn on_open(&self) {
-        self.0.opened.count();
-        if !self.0.is_open.swap(true, Ordering::Relaxed) {
+        if !self.0.is_open.swap(true, Ordering::AcqRel) {
+            self.0.opened.count();
             tracing::warn!("the fast store fails, so the durable one is asked alone");
         }
     }
@@ -84,7 +112,7 @@ impl Instrument for Watch {
     fn on_half_open(&self) {}
 
     fn on_closed(&self) {
-        if self.0.is_open.swap(false, Ordering::Relaxed) {
+        if self.0.is_open.swap(false, Ordering::AcqRel) {
             tracing::info!("the fast store answers again");
         }
     }

@@ -34,19 +34,20 @@ impl HybridConfig {
         self
     }
 
-    /// Replays nothing while the durable store fails. Default: what the fast store has is replayed all the same, since a
-    /// settled record does not change; only what needs a decision is refused.
+    /// Replays nothing while the durable store does not answer, as far as this process has noticed: a process that is asked
+    /// for nothing but replays does not ask it. Default: what the fast store has is replayed all the same, since a settled
+    /// record does not change; only what needs a decision is refused.
     #[must_use]
     pub fn without_replays_while_durable_fails(mut self) -> Self {
         self.replays_while_durable_fails = false;
         self
     }
 
-    /// How long the fast store is waited for, each time it is asked. Default 200 ms: twice the timeout of a
+    /// How long the fast store is waited for, each time it is asked, at least 1 ms. Default 200 ms: twice the timeout of a
     /// `RedisFastStore`, which should notice by itself that its server does not answer.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+        self.patience = patience.max(Duration::from_millis(1));
         self
     }
 }

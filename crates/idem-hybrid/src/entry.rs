@@ -10,16 +10,18 @@ use idem_core::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// What every entry begins with: who wrote it, and in which form. Then comes a digest of what it says and of whom.
+/// What every entry begins with: who wrote it, and in which form; another form is another number here. Then comes a digest
+/// of what it says, and of whose record.
 const MAGIC: &[u8] = b"idem\x01";
 const DIGEST: usize = 32;
 
-/// A record, and until when it may be believed.
+/// A record, and from when until when it may be believed, by the fast store's clock: one that was set back since is not.
 ///
 /// A lock is a record in progress whose times are those of the fast store. A settled one is a copy of what the durable
 /// store had, whose times it keeps.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
+    since: Timestamp,
     until: Timestamp,
     record: Record,
 }
@@ -45,13 +47,13 @@ impl Entry {
             expires_at: until,
             state: running,
         };
-        Self { until, record }
+        Self { since: seen_at, until, record }
     }
 
     /// A copy of a record, if it is settled for good. `seen_at` is a time of the fast store from before the look.
     pub(crate) fn settled(look: Look, seen_at: Timestamp) -> Option<Self> {
         let until = seen_at.saturating_add(look.remaining);
-        look.record.replay().map(|_| Self { until, record: look.record })
+        look.record.replay().map(|_| Self { since: seen_at, until, record: look.record })
     }
 
     /// The same lock for longer, unless it is over: its key may belong to another request by then.
@@ -63,7 +65,8 @@ impl Entry {
         let Self { record, .. } = self;
         let State::InProgress { acquisition, takeover, .. } = record.state else { return None };
         let state = State::InProgress { lease_until: until, acquisition, takeover };
-        (record.attempt == lease.attempt).then(|| Self { until, record: Record { expires_at: until, state, ..record } })
+        let record = Record { expires_at: until, state, ..record };
+        (record.attempt == lease.attempt).then_some(Self { since: seen_at, until, record })
     }
 
     pub(crate) fn is_lock(&self) -> bool {
@@ -72,14 +75,18 @@ impl Entry {
 
     /// Whether it is the lock of this owner and not over.
     pub(crate) fn holds_for(&self, owner: &OwnerToken, now: Timestamp) -> bool {
-        self.is_lock() && self.record.owner == *owner && now < self.until
+        self.is_lock() && self.record.owner == *owner && self.holds(now)
+    }
+
+    fn holds(&self, now: Timestamp) -> bool {
+        self.since <= now && now < self.until
     }
 
     /// What the state machine answers, as far as this is enough to go by: somebody else runs it, or it is settled.
     /// Everything else is for the durable store to say. So is a mismatch with a lock, since it ends a client's repeats: the
     /// run may have been rolled back.
     pub(crate) fn answer(&self, request: &Acquire, now: Timestamp) -> Option<AcquireOutcome> {
-        if now >= self.until {
+        if !self.holds(now) {
             return None;
         }
         let decided_at = if self.is_lock() { now } else { self.record.updated_at };
@@ -92,27 +99,30 @@ impl Entry {
     }
 
     /// As the fast store takes it.
-    pub(crate) fn encode(&self, id: &RecordId) -> Option<FastEntry> {
+    pub(crate) fn encode(&self, store: &[u8; 16], id: &RecordId) -> Option<FastEntry> {
         let flat = FlatRecord::from(&self.record);
-        let form = postcard::to_allocvec(&Form::of(&flat, self.until)).ok()?;
+        let form = postcard::to_allocvec(&Form::of(&flat, self)).ok()?;
         let mut bytes = Vec::with_capacity(MAGIC.len() + DIGEST + form.len());
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&digest(id, &form));
+        bytes.extend_from_slice(&digest(store, id, &form));
         bytes.extend_from_slice(&form);
         let rank = if self.is_lock() { lock_rank(self.record.attempt) } else { SETTLED };
-        Some(FastEntry { rank, bytes: bytes.into(), until: self.until })
+        Some(FastEntry { rank, bytes: bytes.into(), until: self.until, is_end: !self.is_lock() })
     }
 
-    /// As it was put there for this record; `None` for everything else.
-    pub(crate) fn decode(id: &RecordId, bytes: &Bytes) -> Option<Self> {
+    /// As it was put there for this record of this store; `None` for everything else.
+    pub(crate) fn decode(store: &[u8; 16], id: &RecordId, bytes: &Bytes) -> Option<Self> {
         let (expected, form) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST)?;
-        if expected != digest(id, form) {
+        if expected != digest(store, id, form) {
             return None;
         }
-        let form: Form<'_> = postcard::from_bytes(form).ok()?;
-        let until = Timestamp::from_unix_micros(form.until);
+        let (form, rest) = postcard::take_from_bytes::<Form<'_>>(form).ok()?;
+        if !rest.is_empty() {
+            return None;
+        }
+        let [since, until] = [form.since, form.until].map(Timestamp::from_unix_micros);
         let record = Record::try_from(form.into_flat(bytes)).ok()?;
-        Some(Self { until, record })
+        Some(Self { since, until, record })
     }
 }
 
@@ -124,10 +134,11 @@ pub(crate) fn lock_rank(attempt: u32) -> u64 {
     u64::from(attempt)
 }
 
-fn digest(id: &RecordId, form: &[u8]) -> [u8; DIGEST] {
+fn digest(store: &[u8; 16], id: &RecordId, form: &[u8]) -> [u8; DIGEST] {
     let mut digest = Sha256::new();
     // The only part whose length varies comes last.
     digest.update(MAGIC);
+    digest.update(store);
     digest.update(id.as_bytes());
     digest.update(form);
     digest.finalize().into()
@@ -136,6 +147,7 @@ fn digest(id: &RecordId, form: &[u8]) -> [u8; DIGEST] {
 /// The form of an entry. A checkpoint and the time of a next attempt are not in it: whoever has one is in no entry.
 #[derive(Serialize, Deserialize)]
 struct Form<'a> {
+    since: i64,
     until: i64,
     format: i64,
     fingerprint_algorithm: i64,
@@ -159,9 +171,10 @@ struct Form<'a> {
 }
 
 impl<'a> Form<'a> {
-    fn of(flat: &'a FlatRecord, until: Timestamp) -> Self {
+    fn of(flat: &'a FlatRecord, entry: &Entry) -> Self {
         Self {
-            until: until.unix_micros(),
+            since: entry.since.unix_micros(),
+            until: entry.until.unix_micros(),
             format: flat.format,
             fingerprint_algorithm: flat.fingerprint_algorithm,
             fingerprint: serde_bytes::Bytes::new(&flat.fingerprint),

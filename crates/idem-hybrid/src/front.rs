@@ -15,6 +15,8 @@ use crate::metrics::{Counter, HybridMetrics};
 #[derive(Debug)]
 pub(crate) struct Front {
     fast: Arc<dyn FastStore>,
+    /// Of the durable store, whose records the entries are about.
+    identity: [u8; 16],
     patience: Duration,
     breaker: Breaker,
     replays: Counter,
@@ -31,9 +33,10 @@ pub(crate) struct Sight {
 }
 
 impl Front {
-    pub(crate) fn new(fast: Arc<dyn FastStore>, patience: Duration) -> Self {
+    pub(crate) fn new(fast: Arc<dyn FastStore>, identity: [u8; 16], patience: Duration) -> Self {
         Self {
             fast,
+            identity,
             patience,
             breaker: Breaker::new(),
             replays: Counter::default(),
@@ -47,7 +50,7 @@ impl Front {
     pub(crate) async fn look(&self, id: &RecordId) -> Option<Sight> {
         let look = self.ask(self.fast.look(id)).await?;
         let entry = look.bytes.and_then(|bytes| {
-            let entry = Entry::decode(id, &bytes);
+            let entry = Entry::decode(&self.identity, id, &bytes);
             if entry.is_none() {
                 self.unreadable.count();
             }
@@ -56,10 +59,11 @@ impl Front {
         Some(Sight { now: look.now, entry })
     }
 
-    /// Whether the entry is there now.
+    /// Puts the entry in place, unless a more important one is there. `false` when neither may be there now, or it was over
+    /// when it came.
     pub(crate) async fn put(&self, id: &RecordId, entry: &Entry) -> bool {
-        let Some(entry) = entry.encode(id) else { return false };
-        self.ask(self.fast.put(id, &entry)).await.is_some()
+        let Some(entry) = entry.encode(&self.identity, id) else { return false };
+        self.ask(self.fast.put(id, &entry)).await.is_some_and(|now| now < entry.until)
     }
 
     /// Removes the lock of an attempt, and says what time it was then; `None` when it may still be there.
@@ -72,21 +76,24 @@ impl Front {
         self.bounded(self.fast.look(id)).await.map(|_| ())
     }
 
+    /// Whether it is of use to prepare anything for the store.
+    pub(crate) fn answers(&self) -> bool {
+        !self.breaker.is_open()
+    }
+
     pub(crate) fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
         self.fast.on_settled(listener);
     }
 
     async fn ask<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Option<T> {
-        if !self.breaker.permits() {
-            return None;
-        }
+        let permit = self.breaker.permit()?;
         match self.bounded(verb).await {
             Ok(answer) => {
-                self.breaker.succeeded();
+                permit.succeeded();
                 Some(answer)
             }
             Err(error) => {
-                self.breaker.failed();
+                permit.failed();
                 self.failures.count();
                 tracing::debug!(error = &error as &dyn std::error::Error, "the fast store failed");
                 None

@@ -12,17 +12,17 @@ pub struct HybridMetrics {
     pub fast_in_progress: u64,
     /// Repeats that got the settled record from the durable store.
     pub durable_replays: u64,
-    /// Duplicates that the durable store turned away.
+    /// Duplicates that the durable store turned away, each time that they asked.
     pub durable_in_progress: u64,
-    /// Times that the fast store failed, or was too slow.
+    /// Times that the fast store failed, or was too slow, whoever asked it for whatever.
     pub fast_failures: u64,
     /// Times that the fast store was not asked, since it had failed before.
     pub fast_skipped: u64,
     /// Entries that were no such.
     pub unreadable: u64,
-    /// Times that the breaker opened.
+    /// Times that the breaker opened after it had been closed.
     pub opened: u64,
-    /// Whether the breaker is open now.
+    /// Whether the breaker is open. It is until the fast store has answered somebody who tried.
     pub is_open: bool,
 }
 

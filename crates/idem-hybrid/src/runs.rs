@@ -1,4 +1,4 @@
-//! When a run was asked for.
+//! The runs that were asked for in this process.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,53 +13,68 @@ const MOST: usize = 100_000;
 /// Longer than anybody holds a lease.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
-/// When each owner asked for its run first. An acquire may be repeated, because its answer was lost, and does not begin the
-/// lease anew; a lock that is put then has to end with the lease that began before.
+/// When each owner asked for its run first, until the run has ended. An acquire may be repeated, because its answer was
+/// lost, and does not begin the lease anew; a lock that is put then has to end with the lease that began before.
 #[derive(Debug, Default)]
-pub(crate) struct Runs(Mutex<HashMap<(RecordId, OwnerToken), Asked>>);
+pub(crate) struct Runs(Mutex<HashMap<(RecordId, OwnerToken), Run>>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
-    /// By the fast store's clock; `None` if that did not answer.
+pub(crate) struct Run {
+    /// When it was asked for, or its lease was renewed, by the fast store's clock; `None` if that did not answer.
     pub(crate) at: Option<Timestamp>,
     pub(crate) lease: Duration,
     /// Whether it was the first time.
     pub(crate) is_new: bool,
+    /// The attempt whose lock was put.
+    pub(crate) locked: Option<u32>,
 }
 
 impl Runs {
-    fn known(&self) -> MutexGuard<'_, HashMap<(RecordId, OwnerToken), Asked>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<(RecordId, OwnerToken), Run>> {
         // Every change is one step on one entry, so a panic leaves the map whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Remembers that somebody asks, and says when that was first.
-    pub(crate) fn ask(&self, request: &Acquire, at: Option<Timestamp>) -> Asked {
+    pub(crate) fn ask(&self, request: &Acquire, at: Option<Timestamp>) -> Run {
         let mut known = self.known();
         if known.len() >= MOST {
             let is_recent = |then: Timestamp| at.is_some_and(|now| now.saturating_duration_since(then) < LONGEST);
-            known.retain(|_, asked| asked.at.is_some_and(is_recent));
-            if known.len() >= MOST {
+            known.retain(|_, run| run.at.is_some_and(is_recent));
+            // Else all of them would be looked through again and again.
+            if known.len() > MOST / 2 {
                 known.clear();
             }
         }
-        let now = Asked { at, lease: request.term.lease, is_new: true };
+        let now = Run { at, lease: request.term.lease, is_new: true, locked: None };
         match known.entry((request.id, request.owner)) {
-            Entry::Occupied(first) => Asked { is_new: false, ..*first.get() },
+            Entry::Occupied(first) => Run { is_new: false, ..*first.get() },
             Entry::Vacant(place) => *place.insert(now),
         }
     }
 
-    /// The lease lasts for `lease` from this time on.
-    pub(crate) fn renew(&self, id: &RecordId, owner: &OwnerToken, at: Option<Timestamp>, lease: Duration) {
-        if let Some(asked) = self.known().get_mut(&(*id, *owner)) {
-            *asked = Asked { at, lease, is_new: false };
+    pub(crate) fn knows(&self, id: &RecordId, owner: &OwnerToken) -> bool {
+        self.known().contains_key(&(*id, *owner))
+    }
+
+    /// The lock of this attempt is about to be put.
+    pub(crate) fn lock(&self, id: &RecordId, owner: &OwnerToken, attempt: u32) {
+        if let Some(run) = self.known().get_mut(&(*id, *owner)) {
+            run.locked = Some(attempt);
         }
     }
 
+    /// The lease lasts for `lease` from this time on. `false` when the run has ended meanwhile, or is not known.
+    pub(crate) fn renew(&self, id: &RecordId, owner: &OwnerToken, at: Option<Timestamp>, lease: Duration) -> bool {
+        let mut known = self.known();
+        let Some(run) = known.get_mut(&(*id, *owner)) else { return false };
+        *run = Run { at, lease, ..*run };
+        true
+    }
+
     /// The run has ended, or never was.
-    pub(crate) fn forget(&self, id: &RecordId, owner: &OwnerToken) {
-        self.known().remove(&(*id, *owner));
+    pub(crate) fn forget(&self, id: &RecordId, owner: &OwnerToken) -> Option<Run> {
+        self.known().remove(&(*id, *owner))
     }
 }
 
@@ -76,8 +91,12 @@ mod tests {
         assert_eq!(runs.ask(&request, at(1)).at, at(1));
         assert_eq!(runs.ask(&request, at(2)).at, at(1));
         assert_eq!(runs.ask(&repeat_of(&request), at(2)).at, at(2));
-        runs.forget(&request.id, &request.owner);
-        assert_eq!(runs.ask(&request, at(3)).at, at(3));
+        assert!(runs.renew(&request.id, &request.owner, at(3), LONGEST));
+        assert_eq!(runs.ask(&request, at(4)).at, at(3));
+        runs.lock(&request.id, &request.owner, 7);
+        assert_eq!(runs.forget(&request.id, &request.owner).unwrap().locked, Some(7));
+        assert!(!runs.renew(&request.id, &request.owner, at(5), LONGEST));
+        assert_eq!(runs.ask(&request, at(6)).at, at(6));
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! The store: the fast one is asked first, and the durable one decides.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, FastStore, IdempotencyStore, Lease, Look,
-    OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError, Term, Timestamp,
-    TransactionalStore,
+    OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind, Term,
+    Timestamp, TransactionalStore,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -19,18 +20,18 @@ use crate::config::HybridConfig;
 use crate::entry::Entry;
 use crate::front::{Front, Sight};
 use crate::metrics::{Counter, HybridMetrics};
-use crate::runs::{Asked, Runs};
+use crate::runs::{Run, Runs};
 use crate::transaction::HybridTransaction;
 
 /// How long the lock of a transaction lasts that needs no lease: its key is free as soon as its process dies, and nobody
 /// should be turned away for much longer. Most transactions end sooner; for the others, the durable store has to be asked.
 const TRANSACTION_LOCK: Duration = Duration::from_secs(1);
 
-/// How many records are brought up to date in the fast store at once, behind the callers' backs. What is too much is left
-/// to whoever misses it.
+/// How many things are done for the fast store at once behind the callers' backs. What is too much is left to whoever
+/// misses a copy, and to the end of a lock.
 const BEHIND: usize = 1024;
 
-/// The pauses between tries to do so: as long as the default lease in all, after which a lock is over by itself.
+/// The pauses between tries to remove a lock: as long as the default lease in all, after which it is over by itself.
 const PAUSES: [Duration; 5] = [
     Duration::from_secs(1),
     Duration::from_secs(2),
@@ -57,6 +58,8 @@ pub(crate) struct Shared<D: ?Sized> {
     durable_in_progress: Counter,
     runs: Runs,
     behind: Arc<Semaphore>,
+    /// Records whose copies are on their way.
+    copying: Mutex<HashSet<RecordId>>,
     durable: Arc<D>,
 }
 
@@ -82,13 +85,14 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
     #[must_use]
     pub fn new(durable: Arc<D>, fast: Arc<dyn FastStore>, config: HybridConfig) -> Self {
         let shared = Shared {
-            front: Front::new(fast, config.patience),
+            front: Front::new(fast, durable.identity(), config.patience),
             config,
             durable_fails: AtomicBool::new(false),
             durable_replays: Counter::default(),
             durable_in_progress: Counter::default(),
             runs: Runs::default(),
             behind: Arc::new(Semaphore::new(BEHIND)),
+            copying: Mutex::default(),
             durable,
         };
         Self { shared: Arc::new(shared) }
@@ -130,7 +134,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     async fn ask(&self, request: &Acquire) -> Answer {
         let Some(sight) = self.front.look(&request.id).await else { return Answer::Undecided(None) };
         match sight.answer(request) {
-            Some(outcome) if self.may_answer(&sight) => {
+            Some(outcome) if self.may_answer(request, &sight) => {
                 self.front.answered(&outcome);
                 Answer::Given(outcome)
             }
@@ -138,9 +142,10 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    fn may_answer(&self, sight: &Sight) -> bool {
+    fn may_answer(&self, request: &Acquire, sight: &Sight) -> bool {
         if sight.entry.as_ref().is_some_and(Entry::is_lock) {
-            return self.config.locks;
+            // Whoever asks again, because an answer was lost, may own the record by now: the lock of another run is old.
+            return self.config.locks && !self.runs.knows(&request.id, &request.owner);
         }
         let may_replay = self.config.replays_while_durable_fails || !self.durable_fails.load(Ordering::Relaxed);
         self.config.caches && may_replay
@@ -148,30 +153,63 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Asks the durable store, and keeps in mind whether it answers.
     pub(crate) async fn decide<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        let mut asking = Asking { fails: &self.durable_fails, answer: None };
         let answer = verb.await;
-        self.durable_fails.store(answer.is_err(), Ordering::Relaxed);
+        let is_away =
+            |error: &StoreError| matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout);
+        asking.answer = Some(answer.as_ref().is_err_and(is_away));
+        answer
+    }
+
+    /// Asks the durable store for a run. Without an answer, it may have begun.
+    async fn admit<T>(
+        &self,
+        request: &Acquire,
+        verb: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let answer = self.decide(verb).await;
+        if answer.as_ref().is_err_and(|error| !error.is_indeterminate()) {
+            self.runs.forget(&request.id, &request.owner);
+        }
         answer
     }
 
     /// Puts the lock of a run in place. It lasts as long as the lease, and `at_most` as long as said.
-    async fn lock(&self, request: &Acquire, lease: &Lease, asked: Asked, at_most: Duration) {
-        if let Some(asked_at) = asked.at.filter(|_| self.config.locks) {
-            let entry = Entry::lock(request, lease, asked_at, asked.lease.min(at_most));
+    async fn lock(&self, request: &Acquire, lease: &Lease, run: Run, at_most: Duration) {
+        if let Some(asked_at) = run.at.filter(|_| self.config.locks) {
+            self.runs.lock(&lease.id, &lease.owner, lease.attempt);
+            let entry = Entry::lock(request, lease, asked_at, run.lease.min(at_most));
             self.front.put(&request.id, &entry).await;
         }
     }
 
+    /// Lets the lock of a run last as long as its lease, which was renewed after `sight`.
+    async fn relock(self: &Arc<Self>, lease: &Lease, sight: Option<Sight>, lasts: Duration) {
+        let seen_at = sight.as_ref().map(|sight| sight.now);
+        if !self.runs.renew(&lease.id, &lease.owner, seen_at, lasts) {
+            return;
+        }
+        let entry = sight.and_then(|Sight { now, entry }| entry?.renewed(lease, now, lasts));
+        if let Some(entry) = entry {
+            self.front.put(&lease.id, &entry).await;
+            // The run may have ended meanwhile, and its lock have been removed before this one came.
+            if !self.runs.knows(&lease.id, &lease.owner) {
+                self.unlock(lease.id, lease.attempt, true).await;
+            }
+        }
+    }
+
     /// Keeps what the durable store answered to somebody who does not run.
-    fn learn(self: &Arc<Self>, request: &Acquire, outcome: &AcquireOutcome, asked: Asked, seen_at: Option<Timestamp>) {
+    fn learn(self: &Arc<Self>, request: &Acquire, outcome: &AcquireOutcome, run: Run, seen_at: Option<Timestamp>) {
         // An owner that asks for something else does not lose what it has.
-        if asked.is_new || !matches!(outcome, AcquireOutcome::Mismatch { .. }) {
+        if run.is_new || !matches!(outcome, AcquireOutcome::Mismatch { .. }) {
             self.runs.forget(&request.id, &request.owner);
         }
         match outcome {
             AcquireOutcome::Replay(_) => {
                 self.durable_replays.count();
-                if self.config.caches {
-                    self.catch_up(request.id, seen_at, None, true);
+                if let Some(seen_at) = seen_at.filter(|_| self.config.caches) {
+                    self.copy_behind(request.id, seen_at);
                 }
             }
             AcquireOutcome::InProgress { .. } => self.durable_in_progress.count(),
@@ -179,63 +217,119 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Lets the fast store know that a run has ended. The lock of whoever has lost its lease is over, or is another's.
+    /// Lets the fast store know that a run has ended, before anybody is answered: a copy takes the place of its lock, or
+    /// nothing does. The lock of whoever has lost its lease is over, or is another's.
     pub(crate) async fn ended(self: &Arc<Self>, lease: &Lease, settlement: &Settlement, outcome: OwnerOutcome) {
-        self.runs.forget(&lease.id, &lease.owner);
+        let run = self.runs.forget(&lease.id, &lease.owner);
         if outcome == OwnerOutcome::LeaseLost {
             return;
         }
-        let seen_at = self.front.unlock(&lease.id, lease.attempt).await;
+        let locked = run.and_then(|run| run.locked);
+        let attempt = locked.unwrap_or(lease.attempt);
         let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
-        let copies = is_final && self.config.caches;
-        if copies || (seen_at.is_none() && self.config.locks) {
-            self.catch_up(lease.id, seen_at, Some(lease.attempt), copies);
+        if is_final && self.config.caches {
+            // Any time from before the look will do.
+            let seen_at = match run.and_then(|run| run.at) {
+                Some(asked_at) => Some(asked_at),
+                None => self.front.unlock(&lease.id, attempt).await,
+            };
+            if let Some(seen_at) = seen_at
+                && self.copy(&lease.id, seen_at).await
+            {
+                return;
+            }
+        }
+        self.unlock(lease.id, attempt, locked.is_some()).await;
+    }
+
+    /// The run of a transaction that was dropped has ended.
+    pub(crate) fn dropped(self: &Arc<Self>, lease: &Lease) {
+        let run = self.runs.forget(&lease.id, &lease.owner);
+        if let Some(attempt) = run.and_then(|run| run.locked) {
+            let (shared, id) = (Arc::clone(self), lease.id);
+            self.behind(async move { shared.unlock(id, attempt, true).await });
         }
     }
 
-    /// The run's lock shall go, behind the caller's back.
-    pub(crate) fn unlock_behind(self: &Arc<Self>, lease: &Lease) {
-        self.runs.forget(&lease.id, &lease.owner);
-        if self.config.locks {
-            self.catch_up(lease.id, None, Some(lease.attempt), false);
-        }
-    }
-
-    /// Brings the fast store up to date behind the caller's back: without the lock of `attempt`, and, where it `copies`,
-    /// with a copy of the settled record. `seen_at` is when the lock was removed, if it was.
-    fn catch_up(self: &Arc<Self>, id: RecordId, seen_at: Option<Timestamp>, attempt: Option<u32>, copies: bool) {
-        let (Ok(place), Ok(runtime)) = (Arc::clone(&self.behind).try_acquire_owned(), Handle::try_current()) else {
+    /// Removes a lock; if it `is_there`, and the fast store cannot be told, it is told later.
+    async fn unlock(self: &Arc<Self>, id: RecordId, attempt: u32, is_there: bool) {
+        if self.front.unlock(&id, attempt).await.is_some() || !is_there {
             return;
-        };
+        }
         let shared = Arc::clone(self);
-        runtime.spawn(async move {
-            let _place = place;
-            let mut seen_at = seen_at;
-            let mut pauses = PAUSES.into_iter();
-            loop {
-                seen_at = match (seen_at, attempt) {
-                    (None, Some(attempt)) => shared.front.unlock(&id, attempt).await,
-                    (seen_at, _) => seen_at,
-                };
-                match seen_at {
-                    Some(_) if !copies => return,
-                    Some(seen_at) if shared.copy(&id, seen_at).await => return,
-                    _ => {}
-                }
-                // Whoever only missed a copy will miss it again.
-                let Some(pause) = pauses.next().filter(|_| attempt.is_some()) else { return };
+        self.behind(async move {
+            for pause in PAUSES {
                 tokio::time::sleep(pause).await;
+                if shared.front.unlock(&id, attempt).await.is_some() {
+                    return;
+                }
             }
         });
     }
 
-    /// Puts a copy of the record in place if it is settled; `false` when it should be tried again.
+    /// Writes back what was missed; once for all who miss it at once.
+    fn copy_behind(self: &Arc<Self>, id: RecordId, seen_at: Timestamp) {
+        if !self.copying().insert(id) {
+            return;
+        }
+        let copying = Copying { shared: Arc::clone(self), id };
+        // Where there is no place for it, it is dropped.
+        self.behind(async move {
+            copying.shared.copy(&id, seen_at).await;
+        });
+    }
+
+    /// Puts a copy of the record in place if it is settled for good. `seen_at` is a time from before. `false` when there
+    /// may be none.
     async fn copy(&self, id: &RecordId, seen_at: Timestamp) -> bool {
-        let Ok(look) = self.decide(self.durable.look(id)).await else { return false };
+        if !self.front.answers() {
+            return false;
+        }
+        let look = self.decide(self.durable.look(id));
+        let Ok(Ok(look)) = tokio::time::timeout(self.config.patience, look).await else { return false };
         match look.and_then(|look| Entry::settled(look, seen_at)) {
             Some(entry) => self.front.put(id, &entry).await,
-            None => true,
+            None => false,
         }
+    }
+
+    /// Does something behind the callers' backs, if there is room for it.
+    fn behind(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if let (Ok(place), Ok(runtime)) = (Arc::clone(&self.behind).try_acquire_owned(), Handle::try_current()) {
+            runtime.spawn(async move {
+                work.await;
+                drop(place);
+            });
+        }
+    }
+
+    fn copying(&self) -> MutexGuard<'_, HashSet<RecordId>> {
+        // Every change is one step, so a panic leaves the set whole.
+        self.copying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A question to the durable store. Whoever gave it up has waited for too long.
+struct Asking<'a> {
+    fails: &'a AtomicBool,
+    answer: Option<bool>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.fails.store(self.answer.unwrap_or(true), Ordering::Relaxed);
+    }
+}
+
+/// A copy on its way.
+struct Copying<D: DurableStore + ?Sized> {
+    shared: Arc<Shared<D>>,
+    id: RecordId,
+}
+
+impl<D: DurableStore + ?Sized> Drop for Copying<D> {
+    fn drop(&mut self) {
+        self.shared.copying().remove(&self.id);
     }
 }
 
@@ -246,11 +340,11 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
             Answer::Given(outcome) => return Ok(outcome),
             Answer::Undecided(seen_at) => seen_at,
         };
-        let asked = self.shared.runs.ask(request, seen_at);
-        let outcome = self.shared.decide(self.shared.durable.acquire(request)).await?;
+        let run = self.shared.runs.ask(request, seen_at);
+        let outcome = self.shared.admit(request, self.shared.durable.acquire(request)).await?;
         match &outcome {
-            AcquireOutcome::Acquired(lease) => self.shared.lock(request, lease, asked, Duration::MAX).await,
-            outcome => self.shared.learn(request, outcome, asked, seen_at),
+            AcquireOutcome::Acquired(lease) => self.shared.lock(request, lease, run, Duration::MAX).await,
+            outcome => self.shared.learn(request, outcome, run, seen_at),
         }
         Ok(outcome)
     }
@@ -262,12 +356,7 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
         };
         let outcome = self.shared.decide(self.shared.durable.renew(lease, term)).await?;
         if outcome == OwnerOutcome::Applied {
-            self.shared.runs.renew(&lease.id, &lease.owner, sight.as_ref().map(|sight| sight.now), term.lease);
-            if let Some(Sight { now, entry: Some(entry) }) = sight
-                && let Some(entry) = entry.renewed(lease, now, term.lease)
-            {
-                self.shared.front.put(&lease.id, &entry).await;
-            }
+            self.shared.relock(lease, sight, term.lease).await;
         }
         Ok(outcome)
     }
@@ -307,6 +396,10 @@ impl<D: DurableStore + ?Sized> DurableStore for HybridStore<D> {
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
         self.shared.decide(self.shared.durable.look(id)).await
     }
+
+    fn identity(&self) -> [u8; 16] {
+        self.shared.durable.identity()
+    }
 }
 
 #[async_trait]
@@ -316,16 +409,16 @@ impl<D: TransactionalStore + ?Sized> TransactionalStore for HybridStore<D> {
             Answer::Given(outcome) => return Ok(Begin::Answered(outcome)),
             Answer::Undecided(seen_at) => seen_at,
         };
-        let asked = self.shared.runs.ask(request, seen_at);
-        match self.shared.decide(self.shared.durable.begin(request)).await? {
+        let run = self.shared.runs.ask(request, seen_at);
+        match self.shared.admit(request, self.shared.durable.begin(request)).await? {
             Begin::Acquired { lease, transaction, renew } => {
                 let transaction = HybridTransaction::new(transaction, Arc::clone(&self.shared), lease.clone());
                 let at_most = if renew { Duration::MAX } else { TRANSACTION_LOCK };
-                self.shared.lock(request, &lease, asked, at_most).await;
+                self.shared.lock(request, &lease, run, at_most).await;
                 Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew })
             }
             Begin::Answered(outcome) => {
-                self.shared.learn(request, &outcome, asked, seen_at);
+                self.shared.learn(request, &outcome, run, seen_at);
                 Ok(Begin::Answered(outcome))
             }
         }

@@ -32,9 +32,10 @@ impl<D: DurableStore + ?Sized> StoreTransaction for HybridTransaction<D> {
     ) -> Result<OwnerOutcome, StoreError> {
         let Self { inner, mut locked } = *self;
         let outcome = locked.shared.decide(inner.finish(settlement, retention, writes)).await?;
-        if let Some(lease) = locked.lease.take() {
-            locked.shared.ended(&lease, settlement, outcome).await;
+        if let Some(lease) = &locked.lease {
+            locked.shared.ended(lease, settlement, outcome).await;
         }
+        locked.lease = None;
         Ok(outcome)
     }
 
@@ -52,7 +53,7 @@ struct Locked<D: DurableStore + ?Sized> {
 impl<D: DurableStore + ?Sized> Drop for Locked<D> {
     fn drop(&mut self) {
         if let Some(lease) = &self.lease {
-            self.shared.unlock_behind(lease);
+            self.shared.dropped(lease);
         }
     }
 }

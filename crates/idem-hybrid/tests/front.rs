@@ -4,115 +4,23 @@
 mod support;
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use idem_core::memory::{ManualClock, MemoryStore};
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, DurableStore, FastEntry, FastLook, FastStore, IdempotencyStore, Lease, RecordId,
-    Settlement, SettlementListener, StoreError, StoreErrorKind, StoreTransaction, Timestamp, TransactionalStore,
-    Writes,
+    Acquire, AcquireOutcome, Begin, DurableStore, IdempotencyStore, RecordId, Settlement, SettlementListener,
+    StoreError, StoreTransaction, Timestamp, TransactionalStore, Writes,
 };
 use idem_hybrid::{HybridConfig, HybridStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use idem_testkit::fixture::{KEPT, completed, mismatch_of, repeat_of, request, retryable};
-use idem_testkit::{Fault, FaultyStore, Verb};
-use support::{MemoryFast, eventually};
+use idem_testkit::{Fault, Verb};
+use support::{FAILS, FINE, HANGS, IS_FULL, MemoryFast, World, eventually};
 use tempfile::TempDir;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// A hybrid in memory whose parts can fail.
-struct World {
-    store: HybridStore<FaultyStore<MemoryStore>>,
-    durable: Arc<FaultyStore<MemoryStore>>,
-    fast: Arc<BrittleFast>,
-    clock: Arc<ManualClock>,
-}
-
-impl World {
-    fn new(config: HybridConfig) -> Self {
-        let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
-        let memory = MemoryStore::with_clock(NonZeroUsize::new(1_000).unwrap(), clock.clone());
-        let durable = Arc::new(FaultyStore::new(Arc::new(memory)));
-        let fast = Arc::new(BrittleFast { inner: MemoryFast::new(clock.clone()), mode: AtomicU64::new(0) });
-        let store = HybridStore::new(durable.clone(), fast.clone(), config);
-        Self { store, durable, fast, clock }
-    }
-
-    async fn run(&self, request: &Acquire) -> Lease {
-        match self.store.acquire(request).await.unwrap() {
-            AcquireOutcome::Acquired(lease) => lease,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// A settled operation whose copy is in front.
-    async fn settled(&self) -> Acquire {
-        let request = request();
-        let lease = self.run(&request).await;
-        self.store.settle(&lease, &completed(), KEPT).await.unwrap();
-        self.copied(&request).await;
-        request
-    }
-
-    async fn copied(&self, request: &Acquire) {
-        eventually("the copy of a settled record", async || self.fast.inner.entry(&request.id)).await;
-    }
-
-    fn asked(&self) -> u64 {
-        self.durable.calls(Verb::Acquire)
-    }
-}
-
-/// A fast store that can be made to fail or to hang.
-#[derive(Debug)]
-struct BrittleFast {
-    inner: MemoryFast,
-    mode: AtomicU64,
-}
-
-const FINE: u64 = 0;
-const FAILS: u64 = 1;
-const HANGS: u64 = 2;
-
-impl BrittleFast {
-    fn is(&self, mode: u64) {
-        self.mode.store(mode, Ordering::SeqCst);
-    }
-
-    async fn check(&self) -> Result<(), StoreError> {
-        match self.mode.load(Ordering::SeqCst) {
-            FINE => Ok(()),
-            FAILS => Err(StoreError::new(StoreErrorKind::Unavailable, "down")),
-            _ => std::future::pending().await,
-        }
-    }
-}
-
-#[async_trait]
-impl FastStore for BrittleFast {
-    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
-        self.check().await?;
-        self.inner.look(id).await
-    }
-
-    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<(), StoreError> {
-        self.check().await?;
-        self.inner.put(id, entry).await
-    }
-
-    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
-        self.check().await?;
-        self.inner.remove(id, rank).await
-    }
-
-    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
-        self.inner.on_settled(listener);
-    }
-}
 
 fn is_replay(outcome: &Result<AcquireOutcome, StoreError>) -> bool {
     matches!(outcome, Ok(AcquireOutcome::Replay(_)))
@@ -360,4 +268,81 @@ async fn the_self_test_passes_and_says_how_the_fast_store_is() {
     world.fast.is(FAILS);
     assert!(world.store.self_test().await.unwrap().fast.is_err());
     assert!(world.store.durable().look(&request().id).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn another_stores_records_are_not_believed() {
+    let world = World::new(HybridConfig::new());
+    let request = world.settled().await;
+    let memory = MemoryStore::with_clock(NonZeroUsize::new(1_000).unwrap(), world.clock.clone());
+    let elsewhere = HybridStore::new(Arc::new(memory), world.fast.clone(), HybridConfig::new());
+    let answer = elsewhere.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(answer, AcquireOutcome::Acquired(_)), "{answer:?}");
+}
+
+#[tokio::test]
+async fn what_was_missed_by_many_is_looked_up_once() {
+    let world = World::new(HybridConfig::new());
+    let request = world.settled().await;
+    world.fast.inner.flush();
+    let before = world.durable.calls(Verb::Look);
+    for _ in 0..20 {
+        assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
+        world.fast.inner.flush();
+    }
+    // On one thread, what is done behind the callers has had no turn so far.
+    assert_eq!(world.store.metrics().durable_replays, 20);
+    world.copied(&request).await;
+    assert_eq!(world.durable.calls(Verb::Look), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fast_store_without_room_does_not_multiply_the_work() {
+    let world = World::new(HybridConfig::new());
+    world.fast.is(IS_FULL);
+    for _ in 0..100 {
+        let lease = world.run(&request()).await;
+        world.store.settle(&lease, &completed(), KEPT).await.unwrap();
+    }
+    tokio::time::sleep(SECOND * 60).await;
+    assert!(world.durable.calls(Verb::Look) <= 100, "{}", world.durable.calls(Verb::Look));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_durable_store_that_hangs_is_noticed() {
+    let world = World::new(HybridConfig::new().without_replays_while_durable_fails());
+    let settled = world.settled().await;
+    world.durable.next(Verb::Acquire, Fault::LostAnswer);
+    assert!(tokio::time::timeout(SECOND * 2, world.store.acquire(&request())).await.is_err());
+    let asked = world.asked();
+    assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    assert_eq!(world.asked(), asked + 1, "it was not asked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_caller_tries_whether_the_fast_store_is_back() {
+    let world = World::new(HybridConfig::new());
+    world.fast.is(FAILS);
+    for _ in 0..5 {
+        world.run(&request()).await;
+    }
+    assert!(world.store.metrics().is_open);
+    // The breaker has the machine's clock.
+    std::thread::sleep(SECOND + Duration::from_millis(100));
+    world.fast.is(HANGS);
+    let callers: Vec<_> = (0..100)
+        .map(|_| {
+            let store = world.store.clone();
+            tokio::spawn(async move {
+                let began = tokio::time::Instant::now();
+                store.acquire(&request()).await.unwrap();
+                !began.elapsed().is_zero()
+            })
+        })
+        .collect();
+    let mut waited = 0;
+    for caller in callers {
+        waited += u32::from(caller.await.unwrap());
+    }
+    assert_eq!(waited, 1);
 }

@@ -88,11 +88,18 @@ impl FastStore for RedisFastStore {
         Ok(FastLook { now: time(&now)?, bytes })
     }
 
-    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<(), StoreError> {
-        let rank = entry.rank.to_string();
-        let until = Arg::Number(entry.until.unix_micros());
-        let args = [self.now(), Arg::Bytes(rank.as_bytes()), until, Arg::Bytes(&entry.bytes)];
-        self.run("put an entry", &self.shared.scripts.put, id, &args).await.map(|_| ())
+    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {
+        let (rank, told) = (entry.rank.to_string(), self.shared.keys.of(id));
+        let args = [
+            self.now(),
+            Arg::Bytes(rank.as_bytes()),
+            Arg::Number(entry.until.unix_micros()),
+            Arg::Bytes(&entry.bytes),
+            Arg::from(entry.is_end),
+            Arg::Bytes(self.shared.notices.channel()),
+            Arg::Bytes(told.as_bytes()),
+        ];
+        time(&self.run("put an entry", &self.shared.scripts.put, id, &args).await?)
     }
 
     async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {

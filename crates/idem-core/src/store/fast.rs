@@ -26,21 +26,21 @@ pub trait FastStore: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer.
     async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError>;
 
-    /// Puts an entry in place, unless one of a higher rank is there. It is forgotten at its end.
+    /// Puts an entry in place, unless one of a higher rank is there or it is over, and says what time it is. It is
+    /// forgotten at its end.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer; the entry may be there, or come later.
-    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<(), StoreError>;
+    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError>;
 
-    /// Removes an entry of just this rank, tells whoever [listens](Self::on_settled) if there was one, and says what time
-    /// it is.
+    /// Removes an entry if it has just this rank, tells whoever [listens](Self::on_settled), and says what time it is.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer.
     async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError>;
 
-    /// Tells `listener` of removed entries, as
-    /// [`IdempotencyStore::on_settled`](super::IdempotencyStore::on_settled) does of settlements.
+    /// Tells `listener` of records whose run has ended, as
+    /// [`IdempotencyStore::on_settled`](super::IdempotencyStore::on_settled) does.
     fn on_settled(&self, listener: Weak<dyn SettlementListener>);
 }
 
@@ -54,6 +54,8 @@ pub struct FastEntry {
     pub bytes: Bytes,
     /// From when on it is forgotten, by the fast store's clock.
     pub until: Timestamp,
+    /// Whether it is the end of a run, of which whoever [listens](FastStore::on_settled) is told.
+    pub is_end: bool,
 }
 
 /// What a fast store says about a record.

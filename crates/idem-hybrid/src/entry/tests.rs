@@ -31,6 +31,8 @@ fn settled(settlement: &Settlement) -> (Acquire, Option<Entry>) {
     (request, look.and_then(|look| Entry::settled(look, at(1_000))))
 }
 
+const STORE: [u8; 16] = [7; 16];
+
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
@@ -41,6 +43,14 @@ fn a_lock_turns_the_same_request_away_until_it_is_over() {
     assert_eq!(entry.answer(&others, at(1_000)), left(500));
     assert_eq!(entry.answer(&others, at(1_499)), left(1));
     assert_eq!(entry.answer(&others, at(1_500)), None);
+}
+
+#[test]
+fn nothing_is_believed_by_a_clock_that_was_set_back() {
+    let (request, entry) = lock();
+    assert_eq!(entry.answer(&repeat_of(&request), at(999)), None);
+    let (request, entry) = settled(&Settlement::OutcomeUnknown);
+    assert_eq!(entry.unwrap().answer(&request, at(999)), None);
 }
 
 #[test]
@@ -96,25 +106,41 @@ fn what_may_run_again_is_in_no_entry() {
 fn nothing_but_the_entry_of_the_record_can_be_read() {
     let (request, entry) = settled(&Settlement::Completed(StoredResponse::new(200, "body")));
     let entry = entry.unwrap();
-    let bytes = entry.encode(&request.id).unwrap().bytes;
-    assert_eq!(Entry::decode(&request.id, &bytes), Some(entry));
-    assert_eq!(Entry::decode(&fixture::request().id, &bytes), None, "another record's");
+    let bytes = entry.encode(&STORE, &request.id).unwrap().bytes;
+    assert_eq!(Entry::decode(&STORE, &request.id, &bytes), Some(entry));
+    assert_eq!(Entry::decode(&STORE, &fixture::request().id, &bytes), None, "another record's");
+    assert_eq!(Entry::decode(&[8; 16], &request.id, &bytes), None, "another store's");
     for cut in 0..bytes.len() {
-        assert_eq!(Entry::decode(&request.id, &bytes.slice(..cut)), None, "the first {cut} bytes");
+        assert_eq!(Entry::decode(&STORE, &request.id, &bytes.slice(..cut)), None, "the first {cut} bytes");
     }
     for at in 0..bytes.len() {
         let mut damaged = bytes.to_vec();
         damaged[at] ^= 0x10;
-        assert_eq!(Entry::decode(&request.id, &damaged.into()), None, "byte {at} differs");
+        assert_eq!(Entry::decode(&STORE, &request.id, &damaged.into()), None, "byte {at} differs");
     }
-    assert_eq!(Entry::decode(&request.id, &[bytes.as_ref(), b"x"].concat().into()), None, "one more byte");
+    assert_eq!(Entry::decode(&STORE, &request.id, &[bytes.as_ref(), b"x"].concat().into()), None, "one more byte");
 }
+
+/// Whoever changes what is written has to change the number in `MAGIC`.
+#[test]
+fn the_form_of_an_entry_is_this() {
+    let id = RecordId::from_bytes([3; 32]);
+    let request = Acquire { id, owner: OwnerToken::from_bytes([5; 16]), ..fixture::request() };
+    let lease = Lease { id, owner: request.owner, attempt: 2, acquisition: Acquisition::Takeover, checkpoint: None };
+    let entry = Entry::lock(&request, &lease, at(1_000), Duration::from_micros(500));
+    let bytes = entry.encode(&STORE, &id).unwrap().bytes;
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(digits, GOLDEN);
+}
+
+const GOLDEN: &str = "6964656d0133ae129161765d55c9bf68f397e5604b797c049279e17176b9d126250bcdc954d00fb8170202205089bf8de7fc8a1ef2b624de\
+    a4d7b910c12f68b38a113791ac48630d1c11ca23100505050505050505050505050505050504020104010401b817000000d00fd00fb817";
 
 #[test]
 fn a_settled_record_outranks_every_lock_and_a_later_lock_an_earlier_one() {
     let (request, lock) = lock();
     let (_, settled) = settled(&Settlement::OutcomeUnknown);
-    let rank = |entry: Entry| entry.encode(&request.id).unwrap().rank;
+    let rank = |entry: Entry| entry.encode(&STORE, &request.id).unwrap().rank;
     assert_eq!(rank(lock), lock_rank(3));
     assert!(lock_rank(3) < lock_rank(4) && lock_rank(u32::MAX) < rank(settled.unwrap()));
 }
@@ -131,7 +157,7 @@ proptest! {
         let body = body.map_or(StoredBody::NotRetained, |body| StoredBody::Retained(body.into()));
         let response = StoredResponse { status, headers: headers.collect(), body };
         let (request, entry) = settled(&Settlement::Completed(response.clone()));
-        let entry = Entry::decode(&request.id, &entry.unwrap().encode(&request.id).unwrap().bytes).unwrap();
+        let entry = Entry::decode(&STORE, &request.id, &entry.unwrap().encode(&STORE, &request.id).unwrap().bytes).unwrap();
         let Some(AcquireOutcome::Replay(replay)) = entry.answer(&request, at(1_000)) else { panic!("no replay") };
         prop_assert_eq!(replay.response, response);
     }

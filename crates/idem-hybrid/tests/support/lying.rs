@@ -76,11 +76,11 @@ impl LyingFast {
         self.state.lock().unwrap().told.clone()
     }
 
-    /// When the last of the locks that were ever put for a record ends.
-    pub fn last_lock_until(&self, id: &RecordId) -> Option<Timestamp> {
+    /// The ranks of the locks that were ever put for a record, and when they end.
+    pub fn locks(&self, id: &RecordId) -> Vec<(u64, Timestamp)> {
         let state = self.state.lock().unwrap();
-        let entries = state.history.get(id).into_iter().flatten();
-        entries.filter(|entry| entry.rank < u64::MAX).map(|entry| entry.until).max()
+        let locks = state.history.get(id).into_iter().flatten().filter(|entry| entry.rank < u64::MAX);
+        locks.map(|entry| (entry.rank, entry.until)).collect()
     }
 
     /// The next answer: the truth, half of the time.
@@ -179,13 +179,13 @@ impl FastStore for LyingFast {
         Ok(FastLook { now, bytes })
     }
 
-    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<(), StoreError> {
+    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {
         self.catch_up().await;
         self.state.lock().unwrap().history.entry(*id).or_default().push(entry.clone());
         match self.lie() {
             Some(lie @ Lie::Forgets) => {
                 self.tell(lie);
-                Ok(())
+                Ok(self.clock.now())
             }
             Some(lie @ Lie::Fails) => {
                 self.tell(lie);
@@ -197,7 +197,7 @@ impl FastStore for LyingFast {
             Some(lie @ Lie::ActsLate) => {
                 self.tell(lie);
                 self.state.lock().unwrap().late.push((*id, entry.clone()));
-                Ok(())
+                Ok(self.clock.now())
             }
             Some(lie @ Lie::Hangs) => {
                 self.tell(lie);

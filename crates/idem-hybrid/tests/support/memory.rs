@@ -23,6 +23,13 @@ impl std::fmt::Debug for Listeners {
     }
 }
 
+impl Listeners {
+    fn tell(&self, id: &RecordId) {
+        let listeners = self.0.lock().unwrap().clone();
+        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.settled(id));
+    }
+}
+
 impl MemoryFast {
     pub fn new(clock: Arc<ManualClock>) -> Self {
         Self { clock, entries: Mutex::default(), listeners: Listeners::default() }
@@ -48,19 +55,21 @@ impl FastStore for MemoryFast {
         Ok(FastLook { now: self.clock.now(), bytes: self.entry(id).map(|entry| entry.bytes) })
     }
 
-    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<(), StoreError> {
+    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {
         if self.entry(id).is_none_or(|there| there.rank <= entry.rank) && self.clock.now() < entry.until {
             self.entries.lock().unwrap().insert(*id, entry.clone());
         }
-        Ok(())
+        if entry.is_end {
+            self.listeners.tell(id);
+        }
+        Ok(self.clock.now())
     }
 
     async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
         if self.entry(id).is_some_and(|there| there.rank == rank) {
             self.entries.lock().unwrap().remove(id);
-            let listeners = self.listeners.0.lock().unwrap().clone();
-            listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.settled(id));
         }
+        self.listeners.tell(id);
         Ok(self.clock.now())
     }
 

@@ -50,7 +50,7 @@ impl World {
 
     async fn put(&self, id: &RecordId, rank: u64, bytes: &[u8], life: Duration) {
         let until = self.now().await.saturating_add(life);
-        let entry = FastEntry { rank, bytes: Bytes::copy_from_slice(bytes), until };
+        let entry = FastEntry { rank, bytes: Bytes::copy_from_slice(bytes), until, is_end: false };
         self.fast.put(id, &entry).await.unwrap();
     }
 }
@@ -107,13 +107,13 @@ async fn the_server_forgets_an_entry_at_its_end_and_not_before() {
     let world = World::shared();
     let id = fresh_id();
     let until = world.now().await.saturating_add(MINUTE);
-    world.fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::new(), until }).await.unwrap();
+    world.fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::new(), until, is_end: false }).await.unwrap();
     let expires_ms = world.ask(&["PEXPIRETIME", &world.key(&id)]).integer().unwrap();
     let until_ms = (until.unix_micros() + 999) / 1_000;
     assert_eq!(expires_ms, until_ms);
     let over = fresh_id();
     let now = world.now().await;
-    world.fast.put(&over, &FastEntry { rank: 1, bytes: Bytes::new(), until: now }).await.unwrap();
+    world.fast.put(&over, &FastEntry { rank: 1, bytes: Bytes::new(), until: now, is_end: false }).await.unwrap();
     assert_eq!(world.entry(&over).await, None, "it was over when it came");
 }
 
@@ -126,17 +126,19 @@ async fn the_time_that_a_test_moves_is_the_time() {
     assert!(after.saturating_duration_since(before) >= MINUTE * 60);
     world.put(&id, 1, b"", MINUTE).await;
     let left = world.ask(&["PTTL", &world.key(&id)]).integer().unwrap();
-    assert!((50_000..=60_000).contains(&left), "{left} ms");
+    assert!((50_000..=60_001).contains(&left), "{left} ms");
 }
 
 #[tokio::test]
 async fn whatever_else_is_under_a_key_is_no_entry_and_is_replaced() {
     let world = World::shared();
-    let (list, text, digits) = (fresh_id(), fresh_id(), fresh_id());
+    let (list, text, digits, high) = (fresh_id(), fresh_id(), fresh_id(), fresh_id());
     world.ask(&["RPUSH", &world.key(&list), "1:a"]);
     world.ask(&["SET", &world.key(&text), "no entry"]);
     world.ask(&["SET", &world.key(&digits), "99999999999999999999999"]);
-    for id in [list, text, digits] {
+    // No rank is that high.
+    world.ask(&["SET", &world.key(&high), "99999999999999999999"]);
+    for id in [list, text, digits, high] {
         assert_eq!(world.entry(&id).await, None);
         world.fast.remove(&id, 1).await.unwrap();
         world.put(&id, 1, b"mine", MINUTE).await;
@@ -191,20 +193,26 @@ impl SettlementListener for Heard {
 }
 
 #[tokio::test]
-async fn removals_are_told_to_other_processes() {
+async fn ends_are_told_to_other_processes_whether_there_was_a_lock_or_not() {
     let world = World::shared();
     let config = RedisConfig::new(idem_servers::redis_url()).key_prefix(&world.prefix);
     let elsewhere = RedisFastStore::new(config).unwrap();
     let heard = Arc::new(Heard::default());
     let listener: Arc<dyn SettlementListener> = heard.clone();
     elsewhere.on_settled(Arc::downgrade(&listener));
+    let count = || heard.0.load(Ordering::SeqCst);
     eventually("a removal is heard of", async || {
-        let id = fresh_id();
-        world.put(&id, 1, b"", MINUTE).await;
-        world.fast.remove(&id, 1).await.unwrap();
-        (heard.0.load(Ordering::SeqCst) > 0).then_some(())
+        world.fast.remove(&fresh_id(), 1).await.unwrap();
+        (count() > 0).then_some(())
     })
     .await;
+    // What was sent before the subscription has come by the time that this has.
+    let (before, id) = (count(), fresh_id());
+    let until = world.now().await.saturating_add(MINUTE);
+    world.put(&id, 1, b"a lock", MINUTE).await;
+    let end = FastEntry { rank: 2, bytes: Bytes::from_static(b"an end"), until, is_end: true };
+    world.fast.put(&id, &end).await.unwrap();
+    eventually("an end is heard of", async || (count() > before).then_some(())).await;
 }
 
 #[test]
@@ -218,7 +226,7 @@ fn outside_of_a_runtime_it_is_refused() {
 async fn a_user_with_the_permissions_of_the_documentation_is_enough() {
     let server = Redis::start().unwrap();
     let rules = "ACL SETUSER app on >pw resetkeys ~idem:{* resetchannels &idem:{settled} -@all +role +ping +time +evalsha \
-                 +eval +del +publish +subscribe +get +getrange +set";
+                 +eval +del +publish +subscribe +get +getrange +set +strlen";
     redis_command(server.port(), &rules.split_whitespace().collect::<Vec<_>>()).unwrap();
     let fast = RedisFastStore::new(RedisConfig::new(format!("redis://app:pw@127.0.0.1:{}", server.port()))).unwrap();
     let heard = Arc::new(Heard::default());
@@ -227,7 +235,7 @@ async fn a_user_with_the_permissions_of_the_documentation_is_enough() {
     eventually("a removal is heard of", async || {
         let id = fresh_id();
         let until = fast.look(&id).await.unwrap().now.saturating_add(MINUTE);
-        fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::from_static(b"x"), until }).await.unwrap();
+        fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::from_static(b"x"), until, is_end: true }).await.unwrap();
         assert_eq!(fast.look(&id).await.unwrap().bytes.as_deref(), Some(b"x".as_slice()));
         fast.remove(&id, 1).await.unwrap();
         assert_eq!(fast.look(&id).await.unwrap().bytes, None);

@@ -1,0 +1,121 @@
+//! A hybrid whose parts can fail.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::memory::{ManualClock, MemoryStore};
+use idem_core::{
+    Acquire, AcquireOutcome, FastEntry, FastLook, FastStore, IdempotencyStore as _, Lease, RecordId,
+    SettlementListener, StoreError, StoreErrorKind, Timestamp,
+};
+use idem_hybrid::{HybridConfig, HybridStore};
+use idem_testkit::fixture::{KEPT, completed, request};
+use idem_testkit::{FaultyStore, Verb};
+
+use super::{MemoryFast, eventually};
+
+/// A hybrid in memory whose parts can fail.
+pub struct World {
+    pub store: HybridStore<FaultyStore<MemoryStore>>,
+    pub durable: Arc<FaultyStore<MemoryStore>>,
+    pub fast: Arc<BrittleFast>,
+    pub clock: Arc<ManualClock>,
+}
+
+impl World {
+    pub fn new(config: HybridConfig) -> Self {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+        let memory = MemoryStore::with_clock(NonZeroUsize::new(1_000).unwrap(), clock.clone());
+        let durable = Arc::new(FaultyStore::new(Arc::new(memory)));
+        let fast = Arc::new(BrittleFast { inner: MemoryFast::new(clock.clone()), mode: AtomicU64::new(0) });
+        let store = HybridStore::new(durable.clone(), fast.clone(), config);
+        Self { store, durable, fast, clock }
+    }
+
+    pub async fn run(&self, request: &Acquire) -> Lease {
+        match self.store.acquire(request).await.unwrap() {
+            AcquireOutcome::Acquired(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A settled operation whose copy is in front.
+    pub async fn settled(&self) -> Acquire {
+        let request = request();
+        let lease = self.run(&request).await;
+        self.store.settle(&lease, &completed(), KEPT).await.unwrap();
+        self.copied(&request).await;
+        request
+    }
+
+    pub async fn copied(&self, request: &Acquire) {
+        let copy = async || self.fast.inner.entry(&request.id).filter(|entry| entry.rank == u64::MAX);
+        eventually("the copy of a settled record", copy).await;
+    }
+
+    pub fn asked(&self) -> u64 {
+        self.durable.calls(Verb::Acquire)
+    }
+}
+
+/// A fast store that can be made to fail or to hang.
+#[derive(Debug)]
+pub struct BrittleFast {
+    pub inner: MemoryFast,
+    mode: AtomicU64,
+}
+
+pub const FINE: u64 = 0;
+pub const FAILS: u64 = 1;
+pub const HANGS: u64 = 2;
+/// It answers, and takes nothing.
+pub const IS_FULL: u64 = 3;
+/// It takes its time to put something.
+pub const PUTS_SLOWLY: u64 = 4;
+
+/// How long that is.
+pub const SLOWLY: Duration = Duration::from_millis(50);
+
+impl BrittleFast {
+    pub fn is(&self, mode: u64) {
+        self.mode.store(mode, Ordering::SeqCst);
+    }
+
+    async fn check(&self) -> Result<(), StoreError> {
+        match self.mode.load(Ordering::SeqCst) {
+            FINE | IS_FULL | PUTS_SLOWLY => Ok(()),
+            FAILS => Err(StoreError::new(StoreErrorKind::Unavailable, "down")),
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+#[async_trait]
+impl FastStore for BrittleFast {
+    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
+        self.check().await?;
+        self.inner.look(id).await
+    }
+
+    async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {
+        self.check().await?;
+        match self.mode.load(Ordering::SeqCst) {
+            IS_FULL => return Err(StoreError::new(StoreErrorKind::Capacity, "no room")),
+            PUTS_SLOWLY => tokio::time::sleep(SLOWLY).await,
+            _ => {}
+        }
+        self.inner.put(id, entry).await
+    }
+
+    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
+        self.check().await?;
+        self.inner.remove(id, rank).await
+    }
+
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.inner.on_settled(listener);
+    }
+}
