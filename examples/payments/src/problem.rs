@@ -18,13 +18,27 @@ pub(crate) enum Problem {
     NotFound,
     /// The database failed.
     Database(sqlx::Error),
+    /// The database is away, or going.
+    DatabaseAway(sqlx::Error),
     /// The transaction of the run cannot be had.
     Transaction(TransactionError),
 }
 
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
-        Self::Database(error)
+        if is_away(&error) { Self::DatabaseAway(error) } else { Self::Database(error) }
+    }
+}
+
+/// Whether a repeat may find the database where this request did not.
+fn is_away(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => true,
+        // Postgres: connection exceptions, and a server that shuts down, crashes or starts.
+        sqlx::Error::Database(error) => {
+            error.code().is_some_and(|code| code.starts_with("08") || code.starts_with("57P"))
+        }
+        _ => false,
     }
 }
 
@@ -47,6 +61,14 @@ impl IntoResponse for Problem {
                 tracing::error!(error = &error as &dyn std::error::Error, "the database failed");
                 (StatusCode::INTERNAL_SERVER_ERROR, "database", "the database failed; repeat the request".to_owned())
             }
+            Self::DatabaseAway(error) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "the database is away");
+                (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "database-away",
+                    "the database is away; repeat the request".to_owned(),
+                )
+            }
             Self::Transaction(error) => (StatusCode::INTERNAL_SERVER_ERROR, "transaction", error.to_string()),
         };
         let document = serde_json::json!({
@@ -58,6 +80,9 @@ impl IntoResponse for Problem {
         let mut response = (status, Json(document)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         if status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
