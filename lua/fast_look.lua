@@ -1,7 +1,8 @@
--- look: what is there.
+-- look: what is there. Where there is nothing, a claim may be put in its place.
 --
 -- KEYS 1  the entry
 -- ARGV 1  microseconds by which the time is moved
+--      2  how many milliseconds a claim lasts; 0 for none
 --
 -- Returns the time and the string, or false in its place.
 
@@ -10,4 +11,7 @@ local LONGEST = 67108864
 
 local length = redis.pcall('STRLEN', KEY)
 local there = type(length) == 'number' and length <= LONGEST and redis.call('GET', KEY)
+if ARGV[2] ~= '0' and not rank() then
+  redis.call('SET', KEY, '0:', 'PX', ARGV[2])
+end
 return { text(NOW), there }

@@ -126,6 +126,9 @@ impl Entry {
     }
 }
 
+/// Everything replaces a claim.
+pub(crate) const CLAIM_RANK: u64 = 0;
+
 /// A settled record replaces every lock, and no lock replaces it.
 const SETTLED: u64 = u64::MAX;
 

@@ -4,12 +4,13 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use idem_core::{
     Acquire, AcquireOutcome, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp,
 };
 
 use crate::breaker::Breaker;
-use crate::entry::{Entry, lock_rank};
+use crate::entry::{CLAIM_RANK, Entry, lock_rank};
 use crate::metrics::{Counter, HybridMetrics};
 
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct Sight {
     /// Its time.
     pub(crate) now: Timestamp,
     pub(crate) entry: Option<Entry>,
+    /// Whether somebody else is asking the durable store now.
+    pub(crate) is_claimed: bool,
 }
 
 impl Front {
@@ -47,16 +50,17 @@ impl Front {
     }
 
     /// `None` when the store cannot answer, which is never a reason for anything but asking the other one.
-    pub(crate) async fn look(&self, id: &RecordId) -> Option<Sight> {
-        let look = self.ask(self.fast.look(id)).await?;
-        let entry = look.bytes.and_then(|bytes| {
+    pub(crate) async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Option<Sight> {
+        let look = self.ask(self.fast.look(id, claim)).await?;
+        let is_claimed = look.bytes.as_ref().is_some_and(Bytes::is_empty);
+        let entry = look.bytes.filter(|bytes| !bytes.is_empty()).and_then(|bytes| {
             let entry = Entry::decode(&self.identity, id, &bytes);
             if entry.is_none() {
                 self.unreadable.count();
             }
             entry
         });
-        Some(Sight { now: look.now, entry })
+        Some(Sight { now: look.now, entry, is_claimed })
     }
 
     /// Puts the entry in place, unless a more important one is there. `false` when neither may be there now, or it was over
@@ -71,9 +75,15 @@ impl Front {
         self.ask(self.fast.remove(id, lock_rank(attempt))).await
     }
 
+    /// Takes a claim back.
+    pub(crate) async fn unclaim(&self, id: &RecordId) {
+        // One that stays is over in a moment.
+        self.ask(self.fast.remove(id, CLAIM_RANK)).await;
+    }
+
     /// Whether the store answers, whatever the breaker says.
     pub(crate) async fn try_out(&self, id: &RecordId) -> Result<(), StoreError> {
-        self.bounded(self.fast.look(id)).await.map(|_| ())
+        self.bounded(self.fast.look(id, None)).await.map(|_| ())
     }
 
     /// Whether it is of use to prepare anything for the store.

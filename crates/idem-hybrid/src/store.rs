@@ -15,6 +15,7 @@ use idem_core::{
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::config::HybridConfig;
 use crate::entry::Entry;
@@ -26,6 +27,13 @@ use crate::transaction::HybridTransaction;
 /// How long the lock of a transaction lasts that needs no lease: its key is free as soon as its process dies, and nobody
 /// should be turned away for much longer. Most transactions end sooner; for the others, the durable store has to be asked.
 const TRANSACTION_LOCK: Duration = Duration::from_secs(1);
+
+/// How long a claim lasts when nothing takes its place, as when its process has died.
+const CLAIM: Duration = Duration::from_millis(500);
+
+/// The pauses of whoever finds a claim.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LAST_PAUSE: Duration = Duration::from_millis(16);
 
 /// How many things are done for the fast store at once behind the callers' backs. What is too much is left to whoever
 /// misses a copy, and to the end of a lock.
@@ -130,22 +138,45 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
 }
 
 impl<D: DurableStore + ?Sized> Shared<D> {
-    /// Asks the fast store.
+    /// Asks the fast store, and claims what it does not know. Whoever finds a claim waits for a moment: the answer is on its
+    /// way.
     async fn ask(&self, request: &Acquire) -> Answer {
-        let Some(sight) = self.front.look(&request.id).await else { return Answer::Undecided(None) };
-        match sight.answer(request) {
-            Some(outcome) if self.may_answer(request, &sight) => {
-                self.front.answered(&outcome);
-                Answer::Given(outcome)
+        // Whoever asks again, because an answer was lost, may own the record by now: a lock is of another run, and old, and
+        // a claim its own.
+        let asks_again = self.runs.knows(&request.id, &request.owner);
+        let give_up_at = Instant::now() + self.config.patience;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let Some(sight) = self.front.look(&request.id, self.claim()).await else { return Answer::Undecided(None) };
+            if sight.is_claimed && !asks_again && Instant::now() + pause < give_up_at {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+                continue;
             }
-            _ => Answer::Undecided(Some(sight.now)),
+            return match sight.answer(request) {
+                Some(outcome) if self.may_answer(&sight, asks_again) => {
+                    self.front.answered(&outcome);
+                    Answer::Given(outcome)
+                }
+                _ => Answer::Undecided(Some(sight.now)),
+            };
         }
     }
 
-    fn may_answer(&self, request: &Acquire, sight: &Sight) -> bool {
+    /// For how long a record is claimed. Where nothing would take the place of a claim, there is none.
+    fn claim(&self) -> Option<Duration> {
+        (self.config.locks && self.config.caches).then_some(CLAIM)
+    }
+
+    async fn unclaim(&self, id: &RecordId) {
+        if self.claim().is_some() {
+            self.front.unclaim(id).await;
+        }
+    }
+
+    fn may_answer(&self, sight: &Sight, asks_again: bool) -> bool {
         if sight.entry.as_ref().is_some_and(Entry::is_lock) {
-            // Whoever asks again, because an answer was lost, may own the record by now: the lock of another run is old.
-            return self.config.locks && !self.runs.knows(&request.id, &request.owner);
+            return self.config.locks && !asks_again;
         }
         let may_replay = self.config.replays_while_durable_fails || !self.durable_fails.load(Ordering::Relaxed);
         self.config.caches && may_replay
@@ -168,18 +199,22 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         verb: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let answer = self.decide(verb).await;
-        if answer.as_ref().is_err_and(|error| !error.is_indeterminate()) {
-            self.runs.forget(&request.id, &request.owner);
+        if let Err(error) = &answer {
+            if !error.is_indeterminate() {
+                self.runs.forget(&request.id, &request.owner);
+            }
+            self.unclaim(&request.id).await;
         }
         answer
     }
 
     /// Puts the lock of a run in place. It lasts as long as the lease, and `at_most` as long as said.
     async fn lock(&self, request: &Acquire, lease: &Lease, run: Run, at_most: Duration) {
-        if let Some(asked_at) = run.at.filter(|_| self.config.locks) {
-            self.runs.lock(&lease.id, &lease.owner, lease.attempt);
-            let entry = Entry::lock(request, lease, asked_at, run.lease.min(at_most));
-            self.front.put(&request.id, &entry).await;
+        let Some(asked_at) = run.at.filter(|_| self.config.locks) else { return self.unclaim(&request.id).await };
+        self.runs.lock(&lease.id, &lease.owner, lease.attempt);
+        let entry = Entry::lock(request, lease, asked_at, run.lease.min(at_most));
+        if !self.front.put(&request.id, &entry).await {
+            self.unclaim(&request.id).await;
         }
     }
 
@@ -189,7 +224,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         if !self.runs.renew(&lease.id, &lease.owner, seen_at, lasts) {
             return;
         }
-        let entry = sight.and_then(|Sight { now, entry }| entry?.renewed(lease, now, lasts));
+        let entry = sight.and_then(|Sight { now, entry, .. }| entry?.renewed(lease, now, lasts));
         if let Some(entry) = entry {
             self.front.put(&lease.id, &entry).await;
             // The run may have ended meanwhile, and its lock have been removed before this one came.
@@ -200,7 +235,13 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     }
 
     /// Keeps what the durable store answered to somebody who does not run.
-    fn learn(self: &Arc<Self>, request: &Acquire, outcome: &AcquireOutcome, run: Run, seen_at: Option<Timestamp>) {
+    async fn learn(
+        self: &Arc<Self>,
+        request: &Acquire,
+        outcome: &AcquireOutcome,
+        run: Run,
+        seen_at: Option<Timestamp>,
+    ) {
         // An owner that asks for something else does not lose what it has.
         if run.is_new || !matches!(outcome, AcquireOutcome::Mismatch { .. }) {
             self.runs.forget(&request.id, &request.owner);
@@ -214,6 +255,11 @@ impl<D: DurableStore + ?Sized> Shared<D> {
             }
             AcquireOutcome::InProgress { .. } => self.durable_in_progress.count(),
             _ => {}
+        }
+        // A copy takes the place of the claim.
+        let is_copied = self.config.caches && matches!(outcome, AcquireOutcome::Replay(_));
+        if seen_at.is_some() && !is_copied {
+            self.unclaim(&request.id).await;
         }
     }
 
@@ -275,7 +321,9 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let copying = Copying { shared: Arc::clone(self), id };
         // Where there is no place for it, it is dropped.
         self.behind(async move {
-            copying.shared.copy(&id, seen_at).await;
+            if !copying.shared.copy(&id, seen_at).await {
+                copying.shared.unclaim(&id).await;
+            }
         });
     }
 
@@ -344,14 +392,14 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
         let outcome = self.shared.admit(request, self.shared.durable.acquire(request)).await?;
         match &outcome {
             AcquireOutcome::Acquired(lease) => self.shared.lock(request, lease, run, Duration::MAX).await,
-            outcome => self.shared.learn(request, outcome, run, seen_at),
+            outcome => self.shared.learn(request, outcome, run, seen_at).await,
         }
         Ok(outcome)
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
         let sight = match self.shared.config.locks {
-            true => self.shared.front.look(&lease.id).await,
+            true => self.shared.front.look(&lease.id, None).await,
             false => None,
         };
         let outcome = self.shared.decide(self.shared.durable.renew(lease, term)).await?;
@@ -418,7 +466,7 @@ impl<D: TransactionalStore + ?Sized> TransactionalStore for HybridStore<D> {
                 Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew })
             }
             Begin::Answered(outcome) => {
-                self.shared.learn(request, &outcome, run, seen_at);
+                self.shared.learn(request, &outcome, run, seen_at).await;
                 Ok(Begin::Answered(outcome))
             }
         }

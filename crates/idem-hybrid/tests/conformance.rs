@@ -58,9 +58,9 @@ idem_testkit::conformance!(a_cluster_in_front_of_postgres, in_front_of_a_cluster
 idem_testkit::conformance!(nothing_in_front_of_postgres, redis_away);
 
 /// Each verb is round trips to two servers.
-const CASES: u32 = 300;
+const CASES: u32 = 100;
 
-idem_testkit::state_machine!(the_store_follows_the_model_in_memory, in_memory, 2_000);
+idem_testkit::state_machine!(the_store_follows_the_model_in_memory, in_memory, 500);
 idem_testkit::state_machine!(the_store_follows_the_model_on_servers, both_sides, CASES);
 idem_testkit::state_machine!(the_store_follows_the_model_with_locks_alone, locks_alone, CASES);
 idem_testkit::state_machine!(the_store_follows_the_model_with_a_cache_alone, cache_alone, CASES);

@@ -346,3 +346,55 @@ async fn one_caller_tries_whether_the_fast_store_is_back() {
     }
     assert_eq!(waited, 1);
 }
+
+/// Asks from many callers at once.
+async fn all_at_once(world: &World, requests: Vec<Acquire>) -> Vec<AcquireOutcome> {
+    let asked = requests.into_iter().map(|request| {
+        let store = world.store.clone();
+        tokio::spawn(async move { store.acquire(&request).await.unwrap() })
+    });
+    let mut answers = Vec::new();
+    for asked in asked.collect::<Vec<_>>() {
+        answers.push(asked.await.unwrap());
+    }
+    answers
+}
+
+#[tokio::test(start_paused = true)]
+async fn duplicates_wait_for_the_first_while_the_durable_store_is_asked() {
+    let world = World::new(HybridConfig::new());
+    world.durable.next(Verb::Acquire, Fault::Delay(Duration::from_millis(50)));
+    let first = request();
+    let requests = std::iter::once(first.clone()).chain((0..20).map(|_| repeat_of(&first))).collect();
+    let answers = all_at_once(&world, requests).await;
+    assert!(matches!(answers[0], AcquireOutcome::Acquired(_)));
+    assert!(answers[1..].iter().all(|answer| matches!(answer, AcquireOutcome::InProgress { .. })), "{answers:?}");
+    assert_eq!(world.asked(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_forgotten_is_asked_for_once_however_many_want_it() {
+    let world = World::new(HybridConfig::new());
+    let request = world.settled().await;
+    world.fast.inner.flush();
+    world.durable.next(Verb::Acquire, Fault::Delay(Duration::from_millis(50)));
+    let answers = all_at_once(&world, (0..20).map(|_| repeat_of(&request)).collect()).await;
+    assert!(answers.iter().all(|answer| matches!(answer, AcquireOutcome::Replay(_))), "{answers:?}");
+    assert_eq!(world.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_nobody_keeps_is_waited_for_no_longer_than_the_fast_store() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    world.durable.next(Verb::Acquire, Fault::LostAnswer);
+    assert!(tokio::time::timeout(SECOND, world.store.acquire(&request)).await.is_err());
+    let began = tokio::time::Instant::now();
+    // The durable store has given the right to execute to whoever gave up.
+    let answer = world.store.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(answer, AcquireOutcome::InProgress { .. }), "{answer:?}");
+    assert!((180..=200).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+    // Whoever gave up does not wait for itself.
+    let (began, again) = (tokio::time::Instant::now(), world.run(&request).await);
+    assert_eq!((again.attempt, began.elapsed()), (1, Duration::ZERO));
+}

@@ -77,8 +77,10 @@ impl RedisFastStore {
 
 #[async_trait]
 impl FastStore for RedisFastStore {
-    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
-        let answer = self.run("look for an entry", &self.shared.scripts.look, id, &[self.now()]).await?;
+    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
+        let claim_ms = claim.map_or(0, |life| i64::try_from(life.as_millis()).unwrap_or(i64::MAX).max(1));
+        let args = [self.now(), Arg::Number(claim_ms)];
+        let answer = self.run("look for an entry", &self.shared.scripts.look, id, &args).await?;
         let Value::Array(answer) = answer else { return Err(misanswered()) };
         let [now, entry] = <[Value; 2]>::try_from(answer).map_err(|_| misanswered())?;
         let bytes = match entry {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Weak;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -20,11 +21,12 @@ use crate::timestamp::Timestamp;
 /// A verb whose future is dropped took effect, or will, or not at all.
 #[async_trait]
 pub trait FastStore: fmt::Debug + Send + Sync + 'static {
-    /// The entry of a record, and the time.
+    /// The entry of a record, and the time. Where there is none, a claim is put in its place if `claim` says for how long: an
+    /// entry of rank 0 and without bytes, by which others see that somebody is about to put one.
     ///
     /// # Errors
-    /// [`StoreError`] when the store could not answer.
-    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError>;
+    /// [`StoreError`] when the store could not answer; the claim may be there.
+    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError>;
 
     /// Puts an entry in place, unless one of a higher rank is there or it is over, and says what time it is. It is
     /// forgotten at its end.
@@ -64,6 +66,6 @@ pub struct FastEntry {
 pub struct FastLook {
     /// The store's time.
     pub now: Timestamp,
-    /// The bytes of the entry, if there is one.
+    /// The bytes of the entry, if there was one: none, if it is a claim.
     pub bytes: Option<Bytes>,
 }

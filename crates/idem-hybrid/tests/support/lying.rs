@@ -153,7 +153,7 @@ fn down() -> StoreError {
 
 #[async_trait]
 impl FastStore for LyingFast {
-    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
+    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
         self.catch_up().await;
         let now = self.clock.now();
         let lie = self.lie();
@@ -170,9 +170,9 @@ impl FastStore for LyingFast {
                 self.tell(Lie::Hangs);
                 std::future::pending().await
             }
-            Some(Lie::ActsLate | Lie::IgnoresRanks) | None => return self.honest.look(id).await,
+            Some(Lie::ActsLate | Lie::IgnoresRanks) | None => return self.honest.look(id, claim).await,
         };
-        let truth = self.honest.look(id).await?;
+        let truth = self.honest.look(id, claim).await?;
         if let Some(lie) = lie.filter(|_| bytes != truth.bytes) {
             self.tell(lie);
         }

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use idem_core::memory::{Clock, ManualClock};
 use idem_core::{FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, Timestamp};
 
@@ -51,8 +53,13 @@ impl MemoryFast {
 
 #[async_trait]
 impl FastStore for MemoryFast {
-    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
-        Ok(FastLook { now: self.clock.now(), bytes: self.entry(id).map(|entry| entry.bytes) })
+    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
+        let (now, there) = (self.clock.now(), self.entry(id));
+        if let (None, Some(life)) = (&there, claim) {
+            let entry = FastEntry { rank: 0, bytes: Bytes::new(), until: now.saturating_add(life), is_end: false };
+            self.entries.lock().unwrap().insert(*id, entry);
+        }
+        Ok(FastLook { now, bytes: there.map(|entry| entry.bytes) })
     }
 
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {

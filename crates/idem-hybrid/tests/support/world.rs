@@ -95,9 +95,9 @@ impl BrittleFast {
 
 #[async_trait]
 impl FastStore for BrittleFast {
-    async fn look(&self, id: &RecordId) -> Result<FastLook, StoreError> {
+    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
         self.check().await?;
-        self.inner.look(id).await
+        self.inner.look(id, claim).await
     }
 
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {
