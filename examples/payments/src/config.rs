@@ -14,16 +14,20 @@ pub(crate) struct Config {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, env = "PAYMENTS_LISTEN", default_value = "127.0.0.1:8080")]
     pub(crate) listen: SocketAddr,
+    /// The web framework that serves it. Clients see no difference.
+    #[arg(long, env = "PAYMENTS_FRAMEWORK", value_enum, default_value_t = Framework::Axum)]
+    pub(crate) framework: Framework,
     /// Where the idempotency records are, and under the transactional contract the payments too: sqlite://FILE,
     /// postgres://USER@HOST/DATABASE, redis://HOST, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST.
-    /// Redis holds records only, so it takes the other contracts.
+    /// Redis holds records only, so it takes the other contracts, and so does memory:, which forgets them with the process.
     #[arg(long, env = "PAYMENTS_STORE", default_value = "sqlite://payments.db")]
     store: String,
     /// What is promised across a crash.
     #[arg(long, env = "PAYMENTS_CONTRACT", value_enum, default_value_t = ContractName::Transactional)]
     pub(crate) contract: ContractName,
     /// Where the payments are under the other contracts. Default: sqlite://ledger.db beside a store in SQLite; beside
-    /// one in Postgres the same database, in a transaction of its own. Beside one in Redis it has to be said.
+    /// one in Postgres the same database, in a transaction of its own. Beside one in Redis, or in memory, it has to be
+    /// said.
     #[arg(long, env = "PAYMENTS_LEDGER")]
     ledger: Option<String>,
     /// The Postgres schema of the payments.
@@ -49,6 +53,9 @@ pub(crate) struct Config {
     /// repeated. A failover loses records that were acknowledged, and so does a restart without persistence.
     #[arg(long, env = "PAYMENTS_DANGEROUS_ACCEPT_STORE_LOSS", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) dangerous_accept_store_loss: bool,
+    /// Make payments without protection while the store is away, under the other contracts: they may be made twice.
+    #[arg(long, env = "PAYMENTS_DANGEROUS_FAIL_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) dangerous_fail_open: bool,
     /// How long a crashed request can hold its key.
     #[arg(long, env = "PAYMENTS_LEASE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) lease_ms: u64,
@@ -69,6 +76,13 @@ pub(crate) struct Config {
     pub(crate) simulate: bool,
 }
 
+/// The frameworks by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Framework {
+    Axum,
+    Actix,
+}
+
 /// The contracts by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ContractName {
@@ -80,11 +94,24 @@ pub(crate) enum ContractName {
     AtLeastOnce,
 }
 
+impl ContractName {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Transactional => "transactional",
+            Self::AtMostOnce => "at-most-once",
+            Self::AtLeastOnce => "at-least-once",
+        }
+    }
+}
+
 impl Config {
     /// Where the idempotency records are.
     pub(crate) fn store(&self) -> Result<Place<'_>, UnknownPlace> {
         if self.store.starts_with("redis") {
             return Ok(Place::Redis(&self.store));
+        }
+        if self.store == "memory:" {
+            return Ok(Place::Memory);
         }
         Database::of(&self.store).map(Place::Database).ok_or(UnknownPlace::Store)
     }
@@ -96,7 +123,7 @@ impl Config {
             (_, Some(url), _) => Database::of(url).ok_or(UnknownPlace::Ledger),
             (_, None, Place::Database(Database::Sqlite(_))) => Ok(Database::Sqlite("sqlite://ledger.db")),
             (_, None, Place::Database(store @ Database::Postgres(_))) => Ok(store),
-            (_, None, Place::Redis(_)) => Err(UnknownPlace::NoLedger),
+            (_, None, Place::Redis(_) | Place::Memory) => Err(UnknownPlace::NoLedger),
         }
     }
 }
@@ -108,6 +135,8 @@ pub(crate) enum Place<'a> {
     Database(Database<'a>),
     /// One server, or what Sentinels or a Cluster name.
     Redis(&'a str),
+    /// In this process.
+    Memory,
 }
 
 /// A database by its URL.
@@ -143,11 +172,11 @@ impl std::fmt::Display for UnknownPlace {
         formatter.write_str(match self {
             Self::Store => {
                 "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST, \
-                 redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST"
+                 redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST or memory:"
             }
             Self::Ledger => "--ledger takes sqlite://FILE or postgres://USER@HOST/DATABASE",
             Self::NoLedger => {
-                "Redis holds records only: say by --ledger where the payments are, sqlite://FILE or \
+                "this store holds records only: say by --ledger where the payments are, sqlite://FILE or \
                  postgres://USER@HOST/DATABASE"
             }
         })

@@ -1,12 +1,12 @@
-//! The idempotency store: SQLite, Postgres or Redis.
+//! The idempotency store: SQLite, Postgres, Redis, or the memory of this process.
 
 use std::error::Error;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_axum::{Idempotency, Settings};
-use idem_core::{Purge, SelfTestError, StoreError, TransactionalStore};
+use idem_core::engine::{Idempotency, Settings};
+use idem_core::{MemoryStore, Purge, SelfTestError, StoreError, TransactionalStore, self_test};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger};
 use idem_redis::{RedisConfig, RedisStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
@@ -18,11 +18,15 @@ use crate::config::{Config, ContractName, Database, Place};
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
 
+/// How many records are kept in memory at most.
+const MEMORY_RECORDS: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
+
 #[derive(Debug, Clone)]
 pub(crate) enum Store {
     Sqlite(SqliteStore),
     Postgres(PostgresStore),
     Redis(RedisStore),
+    Memory(Arc<MemoryStore>),
 }
 
 /// What the store says about itself.
@@ -39,7 +43,8 @@ pub(crate) struct Health {
 /// The task that removes expired records.
 #[derive(Debug)]
 pub(crate) enum RunningPurge {
-    Sqlite(JoinHandle<()>),
+    /// Of SQLite, or of memory.
+    Task(JoinHandle<()>),
     Postgres(Purger),
     /// Redis forgets what is over by itself.
     NotNeeded,
@@ -50,6 +55,8 @@ pub(crate) enum RunningPurge {
 pub(crate) enum ContractRefused {
     /// The payments cannot be in a transaction of Redis.
     TransactionalOnRedis,
+    /// Nor in one of memory.
+    TransactionalInMemory,
     /// Nobody has accepted what Redis can lose.
     AtMostOnceOnRedis,
 }
@@ -63,6 +70,7 @@ impl Store {
                 let postgres = if config.pooler { postgres.through_transaction_pooler() } else { postgres };
                 Self::Postgres(PostgresStore::open(postgres).await?)
             }
+            Place::Memory => Self::Memory(Arc::new(MemoryStore::new(MEMORY_RECORDS))),
             Place::Redis(url) => {
                 let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix);
                 let redis = redis.min_replicas(config.min_replicas);
@@ -76,6 +84,7 @@ impl Store {
     pub(crate) async fn self_test(&self) -> Result<(), SelfTestError> {
         let durability = match self {
             Self::Sqlite(store) => return store.self_test().await,
+            Self::Memory(store) => return self_test(store.as_ref()).await,
             Self::Postgres(store) => store.self_test().await?.to_string(),
             Self::Redis(store) => store.self_test().await?.to_string(),
         };
@@ -89,6 +98,7 @@ impl Store {
             Self::Sqlite(store) => Arc::new(store.clone()),
             Self::Postgres(store) => Arc::new(store.clone()),
             Self::Redis(store) => return on_redis(store.clone(), config, settings),
+            Self::Memory(store) => return in_memory(store.clone(), config, settings),
         };
         Ok(match config.contract {
             ContractName::Transactional => Idempotency::transactional(store, settings),
@@ -111,13 +121,18 @@ impl Store {
                 let health = store.health().await?;
                 Health { store: "redis", version: health.version, counted: "keys", count: health.keys }
             }
+            Self::Memory(store) => {
+                let version = env!("CARGO_PKG_VERSION").to_owned();
+                Health { store: "memory", version, counted: "records", count: store.record_count() as u64 }
+            }
         })
     }
 
     /// Removes expired records from now on.
     pub(crate) fn start_purge(&self) -> RunningPurge {
         match self {
-            Self::Sqlite(store) => RunningPurge::Sqlite(tokio::spawn(purge(store.clone()))),
+            Self::Sqlite(store) => RunningPurge::Task(tokio::spawn(purge(Arc::new(store.clone())))),
+            Self::Memory(store) => RunningPurge::Task(tokio::spawn(purge(store.clone()))),
             Self::Postgres(store) => RunningPurge::Postgres(Purger::start(store.clone())),
             Self::Redis(_) => RunningPurge::NotNeeded,
         }
@@ -127,7 +142,7 @@ impl Store {
 impl RunningPurge {
     pub(crate) async fn stop(self) {
         match self {
-            Self::Sqlite(task) => task.abort(),
+            Self::Task(task) => task.abort(),
             Self::Postgres(purger) => purger.stop().await,
             Self::NotNeeded => {}
         }
@@ -140,6 +155,10 @@ impl std::fmt::Display for ContractRefused {
             Self::TransactionalOnRedis => {
                 "--contract transactional commits payment and record in one transaction, and Redis has no transaction \
                  that could hold a payment: choose --contract at-least-once, or a --store in SQLite or Postgres"
+            }
+            Self::TransactionalInMemory => {
+                "--contract transactional commits payment and record in one transaction, and memory has none: choose \
+                 another --contract, or a --store in SQLite or Postgres"
             }
             Self::AtMostOnceOnRedis => {
                 "--contract at-most-once promises that no payment is made twice, and Redis can lose records that it has \
@@ -164,7 +183,15 @@ fn on_redis(store: RedisStore, config: &Config, settings: Settings) -> Result<Id
     }
 }
 
-async fn purge(store: SqliteStore) {
+fn in_memory(store: Arc<MemoryStore>, config: &Config, settings: Settings) -> Result<Idempotency, ContractRefused> {
+    match config.contract {
+        ContractName::Transactional => Err(ContractRefused::TransactionalInMemory),
+        ContractName::AtMostOnce => Ok(Idempotency::at_most_once(store, settings)),
+        ContractName::AtLeastOnce => Ok(Idempotency::at_least_once(store, settings)),
+    }
+}
+
+async fn purge(store: Arc<dyn Purge>) {
     let mut due = tokio::time::interval(PURGE_EVERY);
     loop {
         due.tick().await;
