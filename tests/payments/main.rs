@@ -4,12 +4,7 @@
 mod crashes;
 mod decisions;
 mod disconnects;
-mod duplicates;
-mod fidelity;
-mod fingerprints;
-mod keys;
 mod postgres;
 mod readme;
 mod redis;
-mod settlements;
 mod support;

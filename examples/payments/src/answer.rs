@@ -41,6 +41,12 @@ impl Answer {
         self
     }
 
+    /// Without a body, nor a field that describes it.
+    pub(crate) fn without_content(mut self) -> Self {
+        self.headers.retain(|(name, _)| *name != "content-type");
+        Self { body: Body::Whole(Bytes::new()), ..self }
+    }
+
     /// With another body instead: `bytes` of them, as they come.
     pub(crate) fn stream(mut self, bytes: usize, media_type: &str) -> Self {
         self.headers.retain(|(name, _)| *name != "content-type");
@@ -49,7 +55,8 @@ impl Answer {
     }
 }
 
-/// The chunks of a body of so many bytes.
+/// The chunks of a body of so many bytes, which take every value.
 pub(crate) fn chunks(bytes: usize) -> impl Iterator<Item = Bytes> {
-    (0..bytes).step_by(CHUNK).map(move |sent| Bytes::from(vec![b's'; CHUNK.min(bytes - sent)]))
+    let chunk: Bytes = (0..=u8::MAX).cycle().take(CHUNK).collect();
+    (0..bytes).step_by(CHUNK).map(move |sent| chunk.slice(..CHUNK.min(bytes - sent)))
 }

@@ -175,5 +175,7 @@ fn status(name: &str, value: &str) -> Result<u16, Problem> {
 }
 
 fn simulated(status: u16) -> Answer {
-    Answer::json(status, &serde_json::json!({ "simulated": status }))
+    let answer = Answer::json(status, &serde_json::json!({ "simulated": status }));
+    // These two have no content (RFC 9110 sections 15.3.5 and 15.4.5).
+    if [204, 304].contains(&status) { answer.without_content() } else { answer }
 }

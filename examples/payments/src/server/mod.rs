@@ -59,7 +59,9 @@ impl Signals {
         tracing::info!("shutting down; a second signal ends it at once");
         tokio::spawn(async move {
             self.next().await;
-            tracing::error!("ended by a second signal; keys of running requests are free, or answered, after their lease");
+            tracing::error!(
+                "ended by a second signal; keys of running requests are free, or answered, after their lease"
+            );
             std::process::exit(1);
         });
     }
