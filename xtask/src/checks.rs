@@ -51,8 +51,16 @@ const EMBEDDED: &[(&str, &str, &str)] = &[
 
 /// Packs all published crates; the archive of a crate that embeds SQL must carry it.
 pub(crate) fn packages() -> Result<(), Box<dyn Error>> {
-    let published =
-        ["idem-core", "idem-http", "idem-axum", "idem-sqlite", "idem-postgres", "idem-redis", "idem-testkit"];
+    let published = [
+        "idem-core",
+        "idem-http",
+        "idem-axum",
+        "idem-actix",
+        "idem-sqlite",
+        "idem-postgres",
+        "idem-redis",
+        "idem-testkit",
+    ];
     let selection = published.iter().flat_map(|package| ["-p", package]);
     // What is in the registry already cannot be known here, so the crates are packed and not built from the archives.
     let mut args = vec!["package", "--no-verify", "--allow-dirty"];

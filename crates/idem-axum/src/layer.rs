@@ -70,6 +70,13 @@ impl<S> IdempotencyLayer<S> {
         Self(self.0.policy(policy))
     }
 
+    /// Adds to the description of an operation what the layer adds to the operation: the key header, the header of
+    /// replays, and answers such as 400, 409 and 422. See `HttpPolicy::describe`.
+    #[cfg(feature = "openapi")]
+    pub fn describe(&self, operation: &mut utoipa::openapi::path::Operation) {
+        self.0.shared_policy().describe(operation);
+    }
+
     /// The engine, to be [shut down](Idempotency::shutdown) after the server: handlers run in tasks of their own, and
     /// may be running still when the last connection is closed.
     #[must_use]

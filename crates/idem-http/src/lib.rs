@@ -6,6 +6,8 @@ mod content;
 mod directives;
 mod headers;
 mod key_header;
+#[cfg(feature = "openapi")]
+mod openapi;
 mod policy;
 mod prefer;
 pub mod problem;

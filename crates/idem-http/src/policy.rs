@@ -185,6 +185,16 @@ impl HttpPolicy {
         self
     }
 
+    #[cfg(feature = "openapi")]
+    pub(crate) fn key_header_name(&self) -> &str {
+        &self.key_header
+    }
+
+    #[cfg(feature = "openapi")]
+    pub(crate) fn is_key_required(&self) -> bool {
+        self.key_required
+    }
+
     /// Decides what a request is. `path` and `query` are as they were sent.
     #[must_use]
     pub fn inspect(

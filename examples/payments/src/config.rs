@@ -56,6 +56,9 @@ pub(crate) struct Config {
     /// Make payments without protection while the store is away, under the other contracts: they may be made twice.
     #[arg(long, env = "PAYMENTS_DANGEROUS_FAIL_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) dangerous_fail_open: bool,
+    /// The only bearer tokens that are taken, as in acme,other. Default: any, and each is a tenant of its own.
+    #[arg(long, env = "PAYMENTS_TENANTS", value_delimiter = ',')]
+    pub(crate) tenants: Vec<String>,
     /// How long a crashed request can hold its key.
     #[arg(long, env = "PAYMENTS_LEASE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) lease_ms: u64,

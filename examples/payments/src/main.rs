@@ -3,6 +3,7 @@
 mod answer;
 mod config;
 mod ledger;
+mod openapi;
 mod problem;
 mod server;
 mod service;

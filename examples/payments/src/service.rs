@@ -7,17 +7,20 @@ use idem_http::HttpPolicy;
 use crate::answer::Answer;
 use crate::config::Config;
 use crate::ledger::{Ledger, NewPayment};
+use crate::openapi;
 use crate::problem::Problem;
 use crate::simulate::{Running, Simulation};
 use crate::store::{Health, Store};
 
 /// The pages, and the methods that each of them takes.
 pub(crate) const PAYMENTS: (&str, &str) = ("/v1/payments", "GET, HEAD, POST");
+pub(crate) const QUOTES: (&str, &str) = ("/v1/quotes", "POST");
 pub(crate) const PAYMENT: (&str, &str) = ("/v1/payments/{id}", READ);
 pub(crate) const LEDGER: (&str, &str) = ("/v1/ledger", READ);
 /// How far the tenant's runs are; there only under `--simulate`.
 pub(crate) const RUNNING: (&str, &str) = ("/v1/running", READ);
 pub(crate) const HEALTH: (&str, &str) = ("/healthz", READ);
+pub(crate) const DESCRIPTION: (&str, &str) = ("/openapi.json", READ);
 const READ: &str = "GET, HEAD";
 
 /// The service.
@@ -44,6 +47,11 @@ impl Service {
         Self { config, store, ledger, running: Running::default() }
     }
 
+    /// How `POST /v1/quotes` is protected: a quote moves no money, so a client may ask for it without a key.
+    pub(crate) fn quotes_policy(&self) -> HttpPolicy {
+        self.policy().key_optional()
+    }
+
     /// How `POST /v1/payments` is protected.
     pub(crate) fn policy(&self) -> HttpPolicy {
         let Config { body_limit, stored_limit, .. } = self.config;
@@ -61,7 +69,7 @@ impl Service {
     }
 
     pub(crate) async fn create_payment(&self, asked: Asked<'_>, run: &Context, body: Bytes) -> Answered {
-        let tenant = tenant_of(asked.authorization).ok_or(Problem::Unauthenticated)?;
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
         let mut running = self.running.begin(&tenant);
         let simulation = Simulation::from_header(self.config.simulate, asked.simulate)?;
         let payment = NewPayment::from_json(&body)?;
@@ -83,29 +91,39 @@ impl Service {
         Ok(simulation.dress(answer.header("x-attempt", run.attempt().to_string())))
     }
 
+    pub(crate) fn make_quote(&self, asked: &Asked<'_>, is_protected: bool, body: &[u8]) -> Answered {
+        self.tenant(asked).ok_or(Problem::Unauthenticated)?;
+        let quote = NewPayment::from_json(body)?.quoted(is_protected);
+        Ok(Answer::json(201, &quote))
+    }
+
     pub(crate) async fn list_payments(&self, asked: Asked<'_>) -> Answered {
-        let tenant = tenant_of(asked.authorization).ok_or(Problem::Unauthenticated)?;
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
         let payments = self.ledger.payments(&tenant).await?;
         Ok(Answer::json(200, &serde_json::json!({ "payments": payments })))
     }
 
     pub(crate) async fn show_payment(&self, asked: Asked<'_>, id: &str) -> Answered {
-        let tenant = tenant_of(asked.authorization).ok_or(Problem::Unauthenticated)?;
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
         let payment = self.ledger.payment(&tenant, id).await?.ok_or(Problem::NotFound)?;
         Ok(Answer::json(200, &payment))
     }
 
     pub(crate) async fn show_ledger(&self, asked: Asked<'_>) -> Answered {
-        let tenant = tenant_of(asked.authorization).ok_or(Problem::Unauthenticated)?;
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
         Ok(Answer::json(200, &self.ledger.totals(&tenant).await?))
     }
 
     pub(crate) fn show_running(&self, asked: &Asked<'_>) -> Answered {
-        let tenant = tenant_of(asked.authorization).ok_or(Problem::Unauthenticated)?;
+        let tenant = self.tenant(asked).ok_or(Problem::Unauthenticated)?;
         if !self.config.simulate {
             return Err(Problem::NotFound);
         }
         Ok(Answer::json(200, &self.running.stages(&tenant)))
+    }
+
+    pub(crate) fn show_description(&self) -> Answer {
+        Answer::json(200, &openapi::describe(&self.policy(), &self.quotes_policy()))
     }
 
     pub(crate) async fn show_health(&self) -> Answer {
@@ -126,13 +144,14 @@ impl Service {
             }
         }
     }
-}
 
-/// The tenant: in this example, whatever bearer token the client sends. A real service looks up whose token it is, and
-/// names the account: principals are stored readable, and a token is a secret.
-pub(crate) fn tenant_of(authorization: Option<&[u8]>) -> Option<String> {
-    let value = std::str::from_utf8(authorization?).ok()?;
-    let (scheme, token) = value.split_once(' ')?;
-    let token = token.trim();
-    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned())
+    /// The tenant: in this example, whatever bearer token the client sends. A real service looks up whose token it is, and
+    /// names the account: principals are stored readable, and a token is a secret.
+    pub(crate) fn tenant(&self, asked: &Asked<'_>) -> Option<String> {
+        let value = std::str::from_utf8(asked.authorization?).ok()?;
+        let (scheme, token) = value.split_once(' ')?;
+        let token = token.trim();
+        let is_known = self.config.tenants.is_empty() || self.config.tenants.iter().any(|tenant| tenant == token);
+        (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && is_known).then(|| token.to_owned())
+    }
 }

@@ -10,7 +10,7 @@ use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Next, from_fn};
-use actix_web::web::{self, Data, Path, Payload};
+use actix_web::web::{self, Bytes, Data, Path, PayloadConfig};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Responder, ResponseError, Route, guard};
 use futures_util::stream;
 use idem_actix::{IdempotencyContext, IdempotencyLayer};
@@ -19,7 +19,7 @@ use idem_core::engine::Idempotency;
 use super::{CLOSE_CONNECTIONS_WITHIN, Signals};
 use crate::answer::{Answer, Body, chunks};
 use crate::problem::Problem;
-use crate::service::{Asked, HEALTH, LEDGER, PAYMENT, PAYMENTS, RUNNING, Service, tenant_of};
+use crate::service::{Asked, DESCRIPTION, HEALTH, LEDGER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service};
 
 /// The engine ends before the workers, which take along what runs on them. Handlers run in tasks of their own, and those
 /// whose clients have gone are in no connection that a worker would wait for.
@@ -29,17 +29,25 @@ pub(super) async fn serve(
     service: Arc<Service>,
     signals: Signals,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let idempotency = IdempotencyLayer::new(engine.clone()).policy(service.policy()).scope(tenant);
+    let tenants = service.clone();
+    let tenant = move |request: &HttpRequest| tenants.tenant(&asked(request.headers()));
+    let idempotency = IdempotencyLayer::new(engine.clone()).scope(tenant);
+    let for_quotes = idempotency.clone().policy(service.quotes_policy());
+    let idempotency = idempotency.policy(service.policy());
+    let limit = PayloadConfig::new(service.body_limit());
     let service = Data::from(service);
     let app = move || {
         let pay = web::post().to(create_payment).wrap(idempotency.clone()).wrap(from_fn(delay_answer));
         App::new()
             .app_data(service.clone())
+            .app_data(limit.clone())
             .service(page(PAYMENTS, read().to(list_payments)).route(pay))
+            .service(page(QUOTES, web::post().to(make_quote).wrap(for_quotes.clone())))
             .service(page(PAYMENT, read().to(show_payment)))
             .service(page(LEDGER, read().to(show_ledger)))
             .service(page(RUNNING, read().to(show_running)))
             .service(page(HEALTH, read().to(show_health)))
+            .service(page(DESCRIPTION, read().to(show_description)))
             .default_service(web::to(async || Answer::from(Problem::NotFound)))
     };
     let server = HttpServer::new(app).disable_signals().shutdown_timeout(CLOSE_CONNECTIONS_WITHIN.as_secs());
@@ -66,10 +74,6 @@ fn read() -> Route {
     web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
 }
 
-fn tenant(request: &HttpRequest) -> Option<String> {
-    tenant_of(asked(request.headers()).authorization)
-}
-
 fn asked(headers: &HeaderMap) -> Asked<'_> {
     let field = |name| headers.get(name).map(HeaderValue::as_bytes);
     Asked { authorization: field("authorization"), simulate: field("x-simulate") }
@@ -79,12 +83,18 @@ async fn create_payment(
     service: Data<Service>,
     IdempotencyContext(run): IdempotencyContext,
     request: HttpRequest,
-    body: Payload,
+    body: Bytes,
 ) -> Result<Answer, Problem> {
-    let invalid = |error: &dyn Error| Problem::InvalidPayment(error.to_string());
-    let body = body.to_bytes_limited(service.body_limit()).await.map_err(|error| invalid(&error))?;
-    let body = body.map_err(|error| Problem::InvalidPayment(error.to_string()))?;
     service.create_payment(asked(request.headers()), &run, body).await
+}
+
+async fn make_quote(
+    service: Data<Service>,
+    context: Option<IdempotencyContext>,
+    request: HttpRequest,
+    body: Bytes,
+) -> Result<Answer, Problem> {
+    service.make_quote(&asked(request.headers()), context.is_some(), &body)
 }
 
 async fn list_payments(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
@@ -105,6 +115,10 @@ async fn show_running(service: Data<Service>, request: HttpRequest) -> Result<An
 
 async fn show_health(service: Data<Service>) -> Answer {
     service.show_health().await
+}
+
+async fn show_description(service: Data<Service>) -> Answer {
+    service.show_description()
 }
 
 async fn delay_answer(

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::{self, Body};
+use axum::body::{self, Body, Bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
@@ -19,7 +19,7 @@ use idem_core::engine::Idempotency;
 use super::{CLOSE_CONNECTIONS_WITHIN, Signals};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
-use crate::service::{Asked, HEALTH, LEDGER, PAYMENT, PAYMENTS, RUNNING, Service, tenant_of};
+use crate::service::{Asked, DESCRIPTION, HEALTH, LEDGER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service};
 
 type App = State<Arc<Service>>;
 
@@ -55,24 +55,26 @@ pub(super) async fn serve(
 
 /// The pages. `engine` protects `POST /v1/payments`.
 fn router(engine: Idempotency, service: Arc<Service>) -> Router {
-    let idempotency = IdempotencyLayer::new(engine).policy(service.policy()).scope(tenant);
+    let tenants = service.clone();
+    let tenant = move |request: &Parts| tenants.tenant(&asked(&request.headers));
+    let idempotency = IdempotencyLayer::new(engine).scope(tenant);
+    let quotes = post(make_quote).layer(idempotency.clone().policy(service.quotes_policy()));
+    let idempotency = idempotency.policy(service.policy());
     let payments = post(create_payment).layer(idempotency).layer(from_fn_with_state(service.clone(), delay_answer));
     Router::new()
         .route(PAYMENTS.0, other_methods(payments.get(list_payments), PAYMENTS.1))
+        .route(QUOTES.0, other_methods(quotes, QUOTES.1))
         .route(PAYMENT.0, other_methods(get(show_payment), PAYMENT.1))
         .route(LEDGER.0, other_methods(get(show_ledger), LEDGER.1))
         .route(RUNNING.0, other_methods(get(show_running), RUNNING.1))
         .route(HEALTH.0, other_methods(get(show_health), HEALTH.1))
+        .route(DESCRIPTION.0, other_methods(get(show_description), DESCRIPTION.1))
         .fallback(async || Answer::from(Problem::NotFound))
         .with_state(service)
 }
 
 fn other_methods(page: MethodRouter<Arc<Service>>, allowed: &'static str) -> MethodRouter<Arc<Service>> {
     page.fallback(async move || Answer::from(Problem::MethodNotAllowed(allowed)))
-}
-
-fn tenant(request: &Parts) -> Option<String> {
-    tenant_of(asked(&request.headers).authorization)
 }
 
 fn asked(headers: &HeaderMap) -> Asked<'_> {
@@ -89,6 +91,15 @@ async fn create_payment(
     let body = body::to_bytes(request.into_body(), service.body_limit()).await;
     let body = body.map_err(|error| Problem::InvalidPayment(error.to_string()))?;
     service.create_payment(asked(&headers), &run, body).await
+}
+
+async fn make_quote(
+    State(service): App,
+    context: Option<IdempotencyContext>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Answer, Problem> {
+    service.make_quote(&asked(&headers), context.is_some(), &body)
 }
 
 async fn list_payments(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
@@ -109,6 +120,10 @@ async fn show_running(State(service): App, headers: HeaderMap) -> Result<Answer,
 
 async fn show_health(State(service): App) -> Answer {
     service.show_health().await
+}
+
+async fn show_description(State(service): App) -> Answer {
+    service.show_description()
 }
 
 async fn delay_answer(State(service): App, request: Request, next: Next) -> Response {

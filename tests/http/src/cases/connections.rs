@@ -64,3 +64,18 @@ pub(super) fn a_page_that_is_not_there_or_takes_no_such_method_says_so(target: &
         assert_eq!((refused.status, refused.header("allow")), (405, Some(allowed)), "{method} {path}");
     }
 }
+
+pub(super) fn the_description_names_the_key_and_the_answers_of_the_layer(target: &Target) {
+    let description = target.send(&target.get("/openapi.json")).json();
+    for (path, is_required) in [("/v1/payments", true), ("/v1/quotes", false)] {
+        let operation = &description["paths"][path]["post"];
+        let parameters = operation["parameters"].as_array().unwrap();
+        let key = parameters.iter().find(|parameter| parameter["name"] == "idempotency-key").unwrap();
+        assert_eq!((&key["in"], &key["required"]), (&"header".into(), &is_required.into()), "{path}");
+        for status in ["400", "401", "409", "410", "413", "422", "503"] {
+            let response = &operation["responses"][status];
+            assert!(response["content"]["application/problem+json"].is_object(), "{path} {status}");
+        }
+        assert!(operation["responses"]["201"]["headers"]["idempotency-replayed"].is_object(), "{path}");
+    }
+}

@@ -9,8 +9,10 @@ use crate::client::{Answer, Connection};
 use crate::eventually;
 use crate::target::Target;
 
+type Leave = fn(TcpStream);
+
 /// How a client leaves.
-const WAYS: [(&str, fn(TcpStream)); 3] = [("FIN", drop), ("RST", reset), ("half-close", half_close)];
+const WAYS: [(&str, Leave); 3] = [("FIN", drop), ("RST", reset), ("half-close", half_close)];
 
 fn reset(stream: TcpStream) {
     // Closing with a linger of zero sends RST instead of FIN.

@@ -72,6 +72,35 @@ pub(super) fn two_tenants_with_the_same_key_never_meet(target: &Target) {
     assert_eq!(target.effects(), 1);
 }
 
+pub(super) fn two_routes_with_the_same_key_never_meet(target: &Target) {
+    let (payment, quote) = (target.send(&target.pay("k")), target.send(&target.pay("k").target("/v1/quotes")));
+    assert_eq!((payment.status, quote.status), (201, 201));
+    assert!(!quote.is_replay());
+    assert_eq!(quote.json()["fee"], 37);
+    for (target_path, first) in [("/v1/payments", payment), ("/v1/quotes", quote)] {
+        let again = target.send(&target.pay("k").target(target_path));
+        assert!(again.is_replay(), "{target_path}");
+        assert_eq!(again.essence(), first.essence());
+    }
+    assert_eq!(target.effects(), 1);
+}
+
+pub(super) fn where_a_key_is_optional_a_request_without_one_is_not_protected(target: &Target) {
+    let keyless = target.keyless().target("/v1/quotes");
+    let quotes = [target.send(&keyless), target.send(&keyless)];
+    for quote in &quotes {
+        assert_eq!((quote.status, quote.is_replay(), &quote.json()["repeatable"]), (201, false, &false.into()));
+    }
+    assert_ne!(quotes[0].json()["id"], quotes[1].json()["id"]);
+    assert_eq!(target.send(&keyless.clone().without("Authorization")).status, 401);
+    let malformed = target.send(&keyless.clone().header("Idempotency-Key", "a b"));
+    assert_eq!(malformed.problem().as_deref(), Some("key-invalid"));
+    let keyed = keyless.header("Idempotency-Key", "k");
+    let (first, again) = (target.send(&keyed), target.send(&keyed));
+    assert_eq!((&first.json()["repeatable"], again.is_replay()), (&true.into(), true));
+    assert_eq!(again.essence(), first.essence());
+}
+
 pub(super) fn a_request_without_a_principal_is_401_even_without_a_key(target: &Target) {
     for request in [target.pay("k"), target.keyless(), target.pay("\"")] {
         let answer = target.send(&request.without("Authorization"));

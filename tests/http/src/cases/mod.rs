@@ -29,6 +29,8 @@ pub const CASES: &[Case] = table! {
         a_key_with_control_bytes_never_gets_through
         the_longest_key_is_a_key_quoted_or_not
         two_tenants_with_the_same_key_never_meet
+        two_routes_with_the_same_key_never_meet
+        where_a_key_is_optional_a_request_without_one_is_not_protected
         a_request_without_a_principal_is_401_even_without_a_key
         methods_that_are_safe_or_idempotent_by_themselves_create_no_record;
     fingerprints:
@@ -81,5 +83,6 @@ pub const CASES: &[Case] = table! {
     connections:
         a_connection_serves_on_after_each_kind_of_answer
         pipelined_requests_are_answered_in_their_order
-        a_page_that_is_not_there_or_takes_no_such_method_says_so;
+        a_page_that_is_not_there_or_takes_no_such_method_says_so
+        the_description_names_the_key_and_the_answers_of_the_layer;
 };
