@@ -6,6 +6,7 @@ mod bodies;
 mod disconnects;
 mod ends;
 mod extractors;
+mod order;
 mod routing;
 mod stacking;
 mod support;
