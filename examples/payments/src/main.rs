@@ -11,12 +11,12 @@ mod simulate;
 mod store;
 
 use std::error::Error;
-use std::net::TcpListener;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use idem_core::engine::Settings;
+use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tracing_subscriber::EnvFilter;
 
@@ -52,7 +52,8 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     let ledger = Ledger::open(&config).await?;
     // The signals are caught before anyone is told that the server is ready.
     let signals = Signals::catch()?;
-    let listener = TcpListener::bind(config.listen)?;
+    // Tokio's has room for a thousand connections that wait to be accepted, and the standard library's for 128.
+    let listener = TcpListener::bind(config.listen).await?.into_std()?;
     println!("listening on http://{}", listener.local_addr()?);
     let purge = store.start_purge();
     let service = Service::new(config.clone(), store, ledger);

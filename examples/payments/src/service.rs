@@ -17,8 +17,8 @@ pub(crate) const PAYMENTS: (&str, &str) = ("/v1/payments", "GET, HEAD, POST");
 pub(crate) const QUOTES: (&str, &str) = ("/v1/quotes", "POST");
 pub(crate) const PAYMENT: (&str, &str) = ("/v1/payments/{id}", READ);
 pub(crate) const LEDGER: (&str, &str) = ("/v1/ledger", READ);
-/// How far the tenant's runs are; there only under `--simulate`.
-pub(crate) const RUNNING: (&str, &str) = ("/v1/running", READ);
+/// How far the tenant's runs are, and DELETE lets one go on that is held; there only under `--simulate`.
+pub(crate) const RUNNING: (&str, &str) = ("/v1/running", "DELETE, GET, HEAD");
 pub(crate) const HEALTH: (&str, &str) = ("/healthz", READ);
 pub(crate) const DESCRIPTION: (&str, &str) = ("/openapi.json", READ);
 const READ: &str = "GET, HEAD";
@@ -73,12 +73,12 @@ impl Service {
         let mut running = self.running.begin(&tenant);
         let simulation = Simulation::from_header(self.config.simulate, asked.simulate)?;
         let payment = NewPayment::from_json(&body)?;
-        if let Some(answer) = simulation.before().await {
+        if let Some(answer) = simulation.before(&running).await {
             return Ok(answer);
         }
         let payment = self.ledger.pay(run, &tenant, payment).await?;
         running.has_effect();
-        if let Some(answer) = simulation.after().await {
+        if let Some(answer) = simulation.after(&running).await {
             return Ok(answer);
         }
         tracing::info!(payment = payment.id, attempt = run.attempt(), "money moved");
@@ -119,6 +119,15 @@ impl Service {
         if !self.config.simulate {
             return Err(Problem::NotFound);
         }
+        Ok(Answer::json(200, &self.running.stages(&tenant)))
+    }
+
+    pub(crate) fn release_run(&self, asked: &Asked<'_>) -> Answered {
+        let tenant = self.tenant(asked).ok_or(Problem::Unauthenticated)?;
+        if !self.config.simulate {
+            return Err(Problem::NotFound);
+        }
+        self.running.release(&tenant);
         Ok(Answer::json(200, &self.running.stages(&tenant)))
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::sync::Notify;
 
 use crate::answer::Answer;
 use crate::problem::Problem;
@@ -13,6 +14,8 @@ use crate::problem::Problem;
 /// What to simulate, read from a comma list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Simulation {
+    hold_before: bool,
+    hold_after: bool,
     delay_before: Duration,
     delay_after: Duration,
     delay_answer: Duration,
@@ -45,6 +48,8 @@ impl Simulation {
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), Problem> {
         match name {
+            "hold-before" => self.hold_before = true,
+            "hold-after" => self.hold_after = true,
             "delay-before" => self.delay_before = Duration::from_millis(number(name, value)?),
             "delay-after" => self.delay_after = Duration::from_millis(number(name, value)?),
             "delay-answer" => self.delay_answer = Duration::from_millis(number(name, value)?),
@@ -64,14 +69,20 @@ impl Simulation {
     }
 
     /// What happens before the effect; an answer is given in its place.
-    pub(crate) async fn before(&self) -> Option<Answer> {
+    pub(crate) async fn before(&self, run: &Run<'_>) -> Option<Answer> {
+        if self.hold_before {
+            run.released().await;
+        }
         tokio::time::sleep(self.delay_before).await;
         assert!(!self.panic_before, "simulated panic before the effect");
         self.status_before.map(simulated)
     }
 
     /// What happens after the effect; an answer is given in place of the handler's.
-    pub(crate) async fn after(&self) -> Option<Answer> {
+    pub(crate) async fn after(&self, run: &Run<'_>) -> Option<Answer> {
+        if self.hold_after {
+            run.released().await;
+        }
         if self.abort_after_effect {
             std::process::abort();
         }
@@ -106,7 +117,14 @@ impl Simulation {
 
 /// How far the runs of each tenant are that are under way, for tests that wait for them.
 #[derive(Debug, Default)]
-pub(crate) struct Running(Mutex<HashMap<String, Stages>>);
+pub(crate) struct Running(Mutex<HashMap<String, Runs>>);
+
+/// The runs of one tenant.
+#[derive(Debug, Default)]
+struct Runs {
+    stages: Stages,
+    release: Arc<Notify>,
+}
 
 /// How many runs of a tenant are before their effect, and how many after it.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -125,7 +143,14 @@ pub(crate) struct Run<'a> {
 
 impl Running {
     pub(crate) fn stages(&self, tenant: &str) -> Stages {
-        self.lock().get(tenant).copied().unwrap_or_default()
+        self.lock().get(tenant).map(|runs| runs.stages).unwrap_or_default()
+    }
+
+    /// Lets a run of the tenant go on that is held, or the next one that would be.
+    pub(crate) fn release(&self, tenant: &str) {
+        if let Some(runs) = self.lock().get(tenant) {
+            runs.release.notify_one();
+        }
     }
 
     pub(crate) fn begin<'a>(&'a self, tenant: &'a str) -> Run<'a> {
@@ -135,20 +160,27 @@ impl Running {
 
     fn change(&self, tenant: &str, change: impl FnOnce(&mut Stages)) {
         let mut running = self.lock();
-        let stages = running.entry(tenant.to_owned()).or_default();
-        change(stages);
-        if stages.before + stages.after == 0 {
+        let runs = running.entry(tenant.to_owned()).or_default();
+        change(&mut runs.stages);
+        if runs.stages.before + runs.stages.after == 0 {
             running.remove(tenant);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Stages>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Runs>> {
         // Every change is one step on one entry, so a panic leaves the map whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Run<'_> {
+    async fn released(&self) {
+        let release = self.running.lock().get(self.tenant).map(|runs| Arc::clone(&runs.release));
+        if let Some(release) = release {
+            release.notified().await;
+        }
+    }
+
     pub(crate) fn has_effect(&mut self) {
         self.has_effect = true;
         self.running.change(self.tenant, |stages| {

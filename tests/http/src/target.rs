@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -132,13 +133,34 @@ impl Target {
         (running["before"].as_u64().unwrap(), running["after"].as_u64().unwrap())
     }
 
-    /// Waits until one run is before its effect.
+    /// Waits until one run is held before its effect.
     pub fn await_run(&self) {
         eventually("a run", || (self.stages() == (1, 0)).then_some(()));
     }
 
-    /// Waits until one run is after its effect.
+    /// Waits until one run is held after its effect.
     pub fn await_effect(&self) {
         eventually("an effect", || (self.stages() == (0, 1)).then_some(()));
+    }
+
+    /// Looks for a while whether the run that is held is there still.
+    ///
+    /// # Panics
+    /// When it was dropped.
+    pub fn stays_held(&self) {
+        for _ in 0..20 {
+            let (before, after) = self.stages();
+            assert_eq!(before + after, 1, "the run was dropped");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Lets the run that is held go on.
+    ///
+    /// # Panics
+    /// When the server does not.
+    pub fn release(&self) {
+        let answer = self.get("/v1/running").method("DELETE").send(self.address);
+        assert_eq!(answer.status, 200, "{answer:?}");
     }
 }

@@ -45,7 +45,7 @@ pub(super) async fn serve(
             .service(page(QUOTES, web::post().to(make_quote).wrap(for_quotes.clone())))
             .service(page(PAYMENT, read().to(show_payment)))
             .service(page(LEDGER, read().to(show_ledger)))
-            .service(page(RUNNING, read().to(show_running)))
+            .service(page(RUNNING, read().to(show_running)).route(web::delete().to(release_run)))
             .service(page(HEALTH, read().to(show_health)))
             .service(page(DESCRIPTION, read().to(show_description)))
             .default_service(web::to(async || Answer::from(Problem::NotFound)))
@@ -111,6 +111,10 @@ async fn show_ledger(service: Data<Service>, request: HttpRequest) -> Result<Ans
 
 async fn show_running(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
     service.show_running(&asked(request.headers()))
+}
+
+async fn release_run(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
+    service.release_run(&asked(request.headers()))
 }
 
 async fn show_health(service: Data<Service>) -> Answer {

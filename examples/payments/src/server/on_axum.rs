@@ -31,7 +31,6 @@ pub(super) async fn serve(
     service: Arc<Service>,
     signals: Signals,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let router = router(engine.clone(), service);
@@ -66,7 +65,7 @@ fn router(engine: Idempotency, service: Arc<Service>) -> Router {
         .route(QUOTES.0, other_methods(quotes, QUOTES.1))
         .route(PAYMENT.0, other_methods(get(show_payment), PAYMENT.1))
         .route(LEDGER.0, other_methods(get(show_ledger), LEDGER.1))
-        .route(RUNNING.0, other_methods(get(show_running), RUNNING.1))
+        .route(RUNNING.0, other_methods(get(show_running).delete(release_run), RUNNING.1))
         .route(HEALTH.0, other_methods(get(show_health), HEALTH.1))
         .route(DESCRIPTION.0, other_methods(get(show_description), DESCRIPTION.1))
         .fallback(async || Answer::from(Problem::NotFound))
@@ -116,6 +115,10 @@ async fn show_ledger(State(service): App, headers: HeaderMap) -> Result<Answer, 
 
 async fn show_running(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
     service.show_running(&asked(&headers))
+}
+
+async fn release_run(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
+    service.release_run(&asked(&headers))
 }
 
 async fn show_health(State(service): App) -> Answer {

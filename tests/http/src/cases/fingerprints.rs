@@ -64,13 +64,14 @@ pub(super) fn other_headers_belong_to_no_fingerprint(target: &Target) {
 }
 
 pub(super) fn another_request_while_the_first_runs_neither_runs_nor_waits(target: &Target) {
-    let running = target.pay("k").simulate("delay-before=1000").begin(target.address());
+    let running = target.pay("k").simulate("hold-before").begin(target.address());
     target.await_run();
     // Where a transaction's lock is all there is of a run, its request is not known yet.
     let other = target.pay("k").body(amount("1")).send(target.address());
     assert!(
         [(422, Some("mismatch")), (409, Some("in-progress"))].contains(&(other.status, other.problem().as_deref()))
     );
+    target.release();
     let first = crate::Answer::read(running, "POST").unwrap();
     assert_eq!(target.note(first).status, 201);
     assert_eq!(target.send(&target.pay("k").body(amount("1"))).problem().as_deref(), Some("mismatch"));

@@ -50,13 +50,15 @@ pub(super) fn http_2_gets_the_same_answers(target: &Target) {
 
 pub(super) fn an_http_2_stream_that_is_reset_finds_its_payment_made_once(target: &Target) {
     let runtime = Runtime::new().unwrap();
-    let (mut response, send) = runtime.block_on(begin(target, "delay-before=700"));
+    let (mut response, send) = runtime.block_on(begin(target, "hold-before"));
     target.await_run();
     runtime.block_on(async {
         // The request is under way: there is no response yet.
         assert!(tokio::time::timeout(Duration::from_millis(1), &mut response).await.is_err());
     });
     drop((response, send));
+    target.stays_held();
+    target.release();
     let retry = target.send(&target.pay("k").waiting());
     assert_eq!((retry.status, retry.is_replay(), target.effects()), (201, true, 1));
 }
