@@ -1,5 +1,6 @@
 //! An HTTP/1.1 client that hides nothing: bytes as they are, on connections that a test can watch and break.
 
+use std::fmt;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
@@ -18,7 +19,7 @@ pub struct Request {
 }
 
 /// What came back; the body is without its transfer coding.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer {
     /// The status.
@@ -373,6 +374,21 @@ impl Answer {
         let mut headers: Vec<_> = self.headers.iter().filter(lasting).cloned().collect();
         headers.sort_by(|(one, _), (other, _)| one.cmp(other));
         Self { headers, ..self.clone() }
+    }
+}
+
+/// As text, as far as it is one, and the beginning of a long body.
+impl fmt::Debug for Answer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let headers = self.headers.iter().map(|(name, value)| format!("{name}: {}", value.escape_ascii()));
+        let shown = &self.body[..self.body.len().min(300)];
+        formatter
+            .debug_struct("Answer")
+            .field("status", &self.status)
+            .field("headers", &headers.collect::<Vec<_>>())
+            .field("body_bytes", &self.body.len())
+            .field("body", &shown.escape_ascii().to_string())
+            .finish()
     }
 }
 
