@@ -254,3 +254,6 @@ impl<S> fmt::Debug for Protection<S> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,6 +88,7 @@ impl Service {
             document["padding"] = "p".repeat(simulation.padding).into();
         }
         let answer = Answer::json(201, &document).header("location", location);
+        let answer = answer.header("etag", format!("\"{}\"", payment.id));
         Ok(simulation.dress(answer.header("x-attempt", run.attempt().to_string())))
     }
 

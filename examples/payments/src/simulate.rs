@@ -30,7 +30,19 @@ pub(crate) struct Simulation {
     events: Option<usize>,
     set_cookie: bool,
     raw_header: bool,
+    momentary: bool,
 }
+
+/// Fields that say something of one connection, one client, or one moment.
+const MOMENTARY: [(&str, &str); 7] = [
+    ("access-control-allow-origin", "https://first.test"),
+    ("proxy-authenticate", "Basic"),
+    ("retry-after", "7"),
+    ("server-timing", "db;dur=1"),
+    ("www-authenticate", "Basic"),
+    ("x-ratelimit-remaining", "9"),
+    ("x-request-id", "first"),
+];
 
 impl Simulation {
     /// Reads the header, if simulations are enabled.
@@ -63,6 +75,7 @@ impl Simulation {
             "events" => self.events = Some(number(name, value)?),
             "set-cookie" => self.set_cookie = true,
             "raw-header" => self.raw_header = true,
+            "momentary" => self.momentary = true,
             _ => return Err(Problem::InvalidSimulation(format!("{name} is not known"))),
         }
         Ok(())
@@ -110,6 +123,9 @@ impl Simulation {
         if self.raw_header {
             answer = answer.header("x-raw", b"\xFF\xFE raw");
             answer = answer.header("x-repeated", "one").header("x-repeated", "two");
+        }
+        if self.momentary {
+            answer = MOMENTARY.iter().fold(answer, |answer, (name, value)| answer.header(name, *value));
         }
         answer
     }

@@ -19,6 +19,7 @@ pub(super) fn the_first_answer_is_replayed_again_and_again(target: &Target) {
     assert_eq!(first.status, 201);
     let id = first.json()["id"].as_str().unwrap().to_owned();
     assert_eq!(first.header("location"), Some(format!("/v1/payments/{id}").as_str()));
+    assert_eq!(first.header("etag"), Some(format!("\"{id}\"").as_str()));
     assert_eq!(again.values("idempotency-replayed"), [b"true"], "once");
     for _ in 0..3 {
         assert_eq!(target.send(&target.pay("k")).essence(), first.essence());
@@ -44,6 +45,24 @@ pub(super) fn a_cookie_reaches_the_first_client_only(target: &Target) {
     assert_eq!(again.body, first.body);
 }
 
+pub(super) fn fields_of_the_moment_reach_the_first_client_only(target: &Target) {
+    const MOMENTARY: [&str; 7] = [
+        "access-control-allow-origin",
+        "proxy-authenticate",
+        "retry-after",
+        "server-timing",
+        "www-authenticate",
+        "x-ratelimit-remaining",
+        "x-request-id",
+    ];
+    let (first, again) = twice(target, "k", "momentary");
+    for name in MOMENTARY {
+        assert!(first.header(name).is_some(), "{name}");
+        assert_eq!(again.header(name), None, "{name}");
+    }
+    assert_eq!(again.body, first.body);
+}
+
 pub(super) fn a_binary_body_in_chunks_is_replayed_byte_by_byte(target: &Target) {
     let (first, again) = twice(target, "k", "stream=300000");
     assert_eq!(first.body.len(), 300_000);
@@ -63,6 +82,7 @@ pub(super) fn a_body_at_the_limit_is_kept_and_a_larger_one_leaves_a_tombstone(ta
             assert_eq!((again.status, again.problem().as_deref()), (410, Some("body-not-retained")));
             assert_eq!(again.json()["original_status"], 201);
             assert_eq!(again.header("location"), first.header("location"));
+            assert_eq!(again.header("etag"), None, "it describes the body that is gone");
         }
     }
     assert_eq!(target.effects(), 3);

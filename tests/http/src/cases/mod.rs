@@ -43,6 +43,7 @@ pub const CASES: &[Case] = table! {
         the_first_answer_is_replayed_again_and_again
         header_fields_survive_in_order_repeated_and_not_utf_8
         a_cookie_reaches_the_first_client_only
+        fields_of_the_moment_reach_the_first_client_only
         a_binary_body_in_chunks_is_replayed_byte_by_byte
         a_body_at_the_limit_is_kept_and_a_larger_one_leaves_a_tombstone
         a_large_answer_streams_on_beyond_what_is_kept
@@ -72,7 +73,10 @@ pub const CASES: &[Case] = table! {
         a_client_that_leaves_during_its_answer_finds_that_it_was_made;
     http2:
         http_2_gets_the_same_answers
-        an_http_2_stream_that_is_reset_finds_its_payment_made_once;
+        an_http_2_stream_that_is_reset_during_its_upload_leaves_nothing_behind
+        an_http_2_stream_that_is_reset_before_or_after_the_effect_finds_its_payment_made_once
+        an_http_2_stream_that_is_reset_after_the_settlement_finds_its_answer
+        an_http_2_stream_that_is_reset_during_its_answer_finds_that_it_was_made;
     uploads:
         a_body_at_the_limit_is_taken_and_a_larger_one_is_refused
         a_body_that_declares_too_much_is_refused_before_it_is_sent
