@@ -65,6 +65,12 @@ pub(crate) struct Config {
     /// How long answers are kept.
     #[arg(long, env = "PAYMENTS_RETENTION_S", default_value_t = 24 * 60 * 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) retention_s: u64,
+    /// How long to wait for the store before a request is refused.
+    #[arg(long, env = "PAYMENTS_STORE_TIMEOUT_MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) store_timeout_ms: u64,
+    /// How long a payment that failed rests before its next attempt, under at-least-once; twice as long every time.
+    #[arg(long, env = "PAYMENTS_BACKOFF_MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) backoff_ms: u64,
     /// How long a duplicate waits for the first answer when the client does not say.
     #[arg(long, env = "PAYMENTS_WAIT_MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=30_000))]
     pub(crate) wait_ms: u64,

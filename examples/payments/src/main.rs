@@ -26,6 +26,9 @@ use server::Signals;
 use service::Service;
 use store::Store;
 
+/// How long a payment that keeps failing rests at most.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -45,6 +48,8 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
         .lease(Duration::from_millis(config.lease_ms))
         .retention(Duration::from_secs(config.retention_s))
         .wait(Duration::from_millis(config.wait_ms))
+        .store_timeout(Duration::from_millis(config.store_timeout_ms))
+        .backoff(Duration::from_millis(config.backoff_ms), LONGEST_BACKOFF)
         .runtime(Handle::current());
     let settings = if config.dangerous_fail_open { settings.dangerous_fail_open() } else { settings };
     let engine = store.engine(&config, settings)?;

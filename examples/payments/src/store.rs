@@ -14,6 +14,9 @@ use tokio::task::JoinHandle;
 
 use crate::config::{Config, ContractName, Database, Place};
 
+/// How long to wait for other writers of SQLite at least.
+const SQLITE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How often expired records are removed from SQLite, and how many at a time.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
@@ -64,7 +67,10 @@ pub(crate) enum ContractRefused {
 impl Store {
     pub(crate) async fn open(config: &Config) -> Result<Self, Box<dyn Error + Send + Sync>> {
         Ok(match config.store()? {
-            Place::Database(Database::Sqlite(url)) => Self::Sqlite(SqliteStore::open(SqliteConfig::new(url)).await?),
+            Place::Database(Database::Sqlite(url)) => {
+                let patience = Duration::from_millis(config.store_timeout_ms).max(SQLITE_PATIENCE);
+                Self::Sqlite(SqliteStore::open(SqliteConfig::new(url).busy_timeout(patience)).await?)
+            }
             Place::Database(Database::Postgres(url)) => {
                 let postgres = PostgresConfig::new(url).schema(config.idem_schema.as_str());
                 let postgres = if config.pooler { postgres.through_transaction_pooler() } else { postgres };

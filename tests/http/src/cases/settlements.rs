@@ -91,7 +91,8 @@ pub(super) fn a_fault_under_at_least_once_runs_again_after_its_backoff(target: &
     }
     assert_eq!(target.send(&target.pay("k").simulate("status-before=503")).status, 503);
     let resting = target.send(&target.pay("k"));
-    assert_eq!((resting.status, resting.problem().as_deref(), resting.retry_after()), (409, Some("backoff"), Some(1)));
+    assert_eq!((resting.status, resting.problem().as_deref()), (409, Some("backoff")));
+    assert!((1..=60).contains(&resting.retry_after().unwrap()), "{resting:?}");
     let answer = eventually("the end of the backoff", || {
         let answer = target.pay("k").send(target.address());
         (answer.status != 409).then_some(answer)
