@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Answer, Backend, Contract, Request, Server, eventually, on_every_backend, on_every_database};
+use crate::support::{Answer, Contract, Request, Server, Setup, eventually, on_every_backend, on_every_database};
 
 on_every_database! {
     transactional_makes_the_payment_exactly_once_within_a_lease,
@@ -24,8 +24,8 @@ const LEASE: Duration = Duration::from_secs(4);
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// A server that was killed while it made a payment, started again, and the time of its death.
-fn crashed(backend: Backend, contract: Contract, simulate: &str, effects_before_death: u64) -> (Server, Instant) {
-    let mut server = Server::start_on(backend, contract, &["--lease-ms", LEASE_MS]);
+fn crashed(setup: Setup, contract: Contract, simulate: &str, effects_before_death: u64) -> (Server, Instant) {
+    let mut server = Server::start_on(setup, contract, &["--lease-ms", LEASE_MS]);
     let stream = Request::pay("k").simulate(simulate).begin(server.address);
     server.await_running();
     eventually("the effect", || (server.effects() == effects_before_death).then_some(()));
@@ -51,10 +51,10 @@ fn retried(server: &Server, died_at: Instant) -> Answer {
     answer
 }
 
-fn transactional_makes_the_payment_exactly_once_within_a_lease(backend: Backend) {
+fn transactional_makes_the_payment_exactly_once_within_a_lease(setup: Setup) {
     // Before the effect, and after it but before the commit: nobody can see it then, so the ledger says 0.
     for simulate in ["delay-before=60000", "delay-after=60000"] {
-        let (server, died_at) = crashed(backend, Contract::Transactional, simulate, 0);
+        let (server, died_at) = crashed(setup, Contract::Transactional, simulate, 0);
         let answer = retried(&server, died_at);
         assert_eq!(answer.status, 201, "{simulate}");
         assert!(!answer.is_replay());
@@ -63,9 +63,9 @@ fn transactional_makes_the_payment_exactly_once_within_a_lease(backend: Backend)
     }
 }
 
-fn at_most_once_never_makes_a_second_payment(backend: Backend) {
+fn at_most_once_never_makes_a_second_payment(setup: Setup) {
     for (simulate, effects) in [("delay-before=60000", 0), ("delay-after=60000", 1)] {
-        let (server, died_at) = crashed(backend, Contract::AtMostOnce, simulate, effects);
+        let (server, died_at) = crashed(setup, Contract::AtMostOnce, simulate, effects);
         let first_retry = server.send(&Request::pay("k"));
         assert_eq!(first_retry.status, 409, "the lease of the dead still holds");
         let answer = retried(&server, died_at);
@@ -76,9 +76,9 @@ fn at_most_once_never_makes_a_second_payment(backend: Backend) {
     }
 }
 
-fn at_least_once_runs_again_as_attempt_2(backend: Backend) {
+fn at_least_once_runs_again_as_attempt_2(setup: Setup) {
     for (simulate, effects) in [("delay-before=60000", 0), ("delay-after=60000", 1)] {
-        let (server, died_at) = crashed(backend, Contract::AtLeastOnce, simulate, effects);
+        let (server, died_at) = crashed(setup, Contract::AtLeastOnce, simulate, effects);
         let answer = retried(&server, died_at);
         assert_eq!(answer.status, 201, "{simulate}");
         assert!(!answer.is_replay());
@@ -88,14 +88,14 @@ fn at_least_once_runs_again_as_attempt_2(backend: Backend) {
     }
 }
 
-fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract(backend: Backend) {
-    for &contract in backend.contracts() {
+fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract(setup: Setup) {
+    for &contract in setup.contracts() {
         let (status, effects) = match contract {
             Contract::Transactional => (201, 1),
             Contract::AtMostOnce => (504, 1),
             Contract::AtLeastOnce => (201, 2),
         };
-        let mut server = Server::start_on(backend, contract, &["--lease-ms", LEASE_MS]);
+        let mut server = Server::start_on(setup, contract, &["--lease-ms", LEASE_MS]);
         assert_eq!(Request::pay("k").simulate("abort-after-effect").try_send(server.address), None);
         let died_at = Instant::now();
         assert!(!server.wait().success());
@@ -105,9 +105,9 @@ fn a_process_that_dies_between_the_effect_and_its_answer_keeps_its_contract(back
     }
 }
 
-fn what_was_settled_before_the_process_died_is_replayed_after_it(backend: Backend) {
-    for &contract in backend.contracts() {
-        let mut server = Server::start_on(backend, contract, &["--lease-ms", LEASE_MS]);
+fn what_was_settled_before_the_process_died_is_replayed_after_it(setup: Setup) {
+    for &contract in setup.contracts() {
+        let mut server = Server::start_on(setup, contract, &["--lease-ms", LEASE_MS]);
         let stream = Request::pay("k").simulate("delay-answer=60000").begin(server.address);
         eventually("the effect", || (server.effects() == 1).then_some(()));
         let settled = eventually("the settlement", || {
@@ -124,9 +124,9 @@ fn what_was_settled_before_the_process_died_is_replayed_after_it(backend: Backen
     }
 }
 
-fn a_payment_that_takes_longer_than_its_lease_is_not_made_twice(backend: Backend) {
-    for &contract in backend.contracts() {
-        let server = Server::start_on(backend, contract, &["--lease-ms", "1500"]);
+fn a_payment_that_takes_longer_than_its_lease_is_not_made_twice(setup: Setup) {
+    for &contract in setup.contracts() {
+        let server = Server::start_on(setup, contract, &["--lease-ms", "1500"]);
         let stream = Request::pay("k").simulate("delay-before=5000").begin(server.address);
         server.await_running();
         let started = Instant::now();

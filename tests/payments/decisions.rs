@@ -1,27 +1,46 @@
 //! The decisions of the HTTP policy that the other files do not have.
 
-use std::io::Write;
 use std::time::Duration;
 
 use sqlx::{ConnectOptions, Connection};
 
-use crate::support::{Answer, Backend, Contract, Request, Server, eventually, on_every_backend, refusal};
+use crate::support::{
+    Answer, Backend, Contract, Framework, Request, Server, Setup, eventually, on_every_backend, on_every_framework,
+    refusal,
+};
 
 on_every_backend! {
     the_first_answer_is_replayed_also_after_a_restart,
-    a_duplicate_of_a_running_request_gets_409_with_the_rest_of_the_lease,
-    a_client_may_ask_to_wait_whatever_the_server_says,
     a_client_may_decline_to_wait,
     the_body_limit_is_exact_and_nothing_runs_beyond_it,
-    a_slow_upload_holds_no_lease,
-    application_refusals_are_the_applications_own_and_are_replayed,
     retention_ends_and_the_key_is_free_again,
     the_health_page_names_the_store,
 }
 
-fn the_first_answer_is_replayed_also_after_a_restart(backend: Backend) {
-    for &contract in backend.contracts() {
-        let mut server = Server::start_on(backend, contract, &[]);
+on_every_framework! {
+    a_store_that_cannot_answer_is_503_and_nothing_runs,
+}
+
+#[test]
+fn what_one_framework_has_answered_is_replayed_by_the_other() {
+    for backend in [Backend::Sqlite, Backend::Postgres, Backend::Redis] {
+        for [first, second] in [Framework::ALL, [Framework::Actix, Framework::Axum]] {
+            let server = Server::start_on(Setup { framework: first, backend }, backend.contracts()[0], &[]);
+            let other = server.replica_on(second);
+            let request = Request::pay("k").simulate("raw-header");
+            let answer = server.send(&request);
+            assert_eq!((answer.status, answer.is_replay()), (201, false), "{first:?}");
+            let again = request.send(other.address);
+            assert!(again.is_replay(), "{second:?} after {first:?} on {backend:?}");
+            assert_eq!(again.essence(), answer.essence());
+            assert_eq!(Request::pay("k").body("{}").send(other.address).problem().as_deref(), Some("mismatch"));
+        }
+    }
+}
+
+fn the_first_answer_is_replayed_also_after_a_restart(setup: Setup) {
+    for &contract in setup.contracts() {
+        let mut server = Server::start_on(setup, contract, &[]);
         let first = server.send(&Request::pay("k"));
         assert_eq!(first.status, 201);
         assert!(!first.is_replay());
@@ -38,41 +57,16 @@ fn the_first_answer_is_replayed_also_after_a_restart(backend: Backend) {
     }
 }
 
-fn a_duplicate_of_a_running_request_gets_409_with_the_rest_of_the_lease(backend: Backend) {
-    // In Postgres, a transaction that runs is known by a lock instead, which has no time.
-    let contracts = if backend == Backend::Sqlite { &Contract::ALL[..] } else { &Contract::LEASED[..] };
-    for &contract in contracts {
-        let server = Server::start_on(backend, contract, &["--lease-ms", "20000"]);
-        let running = Request::pay("k").simulate("delay-before=1500").begin(server.address);
-        server.await_running();
-        let duplicate = server.send(&Request::pay("k"));
-        assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")), "{contract:?}");
-        assert!((15..=20).contains(&duplicate.retry_after().unwrap()), "{duplicate:?}");
-        assert!(!duplicate.is_replay());
-        assert_eq!(Answer::read(running, "POST").unwrap().status, 201);
-    }
-}
-
-fn a_client_may_ask_to_wait_whatever_the_server_says(backend: Backend) {
-    let server = Server::start_on(backend, Contract::AtMostOnce, &[]);
-    let running = Request::pay("k").simulate("delay-before=1000").begin(server.address);
-    server.await_running();
-    let waited = server.send(&Request::pay("k").header("Prefer", "wait=20"));
-    let first = Answer::read(running, "POST").unwrap();
-    assert!(waited.is_replay());
-    assert_eq!(waited.essence(), first.essence());
-}
-
-fn a_client_may_decline_to_wait(backend: Backend) {
-    let server = Server::start_on(backend, Contract::AtMostOnce, &["--wait-ms", "20000"]);
+fn a_client_may_decline_to_wait(setup: Setup) {
+    let server = Server::start_on(setup, Contract::AtMostOnce, &["--wait-ms", "20000"]);
     let running = Request::pay("k").simulate("delay-before=2000").begin(server.address);
     server.await_running();
     assert_eq!(server.send(&Request::pay("k").header("Prefer", "wait=0")).status, 409);
     assert_eq!(Answer::read(running, "POST").unwrap().status, 201);
 }
 
-fn the_body_limit_is_exact_and_nothing_runs_beyond_it(backend: Backend) {
-    let server = Server::start_on(backend, backend.strongest_contract(), &["--body-limit", "200"]);
+fn the_body_limit_is_exact_and_nothing_runs_beyond_it(setup: Setup) {
+    let server = Server::start_on(setup, setup.strongest_contract(), &["--body-limit", "200"]);
     let padded = |length: usize| {
         let body = r#"{"amount": 1, "currency": "EUR", "recipient": "a"}"#;
         format!("{body}{}", " ".repeat(length - body.len()))
@@ -84,24 +78,8 @@ fn the_body_limit_is_exact_and_nothing_runs_beyond_it(backend: Backend) {
     assert_eq!((server.effects(), server.records()), (2, 2));
 }
 
-fn a_slow_upload_holds_no_lease(backend: Backend) {
-    let server = Server::start_on(backend, backend.strongest_contract(), &[]);
-    let request = Request::pay("k");
-    let mut slow = request.begin_part(server.address, 10);
-    let fast = server.send(&request);
-    assert_eq!(fast.status, 201);
-    slow.write_all(&br#"{"amount": 1250, "currency": "EUR", "recipient": "alice"}"#[10..]).unwrap();
-    let slow = Answer::read(slow, "POST").unwrap();
-    assert!(slow.is_replay());
-    assert_eq!(slow.essence(), fast.essence());
-    // An upload that breaks off leaves nothing behind.
-    drop(Request::pay("broken").begin_part(server.address, 10));
-    assert_eq!((server.effects(), server.records()), (1, 1));
-}
-
-#[test]
-fn a_store_that_cannot_answer_is_503_and_nothing_runs() {
-    let server = Server::start(Contract::Transactional, &[]);
+fn a_store_that_cannot_answer_is_503_and_nothing_runs(setup: Setup) {
+    let server = Server::start_on(setup, Contract::Transactional, &[]);
     assert_eq!(server.send(&Request::pay("known")).status, 201);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(server.store());
@@ -122,29 +100,8 @@ fn a_store_that_cannot_answer_is_503_and_nothing_runs() {
     assert_eq!(server.effects(), 2);
 }
 
-fn application_refusals_are_the_applications_own_and_are_replayed(backend: Backend) {
-    let server = Server::start_on(backend, backend.strongest_contract(), &[]);
-    let bodies = [
-        r#"{"amount": 1250, "currency": "EUR", "recipient": "alice", "tip": 1}"#,
-        r#"{"amount": 0, "currency": "EUR", "recipient": "alice"}"#,
-        r#"{"amount": 9007199254740993, "currency": "EUR", "recipient": "alice"}"#,
-        r#"{"amount": 1, "currency": "euro", "recipient": "alice"}"#,
-        r#"{"amount": 1, "currency": "EUR", "recipient": ""}"#,
-        "not json",
-    ];
-    for (at, body) in bodies.into_iter().enumerate() {
-        let request = Request::pay(&format!("k{at}")).body(body);
-        let (first, again) = (server.send(&request), server.send(&request));
-        assert_eq!(first.status, 422, "{body}");
-        assert_eq!(first.json()["type"], "urn:payments:problem:invalid-payment");
-        assert!(again.is_replay());
-        assert_eq!(again.essence(), first.essence());
-    }
-    assert_eq!(server.effects(), 0);
-}
-
-fn retention_ends_and_the_key_is_free_again(backend: Backend) {
-    let server = Server::start_on(backend, backend.strongest_contract(), &["--retention-s", "1"]);
+fn retention_ends_and_the_key_is_free_again(setup: Setup) {
+    let server = Server::start_on(setup, setup.strongest_contract(), &["--retention-s", "1"]);
     let first = server.send(&Request::pay("k"));
     let second = eventually("the end of the retention", || {
         std::thread::sleep(Duration::from_millis(100));
@@ -192,11 +149,24 @@ fn a_server_that_cannot_start_says_why() {
     }
 }
 
-fn the_health_page_names_the_store(backend: Backend) {
-    let server = Server::start_on(backend, Contract::AtMostOnce, &[]);
+#[test]
+fn memory_keeps_no_contract_that_needs_a_transaction_and_forgets_with_its_process() {
+    let log = refusal(&["--store", "memory:", "--ledger", "sqlite://ledger.db", "--contract", "transactional"]);
+    assert!(log.contains("memory has none"), "{log}");
+    let mut server = Server::start_on(Backend::Memory, Contract::AtMostOnce, &[]);
+    assert_eq!(server.send(&Request::pay("k")).status, 201);
+    assert!(server.send(&Request::pay("k")).is_replay());
+    server.kill();
+    server.start_again();
+    assert_eq!((server.send(&Request::pay("k")).status, server.effects()), (201, 2));
+}
+
+fn the_health_page_names_the_store(setup: Setup) {
+    let server = Server::start_on(setup, Contract::AtMostOnce, &[]);
     let answer = server.send(&Request::get("/healthz"));
     let health = answer.json();
-    let (store, counted) = match backend {
+    let (store, counted) = match setup.backend {
+        Backend::Memory => ("memory", "records"),
         Backend::Sqlite => ("sqlite", "records"),
         Backend::Postgres | Backend::PgBouncer | Backend::Hybrid => ("postgres", "records"),
         Backend::Redis | Backend::RedisSentinel | Backend::RedisCluster => ("redis", "keys"),

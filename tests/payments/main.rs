@@ -4,13 +4,8 @@
 mod crashes;
 mod decisions;
 mod disconnects;
-mod duplicates;
-mod fidelity;
-mod fingerprints;
 mod hybrid;
-mod keys;
 mod postgres;
 mod readme;
 mod redis;
-mod settlements;
 mod support;

@@ -5,7 +5,9 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use crate::support::{Answer, Backend, Contract, Gate, Gates, Orphan, Request, Schemas, Server, eventually};
+use crate::support::{
+    Answer, Backend, Contract, Framework, Gate, Gates, Orphan, Request, Schemas, Server, Setup, eventually,
+};
 
 const LEASE_MS: &str = "4000";
 const LEASE: Duration = Duration::from_secs(4);
@@ -128,20 +130,25 @@ fn retried_by_many(server: &Server, key: &str) -> (Answer, bool) {
 
 #[test]
 fn a_payment_is_made_once_wherever_its_process_is_killed() {
-    kill_often(Backend::Postgres);
+    kill_often(Backend::Postgres.into());
+}
+
+#[test]
+fn a_payment_on_actix_is_made_once_wherever_its_process_is_killed() {
+    kill_often(Setup { framework: Framework::Actix, backend: Backend::Postgres });
 }
 
 #[test]
 fn a_payment_behind_pgbouncer_is_made_once_wherever_its_process_is_killed() {
-    kill_often(Backend::PgBouncer);
+    kill_often(Backend::PgBouncer.into());
 }
 
-fn kill_often(backend: Backend) {
+fn kill_often(setup: Setup) {
     let rounds = number_from_environment("IDEM_KILL_ROUNDS").unwrap_or(10);
     let seed = number_from_environment("IDEM_KILL_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
     println!("IDEM_KILL_SEED={seed} IDEM_KILL_ROUNDS={rounds}");
     let mut random = Random(seed);
-    let mut server = Server::start_on(backend, Contract::Transactional, &["--lease-ms", LEASE_MS]);
+    let mut server = Server::start_on(setup, Contract::Transactional, &["--lease-ms", LEASE_MS]);
     let schemas = server.schemas();
     let gates = Gates::install(&schemas, u32::try_from(random.below(1 << 31)).unwrap());
     let (mut stages, mut payments, mut longest) = (Vec::new(), Vec::new(), Duration::ZERO);
@@ -184,7 +191,14 @@ fn replicas_that_start_at_once_on_a_fresh_database_share_the_tables_and_the_keys
         server.kill();
         server.schemas().remove().unwrap();
         let replicas: Vec<_> = std::thread::scope(|scope| {
-            let starting: Vec<_> = (0..4).map(|_| scope.spawn(|| server.replica())).collect();
+            let starting: Vec<_> = (0..4)
+                .map(|at| {
+                    scope.spawn({
+                        let server = &server;
+                        move || server.replica_on(Framework::ALL[at % 2])
+                    })
+                })
+                .collect();
             starting.into_iter().map(|replica| replica.join().unwrap()).collect()
         });
         let request = Request::pay("k").simulate("delay-before=1000");

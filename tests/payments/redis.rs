@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use idem_servers::{Redis, redis_command};
 
-use crate::support::{Answer, Backend, Contract, Request, Server, eventually, refusal};
+use crate::support::{Answer, Backend, Contract, Framework, Request, Server, eventually, refusal};
 
 /// Payments for which somebody waits in another process.
 const PAYMENTS: usize = 40;
@@ -85,7 +85,7 @@ fn a_duplicate_that_waits_in_another_process_on_a_cluster_is_answered_promptly()
 /// second: two in three would be later than [`PROMPTLY`], so that three in four are never punctual by chance.
 fn waiters_are_told(backend: Backend) {
     let server = Server::start_on(backend, Contract::AtLeastOnce, &[]);
-    let replica = server.replica();
+    let replica = server.replica_on(Framework::Actix);
     let answered = |stream| (Answer::read(stream, "POST").unwrap(), Instant::now());
     let begin = |(at, address)| {
         let request = Request::pay(&format!("k{at}")).simulate("delay-before=3000");
@@ -114,8 +114,15 @@ fn waiters_are_told(backend: Backend) {
 
 #[test]
 fn a_redis_that_does_not_answer_is_503_and_nothing_runs() {
+    for framework in Framework::ALL {
+        a_store_that_stands_still_refuses(framework);
+    }
+}
+
+fn a_store_that_stands_still_refuses(framework: Framework) {
     let mut redis = Redis::start().unwrap();
-    let server = Server::start_on_redis(redis.url(), Contract::AtLeastOnce, &["--lease-ms", "4000"]);
+    let args = ["--lease-ms", "4000", "--framework", framework.name()];
+    let server = Server::start_on_redis(redis.url(), Contract::AtLeastOnce, &args);
     assert_eq!(server.send(&Request::pay("known")).status, 201);
     redis.pause().unwrap();
     for key in ["new", "known"] {
@@ -132,6 +139,22 @@ fn a_redis_that_does_not_answer_is_503_and_nothing_runs() {
     assert_eq!((answer.status, answer.is_replay()), (201, false));
     assert!(server.send(&Request::pay("known")).is_replay());
     assert_eq!(server.effects(), 2);
+}
+
+#[test]
+fn a_server_that_fails_open_makes_payments_without_protection_and_says_so() {
+    for framework in Framework::ALL {
+        let mut redis = Redis::start().unwrap();
+        let args = ["--dangerous-fail-open", "--framework", framework.name()];
+        let server = Server::start_on_redis(redis.url(), Contract::AtLeastOnce, &args);
+        redis.pause().unwrap();
+        for payments in [1, 2] {
+            let answer = server.send(&Request::pay("k"));
+            assert_eq!((answer.status, answer.is_replay(), server.effects()), (201, false, payments));
+        }
+        assert!(server.log().contains("an operation runs without protection"), "{framework:?}");
+        redis.resume().unwrap();
+    }
 }
 
 #[test]

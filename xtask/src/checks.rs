@@ -56,6 +56,7 @@ pub(crate) fn packages() -> Result<(), Box<dyn Error>> {
         "idem-core",
         "idem-http",
         "idem-axum",
+        "idem-actix",
         "idem-sqlite",
         "idem-postgres",
         "idem-redis",

@@ -24,6 +24,13 @@ enum Task {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
+    /// Holds a server that runs already to the suite of cases over sockets that `test` runs on every framework and store.
+    #[command(disable_help_flag = true)]
+    HttpSuite {
+        /// Its options, as in `--url http://127.0.0.1:8080`.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
     /// Everything that a change has to pass: format, lints, documentation, tests, model, packages.
     Ci(model::Options),
     /// Searches every situation that crashes and lost messages can lead to, for each contract.
@@ -70,6 +77,10 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;
+        }
+        Task::HttpSuite { options } => {
+            let mut suite = command::cargo(&["run", "--quiet", "-p", "idem-http-suite", "--"]);
+            command::run(suite.args(options))?;
         }
         Task::Mutants => checks::mutants()?,
         Task::Package => checks::packages()?,

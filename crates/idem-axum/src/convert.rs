@@ -2,14 +2,16 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, HttpBody};
 use axum::response::Response;
 use bytes::Bytes;
+use futures_util::Stream;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
-use idem_http::{HeaderFields, Reply};
+use http_body_util::LengthLimitError;
+use idem_http::{BodyError, HeaderFields, Reply};
 
 /// Axum's header fields.
 pub(crate) struct Fields<'a>(pub(crate) &'a HeaderMap);
@@ -21,6 +23,46 @@ impl HeaderFields for Fields<'_> {
 
     fn lines(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_bytes()))
+    }
+}
+
+/// The data of a body; its trailers are put aside.
+pub(crate) struct Data<'a> {
+    body: &'a mut Body,
+    pub(crate) trailers: Option<HeaderMap>,
+}
+
+impl<'a> Data<'a> {
+    pub(crate) fn of(body: &'a mut Body) -> Self {
+        Self { body, trailers: None }
+    }
+}
+
+impl Stream for Data<'_> {
+    type Item = Result<Bytes, BodyError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            return Poll::Ready(match ready!(Pin::new(&mut *self.body).poll_frame(context)) {
+                None => None,
+                Some(Err(error)) => Some(Err(reason(error))),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(chunk) => Some(Ok(chunk)),
+                    Err(frame) => {
+                        self.trailers = frame.into_trailers().ok();
+                        continue;
+                    }
+                },
+            });
+        }
+    }
+}
+
+/// An outer layer may have a limit of its own.
+fn reason(error: axum::Error) -> BodyError {
+    match error.into_inner().downcast::<LengthLimitError>() {
+        Ok(_) => BodyError::TooLarge,
+        Err(_) => BodyError::Incomplete,
     }
 }
 

@@ -7,7 +7,8 @@ use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
-use idem_core::engine::{Context, TransactionError, TransactionGuard};
+use idem_core::engine::{Context, TransactionGuard};
+use idem_http::{NotProtected, context_of, optional_transaction_of, transaction_of};
 
 /// The context of a protected run: attempt, checkpoints, downstream keys, loss of the lease.
 ///
@@ -22,35 +23,22 @@ pub struct IdempotencyContext(pub Context);
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor has nothing to give; answered with 500, because the server is put together wrongly.
+/// Why an extractor has nothing to give; answered with 500.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NotProtected {
-    /// The request did not come through an idempotency layer that protects it.
-    NoContext,
-    /// There is no such transaction.
-    NoTransaction(TransactionError),
-}
+#[expect(clippy::exhaustive_structs, reason = "it is nothing but its reason")]
+pub struct Rejection(pub NotProtected);
 
-impl IntoResponse for NotProtected {
+impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        let message = match self {
-            Self::NoContext => {
-                "this request is not protected: its route has no idempotency layer, or the layer does not protect its \
-                 method, or it came without an optional key"
-                    .to_owned()
-            }
-            Self::NoTransaction(error) => error.to_string(),
-        };
-        (StatusCode::INTERNAL_SERVER_ERROR, message).into_response()
+        (StatusCode::INTERNAL_SERVER_ERROR, self.0.to_string()).into_response()
     }
 }
 
 impl<S: Sync> FromRequestParts<S> for IdempotencyContext {
-    type Rejection = NotProtected;
+    type Rejection = Rejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NotProtected> {
-        parts.extensions.get().cloned().map(Self).ok_or(NotProtected::NoContext)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejection> {
+        context_of(parts.extensions.get()).cloned().map(Self).map_err(Rejection)
     }
 }
 
@@ -63,24 +51,19 @@ impl<S: Sync> OptionalFromRequestParts<S> for IdempotencyContext {
 }
 
 impl<S: Sync, T: 'static> FromRequestParts<S> for IdempotentTransaction<T> {
-    type Rejection = NotProtected;
+    type Rejection = Rejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NotProtected> {
-        let context: &Context = parts.extensions.get().ok_or(NotProtected::NoContext)?;
-        context.transaction().map(Self).map_err(NotProtected::NoTransaction)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejection> {
+        transaction_of(parts.extensions.get()).map(Self).map_err(Rejection)
     }
 }
 
 /// `None` where there is no transaction at all; a borrowed one, or one of another type, is still an error.
 impl<S: Sync, T: 'static> OptionalFromRequestParts<S> for IdempotentTransaction<T> {
-    type Rejection = NotProtected;
+    type Rejection = Rejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, NotProtected> {
-        match parts.extensions.get::<Context>().map(Context::transaction) {
-            Some(Ok(transaction)) => Ok(Some(Self(transaction))),
-            None | Some(Err(TransactionError::NotTransactional)) => Ok(None),
-            Some(Err(error)) => Err(NotProtected::NoTransaction(error)),
-        }
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Rejection> {
+        optional_transaction_of(parts.extensions.get()).map(|found| found.map(Self)).map_err(Rejection)
     }
 }
 

@@ -1,15 +1,13 @@
 //! The tower layer: a contract, a scope, a policy.
 
-use std::fmt;
 use std::sync::Arc;
 
 use http::request::Parts;
 use idem_core::engine::{Idempotency, Settings};
 use idem_core::{DurableStore, IdempotencyStore, TransactionalStore};
-use idem_http::HttpPolicy;
+use idem_http::{ByPrincipal, HttpPolicy, Protection, ScopeMissing, ScopeSource, SingleTenant};
 use tower_layer::Layer;
 
-use crate::scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};
 use crate::service::IdempotencyService;
 
 /// Protects the requests of a router or of one route.
@@ -17,12 +15,8 @@ use crate::service::IdempotencyService;
 /// The contract is named where the layer is built and has no default; so is the scope, without which the layer does not
 /// compile. Put it *inside* compression, authentication, rate limiting, CORS and tracing (added before them in axum, so
 /// that they are outside), and give every route at most one.
-#[derive(Clone)]
-pub struct IdempotencyLayer<S = ScopeMissing> {
-    engine: Idempotency,
-    policy: Arc<HttpPolicy>,
-    scope: S,
-}
+#[derive(Debug, Clone)]
+pub struct IdempotencyLayer<S = ScopeMissing>(Protection<S>);
 
 impl IdempotencyLayer {
     /// The key, the handler's writes and the response commit in one transaction; see [`Idempotency::transactional`].
@@ -46,7 +40,7 @@ impl IdempotencyLayer {
     /// On an engine with settings of its own. Layers that share an engine share its shutdown.
     #[must_use]
     pub fn new(engine: Idempotency) -> Self {
-        Self { engine, policy: Arc::new(HttpPolicy::new()), scope: ScopeMissing }
+        Self(Protection::new(engine))
     }
 
     /// Keys belong to the principal that `principal` names from the head of the request; `None` is answered with 401.
@@ -59,46 +53,42 @@ impl IdempotencyLayer {
         F: Fn(&Parts) -> Option<P> + Clone + Send + Sync + 'static,
         P: Into<String>,
     {
-        IdempotencyLayer { engine: self.engine, policy: self.policy, scope: ByPrincipal(principal) }
+        IdempotencyLayer(self.0.scope(principal))
     }
 
     /// There is only one tenant, said explicitly: all callers share one space of keys for each route.
     #[must_use]
     pub fn single_tenant(self) -> IdempotencyLayer<SingleTenant> {
-        IdempotencyLayer { engine: self.engine, policy: self.policy, scope: SingleTenant }
+        IdempotencyLayer(self.0.single_tenant())
     }
 }
 
 impl<S> IdempotencyLayer<S> {
     /// The HTTP policy. Default [`HttpPolicy::new`].
     #[must_use]
-    pub fn policy(mut self, policy: HttpPolicy) -> Self {
-        self.policy = Arc::new(policy);
-        self
+    pub fn policy(self, policy: HttpPolicy) -> Self {
+        Self(self.0.policy(policy))
+    }
+
+    /// Adds to the description of an operation what the layer adds to the operation: the key header, the header of
+    /// replays, and answers such as 400, 409 and 422. See `HttpPolicy::describe`.
+    #[cfg(feature = "openapi")]
+    pub fn describe(&self, operation: &mut utoipa::openapi::path::Operation) {
+        self.0.shared_policy().describe(operation);
     }
 
     /// The engine, to be [shut down](Idempotency::shutdown) after the server: handlers run in tasks of their own, and
     /// may be running still when the last connection is closed.
     #[must_use]
     pub fn engine(&self) -> &Idempotency {
-        &self.engine
+        self.0.engine()
     }
 }
 
-impl<S: ScopeSource, I> Layer<I> for IdempotencyLayer<S> {
+impl<S: ScopeSource<Parts>, I> Layer<I> for IdempotencyLayer<S> {
     type Service = IdempotencyService<I, S>;
 
     fn layer(&self, inner: I) -> Self::Service {
-        IdempotencyService::new(inner, self.engine.clone(), Arc::clone(&self.policy), self.scope.clone())
-    }
-}
-
-impl<S> fmt::Debug for IdempotencyLayer<S> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("IdempotencyLayer")
-            .field("engine", &self.engine)
-            .field("policy", &self.policy)
-            .finish_non_exhaustive()
+        IdempotencyService::new(inner, self.0.clone())
     }
 }

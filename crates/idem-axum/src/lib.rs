@@ -3,13 +3,13 @@
 mod convert;
 mod extract;
 mod layer;
-mod scope;
 mod service;
 
-pub use extract::{IdempotencyContext, IdempotentTransaction, NotProtected};
+pub use extract::{IdempotencyContext, IdempotentTransaction, Rejection};
 pub use layer::IdempotencyLayer;
-pub use scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};
 pub use service::IdempotencyService;
 
 pub use idem_core::engine::{Idempotency, Settings};
-pub use idem_http::{HttpPolicy, ProblemKind, ResponseDirectives};
+pub use idem_http::{
+    ByPrincipal, HttpPolicy, NotProtected, ProblemKind, ResponseDirectives, ScopeMissing, ScopeSource, SingleTenant,
+};

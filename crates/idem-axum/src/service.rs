@@ -6,36 +6,29 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
-use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, OriginalUri, Request};
 use axum::response::Response;
-use http::HeaderMap;
 use http::request::Parts;
-use http_body_util::{BodyExt, LengthLimitError};
-use idem_core::engine::{Answer, Conclusion, Context, Idempotency};
+use idem_core::engine::{Conclusion, Context};
 use idem_http::{
-    BufferedRequest, Captured, HttpPolicy, Inspection, Problem, ProblemKind, ProtectedRequest, RequestBuffer,
-    ResponseDirectives,
+    Arrival, Arrived, Captured, Decision, HttpPolicy, Protection, Reply, RequestHead, ResponseDirectives, ScopeSource,
 };
 use tower_service::Service;
 
-use crate::convert::{Fields, respond, sendable};
-use crate::scope::ScopeSource;
+use crate::convert::{Data, Fields, respond, sendable};
 
 /// What [`IdempotencyLayer`](crate::IdempotencyLayer) makes of a service.
 #[derive(Clone)]
 pub struct IdempotencyService<I, S> {
     inner: I,
-    engine: Idempotency,
-    policy: Arc<HttpPolicy>,
-    scope: S,
+    protection: Protection<S>,
 }
 
 impl<I, S> IdempotencyService<I, S> {
-    pub(crate) fn new(inner: I, engine: Idempotency, policy: Arc<HttpPolicy>, scope: S) -> Self {
-        Self { inner, engine, policy, scope }
+    pub(crate) fn new(inner: I, protection: Protection<S>) -> Self {
+        Self { inner, protection }
     }
 }
 
@@ -43,7 +36,7 @@ impl<I, S> Service<Request> for IdempotencyService<I, S>
 where
     I: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
     I::Future: Send + 'static,
-    S: ScopeSource,
+    S: ScopeSource<Parts>,
 {
     type Response = Response;
     type Error = Infallible;
@@ -57,7 +50,7 @@ where
         // The instance that was polled ready does the work; its clone waits for the next request.
         let clone = self.clone();
         let service = std::mem::replace(self, clone);
-        Box::pin(async move { Ok(service.handle(request).await) })
+        Box::pin(service.handle(request))
     }
 }
 
@@ -65,41 +58,22 @@ impl<I, S> IdempotencyService<I, S>
 where
     I: Service<Request, Response = Response, Error = Infallible> + Send + 'static,
     I::Future: Send + 'static,
-    S: ScopeSource,
+    S: ScopeSource<Parts>,
 {
-    async fn handle(mut self, request: Request) -> Response {
+    async fn handle(mut self, request: Request) -> Result<Response, Infallible> {
         let (head, body) = request.into_parts();
-        let (path, query) = target(&head);
-        let protected = match self.policy.inspect(head.method.as_str(), path, query, &Fields(&head.headers)) {
-            Inspection::Pass => {
-                let Ok(response) = self.inner.call(Request::from_parts(head, body)).await;
-                return response;
-            }
-            Inspection::Refuse(problem) => Err(problem),
-            Inspection::Protect(protected) => Ok(protected),
-        };
-        let policy = Arc::clone(&self.policy);
-        self.protect(protected, head, body).await.unwrap_or_else(|problem| respond(policy.problem(&problem)))
+        match self.protection.decide(&head, &request_head(&head, &body)) {
+            Decision::Pass => self.inner.call(Request::from_parts(head, body)).await,
+            Decision::Refuse(reply) => Ok(respond(reply)),
+            Decision::Receive(arrival) => Ok(self.protect(arrival, head, body).await.unwrap_or_else(respond)),
+        }
     }
 
-    /// Who asks comes before what is asked: a request without a principal gets 401 whatever its key.
-    async fn protect(
-        self,
-        protected: Result<ProtectedRequest, Problem>,
-        mut head: Parts,
-        body: Body,
-    ) -> Result<Response, Problem> {
-        if head.extensions.get::<Context>().is_some() {
-            let detail = "The route has two idempotency layers; give it one.";
-            return Err(Problem::new(ProblemKind::Misconfigured).detail(detail));
-        }
-        let scope = self.scope.scope_of(&head, operation_name(&head));
-        let scope = scope.ok_or_else(|| Problem::new(ProblemKind::PrincipalMissing))?;
-        let (pending, buffer) = protected?.buffer(&self.policy);
-        let (BufferedRequest { fingerprint, chunks, reservation }, trailers) =
-            receive(buffer, body, self.policy.body_timeout()).await?;
-        let operation = pending.complete(scope, fingerprint);
-        let (mut inner, policy) = (self.inner, Arc::clone(&self.policy));
+    async fn protect(self, arrival: Arrival, mut head: Parts, mut body: Body) -> Result<Response, Reply> {
+        let mut data = Data::of(&mut body);
+        let Arrived { operation, chunks, reservation, .. } = arrival.receive(&mut data).await?;
+        let trailers = data.trailers;
+        let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
         let run = move |context: Context| async move {
             head.extensions.insert(context);
             let request = Request::from_parts(head, sendable(chunks, trailers, None));
@@ -108,90 +82,39 @@ where
             drop(reservation);
             conclude(&policy, response).await
         };
-        let policy = Arc::clone(&self.policy);
-        let on_panic = move || handler_failed(&policy);
-        Ok(match self.engine.execute(operation, run, on_panic).await {
-            Ok(Answer::Ran { value, .. }) => value,
-            Ok(Answer::Replay(replay)) => respond(self.policy.replay(&replay)),
-            Ok(Answer::InProgress { retry_after }) => {
-                return Err(Problem::new(ProblemKind::InProgress).retry_after(retry_after));
-            }
-            Ok(Answer::Backoff { retry_after }) => {
-                return Err(Problem::new(ProblemKind::Backoff).retry_after(retry_after));
-            }
-            Ok(Answer::Mismatch) => return Err(Problem::new(ProblemKind::Mismatch)),
-            Err(error) => respond(self.policy.failure(&error)),
-        })
+        self.protection.execute(operation, run).await
     }
 }
 
-/// Path and query as the client sent them: a nested router sees less of the path.
-fn target(head: &Parts) -> (&str, Option<&str>) {
+/// Path and query are those that the client sent: a nested router sees less of the path.
+fn request_head<'a>(head: &'a Parts, body: &Body) -> RequestHead<'a, Fields<'a>> {
     let uri = head.extensions.get::<OriginalUri>().map_or(&head.uri, |original| &original.0);
-    (uri.path(), uri.query())
-}
-
-/// Method and route. A layer outside of all routers sees no route, and takes the path.
-fn operation_name(head: &Parts) -> String {
-    let route = head.extensions.get::<MatchedPath>().map_or_else(|| target(head).0, MatchedPath::as_str);
-    format!("{} {route}", head.method)
-}
-
-/// Collects the request body, and its trailers. No lease is held while it arrives.
-async fn receive(
-    mut buffer: RequestBuffer,
-    mut body: Body,
-    limit: Duration,
-) -> Result<(BufferedRequest, Option<HeaderMap>), Problem> {
-    buffer.expect(body.size_hint().lower())?;
-    let arriving = async {
-        let mut trailers = None;
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| match error.into_inner().downcast::<LengthLimitError>() {
-                Ok(_) => Problem::new(ProblemKind::BodyTooLarge),
-                Err(_) => Problem::new(ProblemKind::BodyIncomplete),
-            })?;
-            match frame.into_data() {
-                Ok(chunk) => buffer.push(chunk)?,
-                Err(frame) => trailers = frame.into_trailers().ok(),
-            }
-        }
-        Ok(trailers)
-    };
-    let arrived = tokio::time::timeout(limit, arriving).await;
-    let trailers = arrived.unwrap_or_else(|_| Err(Problem::new(ProblemKind::BodyTooSlow)))?;
-    Ok((buffer.finish(), trailers))
+    RequestHead {
+        method: head.method.as_str(),
+        path: uri.path(),
+        query: uri.query(),
+        route: head.extensions.get::<MatchedPath>().map(MatchedPath::as_str),
+        headers: Fields(&head.headers),
+        body_bytes: body.size_hint().lower(),
+        is_protected: head.extensions.get::<Context>().is_some(),
+    }
 }
 
 /// Reads the response until it can be settled, and puts together what the client gets.
-async fn conclude(policy: &HttpPolicy, response: Response) -> Conclusion<Response> {
+async fn conclude(policy: &HttpPolicy, response: Response) -> Option<Conclusion<Response>> {
     let (head, mut body) = response.into_parts();
     let directives = head.extensions.get::<ResponseDirectives>();
-    let mut capture = policy.capture(head.status.as_u16(), &Fields(&head.headers), directives);
-    let mut wanted = capture.begin();
-    let mut trailers = None;
-    while wanted == Captured::More {
-        match body.frame().await {
-            None => break,
-            Some(Err(_)) => return handler_failed(policy),
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(chunk) => wanted = capture.push(chunk),
-                Err(frame) => trailers = frame.into_trailers().ok(),
-            },
-        }
-    }
-    let Conclusion { value: chunks, disposition, retention } = capture.conclude();
-    let rest = (wanted == Captured::Enough).then_some(body);
+    let capture = policy.capture(head.status.as_u16(), &Fields(&head.headers), directives);
+    let mut data = Data::of(&mut body);
+    let (Conclusion { value: chunks, disposition, retention }, captured) = capture.read(&mut data).await?;
+    let trailers = data.trailers;
+    let rest = (captured == Captured::Enough).then_some(body);
     let value = Response::from_parts(head, sendable(chunks, trailers, rest));
-    Conclusion { value, disposition, retention }
-}
-
-fn handler_failed(policy: &HttpPolicy) -> Conclusion<Response> {
-    policy.handler_failed(respond(policy.problem(&Problem::new(ProblemKind::HandlerFailed))))
+    Some(Conclusion { value, disposition, retention })
 }
 
 impl<I, S> fmt::Debug for IdempotencyService<I, S> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("IdempotencyService").field("engine", &self.engine).finish_non_exhaustive()
+        formatter.debug_struct("IdempotencyService").field("protection", &self.protection).finish_non_exhaustive()
     }
 }

@@ -12,6 +12,16 @@ pub trait HeaderFields {
     fn lines(&self) -> impl Iterator<Item = (&str, &[u8])>;
 }
 
+impl<F: HeaderFields + ?Sized> HeaderFields for &F {
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
+        F::values(self, name)
+    }
+
+    fn lines(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        F::lines(self)
+    }
+}
+
 /// Field lines as they are, for adapters that have nothing better and for tests.
 impl HeaderFields for [(&str, &[u8])] {
     fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {

@@ -1,23 +1,31 @@
 #![doc = include_str!("../README.md")]
 
+mod access;
 mod budget;
 mod content;
 mod directives;
 mod headers;
 mod key_header;
+#[cfg(feature = "openapi")]
+mod openapi;
 mod policy;
 mod prefer;
 pub mod problem;
+mod protection;
 mod reply;
 mod request;
 mod response;
+mod scope;
 
+pub use access::{NotProtected, context_of, optional_transaction_of, transaction_of};
 pub use budget::{ByteBudget, Reservation};
 pub use directives::ResponseDirectives;
 pub use headers::HeaderFields;
 pub use key_header::{KeyHeaderError, parse_key_header};
 pub use policy::{HttpPolicy, Inspection, PendingOperation, ProtectedRequest};
 pub use problem::{Problem, ProblemKind};
+pub use protection::{Arrival, Arrived, BodyError, Decision, Protection, RequestHead};
 pub use reply::Reply;
 pub use request::{BufferedRequest, RequestBuffer};
 pub use response::{Captured, ResponseCapture};
+pub use scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::engine::{Conclusion, Operation};
-use idem_core::{Fingerprint, FingerprintBuilder, IdempotencyKey, JsonPointer, Scope, StoredResponse};
+use idem_core::{Fingerprint, FingerprintBuilder, HeaderField, IdempotencyKey, JsonPointer, Scope, StoredResponse};
 
 use crate::budget::ByteBudget;
 use crate::content::content;
@@ -14,6 +14,7 @@ use crate::headers::{HeaderFields, storable};
 use crate::key_header::parse_key_header;
 use crate::prefer;
 use crate::problem::{Problem, ProblemKind};
+use crate::reply::Reply;
 use crate::request::RequestBuffer;
 use crate::response::{ResponseCapture, fault};
 
@@ -184,6 +185,16 @@ impl HttpPolicy {
         self
     }
 
+    #[cfg(feature = "openapi")]
+    pub(crate) fn key_header_name(&self) -> &str {
+        &self.key_header
+    }
+
+    #[cfg(feature = "openapi")]
+    pub(crate) fn is_key_required(&self) -> bool {
+        self.key_required
+    }
+
     /// Decides what a request is. `path` and `query` are as they were sent.
     #[must_use]
     pub fn inspect(
@@ -251,11 +262,11 @@ impl HttpPolicy {
 
     /// The conclusion of a handler that panicked, or whose answer broke off under the limit: a 500 problem.
     #[must_use]
-    pub fn handler_failed<T>(&self, value: T) -> Conclusion<T> {
+    pub fn handler_failed<T>(&self) -> Conclusion<Result<T, Reply>> {
         let reply = self.problem(&Problem::new(ProblemKind::HandlerFailed));
-        let field = |(name, value): (Bytes, Bytes)| idem_core::HeaderField { name, value };
-        let headers = reply.headers.into_iter().map(field).collect();
-        fault(StoredResponse { headers, ..StoredResponse::new(reply.status, reply.body) }, value)
+        let field = |(name, value): &(Bytes, Bytes)| HeaderField { name: name.clone(), value: value.clone() };
+        let headers = reply.headers.iter().map(field).collect();
+        fault(StoredResponse { headers, ..StoredResponse::new(reply.status, reply.body.clone()) }, Err(reply))
     }
 }
 

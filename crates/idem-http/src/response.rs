@@ -1,10 +1,12 @@
 //! A handler's response on its way out: what of it is kept, and what its record becomes.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
 use idem_core::engine::{Conclusion, Disposition};
 use idem_core::{HeaderField, StoredBody, StoredResponse, Writes};
 
@@ -82,6 +84,23 @@ impl ResponseCapture {
             self.chunks.push(chunk);
         }
         self.begin()
+    }
+
+    /// Reads the body until the response can be settled; `None` when it breaks off before. Otherwise, after
+    /// [`Captured::Enough`], the client has to be sent the rest of the body after the chunks.
+    pub async fn read<E>(
+        mut self,
+        body: impl Stream<Item = Result<Bytes, E>>,
+    ) -> Option<(Conclusion<Vec<Bytes>>, Captured)> {
+        let mut body = pin!(body);
+        let mut wanted = self.begin();
+        while wanted == Captured::More {
+            match body.next().await {
+                None => break,
+                Some(chunk) => wanted = self.push(chunk.ok()?),
+            }
+        }
+        Some((self.conclude(), wanted))
     }
 
     /// What the record becomes, and the chunks that the client has still to be sent.

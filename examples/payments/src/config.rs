@@ -14,9 +14,12 @@ pub(crate) struct Config {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, env = "PAYMENTS_LISTEN", default_value = "127.0.0.1:8080")]
     pub(crate) listen: SocketAddr,
+    /// The web framework that serves it. Clients see no difference.
+    #[arg(long, env = "PAYMENTS_FRAMEWORK", value_enum, default_value_t = Framework::Axum)]
+    pub(crate) framework: Framework,
     /// Where the idempotency records are, and under the transactional contract the payments too: sqlite://FILE,
     /// postgres://USER@HOST/DATABASE, redis://HOST, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST.
-    /// Redis holds records only, so it takes the other contracts.
+    /// Redis holds records only, so it takes the other contracts, and so does memory:, which forgets them with the process.
     #[arg(long, env = "PAYMENTS_STORE", default_value = "sqlite://payments.db")]
     store: String,
     /// Redis in front of a store in SQLite or Postgres, which decides: redis://HOST, redis+sentinel://HOST,HOST/SERVICE or
@@ -27,7 +30,8 @@ pub(crate) struct Config {
     #[arg(long, env = "PAYMENTS_CONTRACT", value_enum, default_value_t = ContractName::Transactional)]
     pub(crate) contract: ContractName,
     /// Where the payments are under the other contracts. Default: sqlite://ledger.db beside a store in SQLite; beside
-    /// one in Postgres the same database, in a transaction of its own. Beside one in Redis it has to be said.
+    /// one in Postgres the same database, in a transaction of its own. Beside one in Redis, or in memory, it has to be
+    /// said.
     #[arg(long, env = "PAYMENTS_LEDGER")]
     ledger: Option<String>,
     /// The Postgres schema of the payments.
@@ -53,12 +57,24 @@ pub(crate) struct Config {
     /// repeated. A failover loses records that were acknowledged, and so does a restart without persistence.
     #[arg(long, env = "PAYMENTS_DANGEROUS_ACCEPT_STORE_LOSS", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) dangerous_accept_store_loss: bool,
+    /// Make payments without protection while the store is away, under the other contracts: they may be made twice.
+    #[arg(long, env = "PAYMENTS_DANGEROUS_FAIL_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) dangerous_fail_open: bool,
+    /// The only bearer tokens that are taken, as in acme,other. Default: any, and each is a tenant of its own.
+    #[arg(long, env = "PAYMENTS_TENANTS", value_delimiter = ',')]
+    pub(crate) tenants: Vec<String>,
     /// How long a crashed request can hold its key.
     #[arg(long, env = "PAYMENTS_LEASE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) lease_ms: u64,
     /// How long answers are kept.
     #[arg(long, env = "PAYMENTS_RETENTION_S", default_value_t = 24 * 60 * 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) retention_s: u64,
+    /// How long to wait for the store before a request is refused.
+    #[arg(long, env = "PAYMENTS_STORE_TIMEOUT_MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) store_timeout_ms: u64,
+    /// How long a payment that failed rests before its next attempt, under at-least-once; twice as long every time.
+    #[arg(long, env = "PAYMENTS_BACKOFF_MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) backoff_ms: u64,
     /// How long a duplicate waits for the first answer when the client does not say.
     #[arg(long, env = "PAYMENTS_WAIT_MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=30_000))]
     pub(crate) wait_ms: u64,
@@ -73,6 +89,13 @@ pub(crate) struct Config {
     pub(crate) simulate: bool,
 }
 
+/// The frameworks by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Framework {
+    Axum,
+    Actix,
+}
+
 /// The contracts by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ContractName {
@@ -84,11 +107,24 @@ pub(crate) enum ContractName {
     AtLeastOnce,
 }
 
+impl ContractName {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Transactional => "transactional",
+            Self::AtMostOnce => "at-most-once",
+            Self::AtLeastOnce => "at-least-once",
+        }
+    }
+}
+
 impl Config {
     /// Where the idempotency records are.
     pub(crate) fn store(&self) -> Result<Place<'_>, UnknownPlace> {
         if self.store.starts_with("redis") {
             return Ok(Place::Redis(&self.store));
+        }
+        if self.store == "memory:" {
+            return Ok(Place::Memory);
         }
         Database::of(&self.store).map(Place::Database).ok_or(UnknownPlace::Store)
     }
@@ -100,7 +136,7 @@ impl Config {
             (_, Some(url), _) => Database::of(url).ok_or(UnknownPlace::Ledger),
             (_, None, Place::Database(Database::Sqlite(_))) => Ok(Database::Sqlite("sqlite://ledger.db")),
             (_, None, Place::Database(store @ Database::Postgres(_))) => Ok(store),
-            (_, None, Place::Redis(_)) => Err(UnknownPlace::NoLedger),
+            (_, None, Place::Redis(_) | Place::Memory) => Err(UnknownPlace::NoLedger),
         }
     }
 }
@@ -112,6 +148,8 @@ pub(crate) enum Place<'a> {
     Database(Database<'a>),
     /// One server, or what Sentinels or a Cluster name.
     Redis(&'a str),
+    /// In this process.
+    Memory,
 }
 
 /// A database by its URL.
@@ -141,7 +179,7 @@ pub(crate) enum UnknownPlace {
     /// The store cannot hold payments, and nobody said what does.
     NoLedger,
     /// A cache in front of what is as fast.
-    CacheOnRedis,
+    NothingToSpare,
 }
 
 impl std::fmt::Display for UnknownPlace {
@@ -149,15 +187,15 @@ impl std::fmt::Display for UnknownPlace {
         formatter.write_str(match self {
             Self::Store => {
                 "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST, \
-                 redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST"
+                 redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST or memory:"
             }
             Self::Ledger => "--ledger takes sqlite://FILE or postgres://USER@HOST/DATABASE",
             Self::NoLedger => {
-                "Redis holds records only: say by --ledger where the payments are, sqlite://FILE or \
+                "this store holds records only: say by --ledger where the payments are, sqlite://FILE or \
                  postgres://USER@HOST/DATABASE"
             }
-            Self::CacheOnRedis => {
-                "--cache puts Redis in front of a --store in SQLite or Postgres; in front of Redis it spares nothing"
+            Self::NothingToSpare => {
+                "--cache puts Redis in front of a --store in SQLite or Postgres; in front of any other it spares nothing"
             }
         })
     }

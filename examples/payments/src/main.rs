@@ -1,9 +1,12 @@
 //! A payments API that survives retries. `payments --help` explains its flags.
 
-mod app;
+mod answer;
 mod config;
 mod ledger;
+mod openapi;
 mod problem;
+mod server;
+mod service;
 mod simulate;
 mod store;
 
@@ -12,17 +15,19 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use idem_axum::Settings;
+use idem_core::engine::Settings;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Handle;
 use tracing_subscriber::EnvFilter;
 
 use config::Config;
 use ledger::Ledger;
+use server::Signals;
+use service::Service;
 use store::Store;
 
-/// How long open connections may hold up a shutdown; requests that run are awaited beyond that.
-const CLOSE_CONNECTIONS_WITHIN: Duration = Duration::from_secs(10);
+/// How long a payment that keeps failing rests at most.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -42,45 +47,24 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     let settings = Settings::new()
         .lease(Duration::from_millis(config.lease_ms))
         .retention(Duration::from_secs(config.retention_s))
-        .wait(Duration::from_millis(config.wait_ms));
+        .wait(Duration::from_millis(config.wait_ms))
+        .store_timeout(Duration::from_millis(config.store_timeout_ms))
+        .backoff(Duration::from_millis(config.backoff_ms), LONGEST_BACKOFF)
+        .runtime(Handle::current());
+    let settings = if config.dangerous_fail_open { settings.dangerous_fail_open() } else { settings };
     let engine = store.engine(&config, settings)?;
     store.self_test().await?;
     let ledger = Ledger::open(&config).await?;
-    let router = app::router(&config, engine.clone(), store.clone(), ledger);
     // The signals are caught before anyone is told that the server is ready.
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let listener = TcpListener::bind(config.listen).await?;
+    let signals = Signals::catch()?;
+    // Tokio's has room for a thousand connections that wait to be accepted, and the standard library's for 128.
+    let listener = TcpListener::bind(config.listen).await?.into_std()?;
     println!("listening on http://{}", listener.local_addr()?);
     let purge = store.start_purge();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = axum::serve(listener, router).with_graceful_shutdown(async { drop(stopped.await) });
-    let mut server = tokio::spawn(server.into_future());
-    tokio::select! {
-        served = &mut server => return Ok(served??),
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    tracing::info!("shutting down; a second signal ends it at once");
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::error!("ended by a second signal; keys of running requests are free, or answered, after their lease");
-        std::process::exit(1);
-    });
-    drop(stop);
-    let served = tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, &mut server).await;
-    if served.is_err() {
-        tracing::warn!("some connections did not close in time");
-    }
-    // Handlers whose clients have gone are in no connection any more, and are awaited here.
-    engine.shutdown().await;
+    let service = Service::new(config.clone(), store, ledger);
+    server::serve(config.framework, listener, engine, service, signals).await?;
     purge.stop().await;
-    match served {
-        Ok(served) => Ok(served??),
-        Err(_) => Ok(()),
-    }
+    Ok(())
 }
 
 /// What went wrong, and why, and why that.

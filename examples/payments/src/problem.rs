@@ -1,9 +1,8 @@
 //! The application's own problem documents; their types differ from those of the idempotency layer.
 
-use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
 use idem_core::engine::TransactionError;
+
+use crate::answer::Answer;
 
 /// What the application refuses or fails to do.
 #[derive(Debug)]
@@ -14,8 +13,10 @@ pub(crate) enum Problem {
     InvalidPayment(String),
     /// The `X-Simulate` header is not understood.
     InvalidSimulation(String),
-    /// There is no such payment.
+    /// There is no such payment, or no such page.
     NotFound,
+    /// The page is there for other methods.
+    MethodNotAllowed(&'static str),
     /// The database failed.
     Database(sqlx::Error),
     /// The database is away, or going.
@@ -48,44 +49,49 @@ impl From<TransactionError> for Problem {
     }
 }
 
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let (status, name, detail) = match self {
-            Self::Unauthenticated => {
-                (StatusCode::UNAUTHORIZED, "unauthenticated", "send Authorization: Bearer TENANT".to_owned())
+impl std::fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let answer = Answer::from(self);
+        write!(formatter, "status {}", answer.status)
+    }
+}
+
+impl From<Problem> for Answer {
+    fn from(problem: Problem) -> Self {
+        Self::from(&problem)
+    }
+}
+
+impl From<&Problem> for Answer {
+    fn from(problem: &Problem) -> Self {
+        let (status, name, detail) = match problem {
+            Problem::Unauthenticated => (401, "unauthenticated", "send Authorization: Bearer TENANT".to_owned()),
+            Problem::InvalidPayment(detail) => (422, "invalid-payment", detail.clone()),
+            Problem::InvalidSimulation(detail) => (400, "invalid-simulation", detail.clone()),
+            Problem::NotFound => (404, "not-found", "there is no such payment or page".to_owned()),
+            Problem::MethodNotAllowed(allowed) => (405, "method-not-allowed", format!("this page takes {allowed}")),
+            Problem::Database(error) => {
+                tracing::error!(error = error as &dyn std::error::Error, "the database failed");
+                (500, "database", "the database failed; repeat the request".to_owned())
             }
-            Self::InvalidPayment(detail) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid-payment", detail),
-            Self::InvalidSimulation(detail) => (StatusCode::BAD_REQUEST, "invalid-simulation", detail),
-            Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "there is no such payment".to_owned()),
-            Self::Database(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "the database failed");
-                (StatusCode::INTERNAL_SERVER_ERROR, "database", "the database failed; repeat the request".to_owned())
+            Problem::DatabaseAway(error) => {
+                tracing::error!(error = error as &dyn std::error::Error, "the database is away");
+                (503, "database-away", "the database is away; repeat the request".to_owned())
             }
-            Self::DatabaseAway(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "the database is away");
-                (
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "database-away",
-                    "the database is away; repeat the request".to_owned(),
-                )
-            }
-            Self::Transaction(error) => (StatusCode::INTERNAL_SERVER_ERROR, "transaction", error.to_string()),
+            Problem::Transaction(error) => (500, "transaction", error.to_string()),
         };
         let document = serde_json::json!({
             "type": format!("urn:payments:problem:{name}"),
             "title": name,
-            "status": status.as_u16(),
+            "status": status,
             "detail": detail,
         });
-        let mut response = (status, Json(document)).into_response();
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        let answer = Self::document(status, "application/problem+json", &document);
+        match problem {
+            Problem::Unauthenticated => answer.header("www-authenticate", "Bearer"),
+            Problem::MethodNotAllowed(allowed) => answer.header("allow", *allowed),
+            Problem::DatabaseAway(_) => answer.header("retry-after", "1"),
+            _ => answer,
         }
-        if status == StatusCode::UNAUTHORIZED {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
     }
 }

@@ -1,12 +1,12 @@
-//! The idempotency store: SQLite, Postgres or Redis, or one of the first two with Redis in front.
+//! The idempotency store: SQLite, Postgres, Redis, or the memory of this process; in front of the first two, Redis as well.
 
 use std::error::Error;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_axum::{Idempotency, Settings};
-use idem_core::{Purge, SelfTestError, StoreError, TransactionalStore};
+use idem_core::engine::{Idempotency, Settings};
+use idem_core::{MemoryStore, Purge, SelfTestError, StoreError, TransactionalStore, self_test};
 use idem_hybrid::{HybridConfig, HybridMetrics, HybridStore};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
@@ -15,15 +15,22 @@ use tokio::task::JoinHandle;
 
 use crate::config::{Config, ContractName, Database, Place, UnknownPlace};
 
+/// How long to wait for other writers of SQLite at least.
+const SQLITE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How often expired records are removed from SQLite, and how many at a time.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
+
+/// How many records are kept in memory at most.
+const MEMORY_RECORDS: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 
 #[derive(Debug, Clone)]
 pub(crate) enum Store {
     Sqlite(SqliteStore),
     Postgres(PostgresStore),
     Redis(RedisStore),
+    Memory(Arc<MemoryStore>),
     /// With Redis in front.
     Cached(Box<Self>, HybridStore<dyn TransactionalStore>),
 }
@@ -44,7 +51,8 @@ pub(crate) struct Health {
 /// The task that removes expired records.
 #[derive(Debug)]
 pub(crate) enum RunningPurge {
-    Sqlite(JoinHandle<()>),
+    /// Of SQLite, or of memory.
+    Task(JoinHandle<()>),
     Postgres(Purger),
     /// Redis forgets what is over by itself.
     NotNeeded,
@@ -55,6 +63,8 @@ pub(crate) enum RunningPurge {
 pub(crate) enum ContractRefused {
     /// The payments cannot be in a transaction of Redis.
     TransactionalOnRedis,
+    /// Nor in one of memory.
+    TransactionalInMemory,
     /// Nobody has accepted what Redis can lose.
     AtMostOnceOnRedis,
 }
@@ -63,7 +73,11 @@ impl Store {
     pub(crate) async fn open(config: &Config) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let store = Self::open_alone(config).await?;
         let Some(url) = &config.cache else { return Ok(store) };
-        let durable = store.transactional().map_err(|_| UnknownPlace::CacheOnRedis)?;
+        let durable: Arc<dyn TransactionalStore> = match &store {
+            Self::Sqlite(store) => Arc::new(store.clone()),
+            Self::Postgres(store) => Arc::new(store.clone()),
+            Self::Redis(_) | Self::Memory(_) | Self::Cached(..) => return Err(UnknownPlace::NothingToSpare.into()),
+        };
         let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix);
         let hybrid = HybridStore::new(durable, Arc::new(RedisFastStore::new(redis)?), HybridConfig::new());
         Ok(Self::Cached(Box::new(store), hybrid))
@@ -71,12 +85,16 @@ impl Store {
 
     async fn open_alone(config: &Config) -> Result<Self, Box<dyn Error + Send + Sync>> {
         Ok(match config.store()? {
-            Place::Database(Database::Sqlite(url)) => Self::Sqlite(SqliteStore::open(SqliteConfig::new(url)).await?),
+            Place::Database(Database::Sqlite(url)) => {
+                let patience = Duration::from_millis(config.store_timeout_ms).max(SQLITE_PATIENCE);
+                Self::Sqlite(SqliteStore::open(SqliteConfig::new(url).busy_timeout(patience)).await?)
+            }
             Place::Database(Database::Postgres(url)) => {
                 let postgres = PostgresConfig::new(url).schema(config.idem_schema.as_str());
                 let postgres = if config.pooler { postgres.through_transaction_pooler() } else { postgres };
                 Self::Postgres(PostgresStore::open(postgres).await?)
             }
+            Place::Memory => Self::Memory(Arc::new(MemoryStore::new(MEMORY_RECORDS))),
             Place::Redis(url) => {
                 let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix);
                 let redis = redis.min_replicas(config.min_replicas);
@@ -86,20 +104,11 @@ impl Store {
         })
     }
 
-    /// The store as one whose database can hold the payments as well; Redis cannot.
-    fn transactional(&self) -> Result<Arc<dyn TransactionalStore>, &RedisStore> {
-        match self {
-            Self::Sqlite(store) => Ok(Arc::new(store.clone())),
-            Self::Postgres(store) => Ok(Arc::new(store.clone())),
-            Self::Cached(_, store) => Ok(Arc::new(store.clone())),
-            Self::Redis(store) => Err(store),
-        }
-    }
-
     /// Whether the store keeps what the contracts need.
     pub(crate) async fn self_test(&self) -> Result<(), SelfTestError> {
         let durability = match self {
             Self::Sqlite(store) => return store.self_test().await,
+            Self::Memory(store) => return self_test(store.as_ref()).await,
             Self::Postgres(store) => store.self_test().await?.to_string(),
             Self::Redis(store) => store.self_test().await?.to_string(),
             Self::Cached(durable, store) => {
@@ -116,9 +125,12 @@ impl Store {
 
     /// The engine that runs payments under the contract, if this store can keep it.
     pub(crate) fn engine(&self, config: &Config, settings: Settings) -> Result<Idempotency, ContractRefused> {
-        let store = match self.transactional() {
-            Ok(store) => store,
-            Err(redis) => return on_redis(redis.clone(), config, settings),
+        let store = match self {
+            Self::Redis(store) => return on_redis(store.clone(), config, settings),
+            Self::Memory(store) => return in_memory(store.clone(), config, settings),
+            Self::Sqlite(store) => Arc::new(store.clone()) as Arc<dyn TransactionalStore>,
+            Self::Postgres(store) => Arc::new(store.clone()),
+            Self::Cached(_, store) => Arc::new(store.clone()),
         };
         Ok(match config.contract {
             ContractName::Transactional => Idempotency::transactional(store, settings),
@@ -141,6 +153,10 @@ impl Store {
                 let health = store.health().await?;
                 ("redis", health.version, "keys", health.keys)
             }
+            Self::Memory(store) => {
+                let version = env!("CARGO_PKG_VERSION").to_owned();
+                ("memory", version, "records", store.record_count() as u64)
+            }
             Self::Cached(durable, store) => {
                 let durable = Box::pin(durable.health()).await?;
                 return Ok(Health { cache: Some(store.metrics()), ..durable });
@@ -152,7 +168,8 @@ impl Store {
     /// Removes expired records from now on.
     pub(crate) fn start_purge(&self) -> RunningPurge {
         match self {
-            Self::Sqlite(store) => RunningPurge::Sqlite(tokio::spawn(purge(store.clone()))),
+            Self::Sqlite(store) => RunningPurge::Task(tokio::spawn(purge(Arc::new(store.clone())))),
+            Self::Memory(store) => RunningPurge::Task(tokio::spawn(purge(store.clone()))),
             Self::Postgres(store) => RunningPurge::Postgres(Purger::start(store.clone())),
             Self::Redis(_) => RunningPurge::NotNeeded,
             Self::Cached(durable, _) => durable.start_purge(),
@@ -163,7 +180,7 @@ impl Store {
 impl RunningPurge {
     pub(crate) async fn stop(self) {
         match self {
-            Self::Sqlite(task) => task.abort(),
+            Self::Task(task) => task.abort(),
             Self::Postgres(purger) => purger.stop().await,
             Self::NotNeeded => {}
         }
@@ -176,6 +193,10 @@ impl std::fmt::Display for ContractRefused {
             Self::TransactionalOnRedis => {
                 "--contract transactional commits payment and record in one transaction, and Redis has no transaction \
                  that could hold a payment: choose --contract at-least-once, or a --store in SQLite or Postgres"
+            }
+            Self::TransactionalInMemory => {
+                "--contract transactional commits payment and record in one transaction, and memory has none: choose \
+                 another --contract, or a --store in SQLite or Postgres"
             }
             Self::AtMostOnceOnRedis => {
                 "--contract at-most-once promises that no payment is made twice, and Redis can lose records that it has \
@@ -200,7 +221,15 @@ fn on_redis(store: RedisStore, config: &Config, settings: Settings) -> Result<Id
     }
 }
 
-async fn purge(store: SqliteStore) {
+fn in_memory(store: Arc<MemoryStore>, config: &Config, settings: Settings) -> Result<Idempotency, ContractRefused> {
+    match config.contract {
+        ContractName::Transactional => Err(ContractRefused::TransactionalInMemory),
+        ContractName::AtMostOnce => Ok(Idempotency::at_most_once(store, settings)),
+        ContractName::AtLeastOnce => Ok(Idempotency::at_least_once(store, settings)),
+    }
+}
+
+async fn purge(store: Arc<dyn Purge>) {
     let mut due = tokio::time::interval(PURGE_EVERY);
     loop {
         due.tick().await;

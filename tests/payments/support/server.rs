@@ -11,11 +11,31 @@ use tempfile::TempDir;
 
 use super::postgres::Schemas;
 use super::redis::Keys;
-use super::{Answer, Request, eventually};
+use super::{Answer, Contract, Request, eventually};
+
+/// What serves the requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Framework {
+    Axum,
+    Actix,
+}
+
+impl Framework {
+    pub(crate) const ALL: [Self; 2] = [Self::Axum, Self::Actix];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Axum => "axum",
+            Self::Actix => "actix",
+        }
+    }
+}
 
 /// Where the records are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
+    /// In the process.
+    Memory,
     Sqlite,
     Postgres,
     /// Postgres behind a PgBouncer of the server's own, in transaction mode.
@@ -33,8 +53,22 @@ impl Backend {
     pub(crate) fn contracts(self) -> &'static [Contract] {
         match self {
             Self::Sqlite | Self::Postgres | Self::PgBouncer | Self::Hybrid => &Contract::ALL,
-            Self::Redis | Self::RedisSentinel | Self::RedisCluster => &Contract::LEASED,
+            Self::Memory | Self::Redis | Self::RedisSentinel | Self::RedisCluster => &Contract::LEASED,
         }
+    }
+}
+
+/// A framework on a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) framework: Framework,
+    pub(crate) backend: Backend,
+}
+
+impl Setup {
+    /// The contracts that can be had there.
+    pub(crate) fn contracts(self) -> &'static [Contract] {
+        self.backend.contracts()
     }
 
     /// The contract that promises most.
@@ -43,29 +77,15 @@ impl Backend {
     }
 }
 
-/// The connections between PgBouncer and Postgres: a few handlers in their transactions, and room for the verbs.
-const POOL_CONNECTIONS: u16 = 6;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Contract {
-    Transactional,
-    AtMostOnce,
-    AtLeastOnce,
-}
-
-impl Contract {
-    pub(crate) const ALL: [Self; 3] = [Self::Transactional, Self::AtMostOnce, Self::AtLeastOnce];
-    /// Those that know a running request by its record.
-    pub(crate) const LEASED: [Self; 2] = [Self::AtMostOnce, Self::AtLeastOnce];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Transactional => "transactional",
-            Self::AtMostOnce => "at-most-once",
-            Self::AtLeastOnce => "at-least-once",
-        }
+/// On axum, where nothing else is said.
+impl From<Backend> for Setup {
+    fn from(backend: Backend) -> Self {
+        Self { framework: Framework::Axum, backend }
     }
 }
+
+/// The connections between PgBouncer and Postgres: a few handlers in their transactions, and room for the verbs.
+const POOL_CONNECTIONS: u16 = 6;
 
 /// Where the records of one server are.
 enum Records {
@@ -92,23 +112,29 @@ impl Server {
         Self::start_on(Backend::Sqlite, contract, args)
     }
 
-    /// The same on any backend.
-    pub(crate) fn start_on(backend: Backend, contract: Contract, args: &[&str]) -> Self {
+    /// The same in any setup.
+    pub(crate) fn start_on(setup: impl Into<Setup>, contract: Contract, args: &[&str]) -> Self {
+        let Setup { framework, backend } = setup.into();
+        let args = [&["--framework", framework.name()], args].concat();
         match backend {
-            Backend::Sqlite => Self::start_with(Records::Folder, None, contract, args),
-            Backend::Postgres => Self::start_with(Records::Postgres(Arc::new(Schemas::new())), None, contract, args),
+            Backend::Memory => {
+                let in_memory = ["--store", "memory:", "--ledger", "sqlite://ledger.db"];
+                Self::start_with(Records::Folder, None, contract, &[&in_memory, args.as_slice()].concat())
+            }
+            Backend::Sqlite => Self::start_with(Records::Folder, None, contract, &args),
+            Backend::Postgres => Self::start_with(Records::Postgres(Arc::new(Schemas::new())), None, contract, &args),
             Backend::PgBouncer => {
                 let pooler = PgBouncer::start(&idem_servers::postgres_url(), POOL_CONNECTIONS).unwrap();
-                Self::start_with(Records::Postgres(Arc::new(Schemas::new())), Some(pooler), contract, args)
+                Self::start_with(Records::Postgres(Arc::new(Schemas::new())), Some(pooler), contract, &args)
             }
-            Backend::Redis => Self::start_on_redis(idem_servers::redis_url(), contract, args),
-            Backend::Hybrid => Self::start_behind(&idem_servers::redis_url(), contract, args),
-            Backend::RedisSentinel => Self::start_on_redis(idem_servers::redis_sentinel_url(), contract, args),
-            Backend::RedisCluster => Self::start_on_redis(idem_servers::redis_cluster_url(), contract, args),
+            Backend::Redis => Self::start_on_redis(idem_servers::redis_url(), contract, &args),
+            Backend::Hybrid => Self::start_behind(&idem_servers::redis_url(), contract, &args),
+            Backend::RedisSentinel => Self::start_on_redis(idem_servers::redis_sentinel_url(), contract, &args),
+            Backend::RedisCluster => Self::start_on_redis(idem_servers::redis_cluster_url(), contract, &args),
         }
     }
 
-    /// The same on the Redis at `url`.
+    /// On axum, on the Redis at `url`.
     pub(crate) fn start_on_redis(url: String, contract: Contract, args: &[&str]) -> Self {
         let accepts_loss = (contract == Contract::AtMostOnce).then_some("--dangerous-accept-store-loss");
         let args: Vec<&str> = args.iter().copied().chain(accepts_loss).collect();
@@ -139,9 +165,13 @@ impl Server {
         Self { process, address, folder, args: all, records, _pooler: pooler, contract }
     }
 
-    /// Starts another server on the same databases; it must not outlive this one.
-    pub(crate) fn replica(&self) -> Replica {
-        let (process, address) = spawn(self.folder.path(), &self.args);
+    /// Starts another server, by any framework, on the same databases; it must not outlive this one.
+    pub(crate) fn replica_on(&self, framework: Framework) -> Replica {
+        let mut args = self.args.clone();
+        if let Some(at) = args.iter().position(|arg| arg == "--framework") {
+            args[at + 1] = framework.name().to_owned();
+        }
+        let (process, address) = spawn(self.folder.path(), &args);
         Replica { process, address }
     }
 
@@ -163,7 +193,7 @@ impl Server {
 
     /// Asks it to end.
     pub(crate) fn terminate(&self) {
-        let sent = Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status().unwrap();
+        let sent = Command::new("kill").args(["-TERM", &self.process_id().to_string()]).status().unwrap();
         assert!(sent.success());
     }
 
@@ -215,6 +245,10 @@ impl Server {
     pub(crate) fn keys(&self) -> &Keys {
         let Records::Redis(keys) = &self.records else { panic!("the records are not in Redis") };
         keys
+    }
+
+    pub(crate) fn process_id(&self) -> u32 {
+        self.process.id()
     }
 
     /// What it has said.

@@ -5,6 +5,7 @@ mod admission;
 mod directives;
 mod ends;
 mod extractors;
+mod order;
 mod request_bodies;
 mod response_bodies;
 mod routing;

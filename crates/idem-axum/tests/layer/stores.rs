@@ -39,7 +39,7 @@ fn failing(verb: Verb, calls: usize) -> Arc<FaultyStore<MemoryStore>> {
     Arc::new(FaultyStore::new(memory()).script(verb, vec![Fault::ErrorBefore; calls]))
 }
 
-fn route<S: idem_axum::ScopeSource>(runs: &Runs, layer: IdempotencyLayer<S>) -> Router {
+fn route<S: idem_axum::ScopeSource<http::request::Parts>>(runs: &Runs, layer: IdempotencyLayer<S>) -> Router {
     Router::new().route("/p", on_post(counted(runs)).layer(layer))
 }
 

@@ -64,7 +64,7 @@ use waiters::Waiters;
 ///
 /// There is no default contract: what happens after a crash is chosen where the thing is built.
 ///
-/// Needs a tokio runtime with time enabled.
+/// Needs a tokio runtime with time enabled; see [`Settings::runtime`].
 #[derive(Clone)]
 pub struct Idempotency {
     shared: Arc<Shared>,
@@ -180,7 +180,11 @@ impl Idempotency {
         }
         let (sender, receiver) = oneshot::channel();
         let shared = Arc::clone(&self.shared);
-        self.shared.tasks.spawn(execute::drive(shared, operation, run, on_panic, sender));
+        let driven = execute::drive(shared, operation, run, on_panic, sender);
+        match &self.shared.settings.runtime {
+            Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
+            None => self.shared.tasks.spawn(driven),
+        };
         receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
     }
 

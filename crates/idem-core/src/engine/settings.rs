@@ -5,6 +5,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use super::observer::Observer;
 use super::probe::Probe;
 use crate::machine::{OnMismatch, Term};
@@ -31,6 +33,7 @@ pub struct Settings {
     pub(super) fail_open: bool,
     pub(super) probe: Option<Arc<dyn Probe>>,
     pub(super) observer: Option<Arc<dyn Observer>>,
+    pub(super) runtime: Option<Handle>,
 }
 
 impl Default for Settings {
@@ -59,6 +62,7 @@ impl Settings {
             fail_open: false,
             probe: None,
             observer: None,
+            runtime: None,
         }
     }
 
@@ -181,6 +185,16 @@ impl Settings {
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
+        self
+    }
+
+    /// Where operations and their settlements run. Default: the runtime of whoever asks.
+    ///
+    /// For servers with a runtime of one thread for each worker: an operation there would end with its worker, and one
+    /// that does not yield would keep its own lease from being renewed.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
         self
     }
 

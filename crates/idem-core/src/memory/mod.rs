@@ -52,6 +52,12 @@ impl MemoryStore {
         Self { shards, records_per_shard, clock, identity: OwnerToken::random() }
     }
 
+    /// How many records there are, expired ones among them.
+    #[must_use]
+    pub fn record_count(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
     fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<RecordId, Record>> {
         let first = usize::from(id.as_bytes()[0]);
         // A panic cannot leave a shard half changed: every change is one insert or one remove.

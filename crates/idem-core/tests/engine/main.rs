@@ -5,6 +5,7 @@ mod contracts;
 mod faults;
 mod leases;
 mod probes;
+mod runtimes;
 mod support;
 mod typed;
 mod waiting;

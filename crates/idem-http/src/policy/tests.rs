@@ -278,8 +278,9 @@ fn the_limits_of_a_policy_are_those_of_its_buffers() {
 
 #[test]
 fn a_failed_handler_is_a_fault_with_a_problem_and_no_body_of_its_own() {
-    let conclusion = HttpPolicy::new().handler_failed("value");
-    assert_eq!((conclusion.value, conclusion.retention), ("value", None));
+    let conclusion = HttpPolicy::new().handler_failed::<()>();
+    assert_eq!(conclusion.retention, None);
+    assert_eq!(conclusion.value.unwrap_err().problem, Some(ProblemKind::HandlerFailed));
     let Disposition::Fault { response } = conclusion.disposition else { panic!("not a fault") };
     assert_eq!(response.status, 500);
     let fields: Vec<_> = response.headers.iter().map(|field| (field.name.clone(), field.value.clone())).collect();

@@ -6,9 +6,11 @@ mod sqlite;
 use idem_core::engine::{Context, TransactionError, TransactionGuard};
 use idem_postgres::PostgresTransaction;
 use idem_sqlite::SqliteTransaction;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::config::{Config, Database};
@@ -23,18 +25,23 @@ const MAX_AMOUNT: i64 = 1 << 53;
 const MAX_CONNECTIONS: u32 = 8;
 
 /// What a client asks for.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewPayment {
     /// In minor units, 1 to 2^53.
+    #[serde(deserialize_with = "whole_number")]
+    #[schema(minimum = 1, maximum = 9_007_199_254_740_992_i64)]
     amount: i64,
     /// ISO 4217, as in `EUR`.
+    #[schema(pattern = "^[A-Z]{3}$")]
     currency: String,
+    /// 1 to 255 characters, none of them a control character.
+    #[schema(pattern = r"^[^\u0000-\u001F\u007F-\u009F]{1,255}$")]
     recipient: String,
 }
 
 /// What was done.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Payment {
     pub(crate) id: String,
     amount: i64,
@@ -43,8 +50,18 @@ pub(crate) struct Payment {
     created_at: String,
 }
 
+/// What a payment would cost.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Quote {
+    id: String,
+    /// In minor units.
+    fee: i64,
+    /// Whether a repeat gets the same quote, because it came with an idempotency key.
+    repeatable: bool,
+}
+
 /// How often money moved, and how much.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Totals {
     effects: i64,
     total: i64,
@@ -61,10 +78,16 @@ impl NewPayment {
         if payment.currency.len() != 3 || !payment.currency.bytes().all(|byte| byte.is_ascii_uppercase()) {
             return invalid("currency is three capital letters, as in EUR");
         }
-        if payment.recipient.is_empty() || payment.recipient.len() > 255 {
-            return invalid("recipient has 1 to 255 bytes");
+        let length = payment.recipient.chars().count();
+        if !(1..=255).contains(&length) || payment.recipient.chars().any(char::is_control) {
+            return invalid("recipient has 1 to 255 characters, none of them a control character");
         }
         Ok(payment)
+    }
+
+    /// A quarter, and one in a hundred.
+    pub(crate) fn quoted(&self, repeatable: bool) -> Quote {
+        Quote { id: Uuid::new_v4().to_string(), fee: 25 + self.amount / 100, repeatable }
     }
 
     fn made_now(self) -> Result<Payment, sqlx::Error> {
@@ -134,6 +157,14 @@ impl Ledger {
             Self::Postgres(ledger) => ledger.totals(tenant).await,
         }
     }
+}
+
+/// A number without a fraction, however it is written: `12.0` is an integer to JSON Schema.
+fn whole_number<'de, D: Deserializer<'de>>(number: D) -> Result<i64, D::Error> {
+    let number = serde_json::Number::deserialize(number)?;
+    let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() <= MAX_AMOUNT as f64;
+    let whole = number.as_i64().or_else(|| number.as_f64().filter(is_whole).map(|number| number as i64));
+    whole.ok_or_else(|| D::Error::custom("amount is in minor units, from 1 to 9007199254740992"))
 }
 
 /// The transaction of the run; `None` under the contracts that have none.

@@ -41,6 +41,7 @@ pub(super) struct Cache {
     pub(super) durable_in_progress: u64,
     pub(super) opened: u64,
     pub(super) unreadable: u64,
+    pub(super) failures: u64,
 }
 
 impl Service {
@@ -89,6 +90,7 @@ impl Service {
             durable_in_progress: number(&cache["in_progress"]["store"])?,
             opened: number(&cache["opened"])?,
             unreadable: number(&cache["unreadable"])?,
+            failures: number(&cache["failures"])?,
         })
     }
 }
@@ -119,6 +121,7 @@ impl Add for Cache {
             durable_in_progress: self.durable_in_progress + other.durable_in_progress,
             opened: self.opened + other.opened,
             unreadable: self.unreadable + other.unreadable,
+            failures: self.failures + other.failures,
         }
     }
 }

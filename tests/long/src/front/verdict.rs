@@ -27,6 +27,8 @@ const AVAILABLE: f64 = 99.9;
 
 /// In the calm part: who answered.
 pub(super) fn spared(report: &mut Report, before: &Cache, after: &Cache) {
+    report.fact("redis_was_given_up", after.failures - before.failures);
+    report.fact("breakers_opened", after.opened - before.opened);
     let percent = |fast: u64, durable: u64| rounded(100.0 * durable as f64 / (fast + durable).max(1) as f64, 2);
     let replays = (after.fast_replays - before.fast_replays, after.durable_replays - before.durable_replays);
     let duplicates =
@@ -67,6 +69,7 @@ pub(super) async fn judge(
         report.fact("faults_of_redis", json!(sabotage.faults));
         report.fact("entries_overwritten", sabotage.garbled);
         report.fact("entries_found_unreadable", cache.unreadable);
+        report.fact("redis_was_given_up", cache.failures);
         report.fact("breakers_opened", cache.opened);
         report.expect(faults >= options.faults, format!("{faults} faults are too few"));
         report.expect(cache.unreadable > 0 && cache.opened > 0, "the faults were not noticed");

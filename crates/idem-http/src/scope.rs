@@ -2,20 +2,19 @@
 
 use std::fmt;
 
-use http::request::Parts;
 use idem_core::Scope;
 
-/// Names the scope of a request. Give a layer one by [`scope`](crate::IdempotencyLayer::scope) or
-/// [`single_tenant`](crate::IdempotencyLayer::single_tenant).
+/// Names the scope of a request from its head, which is of a framework's type `H`. Give a layer one by `scope` or
+/// `single_tenant`.
 #[diagnostic::on_unimplemented(
     message = "this idempotency layer does not know to whom keys belong",
     label = "the layer has no scope",
     note = "two tenants may send the same key, and must never get each other's answer",
     note = "add `.scope(|request| principal_of(request))`, or `.single_tenant()` if there is only one"
 )]
-pub trait ScopeSource: Clone + Send + Sync + 'static {
+pub trait ScopeSource<H>: Clone + Send + Sync + 'static {
     /// The scope of a request to `operation` (method and route), or `None` when the request has no principal.
-    fn scope_of(&self, request: &Parts, operation: String) -> Option<Scope>;
+    fn scope_of(&self, request: &H, operation: String) -> Option<Scope>;
 }
 
 /// A layer begins like this, and cannot be used before it has a scope.
@@ -28,8 +27,8 @@ pub struct ScopeMissing;
 #[non_exhaustive]
 pub struct SingleTenant;
 
-impl ScopeSource for SingleTenant {
-    fn scope_of(&self, _: &Parts, operation: String) -> Option<Scope> {
+impl<H> ScopeSource<H> for SingleTenant {
+    fn scope_of(&self, _: &H, operation: String) -> Option<Scope> {
         Some(Scope::single_tenant(operation))
     }
 }
@@ -38,12 +37,12 @@ impl ScopeSource for SingleTenant {
 #[derive(Clone)]
 pub struct ByPrincipal<F>(pub(crate) F);
 
-impl<F, P> ScopeSource for ByPrincipal<F>
+impl<H, F, P> ScopeSource<H> for ByPrincipal<F>
 where
-    F: Fn(&Parts) -> Option<P> + Clone + Send + Sync + 'static,
+    F: Fn(&H) -> Option<P> + Clone + Send + Sync + 'static,
     P: Into<String>,
 {
-    fn scope_of(&self, request: &Parts, operation: String) -> Option<Scope> {
+    fn scope_of(&self, request: &H, operation: String) -> Option<Scope> {
         (self.0)(request).map(|principal| Scope::new(principal.into(), operation))
     }
 }

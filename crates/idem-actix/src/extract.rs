@@ -1,0 +1,72 @@
+//! What a handler gets: the context of its run, and its transaction.
+
+use std::fmt;
+use std::future::{Ready, ready};
+use std::ops::{Deref, DerefMut};
+
+use actix_web::dev::Payload;
+use actix_web::{FromRequest, HttpMessage, HttpRequest, ResponseError};
+use idem_core::engine::{Context, TransactionGuard};
+use idem_http::{NotProtected, context_of, transaction_of};
+
+/// The context of a protected run: attempt, checkpoints, downstream keys, loss of the lease.
+///
+/// `Option<IdempotencyContext>` is for handlers that also serve unprotected requests.
+#[derive(Debug, Clone)]
+pub struct IdempotencyContext(pub Context);
+
+/// The transaction in which a handler makes its business writes; `T` is the store's type, such as `SqliteTransaction`.
+///
+/// It dereferences to `T`. Let it go out of scope with the handler: a transaction that is still held when the handler
+/// has answered, for example by a streamed body, cannot be committed.
+///
+/// A handler that also serves without one takes `Result<IdempotentTransaction<T>, Rejection>`. Not `Option`: actix
+/// makes `None` of every reason, also of a transaction that is there and is of another type.
+#[derive(Debug)]
+pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
+
+/// Why an extractor has nothing to give; answered with 500.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is nothing but its reason")]
+pub struct Rejection(pub NotProtected);
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// Actix answers with 500 and what it displays.
+impl ResponseError for Rejection {}
+
+impl FromRequest for IdempotencyContext {
+    type Error = Rejection;
+    type Future = Ready<Result<Self, Rejection>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(context_of(request.extensions().get()).cloned().map(Self).map_err(Rejection))
+    }
+}
+
+impl<T: 'static> FromRequest for IdempotentTransaction<T> {
+    type Error = Rejection;
+    type Future = Ready<Result<Self, Rejection>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        ready(transaction_of(request.extensions().get()).map(Self).map_err(Rejection))
+    }
+}
+
+impl<T> Deref for IdempotentTransaction<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for IdempotentTransaction<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}

@@ -1,0 +1,16 @@
+#![doc = include_str!("../README.md")]
+
+mod convert;
+mod extract;
+mod handler;
+mod layer;
+mod service;
+
+pub use extract::{IdempotencyContext, IdempotentTransaction, Rejection};
+pub use layer::IdempotencyLayer;
+pub use service::IdempotencyService;
+
+pub use idem_core::engine::{Idempotency, Settings};
+pub use idem_http::{
+    ByPrincipal, HttpPolicy, NotProtected, ProblemKind, ResponseDirectives, ScopeMissing, ScopeSource, SingleTenant,
+};

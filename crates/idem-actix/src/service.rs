@@ -1,0 +1,100 @@
+//! The service: from actix's types to the policy and the engine, and back. It decides nothing itself.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use actix_web::body::MessageBody;
+use actix_web::dev::{Service, ServiceRequest, ServiceResponse, forward_ready};
+use actix_web::{Error, HttpMessage, HttpRequest};
+use idem_core::engine::Context;
+use idem_http::{Arrival, Decision, Protection, Reply, RequestHead, ScopeSource};
+
+use crate::convert::{Fields, arriving, declared_length, payload, respond};
+use crate::handler;
+
+/// What [`IdempotencyLayer`](crate::IdempotencyLayer) makes of a service.
+pub struct IdempotencyService<I, S> {
+    inner: Rc<I>,
+    protection: Rc<Protection<S>>,
+}
+
+impl<I, S> IdempotencyService<I, S> {
+    pub(crate) fn new(inner: I, protection: Protection<S>) -> Self {
+        Self { inner: Rc::new(inner), protection: Rc::new(protection) }
+    }
+}
+
+type Answered = Pin<Box<dyn Future<Output = Result<ServiceResponse, Error>>>>;
+
+impl<I, S, B> Service<ServiceRequest> for IdempotencyService<I, S>
+where
+    S: ScopeSource<HttpRequest>,
+    I: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: MessageBody + 'static,
+{
+    type Response = ServiceResponse;
+    type Error = Error;
+    type Future = Answered;
+
+    forward_ready!(inner);
+
+    fn call(&self, request: ServiceRequest) -> Answered {
+        match decide(&self.protection, request.request()) {
+            Decision::Pass => {
+                let passed = self.inner.call(request);
+                Box::pin(async move { Ok(passed.await?.map_into_boxed_body()) })
+            }
+            Decision::Refuse(reply) => Box::pin(std::future::ready(Ok(refuse(request, reply)))),
+            Decision::Receive(arrival) => {
+                Box::pin(protect(Rc::clone(&self.inner), Rc::clone(&self.protection), request, arrival))
+            }
+        }
+    }
+}
+
+/// Path and query are those that the client sent, also in a scope.
+fn decide<S: ScopeSource<HttpRequest>>(protection: &Protection<S>, request: &HttpRequest) -> Decision {
+    let route = request.match_pattern();
+    let head = RequestHead {
+        method: request.method().as_str(),
+        path: request.uri().path(),
+        query: request.uri().query(),
+        route: route.as_deref(),
+        headers: Fields(request.headers()),
+        body_bytes: declared_length(request.headers()),
+        is_protected: request.extensions().contains::<Context>(),
+    };
+    protection.decide(request, &head)
+}
+
+async fn protect<I, S, B>(
+    inner: Rc<I>,
+    protection: Rc<Protection<S>>,
+    mut request: ServiceRequest,
+    arrival: Arrival,
+) -> Result<ServiceResponse, Error>
+where
+    I: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: MessageBody + 'static,
+{
+    let arrived = match arrival.receive(arriving(&mut request)).await {
+        Ok(arrived) => arrived,
+        Err(reply) => return Ok(refuse(request, reply)),
+    };
+    request.set_payload(payload(arrived.chunks));
+    let (run, handled) = handler::prepare(inner, protection.shared_policy(), request, arrived.reservation);
+    let outcome = protection.execute(arrived.operation, run).await;
+    handled.await.answer(outcome, protection.shared_policy())
+}
+
+fn refuse(request: ServiceRequest, reply: Reply) -> ServiceResponse {
+    request.into_response(respond(reply))
+}
+
+impl<I, S> fmt::Debug for IdempotencyService<I, S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("IdempotencyService").field("protection", &self.protection).finish_non_exhaustive()
+    }
+}

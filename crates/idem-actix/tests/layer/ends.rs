@@ -1,0 +1,147 @@
+//! How a run ends: a panic, an error of a middleware, a worker that stops, and many who wait for it.
+
+use std::sync::Arc;
+
+use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
+use actix_web::test::init_service;
+use actix_web::{App, Error, HttpResponse, error, rt, web};
+use futures_util::future::join_all;
+use idem_actix::{Idempotency, IdempotencyLayer, ProblemKind, ResponseDirectives, Settings};
+use tokio::runtime;
+use tokio::sync::Semaphore;
+use tokio::task::LocalSet;
+
+use crate::support::{Runs, at_most_once, counted, eventually, memory, post, post_and_wait, send};
+
+/// A handler whose first run panics.
+fn panicking(runs: &Runs) -> impl AsyncHandler {
+    let runs = runs.clone();
+    move || {
+        let runs = runs.clone();
+        Box::pin(async move {
+            let run = runs.next();
+            assert!(run != 1, "the first run panics");
+            HttpResponse::Ok().body(format!("run {run}"))
+        }) as std::pin::Pin<Box<dyn Future<Output = HttpResponse>>>
+    }
+}
+
+/// A handler of actix that takes nothing.
+trait AsyncHandler: actix_web::Handler<(), Output = HttpResponse> {}
+impl<H: actix_web::Handler<(), Output = HttpResponse>> AsyncHandler for H {}
+
+#[actix_web::test]
+async fn a_panic_under_at_most_once_is_the_outcome() {
+    let runs = Runs::default();
+    let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(panicking(&runs)))).await;
+    let first = send(&app, post("/p", "k")).await;
+    first.assert_problem(ProblemKind::HandlerFailed);
+    assert!(!first.text().contains("the first run"), "the message of a panic is not for clients: {first:?}");
+    send(&app, post("/p", "k")).await.assert_replay_of(&first);
+    assert_eq!(runs.count(), 1);
+}
+
+#[actix_web::test]
+async fn a_panic_under_at_least_once_runs_again_after_its_backoff() {
+    let runs = Runs::default();
+    let layer = IdempotencyLayer::at_least_once(memory()).single_tenant();
+    let app = init_service(App::new().wrap(layer).route("/p", web::post().to(panicking(&runs)))).await;
+    send(&app, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
+    send(&app, post("/p", "k")).await.assert_problem(ProblemKind::Backoff);
+    let second = eventually("the end of the backoff", async || {
+        Some(send(&app, post("/p", "k")).await).filter(|answer| answer.problem != Some(ProblemKind::Backoff))
+    });
+    second.await.assert_run(2);
+}
+
+#[actix_web::test]
+async fn an_error_of_a_middleware_inside_is_settled_by_its_status() {
+    for (status, is_kept) in [(404, true), (401, false)] {
+        let runs = Runs::default();
+        let refused = runs.clone();
+        let refuse = move |_: ServiceRequest, _: &_| {
+            refused.next();
+            let error = if status == 404 { error::ErrorNotFound("none") } else { error::ErrorUnauthorized("none") };
+            std::future::ready(Err::<ServiceResponse, Error>(error))
+        };
+        let route = web::resource("/p").route(web::post().to(counted(&runs))).wrap_fn(refuse).wrap(at_most_once());
+        let app = init_service(App::new().service(route)).await;
+        let (first, again) = (send(&app, post("/p", "k")).await, send(&app, post("/p", "k")).await);
+        assert_eq!((first.status.as_u16(), first.text()), (status, "none"));
+        assert_eq!((again.status.as_u16(), again.text(), again.is_replay()), (status, "none", is_kept));
+        assert_eq!(runs.count(), if is_kept { 1 } else { 2 });
+    }
+}
+
+#[actix_web::test]
+async fn a_response_can_say_how_it_is_settled() {
+    let runs = Runs::default();
+    let handler = {
+        let runs = runs.clone();
+        move || {
+            let mut response = runs.answer();
+            response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
+            std::future::ready(response)
+        }
+    };
+    let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(handler))).await;
+    for run in [1, 2] {
+        send(&app, post("/p", "k")).await.assert_run(run);
+    }
+}
+
+#[actix_web::test]
+async fn of_100_duplicates_that_wait_one_runs_and_all_get_its_answer() {
+    let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
+    let handler = {
+        let (runs, gate) = (runs.clone(), Arc::clone(&gate));
+        move || {
+            let (runs, gate) = (runs.clone(), Arc::clone(&gate));
+            async move {
+                gate.acquire().await.unwrap().forget();
+                runs.answer()
+            }
+        }
+    };
+    let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(handler))).await;
+    let all = join_all((0..100).map(|_| send(&app, post_and_wait("/p", "k"))));
+    gate.add_permits(1);
+    let answers = all.await;
+    assert_eq!(answers.iter().filter(|answer| !answer.is_replay()).count(), 1);
+    for answer in &answers {
+        assert_eq!((answer.status.as_u16(), answer.text()), (201, "run 1"));
+    }
+    assert_eq!(runs.count(), 1);
+}
+
+/// A worker that ends takes its tasks along; the engine lives on elsewhere, and settles what they left.
+#[test]
+fn a_handler_whose_worker_stops_counts_as_one_that_panicked() {
+    let home = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let engine = Idempotency::at_most_once(memory(), Settings::new().runtime(home.handle().clone()));
+    let layer = || IdempotencyLayer::new(engine.clone()).single_tenant();
+    let started = Arc::new(Semaphore::new(0));
+    let worker = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let local = LocalSet::new();
+    local.block_on(&worker, async {
+        let began = Arc::clone(&started);
+        let handler = move || {
+            began.add_permits(1);
+            std::future::pending::<HttpResponse>()
+        };
+        let app = init_service(App::new().wrap(layer()).route("/p", web::post().to(handler))).await;
+        rt::spawn(async move { app.call(post("/p", "k").to_request()).await });
+        started.acquire().await.unwrap().forget();
+    });
+    drop(local);
+    drop(worker);
+    let runs = Runs::default();
+    let next = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&next, async {
+        let app = init_service(App::new().wrap(layer()).route("/p", web::post().to(counted(&runs)))).await;
+        let again = send(&app, post_and_wait("/p", "k")).await;
+        assert_eq!((again.status.as_u16(), again.is_replay()), (500, true), "{again:?}");
+        assert_eq!(again.json()["type"], ProblemKind::HandlerFailed.type_uri());
+    });
+    assert_eq!(runs.count(), 0);
+}

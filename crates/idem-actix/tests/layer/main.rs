@@ -1,0 +1,13 @@
+//! The layer in an app: what a client gets, how often the handler runs, and what a repeat gets.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
+
+mod admission;
+mod bodies;
+mod disconnects;
+mod ends;
+mod extractors;
+mod order;
+mod routing;
+mod stacking;
+mod support;
+mod transactions;

@@ -1,0 +1,145 @@
+//! The picture of the README: what each middleware does outside of the layer, and what it would do inside.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use actix_cors::Cors;
+use actix_web::body::BoxBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::middleware::{Next, from_fn};
+use actix_web::test::{TestRequest, init_service};
+use actix_web::{App, Error, HttpResponse, web};
+
+use crate::support::{Answer, Runs, at_most_once, counted, post, send};
+
+/// Where a middleware stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Outside,
+    Inside,
+}
+
+/// An app with the layer and another middleware in its place, and what the requests are answered.
+macro_rules! answers {
+    ($place:expr, $runs:expr, $middleware:expr, [$($request:expr),+]) => {{
+        let app = App::new().route("/p", web::post().to(counted($runs)));
+        match $place {
+            Place::Outside => {
+                let app = init_service(app.wrap(at_most_once()).wrap($middleware)).await;
+                [$(send(&app, $request).await),+]
+            }
+            Place::Inside => {
+                let app = init_service(app.wrap($middleware).wrap(at_most_once())).await;
+                [$(send(&app, $request).await),+]
+            }
+        }
+    }};
+}
+
+fn from_origin(origin: &str) -> TestRequest {
+    post("/p", "k").insert_header(("origin", origin))
+}
+
+fn allowed_origin(answer: &Answer) -> Option<&str> {
+    answer.header("access-control-allow-origin")
+}
+
+#[actix_web::test]
+async fn cors_outside_answers_the_origin_that_asks_and_exposes_the_mark_of_replays() {
+    let cors = || Cors::default().allow_any_origin().allow_any_method().expose_headers(["idempotency-replayed"]);
+    let requests = || ["https://one.test", "https://two.test"].map(from_origin);
+    let [one, two] = requests();
+    let answers = answers!(Place::Outside, &Runs::default(), cors(), [one, two]);
+    for (answer, (origin, is_replay)) in answers.iter().zip([("https://one.test", false), ("https://two.test", true)]) {
+        assert_eq!((allowed_origin(answer), answer.is_replay()), (Some(origin), is_replay));
+        let exposed = answer.header("access-control-expose-headers").unwrap();
+        assert!(exposed.contains("idempotency-replayed"), "{exposed}");
+    }
+    // Inside, a replay would come without these fields: they belong to the first client's origin, so they are not kept.
+    let [one, two] = requests();
+    let [first, again] = answers!(Place::Inside, &Runs::default(), cors(), [one, two]);
+    assert_eq!((allowed_origin(&first), allowed_origin(&again)), (Some("https://one.test"), None));
+    assert!(again.is_replay());
+}
+
+fn refuse(request: ServiceRequest, mut answer: actix_web::HttpResponseBuilder) -> ServiceResponse {
+    request.into_response(answer.finish())
+}
+
+/// Refuses requests without the right token.
+async fn authenticate(request: ServiceRequest, next: Next<BoxBody>) -> Result<ServiceResponse, Error> {
+    match request.headers().get("authorization").map(|value| value.as_bytes()) {
+        Some(b"Bearer right") => next.call(request).await,
+        _ => Ok(refuse(request, HttpResponse::Unauthorized())),
+    }
+}
+
+#[actix_web::test]
+async fn authentication_outside_keeps_replays_from_strangers_and_a_refusal_is_never_stored() {
+    for place in [Place::Outside, Place::Inside] {
+        let right = post("/p", "k").insert_header(("authorization", "Bearer right"));
+        let requests = (post("/p", "k"), right, post("/p", "k"));
+        let [refused, first, stranger] =
+            answers!(place, &Runs::default(), from_fn(authenticate), [requests.0, requests.1, requests.2]);
+        assert_eq!(refused.status.as_u16(), 401);
+        first.assert_run(1);
+        // Inside, nobody asks who wants a replay.
+        assert_eq!(stranger.status.as_u16() == 401, place == Place::Outside, "{place:?}");
+    }
+}
+
+#[actix_web::test]
+async fn a_rate_limit_outside_counts_replays_and_one_inside_counts_runs_and_neither_refusal_is_stored() {
+    for (place, replays_pass) in [(Place::Outside, false), (Place::Inside, true)] {
+        // The first is refused, as if others had used up what there was, the second passes, and then it is used up again.
+        let seen = Arc::new(AtomicUsize::new(0));
+        let limit = from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
+            let passes = seen.fetch_add(1, Ordering::SeqCst) == 1;
+            async move {
+                match passes {
+                    true => next.call(request).await,
+                    false => Ok(refuse(request, HttpResponse::TooManyRequests())),
+                }
+            }
+        });
+        let [refused, first, again] =
+            answers!(place, &Runs::default(), limit, [post("/p", "k"), post("/p", "k"), post("/p", "k")]);
+        assert_eq!(refused.status.as_u16(), 429);
+        first.assert_run(1);
+        assert_eq!(again.is_replay(), replays_pass, "{place:?}: {again:?}");
+    }
+}
+
+#[actix_web::test]
+async fn tracing_outside_sees_every_request_and_inside_only_what_runs() {
+    for (place, seen) in [(Place::Outside, 3), (Place::Inside, 1)] {
+        let count = Runs::default();
+        let counting = count.clone();
+        let trace = from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
+            counting.next();
+            next.call(request)
+        });
+        answers!(place, &Runs::default(), trace, [post("/p", "k"), post("/p", "k"), post("/p", "k")]);
+        assert_eq!(count.count(), seen, "{place:?}");
+    }
+}
+
+#[actix_web::test]
+async fn a_body_limit_outside_leaves_no_record() {
+    let runs = Runs::default();
+    let limit = from_fn(|request: ServiceRequest, next: Next<BoxBody>| async move {
+        let length = request.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse().ok());
+        match length.unwrap_or(0) {
+            0..=4 => next.call(request).await,
+            _ => Ok(refuse(request, HttpResponse::PayloadTooLarge())),
+        }
+    });
+    let body = |body: &'static str| {
+        let length = ("content-length", body.len().to_string());
+        post("/p", "k").insert_header(length).set_payload(body)
+    };
+    let [large, small] = answers!(Place::Outside, &runs, limit, [body("12345"), body("1234")]);
+    assert_eq!(large.status.as_u16(), 413);
+    // With a record, another body would be a mismatch.
+    small.assert_run(1);
+}

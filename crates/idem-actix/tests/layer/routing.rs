@@ -1,0 +1,81 @@
+//! Where a layer can stand, and which requests share keys.
+
+use actix_web::test::init_service;
+use actix_web::{App, HttpRequest, HttpResponse, web};
+use idem_actix::ProblemKind;
+
+use crate::support::{Runs, at_most_once, counted, post, send};
+
+#[actix_web::test]
+async fn a_layer_on_the_app_protects_all_its_routes_and_keeps_them_apart() {
+    let runs = Runs::default();
+    let app = App::new()
+        .wrap(at_most_once())
+        .route("/a", web::post().to(counted(&runs)))
+        .route("/b", web::post().to(counted(&runs)));
+    let app = init_service(app).await;
+    send(&app, post("/a", "k")).await.assert_run(1);
+    send(&app, post("/b", "k")).await.assert_run(2);
+    assert!(send(&app, post("/a", "k")).await.is_replay());
+}
+
+#[actix_web::test]
+async fn a_layer_on_a_scope_leaves_the_others_alone() {
+    let runs = Runs::default();
+    let inside = web::scope("/v1/{tenant}").wrap(at_most_once()).route("/p", web::post().to(counted(&runs)));
+    let app = init_service(App::new().service(inside).route("/p", web::post().to(counted(&runs)))).await;
+    send(&app, post("/v1/acme/p", "k")).await.assert_run(1);
+    assert!(send(&app, post("/v1/acme/p", "k")).await.is_replay());
+    for run in [2, 3] {
+        send(&app, post("/p", "k")).await.assert_run(run);
+    }
+}
+
+#[actix_web::test]
+async fn a_layer_on_a_resource_or_on_one_route_of_it_protects_just_that() {
+    let runs = Runs::default();
+    let resource = web::resource("/r").wrap(at_most_once()).route(web::post().to(counted(&runs)));
+    let route = web::resource("/p")
+        .route(web::post().to(counted(&runs)).wrap(at_most_once()))
+        .route(web::patch().to(counted(&runs)));
+    let app = init_service(App::new().service(resource).service(route)).await;
+    for target in ["/r", "/p"] {
+        let first = send(&app, post(target, "k")).await;
+        send(&app, post(target, "k")).await.assert_replay_of(&first);
+    }
+    let patch = || post("/p", "k").method(actix_web::http::Method::PATCH);
+    send(&app, patch()).await.assert_run(3);
+    send(&app, patch()).await.assert_run(4);
+}
+
+#[actix_web::test]
+async fn one_key_for_two_resources_of_a_route_is_a_mismatch() {
+    let runs = Runs::default();
+    let app = init_service(App::new().wrap(at_most_once()).route("/p/{id}", web::post().to(counted(&runs)))).await;
+    send(&app, post("/p/1", "k")).await.assert_run(1);
+    send(&app, post("/p/2", "k")).await.assert_problem(ProblemKind::Mismatch);
+    send(&app, post("/p/1?x=1", "k")).await.assert_problem(ProblemKind::Mismatch);
+}
+
+#[actix_web::test]
+async fn two_layers_on_one_route_are_misconfigured_and_nothing_runs() {
+    let runs = Runs::default();
+    let route = web::resource("/p").wrap(at_most_once()).route(web::post().to(counted(&runs)));
+    let app = init_service(App::new().wrap(at_most_once()).service(route)).await;
+    send(&app, post("/p", "k")).await.assert_problem(ProblemKind::Misconfigured);
+    assert_eq!(runs.count(), 0);
+}
+
+#[actix_web::test]
+async fn the_handler_gets_the_request_as_it_was_sent() {
+    let handler = |request: HttpRequest, path: web::Path<String>, body: web::Bytes| async move {
+        let told = format!("{} {path} {} {}", request.method(), request.uri(), request.headers().contains_key("x-a"));
+        HttpResponse::Ok().insert_header(("x-told", told)).body(body)
+    };
+    let scope = web::scope("/v1").wrap(at_most_once()).route("/p/{id}", web::post().to(handler));
+    let app = init_service(App::new().service(scope)).await;
+    let body = "x".repeat(200_000);
+    let answer = send(&app, post("/v1/p/7?q=1", "k").insert_header(("x-a", "1")).set_payload(body.clone())).await;
+    assert_eq!(answer.header("x-told"), Some("POST 7 /v1/p/7?q=1 true"));
+    assert_eq!(answer.text(), body);
+}

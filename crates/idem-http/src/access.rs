@@ -1,0 +1,49 @@
+//! What a handler gets of its run, and why it may get nothing.
+
+use idem_core::engine::{Context, TransactionError, TransactionGuard};
+
+/// Why an extractor has nothing to give; answered with 500, because the server is put together wrongly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotProtected {
+    /// The request did not come through an idempotency layer that protects it.
+    #[error(
+        "this request is not protected: its route has no idempotency layer, or the layer does not protect its method, \
+         or it came without an optional key"
+    )]
+    NoContext,
+    /// There is no such transaction.
+    #[error(transparent)]
+    NoTransaction(#[from] TransactionError),
+}
+
+/// The context of the run, out of the extensions of its request.
+///
+/// # Errors
+/// [`NotProtected::NoContext`].
+pub fn context_of(extension: Option<&Context>) -> Result<&Context, NotProtected> {
+    extension.ok_or(NotProtected::NoContext)
+}
+
+/// The transaction of the run; `T` is the store's type for it.
+///
+/// # Errors
+/// [`NotProtected`].
+pub fn transaction_of<T: 'static>(extension: Option<&Context>) -> Result<TransactionGuard<T>, NotProtected> {
+    Ok(context_of(extension)?.transaction()?)
+}
+
+/// The same where a handler also serves without one; a transaction that is borrowed, or of another type, is still an
+/// error, since what is written elsewhere then would not be in it.
+///
+/// # Errors
+/// [`NotProtected::NoTransaction`].
+pub fn optional_transaction_of<T: 'static>(
+    extension: Option<&Context>,
+) -> Result<Option<TransactionGuard<T>>, NotProtected> {
+    match transaction_of(extension) {
+        Ok(transaction) => Ok(Some(transaction)),
+        Err(NotProtected::NoContext | NotProtected::NoTransaction(TransactionError::NotTransactional)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

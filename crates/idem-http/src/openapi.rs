@@ -1,0 +1,155 @@
+//! What a layer adds to the description of an operation (OpenAPI 3.1).
+
+use utoipa::openapi::header::HeaderBuilder;
+use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
+use utoipa::openapi::{Content, Header, RefOr, Required, Response, Schema};
+
+use crate::policy::HttpPolicy;
+use crate::problem::ProblemKind;
+
+/// The statuses of the layer's own answers, and what each of them says. More than one kind of problem may have a status,
+/// and the application may use it as well; the `type` tells them apart.
+const ANSWERS: &[(ProblemKind, &str)] = &[
+    (ProblemKind::KeyMissing, "The idempotency key is missing or malformed, or the request body broke off."),
+    (ProblemKind::PrincipalMissing, "The request names nobody to whom the idempotency key belongs."),
+    (ProblemKind::BodyTooSlow, "The request body took too long to arrive. Nothing ran."),
+    (ProblemKind::InProgress, "The operation runs now, or it failed and rests: repeat it after Retry-After."),
+    (ProblemKind::BodyNotRetained, "It completed before, and its answer was too large to keep: fetch the resource."),
+    (ProblemKind::BodyTooLarge, "The request body is over the limit. Nothing ran."),
+    (ProblemKind::Mismatch, "The idempotency key belongs to a different request: use a new key."),
+    (ProblemKind::HandlerFailed, "The operation failed."),
+    (ProblemKind::StoreUnavailable, "It cannot be told whether the operation ran before: repeat it after Retry-After."),
+    (ProblemKind::OutcomeUnknown, "The server that ran it disappeared: find out whether it took effect."),
+];
+
+/// A bare key, which begins with no quote and has no comma, or one in quotes that needs no escapes.
+const KEY_PATTERN: &str = r#"^([!#-+\--~][!-+\--~]{0,254}|"[!#-\[\]-~]{1,255}")$"#;
+
+impl HttpPolicy {
+    /// Adds to an operation that this policy protects what a client has to know: the key header, `Prefer`, the header that
+    /// marks replays, and the layer's own answers as problem documents (RFC 9457). A status that is described already
+    /// keeps its description, and gets the problem document beside what it has.
+    pub fn describe(&self, operation: &mut Operation) {
+        let parameters = operation.parameters.get_or_insert_default();
+        parameters.push(self.key_parameter());
+        parameters.push(prefer_parameter());
+        let responses = &mut operation.responses.responses;
+        for (kind, description) in ANSWERS {
+            let described = responses.entry(kind.status().to_string());
+            let response = described.or_insert_with(|| RefOr::T(Response::new(*description)));
+            if let RefOr::T(response) = response {
+                let problem = || Content::new(Some(problem_schema()));
+                response.content.entry("application/problem+json".to_owned()).or_insert_with(problem);
+                if *kind == ProblemKind::InProgress || *kind == ProblemKind::StoreUnavailable {
+                    response.headers.insert("Retry-After".to_owned(), retry_after());
+                }
+            }
+        }
+        let replay = String::from_utf8_lossy(&self.replay_header).into_owned();
+        for response in responses.values_mut() {
+            if let RefOr::T(response) = response {
+                response.headers.insert(replay.clone(), replay_header());
+            }
+        }
+    }
+
+    fn key_parameter(&self) -> Parameter {
+        let schema = text().min_length(Some(1)).max_length(Some(257)).pattern(Some(KEY_PATTERN));
+        ParameterBuilder::new()
+            .name(self.key_header_name())
+            .parameter_in(ParameterIn::Header)
+            .required(if self.is_key_required() { Required::True } else { Required::False })
+            .description(Some(
+                "New for every operation, and the same on every repeat of it: 1 to 255 visible ASCII characters. May be \
+                 sent in quotes, as a String of RFC 8941.",
+            ))
+            .schema(Some(Schema::Object(schema.build())))
+            .build()
+    }
+}
+
+fn prefer_parameter() -> Parameter {
+    ParameterBuilder::new()
+        .name("Prefer")
+        .parameter_in(ParameterIn::Header)
+        .required(Required::False)
+        .description(Some("`wait=N` waits up to N seconds for the answer of a run in progress (RFC 7240); what is not understood is ignored."))
+        .schema(Some(Schema::Object(text().build())))
+        .build()
+}
+
+fn retry_after() -> Header {
+    let seconds = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
+    let header = HeaderBuilder::new().schema(Schema::Object(seconds.build()));
+    header.description(Some("Seconds, after which to repeat the request with the same key.")).build()
+}
+
+fn replay_header() -> Header {
+    let schema = text().enum_values(Some(["true"])).build();
+    HeaderBuilder::new().schema(Schema::Object(schema)).description(Some("On a replay, and on nothing else.")).build()
+}
+
+fn problem_schema() -> Schema {
+    let status = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
+    let members = ["type", "title", "detail"];
+    let problem =
+        members.iter().fold(ObjectBuilder::new(), |problem, name| problem.property(*name, text()).required(*name));
+    let problem = problem.property("status", status).required("status");
+    Schema::Object(problem.description(Some("A problem document (RFC 9457).")).build())
+}
+
+fn text() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(SchemaType::Type(Type::String))
+}
+
+#[cfg(test)]
+mod tests {
+    use utoipa::openapi::ResponseBuilder;
+    use utoipa::openapi::path::OperationBuilder;
+
+    use super::*;
+
+    fn described(policy: &HttpPolicy, operation: OperationBuilder) -> serde_json::Value {
+        let mut operation = operation.build();
+        policy.describe(&mut operation);
+        serde_json::to_value(operation).unwrap()
+    }
+
+    #[test]
+    fn the_key_is_a_header_that_is_required_where_the_policy_says_so() {
+        let required = described(&HttpPolicy::new(), OperationBuilder::new());
+        let key = &required["parameters"][0];
+        assert_eq!(
+            (&key["name"], &key["in"], &key["required"]),
+            (&"idempotency-key".into(), &"header".into(), &true.into())
+        );
+        let optional = described(&HttpPolicy::new().key_optional().key_header("X-Key"), OperationBuilder::new());
+        let key = &optional["parameters"][0];
+        assert_eq!((&key["name"], &key["required"]), (&"x-key".into(), &false.into()));
+    }
+
+    #[test]
+    fn every_answer_of_the_layer_is_described_as_a_problem() {
+        let described = described(&HttpPolicy::new(), OperationBuilder::new());
+        for status in [400, 401, 408, 409, 410, 413, 422, 500, 503, 504] {
+            let response = &described["responses"][status.to_string()];
+            let problem = &response["content"]["application/problem+json"]["schema"];
+            assert_eq!(problem["required"], serde_json::json!(["type", "title", "detail", "status"]), "{status}");
+            assert!(response["headers"]["idempotency-replayed"].is_object());
+        }
+        assert!(described["responses"]["409"]["headers"]["Retry-After"].is_object());
+    }
+
+    #[test]
+    fn what_the_application_says_of_a_status_stays() {
+        let own = ResponseBuilder::new().description("not a payment").content("text/plain", Content::default());
+        let operation = OperationBuilder::new().response("422", own).response("201", Response::new("made"));
+        let described = described(&HttpPolicy::new(), operation);
+        let refused = &described["responses"]["422"];
+        assert_eq!(refused["description"], "not a payment");
+        assert!(refused["content"]["text/plain"].is_object());
+        assert!(refused["content"]["application/problem+json"].is_object());
+        assert!(described["responses"]["201"]["headers"]["idempotency-replayed"].is_object());
+    }
+}

@@ -1,0 +1,169 @@
+//! The service on actix-web.
+
+use std::error::Error;
+use std::future::ready;
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use actix_web::body::{BodyStream, BoxBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
+use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::middleware::{Next, from_fn};
+use actix_web::web::{self, Bytes, Data, Path, PayloadConfig};
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Responder, ResponseError, Route, guard};
+use futures_util::stream;
+use idem_actix::{IdempotencyContext, IdempotencyLayer};
+use idem_core::engine::Idempotency;
+
+use super::{CLOSE_CONNECTIONS_WITHIN, Signals};
+use crate::answer::{Answer, Body, chunks};
+use crate::problem::Problem;
+use crate::service::{Asked, DESCRIPTION, HEALTH, LEDGER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service};
+
+/// The engine ends before the workers, which take along what runs on them. Handlers run in tasks of their own, and those
+/// whose clients have gone are in no connection that a worker would wait for.
+pub(super) async fn serve(
+    listener: TcpListener,
+    engine: Idempotency,
+    service: Arc<Service>,
+    signals: Signals,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let tenants = service.clone();
+    let tenant = move |request: &HttpRequest| tenants.tenant(&asked(request.headers()));
+    let idempotency = IdempotencyLayer::new(engine.clone()).scope(tenant);
+    let for_quotes = idempotency.clone().policy(service.quotes_policy());
+    let idempotency = idempotency.policy(service.policy());
+    let limit = PayloadConfig::new(service.body_limit());
+    let service = Data::from(service);
+    let app = move || {
+        let pay = web::post().to(create_payment).wrap(idempotency.clone()).wrap(from_fn(delay_answer));
+        App::new()
+            .app_data(service.clone())
+            .app_data(limit.clone())
+            .service(page(PAYMENTS, read().to(list_payments)).route(pay))
+            .service(page(QUOTES, web::post().to(make_quote).wrap(for_quotes.clone())))
+            .service(page(PAYMENT, read().to(show_payment)))
+            .service(page(LEDGER, read().to(show_ledger)))
+            .service(page(RUNNING, read().to(show_running)).route(web::delete().to(release_run)))
+            .service(page(HEALTH, read().to(show_health)))
+            .service(page(DESCRIPTION, read().to(show_description)))
+            .default_service(web::to(async || Answer::from(Problem::NotFound)))
+    };
+    let server = HttpServer::new(app).disable_signals().shutdown_timeout(CLOSE_CONNECTIONS_WITHIN.as_secs());
+    let server = server.listen_auto_h2c(listener)?.run();
+    let handle = server.handle();
+    let mut server = tokio::spawn(server);
+    tokio::select! {
+        served = &mut server => return Ok(served??),
+        () = signals.asked_to_stop() => {}
+    }
+    handle.pause().await;
+    engine.shutdown().await;
+    handle.stop(true).await;
+    Ok(server.await??)
+}
+
+fn page((path, allowed): (&'static str, &'static str), route: Route) -> Resource {
+    let other_methods = web::to(move || ready(Answer::from(Problem::MethodNotAllowed(allowed))));
+    web::resource(path).route(route).default_service(other_methods)
+}
+
+/// Actix does not answer HEAD by itself where there is a GET.
+fn read() -> Route {
+    web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
+}
+
+fn asked(headers: &HeaderMap) -> Asked<'_> {
+    let field = |name| headers.get(name).map(HeaderValue::as_bytes);
+    Asked { authorization: field("authorization"), simulate: field("x-simulate") }
+}
+
+async fn create_payment(
+    service: Data<Service>,
+    IdempotencyContext(run): IdempotencyContext,
+    request: HttpRequest,
+    body: Bytes,
+) -> Result<Answer, Problem> {
+    service.create_payment(asked(request.headers()), &run, body).await
+}
+
+async fn make_quote(
+    service: Data<Service>,
+    context: Option<IdempotencyContext>,
+    request: HttpRequest,
+    body: Bytes,
+) -> Result<Answer, Problem> {
+    service.make_quote(&asked(request.headers()), context.is_some(), &body)
+}
+
+async fn list_payments(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
+    service.list_payments(asked(request.headers())).await
+}
+
+async fn show_payment(service: Data<Service>, request: HttpRequest, id: Path<String>) -> Result<Answer, Problem> {
+    service.show_payment(asked(request.headers()), &id).await
+}
+
+async fn show_ledger(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
+    service.show_ledger(asked(request.headers())).await
+}
+
+async fn show_running(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
+    service.show_running(&asked(request.headers()))
+}
+
+async fn release_run(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
+    service.release_run(&asked(request.headers()))
+}
+
+async fn show_health(service: Data<Service>) -> Answer {
+    service.show_health().await
+}
+
+async fn show_description(service: Data<Service>) -> Answer {
+    service.show_description()
+}
+
+async fn delay_answer(
+    service: Data<Service>,
+    request: ServiceRequest,
+    next: Next<BoxBody>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    let simulation = service.simulation(&asked(request.headers()));
+    let answered = next.call(request).await;
+    simulation.delay_answer().await;
+    answered
+}
+
+impl ResponseError for Problem {
+    fn error_response(&self) -> HttpResponse {
+        Answer::from(self).into()
+    }
+}
+
+impl Responder for Answer {
+    type Body = BoxBody;
+
+    fn respond_to(self, _: &HttpRequest) -> HttpResponse {
+        self.into()
+    }
+}
+
+impl From<Answer> for HttpResponse {
+    fn from(answer: Answer) -> Self {
+        let body = match answer.body {
+            Body::Whole(bytes) => BoxBody::new(bytes),
+            Body::Stream(bytes) => {
+                BoxBody::new(BodyStream::new(stream::iter(chunks(bytes).map(Ok::<_, std::convert::Infallible>))))
+            }
+        };
+        let mut response = Self::with_body(StatusCode::from_u16(answer.status).unwrap_or_default(), body);
+        for (name, value) in answer.headers {
+            if let Ok(value) = HeaderValue::from_bytes(&value) {
+                response.headers_mut().append(HeaderName::from_static(name), value);
+            }
+        }
+        response
+    }
+}

@@ -1,0 +1,181 @@
+//! What the service does, whatever framework carries its requests.
+
+use bytes::Bytes;
+use idem_core::engine::Context;
+use idem_http::HttpPolicy;
+use idem_hybrid::HybridMetrics;
+
+use crate::answer::Answer;
+use crate::config::Config;
+use crate::ledger::{Ledger, NewPayment};
+use crate::openapi;
+use crate::problem::Problem;
+use crate::simulate::{Running, Simulation};
+use crate::store::{Health, Store};
+
+/// The pages, and the methods that each of them takes.
+pub(crate) const PAYMENTS: (&str, &str) = ("/v1/payments", "GET, HEAD, POST");
+pub(crate) const QUOTES: (&str, &str) = ("/v1/quotes", "POST");
+pub(crate) const PAYMENT: (&str, &str) = ("/v1/payments/{id}", READ);
+pub(crate) const LEDGER: (&str, &str) = ("/v1/ledger", READ);
+/// How far the tenant's runs are, and DELETE lets one go on that is held; there only under `--simulate`.
+pub(crate) const RUNNING: (&str, &str) = ("/v1/running", "DELETE, GET, HEAD");
+pub(crate) const HEALTH: (&str, &str) = ("/healthz", READ);
+pub(crate) const DESCRIPTION: (&str, &str) = ("/openapi.json", READ);
+const READ: &str = "GET, HEAD";
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    config: Config,
+    store: Store,
+    /// Where the payments are: the store's own database under the transactional contract.
+    ledger: Ledger,
+    running: Running,
+}
+
+/// What a handler gets of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Asked<'a> {
+    pub(crate) authorization: Option<&'a [u8]>,
+    pub(crate) simulate: Option<&'a [u8]>,
+}
+
+type Answered = Result<Answer, Problem>;
+
+impl Service {
+    pub(crate) fn new(config: Config, store: Store, ledger: Ledger) -> Self {
+        Self { config, store, ledger, running: Running::default() }
+    }
+
+    /// How `POST /v1/quotes` is protected: a quote moves no money, so a client may ask for it without a key.
+    pub(crate) fn quotes_policy(&self) -> HttpPolicy {
+        self.policy().key_optional()
+    }
+
+    /// How `POST /v1/payments` is protected.
+    pub(crate) fn policy(&self) -> HttpPolicy {
+        let Config { body_limit, stored_limit, .. } = self.config;
+        HttpPolicy::new().request_body_limit(body_limit).stored_response_limit(stored_limit)
+    }
+
+    pub(crate) fn body_limit(&self) -> usize {
+        self.config.body_limit
+    }
+
+    /// What the request wants to be simulated outside of the idempotency layer.
+    pub(crate) fn simulation(&self, asked: &Asked<'_>) -> Simulation {
+        // What is not understood is the handler's to refuse.
+        Simulation::from_header(self.config.simulate, asked.simulate).unwrap_or_default()
+    }
+
+    pub(crate) async fn create_payment(&self, asked: Asked<'_>, run: &Context, body: Bytes) -> Answered {
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
+        let mut running = self.running.begin(&tenant);
+        let simulation = Simulation::from_header(self.config.simulate, asked.simulate)?;
+        let payment = NewPayment::from_json(&body)?;
+        if let Some(answer) = simulation.before(&running).await {
+            return Ok(answer);
+        }
+        let payment = self.ledger.pay(run, &tenant, payment).await?;
+        running.has_effect();
+        if let Some(answer) = simulation.after(&running).await {
+            return Ok(answer);
+        }
+        tracing::info!(payment = payment.id, attempt = run.attempt(), "money moved");
+        let location = format!("/v1/payments/{}", payment.id);
+        let mut document = serde_json::json!(payment);
+        if simulation.padding > 0 {
+            document["padding"] = "p".repeat(simulation.padding).into();
+        }
+        let answer = Answer::json(201, &document).header("location", location);
+        let answer = answer.header("etag", format!("\"{}\"", payment.id));
+        Ok(simulation.dress(answer.header("x-attempt", run.attempt().to_string())))
+    }
+
+    pub(crate) fn make_quote(&self, asked: &Asked<'_>, is_protected: bool, body: &[u8]) -> Answered {
+        self.tenant(asked).ok_or(Problem::Unauthenticated)?;
+        let quote = NewPayment::from_json(body)?.quoted(is_protected);
+        Ok(Answer::json(201, &quote))
+    }
+
+    pub(crate) async fn list_payments(&self, asked: Asked<'_>) -> Answered {
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
+        let payments = self.ledger.payments(&tenant).await?;
+        Ok(Answer::json(200, &serde_json::json!({ "payments": payments })))
+    }
+
+    pub(crate) async fn show_payment(&self, asked: Asked<'_>, id: &str) -> Answered {
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
+        let payment = self.ledger.payment(&tenant, id).await?.ok_or(Problem::NotFound)?;
+        Ok(Answer::json(200, &payment))
+    }
+
+    pub(crate) async fn show_ledger(&self, asked: Asked<'_>) -> Answered {
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
+        Ok(Answer::json(200, &self.ledger.totals(&tenant).await?))
+    }
+
+    pub(crate) fn show_running(&self, asked: &Asked<'_>) -> Answered {
+        let tenant = self.tenant(asked).ok_or(Problem::Unauthenticated)?;
+        if !self.config.simulate {
+            return Err(Problem::NotFound);
+        }
+        Ok(Answer::json(200, &self.running.stages(&tenant)))
+    }
+
+    pub(crate) fn release_run(&self, asked: &Asked<'_>) -> Answered {
+        let tenant = self.tenant(asked).ok_or(Problem::Unauthenticated)?;
+        if !self.config.simulate {
+            return Err(Problem::NotFound);
+        }
+        self.running.release(&tenant);
+        Ok(Answer::json(200, &self.running.stages(&tenant)))
+    }
+
+    pub(crate) fn show_description(&self) -> Answer {
+        Answer::json(200, &openapi::describe(&self.policy(), &self.quotes_policy()))
+    }
+
+    pub(crate) async fn show_health(&self) -> Answer {
+        match self.store.health().await {
+            Ok(health) => {
+                let Health { store, version, counted, count, cache } = health;
+                let contract = self.config.contract.name();
+                let mut document = serde_json::json!({
+                    "status": "ok", "store": store, "version": version, "contract": contract, (counted): count
+                });
+                if let Some(metrics) = cache {
+                    document["cache"] = cache_metrics(&metrics);
+                }
+                Answer::json(200, &document)
+            }
+            Err(error) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "the store is not healthy");
+                Answer::json(503, &serde_json::json!({ "status": "unavailable" }))
+            }
+        }
+    }
+
+    /// The tenant: in this example, whatever bearer token the client sends. A real service looks up whose token it is, and
+    /// names the account: principals are stored readable, and a token is a secret.
+    pub(crate) fn tenant(&self, asked: &Asked<'_>) -> Option<String> {
+        let value = std::str::from_utf8(asked.authorization?).ok()?;
+        let (scheme, token) = value.split_once(' ')?;
+        let token = token.trim();
+        let is_known = self.config.tenants.is_empty() || self.config.tenants.iter().any(|tenant| tenant == token);
+        (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && is_known).then(|| token.to_owned())
+    }
+}
+
+fn cache_metrics(metrics: &HybridMetrics) -> serde_json::Value {
+    serde_json::json!({
+        "is_open": metrics.is_open,
+        "opened": metrics.opened,
+        "failures": metrics.fast_failures,
+        "skipped": metrics.fast_skipped,
+        "unreadable": metrics.unreadable,
+        "replays": { "cache": metrics.fast_replays, "store": metrics.durable_replays },
+        "in_progress": { "cache": metrics.fast_in_progress, "store": metrics.durable_in_progress },
+    })
+}

@@ -1,0 +1,119 @@
+//! The suite against every framework, store and contract: prints the matrix of what passed, and the difference between what
+//! the frameworks answered, which has to be none.
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+#[path = "../payments/support/mod.rs"]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the other tests of whole systems use more of it")]
+mod support;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use idem_http_suite::{CASES, Contract, Report, differences, run};
+use support::{Backend, Framework, Server, Setup};
+
+/// What runners of tests call it.
+const NAME: &str = "every_framework_gives_the_same_answers_on_every_store";
+
+/// The stores, by the names that the matrix shows. A new one joins by its line here.
+const STORES: &[(&str, Backend)] = &[
+    ("memory", Backend::Memory),
+    ("sqlite", Backend::Sqlite),
+    ("postgres", Backend::Postgres),
+    ("pgbouncer", Backend::PgBouncer),
+    ("redis", Backend::Redis),
+    ("hybrid", Backend::Hybrid),
+];
+
+/// A machine that is busy with something else takes seconds for what takes milliseconds, and that is nobody's fault here.
+const PATIENT: &[&str] = &["--store-timeout-ms", "25000", "--backoff-ms", "6000"];
+
+/// What the server may have needed at its peak, with bodies of megabytes and more than a thousand waiting clients.
+const MEMORY_LIMIT_BYTES: u64 = 512 * 1024 * 1024;
+
+/// One store under one contract, by one framework.
+struct Cell {
+    store: &'static str,
+    contract: Contract,
+    framework: Framework,
+    report: Report,
+    took: Duration,
+    memory_bytes: u64,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.iter().any(|arg| arg == "--list") {
+        if !args.iter().any(|arg| arg == "--ignored") {
+            println!("{NAME}: test");
+        }
+        return ExitCode::SUCCESS;
+    }
+    let mut filters = args.iter().filter(|arg| !arg.starts_with('-')).peekable();
+    if filters.peek().is_some() && !filters.any(|filter| NAME.contains(filter.as_str())) {
+        return ExitCode::SUCCESS;
+    }
+    judge(&fill())
+}
+
+fn fill() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for &(store, backend) in STORES {
+        for &contract in backend.contracts() {
+            cells.extend(Framework::ALL.map(|framework| {
+                let server = Server::start_on(Setup { framework, backend }, contract, PATIENT);
+                let began = Instant::now();
+                let report = run(server.address, contract);
+                let (took, memory_bytes) = (began.elapsed(), peak_memory(&server));
+                Cell { store, contract, framework, report, took, memory_bytes }
+            }));
+        }
+    }
+    cells
+}
+
+/// The largest share of memory that the server has had.
+fn peak_memory(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.process_id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+fn judge(cells: &[Cell]) -> ExitCode {
+    println!("\n{} cases over sockets: how many passed, in how long, and the server's peak of memory\n", CASES.len());
+    println!("| store     | contract      | framework | passed |   time | memory |");
+    println!("|-----------|---------------|-----------|--------|--------|--------|");
+    for cell in cells {
+        let Cell { store, contract, framework, report, took, memory_bytes } = cell;
+        let (contract, framework, mebibytes) = (contract.name(), framework.name(), memory_bytes >> 20);
+        let (score, seconds) = (report.score(), took.as_secs_f32());
+        println!("| {store:9} | {contract:13} | {framework:9} | {score:>6} | {seconds:4.1} s | {mebibytes:2} MiB |");
+    }
+    let mut failures = Vec::new();
+    for cell in cells {
+        let place = format!("{} on {} under {}", cell.framework.name(), cell.store, cell.contract.name());
+        failures.extend(cell.report.failed.iter().map(|(case, reason)| format!("{place}: {case}: {reason}")));
+        if cell.memory_bytes > MEMORY_LIMIT_BYTES {
+            failures.push(format!("{place}: the server had {} MiB", cell.memory_bytes >> 20));
+        }
+    }
+    let differing = frameworks_differ(cells);
+    let answers: usize = cells.iter().flat_map(|cell| cell.report.transcripts.values().map(Vec::len)).sum();
+    println!("\naxum and actix-web differ in {} of {} answers each", differing.len(), answers / 2);
+    for failure in failures.iter().chain(&differing) {
+        println!("\n{failure}");
+    }
+    if failures.is_empty() && differing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Status, header fields and body of every answer, compared.
+fn frameworks_differ(cells: &[Cell]) -> Vec<String> {
+    let pairs = cells.chunks_exact(Framework::ALL.len());
+    let differing = pairs.flat_map(|pair| {
+        let [axum, actix] = pair else { return Vec::new() };
+        let place = format!("{} under {}", axum.store, axum.contract.name());
+        let differing = differences(&axum.report, &actix.report);
+        differing.into_iter().map(|difference| format!("{place}: {difference}")).collect()
+    });
+    differing.collect()
+}

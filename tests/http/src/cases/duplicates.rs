@@ -1,0 +1,74 @@
+//! Requests with one key at the same time.
+
+use std::net::TcpStream;
+
+use crate::client::{Answer, Request};
+use crate::target::Target;
+
+pub(super) fn a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back(target: &Target) {
+    let running = target.pay("k").simulate("hold-before").begin(target.address());
+    target.await_run();
+    let duplicate = target.send(&target.pay("k"));
+    assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")));
+    // A second where a transaction's lock is all there is of a run; the rest of the lease elsewhere.
+    assert!((1..=30).contains(&duplicate.retry_after().unwrap()), "{duplicate:?}");
+    assert!(!duplicate.is_replay());
+    target.release();
+    let first = target.note(Answer::read(running, "POST").unwrap());
+    assert_eq!((first.status, target.effects()), (201, 1));
+}
+
+/// A run that is held, and the same request on many more connections.
+fn storm(target: &Target, clients: usize, request: &Request) -> (TcpStream, Vec<TcpStream>) {
+    let first = target.pay("k").simulate("hold-before").begin(target.address());
+    target.await_run();
+    (first, (0..clients).map(|_| request.begin(target.address())).collect())
+}
+
+fn read_all(streams: Vec<TcpStream>) -> impl Iterator<Item = Answer> {
+    streams.into_iter().map(|stream| Answer::read(stream, "POST").unwrap())
+}
+
+pub(super) fn a_client_may_ask_to_wait(target: &Target) {
+    let (first, waiting) = storm(target, 1, &target.pay("k").waiting());
+    target.release();
+    let first = target.note(Answer::read(first, "POST").unwrap());
+    assert_eq!((first.status, first.is_replay()), (201, false));
+    for waited in read_all(waiting) {
+        assert!(waited.is_replay());
+        assert_eq!(target.note(waited).essence(), first.essence());
+    }
+}
+
+pub(super) fn of_100_duplicates_one_runs_and_the_others_are_turned_away(target: &Target) {
+    let (first, others) = storm(target, 100, &target.pay("k"));
+    for other in read_all(others) {
+        assert_eq!((other.status, other.problem().as_deref()), (409, Some("in-progress")));
+    }
+    target.release();
+    assert_eq!(Answer::read(first, "POST").unwrap().status, 201);
+    assert_eq!(target.effects(), 1);
+}
+
+pub(super) fn of_100_duplicates_that_wait_all_get_the_same_answer(target: &Target) {
+    let (first, others) = storm(target, 100, &target.pay("k").waiting());
+    target.release();
+    let first = Answer::read(first, "POST").unwrap();
+    assert_eq!((first.status, first.is_replay()), (201, false));
+    for other in read_all(others) {
+        assert!(other.is_replay());
+        assert_eq!(other.essence(), first.essence());
+    }
+    assert_eq!(target.effects(), 1);
+}
+
+pub(super) fn of_1000_that_wait_for_one_key_none_runs_again(target: &Target) {
+    let (first, others) = storm(target, 1000, &target.pay("k").waiting());
+    target.release();
+    assert_eq!(Answer::read(first, "POST").unwrap().status, 201);
+    for other in read_all(others) {
+        // A server under such a load may turn a waiter away, and never runs it.
+        assert!(other.is_replay() || other.status == 409 || other.status == 503, "{other:?}");
+    }
+    assert_eq!(target.effects(), 1);
+}

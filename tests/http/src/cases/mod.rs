@@ -1,0 +1,92 @@
+//! The cases, in one table.
+
+mod connections;
+mod disconnects;
+mod duplicates;
+mod fidelity;
+mod fingerprints;
+mod http2;
+mod keys;
+mod settlements;
+mod uploads;
+
+use crate::target::Target;
+
+/// A name, and what has to hold of a server.
+pub type Case = (&'static str, fn(&Target));
+
+macro_rules! table {
+    ($($module:ident: $($case:ident)+;)+) => {
+        &[$($((stringify!($case), $module::$case as fn(&Target)),)+)+]
+    };
+}
+
+/// All of them. A new one joins by its line here.
+pub const CASES: &[Case] = table! {
+    keys:
+        a_quoted_and_a_bare_key_are_the_same_whatever_the_case_of_the_header_name
+        whatever_is_not_one_key_is_refused_and_leaves_no_record
+        a_key_with_control_bytes_never_gets_through
+        the_longest_key_is_a_key_quoted_or_not
+        two_tenants_with_the_same_key_never_meet
+        two_routes_with_the_same_key_never_meet
+        where_a_key_is_optional_a_request_without_one_is_not_protected
+        a_request_without_a_principal_is_401_even_without_a_key
+        methods_that_are_safe_or_idempotent_by_themselves_create_no_record;
+    fingerprints:
+        white_space_and_member_order_do_not_matter
+        any_other_request_under_the_same_key_is_a_mismatch_and_does_not_run
+        the_boundary_of_multipart_does_not_matter_and_its_parts_do
+        other_headers_belong_to_no_fingerprint
+        another_request_while_the_first_runs_neither_runs_nor_waits;
+    fidelity:
+        the_first_answer_is_replayed_again_and_again
+        header_fields_survive_in_order_repeated_and_not_utf_8
+        a_cookie_reaches_the_first_client_only
+        fields_of_the_moment_reach_the_first_client_only
+        a_binary_body_in_chunks_is_replayed_byte_by_byte
+        a_body_at_the_limit_is_kept_and_a_larger_one_leaves_a_tombstone
+        a_large_answer_streams_on_beyond_what_is_kept
+        an_answer_without_a_body_is_replayed_without_one
+        an_answer_without_content_is_replayed_without_any
+        an_event_stream_is_not_kept_and_never_runs_again
+        head_says_what_get_says_without_the_body
+        a_refusal_of_the_application_is_its_own_and_is_replayed;
+    settlements:
+        every_status_that_says_something_about_the_operation_is_replayed
+        every_status_that_says_nothing_about_it_frees_the_key
+        a_fault_is_settled_as_the_contract_says
+        a_panic_is_settled_as_a_fault_and_answered_with_a_problem
+        under_transactional_only_intended_answers_keep_their_writes
+        a_fault_under_at_least_once_runs_again_after_its_backoff;
+    duplicates:
+        a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back
+        a_client_may_ask_to_wait
+        of_100_duplicates_one_runs_and_the_others_are_turned_away
+        of_100_duplicates_that_wait_all_get_the_same_answer
+        of_1000_that_wait_for_one_key_none_runs_again;
+    disconnects:
+        a_client_that_leaves_during_its_upload_leaves_nothing_behind
+        a_client_that_leaves_before_the_effect_finds_its_payment_made_once
+        a_client_that_leaves_after_the_effect_finds_its_payment_made_once
+        a_client_that_leaves_after_the_settlement_finds_its_answer
+        a_client_that_leaves_during_its_answer_finds_that_it_was_made;
+    http2:
+        http_2_gets_the_same_answers
+        an_http_2_stream_that_is_reset_during_its_upload_leaves_nothing_behind
+        an_http_2_stream_that_is_reset_before_or_after_the_effect_finds_its_payment_made_once
+        an_http_2_stream_that_is_reset_after_the_settlement_finds_its_answer
+        an_http_2_stream_that_is_reset_during_its_answer_finds_that_it_was_made;
+    uploads:
+        a_body_at_the_limit_is_taken_and_a_larger_one_is_refused
+        a_body_that_declares_too_much_is_refused_before_it_is_sent
+        a_body_in_chunks_over_the_limit_is_refused_while_it_arrives
+        a_slow_upload_holds_no_lease
+        how_a_body_is_cut_does_not_matter
+        a_client_that_asks_before_it_sends_is_answered;
+    connections:
+        a_connection_serves_on_after_each_kind_of_answer
+        pipelined_requests_are_answered_in_their_order
+        a_page_that_is_not_there_or_takes_no_such_method_says_so
+        the_description_names_the_key_and_the_answers_of_the_layer;
+};

@@ -1,0 +1,103 @@
+//! What settles how, under each contract.
+
+use crate::client::Request;
+use crate::eventually;
+use crate::target::{Contract, Target};
+
+/// What a repeat meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Repeat {
+    Replay,
+    RunsAgain,
+    Backoff,
+}
+
+fn repeat(target: &Target, request: &Request) -> Repeat {
+    let first = target.send(request);
+    assert!(!first.is_replay());
+    let again = target.send(request);
+    if again.problem().as_deref() == Some("backoff") {
+        assert_eq!(again.status, 409);
+        assert!(again.retry_after().is_some());
+        return Repeat::Backoff;
+    }
+    assert_eq!(again.status, first.status);
+    if again.is_replay() { Repeat::Replay } else { Repeat::RunsAgain }
+}
+
+/// An answer of that status, after the effect and in place of it.
+fn of_status(target: &Target, status: u16) -> [Repeat; 2] {
+    ["status", "status-before"].map(|simulation| {
+        let key = format!("{simulation}-{status}");
+        repeat(target, &target.pay(&key).simulate(&format!("{simulation}={status}")))
+    })
+}
+
+/// What a fault means.
+fn fault(contract: Contract) -> Repeat {
+    match contract {
+        Contract::Transactional => Repeat::RunsAgain,
+        Contract::AtMostOnce => Repeat::Replay,
+        Contract::AtLeastOnce => Repeat::Backoff,
+    }
+}
+
+pub(super) fn every_status_that_says_something_about_the_operation_is_replayed(target: &Target) {
+    for status in [200, 201, 202, 203, 206, 300, 302, 303, 307, 308, 400, 402, 404, 405, 409, 410, 412, 418, 422, 451] {
+        assert_eq!(of_status(target, status), [Repeat::Replay; 2], "{status}");
+    }
+}
+
+pub(super) fn every_status_that_says_nothing_about_it_frees_the_key(target: &Target) {
+    for status in [401, 403, 407, 408, 421, 425, 429] {
+        assert_eq!(of_status(target, status), [Repeat::RunsAgain; 2], "{status}");
+    }
+}
+
+pub(super) fn a_fault_is_settled_as_the_contract_says(target: &Target) {
+    for status in [500, 501, 503, 504, 599] {
+        assert_eq!(of_status(target, status), [fault(target.contract()); 2], "{status}");
+    }
+}
+
+pub(super) fn a_panic_is_settled_as_a_fault_and_answered_with_a_problem(target: &Target) {
+    for panic in ["panic-before", "panic-after"] {
+        let answer = target.send(&target.pay(panic).simulate(panic));
+        assert_eq!((answer.status, answer.problem().as_deref()), (500, Some("handler-failed")), "{panic}");
+        let expected = fault(target.contract());
+        assert_eq!(repeat(target, &target.pay(&format!("{panic}-again")).simulate(panic)), expected, "{panic}");
+    }
+    assert_eq!(target.send(&target.pay("other")).status, 201, "the server goes on");
+}
+
+pub(super) fn under_transactional_only_intended_answers_keep_their_writes(target: &Target) {
+    let is_kept = |what: &str| {
+        let before = target.effects();
+        let _ = target.send(&target.pay(what).simulate(what));
+        target.effects() > before
+    };
+    for what in ["status=200", "status=302"] {
+        assert!(is_kept(what), "{what}");
+    }
+    let expected = target.contract() != Contract::Transactional;
+    for what in ["status=404", "status=422", "status=429", "status=500", "panic-after"] {
+        assert_eq!(is_kept(what), expected, "{what}");
+    }
+}
+
+pub(super) fn a_fault_under_at_least_once_runs_again_after_its_backoff(target: &Target) {
+    if target.contract() != Contract::AtLeastOnce {
+        return;
+    }
+    assert_eq!(target.send(&target.pay("k").simulate("status-before=503")).status, 503);
+    let resting = target.send(&target.pay("k"));
+    assert_eq!((resting.status, resting.problem().as_deref()), (409, Some("backoff")));
+    assert!((1..=60).contains(&resting.retry_after().unwrap()), "{resting:?}");
+    let answer = eventually("the end of the backoff", || {
+        let answer = target.pay("k").send(target.address());
+        (answer.status != 409).then_some(answer)
+    });
+    let answer = target.note(answer);
+    assert_eq!((answer.status, answer.is_replay(), answer.header("x-attempt")), (201, false, Some("2")));
+    assert_eq!(target.effects(), 1);
+}

@@ -1,0 +1,96 @@
+//! Request bodies on their way in.
+
+use std::io::Write;
+
+use crate::PAYMENT;
+use crate::client::{Answer, Connection};
+use crate::target::Target;
+
+/// The default limit of request bodies.
+const LIMIT: usize = 1024 * 1024;
+
+fn padded(length: usize) -> String {
+    format!("{PAYMENT}{}", " ".repeat(length - PAYMENT.len()))
+}
+
+fn assert_too_large(answer: &Answer) {
+    assert_eq!((answer.status, answer.problem().as_deref()), (413, Some("body-too-large")), "{answer:?}");
+}
+
+pub(super) fn a_body_at_the_limit_is_taken_and_a_larger_one_is_refused(target: &Target) {
+    for length in [LIMIT - 1, LIMIT] {
+        let request = target.pay(&length.to_string()).body(padded(length));
+        assert_eq!(target.send(&request).status, 201, "{length}");
+        assert!(target.send(&request).is_replay(), "{length}");
+    }
+    let mut connection = Connection::open(target.address());
+    connection.write(&target.pay("k").head_of(LIMIT + 1));
+    // It may close before it has been sent all.
+    connection.try_write(padded(LIMIT / 2).as_bytes());
+    assert_too_large(&target.note(connection.answer("POST").unwrap()));
+    assert_eq!(target.effects(), 2);
+}
+
+pub(super) fn a_body_that_declares_too_much_is_refused_before_it_is_sent(target: &Target) {
+    let mut connection = Connection::open(target.address());
+    connection.write(&target.pay("k").head_of(LIMIT + 1));
+    assert_too_large(&target.note(connection.answer("POST").unwrap()));
+    assert_eq!(target.effects(), 0);
+}
+
+pub(super) fn a_body_in_chunks_over_the_limit_is_refused_while_it_arrives(target: &Target) {
+    let mut connection = Connection::open(target.address());
+    connection.write(&target.pay("k").head_of_chunks());
+    let chunk = [b"10000\r\n".as_slice(), &[b' '; 0x10000], b"\r\n"].concat();
+    // Seventeen of them are over the limit; the last chunk, which would end the body, never comes.
+    for _ in 0..17 {
+        connection.try_write(&chunk);
+    }
+    assert_too_large(&target.note(connection.answer("POST").unwrap()));
+    assert_eq!(target.effects(), 0);
+}
+
+pub(super) fn a_slow_upload_holds_no_lease(target: &Target) {
+    let request = target.pay("k");
+    let mut slow = request.begin_part(target.address(), 10);
+    let fast = target.send(&request);
+    assert_eq!(fast.status, 201);
+    slow.write_all(&PAYMENT.as_bytes()[10..]).unwrap();
+    let slow = target.note(Answer::read(slow, "POST").unwrap());
+    assert!(slow.is_replay());
+    assert_eq!(slow.essence(), fast.essence());
+    assert_eq!(target.effects(), 1);
+}
+
+pub(super) fn how_a_body_is_cut_does_not_matter(target: &Target) {
+    let first = target.send(&target.pay("k"));
+    let mut connection = Connection::open(target.address());
+    connection.write(&target.pay("k").head_of_chunks());
+    for byte in PAYMENT.bytes() {
+        connection.write(&[b'1', b'\r', b'\n', byte, b'\r', b'\n']);
+    }
+    connection.write(b"0\r\n\r\n");
+    let again = target.note(connection.answer("POST").unwrap());
+    assert!(again.is_replay());
+    assert_eq!(again.essence(), first.essence());
+}
+
+pub(super) fn a_client_that_asks_before_it_sends_is_answered(target: &Target) {
+    let mut connection = Connection::open(target.address());
+    connection.write(&target.pay("k").header("Expect", "100-continue").head_of(PAYMENT.len()));
+    assert_eq!(connection.head().unwrap().status, 100);
+    connection.write(PAYMENT.as_bytes());
+    assert_eq!(target.note(connection.answer("POST").unwrap()).status, 201);
+    // Where the answer is a refusal, the framework may or may not let it send its body first.
+    let mut connection = Connection::open(target.address());
+    connection.write(&target.keyless().header("Expect", "100-continue").head_of(PAYMENT.len()));
+    let refusal = match connection.answer("POST").unwrap() {
+        answer if answer.status == 100 => {
+            connection.try_write(PAYMENT.as_bytes());
+            connection.answer("POST").unwrap()
+        }
+        answer => answer,
+    };
+    assert_eq!(target.note(refusal).problem().as_deref(), Some("key-missing"));
+    assert_eq!(target.effects(), 1);
+}

@@ -1,0 +1,398 @@
+//! An HTTP/1.1 client that hides nothing: bytes as they are, on connections that a test can watch and break.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use crate::PATIENCE;
+
+/// What a request sends as its body unless it says otherwise.
+pub const PAYMENT: &str = r#"{"amount": 1250, "currency": "EUR", "recipient": "alice"}"#;
+
+/// A request to be sent.
+#[derive(Debug, Clone)]
+pub struct Request {
+    method: &'static str,
+    target: String,
+    headers: Vec<(String, Vec<u8>)>,
+    body: Vec<u8>,
+}
+
+/// What came back; the body is without its transfer coding.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Answer {
+    /// The status.
+    pub status: u16,
+    /// The header lines, names in lower case.
+    pub headers: Vec<(String, Vec<u8>)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    fn new(method: &'static str, target: &str) -> Self {
+        let request = Self { method, target: target.to_owned(), headers: Vec::new(), body: Vec::new() };
+        request.tenant("acme")
+    }
+
+    /// A GET by `acme`.
+    #[must_use]
+    pub fn get(target: &str) -> Self {
+        Self::new("GET", target)
+    }
+
+    /// A payment of 12.50 EUR by `acme` under `key`.
+    #[must_use]
+    pub fn pay(key: &str) -> Self {
+        Self::keyless().header("Idempotency-Key", key)
+    }
+
+    /// The same without a key.
+    #[must_use]
+    pub fn keyless() -> Self {
+        Self::new("POST", "/v1/payments").header("Content-Type", "application/json").body(PAYMENT)
+    }
+
+    /// By another tenant.
+    #[must_use]
+    pub fn tenant(self, tenant: &str) -> Self {
+        self.set("Authorization", format!("Bearer {tenant}"))
+    }
+
+    /// With another method.
+    #[must_use]
+    pub fn method(mut self, method: &'static str) -> Self {
+        self.method = method;
+        self
+    }
+
+    /// With another target.
+    #[must_use]
+    pub fn target(mut self, target: &str) -> Self {
+        self.target = target.to_owned();
+        self
+    }
+
+    /// Adds a header line.
+    #[must_use]
+    pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.headers.push((name.to_owned(), value.as_ref().to_vec()));
+        self
+    }
+
+    /// Replaces all header lines of that name by one.
+    #[must_use]
+    pub fn set(self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.without(name).header(name, value)
+    }
+
+    /// Without the header lines of that name.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.headers.retain(|(header, _)| !header.eq_ignore_ascii_case(name));
+        self
+    }
+
+    /// With another body.
+    #[must_use]
+    pub fn body(mut self, body: impl AsRef<[u8]>) -> Self {
+        self.body = body.as_ref().to_vec();
+        self
+    }
+
+    /// With trouble on demand.
+    #[must_use]
+    pub fn simulate(self, what: &str) -> Self {
+        self.set("X-Simulate", what)
+    }
+
+    /// Ready to wait for the answer of a run in progress.
+    #[must_use]
+    pub fn waiting(self) -> Self {
+        self.header("Prefer", "wait=25")
+    }
+
+    /// The bytes of the head, whose last line is still to come.
+    fn head(&self, framing: &str) -> Vec<u8> {
+        let mut bytes = format!("{} {} HTTP/1.1\r\nHost: test\r\n{framing}", self.method, self.target).into_bytes();
+        for (name, value) in &self.headers {
+            bytes.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+        }
+        bytes
+    }
+
+    /// The whole request, with its length declared.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let head = self.head(&format!("Content-Length: {}\r\n", self.body.len()));
+        [head.as_slice(), b"\r\n", &self.body].concat()
+    }
+
+    /// The head alone, which declares so many bytes.
+    #[must_use]
+    pub fn head_of(&self, declared_bytes: usize) -> Vec<u8> {
+        [self.head(&format!("Content-Length: {declared_bytes}\r\n")).as_slice(), b"\r\n"].concat()
+    }
+
+    /// The head of a body in chunks.
+    #[must_use]
+    pub fn head_of_chunks(&self) -> Vec<u8> {
+        [self.head("Transfer-Encoding: chunked\r\n").as_slice(), b"\r\n"].concat()
+    }
+
+    /// Opens a connection and sends the request, without reading the answer.
+    ///
+    /// # Panics
+    /// When there is no connection.
+    #[must_use]
+    pub fn begin(&self, address: SocketAddr) -> TcpStream {
+        self.begin_part(address, self.body.len())
+    }
+
+    /// The same with only the first `sent` bytes of the body.
+    ///
+    /// # Panics
+    /// When there is no connection.
+    #[must_use]
+    pub fn begin_part(&self, address: SocketAddr, sent: usize) -> TcpStream {
+        let bytes = self.clone().set("Connection", "close").to_bytes();
+        let end = bytes.len() - (self.body.len() - sent);
+        let mut stream = connect(address);
+        stream.write_all(&bytes[..end]).unwrap();
+        stream
+    }
+
+    /// Sends it on a connection of its own.
+    ///
+    /// # Panics
+    /// When there is no answer.
+    #[must_use]
+    pub fn send(&self, address: SocketAddr) -> Answer {
+        self.try_send(address).unwrap_or_else(|| panic!("no answer to {self:?}"))
+    }
+
+    /// The same for a server that may die meanwhile.
+    #[must_use]
+    pub fn try_send(&self, address: SocketAddr) -> Option<Answer> {
+        Answer::read(self.begin(address), self.method)
+    }
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// A connection that is kept, and what has been read of it.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    read: Vec<u8>,
+}
+
+impl Connection {
+    /// Opens one.
+    ///
+    /// # Panics
+    /// When the server does not listen.
+    #[must_use]
+    pub fn open(address: SocketAddr) -> Self {
+        Self { stream: connect(address), read: Vec::new() }
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Panics
+    /// When the server has closed the connection.
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// The same where the server may have refused and closed before all is written.
+    pub fn try_write(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).is_ok()
+    }
+
+    /// The connection itself.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    /// Reads more; false at the end.
+    fn fill(&mut self) -> bool {
+        let mut more = [0; 16 * 1024];
+        // A reset ends the connection as well; what arrived before it counts.
+        let length = self.stream.read(&mut more).unwrap_or(0);
+        self.read.extend(&more[..length]);
+        length > 0
+    }
+
+    /// Takes everything up to `end`, without it.
+    fn until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
+        loop {
+            if let Some(at) = self.read.windows(end.len()).position(|window| window == end) {
+                let taken = self.read[..at].to_vec();
+                self.read.drain(..at + end.len());
+                return Some(taken);
+            }
+            if !self.fill() {
+                return None;
+            }
+        }
+    }
+
+    fn exactly(&mut self, length: usize) -> Option<Vec<u8>> {
+        while self.read.len() < length {
+            if !self.fill() {
+                return None;
+            }
+        }
+        Some(self.read.drain(..length).collect())
+    }
+
+    /// Reads the head of the next answer.
+    ///
+    /// # Panics
+    /// When what came is no HTTP.
+    pub fn head(&mut self) -> Option<Answer> {
+        let head = self.until(b"\r\n\r\n")?;
+        let mut lines = head.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+        let status_line = String::from_utf8(lines.next()?.to_vec()).unwrap();
+        let status = status_line.split(' ').nth(1).unwrap().parse().unwrap();
+        Some(Answer { status, headers: lines.map(header_line).collect(), body: Vec::new() })
+    }
+
+    /// Reads the next answer, to a request with this method; `None` when the connection ends before.
+    pub fn answer(&mut self, method: &str) -> Option<Answer> {
+        let mut answer = self.head()?;
+        let has_body = method != "HEAD" && answer.status >= 200 && ![204, 304].contains(&answer.status);
+        if has_body {
+            answer.body = if answer.header("transfer-encoding") == Some("chunked") {
+                self.chunks()?
+            } else if let Some(length) = answer.header("content-length") {
+                let length = length.parse().unwrap();
+                self.exactly(length)?
+            } else {
+                while self.fill() {}
+                std::mem::take(&mut self.read)
+            };
+        }
+        Some(answer)
+    }
+
+    /// A body in chunks (RFC 9112 section 7.1).
+    fn chunks(&mut self) -> Option<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let line = self.until(b"\r\n")?;
+            let length = usize::from_str_radix(std::str::from_utf8(&line).ok()?, 16).ok()?;
+            body.extend(self.exactly(length)?);
+            self.until(b"\r\n")?;
+            if length == 0 {
+                return Some(body);
+            }
+        }
+    }
+}
+
+impl Answer {
+    /// Reads a connection to the end of its answer; `None` when it ends before.
+    pub fn read(stream: TcpStream, method: &str) -> Option<Self> {
+        Connection { stream, read: Vec::new() }.answer(method)
+    }
+
+    /// The value of the only header line of that name.
+    ///
+    /// # Panics
+    /// When there are more.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.values(name).into_iter();
+        let value = values.next()?;
+        assert!(values.next().is_none(), "{name} is repeated");
+        Some(std::str::from_utf8(value).unwrap())
+    }
+
+    /// The values of all header lines of that name.
+    #[must_use]
+    pub fn values(&self, name: &str) -> Vec<&[u8]> {
+        self.headers.iter().filter(|(header, _)| header == name).map(|(_, value)| value.as_slice()).collect()
+    }
+
+    /// Whether it says that it is a replay.
+    #[must_use]
+    pub fn is_replay(&self) -> bool {
+        self.header("idempotency-replayed") == Some("true")
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
+    }
+
+    /// The end of the type URI of a problem of the idempotency layer. Every problem document is checked against RFC
+    /// 9457.
+    ///
+    /// # Panics
+    /// When it is a problem document that is not valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        if self.header("content-type") != Some("application/problem+json") || self.body.is_empty() {
+            return None;
+        }
+        let document = self.json();
+        assert_eq!(document["status"].as_u64(), Some(u64::from(self.status)), "{document}");
+        assert!(document["title"].is_string() && document["detail"].is_string(), "{document}");
+        let (page, kind) = document["type"].as_str().unwrap().split_once('#')?;
+        assert_eq!(page, "https://docs.rs/idem-http/latest/idem_http/problem/index.html");
+        Some(kind.to_owned())
+    }
+
+    /// `Retry-After` in seconds.
+    ///
+    /// # Panics
+    /// When it is no number.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<u64> {
+        self.header("retry-after").map(|seconds| seconds.parse().unwrap())
+    }
+
+    /// What must be the same in a first answer and all its replays. Frameworks may send fields of different names in any
+    /// order (RFC 9110 section 5.3), so they are sorted by name here.
+    #[must_use]
+    pub fn essence(&self) -> Self {
+        const OF_THE_MOMENT: [&str; 5] =
+            ["date", "idempotency-replayed", "content-length", "transfer-encoding", "connection"];
+        let lasting = |(name, _): &&(String, Vec<u8>)| !OF_THE_MOMENT.contains(&name.as_str());
+        let mut headers: Vec<_> = self.headers.iter().filter(lasting).cloned().collect();
+        headers.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Self { headers, ..self.clone() }
+    }
+}
+
+/// As text, as far as it is one, and the beginning of a long body.
+impl fmt::Debug for Answer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let headers = self.headers.iter().map(|(name, value)| format!("{name}: {}", value.escape_ascii()));
+        let shown = &self.body[..self.body.len().min(300)];
+        formatter
+            .debug_struct("Answer")
+            .field("status", &self.status)
+            .field("headers", &headers.collect::<Vec<_>>())
+            .field("body_bytes", &self.body.len())
+            .field("body", &shown.escape_ascii().to_string())
+            .finish()
+    }
+}
+
+fn header_line(line: &[u8]) -> (String, Vec<u8>) {
+    let colon = line.iter().position(|&byte| byte == b':').unwrap();
+    (String::from_utf8(line[..colon].to_ascii_lowercase()).unwrap(), line[colon + 1..].trim_ascii().to_vec())
+}

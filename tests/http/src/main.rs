@@ -1,0 +1,48 @@
+//! Runs the suite against a server that is there already: `cargo xtask http-suite --url http://127.0.0.1:8080`.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::process::ExitCode;
+
+use clap::Parser;
+use idem_http_suite::{CASES, Contract, Request, run};
+
+/// Holds a server that speaks the interface of the payments example to what the suite says.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Where it listens, as in http://127.0.0.1:8080. It has to obey X-Simulate, and have the default limits.
+    #[arg(long)]
+    url: String,
+}
+
+fn main() -> ExitCode {
+    match address_of(&Options::parse().url) {
+        Ok(address) => judge(address),
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn address_of(url: &str) -> Result<SocketAddr, String> {
+    let authority = url.strip_prefix("http://").ok_or("the URL begins with http://")?;
+    let authority = authority.trim_end_matches('/');
+    let authority = if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
+    let mut addresses = authority.to_socket_addrs().map_err(|error| format!("{authority}: {error}"))?;
+    addresses.next().ok_or_else(|| format!("{authority} has no address"))
+}
+
+fn judge(address: SocketAddr) -> ExitCode {
+    let health = Request::get("/healthz").send(address).json();
+    let named = |contract: &Contract| health["contract"] == contract.name();
+    let Some(contract) = Contract::ALL.into_iter().find(named) else {
+        eprintln!("error: /healthz names no contract: {health}");
+        return ExitCode::FAILURE;
+    };
+    let report = run(address, contract);
+    for (case, reason) in &report.failed {
+        println!("FAILED {case}: {reason}");
+    }
+    println!("{} of {} cases passed under {}", report.passed.len(), CASES.len(), contract.name());
+    if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
