@@ -11,7 +11,5 @@ local LONGEST = 67108864
 
 local length = redis.pcall('STRLEN', KEY)
 local there = type(length) == 'number' and length <= LONGEST and redis.call('GET', KEY)
-if ARGV[2] ~= '0' and not rank() then
-  redis.call('SET', KEY, '0:', 'PX', ARGV[2])
-end
+claim(ARGV[2])
 return { text(NOW), there }

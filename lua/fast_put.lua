@@ -5,9 +5,6 @@
 --      2  its rank
 --      3  until when it is one
 --      4  its bytes
---      5  1: it is the end of a run
---      6  the channel on which ends are told
---      7  what is told
 --
 -- Returns the time.
 
@@ -15,8 +12,5 @@ local ends = tonumber(ARGV[3])
 local there = rank()
 if ends > NOW and not (there and there > tonumber(ARGV[2])) then
   redis.call('SET', KEY, ARGV[2] .. ':' .. ARGV[4], 'PXAT', text(math.ceil((ends - OFFSET) / 1000)))
-end
-if ARGV[5] == '1' then
-  tell(ARGV[6], ARGV[7])
 end
 return text(NOW)

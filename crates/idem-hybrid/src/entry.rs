@@ -107,7 +107,7 @@ impl Entry {
         bytes.extend_from_slice(&digest(store, id, &form));
         bytes.extend_from_slice(&form);
         let rank = if self.is_lock() { lock_rank(self.record.attempt) } else { SETTLED };
-        Some(FastEntry { rank, bytes: bytes.into(), until: self.until, is_end: !self.is_lock() })
+        Some(FastEntry { rank, bytes: bytes.into(), until: self.until })
     }
 
     /// As it was put there for this record of this store; `None` for everything else.

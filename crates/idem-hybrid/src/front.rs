@@ -70,15 +70,16 @@ impl Front {
         self.ask(self.fast.put(id, &entry)).await.is_some_and(|now| now < entry.until)
     }
 
-    /// Removes the lock of an attempt, and says what time it was then; `None` when it may still be there.
-    pub(crate) async fn unlock(&self, id: &RecordId, attempt: u32) -> Option<Timestamp> {
-        self.ask(self.fast.remove(id, lock_rank(attempt))).await
+    /// Removes the lock of an attempt, for a claim if one is wanted, and says what time it was then; `None` when it may still
+    /// be there.
+    pub(crate) async fn unlock(&self, id: &RecordId, attempt: u32, claim: Option<Duration>) -> Option<Timestamp> {
+        self.ask(self.fast.remove(id, lock_rank(attempt), claim)).await
     }
 
     /// Takes a claim back.
     pub(crate) async fn unclaim(&self, id: &RecordId) {
         // One that stays is over in a moment.
-        self.ask(self.fast.remove(id, CLAIM_RANK)).await;
+        self.ask(self.fast.remove(id, CLAIM_RANK, None)).await;
     }
 
     /// Whether the store answers, whatever the breaker says.

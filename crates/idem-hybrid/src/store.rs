@@ -229,7 +229,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
             self.front.put(&lease.id, &entry).await;
             // The run may have ended meanwhile, and its lock have been removed before this one came.
             if !self.runs.knows(&lease.id, &lease.owner) {
-                self.unlock(lease.id, lease.attempt, true).await;
+                self.unlock(lease.id, lease.attempt).await;
             }
         }
     }
@@ -250,7 +250,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
             AcquireOutcome::Replay(_) => {
                 self.durable_replays.count();
                 if let Some(seen_at) = seen_at.filter(|_| self.config.caches) {
-                    self.copy_behind(request.id, seen_at);
+                    self.copy_behind(request.id, seen_at).await;
                 }
             }
             AcquireOutcome::InProgress { .. } => self.durable_in_progress.count(),
@@ -263,8 +263,8 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Lets the fast store know that a run has ended, before anybody is answered: a copy takes the place of its lock, or
-    /// nothing does. The lock of whoever has lost its lease is over, or is another's.
+    /// Lets the fast store know that a run has ended, before anybody is answered: its lock goes, and behind the caller's back a
+    /// copy comes, for which others wait. The lock of whoever has lost its lease is over, or is another's.
     pub(crate) async fn ended(self: &Arc<Self>, lease: &Lease, settlement: &Settlement, outcome: OwnerOutcome) {
         let run = self.runs.forget(&lease.id, &lease.owner);
         if outcome == OwnerOutcome::LeaseLost {
@@ -273,19 +273,12 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let locked = run.and_then(|run| run.locked);
         let attempt = locked.unwrap_or(lease.attempt);
         let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
-        if is_final && self.config.caches {
-            // Any time from before the look will do.
-            let seen_at = match run.and_then(|run| run.at) {
-                Some(asked_at) => Some(asked_at),
-                None => self.front.unlock(&lease.id, attempt).await,
-            };
-            if let Some(seen_at) = seen_at
-                && self.copy(&lease.id, seen_at).await
-            {
-                return;
-            }
+        let copies = is_final && self.config.caches;
+        match self.front.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await {
+            Some(seen_at) if copies => self.copy_behind(lease.id, seen_at).await,
+            Some(_) => {}
+            None => self.unlock_later(lease.id, attempt, locked.is_some()),
         }
-        self.unlock(lease.id, attempt, locked.is_some()).await;
     }
 
     /// The run of a transaction that was dropped has ended.
@@ -293,38 +286,46 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let run = self.runs.forget(&lease.id, &lease.owner);
         if let Some(attempt) = run.and_then(|run| run.locked) {
             let (shared, id) = (Arc::clone(self), lease.id);
-            self.behind(async move { shared.unlock(id, attempt, true).await });
+            self.behind(async move { shared.unlock(id, attempt).await });
         }
     }
 
-    /// Removes a lock; if it `is_there`, and the fast store cannot be told, it is told later.
-    async fn unlock(self: &Arc<Self>, id: RecordId, attempt: u32, is_there: bool) {
-        if self.front.unlock(&id, attempt).await.is_some() || !is_there {
+    async fn unlock(self: &Arc<Self>, id: RecordId, attempt: u32) {
+        if self.front.unlock(&id, attempt, None).await.is_none() {
+            self.unlock_later(id, attempt, true);
+        }
+    }
+
+    /// Tries again to remove a lock, if it `was_put`.
+    fn unlock_later(self: &Arc<Self>, id: RecordId, attempt: u32, was_put: bool) {
+        if !was_put {
             return;
         }
         let shared = Arc::clone(self);
         self.behind(async move {
             for pause in PAUSES {
                 tokio::time::sleep(pause).await;
-                if shared.front.unlock(&id, attempt).await.is_some() {
+                if shared.front.unlock(&id, attempt, None).await.is_some() {
                     return;
                 }
             }
         });
     }
 
-    /// Writes back what was missed; once for all who miss it at once.
-    fn copy_behind(self: &Arc<Self>, id: RecordId, seen_at: Timestamp) {
+    /// Has a record copied; once for all who want it at once. The copy takes the place of the claim.
+    async fn copy_behind(self: &Arc<Self>, id: RecordId, seen_at: Timestamp) {
         if !self.copying().insert(id) {
             return;
         }
         let copying = Copying { shared: Arc::clone(self), id };
-        // Where there is no place for it, it is dropped.
-        self.behind(async move {
+        let has_room = self.behind(async move {
             if !copying.shared.copy(&id, seen_at).await {
                 copying.shared.unclaim(&id).await;
             }
         });
+        if !has_room {
+            self.unclaim(&id).await;
+        }
     }
 
     /// Puts a copy of the record in place if it is settled for good. `seen_at` is a time from before. `false` when there
@@ -342,13 +343,15 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     }
 
     /// Does something behind the callers' backs, if there is room for it.
-    fn behind(&self, work: impl Future<Output = ()> + Send + 'static) {
-        if let (Ok(place), Ok(runtime)) = (Arc::clone(&self.behind).try_acquire_owned(), Handle::try_current()) {
-            runtime.spawn(async move {
-                work.await;
-                drop(place);
-            });
-        }
+    fn behind(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
+        let (Ok(place), Ok(runtime)) = (Arc::clone(&self.behind).try_acquire_owned(), Handle::try_current()) else {
+            return false;
+        };
+        runtime.spawn(async move {
+            work.await;
+            drop(place);
+        });
+        true
     }
 
     fn copying(&self) -> MutexGuard<'_, HashSet<RecordId>> {

@@ -78,8 +78,7 @@ impl RedisFastStore {
 #[async_trait]
 impl FastStore for RedisFastStore {
     async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
-        let claim_ms = claim.map_or(0, |life| i64::try_from(life.as_millis()).unwrap_or(i64::MAX).max(1));
-        let args = [self.now(), Arg::Number(claim_ms)];
+        let args = [self.now(), milliseconds(claim)];
         let answer = self.run("look for an entry", &self.shared.scripts.look, id, &args).await?;
         let Value::Array(answer) = answer else { return Err(misanswered()) };
         let [now, entry] = <[Value; 2]>::try_from(answer).map_err(|_| misanswered())?;
@@ -91,29 +90,28 @@ impl FastStore for RedisFastStore {
     }
 
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {
-        let (rank, told) = (entry.rank.to_string(), self.shared.keys.of(id));
-        let args = [
-            self.now(),
-            Arg::Bytes(rank.as_bytes()),
-            Arg::Number(entry.until.unix_micros()),
-            Arg::Bytes(&entry.bytes),
-            Arg::from(entry.is_end),
-            Arg::Bytes(self.shared.notices.channel()),
-            Arg::Bytes(told.as_bytes()),
-        ];
+        let rank = entry.rank.to_string();
+        let until = Arg::Number(entry.until.unix_micros());
+        let args = [self.now(), Arg::Bytes(rank.as_bytes()), until, Arg::Bytes(&entry.bytes)];
         time(&self.run("put an entry", &self.shared.scripts.put, id, &args).await?)
     }
 
-    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
+    async fn remove(&self, id: &RecordId, rank: u64, claim: Option<Duration>) -> Result<Timestamp, StoreError> {
         let (rank, told) = (rank.to_string(), self.shared.keys.of(id));
         let channel = Arg::Bytes(self.shared.notices.channel());
-        let args = [self.now(), Arg::Bytes(rank.as_bytes()), channel, Arg::Bytes(told.as_bytes())];
+        let claim = milliseconds(claim);
+        let args = [self.now(), Arg::Bytes(rank.as_bytes()), claim, channel, Arg::Bytes(told.as_bytes())];
         time(&self.run("remove an entry", &self.shared.scripts.remove, id, &args).await?)
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
         self.shared.notices.tell(listener);
     }
+}
+
+/// How long a claim lasts; 0 for none.
+fn milliseconds(claim: Option<Duration>) -> Arg<'static> {
+    Arg::Number(claim.map_or(0, |life| i64::try_from(life.as_millis()).unwrap_or(i64::MAX).max(1)))
 }
 
 /// The bytes of an entry; `None` when it is none.

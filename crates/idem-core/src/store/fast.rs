@@ -35,13 +35,14 @@ pub trait FastStore: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer; the entry may be there, or come later.
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError>;
 
-    /// Removes an entry if it has just this rank, tells whoever [listens](Self::on_settled), and says what time it is.
+    /// Removes an entry if it has just this rank, tells whoever [listens](Self::on_settled), and says what time it is. Where
+    /// there is none then, a claim is put in its place if `claim` says for how long.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer.
-    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError>;
+    async fn remove(&self, id: &RecordId, rank: u64, claim: Option<Duration>) -> Result<Timestamp, StoreError>;
 
-    /// Tells `listener` of records whose run has ended, as
+    /// Tells `listener` of removed entries, as
     /// [`IdempotencyStore::on_settled`](super::IdempotencyStore::on_settled) does.
     fn on_settled(&self, listener: Weak<dyn SettlementListener>);
 }
@@ -56,8 +57,6 @@ pub struct FastEntry {
     pub bytes: Bytes,
     /// From when on it is forgotten, by the fast store's clock.
     pub until: Timestamp,
-    /// Whether it is the end of a run, of which whoever [listens](FastStore::on_settled) is told.
-    pub is_end: bool,
 }
 
 /// What a fast store says about a record.

@@ -215,7 +215,7 @@ impl FastStore for LyingFast {
         }
     }
 
-    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
+    async fn remove(&self, id: &RecordId, rank: u64, claim: Option<Duration>) -> Result<Timestamp, StoreError> {
         self.catch_up().await;
         match self.lie() {
             Some(lie @ Lie::Forgets) => {
@@ -238,7 +238,7 @@ impl FastStore for LyingFast {
                 self.honest.forget(id);
                 Ok(self.clock.now())
             }
-            _ => self.honest.remove(id, rank).await,
+            _ => self.honest.remove(id, rank, claim).await,
         }
     }
 

@@ -56,7 +56,7 @@ impl FastStore for MemoryFast {
     async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
         let (now, there) = (self.clock.now(), self.entry(id));
         if let (None, Some(life)) = (&there, claim) {
-            let entry = FastEntry { rank: 0, bytes: Bytes::new(), until: now.saturating_add(life), is_end: false };
+            let entry = FastEntry { rank: 0, bytes: Bytes::new(), until: now.saturating_add(life) };
             self.entries.lock().unwrap().insert(*id, entry);
         }
         Ok(FastLook { now, bytes: there.map(|entry| entry.bytes) })
@@ -66,16 +66,14 @@ impl FastStore for MemoryFast {
         if self.entry(id).is_none_or(|there| there.rank <= entry.rank) && self.clock.now() < entry.until {
             self.entries.lock().unwrap().insert(*id, entry.clone());
         }
-        if entry.is_end {
-            self.listeners.tell(id);
-        }
         Ok(self.clock.now())
     }
 
-    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
+    async fn remove(&self, id: &RecordId, rank: u64, claim: Option<Duration>) -> Result<Timestamp, StoreError> {
         if self.entry(id).is_some_and(|there| there.rank == rank) {
             self.entries.lock().unwrap().remove(id);
         }
+        self.look(id, claim).await?;
         self.listeners.tell(id);
         Ok(self.clock.now())
     }

@@ -110,9 +110,9 @@ impl FastStore for BrittleFast {
         self.inner.put(id, entry).await
     }
 
-    async fn remove(&self, id: &RecordId, rank: u64) -> Result<Timestamp, StoreError> {
+    async fn remove(&self, id: &RecordId, rank: u64, claim: Option<Duration>) -> Result<Timestamp, StoreError> {
         self.check().await?;
-        self.inner.remove(id, rank).await
+        self.inner.remove(id, rank, claim).await
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {

@@ -50,7 +50,7 @@ impl World {
 
     async fn put(&self, id: &RecordId, rank: u64, bytes: &[u8], life: Duration) {
         let until = self.now().await.saturating_add(life);
-        let entry = FastEntry { rank, bytes: Bytes::copy_from_slice(bytes), until, is_end: false };
+        let entry = FastEntry { rank, bytes: Bytes::copy_from_slice(bytes), until };
         self.fast.put(id, &entry).await.unwrap();
     }
 }
@@ -98,13 +98,13 @@ async fn a_claim_is_put_where_there_is_nothing_and_everything_replaces_it() {
     assert!((1..=7_000).contains(&left), "{left} ms");
     world.put(&id, 1, b"lock", MINUTE).await;
     assert_eq!(looked().await.as_deref(), Some(b"lock".as_slice()));
-    world.fast.remove(&id, 0).await.unwrap();
+    world.fast.remove(&id, 0, None).await.unwrap();
     assert_eq!(looked().await.as_deref(), Some(b"lock".as_slice()), "a claim is taken back, and nothing else");
     // What is no entry is as good as nothing.
     world.ask(&["SET", &world.key(&id), "garbage"]);
     assert_eq!(looked().await, None);
     assert_eq!(looked().await.as_deref(), Some(b"".as_slice()));
-    world.fast.remove(&id, 0).await.unwrap();
+    world.fast.remove(&id, 0, None).await.unwrap();
     assert_eq!(world.entry(&id).await, None);
 }
 
@@ -114,11 +114,11 @@ async fn only_the_rank_that_is_named_is_removed() {
     let id = fresh_id();
     world.put(&id, u64::from(u32::MAX), b"lock", MINUTE).await;
     for rank in [0, 1, u64::from(u32::MAX) - 1, u64::MAX] {
-        world.fast.remove(&id, rank).await.unwrap();
+        world.fast.remove(&id, rank, None).await.unwrap();
         assert!(world.entry(&id).await.is_some(), "{rank}");
     }
     let before = world.now().await;
-    let removed_at = world.fast.remove(&id, u64::from(u32::MAX)).await.unwrap();
+    let removed_at = world.fast.remove(&id, u64::from(u32::MAX), None).await.unwrap();
     assert_eq!(world.entry(&id).await, None);
     assert!(before <= removed_at && removed_at <= world.now().await);
 }
@@ -128,13 +128,13 @@ async fn the_server_forgets_an_entry_at_its_end_and_not_before() {
     let world = World::shared();
     let id = fresh_id();
     let until = world.now().await.saturating_add(MINUTE);
-    world.fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::new(), until, is_end: false }).await.unwrap();
+    world.fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::new(), until }).await.unwrap();
     let expires_ms = world.ask(&["PEXPIRETIME", &world.key(&id)]).integer().unwrap();
     let until_ms = (until.unix_micros() + 999) / 1_000;
     assert_eq!(expires_ms, until_ms);
     let over = fresh_id();
     let now = world.now().await;
-    world.fast.put(&over, &FastEntry { rank: 1, bytes: Bytes::new(), until: now, is_end: false }).await.unwrap();
+    world.fast.put(&over, &FastEntry { rank: 1, bytes: Bytes::new(), until: now }).await.unwrap();
     assert_eq!(world.entry(&over).await, None, "it was over when it came");
 }
 
@@ -161,7 +161,7 @@ async fn whatever_else_is_under_a_key_is_no_entry_and_is_replaced() {
     world.ask(&["SET", &world.key(&high), "99999999999999999999"]);
     for id in [list, text, digits, high] {
         assert_eq!(world.entry(&id).await, None);
-        world.fast.remove(&id, 1).await.unwrap();
+        world.fast.remove(&id, 1, None).await.unwrap();
         world.put(&id, 1, b"mine", MINUTE).await;
         assert_eq!(world.entry(&id).await.as_deref(), Some(b"mine".as_slice()));
     }
@@ -175,7 +175,7 @@ async fn in_a_cluster_entries_are_where_their_slots_are() {
         let id = fresh_id();
         world.put(&id, 2, b"here", MINUTE).await;
         assert_eq!(world.entry(&id).await.as_deref(), Some(b"here".as_slice()));
-        world.fast.remove(&id, 2).await.unwrap();
+        world.fast.remove(&id, 2, None).await.unwrap();
         assert_eq!(world.entry(&id).await, None);
     }
 }
@@ -223,17 +223,15 @@ async fn ends_are_told_to_other_processes_whether_there_was_a_lock_or_not() {
     elsewhere.on_settled(Arc::downgrade(&listener));
     let count = || heard.0.load(Ordering::SeqCst);
     eventually("a removal is heard of", async || {
-        world.fast.remove(&fresh_id(), 1).await.unwrap();
+        world.fast.remove(&fresh_id(), 1, None).await.unwrap();
         (count() > 0).then_some(())
     })
     .await;
-    // What was sent before the subscription has come by the time that this has.
     let (before, id) = (count(), fresh_id());
-    let until = world.now().await.saturating_add(MINUTE);
     world.put(&id, 1, b"a lock", MINUTE).await;
-    let end = FastEntry { rank: 2, bytes: Bytes::from_static(b"an end"), until, is_end: true };
-    world.fast.put(&id, &end).await.unwrap();
-    eventually("an end is heard of", async || (count() > before).then_some(())).await;
+    world.fast.remove(&id, 1, Some(MINUTE)).await.unwrap();
+    eventually("another is heard of", async || (count() > before).then_some(())).await;
+    assert_eq!(world.entry(&id).await.as_deref(), Some(b"".as_slice()), "a claim is in its place");
 }
 
 #[test]
@@ -256,9 +254,9 @@ async fn a_user_with_the_permissions_of_the_documentation_is_enough() {
     eventually("a removal is heard of", async || {
         let id = fresh_id();
         let until = fast.look(&id, None).await.unwrap().now.saturating_add(MINUTE);
-        fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::from_static(b"x"), until, is_end: true }).await.unwrap();
+        fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::from_static(b"x"), until }).await.unwrap();
         assert_eq!(fast.look(&id, None).await.unwrap().bytes.as_deref(), Some(b"x".as_slice()));
-        fast.remove(&id, 1).await.unwrap();
+        fast.remove(&id, 1, None).await.unwrap();
         assert_eq!(fast.look(&id, None).await.unwrap().bytes, None);
         (heard.0.load(Ordering::SeqCst) > 0).then_some(())
     })

@@ -51,7 +51,8 @@ impl Service {
         let program = std::env::current_exe()?.with_file_name("payments");
         let mut process = Command::new(&program)
             .args(["--listen", "127.0.0.1:0", "--store", postgres, "--cache", redis, "--simulate"])
-            .args(["--contract", "transactional"])
+            // Whoever waits for a connection on a busy machine shall not be told that the store is away.
+            .args(["--contract", "transactional", "--store-timeout-ms", "10000"])
             .env("RUST_LOG", "error")
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
