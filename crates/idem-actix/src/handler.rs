@@ -11,7 +11,8 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
 use actix_web::error::InternalError;
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, rt};
-use idem_core::engine::{Conclusion, Context, ExecuteError};
+use idem_core::Writes;
+use idem_core::engine::{Conclusion, Context, Disposition, ExecuteError};
 use idem_http::{Captured, HttpPolicy, Reply, Reservation, ResponseDirectives};
 use tokio::sync::oneshot;
 
@@ -61,8 +62,11 @@ where
     });
     let run = move |context| -> Running {
         Box::pin(async move {
-            // Without a receiver, there is no sender either.
-            let _ = start.send(context);
+            if start.send(context).is_err() {
+                // Its worker has ended before it: the handler did not begin.
+                let disposition = Disposition::Release { writes: Writes::Discard };
+                return Some(Conclusion { value: (), disposition, retention: None });
+            }
             match ended.await {
                 Ok(conclusion) => conclusion,
                 // It panicked, or its worker ended, which is no different: nobody knows how far it came.

@@ -9,7 +9,6 @@ use actix_web::{Error, HttpRequest};
 use idem_core::engine::{Idempotency, Settings};
 use idem_core::{DurableStore, IdempotencyStore, TransactionalStore};
 use idem_http::{ByPrincipal, HttpPolicy, Protection, ScopeMissing, ScopeSource, SingleTenant};
-use tokio::runtime::Handle;
 
 use crate::service::IdempotencyService;
 
@@ -26,28 +25,29 @@ impl IdempotencyLayer {
     /// The key, the handler's writes and the response commit in one transaction; see [`Idempotency::transactional`].
     #[must_use]
     pub fn transactional(store: Arc<dyn TransactionalStore>) -> Self {
-        Self::new(Idempotency::transactional(store, settings()))
+        Self::new(Idempotency::transactional(store, Settings::new()))
     }
 
     /// At most one run; see [`Idempotency::at_most_once`].
     #[must_use]
     pub fn at_most_once(store: Arc<dyn DurableStore>) -> Self {
-        Self::new(Idempotency::at_most_once(store, settings()))
+        Self::new(Idempotency::at_most_once(store, Settings::new()))
     }
 
     /// At least one run, so the handler must be safe to repeat; see [`Idempotency::at_least_once`].
     #[must_use]
     pub fn at_least_once(store: Arc<dyn IdempotencyStore>) -> Self {
-        Self::new(Idempotency::at_least_once(store, settings()))
+        Self::new(Idempotency::at_least_once(store, Settings::new()))
     }
 
     /// On an engine with settings of its own. Layers that share an engine share its shutdown.
     ///
-    /// Name a [runtime](Settings::runtime) in the settings, as the other constructors do: a worker of actix is one
-    /// thread, and a handler that does not yield would keep its own lease from being renewed there.
+    /// Unless its settings name a [runtime](Settings::runtime), it runs on one of this crate's own, wherever the layer is
+    /// built: a worker of actix is one thread, and a handler that does not yield would keep its own lease from being
+    /// renewed there, and a worker that stops would take settlements along.
     #[must_use]
     pub fn new(engine: Idempotency) -> Self {
-        Self(Protection::new(engine))
+        Self(Protection::new(crate::runtime::off_the_workers(engine)))
     }
 
     /// Keys belong to the principal that `principal` names from the head of the request; `None` is answered with 401.
@@ -89,14 +89,6 @@ impl<S> IdempotencyLayer<S> {
     #[must_use]
     pub fn engine(&self) -> &Idempotency {
         self.0.engine()
-    }
-}
-
-/// The runtime that the layer is built in outlives the workers and is kept busy by none of them.
-fn settings() -> Settings {
-    match Handle::try_current() {
-        Ok(runtime) => Settings::new().runtime(runtime),
-        Err(_) => Settings::new(),
     }
 }
 

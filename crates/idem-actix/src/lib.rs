@@ -4,6 +4,7 @@ mod convert;
 mod extract;
 mod handler;
 mod layer;
+mod runtime;
 mod service;
 
 pub use extract::{IdempotencyContext, IdempotentTransaction, Rejection};

@@ -54,9 +54,15 @@ where
     }
 }
 
-/// Path and query are those that the client sent, also in a scope.
+/// The route by which actix will handle the request. Outside of it, actix looks the path up as it was sent, and its router
+/// goes by the path without percent-encoding: both are the same operation.
+fn route(request: &HttpRequest) -> Option<String> {
+    request.match_pattern().or_else(|| request.resource_map().match_pattern(request.match_info().as_str()))
+}
+
+/// Path and query are those of the request line, also in a scope.
 fn decide<S: ScopeSource<HttpRequest>>(protection: &Protection<S>, request: &HttpRequest) -> Decision {
-    let route = request.match_pattern();
+    let route = route(request);
     let head = RequestHead {
         method: request.method().as_str(),
         path: request.uri().path(),

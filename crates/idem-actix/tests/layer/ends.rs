@@ -1,6 +1,7 @@
 //! How a run ends: a panic, an error of a middleware, a worker that stops, and many who wait for it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
 use actix_web::test::init_service;
@@ -144,4 +145,44 @@ fn a_handler_whose_worker_stops_counts_as_one_that_panicked() {
         assert_eq!(again.json()["type"], ProblemKind::HandlerFailed.type_uri());
     });
     assert_eq!(runs.count(), 0);
+}
+
+/// On a worker of its own, as one thread of actix is.
+fn on_a_worker<T>(work: impl Future<Output = T>) -> T {
+    let worker = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&worker, work)
+}
+
+/// The engine was told nothing, and its layer is built on the worker, as in the closure that makes an app.
+#[test]
+fn a_handler_that_does_not_yield_keeps_its_lease() {
+    let (lease, blocks) = (Duration::from_millis(300), Duration::from_millis(1_500));
+    let engine = Idempotency::at_least_once(memory(), Settings::new().lease(lease));
+    let (runs, began) = (Runs::default(), Arc::new(std::sync::Barrier::new(2)));
+    let blocking = {
+        let (engine, runs, began) = (engine.clone(), runs.clone(), Arc::clone(&began));
+        std::thread::spawn(move || {
+            on_a_worker(async {
+                let handler = move || {
+                    let answer = runs.answer();
+                    began.wait();
+                    std::thread::sleep(blocks);
+                    async move { answer }
+                };
+                let layer = IdempotencyLayer::new(engine).single_tenant();
+                let app = init_service(App::new().wrap(layer).route("/p", web::post().to(handler))).await;
+                send(&app, post("/p", "k")).await.assert_run(1);
+            });
+        })
+    };
+    began.wait();
+    // Far beyond the first lease, and far before the handler's end.
+    std::thread::sleep(lease * 3);
+    on_a_worker(async {
+        let layer = IdempotencyLayer::new(engine).single_tenant();
+        let app = init_service(App::new().wrap(layer).route("/p", web::post().to(counted(&runs)))).await;
+        send(&app, post("/p", "k")).await.assert_problem(ProblemKind::InProgress);
+    });
+    blocking.join().unwrap();
+    assert_eq!(runs.count(), 1);
 }

@@ -79,3 +79,18 @@ async fn the_handler_gets_the_request_as_it_was_sent() {
     assert_eq!(answer.header("x-told"), Some("POST 7 /v1/p/7?q=1 true"));
     assert_eq!(answer.text(), body);
 }
+
+/// Actix takes both for one route; where the layer stands makes no difference.
+#[actix_web::test]
+async fn a_path_that_is_written_otherwise_is_the_same_operation() {
+    let runs = Runs::default();
+    let on_the_app = App::new().wrap(at_most_once()).route("/p", web::post().to(counted(&runs)));
+    let on_the_app = init_service(on_the_app).await;
+    let resource = web::resource("/p").wrap(at_most_once()).route(web::post().to(counted(&runs)));
+    let on_the_route = init_service(App::new().service(resource)).await;
+    send(&on_the_app, post("/p", "k")).await.assert_run(1);
+    send(&on_the_app, post("/%70", "k")).await.assert_problem(ProblemKind::Mismatch);
+    send(&on_the_route, post("/p", "k")).await.assert_run(2);
+    send(&on_the_route, post("/%70", "k")).await.assert_problem(ProblemKind::Mismatch);
+    assert_eq!(runs.count(), 2);
+}

@@ -42,6 +42,7 @@ use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -68,6 +69,8 @@ use waiters::Waiters;
 #[derive(Clone)]
 pub struct Idempotency {
     shared: Arc<Shared>,
+    /// Where operations run; `None` where they are asked for.
+    runtime: Option<Handle>,
 }
 
 /// One request to do something at most once, or once at a time.
@@ -134,10 +137,19 @@ impl Idempotency {
     fn new(backend: Backend, settings: Settings) -> Self {
         let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key));
         let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
+        let runtime = settings.runtime.clone();
         let shared = Arc::new(Shared { backend, settings, tasks, closing, waiters });
         let listener: Weak<Waiters> = Arc::downgrade(&shared.waiters);
         shared.store().on_settled(listener);
-        Self { shared }
+        Self { shared, runtime }
+    }
+
+    /// This engine, whose operations run on `runtime` unless its [settings](Settings::runtime) name another one: for
+    /// integrations that know better than to run them where they are asked for.
+    #[must_use]
+    pub fn or_on(mut self, runtime: Handle) -> Self {
+        self.runtime.get_or_insert(runtime);
+        self
     }
 
     /// The contract that was chosen.
@@ -181,7 +193,7 @@ impl Idempotency {
         let (sender, receiver) = oneshot::channel();
         let shared = Arc::clone(&self.shared);
         let driven = execute::drive(shared, operation, run, on_panic, sender);
-        match &self.shared.settings.runtime {
+        match &self.runtime {
             Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
             None => self.shared.tasks.spawn(driven),
         };

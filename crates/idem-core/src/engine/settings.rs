@@ -198,6 +198,12 @@ impl Settings {
         self
     }
 
+    /// Whether a runtime was named.
+    #[must_use]
+    pub fn has_runtime(&self) -> bool {
+        self.runtime.is_some()
+    }
+
     pub(super) fn term(&self) -> Term {
         Term { lease: self.lease, retention: self.retention }
     }
