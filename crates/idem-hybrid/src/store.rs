@@ -31,6 +31,9 @@ const TRANSACTION_LOCK: Duration = Duration::from_secs(1);
 /// How long a claim lasts when nothing takes its place, as when its process has died.
 const CLAIM: Duration = Duration::from_millis(500);
 
+/// How long a look for a copy may take. Nobody waits for it, but it takes a place.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// The pauses of whoever finds a claim.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(16);
@@ -334,8 +337,8 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         if !self.front.answers() {
             return false;
         }
-        let look = self.decide(self.durable.look(id));
-        let Ok(Ok(look)) = tokio::time::timeout(self.config.patience, look).await else { return false };
+        let look = tokio::time::timeout(LOOK, self.durable.look(id)).await;
+        let Ok(Ok(look)) = look else { return false };
         match look.and_then(|look| Entry::settled(look, seen_at)) {
             Some(entry) => self.front.put(id, &entry).await,
             None => false,
