@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use std::time::{Duration, Instant};
+
 use idem_servers::{Error, RedisCluster, Reply, redis_command};
 
 /// All keys with this tag share a slot.
@@ -55,6 +57,13 @@ fn coverage_is_the_callers_choice() {
     }
 }
 
+/// How far a server has got in what is replicated.
+fn offset(port: u16, name: &str) -> u64 {
+    let info = redis_command(port, &["INFO", "replication"]).unwrap();
+    let line = info.text().unwrap().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+    line.trim().parse().unwrap()
+}
+
 #[test]
 fn a_killed_primary_is_replaced_and_starts_again_as_a_replica() {
     let mut cluster = RedisCluster::start().unwrap();
@@ -62,7 +71,12 @@ fn a_killed_primary_is_replaced_and_starts_again_as_a_replica() {
     let old = cluster.owner_of_slot(slot).unwrap();
     let heir = cluster.replica_of(old).unwrap();
     redis_command(old, &["SET", &key(0), "7"]).unwrap();
-    redis_command(old, &["WAIT", "1", "5000"]).unwrap();
+    // `WAIT` would know of the writes of its own connection only.
+    let (sent, give_up_at) = (offset(old, "master_repl_offset"), Instant::now() + Duration::from_secs(30));
+    while offset(heir, "slave_repl_offset") < sent {
+        assert!(Instant::now() < give_up_at, "the replica never got the key");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     cluster.kill(old).unwrap();
     assert!(cluster.wait_until_ok().is_err(), "one does not run");
     cluster.wait_until_served().unwrap();
