@@ -156,17 +156,19 @@ fn on_a_worker<T>(work: impl Future<Output = T>) -> T {
 /// The engine was told nothing, and its layer is built on the worker, as in the closure that makes an app.
 #[test]
 fn a_handler_that_does_not_yield_keeps_its_lease() {
-    let (lease, blocks) = (Duration::from_millis(300), Duration::from_millis(1_500));
+    let lease = Duration::from_secs(2);
     let engine = Idempotency::at_least_once(memory(), Settings::new().lease(lease));
     let (runs, began) = (Runs::default(), Arc::new(std::sync::Barrier::new(2)));
+    let ends = Arc::new(std::sync::Barrier::new(2));
     let blocking = {
+        let ends = Arc::clone(&ends);
         let (engine, runs, began) = (engine.clone(), runs.clone(), Arc::clone(&began));
         std::thread::spawn(move || {
             on_a_worker(async {
                 let handler = move || {
                     let answer = runs.answer();
                     began.wait();
-                    std::thread::sleep(blocks);
+                    ends.wait();
                     async move { answer }
                 };
                 let layer = IdempotencyLayer::new(engine).single_tenant();
@@ -176,13 +178,14 @@ fn a_handler_that_does_not_yield_keeps_its_lease() {
         })
     };
     began.wait();
-    // Far beyond the first lease, and far before the handler's end.
-    std::thread::sleep(lease * 3);
+    // The first lease goes by; the handler blocks until it is told to end.
+    std::thread::sleep(lease * 2);
     on_a_worker(async {
         let layer = IdempotencyLayer::new(engine).single_tenant();
         let app = init_service(App::new().wrap(layer).route("/p", web::post().to(counted(&runs)))).await;
         send(&app, post("/p", "k")).await.assert_problem(ProblemKind::InProgress);
     });
+    ends.wait();
     blocking.join().unwrap();
     assert_eq!(runs.count(), 1);
 }
