@@ -6,6 +6,7 @@ mod entry;
 mod front;
 mod metrics;
 mod runs;
+mod shared;
 mod store;
 mod transaction;
 

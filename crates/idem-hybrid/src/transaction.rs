@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{DurableStore, Lease, OwnerOutcome, Settlement, StoreError, StoreTransaction, Writes};
 
-use crate::store::Shared;
+use crate::shared::Shared;
 
 /// The durable store's transaction, which the handler is shown.
 pub(crate) struct HybridTransaction<D: DurableStore + ?Sized> {

@@ -1,0 +1,330 @@
+//! How the two stores work together: who is asked, what is believed, and what the fast one is told.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use idem_core::{
+    Acquire, AcquireOutcome, DurableStore, FastStore, Lease, OwnerOutcome, RecordId, Settlement, StoreError,
+    StoreErrorKind, Timestamp,
+};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::config::HybridConfig;
+use crate::entry::Entry;
+use crate::front::{Front, Sight};
+use crate::metrics::{Counter, HybridMetrics};
+use crate::runs::{Run, Runs};
+
+/// How long a claim lasts when nothing takes its place, as when its process has died.
+const CLAIM: Duration = Duration::from_millis(500);
+
+/// How long a look for a copy may take. Nobody waits for it, but it takes a place.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// The pauses of whoever finds a claim.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LAST_PAUSE: Duration = Duration::from_millis(16);
+
+/// How many things are done for the fast store at once behind the callers' backs. What is too much is left to whoever
+/// misses a copy, and to the end of a lock.
+const BEHIND: usize = 1024;
+
+/// The pauses between tries to remove a lock: as long as the default lease in all, after which it is over by itself.
+const PAUSES: [Duration; 5] = [
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+    Duration::from_secs(15),
+];
+
+/// Both stores, and what is known of them.
+pub(crate) struct Shared<D: ?Sized> {
+    pub(crate) front: Front,
+    pub(crate) config: HybridConfig,
+    durable_fails: AtomicBool,
+    durable_replays: Counter,
+    durable_in_progress: Counter,
+    pub(crate) runs: Runs,
+    behind: Arc<Semaphore>,
+    /// Records whose copies are on their way.
+    copying: Mutex<HashSet<RecordId>>,
+    pub(crate) durable: Arc<D>,
+}
+
+/// What came of asking the fast store.
+pub(crate) enum Answer {
+    Given(AcquireOutcome),
+    /// The other store has to say. With the fast one's time, if it answered.
+    Undecided(Option<Timestamp>),
+}
+
+impl<D: DurableStore + ?Sized> Shared<D> {
+    pub(crate) fn new(durable: Arc<D>, fast: Arc<dyn FastStore>, config: HybridConfig) -> Self {
+        Self {
+            front: Front::new(fast, durable.identity(), config.patience),
+            config,
+            durable_fails: AtomicBool::new(false),
+            durable_replays: Counter::default(),
+            durable_in_progress: Counter::default(),
+            runs: Runs::default(),
+            behind: Arc::new(Semaphore::new(BEHIND)),
+            copying: Mutex::default(),
+            durable,
+        }
+    }
+
+    pub(crate) fn metrics(&self) -> HybridMetrics {
+        self.front.metrics(self.durable_replays.total(), self.durable_in_progress.total())
+    }
+
+    /// Asks the fast store, and claims what it does not know. Whoever finds a claim waits for a moment: the answer is on its
+    /// way.
+    pub(crate) async fn ask(&self, request: &Acquire) -> Answer {
+        // Whoever asks again, because an answer was lost, may own the record by now: a lock is of another run, and old, and
+        // a claim its own.
+        let asks_again = self.runs.knows(&request.id, &request.owner);
+        let give_up_at = Instant::now() + self.config.patience;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let Some(sight) = self.front.look(&request.id, self.claim()).await else { return Answer::Undecided(None) };
+            if sight.is_claimed && !asks_again && Instant::now() + pause < give_up_at {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+                continue;
+            }
+            return match sight.answer(request) {
+                Some(outcome) if self.may_answer(&sight, asks_again) => {
+                    self.front.answered(&outcome);
+                    Answer::Given(outcome)
+                }
+                _ => Answer::Undecided(Some(sight.now)),
+            };
+        }
+    }
+
+    /// For how long a record is claimed. Where nothing would take the place of a claim, there is none.
+    fn claim(&self) -> Option<Duration> {
+        (self.config.locks && self.config.caches).then_some(CLAIM)
+    }
+
+    async fn unclaim(&self, id: &RecordId) {
+        if self.claim().is_some() {
+            self.front.unclaim(id).await;
+        }
+    }
+
+    fn may_answer(&self, sight: &Sight, asks_again: bool) -> bool {
+        if sight.entry.as_ref().is_some_and(Entry::is_lock) {
+            return self.config.locks && !asks_again;
+        }
+        let may_replay = self.config.replays_while_durable_fails || !self.durable_fails.load(Ordering::Relaxed);
+        self.config.caches && may_replay
+    }
+
+    /// Asks the durable store, and keeps in mind whether it answers.
+    pub(crate) async fn decide<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        let mut asking = Asking { fails: &self.durable_fails, answer: None };
+        let answer = verb.await;
+        let is_away =
+            |error: &StoreError| matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout);
+        asking.answer = Some(answer.as_ref().is_err_and(is_away));
+        answer
+    }
+
+    /// Asks the durable store for a run. Without an answer, it may have begun.
+    pub(crate) async fn admit<T>(
+        &self,
+        request: &Acquire,
+        verb: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let answer = self.decide(verb).await;
+        if let Err(error) = &answer {
+            if !error.is_indeterminate() {
+                self.runs.forget(&request.id, &request.owner);
+            }
+            self.unclaim(&request.id).await;
+        }
+        answer
+    }
+
+    /// Puts the lock of a run in place. It lasts as long as the lease, and `at_most` as long as said.
+    pub(crate) async fn lock(&self, request: &Acquire, lease: &Lease, run: Run, at_most: Duration) {
+        let Some(asked_at) = run.at.filter(|_| self.config.locks) else { return self.unclaim(&request.id).await };
+        self.runs.lock(&lease.id, &lease.owner, lease.attempt);
+        let entry = Entry::lock(request, lease, asked_at, run.lease.min(at_most));
+        if !self.front.put(&request.id, &entry).await {
+            self.unclaim(&request.id).await;
+        }
+    }
+
+    /// Lets the lock of a run last as long as its lease, which was renewed after `sight`.
+    pub(crate) async fn relock(self: &Arc<Self>, lease: &Lease, sight: Option<Sight>, lasts: Duration) {
+        let seen_at = sight.as_ref().map(|sight| sight.now);
+        if !self.runs.renew(&lease.id, &lease.owner, seen_at, lasts) {
+            return;
+        }
+        let entry = sight.and_then(|Sight { now, entry, .. }| entry?.renewed(lease, now, lasts));
+        if let Some(entry) = entry {
+            self.front.put(&lease.id, &entry).await;
+            // The run may have ended meanwhile, and its lock have been removed before this one came.
+            if !self.runs.knows(&lease.id, &lease.owner) {
+                self.unlock(lease.id, lease.attempt).await;
+            }
+        }
+    }
+
+    /// Keeps what the durable store answered to somebody who does not run.
+    pub(crate) async fn learn(
+        self: &Arc<Self>,
+        request: &Acquire,
+        outcome: &AcquireOutcome,
+        run: Run,
+        seen_at: Option<Timestamp>,
+    ) {
+        // An owner that asks for something else does not lose what it has.
+        if run.is_new || !matches!(outcome, AcquireOutcome::Mismatch { .. }) {
+            self.runs.forget(&request.id, &request.owner);
+        }
+        match outcome {
+            AcquireOutcome::Replay(_) => {
+                self.durable_replays.count();
+                if let Some(seen_at) = seen_at.filter(|_| self.config.caches) {
+                    self.copy_behind(request.id, seen_at).await;
+                }
+            }
+            AcquireOutcome::InProgress { .. } => self.durable_in_progress.count(),
+            _ => {}
+        }
+        // A copy takes the place of the claim.
+        let is_copied = self.config.caches && matches!(outcome, AcquireOutcome::Replay(_));
+        if seen_at.is_some() && !is_copied {
+            self.unclaim(&request.id).await;
+        }
+    }
+
+    /// Lets the fast store know that a run has ended, before anybody is answered: its lock goes, and behind the caller's back a
+    /// copy comes, for which others wait. The lock of whoever has lost its lease is over, or is another's.
+    pub(crate) async fn ended(self: &Arc<Self>, lease: &Lease, settlement: &Settlement, outcome: OwnerOutcome) {
+        let run = self.runs.forget(&lease.id, &lease.owner);
+        if outcome == OwnerOutcome::LeaseLost {
+            return;
+        }
+        let locked = run.and_then(|run| run.locked);
+        let attempt = locked.unwrap_or(lease.attempt);
+        let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
+        let copies = is_final && self.config.caches;
+        match self.front.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await {
+            Some(seen_at) if copies => self.copy_behind(lease.id, seen_at).await,
+            Some(_) => {}
+            None => self.unlock_later(lease.id, attempt, locked.is_some()),
+        }
+    }
+
+    /// The run of a transaction that was dropped has ended.
+    pub(crate) fn dropped(self: &Arc<Self>, lease: &Lease) {
+        let run = self.runs.forget(&lease.id, &lease.owner);
+        if let Some(attempt) = run.and_then(|run| run.locked) {
+            let (shared, id) = (Arc::clone(self), lease.id);
+            self.behind(async move { shared.unlock(id, attempt).await });
+        }
+    }
+
+    async fn unlock(self: &Arc<Self>, id: RecordId, attempt: u32) {
+        if self.front.unlock(&id, attempt, None).await.is_none() {
+            self.unlock_later(id, attempt, true);
+        }
+    }
+
+    /// Tries again to remove a lock, if it `was_put`.
+    fn unlock_later(self: &Arc<Self>, id: RecordId, attempt: u32, was_put: bool) {
+        if !was_put {
+            return;
+        }
+        let shared = Arc::clone(self);
+        self.behind(async move {
+            for pause in PAUSES {
+                tokio::time::sleep(pause).await;
+                if shared.front.unlock(&id, attempt, None).await.is_some() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Has a record copied; once for all who want it at once. The copy takes the place of the claim.
+    async fn copy_behind(self: &Arc<Self>, id: RecordId, seen_at: Timestamp) {
+        if !self.copying().insert(id) {
+            return;
+        }
+        let copying = Copying { shared: Arc::clone(self), id };
+        let has_room = self.behind(async move {
+            if !copying.shared.copy(&id, seen_at).await {
+                copying.shared.unclaim(&id).await;
+            }
+        });
+        if !has_room {
+            self.unclaim(&id).await;
+        }
+    }
+
+    /// Puts a copy of the record in place if it is settled for good. `seen_at` is a time from before. `false` when there
+    /// may be none.
+    async fn copy(&self, id: &RecordId, seen_at: Timestamp) -> bool {
+        if !self.front.answers() {
+            return false;
+        }
+        let look = tokio::time::timeout(LOOK, self.durable.look(id)).await;
+        let Ok(Ok(look)) = look else { return false };
+        match look.and_then(|look| Entry::settled(look, seen_at)) {
+            Some(entry) => self.front.put(id, &entry).await,
+            None => false,
+        }
+    }
+
+    /// Does something behind the callers' backs, if there is room for it.
+    fn behind(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
+        let (Ok(place), Ok(runtime)) = (Arc::clone(&self.behind).try_acquire_owned(), Handle::try_current()) else {
+            return false;
+        };
+        runtime.spawn(async move {
+            work.await;
+            drop(place);
+        });
+        true
+    }
+
+    fn copying(&self) -> MutexGuard<'_, HashSet<RecordId>> {
+        // Every change is one step, so a panic leaves the set whole.
+        self.copying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A question to the durable store. Whoever gave it up has waited for too long.
+struct Asking<'a> {
+    fails: &'a AtomicBool,
+    answer: Option<bool>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.fails.store(self.answer.unwrap_or(true), Ordering::Relaxed);
+    }
+}
+
+/// A copy on its way.
+struct Copying<D: DurableStore + ?Sized> {
+    shared: Arc<Shared<D>>,
+    id: RecordId,
+}
+
+impl<D: DurableStore + ?Sized> Drop for Copying<D> {
+    fn drop(&mut self) {
+        self.shared.copying().remove(&self.id);
+    }
+}
