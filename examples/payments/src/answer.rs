@@ -1,26 +1,48 @@
 //! An answer, whatever framework sends it.
 
+use std::fmt;
+use std::future::ready;
+
 use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use idem_http::ResponseDirectives;
 use serde::Serialize;
+
+use crate::running::Stay;
 
 /// The chunks of a streamed answer, in bytes.
 const CHUNK: usize = 16 * 1024;
 
 /// Status, header fields and body.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, Vec<u8>)>,
     pub(crate) body: Body,
+    /// What the idempotency layer is told about it.
+    pub(crate) directives: Option<ResponseDirectives>,
 }
 
 /// A body that is there, or one that is made while it is sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Body {
     Whole(Bytes),
-    /// So many bytes, whose number nobody declares.
-    Stream(usize),
+    /// So many bytes, whose number nobody declares, and then its end.
+    Stream(usize, End),
 }
+
+/// How a body ends that is made while it is sent.
+#[derive(Debug)]
+pub(crate) enum End {
+    Whole,
+    BrokenOff,
+    /// By a last event, which comes when a test says so.
+    Held(Stay),
+}
+
+/// Why a body does not go on.
+#[derive(Debug)]
+pub(crate) struct BrokenOff;
 
 impl Answer {
     /// A JSON document.
@@ -32,7 +54,7 @@ impl Answer {
     pub(crate) fn document(status: u16, media_type: &str, document: &impl Serialize) -> Self {
         // What this service says are strings and numbers, which always serialise.
         let body = serde_json::to_vec(document).unwrap_or_default().into();
-        Self { status, headers: vec![("content-type", media_type.into())], body: Body::Whole(body) }
+        Self { status, headers: vec![("content-type", media_type.into())], body: Body::Whole(body), directives: None }
     }
 
     /// With one more header line.
@@ -47,16 +69,38 @@ impl Answer {
         Self { body: Body::Whole(Bytes::new()), ..self }
     }
 
-    /// With another body instead: `bytes` of them, as they come.
-    pub(crate) fn stream(mut self, bytes: usize, media_type: &str) -> Self {
+    /// With another body instead: `bytes` of them, as they come, and then its end.
+    pub(crate) fn stream(mut self, bytes: usize, end: End, media_type: &str) -> Self {
         self.headers.retain(|(name, _)| *name != "content-type");
-        self.body = Body::Stream(bytes);
+        self.body = Body::Stream(bytes, end);
         self.header("content-type", media_type)
     }
 }
 
-/// The chunks of a body of so many bytes, which take every value.
-pub(crate) fn chunks(bytes: usize) -> impl Iterator<Item = Bytes> {
+/// The chunks of a body of so many bytes, which take every value, and its end.
+pub(crate) fn chunks(bytes: usize, end: End) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send {
     let chunk: Bytes = (0..=u8::MAX).cycle().take(CHUNK).collect();
-    (0..bytes).step_by(CHUNK).map(move |sent| chunk.slice(..CHUNK.min(bytes - sent)))
+    let chunks = (0..bytes).step_by(CHUNK).map(move |sent| Ok(chunk.slice(..CHUNK.min(bytes - sent))));
+    stream::iter(chunks).chain(stream::once(end.come()).filter_map(ready))
 }
+
+impl End {
+    async fn come(self) -> Option<Result<Bytes, BrokenOff>> {
+        match self {
+            Self::Whole => None,
+            Self::BrokenOff => Some(Err(BrokenOff)),
+            Self::Held(stay) => {
+                stay.released().await;
+                Some(Ok(Bytes::from_static(b"data: last\n\n")))
+            }
+        }
+    }
+}
+
+impl fmt::Display for BrokenOff {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the simulated body broke off")
+    }
+}
+
+impl std::error::Error for BrokenOff {}

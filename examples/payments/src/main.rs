@@ -5,6 +5,7 @@ mod config;
 mod ledger;
 mod openapi;
 mod problem;
+mod running;
 mod server;
 mod service;
 mod simulate;
@@ -61,7 +62,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = TcpListener::bind(config.listen).await?.into_std()?;
     println!("listening on http://{}", listener.local_addr()?);
     let purge = store.start_purge();
-    let service = Service::new(config.clone(), store, ledger);
+    let service = Service::new(config.clone(), store, ledger, engine.clone());
     server::serve(config.framework, listener, engine, service, signals).await?;
     purge.stop().await;
     Ok(())

@@ -13,6 +13,12 @@ pub(crate) enum Problem {
     InvalidPayment(String),
     /// The `X-Simulate` header is not understood.
     InvalidSimulation(String),
+    /// The request body is over the limit.
+    BodyTooLarge,
+    /// The request body broke off.
+    BodyIncomplete,
+    /// A simulated timeout.
+    TimedOut,
     /// There is no such payment, or no such page.
     NotFound,
     /// The page is there for other methods.
@@ -51,8 +57,26 @@ impl From<TransactionError> for Problem {
 
 impl std::fmt::Display for Problem {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let answer = Answer::from(self);
-        write!(formatter, "status {}", answer.status)
+        formatter.write_str(&self.told().2)
+    }
+}
+
+impl Problem {
+    /// The status, the name and the detail that clients are told.
+    fn told(&self) -> (u16, &'static str, String) {
+        match self {
+            Self::Unauthenticated => (401, "unauthenticated", "send Authorization: Bearer TENANT".to_owned()),
+            Self::InvalidPayment(detail) => (422, "invalid-payment", detail.clone()),
+            Self::InvalidSimulation(detail) => (400, "invalid-simulation", detail.clone()),
+            Self::BodyTooLarge => (413, "body-too-large", "the request body is over the limit".to_owned()),
+            Self::BodyIncomplete => (400, "body-incomplete", "the request body broke off".to_owned()),
+            Self::TimedOut => (504, "timed-out", "it took too long".to_owned()),
+            Self::NotFound => (404, "not-found", "there is no such payment or page".to_owned()),
+            Self::MethodNotAllowed(allowed) => (405, "method-not-allowed", format!("this page takes {allowed}")),
+            Self::Database(_) => (500, "database", "the database failed; repeat the request".to_owned()),
+            Self::DatabaseAway(_) => (503, "database-away", "the database is away; repeat the request".to_owned()),
+            Self::Transaction(error) => (500, "transaction", error.to_string()),
+        }
     }
 }
 
@@ -64,22 +88,10 @@ impl From<Problem> for Answer {
 
 impl From<&Problem> for Answer {
     fn from(problem: &Problem) -> Self {
-        let (status, name, detail) = match problem {
-            Problem::Unauthenticated => (401, "unauthenticated", "send Authorization: Bearer TENANT".to_owned()),
-            Problem::InvalidPayment(detail) => (422, "invalid-payment", detail.clone()),
-            Problem::InvalidSimulation(detail) => (400, "invalid-simulation", detail.clone()),
-            Problem::NotFound => (404, "not-found", "there is no such payment or page".to_owned()),
-            Problem::MethodNotAllowed(allowed) => (405, "method-not-allowed", format!("this page takes {allowed}")),
-            Problem::Database(error) => {
-                tracing::error!(error = error as &dyn std::error::Error, "the database failed");
-                (500, "database", "the database failed; repeat the request".to_owned())
-            }
-            Problem::DatabaseAway(error) => {
-                tracing::error!(error = error as &dyn std::error::Error, "the database is away");
-                (503, "database-away", "the database is away; repeat the request".to_owned())
-            }
-            Problem::Transaction(error) => (500, "transaction", error.to_string()),
-        };
+        if let Problem::Database(error) | Problem::DatabaseAway(error) = problem {
+            tracing::error!(error = error as &dyn std::error::Error, "the database did not do it");
+        }
+        let (status, name, detail) = problem.told();
         let document = serde_json::json!({
             "type": format!("urn:payments:problem:{name}"),
             "title": name,

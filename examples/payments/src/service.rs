@@ -1,7 +1,7 @@
 //! What the service does, whatever framework carries its requests.
 
 use bytes::Bytes;
-use idem_core::engine::Context;
+use idem_core::engine::{Context, Idempotency};
 use idem_http::HttpPolicy;
 use idem_hybrid::HybridMetrics;
 
@@ -10,7 +10,8 @@ use crate::config::Config;
 use crate::ledger::{Ledger, NewPayment};
 use crate::openapi;
 use crate::problem::Problem;
-use crate::simulate::{Running, Simulation};
+use crate::running::{Running, Stage};
+use crate::simulate::{Outside, Simulation};
 use crate::store::{Health, Store};
 
 /// The pages, and the methods that each of them takes.
@@ -18,11 +19,18 @@ pub(crate) const PAYMENTS: (&str, &str) = ("/v1/payments", "GET, HEAD, POST");
 pub(crate) const QUOTES: (&str, &str) = ("/v1/quotes", "POST");
 pub(crate) const PAYMENT: (&str, &str) = ("/v1/payments/{id}", READ);
 pub(crate) const LEDGER: (&str, &str) = ("/v1/ledger", READ);
-/// How far the tenant's runs are, and DELETE lets one go on that is held; there only under `--simulate`.
-pub(crate) const RUNNING: (&str, &str) = ("/v1/running", "DELETE, GET, HEAD");
+/// How far the tenant's requests are; DELETE lets one go on that is held, and POST ends the time of one that has a timeout.
+/// There only under `--simulate`.
+pub(crate) const RUNNING: (&str, &str) = ("/v1/running", "DELETE, GET, HEAD, POST");
+/// What arrived, by any method: behind a layer with a policy unlike the default, and inside of CORS and compression. There
+/// only under `--simulate`.
+pub(crate) const MIRROR: &str = "/v1/mirror";
 pub(crate) const HEALTH: (&str, &str) = ("/healthz", READ);
 pub(crate) const DESCRIPTION: (&str, &str) = ("/openapi.json", READ);
 const READ: &str = "GET, HEAD";
+
+/// What marks the replays of the mirror.
+pub(crate) const MIRROR_REPLAY_HEADER: &str = "x-operation-replayed";
 
 /// The service.
 #[derive(Debug)]
@@ -31,6 +39,7 @@ pub(crate) struct Service {
     store: Store,
     /// Where the payments are: the store's own database under the transactional contract.
     ledger: Ledger,
+    engine: Idempotency,
     running: Running,
 }
 
@@ -44,8 +53,8 @@ pub(crate) struct Asked<'a> {
 type Answered = Result<Answer, Problem>;
 
 impl Service {
-    pub(crate) fn new(config: Config, store: Store, ledger: Ledger) -> Self {
-        Self { config, store, ledger, running: Running::default() }
+    pub(crate) fn new(config: Config, store: Store, ledger: Ledger, engine: Idempotency) -> Self {
+        Self { config, store, ledger, engine, running: Running::default() }
     }
 
     /// How `POST /v1/quotes` is protected: a quote moves no money, so a client may ask for it without a key.
@@ -59,25 +68,57 @@ impl Service {
         HttpPolicy::new().request_body_limit(body_limit).stored_response_limit(stored_limit)
     }
 
+    /// How the mirror is protected: every option unlike its default that clients can see.
+    pub(crate) fn mirror_policy(&self) -> HttpPolicy {
+        self.policy()
+            .key_header("X-Operation-Key")
+            .replay_header(MIRROR_REPLAY_HEADER)
+            .methods(&["POST", "PUT", "GET"])
+            .fingerprint_header("X-Version")
+            .allow_stored_header("X-Request-Id")
+    }
+
     pub(crate) fn body_limit(&self) -> usize {
         self.config.body_limit
     }
 
+    pub(crate) fn is_simulating(&self) -> bool {
+        self.config.simulate
+    }
+
     /// What the request wants to be simulated outside of the idempotency layer.
-    pub(crate) fn simulation(&self, asked: &Asked<'_>) -> Simulation {
+    pub(crate) fn outside(&self, asked: &Asked<'_>) -> Outside {
+        let Some(tenant) = self.tenant(asked).filter(|_| self.config.simulate) else { return Outside::default() };
         // What is not understood is the handler's to refuse.
-        Simulation::from_header(self.config.simulate, asked.simulate).unwrap_or_default()
+        let simulation = Simulation::from_header(true, asked.simulate).unwrap_or_default();
+        Outside::new(simulation, self.running.enter(&tenant, Stage::Open))
     }
 
     pub(crate) async fn create_payment(&self, asked: Asked<'_>, run: &Context, body: Bytes) -> Answered {
         let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
-        let mut running = self.running.begin(&tenant);
         let simulation = Simulation::from_header(self.config.simulate, asked.simulate)?;
         let payment = NewPayment::from_json(&body)?;
+        let made = self.make_payment(&simulation, run, &tenant, payment);
+        let answer = if simulation.timeout_inside {
+            self.running.until_time_out(&tenant, made).await?
+        } else {
+            made.await
+        };
+        answer.map(|answer| simulation.directed(answer))
+    }
+
+    async fn make_payment(
+        &self,
+        simulation: &Simulation,
+        run: &Context,
+        tenant: &str,
+        payment: NewPayment,
+    ) -> Answered {
+        let mut running = self.running.enter(tenant, Stage::Before);
         if let Some(answer) = simulation.before(&running).await {
             return Ok(answer);
         }
-        let payment = self.ledger.pay(run, &tenant, payment).await?;
+        let payment = self.ledger.pay(run, tenant, payment).await?;
         running.has_effect();
         if let Some(answer) = simulation.after(&running).await {
             return Ok(answer);
@@ -90,7 +131,7 @@ impl Service {
         }
         let answer = Answer::json(201, &document).header("location", location);
         let answer = answer.header("etag", format!("\"{}\"", payment.id));
-        Ok(simulation.dress(answer.header("x-attempt", run.attempt().to_string())))
+        Ok(simulation.dress(answer.header("x-attempt", run.attempt().to_string()), &running))
     }
 
     pub(crate) fn make_quote(&self, asked: &Asked<'_>, is_protected: bool, body: &[u8]) -> Answered {
@@ -121,7 +162,15 @@ impl Service {
         if !self.config.simulate {
             return Err(Problem::NotFound);
         }
-        Ok(Answer::json(200, &self.running.stages(&tenant)))
+        Ok(self.stages(&tenant))
+    }
+
+    fn stages(&self, tenant: &str) -> Answer {
+        let mut document = serde_json::json!(self.running.stages(tenant));
+        // Of all tenants.
+        document["waiting"] = self.engine.waiting().into();
+        document["memory_bytes"] = memory_bytes().into();
+        Answer::json(200, &document)
     }
 
     pub(crate) fn release_run(&self, asked: &Asked<'_>) -> Answered {
@@ -130,7 +179,30 @@ impl Service {
             return Err(Problem::NotFound);
         }
         self.running.release(&tenant);
-        Ok(Answer::json(200, &self.running.stages(&tenant)))
+        Ok(self.stages(&tenant))
+    }
+
+    pub(crate) fn time_out_run(&self, asked: &Asked<'_>) -> Answered {
+        let tenant = self.tenant(asked).ok_or(Problem::Unauthenticated)?;
+        if !self.config.simulate {
+            return Err(Problem::NotFound);
+        }
+        self.running.time_out(&tenant);
+        Ok(self.stages(&tenant))
+    }
+
+    /// Says what arrived.
+    pub(crate) fn mirror(&self, method: &str, is_protected: bool, body: &[u8]) -> Answer {
+        let id = uuid::Uuid::new_v4().to_string();
+        let document = serde_json::json!({
+            "id": id,
+            "method": method,
+            "is_protected": is_protected,
+            "body": String::from_utf8_lossy(body),
+            // Enough to be worth compressing.
+            "padding": "p".repeat(2000),
+        });
+        Answer::json(200, &document).header("x-request-id", id)
     }
 
     pub(crate) fn show_description(&self) -> Answer {
@@ -166,6 +238,13 @@ impl Service {
         let is_known = self.config.tenants.is_empty() || self.config.tenants.iter().any(|tenant| tenant == token);
         (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && is_known).then(|| token.to_owned())
     }
+}
+
+/// What this process has of the machine's memory, where the system says it.
+fn memory_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))?;
+    Some(kibibytes.parse::<u64>().ok()? * 1024)
 }
 
 fn cache_metrics(metrics: &HybridMetrics) -> serde_json::Value {

@@ -1,21 +1,21 @@
 //! Trouble on demand: the request header `X-Simulate`, obeyed only under `--simulate`.
 
-use std::collections::HashMap;
+use std::future::Future;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde::Serialize;
-use tokio::sync::Notify;
+use idem_http::ResponseDirectives;
 
-use crate::answer::Answer;
+use crate::answer::{Answer, End};
 use crate::problem::Problem;
+use crate::running::Stay;
 
 /// What to simulate, read from a comma list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Simulation {
     hold_before: bool,
     hold_after: bool,
+    hold_answer: bool,
     delay_before: Duration,
     delay_after: Duration,
     delay_answer: Duration,
@@ -24,22 +24,32 @@ pub(crate) struct Simulation {
     panic_before: bool,
     panic_after: bool,
     abort_after_effect: bool,
+    /// Whether a timeout stands around the handler, inside of the idempotency layer.
+    pub(crate) timeout_inside: bool,
+    timeout_outside: bool,
+    directives: Option<ResponseDirectives>,
     /// Padding of the answer, in bytes.
     pub(crate) padding: usize,
     stream: Option<usize>,
     events: Option<usize>,
+    events_held: bool,
+    break_off: Option<usize>,
     set_cookie: bool,
     raw_header: bool,
     momentary: bool,
 }
 
 /// Fields that say something of one connection, one client, or one moment.
-const MOMENTARY: [(&str, &str); 7] = [
+const MOMENTARY: [(&str, &str); 11] = [
     ("access-control-allow-origin", "https://first.test"),
+    ("connection", "x-hop"),
+    ("date", "Thu, 01 Jan 2015 00:00:00 GMT"),
+    ("keep-alive", "timeout=5"),
     ("proxy-authenticate", "Basic"),
     ("retry-after", "7"),
     ("server-timing", "db;dur=1"),
     ("www-authenticate", "Basic"),
+    ("x-hop", "1"),
     ("x-ratelimit-remaining", "9"),
     ("x-request-id", "first"),
 ];
@@ -62,6 +72,7 @@ impl Simulation {
         match name {
             "hold-before" => self.hold_before = true,
             "hold-after" => self.hold_after = true,
+            "hold-answer" => self.hold_answer = true,
             "delay-before" => self.delay_before = Duration::from_millis(number(name, value)?),
             "delay-after" => self.delay_after = Duration::from_millis(number(name, value)?),
             "delay-answer" => self.delay_answer = Duration::from_millis(number(name, value)?),
@@ -70,19 +81,37 @@ impl Simulation {
             "panic-before" => self.panic_before = true,
             "panic-after" => self.panic_after = true,
             "abort-after-effect" => self.abort_after_effect = true,
+            "timeout-inside" => self.timeout_inside = true,
+            "timeout-outside" => self.timeout_outside = true,
             "body" => self.padding = number(name, value)?,
             "stream" => self.stream = Some(number(name, value)?),
             "events" => self.events = Some(number(name, value)?),
+            "events-held" => self.events_held = true,
+            "break-off" => self.break_off = Some(number(name, value)?),
             "set-cookie" => self.set_cookie = true,
             "raw-header" => self.raw_header = true,
             "momentary" => self.momentary = true,
-            _ => return Err(Problem::InvalidSimulation(format!("{name} is not known"))),
+            _ => self.direct(name, value)?,
         }
         Ok(())
     }
 
+    /// What a handler may say about the settlement of its response.
+    fn direct(&mut self, name: &str, value: &str) -> Result<(), Problem> {
+        let directives = self.directives.take().unwrap_or_default();
+        self.directives = Some(match name {
+            "do-not-store" => directives.do_not_store(),
+            "do-not-retain-body" => directives.do_not_retain_body(),
+            "keep-writes" => directives.keep_writes(),
+            "retain-for" => directives.retain_for(Duration::from_secs(number(name, value)?)),
+            "retryable-after" => directives.retryable_after(Duration::from_secs(number(name, value)?)),
+            _ => return Err(Problem::InvalidSimulation(format!("{name} is not known"))),
+        });
+        Ok(())
+    }
+
     /// What happens before the effect; an answer is given in its place.
-    pub(crate) async fn before(&self, run: &Run<'_>) -> Option<Answer> {
+    pub(crate) async fn before(&self, run: &Stay) -> Option<Answer> {
         if self.hold_before {
             run.released().await;
         }
@@ -92,7 +121,7 @@ impl Simulation {
     }
 
     /// What happens after the effect; an answer is given in place of the handler's.
-    pub(crate) async fn after(&self, run: &Run<'_>) -> Option<Answer> {
+    pub(crate) async fn after(&self, run: &Stay) -> Option<Answer> {
         if self.hold_after {
             run.released().await;
         }
@@ -104,18 +133,24 @@ impl Simulation {
         self.status.map(simulated)
     }
 
-    /// Keeps an answer back. It is called outside of the idempotency layer, so that the answer is settled already.
-    pub(crate) async fn delay_answer(&self) {
-        tokio::time::sleep(self.delay_answer).await;
+    /// What is said about any answer's settlement.
+    pub(crate) fn directed(&self, answer: Answer) -> Answer {
+        Answer { directives: self.directives.clone(), ..answer }
     }
 
-    /// What is done to the handler's answer.
-    pub(crate) fn dress(&self, mut answer: Answer) -> Answer {
+    /// What is done to the answer of a payment that was made.
+    pub(crate) fn dress(&self, mut answer: Answer, run: &Stay) -> Answer {
         if let Some(bytes) = self.stream {
-            answer = answer.stream(bytes, "application/octet-stream");
+            answer = answer.stream(bytes, End::Whole, "application/octet-stream");
+        }
+        if let Some(bytes) = self.break_off {
+            answer = answer.stream(bytes, End::BrokenOff, "application/octet-stream");
         }
         if let Some(bytes) = self.events {
-            answer = answer.stream(bytes, "text/event-stream");
+            answer = answer.stream(bytes, End::Whole, "text/event-stream");
+        }
+        if self.events_held {
+            answer = answer.stream(100, End::Held(run.sending()), "text/event-stream");
         }
         if self.set_cookie {
             answer = answer.header("set-cookie", "session=secret");
@@ -131,85 +166,30 @@ impl Simulation {
     }
 }
 
-/// How far the runs of each tenant are that are under way, for tests that wait for them.
+/// What happens to a request outside of the idempotency layer.
 #[derive(Debug, Default)]
-pub(crate) struct Running(Mutex<HashMap<String, Runs>>);
-
-/// The runs of one tenant.
-#[derive(Debug, Default)]
-struct Runs {
-    stages: Stages,
-    release: Arc<Notify>,
+pub(crate) struct Outside {
+    simulation: Simulation,
+    request: Option<Stay>,
 }
 
-/// How many runs of a tenant are before their effect, and how many after it.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub(crate) struct Stages {
-    before: u32,
-    after: u32,
-}
-
-/// One run that is under way.
-#[derive(Debug)]
-pub(crate) struct Run<'a> {
-    running: &'a Running,
-    tenant: &'a str,
-    has_effect: bool,
-}
-
-impl Running {
-    pub(crate) fn stages(&self, tenant: &str) -> Stages {
-        self.lock().get(tenant).map(|runs| runs.stages).unwrap_or_default()
+impl Outside {
+    pub(crate) fn new(simulation: Simulation, request: Stay) -> Self {
+        Self { simulation, request: Some(request) }
     }
 
-    /// Lets a run of the tenant go on that is held, or the next one that would be.
-    pub(crate) fn release(&self, tenant: &str) {
-        if let Some(runs) = self.lock().get(tenant) {
-            runs.release.notify_one();
+    /// Around what answers the request: an answer that is kept back is settled already.
+    pub(crate) async fn around<T>(self, service: impl Future<Output = T>) -> Result<T, Problem> {
+        let Some(request) = self.request else { return Ok(service.await) };
+        if self.simulation.timeout_outside {
+            return request.until_time_out(service).await;
         }
-    }
-
-    pub(crate) fn begin<'a>(&'a self, tenant: &'a str) -> Run<'a> {
-        self.change(tenant, |stages| stages.before += 1);
-        Run { running: self, tenant, has_effect: false }
-    }
-
-    fn change(&self, tenant: &str, change: impl FnOnce(&mut Stages)) {
-        let mut running = self.lock();
-        let runs = running.entry(tenant.to_owned()).or_default();
-        change(&mut runs.stages);
-        if runs.stages.before + runs.stages.after == 0 {
-            running.remove(tenant);
+        let answer = service.await;
+        if self.simulation.hold_answer {
+            request.released().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Runs>> {
-        // Every change is one step on one entry, so a panic leaves the map whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Run<'_> {
-    async fn released(&self) {
-        let release = self.running.lock().get(self.tenant).map(|runs| Arc::clone(&runs.release));
-        if let Some(release) = release {
-            release.notified().await;
-        }
-    }
-
-    pub(crate) fn has_effect(&mut self) {
-        self.has_effect = true;
-        self.running.change(self.tenant, |stages| {
-            stages.before -= 1;
-            stages.after += 1;
-        });
-    }
-}
-
-impl Drop for Run<'_> {
-    fn drop(&mut self) {
-        let has_effect = self.has_effect;
-        self.running.change(self.tenant, |stages| if has_effect { stages.after -= 1 } else { stages.before -= 1 });
+        tokio::time::sleep(self.simulation.delay_answer).await;
+        Ok(answer)
     }
 }
 

@@ -12,7 +12,7 @@ pub const PAYMENT: &str = r#"{"amount": 1250, "currency": "EUR", "recipient": "a
 /// A request to be sent.
 #[derive(Debug, Clone)]
 pub struct Request {
-    method: &'static str,
+    pub(crate) method: &'static str,
     target: String,
     headers: Vec<(String, Vec<u8>)>,
     body: Vec<u8>,
@@ -147,19 +147,8 @@ impl Request {
     /// When there is no connection.
     #[must_use]
     pub fn begin(&self, address: SocketAddr) -> TcpStream {
-        self.begin_part(address, self.body.len())
-    }
-
-    /// The same with only the first `sent` bytes of the body.
-    ///
-    /// # Panics
-    /// When there is no connection.
-    #[must_use]
-    pub fn begin_part(&self, address: SocketAddr, sent: usize) -> TcpStream {
-        let bytes = self.clone().set("Connection", "close").to_bytes();
-        let end = bytes.len() - (self.body.len() - sent);
         let mut stream = connect(address);
-        stream.write_all(&bytes[..end]).unwrap();
+        stream.write_all(&self.clone().set("Connection", "close").to_bytes()).unwrap();
         stream
     }
 
@@ -287,18 +276,36 @@ impl Connection {
     fn chunks(&mut self) -> Option<Vec<u8>> {
         let mut body = Vec::new();
         loop {
-            let line = self.until(b"\r\n")?;
-            let length = usize::from_str_radix(std::str::from_utf8(&line).ok()?, 16).ok()?;
-            body.extend(self.exactly(length)?);
-            self.until(b"\r\n")?;
-            if length == 0 {
-                return Some(body);
+            match self.chunk()? {
+                last if last.is_empty() => return Some(body),
+                chunk => body.extend(chunk),
             }
         }
+    }
+
+    /// The next chunk of a body in chunks; the last one is empty.
+    pub fn chunk(&mut self) -> Option<Vec<u8>> {
+        let line = self.until(b"\r\n")?;
+        let length = usize::from_str_radix(std::str::from_utf8(&line).ok()?, 16).ok()?;
+        let chunk = self.exactly(length)?;
+        self.until(b"\r\n")?;
+        Some(chunk)
     }
 }
 
 impl Answer {
+    /// One that was read in another way; names in lower case.
+    pub(crate) fn new(status: u16, headers: Vec<(String, Vec<u8>)>, body: Vec<u8>) -> Self {
+        Self { status, headers, body }
+    }
+
+    /// Without the fields of these names.
+    #[must_use]
+    pub fn without(mut self, names: &[&str]) -> Self {
+        self.headers.retain(|(name, _)| !names.contains(&name.as_str()));
+        self
+    }
+
     /// Reads a connection to the end of its answer; `None` when it ends before.
     pub fn read(stream: TcpStream, method: &str) -> Option<Self> {
         Connection { stream, read: Vec::new() }.answer(method)

@@ -39,6 +39,23 @@ impl Contract {
     }
 }
 
+/// How many of the tenant's requests are where, by the server's own count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stages {
+    /// Requests that it has, and has not answered.
+    pub(crate) open: u64,
+    /// Runs before their effect.
+    pub(crate) before: u64,
+    /// Runs after it.
+    pub(crate) after: u64,
+    /// Answers whose body is still made.
+    pub(crate) sending: u64,
+    /// Requests of all tenants that wait for another's run.
+    pub(crate) waiting: u64,
+    /// What the process has of the machine's memory, where the system says it.
+    pub(crate) memory_bytes: Option<u64>,
+}
+
 /// The server, and a tenant of the case's own, so that cases can run side by side on one server.
 #[derive(Debug)]
 pub struct Target {
@@ -125,22 +142,50 @@ impl Target {
         answer.json()["effects"].as_u64().unwrap()
     }
 
-    /// How many runs are before their effect, and how many after it.
-    fn stages(&self) -> (u64, u64) {
+    pub(crate) fn stages(&self) -> Stages {
         let answer = self.get("/v1/running").send(self.address);
         assert_eq!(answer.status, 200, "is the server started with --simulate? {answer:?}");
         let running = answer.json();
-        (running["before"].as_u64().unwrap(), running["after"].as_u64().unwrap())
+        let count = |name: &str| running[name].as_u64().unwrap();
+        Stages {
+            open: count("open"),
+            before: count("before"),
+            after: count("after"),
+            sending: count("sending"),
+            waiting: count("waiting"),
+            memory_bytes: running["memory_bytes"].as_u64(),
+        }
+    }
+
+    /// Waits until it is so.
+    pub(crate) fn await_stages(&self, what: &str, is_so: impl Fn(Stages) -> bool) {
+        eventually(what, || is_so(self.stages()).then_some(()));
     }
 
     /// Waits until one run is held before its effect.
     pub fn await_run(&self) {
-        eventually("a run", || (self.stages() == (1, 0)).then_some(()));
+        self.await_stages("a run", |stages| (stages.before, stages.after) == (1, 0));
     }
 
     /// Waits until one run is held after its effect.
     pub fn await_effect(&self) {
-        eventually("an effect", || (self.stages() == (0, 1)).then_some(()));
+        self.await_stages("an effect", |stages| (stages.before, stages.after) == (0, 1));
+    }
+
+    /// Waits until the server is through with every request of the tenant.
+    pub fn await_quiet(&self) {
+        self.await_stages("quiet", |stages| {
+            (stages.open, stages.before, stages.after, stages.sending) == (0, 0, 0, 0)
+        });
+    }
+
+    /// Whether another store in front answers duplicates, as far as it can.
+    ///
+    /// # Panics
+    /// When the server does not say.
+    #[must_use]
+    pub fn is_cached(&self) -> bool {
+        self.get("/healthz").send(self.address).json()["cache"].is_object()
     }
 
     /// Looks for a while whether the run that is held is there still.
@@ -149,18 +194,30 @@ impl Target {
     /// When it was dropped.
     pub fn stays_held(&self) {
         for _ in 0..20 {
-            let (before, after) = self.stages();
+            let Stages { before, after, .. } = self.stages();
             assert_eq!(before + after, 1, "the run was dropped");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Lets the run that is held go on.
+    /// Lets go on what is held.
     ///
     /// # Panics
     /// When the server does not.
     pub fn release(&self) {
-        let answer = self.get("/v1/running").method("DELETE").send(self.address);
+        self.act("DELETE");
+    }
+
+    /// Ends the time of what has a timeout.
+    ///
+    /// # Panics
+    /// When the server does not.
+    pub fn time_out(&self) {
+        self.act("POST");
+    }
+
+    fn act(&self, method: &'static str) {
+        let answer = self.get("/v1/running").method(method).send(self.address);
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 }

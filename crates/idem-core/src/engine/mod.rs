@@ -164,6 +164,13 @@ impl Idempotency {
         &self.shared.settings
     }
 
+    /// How many requests wait in this process for the end of another one's run: a gauge. More than
+    /// [`max_waiters_per_key`](Settings::max_waiters_per_key) never wait for one key.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.shared.waiters.count()
+    }
+
     /// Runs `run` unless it ran before, and settles what it concludes before this answers.
     ///
     /// `run` says by its [`Conclusion`] what repeats shall get and what this caller gets now. When it panics,

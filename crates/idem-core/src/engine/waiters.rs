@@ -42,6 +42,11 @@ impl Waiters {
         Some(Place { waiters: self, id, settled: Arc::clone(&entry.settled) })
     }
 
+    /// How many wait, for whatever.
+    pub(super) fn count(&self) -> usize {
+        self.waiting().values().map(|waiting| waiting.count).sum()
+    }
+
     /// Wakes everyone who waits for `id`.
     pub(super) fn wake(&self, id: &RecordId) {
         if let Some(waiting) = self.waiting().get(id) {
@@ -86,6 +91,7 @@ mod tests {
         let first = waiters.enter(one).unwrap();
         let _second = waiters.enter(one).unwrap();
         assert!(waiters.enter(one).is_none());
+        assert_eq!(waiters.count(), 2);
         assert!(waiters.enter(other).is_some());
         drop(first);
         assert!(waiters.enter(one).is_some());

@@ -1,25 +1,28 @@
 //! The service on actix-web.
 
-use std::error::Error;
+use std::error;
 use std::future::ready;
 use std::net::TcpListener;
 use std::sync::Arc;
 
+use actix_cors::Cors;
 use actix_web::body::{BodyStream, BoxBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
-use actix_web::middleware::{Next, from_fn};
+use actix_web::error::PayloadError;
+use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::{self, Bytes, Data, Path, PayloadConfig};
-use actix_web::{App, HttpRequest, HttpResponse, HttpServer, Resource, Responder, ResponseError, Route, guard};
-use futures_util::stream;
+use actix_web::{App, Error, HttpRequest, HttpResponse, HttpServer, Resource, Responder, ResponseError, Route, guard};
 use idem_actix::{IdempotencyContext, IdempotencyLayer};
 use idem_core::engine::Idempotency;
 
 use super::{CLOSE_CONNECTIONS_WITHIN, Signals};
 use crate::answer::{Answer, Body, chunks};
 use crate::problem::Problem;
-use crate::service::{Asked, DESCRIPTION, HEALTH, LEDGER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service};
+use crate::service::{
+    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service,
+};
 
 /// The engine ends before the workers, which take along what runs on them. Handlers run in tasks of their own, and those
 /// whose clients have gone are in no connection that a worker would wait for.
@@ -28,24 +31,36 @@ pub(super) async fn serve(
     engine: Idempotency,
     service: Arc<Service>,
     signals: Signals,
-) -> Result<(), Box<dyn Error + Send + Sync>> {
+) -> Result<(), Box<dyn error::Error + Send + Sync>> {
     let tenants = service.clone();
     let tenant = move |request: &HttpRequest| tenants.tenant(&asked(request.headers()));
     let idempotency = IdempotencyLayer::new(engine.clone()).scope(tenant);
     let for_quotes = idempotency.clone().policy(service.quotes_policy());
+    let for_mirror = service.is_simulating().then(|| idempotency.clone().policy(service.mirror_policy()));
     let idempotency = idempotency.policy(service.policy());
     let limit = PayloadConfig::new(service.body_limit());
     let service = Data::from(service);
     let app = move || {
-        let pay = web::post().to(create_payment).wrap(idempotency.clone()).wrap(from_fn(delay_answer));
+        let pay = web::post().to(create_payment).wrap(idempotency.clone()).wrap(from_fn(simulate_outside));
+        let mirror = for_mirror.clone();
         App::new()
+            .configure(move |pages| {
+                if let Some(idempotency) = mirror {
+                    let mirror = web::route().to(mirror_request).wrap(idempotency).wrap(Compress::default()).wrap(cors());
+                    pages.service(web::resource(MIRROR).route(mirror));
+                }
+            })
             .app_data(service.clone())
             .app_data(limit.clone())
             .service(page(PAYMENTS, read().to(list_payments)).route(pay))
             .service(page(QUOTES, web::post().to(make_quote).wrap(for_quotes.clone())))
             .service(page(PAYMENT, read().to(show_payment)))
             .service(page(LEDGER, read().to(show_ledger)))
-            .service(page(RUNNING, read().to(show_running)).route(web::delete().to(release_run)))
+            .service(
+                page(RUNNING, read().to(show_running))
+                    .route(web::delete().to(release_run))
+                    .route(web::post().to(time_out_run)),
+            )
             .service(page(HEALTH, read().to(show_health)))
             .service(page(DESCRIPTION, read().to(show_description)))
             .default_service(web::to(async || Answer::from(Problem::NotFound)))
@@ -62,6 +77,11 @@ pub(super) async fn serve(
     engine.shutdown().await;
     handle.stop(true).await;
     Ok(server.await??)
+}
+
+/// What browsers are told about the mirror.
+fn cors() -> Cors {
+    Cors::permissive().expose_headers([MIRROR_REPLAY_HEADER])
 }
 
 fn page((path, allowed): (&'static str, &'static str), route: Route) -> Resource {
@@ -83,18 +103,35 @@ async fn create_payment(
     service: Data<Service>,
     IdempotencyContext(run): IdempotencyContext,
     request: HttpRequest,
-    body: Bytes,
+    body: Result<Bytes, Error>,
 ) -> Result<Answer, Problem> {
-    service.create_payment(asked(request.headers()), &run, body).await
+    service.create_payment(asked(request.headers()), &run, whole(body)?).await
 }
 
 async fn make_quote(
     service: Data<Service>,
     context: Option<IdempotencyContext>,
     request: HttpRequest,
-    body: Bytes,
+    body: Result<Bytes, Error>,
 ) -> Result<Answer, Problem> {
-    service.make_quote(&asked(request.headers()), context.is_some(), &body)
+    service.make_quote(&asked(request.headers()), context.is_some(), &whole(body)?)
+}
+
+/// A request body under the limit of the service.
+fn whole(body: Result<Bytes, Error>) -> Result<Bytes, Problem> {
+    body.map_err(|error| match error.as_error() {
+        Some(PayloadError::Overflow) => Problem::BodyTooLarge,
+        _ => Problem::BodyIncomplete,
+    })
+}
+
+async fn mirror_request(
+    service: Data<Service>,
+    context: Option<IdempotencyContext>,
+    request: HttpRequest,
+    body: Result<Bytes, Error>,
+) -> Result<Answer, Problem> {
+    Ok(service.mirror(request.method().as_str(), context.is_some(), &whole(body)?))
 }
 
 async fn list_payments(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
@@ -117,6 +154,10 @@ async fn release_run(service: Data<Service>, request: HttpRequest) -> Result<Ans
     service.release_run(&asked(request.headers()))
 }
 
+async fn time_out_run(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
+    service.time_out_run(&asked(request.headers()))
+}
+
 async fn show_health(service: Data<Service>) -> Answer {
     service.show_health().await
 }
@@ -125,15 +166,13 @@ async fn show_description(service: Data<Service>) -> Answer {
     service.show_description()
 }
 
-async fn delay_answer(
+async fn simulate_outside(
     service: Data<Service>,
     request: ServiceRequest,
     next: Next<BoxBody>,
-) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
-    let simulation = service.simulation(&asked(request.headers()));
-    let answered = next.call(request).await;
-    simulation.delay_answer().await;
-    answered
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let outside = service.outside(&asked(request.headers()));
+    outside.around(next.call(request)).await?
 }
 
 impl ResponseError for Problem {
@@ -154,15 +193,16 @@ impl From<Answer> for HttpResponse {
     fn from(answer: Answer) -> Self {
         let body = match answer.body {
             Body::Whole(bytes) => BoxBody::new(bytes),
-            Body::Stream(bytes) => {
-                BoxBody::new(BodyStream::new(stream::iter(chunks(bytes).map(Ok::<_, std::convert::Infallible>))))
-            }
+            Body::Stream(bytes, end) => BoxBody::new(BodyStream::new(chunks(bytes, end))),
         };
         let mut response = Self::with_body(StatusCode::from_u16(answer.status).unwrap_or_default(), body);
         for (name, value) in answer.headers {
             if let Ok(value) = HeaderValue::from_bytes(&value) {
                 response.headers_mut().append(HeaderName::from_static(name), value);
             }
+        }
+        if let Some(directives) = answer.directives {
+            response.extensions_mut().insert(directives);
         }
         response
     }

@@ -8,18 +8,22 @@ use axum::Router;
 use axum::body::{self, Body, Bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
-use futures_util::stream;
+use axum::routing::{MethodRouter, any, get, post};
+use http_body_util::LengthLimitError;
 use idem_axum::{IdempotencyContext, IdempotencyLayer};
 use idem_core::engine::Idempotency;
+use tower_http::compression::CompressionLayer;
+use tower_http::cors::CorsLayer;
 
 use super::{CLOSE_CONNECTIONS_WITHIN, Signals};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
-use crate::service::{Asked, DESCRIPTION, HEALTH, LEDGER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service};
+use crate::service::{
+    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service,
+};
 
 type App = State<Arc<Service>>;
 
@@ -58,18 +62,27 @@ fn router(engine: Idempotency, service: Arc<Service>) -> Router {
     let tenant = move |request: &Parts| tenants.tenant(&asked(&request.headers));
     let idempotency = IdempotencyLayer::new(engine).scope(tenant);
     let quotes = post(make_quote).layer(idempotency.clone().policy(service.quotes_policy()));
+    let mirror: MethodRouter<_> = any(mirror).layer(idempotency.clone().policy(service.mirror_policy()));
+    let mirror: MethodRouter<_> = mirror.layer(CompressionLayer::new());
+    let mirror: MethodRouter<_> = mirror.layer(cors());
+    let pages = if service.is_simulating() { Router::new().route(MIRROR, mirror) } else { Router::new() };
     let idempotency = idempotency.policy(service.policy());
-    let payments = post(create_payment).layer(idempotency).layer(from_fn_with_state(service.clone(), delay_answer));
-    Router::new()
+    let payments = post(create_payment).layer(idempotency).layer(from_fn_with_state(service.clone(), simulate_outside));
+    pages
         .route(PAYMENTS.0, other_methods(payments.get(list_payments), PAYMENTS.1))
         .route(QUOTES.0, other_methods(quotes, QUOTES.1))
         .route(PAYMENT.0, other_methods(get(show_payment), PAYMENT.1))
         .route(LEDGER.0, other_methods(get(show_ledger), LEDGER.1))
-        .route(RUNNING.0, other_methods(get(show_running).delete(release_run), RUNNING.1))
+        .route(RUNNING.0, other_methods(get(show_running).delete(release_run).post(time_out_run), RUNNING.1))
         .route(HEALTH.0, other_methods(get(show_health), HEALTH.1))
         .route(DESCRIPTION.0, other_methods(get(show_description), DESCRIPTION.1))
         .fallback(async || Answer::from(Problem::NotFound))
         .with_state(service)
+}
+
+/// What browsers are told about the mirror.
+fn cors() -> CorsLayer {
+    CorsLayer::very_permissive().expose_headers([HeaderName::from_static(MIRROR_REPLAY_HEADER)])
 }
 
 fn other_methods(page: MethodRouter<Arc<Service>>, allowed: &'static str) -> MethodRouter<Arc<Service>> {
@@ -87,8 +100,7 @@ async fn create_payment(
     headers: HeaderMap,
     request: Request,
 ) -> Result<Answer, Problem> {
-    let body = body::to_bytes(request.into_body(), service.body_limit()).await;
-    let body = body.map_err(|error| Problem::InvalidPayment(error.to_string()))?;
+    let body = whole(&service, request.into_body()).await?;
     service.create_payment(asked(&headers), &run, body).await
 }
 
@@ -96,9 +108,28 @@ async fn make_quote(
     State(service): App,
     context: Option<IdempotencyContext>,
     headers: HeaderMap,
-    body: Bytes,
+    request: Request,
 ) -> Result<Answer, Problem> {
+    let body = whole(&service, request.into_body()).await?;
     service.make_quote(&asked(&headers), context.is_some(), &body)
+}
+
+/// A request body under the limit of the service.
+async fn whole(service: &Service, body: Body) -> Result<Bytes, Problem> {
+    body::to_bytes(body, service.body_limit()).await.map_err(|error| {
+        let is_too_large = error.into_inner().downcast::<LengthLimitError>().is_ok();
+        if is_too_large { Problem::BodyTooLarge } else { Problem::BodyIncomplete }
+    })
+}
+
+async fn mirror(
+    State(service): App,
+    context: Option<IdempotencyContext>,
+    method: Method,
+    request: Request,
+) -> Result<Answer, Problem> {
+    let body = whole(&service, request.into_body()).await?;
+    Ok(service.mirror(method.as_str(), context.is_some(), &body))
 }
 
 async fn list_payments(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
@@ -121,6 +152,10 @@ async fn release_run(State(service): App, headers: HeaderMap) -> Result<Answer, 
     service.release_run(&asked(&headers))
 }
 
+async fn time_out_run(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
+    service.time_out_run(&asked(&headers))
+}
+
 async fn show_health(State(service): App) -> Answer {
     service.show_health().await
 }
@@ -129,11 +164,9 @@ async fn show_description(State(service): App) -> Answer {
     service.show_description()
 }
 
-async fn delay_answer(State(service): App, request: Request, next: Next) -> Response {
-    let simulation = service.simulation(&asked(request.headers()));
-    let response = next.run(request).await;
-    simulation.delay_answer().await;
-    response
+async fn simulate_outside(State(service): App, request: Request, next: Next) -> Result<Response, Problem> {
+    let outside = service.outside(&asked(request.headers()));
+    outside.around(next.run(request)).await
 }
 
 impl IntoResponse for Problem {
@@ -146,15 +179,16 @@ impl IntoResponse for Answer {
     fn into_response(self) -> Response {
         let mut response = Response::new(match self.body {
             answer::Body::Whole(bytes) => Body::from(bytes),
-            answer::Body::Stream(bytes) => {
-                Body::from_stream(stream::iter(chunks(bytes).map(Ok::<_, std::convert::Infallible>)))
-            }
+            answer::Body::Stream(bytes, end) => Body::from_stream(chunks(bytes, end)),
         });
         *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or_default();
         for (name, value) in self.headers {
             if let Ok(value) = HeaderValue::from_bytes(&value) {
                 response.headers_mut().append(name, value);
             }
+        }
+        if let Some(directives) = self.directives {
+            response.extensions_mut().insert(directives);
         }
         response
     }

@@ -1,5 +1,6 @@
 //! Connections that carry more than one request.
 
+use super::uploads::LIMIT;
 use crate::client::{Connection, Request};
 use crate::target::{Contract, Target};
 
@@ -9,7 +10,7 @@ pub(super) fn a_connection_serves_on_after_each_kind_of_answer(target: &Target) 
         Contract::AtMostOnce => 500,
         Contract::AtLeastOnce => 409,
     };
-    let requests: [(&str, Request, u16); 12] = [
+    let requests: [(&str, Request, u16); 18] = [
         ("a first answer", target.pay("k"), 201),
         ("a replay", target.pay("k"), 201),
         ("a mismatch", target.pay("k").body("{}"), 422),
@@ -20,16 +21,53 @@ pub(super) fn a_connection_serves_on_after_each_kind_of_answer(target: &Target) 
         ("a tombstone", target.pay("events").simulate("events=1000"), 201),
         ("its replay", target.pay("events"), 410),
         ("a page that is read", target.get("/v1/ledger"), 200),
+        ("a page without its body", target.get("/v1/ledger").method("HEAD"), 200),
+        ("a page that is not there", target.get("/v1/nothing"), 404),
+        ("a page that takes no such method", target.get("/v1/ledger").method("PUT"), 405),
+        ("a key that is malformed", target.pay("a b"), 400),
+        ("a body that is too large", target.pay("large").body(" ".repeat(LIMIT + 1)), 413),
+        ("one without a key", target.keyless().target("/v1/quotes").body(" ".repeat(LIMIT + 1)), 413),
         ("a fault", target.pay("fault").simulate("status-before=500"), 500),
         ("its repeat", target.pay("fault"), fault),
     ];
     let mut connection = Connection::open(target.address());
     for (what, request, status) in requests {
-        connection.write(&request.to_bytes());
-        let method = if what.contains("page") { "GET" } else { "POST" };
-        let answer = connection.answer(method).unwrap_or_else(|| panic!("the connection ended at {what}"));
+        // It may answer and close before it has been sent all.
+        connection.try_write(&request.to_bytes());
+        let answer = connection.answer(request.method).unwrap_or_else(|| panic!("the connection ended at {what}"));
+        let closes = answer.header("connection") == Some("close");
         assert_eq!(target.note(answer).status, status, "{what}");
+        // A body that is refused by the head of its request need not be read; then the connection ends, and says so.
+        assert!(!closes || [400, 401, 404, 405, 413].contains(&status), "{what}");
+        if closes || status == 413 {
+            connection = Connection::open(target.address());
+        }
     }
+}
+
+/// A body that is refused unread must not be taken for the next request on its connection.
+pub(super) fn what_a_refused_body_says_is_never_obeyed(target: &Target) {
+    let smuggled = target.pay("smuggled").to_bytes();
+    let hidden = smuggled.repeat(LIMIT / smuggled.len() + 1);
+    let refused = [
+        ("too large", target.pay("k").body(&hidden), 413),
+        ("without a key", target.keyless().body(&smuggled), 400),
+        ("with a key that is malformed", target.pay("a b").body(&smuggled), 400),
+        ("of nobody", target.pay("k").without("Authorization").body(&smuggled), 401),
+        ("to a page that is not there", target.pay("k").target("/v1/nothing").body(&smuggled), 404),
+        ("by a method that the page does not take", target.pay("k").target("/v1/ledger").body(&smuggled), 405),
+    ];
+    let last = target.get("/v1/ledger").header("Connection", "close");
+    for (what, request, status) in refused {
+        let mut connection = Connection::open(target.address());
+        connection.try_write(&[request.to_bytes(), last.to_bytes()].concat());
+        assert_eq!(connection.answer("POST").map(|answer| answer.status), Some(status), "{what}");
+        // Either it reads on where the body ends, or it reads no more.
+        let next = connection.answer("GET").map(|answer| answer.status);
+        assert!(next.is_none_or(|status| status == 200), "{what}: {next:?}");
+        assert_eq!(connection.answer("GET").map(|answer| answer.status), None, "{what}");
+    }
+    assert_eq!(target.effects(), 0);
 }
 
 pub(super) fn pipelined_requests_are_answered_in_their_order(target: &Target) {

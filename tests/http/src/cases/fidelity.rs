@@ -1,7 +1,7 @@
 //! What a replay keeps, and what it leaves out.
 
-use crate::client::Answer;
-use crate::target::Target;
+use crate::client::{Answer, Connection};
+use crate::target::{Contract, Target};
 
 const MEBIBYTE: usize = 1024 * 1024;
 
@@ -46,12 +46,15 @@ pub(super) fn a_cookie_reaches_the_first_client_only(target: &Target) {
 }
 
 pub(super) fn fields_of_the_moment_reach_the_first_client_only(target: &Target) {
-    const MOMENTARY: [&str; 7] = [
+    const MOMENTARY: [&str; 9] = [
         "access-control-allow-origin",
+        "keep-alive",
         "proxy-authenticate",
         "retry-after",
         "server-timing",
         "www-authenticate",
+        // Named by Connection.
+        "x-hop",
         "x-ratelimit-remaining",
         "x-request-id",
     ];
@@ -60,6 +63,8 @@ pub(super) fn fields_of_the_moment_reach_the_first_client_only(target: &Target) 
         assert!(first.header(name).is_some(), "{name}");
         assert_eq!(again.header(name), None, "{name}");
     }
+    assert_eq!(first.header("date"), Some("Thu, 01 Jan 2015 00:00:00 GMT"));
+    assert!(again.header("date").is_some_and(|date| !date.contains("2015")), "{again:?}");
     assert_eq!(again.body, first.body);
 }
 
@@ -111,6 +116,42 @@ pub(super) fn an_answer_without_content_is_replayed_without_any(target: &Target)
 pub(super) fn an_event_stream_is_not_kept_and_never_runs_again(target: &Target) {
     let (first, again) = twice(target, "k", "events=1000");
     assert_eq!((first.status, first.body.len()), (201, 1000));
+    assert_eq!((again.status, again.problem().as_deref()), (410, Some("body-not-retained")));
+    assert_eq!(target.effects(), 1);
+}
+
+pub(super) fn an_event_stream_is_sent_as_it_comes(target: &Target) {
+    let mut connection = Connection::open(target.address());
+    connection.write(&target.pay("k").simulate("events-held").to_bytes());
+    let head = connection.head().unwrap();
+    assert_eq!((head.status, head.header("content-type")), (201, Some("text/event-stream")));
+    assert_eq!(connection.chunk().unwrap().len(), 100, "the first events are here before the last one is made");
+    let again = target.send(&target.pay("k"));
+    assert_eq!((again.status, again.problem().as_deref()), (410, Some("body-not-retained")), "it is settled meanwhile");
+    assert_eq!(target.stages().sending, 1);
+    target.release();
+    assert_eq!(connection.chunk().unwrap(), b"data: last\n\n");
+    assert_eq!(connection.chunk().unwrap(), b"");
+    assert_eq!(target.effects(), 1);
+}
+
+pub(super) fn an_answer_that_breaks_off_is_no_success(target: &Target) {
+    let first = target.send(&target.pay("k").simulate("break-off=1000"));
+    assert_eq!((first.status, first.problem().as_deref()), (500, Some("handler-failed")));
+    let again = target.send(&target.pay("k"));
+    let expected = match target.contract() {
+        Contract::Transactional => (201, None),
+        Contract::AtMostOnce => (500, Some("handler-failed")),
+        Contract::AtLeastOnce => (409, Some("backoff")),
+    };
+    assert_eq!((again.status, again.problem().as_deref()), expected);
+    assert_eq!(target.effects(), 1);
+}
+
+pub(super) fn an_answer_that_breaks_off_beyond_what_is_kept_was_made(target: &Target) {
+    let broken = target.pay("k").simulate("break-off=3000000").try_send(target.address());
+    assert!(broken.is_none(), "the client sees that the body is not whole");
+    let again = target.send(&target.pay("k"));
     assert_eq!((again.status, again.problem().as_deref()), (410, Some("body-not-retained")));
     assert_eq!(target.effects(), 1);
 }

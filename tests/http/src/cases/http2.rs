@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-use crate::eventually;
+use super::disconnects::await_settlement;
+use crate::client::Answer;
 use crate::target::Target;
 
 /// A stream that is under way; dropping both handles resets it.
@@ -34,34 +35,50 @@ async fn begin_head(target: &Target, key: &str, simulate: &str) -> Stream {
 
 pub(super) fn http_2_gets_the_same_answers(target: &Target) {
     let runtime = Runtime::new().unwrap();
-    let over_http_2 = || {
-        runtime.block_on(async {
-            let (response, _send) = begin(target, "k", "").await;
-            let (head, mut body) = response.await.unwrap().into_parts();
-            let mut bytes = Vec::new();
-            while let Some(chunk) = body.data().await {
-                bytes.extend(chunk.unwrap());
-            }
-            (head.status.as_u16(), head.headers.contains_key("idempotency-replayed"), bytes)
-        })
+    let over_http_2 = |key: &str, simulate: &str| {
+        let answer = runtime.block_on(async {
+            let (response, _send) = begin(target, key, simulate).await;
+            read(response).await
+        });
+        target.note(answer)
     };
-    let (first, again) = (over_http_2(), over_http_2());
-    assert_eq!((first.0, first.1), (201, false));
-    assert_eq!((again.0, again.1), (201, true));
-    assert_eq!(first.2, again.2);
-    let over_http_1 = target.send(&target.pay("k"));
-    assert!(over_http_1.is_replay());
-    assert_eq!(over_http_1.body, first.2);
-    assert_eq!(target.effects(), 1);
+    for simulate in ["", "raw-header", "stream=300000", "stream=0"] {
+        let key = format!("k-{simulate}");
+        let (first, again) = (over_http_2(&key, simulate), over_http_2(&key, simulate));
+        assert_eq!((first.status, first.is_replay(), again.is_replay()), (201, false, true), "{simulate}");
+        assert_eq!(again.essence(), first.essence(), "{simulate}");
+        let over_http_1 = target.send(&target.pay(&key));
+        assert!(over_http_1.is_replay());
+        assert_eq!(over_http_1.essence(), first.essence(), "{simulate}");
+    }
+    assert_eq!(target.effects(), 4);
+    // What the layer refuses.
+    assert_eq!(over_http_2("a b", "").problem().as_deref(), Some("key-invalid"));
+}
+
+async fn read(response: h2::client::ResponseFuture) -> Answer {
+    let (head, mut body) = response.await.unwrap().into_parts();
+    let mut bytes = Vec::new();
+    while let Some(chunk) = body.data().await {
+        let chunk = chunk.unwrap();
+        // Makes room for more.
+        body.flow_control().release_capacity(chunk.len()).unwrap();
+        bytes.extend(chunk);
+    }
+    let headers = head.headers.iter().map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()));
+    Answer::new(head.status.as_u16(), headers.collect(), bytes)
 }
 
 pub(super) fn an_http_2_stream_that_is_reset_during_its_upload_leaves_nothing_behind(target: &Target) {
     let runtime = Runtime::new().unwrap();
-    runtime.block_on(async {
+    let stream = runtime.block_on(async {
         let (response, mut send) = begin_head(target, "k", "").await;
         send.send_data(Bytes::from_static(&crate::PAYMENT.as_bytes()[..10]), false).unwrap();
-        drop((response, send));
+        (response, send)
     });
+    target.await_stages("its head", |stages| stages.open == 1);
+    drop(stream);
+    target.await_quiet();
     // A record would make this a mismatch.
     let other = target.send(&target.pay("k").body(crate::PAYMENT.replace("1250", "1")));
     assert_eq!((other.status, other.is_replay(), target.effects()), (201, false, 1));
@@ -86,10 +103,10 @@ pub(super) fn an_http_2_stream_that_is_reset_before_or_after_the_effect_finds_it
 
 pub(super) fn an_http_2_stream_that_is_reset_after_the_settlement_finds_its_answer(target: &Target) {
     let runtime = Runtime::new().unwrap();
-    let stream = runtime.block_on(begin(target, "k", "delay-answer=1000"));
-    eventually("the effect", || (target.effects() == 1).then_some(()));
+    let stream = runtime.block_on(begin(target, "k", "hold-answer"));
+    await_settlement(target, "k");
     drop(stream);
-    let retry = target.send(&target.pay("k").waiting());
+    let retry = target.send(&target.pay("k"));
     assert_eq!((retry.status, retry.is_replay(), target.effects()), (201, true, 1));
 }
 

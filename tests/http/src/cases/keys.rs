@@ -108,16 +108,3 @@ pub(super) fn a_request_without_a_principal_is_401_even_without_a_key(target: &T
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
     }
 }
-
-pub(super) fn methods_that_are_safe_or_idempotent_by_themselves_create_no_record(target: &Target) {
-    for method in ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"] {
-        let request = target.get("/v1/payments").method(method).header("Idempotency-Key", "k");
-        for _ in 0..2 {
-            let answer = target.send(&request);
-            assert!(!answer.is_replay() && answer.problem().is_none(), "{method}: {answer:?}");
-        }
-    }
-    // A record of any of them would make this a mismatch, if not a replay.
-    let payment = target.send(&target.pay("k"));
-    assert_eq!((payment.status, payment.is_replay()), (201, false));
-}

@@ -7,7 +7,9 @@ mod fidelity;
 mod fingerprints;
 mod http2;
 mod keys;
+mod mirror;
 mod settlements;
+mod timeouts;
 mod uploads;
 
 use crate::target::Target;
@@ -31,14 +33,13 @@ pub const CASES: &[Case] = table! {
         two_tenants_with_the_same_key_never_meet
         two_routes_with_the_same_key_never_meet
         where_a_key_is_optional_a_request_without_one_is_not_protected
-        a_request_without_a_principal_is_401_even_without_a_key
-        methods_that_are_safe_or_idempotent_by_themselves_create_no_record;
+        a_request_without_a_principal_is_401_even_without_a_key;
     fingerprints:
         white_space_and_member_order_do_not_matter
         any_other_request_under_the_same_key_is_a_mismatch_and_does_not_run
         the_boundary_of_multipart_does_not_matter_and_its_parts_do
         other_headers_belong_to_no_fingerprint
-        another_request_while_the_first_runs_neither_runs_nor_waits;
+        another_request_while_the_first_runs_never_runs;
     fidelity:
         the_first_answer_is_replayed_again_and_again
         header_fields_survive_in_order_repeated_and_not_utf_8
@@ -50,6 +51,9 @@ pub const CASES: &[Case] = table! {
         an_answer_without_a_body_is_replayed_without_one
         an_answer_without_content_is_replayed_without_any
         an_event_stream_is_not_kept_and_never_runs_again
+        an_event_stream_is_sent_as_it_comes
+        an_answer_that_breaks_off_is_no_success
+        an_answer_that_breaks_off_beyond_what_is_kept_was_made
         head_says_what_get_says_without_the_body
         a_refusal_of_the_application_is_its_own_and_is_replayed;
     settlements:
@@ -58,13 +62,24 @@ pub const CASES: &[Case] = table! {
         a_fault_is_settled_as_the_contract_says
         a_panic_is_settled_as_a_fault_and_answered_with_a_problem
         under_transactional_only_intended_answers_keep_their_writes
-        a_fault_under_at_least_once_runs_again_after_its_backoff;
+        a_fault_under_at_least_once_runs_again_after_its_backoff
+        a_handler_may_say_how_its_answer_is_settled;
+    timeouts:
+        a_timeout_outside_answers_the_client_and_the_run_goes_on
+        a_timeout_inside_is_a_fault;
+    mirror:
+        two_methods_with_the_same_key_never_meet
+        methods_that_are_safe_and_those_that_are_not_named_create_no_record
+        the_options_of_a_policy_are_obeyed
+        cors_outside_lets_pages_send_keys_and_see_replays
+        compression_outside_is_for_who_asks_now;
     duplicates:
         a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back
         a_client_may_ask_to_wait
+        a_wait_ends_when_the_client_said
         of_100_duplicates_one_runs_and_the_others_are_turned_away
         of_100_duplicates_that_wait_all_get_the_same_answer
-        of_1000_that_wait_for_one_key_none_runs_again;
+        of_1000_that_wait_for_one_key_none_runs_again_and_each_takes_little_room;
     disconnects:
         a_client_that_leaves_during_its_upload_leaves_nothing_behind
         a_client_that_leaves_before_the_effect_finds_its_payment_made_once
@@ -86,6 +101,7 @@ pub const CASES: &[Case] = table! {
         a_client_that_asks_before_it_sends_is_answered;
     connections:
         a_connection_serves_on_after_each_kind_of_answer
+        what_a_refused_body_says_is_never_obeyed
         pipelined_requests_are_answered_in_their_order
         a_page_that_is_not_there_or_takes_no_such_method_says_so
         the_description_names_the_key_and_the_answers_of_the_layer;

@@ -6,7 +6,7 @@ use crate::target::{Contract, Target};
 
 /// What a repeat meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Repeat {
+pub(super) enum Repeat {
     Replay,
     RunsAgain,
     Backoff,
@@ -34,7 +34,7 @@ fn of_status(target: &Target, status: u16) -> [Repeat; 2] {
 }
 
 /// What a fault means.
-fn fault(contract: Contract) -> Repeat {
+pub(super) fn fault(contract: Contract) -> Repeat {
     match contract {
         Contract::Transactional => Repeat::RunsAgain,
         Contract::AtMostOnce => Repeat::Replay,
@@ -100,4 +100,27 @@ pub(super) fn a_fault_under_at_least_once_runs_again_after_its_backoff(target: &
     let answer = target.note(answer);
     assert_eq!((answer.status, answer.is_replay(), answer.header("x-attempt")), (201, false, Some("2")));
     assert_eq!(target.effects(), 1);
+}
+
+pub(super) fn a_handler_may_say_how_its_answer_is_settled(target: &Target) {
+    let meets = |directive: &str, simulate: &str| repeat(target, &target.pay(directive).simulate(simulate));
+    assert_eq!(meets("do-not-store", "do-not-store"), Repeat::RunsAgain);
+    assert_eq!(target.effects(), 2, "what an answer that is not stored has written stays");
+    // A failure that may be repeated keeps no writes, where they can be taken back.
+    let payments = if target.contract() == Contract::Transactional { 2 } else { 3 };
+    assert_eq!(meets("retryable-after", "retryable-after=30"), Repeat::Backoff);
+    assert_eq!(target.effects(), payments);
+    assert_eq!(meets("keep-writes", "status=404,keep-writes"), Repeat::Replay);
+    assert_eq!(target.effects(), payments + 1);
+    let unkept = target.pay("do-not-retain-body");
+    assert_eq!(target.send(&unkept.clone().simulate("do-not-retain-body")).status, 201);
+    assert_eq!(target.send(&unkept).problem().as_deref(), Some("body-not-retained"));
+    let short = target.pay("retain-for");
+    let first = target.send(&short.clone().simulate("retain-for=1"));
+    let next = eventually("the end of its retention", || {
+        let answer = short.send(target.address());
+        (!answer.is_replay()).then_some(answer)
+    });
+    assert_eq!((first.status, next.status), (201, 201));
+    assert_ne!(next.body, first.body);
 }
