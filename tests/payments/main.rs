@@ -1,6 +1,7 @@
 //! Whole-system tests: the payments example over real sockets, with real files, killed for real.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
+mod away;
 mod crashes;
 mod decisions;
 mod disconnects;

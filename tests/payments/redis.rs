@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use idem_servers::{Redis, redis_command};
 
-use crate::support::{Answer, Backend, Contract, Framework, Request, Server, eventually, refusal};
+use crate::support::{Answer, Backend, Contract, Framework, Request, Server, refusal};
 
 /// Payments for which somebody waits in another process.
 const PAYMENTS: usize = 40;
@@ -110,51 +110,6 @@ fn waiters_are_told(backend: Backend) {
     println!("{backend:?}: half of the waiters are told within {half:?}, three in four within {most:?}");
     assert!(most < PROMPTLY, "{late:?}");
     assert_eq!(server.effects(), PAYMENTS as u64);
-}
-
-#[test]
-fn a_redis_that_does_not_answer_is_503_and_nothing_runs() {
-    for framework in Framework::ALL {
-        a_store_that_stands_still_refuses(framework);
-    }
-}
-
-fn a_store_that_stands_still_refuses(framework: Framework) {
-    let mut redis = Redis::start().unwrap();
-    let args = ["--lease-ms", "4000", "--framework", framework.name()];
-    let server = Server::start_on_redis(redis.url(), Contract::AtLeastOnce, &args);
-    assert_eq!(server.send(&Request::pay("known")).status, 201);
-    redis.pause().unwrap();
-    for key in ["new", "known"] {
-        let refused = server.send(&Request::pay(key));
-        assert_eq!((refused.status, refused.problem().as_deref()), (503, Some("store-unavailable")), "{key}");
-        assert!(refused.retry_after().is_some());
-    }
-    assert_eq!(server.effects(), 1);
-    redis.resume().unwrap();
-    let answer = eventually("the store's return", || {
-        let answer = server.send(&Request::pay("new"));
-        (![409, 503].contains(&answer.status)).then_some(answer)
-    });
-    assert_eq!((answer.status, answer.is_replay()), (201, false));
-    assert!(server.send(&Request::pay("known")).is_replay());
-    assert_eq!(server.effects(), 2);
-}
-
-#[test]
-fn a_server_that_fails_open_makes_payments_without_protection_and_says_so() {
-    for framework in Framework::ALL {
-        let mut redis = Redis::start().unwrap();
-        let args = ["--dangerous-fail-open", "--framework", framework.name()];
-        let server = Server::start_on_redis(redis.url(), Contract::AtLeastOnce, &args);
-        redis.pause().unwrap();
-        for payments in [1, 2] {
-            let answer = server.send(&Request::pay("k"));
-            assert_eq!((answer.status, answer.is_replay(), server.effects()), (201, false, payments));
-        }
-        assert!(server.log().contains("an operation runs without protection"), "{framework:?}");
-        redis.resume().unwrap();
-    }
 }
 
 #[test]

@@ -99,11 +99,8 @@ impl Service {
         let simulation = Simulation::from_header(self.config.simulate, asked.simulate)?;
         let payment = NewPayment::from_json(&body)?;
         let made = self.make_payment(&simulation, run, &tenant, payment);
-        let answer = if simulation.timeout_inside {
-            self.running.until_time_out(&tenant, made).await?
-        } else {
-            made.await
-        };
+        let answer =
+            if simulation.timeout_inside { self.running.until_time_out(&tenant, made).await? } else { made.await };
         answer.map(|answer| simulation.directed(answer))
     }
 
@@ -200,7 +197,7 @@ impl Service {
             "is_protected": is_protected,
             "body": String::from_utf8_lossy(body),
             // Enough to be worth compressing.
-            "padding": "p".repeat(2000),
+            "padding": "p".repeat(1500),
         });
         Answer::json(200, &document).header("x-request-id", id)
     }

@@ -1,6 +1,6 @@
 //! Runs all cases on one server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,8 +66,9 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
 #[must_use]
 pub fn differences(one: &Report, other: &Report) -> Vec<String> {
     let mut differences = Vec::new();
-    for (case, entries) in &one.transcripts {
-        let others = other.transcripts.get(case).map_or(&[][..], Vec::as_slice);
+    let cases: BTreeSet<_> = one.transcripts.keys().chain(other.transcripts.keys()).collect();
+    for case in cases {
+        let [entries, others] = [one, other].map(|report| report.transcripts.get(case).map_or(&[][..], Vec::as_slice));
         if entries.len() != others.len() {
             differences.push(format!("{case}: {} answers and {}", entries.len(), others.len()));
         }
@@ -75,4 +76,31 @@ pub fn differences(one: &Report, other: &Report) -> Vec<String> {
         differences.extend(pairs.map(|(at, (one, other))| format!("{case}, answer {at}:\n{one}\n---\n{other}")));
     }
     differences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::Answer;
+
+    fn report(case: &'static str, answers: &[(u16, &str)]) -> Report {
+        let entry = |&(status, body): &(u16, &str)| Entry::of(&Answer::new(status, Vec::new(), body.into()), "tenant");
+        let transcripts = BTreeMap::from([(case, answers.iter().map(entry).collect())]);
+        Report { transcripts, ..Report::default() }
+    }
+
+    #[test]
+    fn answers_that_differ_are_told_and_equal_ones_are_not() {
+        let one = report("case", &[(201, "a"), (201, "b")]);
+        assert!(differences(&one, &report("case", &[(201, "a"), (201, "b")])).is_empty());
+        for (other, count) in [
+            (report("case", &[(201, "a"), (200, "b")]), 1),
+            (report("case", &[(200, "a"), (201, "c")]), 2),
+            (report("case", &[(201, "a")]), 1),
+            (report("another", &[(201, "a"), (201, "b")]), 2),
+        ] {
+            assert_eq!(differences(&one, &other).len(), count);
+            assert_eq!(differences(&other, &one).len(), count);
+        }
+    }
 }

@@ -174,9 +174,7 @@ impl Target {
 
     /// Waits until the server is through with every request of the tenant.
     pub fn await_quiet(&self) {
-        self.await_stages("quiet", |stages| {
-            (stages.open, stages.before, stages.after, stages.sending) == (0, 0, 0, 0)
-        });
+        self.await_stages("quiet", |stages| (stages.open, stages.before, stages.after, stages.sending) == (0, 0, 0, 0));
     }
 
     /// Whether another store in front answers duplicates, as far as it can.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use actix_cors::Cors;
 use actix_web::body::{BodyStream, BoxBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::error::PayloadError;
 use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
-use actix_web::error::PayloadError;
 use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::{self, Bytes, Data, Path, PayloadConfig};
 use actix_web::{App, Error, HttpRequest, HttpResponse, HttpServer, Resource, Responder, ResponseError, Route, guard};
@@ -46,7 +46,8 @@ pub(super) async fn serve(
         App::new()
             .configure(move |pages| {
                 if let Some(idempotency) = mirror {
-                    let mirror = web::route().to(mirror_request).wrap(idempotency).wrap(Compress::default()).wrap(cors());
+                    let mirror =
+                        web::route().to(mirror_request).wrap(idempotency).wrap(Compress::default()).wrap(cors());
                     pages.service(web::resource(MIRROR).route(mirror));
                 }
             })

@@ -119,7 +119,8 @@ pub(super) fn a_handler_may_say_how_its_answer_is_settled(target: &Target) {
     let first = target.send(&short.clone().simulate("retain-for=1"));
     let next = eventually("the end of its retention", || {
         let answer = short.send(target.address());
-        (!answer.is_replay()).then_some(answer)
+        // A store in front may take a run for one in progress for a while after its end.
+        (!answer.is_replay() && answer.status != 409).then_some(answer)
     });
     assert_eq!((first.status, next.status), (201, 201));
     assert_ne!(next.body, first.body);
