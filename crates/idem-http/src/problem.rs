@@ -59,7 +59,8 @@
 //! Status 500. The handler panicked, or its answer broke off.
 //!
 //! # misconfigured
-//! Status 500. The server has put its idempotency layers together in a way that cannot work. Nothing ran.
+//! Status 500. The server has put its layers together in a way that cannot work: a route has two idempotency layers, or
+//! something outside of the layer has consumed the request body. Nothing ran.
 
 use std::time::Duration;
 
