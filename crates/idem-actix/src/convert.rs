@@ -60,6 +60,7 @@ pub(crate) fn respond(reply: Reply) -> HttpResponse {
     }
     if let Some(kind) = reply.problem {
         response.extensions_mut().insert(kind);
+        response.extensions_mut().insert(kind.directives());
     }
     response
 }
