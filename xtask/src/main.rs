@@ -4,6 +4,7 @@ mod checks;
 mod command;
 mod conformance;
 mod model;
+mod schemathesis;
 mod servers;
 mod test;
 
@@ -31,6 +32,8 @@ enum Task {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
+    /// Sends the example, by each framework, requests that schemathesis makes out of its description (needs python3).
+    Schemathesis(schemathesis::Options),
     /// Everything that a change has to pass: format, lints, documentation, tests, model, packages.
     Ci(model::Options),
     /// Searches every situation that crashes and lost messages can lead to, for each contract.
@@ -82,6 +85,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             let mut suite = command::cargo(&["run", "--quiet", "-p", "idem-http-suite", "--"]);
             command::run(suite.args(options))?;
         }
+        Task::Schemathesis(options) => schemathesis::run(&options)?,
         Task::Mutants => checks::mutants()?,
         Task::Package => checks::packages()?,
     }

@@ -28,12 +28,6 @@ impl HeaderFields for Fields<'_> {
     }
 }
 
-/// The length that a request declares. Actix has refused what is no number.
-pub(crate) fn declared_length(headers: &HeaderMap) -> u64 {
-    let length = headers.get(actix_web::http::header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
-    length.and_then(|length| length.parse().ok()).unwrap_or(0)
-}
-
 /// The chunks of a request body, out of the request.
 pub(crate) fn arriving(
     request: &mut impl HttpMessage<Stream: Stream<Item = Result<Bytes, PayloadError>> + Unpin>,
@@ -66,6 +60,7 @@ pub(crate) fn respond(reply: Reply) -> HttpResponse {
     }
     if let Some(kind) = reply.problem {
         response.extensions_mut().insert(kind);
+        response.extensions_mut().insert(kind.directives());
     }
     response
 }

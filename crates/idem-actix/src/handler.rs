@@ -9,27 +9,24 @@ use std::sync::Arc;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
-use actix_web::error::InternalError;
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, rt};
 use idem_core::Writes;
-use idem_core::engine::{Conclusion, Context, Disposition, ExecuteError};
+use idem_core::engine::{Conclusion, Context, Disposition};
 use idem_http::{Captured, HttpPolicy, Reply, Reservation, ResponseDirectives};
 use tokio::sync::oneshot;
 
 use crate::convert::{Data, Fields, respond, sendable};
+use crate::failure::Failure;
 
 /// What the engine runs: it starts the handler, and awaits its end.
 type Running = Pin<Box<dyn Future<Output = Option<Conclusion<()>>> + Send>>;
 
 /// What is left on the worker when a handler has ended, or was not started.
-#[derive(Default)]
-pub(crate) struct Handled {
-    /// None is left after a panic, nor by a service that failed.
-    request: Option<HttpRequest>,
-    /// What the handler answered.
-    response: Option<HttpResponse>,
-    /// Why the service failed.
-    error: Option<String>,
+pub(crate) enum Handled {
+    /// The request, and what was answered, unless that broke off.
+    Answered(HttpRequest, Option<HttpResponse>),
+    /// No request is left by a service that failed, nor after a panic; why, and what was answered, once and once more.
+    Failed(String, Option<(HttpResponse, Reply)>),
 }
 
 /// Puts the handler into a task of its own, which a client that goes away does not cancel. It starts when the engine
@@ -49,7 +46,7 @@ where
     let policy = Arc::clone(policy);
     let task = rt::spawn(async move {
         let Ok(context) = started.await else {
-            return Handled { request: Some(request.into_parts().0), ..Handled::default() };
+            return Handled::Answered(request.into_parts().0, None);
         };
         request.extensions_mut().insert::<Context>(context);
         let answered = inner.call(request).await;
@@ -74,7 +71,7 @@ where
             }
         })
     };
-    (run, async { task.await.unwrap_or_default() })
+    (run, async { task.await.unwrap_or_else(|_| Handled::Failed("the handler panicked".to_owned(), None)) })
 }
 
 /// Reads the response until it can be settled, and puts together what the client gets.
@@ -82,43 +79,48 @@ async fn conclude<B: MessageBody + 'static>(
     policy: &HttpPolicy,
     answered: Result<ServiceResponse<B>, Error>,
 ) -> (Handled, Option<Conclusion<()>>) {
-    let (request, response, error) = match answered {
+    let (request, response) = match answered {
         Ok(response) => {
             let (request, response) = response.into_parts();
-            (Some(request), response.map_into_boxed_body(), None)
+            (Ok(request), response.map_into_boxed_body())
         }
-        Err(error) => {
-            let reason = error.to_string();
-            (None, HttpResponse::from_error(error), Some(reason))
-        }
+        Err(error) => (Err(error.to_string()), HttpResponse::from_error(error)),
     };
     let (head, mut body) = response.into_parts();
     let whole = body.size();
     let directives = head.extensions().get::<ResponseDirectives>().cloned();
-    let capture = policy.capture(head.status().as_u16(), &Fields(head.headers()), directives.as_ref());
+    let (status, headers) = (head.status().as_u16(), Fields(head.headers()));
+    let capture = policy.capture(status, &headers, directives.as_ref());
     let Some((Conclusion { value: chunks, disposition, retention }, captured)) = capture.read(Data(&mut body)).await
     else {
-        return (Handled { request, response: None, error }, None);
+        return (Handled::of(request, None, None), None);
     };
+    let copy = request.is_err().then(|| policy.copy_of(status, &headers, &chunks, captured));
     let rest = (captured == Captured::Enough).then_some(body);
-    let response = Some(head.set_body(sendable(chunks, whole, rest)));
-    (Handled { request, response, error }, Some(Conclusion { value: (), disposition, retention }))
+    let response = head.set_body(sendable(chunks, whole, rest));
+    (Handled::of(request, Some(response), copy), Some(Conclusion { value: (), disposition, retention }))
 }
 
 impl Handled {
+    fn of(request: Result<HttpRequest, String>, response: Option<HttpResponse>, copy: Option<Reply>) -> Self {
+        match request {
+            Ok(request) => Self::Answered(request, response),
+            Err(reason) => Self::Failed(reason, response.zip(copy)),
+        }
+    }
+
     /// What the client gets.
     pub(crate) fn answer(self, outcome: Result<(), Reply>, policy: &HttpPolicy) -> Result<ServiceResponse, Error> {
-        let response = match (outcome, self.response) {
-            (Ok(()), Some(response)) => response,
-            (Ok(()), None) => respond(policy.failure(&ExecuteError::Interrupted)),
-            (Err(reply), _) => respond(reply),
-        };
-        match self.request {
-            Some(request) => Ok(ServiceResponse::new(request, response)),
-            // Actix has no other way to answer without the request.
-            None => {
-                let reason = self.error.unwrap_or_else(|| "the handler panicked".to_owned());
-                Err(InternalError::from_response(reason, response).into())
+        match self {
+            Self::Answered(request, response) => {
+                let response = policy.answer_of(outcome, response).unwrap_or_else(respond);
+                Ok(ServiceResponse::new(request, response))
+            }
+            Self::Failed(reason, answer) => {
+                let answer = policy.answer_of(outcome, answer);
+                let (first, again) = answer.unwrap_or_else(|reply| (respond(reply.clone()), reply));
+                // Actix has no other way to answer without the request.
+                Err(Failure::new(reason, first, again).into())
             }
         }
     }

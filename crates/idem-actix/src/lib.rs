@@ -2,6 +2,7 @@
 
 mod convert;
 mod extract;
+mod failure;
 mod handler;
 mod layer;
 mod runtime;

@@ -11,7 +11,7 @@ use actix_web::{Error, HttpMessage, HttpRequest};
 use idem_core::engine::Context;
 use idem_http::{Arrival, Decision, Protection, Reply, RequestHead, ScopeSource};
 
-use crate::convert::{Fields, arriving, declared_length, payload, respond};
+use crate::convert::{Fields, arriving, payload, respond};
 use crate::handler;
 
 /// What [`IdempotencyLayer`](crate::IdempotencyLayer) makes of a service.
@@ -69,7 +69,6 @@ fn decide<S: ScopeSource<HttpRequest>>(protection: &Protection<S>, request: &Htt
         query: request.uri().query(),
         route: route.as_deref(),
         headers: Fields(request.headers()),
-        body_bytes: declared_length(request.headers()),
         is_protected: request.extensions().contains::<Context>(),
     };
     protection.decide(request, &head)

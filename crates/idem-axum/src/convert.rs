@@ -78,6 +78,7 @@ pub(crate) fn respond(reply: Reply) -> Response {
     }
     if let Some(kind) = reply.problem {
         response.extensions_mut().insert(kind);
+        response.extensions_mut().insert(kind.directives());
     }
     response
 }

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
-use axum::body::{Body, HttpBody};
+use axum::body::Body;
 use axum::extract::{MatchedPath, OriginalUri, Request};
 use axum::response::Response;
 use http::request::Parts;
@@ -62,7 +62,7 @@ where
 {
     async fn handle(mut self, request: Request) -> Result<Response, Infallible> {
         let (head, body) = request.into_parts();
-        match self.protection.decide(&head, &request_head(&head, &body)) {
+        match self.protection.decide(&head, &request_head(&head)) {
             Decision::Pass => self.inner.call(Request::from_parts(head, body)).await,
             Decision::Refuse(reply) => Ok(respond(reply)),
             Decision::Receive(arrival) => Ok(self.protect(arrival, head, body).await.unwrap_or_else(respond)),
@@ -87,7 +87,7 @@ where
 }
 
 /// Path and query are those that the client sent: a nested router sees less of the path.
-fn request_head<'a>(head: &'a Parts, body: &Body) -> RequestHead<'a, Fields<'a>> {
+fn request_head(head: &Parts) -> RequestHead<'_, Fields<'_>> {
     let uri = head.extensions.get::<OriginalUri>().map_or(&head.uri, |original| &original.0);
     RequestHead {
         method: head.method.as_str(),
@@ -95,7 +95,6 @@ fn request_head<'a>(head: &'a Parts, body: &Body) -> RequestHead<'a, Fields<'a>>
         query: uri.query(),
         route: head.extensions.get::<MatchedPath>().map(MatchedPath::as_str),
         headers: Fields(&head.headers),
-        body_bytes: body.size_hint().lower(),
         is_protected: head.extensions.get::<Context>().is_some(),
     }
 }

@@ -29,11 +29,13 @@ const KEY_PATTERN: &str = r#"^([!#-+\--~][!-+\--~]{0,254}|"[!#-\[\]-~]{1,255}")$
 impl HttpPolicy {
     /// Adds to an operation that this policy protects what a client has to know: the key header, `Prefer`, the header that
     /// marks replays, and the layer's own answers as problem documents (RFC 9457). A status that is described already
-    /// keeps its description, and gets the problem document beside what it has.
+    /// keeps its description, and gets the problem document beside what it has. One that is a `$ref` stays as it is: what it
+    /// refers to may be shared with operations that nobody protects, so it has to say itself what the layer adds. To describe
+    /// an operation twice is the same as once.
     pub fn describe(&self, operation: &mut Operation) {
         let parameters = operation.parameters.get_or_insert_default();
-        parameters.push(self.key_parameter());
-        parameters.push(prefer_parameter());
+        put_header_parameter(parameters, self.key_parameter());
+        put_header_parameter(parameters, prefer_parameter());
         let responses = &mut operation.responses.responses;
         for (kind, description) in ANSWERS {
             let described = responses.entry(kind.status().to_string());
@@ -42,14 +44,14 @@ impl HttpPolicy {
                 let problem = || Content::new(Some(problem_schema()));
                 response.content.entry("application/problem+json".to_owned()).or_insert_with(problem);
                 if *kind == ProblemKind::InProgress || *kind == ProblemKind::StoreUnavailable {
-                    response.headers.insert("Retry-After".to_owned(), retry_after());
+                    put_header(response, "Retry-After", retry_after());
                 }
             }
         }
         let replay = String::from_utf8_lossy(&self.replay_header).into_owned();
         for response in responses.values_mut() {
             if let RefOr::T(response) = response {
-                response.headers.insert(replay.clone(), replay_header());
+                put_header(response, &replay, replay_header());
             }
         }
     }
@@ -67,6 +69,23 @@ impl HttpPolicy {
             .schema(Some(Schema::Object(schema.build())))
             .build()
     }
+}
+
+/// In the place of the parameter of this name, if there is one. Names of header fields have no case.
+fn put_header_parameter(parameters: &mut Vec<Parameter>, parameter: Parameter) {
+    let is_it = |other: &&mut Parameter| {
+        other.parameter_in == ParameterIn::Header && other.name.eq_ignore_ascii_case(&parameter.name)
+    };
+    match parameters.iter_mut().find(is_it) {
+        Some(other) => *other = parameter,
+        None => parameters.push(parameter),
+    }
+}
+
+/// In the place of the header of this name, if there is one.
+fn put_header(response: &mut Response, name: &str, header: Header) {
+    response.headers.retain(|other, _| !other.eq_ignore_ascii_case(name));
+    response.headers.insert(name.to_owned(), header);
 }
 
 fn prefer_parameter() -> Parameter {
@@ -105,8 +124,8 @@ fn text() -> ObjectBuilder {
 
 #[cfg(test)]
 mod tests {
-    use utoipa::openapi::ResponseBuilder;
     use utoipa::openapi::path::OperationBuilder;
+    use utoipa::openapi::{Ref, ResponseBuilder};
 
     use super::*;
 
@@ -151,5 +170,34 @@ mod tests {
         assert!(refused["content"]["text/plain"].is_object());
         assert!(refused["content"]["application/problem+json"].is_object());
         assert!(described["responses"]["201"]["headers"]["idempotency-replayed"].is_object());
+    }
+
+    #[test]
+    fn a_reference_to_a_response_stays_as_it_is() {
+        let operation = OperationBuilder::new().response("422", Ref::from_response_name("refused"));
+        let described = described(&HttpPolicy::new(), operation);
+        assert_eq!(described["responses"]["422"], serde_json::json!({ "$ref": "#/components/responses/refused" }));
+        assert!(described["responses"]["409"]["content"].is_object(), "the others are described");
+    }
+
+    #[test]
+    fn to_describe_an_operation_twice_is_the_same_as_once() {
+        let own = |name: &str, place| ParameterBuilder::new().name(name).parameter_in(place).build();
+        let mut operation = OperationBuilder::new()
+            .parameter(own("Idempotency-Key", ParameterIn::Header))
+            .parameter(own("prefer", ParameterIn::Query))
+            .response("503", ResponseBuilder::new().header("retry-after", Header::default()))
+            .build();
+        HttpPolicy::new().describe(&mut operation);
+        let once = serde_json::to_value(&operation).unwrap();
+        HttpPolicy::new().describe(&mut operation);
+        assert_eq!(serde_json::to_value(&operation).unwrap(), once);
+        let parameters = once["parameters"].as_array().unwrap();
+        let named: Vec<_> = parameters.iter().map(|one| (one["name"].as_str(), one["in"].as_str())).collect();
+        let header = Some("header");
+        let expected = [(Some("idempotency-key"), header), (Some("prefer"), Some("query")), (Some("Prefer"), header)];
+        assert_eq!(named, expected);
+        let headers: Vec<_> = once["responses"]["503"]["headers"].as_object().unwrap().keys().collect();
+        assert_eq!(headers, ["Retry-After", "idempotency-replayed"]);
     }
 }

@@ -59,11 +59,14 @@
 //! Status 500. The handler panicked, or its answer broke off.
 //!
 //! # misconfigured
-//! Status 500. The server has put its idempotency layers together in a way that cannot work. Nothing ran.
+//! Status 500. The server has put its layers together in a way that cannot work: a route has two idempotency layers, or
+//! something outside of the layer has consumed the request body. Nothing ran.
 
 use std::time::Duration;
 
 use serde::Serialize;
+
+use crate::directives::ResponseDirectives;
 
 /// Where the documentation of problem types stands.
 const TYPE_BASE: &str = "https://docs.rs/idem-http/latest/idem_http/problem/index.html#";
@@ -209,6 +212,32 @@ impl ProblemKind {
         self.text().0
     }
 
+    /// What an idempotency layer outside makes of the answer; put it into the response's extensions beside the kind. A
+    /// refusal that may be another one in a moment, or once the server is put right, says nothing about the operation, and
+    /// must not be its outcome. What an operation came to, and what is refused for what was asked, settles by its status.
+    #[must_use]
+    pub fn directives(self) -> ResponseDirectives {
+        match self {
+            Self::Misconfigured
+            | Self::InProgress
+            | Self::Backoff
+            | Self::StoreUnavailable
+            | Self::Overloaded
+            | Self::BodyIncomplete
+            | Self::BodyTooSlow => ResponseDirectives::new().do_not_store(),
+            Self::KeyMissing
+            | Self::KeyInvalid
+            | Self::PrincipalMissing
+            | Self::BodyTooLarge
+            | Self::Mismatch
+            | Self::CommitUnclear
+            | Self::OutcomeUnknown
+            | Self::BodyNotRetained
+            | Self::RecordUnreadable
+            | Self::HandlerFailed => ResponseDirectives::new(),
+        }
+    }
+
     /// The `type` URI.
     #[must_use]
     pub fn type_uri(self) -> String {
@@ -323,6 +352,22 @@ mod tests {
             assert!(page.contains(&format!("//! # {anchor}\n//! Status {status}. ")), "{anchor}");
             assert!(kind.type_uri().ends_with(&format!("#{anchor}")));
         }
+    }
+
+    /// Whatever promises that a repeat may fare better.
+    #[test]
+    fn what_nothing_ran_for_and_may_change_is_not_stored_by_a_layer_outside() {
+        let passing = ALL.iter().filter(|kind| kind.directives() == ResponseDirectives::new().do_not_store());
+        let expected = [
+            ProblemKind::BodyIncomplete,
+            ProblemKind::BodyTooSlow,
+            ProblemKind::Overloaded,
+            ProblemKind::InProgress,
+            ProblemKind::Backoff,
+            ProblemKind::StoreUnavailable,
+            ProblemKind::Misconfigured,
+        ];
+        assert_eq!(passing.copied().collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use idem_core::Scope;
 use idem_core::engine::{Answer, Conclusion, Context, Idempotency, Operation};
 
 use crate::budget::Reservation;
-use crate::headers::HeaderFields;
+use crate::headers::{HeaderFields, declared_bytes};
 use crate::policy::{HttpPolicy, Inspection, PendingOperation, ProtectedRequest};
 use crate::problem::{Problem, ProblemKind};
 use crate::reply::Reply;
@@ -40,8 +40,6 @@ pub struct RequestHead<'a, F> {
     pub route: Option<&'a str>,
     /// The header fields.
     pub headers: F,
-    /// At least so many bytes has the body, as far as the head says it.
-    pub body_bytes: u64,
     /// Whether another layer protects the request already, so that its extensions have a [`Context`].
     pub is_protected: bool,
 }
@@ -69,6 +67,8 @@ pub struct Arrival {
     scope: Scope,
     pending: PendingOperation,
     buffer: RequestBuffer,
+    /// The head declares a body that cannot be empty.
+    declares_body: bool,
 }
 
 /// A request that has arrived wholly.
@@ -167,8 +167,11 @@ impl<S> Protection<S> {
         let scope = self.scope.scope_of(request, operation);
         let scope = scope.ok_or_else(|| Problem::new(ProblemKind::PrincipalMissing))?;
         let (pending, buffer) = protected?.buffer(&self.policy);
-        buffer.expect(head.body_bytes)?;
-        Ok(Arrival { policy: Arc::clone(&self.policy), scope, pending, buffer })
+        let declared = declared_bytes(&head.headers);
+        buffer.expect(declared)?;
+        // What is encoded has a length of its own, and may be nothing once an outer layer has decoded it.
+        let declares_body = declared > 0 && head.headers.values("content-encoding").next().is_none();
+        Ok(Arrival { policy: Arc::clone(&self.policy), scope, pending, buffer, declares_body })
     }
 
     /// Runs the handler, or says what to answer instead. `run` concludes the handler's answer by
@@ -211,15 +214,16 @@ impl Arrival {
     /// Collects the body. No lease is held while it arrives, and it may take as long as the policy says.
     ///
     /// # Errors
-    /// The reply to a body that is too large, too slow, or breaks off; nothing ran.
+    /// The reply to a body that is too large, too slow, or breaks off; and to one that somebody else has consumed before,
+    /// since every body would then be the same. Nothing ran.
     pub async fn receive(self, body: impl Stream<Item = Result<Bytes, BodyError>>) -> Result<Arrived, Reply> {
-        let Self { policy, scope, pending, mut buffer } = self;
+        let Self { policy, scope, pending, mut buffer, declares_body } = self;
         let mut body = pin!(body);
         let arriving = async {
             while let Some(chunk) = body.next().await {
                 buffer.push(chunk.map_err(Problem::from)?)?;
             }
-            Ok(())
+            if declares_body && buffer.is_empty() { Err(consumed()) } else { Ok(()) }
         };
         let arrived = tokio::time::timeout(policy.body_timeout(), arriving).await;
         let arrived = arrived.unwrap_or_else(|_| Err(Problem::new(ProblemKind::BodyTooSlow)));
@@ -227,6 +231,14 @@ impl Arrival {
         let BufferedRequest { fingerprint, chunks, reservation } = buffer.finish();
         Ok(Arrived { operation: pending.complete(scope, fingerprint), chunks, reservation })
     }
+}
+
+/// A body that breaks off is an error, so one that is declared and ends before it begins was taken on its way.
+fn consumed() -> Problem {
+    Problem::new(ProblemKind::Misconfigured).detail(
+        "The request body was consumed before it came to the idempotency layer. What reads it has to put it back for the \
+         layers inside, or to stand inside of this one; nothing ran.",
+    )
 }
 
 /// Shows none of the body.

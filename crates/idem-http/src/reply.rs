@@ -7,8 +7,10 @@ use bytes::Bytes;
 use idem_core::engine::ExecuteError;
 use idem_core::{Replay, ReplayKind, StoreError, StoreErrorKind, StoredBody, StoredResponse};
 
+use crate::headers::HeaderFields;
 use crate::policy::HttpPolicy;
 use crate::problem::{Problem, ProblemKind};
+use crate::response::{Captured, joined};
 
 /// When to ask again after trouble with the store: a restart or a failover takes a moment.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -93,6 +95,41 @@ impl HttpPolicy {
             reply.field("www-authenticate", self.challenge.clone());
         }
         reply
+    }
+
+    /// The answer of a run that left its own answer somewhere else, as a framework does whose responses cannot leave their
+    /// thread: what is `left` there, unless `outcome`, which is what [`Protection::execute`] gave, takes its place. A run
+    /// that left nothing has ended, and how has to be asked again.
+    ///
+    /// # Errors
+    /// The reply that takes the place of the handler's answer.
+    ///
+    /// [`Protection::execute`]: crate::Protection::execute
+    pub fn answer_of<T>(&self, outcome: Result<(), Reply>, left: Option<T>) -> Result<T, Reply> {
+        outcome.and_then(|()| left.ok_or_else(|| self.failure(&ExecuteError::Interrupted)))
+    }
+
+    /// A handler's answer once more, for a framework where others may ask for it as often as they like: all its lines, and
+    /// the chunks of its body. One whose body was not read to its end can be had once only; then it is what replays of it
+    /// are, a problem that says so.
+    #[must_use]
+    pub fn copy_of(
+        &self,
+        status: u16,
+        headers: &(impl HeaderFields + ?Sized),
+        chunks: &[Bytes],
+        captured: Captured,
+    ) -> Reply {
+        match captured {
+            Captured::Enough => self.problem(&Problem::new(ProblemKind::BodyNotRetained).original_status(status)),
+            Captured::More => {
+                let mut reply = Reply { status, headers: Vec::new(), body: joined(chunks), problem: None };
+                for (name, value) in headers.lines() {
+                    reply.field(Bytes::copy_from_slice(name.as_bytes()), Bytes::copy_from_slice(value));
+                }
+                reply
+            }
+        }
     }
 
     /// The answer when the engine has none.

@@ -82,6 +82,10 @@ impl RequestBuffer {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
     /// The body has ended.
     #[must_use]
     pub fn finish(mut self) -> BufferedRequest {

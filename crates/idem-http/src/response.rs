@@ -145,7 +145,7 @@ fn disposition(class: Class, directives: &ResponseDirectives, response: StoredRe
 }
 
 /// One run of bytes; a body of one chunk is not copied.
-fn joined(chunks: &[Bytes]) -> Bytes {
+pub(crate) fn joined(chunks: &[Bytes]) -> Bytes {
     match chunks {
         [] => Bytes::new(),
         [chunk] => chunk.clone(),

@@ -20,6 +20,7 @@ macro_rules! on_every_backend {
         $crate::support::on_every_backend!(@ axum_on_hybrid Axum Hybrid: $($test,)+);
         $crate::support::on_every_backend!(@ actix_on_sqlite Actix Sqlite: $($test,)+);
         $crate::support::on_every_backend!(@ actix_on_postgres Actix Postgres: $($test,)+);
+        $crate::support::on_every_backend!(@ actix_on_pgbouncer Actix PgBouncer: $($test,)+);
         $crate::support::on_every_backend!(@ actix_on_redis Actix Redis: $($test,)+);
         $crate::support::on_every_backend!(@ actix_on_hybrid Actix Hybrid: $($test,)+);
     };
@@ -46,6 +47,8 @@ macro_rules! on_every_database {
         $crate::support::on_every_backend!(@ transactional_axum_on_hybrid Axum Hybrid: $($test,)+);
         $crate::support::on_every_backend!(@ transactional_actix_on_sqlite Actix Sqlite: $($test,)+);
         $crate::support::on_every_backend!(@ transactional_actix_on_postgres Actix Postgres: $($test,)+);
+        $crate::support::on_every_backend!(@ transactional_actix_on_pgbouncer Actix PgBouncer: $($test,)+);
+        $crate::support::on_every_backend!(@ transactional_actix_on_hybrid Actix Hybrid: $($test,)+);
     };
 }
 pub(crate) use on_every_database;

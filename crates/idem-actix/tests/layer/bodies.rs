@@ -4,10 +4,10 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use actix_web::body::{BodyStream, SizedStream};
-use actix_web::dev::Payload;
+use actix_web::dev::{Payload, Service};
 use actix_web::error::PayloadError;
 use actix_web::test::init_service;
-use actix_web::{App, HttpResponse, web};
+use actix_web::{App, HttpMessage, HttpResponse, web};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use idem_actix::{HttpPolicy, IdempotencyLayer, ProblemKind, SingleTenant};
@@ -22,11 +22,7 @@ fn small() -> IdempotencyLayer<SingleTenant> {
 
 /// Sends a request with a body of these chunks, whose length nobody declares.
 async fn send_chunks<B: actix_web::body::MessageBody + 'static>(
-    app: &impl actix_web::dev::Service<
-        actix_http::Request,
-        Response = actix_web::dev::ServiceResponse<B>,
-        Error = actix_web::Error,
-    >,
+    app: &impl Service<actix_http::Request, Response = actix_web::dev::ServiceResponse<B>, Error = actix_web::Error>,
     chunks: impl futures_util::Stream<Item = Result<Bytes, PayloadError>> + 'static,
 ) -> Answer {
     let (request, _) = post("/p", "k").to_request().replace_payload(Payload::Stream { payload: chunks.boxed_local() });
@@ -57,6 +53,24 @@ async fn a_body_that_breaks_off_or_takes_too_long_is_refused_and_leaves_no_recor
     assert_eq!(runs.count(), 0);
     // With a record, another body would be a mismatch.
     send(&app, post("/p", "k").set_payload("12345")).await.assert_run(1);
+}
+
+#[actix_web::test]
+async fn a_body_that_an_outer_middleware_has_consumed_is_a_misconfiguration_and_not_an_empty_body() {
+    let runs = Runs::default();
+    let app = App::new().wrap(small()).route("/p", web::post().to(counted(&runs)));
+    let app = app.wrap_fn(|mut request, inner| {
+        drop(request.take_payload());
+        inner.call(request)
+    });
+    let app = init_service(app).await;
+    for body in ["1234", "5678"] {
+        let refused = send(&app, post("/p", "k").insert_header(("content-length", "4")).set_payload(body)).await;
+        refused.assert_problem(ProblemKind::Misconfigured);
+        assert!(refused.json()["detail"].as_str().unwrap().contains("consumed"), "{refused:?}");
+    }
+    assert_eq!(runs.count(), 0);
+    send(&app, post("/p", "k").insert_header(("content-length", "0"))).await.assert_run(1);
 }
 
 #[actix_web::test]

@@ -4,15 +4,16 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::dev::ServerHandle;
+use actix_web::dev::{ServerHandle, Service};
+use actix_web::test::init_service;
 use actix_web::{App, HttpResponse, HttpServer, rt, web};
-use idem_actix::{IdempotencyLayer, SingleTenant};
+use idem_actix::{IdempotencyLayer, ProblemKind, SingleTenant};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use crate::support::{PATIENCE, Runs, at_most_once};
+use crate::support::{PATIENCE, Runs, at_most_once, eventually, post, send};
 
 /// A server with one worker, whose handler says that it has begun and waits at a gate.
 struct World {
@@ -20,6 +21,8 @@ struct World {
     address: SocketAddr,
     server: ServerHandle,
     began: Arc<Semaphore>,
+    /// A permit for each request that ended outside of the layer, answered or not.
+    ended: Arc<Semaphore>,
     gate: Arc<Semaphore>,
     runs: Runs,
 }
@@ -30,13 +33,20 @@ impl World {
     }
 
     fn with(layer: IdempotencyLayer<SingleTenant>, runs: &Runs) -> Self {
-        let (began, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let [began, ended, gate] = [0; 3].map(|none| Arc::new(Semaphore::new(none)));
         let (app_layer, app_runs) = (layer.clone(), runs.clone());
-        let (app_began, app_gate) = (Arc::clone(&began), Arc::clone(&gate));
+        let (app_began, app_ended, app_gate) = (Arc::clone(&began), Arc::clone(&ended), Arc::clone(&gate));
         let app = move || {
             let (runs, began, gate) = (app_runs.clone(), Arc::clone(&app_began), Arc::clone(&app_gate));
             let handler = move || handle(runs.clone(), Arc::clone(&began), Arc::clone(&gate));
-            App::new().wrap(app_layer.clone()).route("/p", web::post().to(handler))
+            let ended = Arc::clone(&app_ended);
+            App::new().wrap(app_layer.clone()).route("/p", web::post().to(handler)).wrap_fn(move |request, inner| {
+                let (answered, end) = (inner.call(request), End(Arc::clone(&ended)));
+                async move {
+                    let _end = end;
+                    answered.await
+                }
+            })
         };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -44,7 +54,7 @@ impl World {
         let server = server.unwrap().run();
         let handle = server.handle();
         rt::spawn(server);
-        Self { layer, address, server: handle, began, gate, runs: runs.clone() }
+        Self { layer, address, server: handle, began, ended, gate, runs: runs.clone() }
     }
 
     /// Sends a POST, and returns when the handler has begun.
@@ -61,9 +71,33 @@ impl World {
         stream
     }
 
+    /// Returns when a request has ended outside of the layer.
+    async fn end(&self) {
+        rt::time::timeout(PATIENCE, self.ended.acquire()).await.unwrap().unwrap().forget();
+    }
+
+    /// Returns when the worker has seen what happened to its connections before, and has ended none of their requests: it
+    /// is one thread, to which events come in their order, and takes several to answer here.
+    async fn see(&self) {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").await.unwrap();
+        assert!(read(stream).await.starts_with("HTTP/1.1 404 "));
+        self.end().await;
+        assert_eq!(self.ended.available_permits(), 0);
+    }
+
     /// The answer of a repeat that waits.
     async fn repeat(&self) -> String {
         read(self.post("prefer: wait=30\r\n").await).await
+    }
+}
+
+/// Dropped with the request, or with the connection.
+struct End(Arc<Semaphore>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
     }
 }
 
@@ -93,11 +127,15 @@ fn assert_replay(answer: &str) {
 
 #[actix_web::test]
 async fn a_client_that_leaves_in_the_middle_finds_its_answer() {
-    for leave in [drop, reset] {
+    for (leave, is_dropped) in [(drop as fn(TcpStream), false), (reset, true)] {
         let world = World::new();
         leave(world.begin().await);
-        // The server notices meanwhile, as it reads what comes next.
-        rt::time::sleep(Duration::from_millis(50)).await;
+        // Actix drops what it runs for a connection that was reset, and goes on for one that was closed.
+        if is_dropped {
+            world.end().await;
+        } else {
+            world.see().await;
+        }
         world.gate.add_permits(1);
         assert_replay(&world.repeat().await);
         assert_eq!(world.runs.count(), 1);
@@ -120,13 +158,18 @@ async fn a_half_closed_client_still_gets_its_answer() {
 async fn an_engine_that_is_shut_down_before_the_workers_stop_settles_what_left_clients_began() {
     let world = World::new();
     reset(world.begin().await);
-    let gate = Arc::clone(&world.gate);
+    let (layer, gate) = (world.layer.clone(), Arc::clone(&world.gate));
     let opened = rt::spawn(async move {
-        rt::time::sleep(Duration::from_millis(200)).await;
+        // Before, the operation is in progress; since the shutdown has begun, nothing is asked any more.
+        let app = init_service(App::new().wrap(layer).route("/p", web::post().to(HttpResponse::Ok))).await;
+        let refused = eventually("the shutdown", async || {
+            Some(send(&app, post("/p", "k")).await).filter(|answer| answer.problem != Some(ProblemKind::InProgress))
+        });
+        refused.await.assert_problem(ProblemKind::StoreUnavailable);
         gate.add_permits(1);
     });
     world.server.pause().await;
-    world.layer.engine().shutdown().await;
+    rt::time::timeout(PATIENCE, world.layer.engine().shutdown()).await.unwrap();
     assert_eq!(world.runs.count(), 1, "the handler was awaited");
     world.server.stop(true).await;
     opened.await.unwrap();

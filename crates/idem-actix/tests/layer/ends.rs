@@ -7,6 +7,7 @@ use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
 use actix_web::test::init_service;
 use actix_web::{App, Error, HttpResponse, error, rt, web};
 use futures_util::future::join_all;
+use futures_util::stream;
 use idem_actix::{Idempotency, IdempotencyLayer, ProblemKind, ResponseDirectives, Settings};
 use tokio::runtime;
 use tokio::sync::Semaphore;
@@ -71,6 +72,57 @@ async fn an_error_of_a_middleware_inside_is_settled_by_its_status() {
         assert_eq!((first.status.as_u16(), first.text()), (status, "none"));
         assert_eq!((again.status.as_u16(), again.text(), again.is_replay()), (status, "none", is_kept));
         assert_eq!(runs.count(), if is_kept { 1 } else { 2 });
+    }
+}
+
+/// Does what a logger may do: has an error show its response, which it then drops.
+async fn look(answered: Result<ServiceResponse, Error>) -> Result<ServiceResponse, Error> {
+    answered.inspect_err(|error| {
+        let shown = error.error_response();
+        assert_eq!(error.as_response_error().status_code(), shown.status());
+    })
+}
+
+#[actix_web::test]
+async fn a_middleware_outside_that_looks_at_an_error_does_not_take_the_answer_away() {
+    let refuse = |_: ServiceRequest, _: &_| {
+        let answer = HttpResponse::NotFound().append_header(("x-a", "1")).append_header(("x-a", "2")).body("none");
+        std::future::ready(Err::<ServiceResponse, Error>(error::InternalError::from_response("none", answer).into()))
+    };
+    let refused = web::resource("/refused").route(web::post().to(HttpResponse::Ok)).wrap_fn(refuse);
+    let app = App::new().route("/p", web::post().to(panicking(&Runs::default()))).service(refused).wrap(at_most_once());
+    let app = app.wrap_fn(|request, inner| {
+        let answered = inner.call(request);
+        async { look(look(answered.await).await).await }
+    });
+    let app = init_service(app).await;
+    send(&app, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
+    let first = send(&app, post("/refused", "k")).await;
+    assert_eq!((first.status.as_u16(), first.text()), (404, "none"));
+    assert_eq!(first.headers.get_all("x-a").collect::<Vec<_>>(), ["1", "2"]);
+    send(&app, post("/refused", "k")).await.assert_replay_of(&first);
+}
+
+#[actix_web::test]
+async fn an_error_whose_answer_streams_gives_it_once_and_then_says_that_it_is_gone() {
+    for looks in [0, 1] {
+        let refuse = |_: ServiceRequest, _: &_| {
+            let events = stream::iter(["1", "2"].map(|event| Ok::<_, Error>(event.into())));
+            let answer = HttpResponse::NotFound().content_type("text/event-stream").streaming(events);
+            std::future::ready(Err::<ServiceResponse, Error>(
+                error::InternalError::from_response("none", answer).into(),
+            ))
+        };
+        let route = web::resource("/p").route(web::post().to(HttpResponse::Ok)).wrap_fn(refuse).wrap(at_most_once());
+        let app = App::new().service(route).wrap_fn(move |request, inner| {
+            let answered = inner.call(request);
+            async move { if looks == 1 { look(answered.await).await } else { answered.await } }
+        });
+        let answer = send(&init_service(app).await, post("/p", "k")).await;
+        match looks {
+            0 => assert_eq!((answer.status.as_u16(), answer.text()), (404, "12")),
+            _ => answer.assert_problem(ProblemKind::BodyNotRetained),
+        }
     }
 }
 

@@ -6,6 +6,8 @@ mod bodies;
 mod disconnects;
 mod ends;
 mod extractors;
+#[cfg(feature = "openapi")]
+mod openapi;
 mod order;
 mod routing;
 mod stacking;

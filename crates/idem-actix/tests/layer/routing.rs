@@ -67,6 +67,19 @@ async fn two_layers_on_one_route_are_misconfigured_and_nothing_runs() {
 }
 
 #[actix_web::test]
+async fn once_the_second_layer_is_taken_away_the_operation_can_run() {
+    let (runs, outer) = (Runs::default(), at_most_once());
+    let resource = || web::resource("/p").route(web::post().to(counted(&runs)));
+    let twice = App::new().wrap(outer.clone()).service(resource().wrap(at_most_once()));
+    let twice = init_service(twice).await;
+    for _ in 0..2 {
+        send(&twice, post("/p", "k")).await.assert_problem(ProblemKind::Misconfigured);
+    }
+    let once = init_service(App::new().wrap(outer).service(resource())).await;
+    send(&once, post("/p", "k")).await.assert_run(1);
+}
+
+#[actix_web::test]
 async fn the_handler_gets_the_request_as_it_was_sent() {
     let handler = |request: HttpRequest, path: web::Path<String>, body: web::Bytes| async move {
         let told = format!("{} {path} {} {}", request.method(), request.uri(), request.headers().contains_key("x-a"));

@@ -5,6 +5,8 @@ mod admission;
 mod directives;
 mod ends;
 mod extractors;
+#[cfg(feature = "openapi")]
+mod openapi;
 mod order;
 mod request_bodies;
 mod response_bodies;

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::map_request;
 use axum::routing::post as on_post;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -17,7 +19,7 @@ use idem_testkit::{FaultyStore, Verb};
 use tokio::sync::Semaphore;
 use tower_http::limit::RequestBodyLimitLayer;
 
-use crate::support::{Runs, Wire, at_most_once, counted, eventually, memory, post, send, serve, with_body};
+use crate::support::{Runs, Wire, at_most_once, counted, eventually, memory, post, send, serve, with, with_body};
 
 /// A route that takes at most 8 bytes.
 fn route(runs: &Runs) -> Router {
@@ -95,6 +97,26 @@ async fn a_body_that_breaks_off_is_400_and_leaves_no_record() {
     assert_eq!(runs.count(), 0);
     // With a record, another body would be a mismatch.
     send(&router, with_body(post("/p", "k"), "12345")).await.assert_run(1);
+}
+
+#[tokio::test]
+async fn a_body_that_an_outer_layer_has_consumed_is_a_misconfiguration_and_not_an_empty_body() {
+    let runs = Runs::default();
+    let consume = |request: Request| async move {
+        let (head, body) = request.into_parts();
+        body.collect().await.unwrap();
+        Request::from_parts(head, Body::empty())
+    };
+    let router = route(&runs).layer(map_request(consume));
+    for body in ["1234", "5678"] {
+        let request = with(with_body(post("/p", "k"), body), "content-length", "4");
+        let refused = send(&router, request).await;
+        refused.assert_problem(ProblemKind::Misconfigured);
+        assert!(refused.json()["detail"].as_str().unwrap().contains("consumed"), "{refused:?}");
+    }
+    assert_eq!(runs.count(), 0);
+    let empty = with(post("/p", "k"), "content-length", "0");
+    send(&router, empty).await.assert_run(1);
 }
 
 #[tokio::test]

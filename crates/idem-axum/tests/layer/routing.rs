@@ -19,6 +19,18 @@ async fn two_layers_on_one_route_are_misconfigured_and_nothing_runs() {
 }
 
 #[tokio::test]
+async fn once_the_second_layer_is_taken_away_the_operation_can_run() {
+    let (runs, outer) = (Runs::default(), at_most_once());
+    let route = || on_post(counted(&runs));
+    let twice = Router::new().route("/p", route().layer(at_most_once())).layer(outer.clone());
+    for _ in 0..2 {
+        send(&twice, post("/p", "k")).await.assert_problem(ProblemKind::Misconfigured);
+    }
+    let once = Router::new().route("/p", route()).layer(outer);
+    send(&once, post("/p", "k")).await.assert_run(1);
+}
+
+#[tokio::test]
 async fn two_layers_are_found_also_when_the_inner_one_looks_for_another_header() {
     let runs = Runs::default();
     let inner = at_most_once().policy(HttpPolicy::new().key_header("x-key"));

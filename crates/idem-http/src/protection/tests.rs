@@ -22,19 +22,15 @@ fn protection() -> Protection<impl ScopeSource<Head>> {
 }
 
 fn post(headers: &Fields) -> RequestHead<'_, &Fields> {
-    RequestHead {
-        method: "POST",
-        path: "/p/1",
-        query: None,
-        route: Some("/p/{id}"),
-        headers,
-        body_bytes: 0,
-        is_protected: false,
-    }
+    RequestHead { method: "POST", path: "/p/1", query: None, route: Some("/p/{id}"), headers, is_protected: false }
 }
 
 fn arrival<S: ScopeSource<Head>>(protection: &Protection<S>) -> Arrival {
-    match protection.decide(&Head(Some("acme")), &post(KEYED)) {
+    arrival_of(protection, KEYED)
+}
+
+fn arrival_of<S: ScopeSource<Head>>(protection: &Protection<S>, headers: &Fields) -> Arrival {
+    match protection.decide(&Head(Some("acme")), &post(headers)) {
         Decision::Receive(arrival) => arrival,
         decision => panic!("{decision:?}"),
     }
@@ -74,8 +70,27 @@ async fn two_layers_are_misconfigured_and_a_declared_length_is_refused_before_a_
     let protection = protection();
     let twice = RequestHead { is_protected: true, ..post(KEYED) };
     assert_eq!(refusal(protection.decide(&Head(Some("acme")), &twice)), Some(ProblemKind::Misconfigured));
-    let large = RequestHead { body_bytes: 1024 * 1024 + 1, ..post(KEYED) };
-    assert_eq!(refusal(protection.decide(&Head(Some("acme")), &large)), Some(ProblemKind::BodyTooLarge));
+    let large: &Fields = &[KEYED[0], ("content-length", b"1048577")];
+    assert_eq!(refusal(protection.decide(&Head(Some("acme")), &post(large))), Some(ProblemKind::BodyTooLarge));
+    let largest: &Fields = &[KEYED[0], ("content-length", b"1048576")];
+    arrival_of(&protection, largest);
+}
+
+#[tokio::test]
+async fn a_body_that_is_declared_and_was_consumed_before_is_no_empty_body() {
+    let protection = protection();
+    let (declared, encoded) = (("content-length", b"4".as_slice()), ("content-encoding", b"gzip".as_slice()));
+    let received = async |headers: &Fields, body: &[&'static str]| {
+        let body = stream::iter(body.iter().map(|&chunk| Ok(Bytes::from(chunk))).collect::<Vec<_>>());
+        arrival_of(&protection, headers).receive(body).await.map(drop).map_err(|reply| reply.problem)
+    };
+    for nothing in [&[][..], &[""], &["", ""]] {
+        assert_eq!(received(&[KEYED[0], declared], nothing).await, Err(Some(ProblemKind::Misconfigured)));
+        assert_eq!(received(&[KEYED[0], ("content-length", b"0")], nothing).await, Ok(()));
+        assert_eq!(received(KEYED, nothing).await, Ok(()), "a length need not be declared");
+        assert_eq!(received(&[KEYED[0], declared, encoded], nothing).await, Ok(()), "it may decode to nothing");
+    }
+    assert_eq!(received(&[KEYED[0], declared], &["", "1"]).await, Ok(()), "an outer layer may have made it shorter");
 }
 
 #[tokio::test(start_paused = true)]

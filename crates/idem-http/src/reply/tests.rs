@@ -132,6 +132,29 @@ fn every_failure_of_the_engine_has_its_answer() {
 }
 
 #[test]
+fn an_answer_that_was_left_elsewhere_counts_if_nothing_takes_its_place_and_a_lost_one_is_unclear() {
+    let policy = HttpPolicy::new();
+    assert_eq!(policy.answer_of(Ok(()), Some("left")), Ok("left"));
+    let reply = policy.problem(&Problem::new(ProblemKind::Mismatch));
+    assert_eq!(policy.answer_of(Err(reply.clone()), Some("left")), Err(reply.clone()));
+    assert_eq!(policy.answer_of::<()>(Err(reply.clone()), None), Err(reply));
+    let lost = policy.answer_of::<()>(Ok(()), None).unwrap_err();
+    assert_eq!((lost.status, lost.problem), (503, Some(ProblemKind::CommitUnclear)));
+}
+
+#[test]
+fn the_copy_of_an_answer_has_all_of_it_and_one_whose_body_streams_has_no_copy() {
+    let lines: [(&str, &[u8]); 3] = [("set-cookie", b"a=1"), ("x-a", b"\xFF"), ("set-cookie", b"b=2")];
+    let chunks = ["one, ".into(), "two".into()];
+    let whole = HttpPolicy::new().copy_of(404, &lines[..], &chunks, Captured::More);
+    assert_eq!((whole.status, &whole.body[..], whole.problem), (404, &b"one, two"[..], None));
+    assert_eq!(whole.headers, fields(&lines));
+    let in_part = HttpPolicy::new().copy_of(404, &lines[..], &chunks, Captured::Enough);
+    assert_eq!((in_part.status, in_part.problem), (410, Some(ProblemKind::BodyNotRetained)));
+    assert_eq!(document(&in_part)["original_status"], 404);
+}
+
+#[test]
 fn a_transaction_that_was_kept_too_long_is_explained() {
     let detail = document(&HttpPolicy::new().failure(&ExecuteError::TransactionHeld))["detail"].clone();
     assert!(detail.as_str().unwrap().contains("transaction"), "{detail}");

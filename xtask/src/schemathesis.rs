@@ -1,0 +1,137 @@
+//! `cargo xtask schemathesis`: requests that nobody has thought of, made out of what the example says of itself.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use clap::ValueEnum;
+use tempfile::TempDir;
+
+use crate::command::{self, cargo, is_installed, workspace};
+
+/// Another version finds other things; this one is known to find nothing.
+const VERSION: &str = "4.32.5";
+
+/// The only tenant. A server that took every token could not be seen to refuse a wrong one.
+const TENANT: &str = "acme";
+
+/// Against which servers, and how many requests.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Which framework; default each of them.
+    #[arg(long, value_enum)]
+    framework: Option<Framework>,
+    /// The most requests for each operation and phase; default what schemathesis takes for enough.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    examples: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Framework {
+    Axum,
+    Actix,
+}
+
+impl Framework {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Axum => "axum",
+            Self::Actix => "actix",
+        }
+    }
+}
+
+/// Runs schemathesis against the example by each framework, all of them even if one fails.
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let program = install()?;
+    command::run(&mut cargo(&["build", "--quiet", "-p", "payments"]))?;
+    let chosen = options.framework.as_ref().map_or(Framework::value_variants(), std::slice::from_ref);
+    let results: Vec<_> =
+        chosen.iter().map(|framework| (framework.name(), check(&program, *framework, options))).collect();
+    for (name, result) in &results {
+        match result {
+            Ok(()) => println!("schemathesis on {name}: no failure"),
+            Err(error) => println!("schemathesis on {name}: failed, {error}"),
+        }
+    }
+    let failed: Vec<_> = results.iter().filter(|(_, result)| result.is_err()).map(|(name, _)| *name).collect();
+    if failed.is_empty() { Ok(()) } else { Err(format!("schemathesis failed on {}", failed.join(" and ")).into()) }
+}
+
+fn check(program: &Path, framework: Framework, options: &Options) -> Result<(), Box<dyn Error>> {
+    let mut server = Server::start(framework)?;
+    let mut command = Command::new(program);
+    // It leaves what it remembers in the current folder; that of the server goes with the server.
+    command.current_dir(server.folder.path());
+    command.arg("--config-file").arg(workspace().join("tests/http/schemathesis.toml")).arg("run");
+    command.arg(format!("{}/openapi.json", server.url)).args(["--checks", "all"]);
+    command.args(["-H", &format!("Authorization: Bearer {TENANT}")]);
+    if let Some(examples) = options.examples {
+        command.args(["--max-examples", &examples.to_string()]);
+    }
+    let checked = command::run(&mut command);
+    // Then nothing that was found is to be believed.
+    if let Some(status) = server.process.try_wait()? {
+        return Err(format!("payments has ended in the middle: {status}").into());
+    }
+    checked
+}
+
+/// The program, in an environment of its own among what cargo builds; made when it is not there.
+fn install() -> Result<PathBuf, Box<dyn Error>> {
+    let folder = std::env::current_exe()?.with_file_name(format!("schemathesis-{VERSION}"));
+    let program = folder.join("bin/schemathesis");
+    if is_installed(&program.to_string_lossy()) {
+        return Ok(program);
+    }
+    if !is_installed("python3") {
+        return Err(
+            "python3 is missing, by which schemathesis runs; install it (3.10 or newer) and run this again".into()
+        );
+    }
+    let made = command::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder));
+    made.map_err(|error| format!("{error}; Debian has what this needs in the package python3-venv"))?;
+    let mut pip = Command::new(folder.join("bin/pip"));
+    pip.args(["install", "--quiet", "--disable-pip-version-check", &format!("schemathesis=={VERSION}")]);
+    command::run(&mut pip)?;
+    Ok(program)
+}
+
+/// The example with databases of its own; killed when dropped.
+struct Server {
+    process: Child,
+    url: String,
+    folder: TempDir,
+}
+
+impl Server {
+    fn start(framework: Framework) -> Result<Self, Box<dyn Error>> {
+        let folder = TempDir::new()?;
+        // Cargo has built it beside this program.
+        let program = std::env::current_exe()?.with_file_name("payments");
+        let mut process = Command::new(&program)
+            .args(["--framework", framework.name(), "--listen", "127.0.0.1:0", "--tenants", TENANT])
+            // Requests that are none are an error to actix, and schemathesis sends some.
+            .env("RUST_LOG", "error,actix_http=off")
+            .current_dir(folder.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("{}: {error}", program.display()))?;
+        let out = process.stdout.take();
+        let mut server = Self { process, url: String::new(), folder };
+        let mut line = String::new();
+        BufReader::new(out.ok_or("payments has no output")?).read_line(&mut line)?;
+        let url = line.trim().strip_prefix("listening on ").ok_or_else(|| format!("payments said {line:?}"))?;
+        url.clone_into(&mut server.url);
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Nothing can be done about a process that cannot be killed.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
