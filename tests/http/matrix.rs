@@ -34,7 +34,7 @@ const MEMORY_LIMIT_BYTES: u64 = 512 * 1024 * 1024;
 /// What the difference is without.
 const NOT_COMPARED: &str = "(compared without: Date, Content-Length, Transfer-Encoding, Connection; the order of fields of different names; \
 the seconds of Retry-After; ids and times, whose place is compared; what middleware for CORS and compression adds; and answers \
-that depend on who is faster)";
+that depend on who is faster, or that the framework gives without asking the layer or the page)";
 
 /// One store under one contract, by one framework.
 struct Cell {
@@ -47,6 +47,8 @@ struct Cell {
 }
 
 fn main() -> ExitCode {
+    // The servers inherit it.
+    idem_http_suite::allow_many_connections();
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args.iter().any(|arg| arg == "--list") {
         if !args.iter().any(|arg| arg == "--ignored") {
@@ -104,7 +106,9 @@ fn judge(cells: &[Cell]) -> ExitCode {
     }
     let differing = frameworks_differ(cells);
     let answers: usize = cells.iter().flat_map(|cell| cell.report.transcripts.values().map(Vec::len)).sum();
-    println!("\naxum and actix-web differ in {} of {} answers each", differing.len(), answers / 2);
+    let frameworks = Framework::ALL.map(Framework::name);
+    let of_each = answers / frameworks.len();
+    println!("\n{} differ in {} of {of_each} answers each", frameworks.join(" and "), differing.len());
     println!("{NOT_COMPARED}");
     for failure in failures.iter().chain(&differing) {
         println!("\n{failure}");
@@ -112,14 +116,18 @@ fn judge(cells: &[Cell]) -> ExitCode {
     if failures.is_empty() && differing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Status, header fields and body of every answer, compared.
+/// Status, header fields and body of every answer, compared with what the first framework answered.
 fn frameworks_differ(cells: &[Cell]) -> Vec<String> {
-    let pairs = cells.chunks_exact(Framework::ALL.len());
-    let differing = pairs.flat_map(|pair| {
-        let [axum, actix] = pair else { return Vec::new() };
-        let place = format!("{} under {}", axum.store, axum.contract.name());
-        let differing = differences(&axum.report, &actix.report);
-        differing.into_iter().map(|difference| format!("{place}: {difference}")).collect()
-    });
-    differing.collect()
+    let mut differing = Vec::new();
+    for place in cells.chunks(Framework::ALL.len()) {
+        let Some((first, others)) = place.split_first() else { continue };
+        assert_eq!(others.len() + 1, Framework::ALL.len(), "a framework is missing on {}", first.store);
+        for other in others {
+            assert_eq!((first.store, first.contract), (other.store, other.contract));
+            let place = format!("{} and {} on {}", first.framework.name(), other.framework.name(), first.store);
+            let differences = differences(&first.report, &other.report);
+            differing.extend(differences.iter().map(|what| format!("{place} under {}: {what}", first.contract.name())));
+        }
+    }
+    differing
 }

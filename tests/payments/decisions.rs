@@ -59,9 +59,10 @@ fn the_first_answer_is_replayed_also_after_a_restart(setup: Setup) {
 
 fn a_client_may_decline_to_wait(setup: Setup) {
     let server = Server::start_on(setup, Contract::AtMostOnce, &["--wait-ms", "20000"]);
-    let running = Request::pay("k").simulate("delay-before=2000").begin(server.address);
+    let running = Request::pay("k").simulate("hold-before").begin(server.address);
     server.await_running();
     assert_eq!(server.send(&Request::pay("k").header("Prefer", "wait=0")).status, 409);
+    server.release();
     assert_eq!(Answer::read(running, "POST").unwrap().status, 201);
 }
 

@@ -220,12 +220,13 @@ fn replicas_that_start_at_once_on_a_fresh_database_share_the_tables_and_the_keys
 #[test]
 fn a_key_whose_transaction_runs_is_refused_for_a_second() {
     let server = Server::start_on(Backend::Postgres, Contract::Transactional, &[]);
-    let running = Request::pay("k").simulate("delay-before=1500").begin(server.address);
+    let running = Request::pay("k").simulate("hold-before").begin(server.address);
     server.await_running();
     assert_eq!(server.records(), 0, "nothing is written before the commit");
     let duplicate = server.send(&Request::pay("k"));
     assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")));
     assert_eq!(duplicate.retry_after(), Some(1));
+    server.release();
     assert_eq!(Answer::read(running, "POST").unwrap().status, 201);
     assert_eq!((server.effects(), server.records()), (1, 1));
 }

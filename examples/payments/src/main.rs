@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use idem_core::engine::Settings;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tracing_subscriber::EnvFilter;
@@ -56,6 +57,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     let engine = store.engine(&config, settings)?;
     store.self_test().await?;
     let ledger = Ledger::open(&config).await?;
+    allow_many_connections();
     // The signals are caught before anyone is told that the server is ready.
     let signals = Signals::catch()?;
     // Tokio's has room for a thousand connections that wait to be accepted, and the standard library's for 128.
@@ -66,6 +68,15 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     server::serve(config.framework, listener, engine, service, signals).await?;
     purge.stop().await;
     Ok(())
+}
+
+/// As many as the system allows: most shells begin with a thousand open files, each of which may be a client that waits.
+fn allow_many_connections() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(error = &error as &dyn Error, "no more files can be opened than the shell allows");
+    }
 }
 
 /// What went wrong, and why, and why that.

@@ -6,6 +6,7 @@
 
 mod cases;
 mod client;
+mod limits;
 mod run;
 mod target;
 mod transcript;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 pub use cases::{CASES, Case};
 pub use client::{Answer, Connection, PAYMENT, Request};
+pub use limits::allow_many_connections;
 pub use run::{Report, differences, run};
 pub use target::{Contract, Target};
 pub use transcript::Entry;

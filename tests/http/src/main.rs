@@ -15,6 +15,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
+    idem_http_suite::allow_many_connections();
     match address_of(&Options::parse().url) {
         Ok(address) => judge(address),
         Err(error) => {

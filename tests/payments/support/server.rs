@@ -206,6 +206,11 @@ impl Server {
         request.send(self.address)
     }
 
+    /// Lets a run of `acme` go on that is held.
+    pub(crate) fn release(&self) {
+        assert_eq!(self.send(&Request::get("/v1/running").method("DELETE")).status, 200);
+    }
+
     /// How often money really moved for `acme`.
     pub(crate) fn effects(&self) -> u64 {
         let answer = self.send(&Request::get("/v1/ledger"));

@@ -31,6 +31,13 @@ fn half_close(stream: TcpStream) -> Option<TcpStream> {
     Some(stream)
 }
 
+/// Waits until the server knows that the client is gone, as far as it can know: nobody need notice that a client sends no more.
+fn await_departure(target: &Target, way: &str) {
+    if way == "RST" {
+        target.await_stages("the departure", |stages| stages.open == 0);
+    }
+}
+
 /// Waits until a payment is settled, whose own answer is held back.
 pub(super) fn await_settlement(target: &Target, key: &str) {
     eventually("the settlement", || target.pay(key).send(target.address()).is_replay().then_some(()));
@@ -62,6 +69,7 @@ pub(super) fn a_client_that_leaves_before_the_effect_finds_its_payment_made_once
         let stream = target.pay(way).simulate("hold-before").begin(target.address());
         target.await_run();
         let half = leave(stream);
+        await_departure(target, way);
         target.stays_held();
         target.release();
         retry_gets_the_replay(target, way, payments);
@@ -74,6 +82,7 @@ pub(super) fn a_client_that_leaves_after_the_effect_finds_its_payment_made_once(
         let stream = target.pay(way).simulate("hold-after").begin(target.address());
         target.await_effect();
         let half = leave(stream);
+        await_departure(target, way);
         target.stays_held();
         target.release();
         retry_gets_the_replay(target, way, payments);

@@ -39,7 +39,7 @@ pub(super) fn whatever_is_not_one_key_is_refused_and_leaves_no_record(target: &T
     let missing = target.send(&target.keyless());
     assert_eq!((missing.status, missing.problem().as_deref()), (400, Some("key-missing")));
     assert_eq!(target.effects(), 0);
-    // A record of any of them would make this a mismatch.
+    // A record of the key that was sent twice would make this a mismatch.
     assert_eq!(target.send(&target.pay("k").body(crate::PAYMENT.replace("1250", "1"))).status, 201);
 }
 

@@ -62,7 +62,7 @@ pub const CASES: &[Case] = table! {
         a_fault_is_settled_as_the_contract_says
         a_panic_is_settled_as_a_fault_and_answered_with_a_problem
         under_transactional_only_intended_answers_keep_their_writes
-        a_fault_under_at_least_once_runs_again_after_its_backoff
+        a_fault_runs_again_when_the_contract_says_so
         a_handler_may_say_how_its_answer_is_settled;
     timeouts:
         a_timeout_outside_answers_the_client_and_the_run_goes_on
