@@ -47,6 +47,13 @@ enum Task {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         check: Vec<OsString>,
     },
+    /// Runs the payments example under hundreds of faults that follow from a seed, and checks what its clients saw.
+    #[command(disable_help_flag = true)]
+    Faults {
+        /// Its options, as in `--minutes 30 --seed 1`; `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
     /// Changes the pure core in one place at a time, and expects the tests to notice (needs cargo-mutants).
     Mutants,
     /// Packs every crate that is published, and checks that what it embeds is inside.
@@ -80,6 +87,12 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;
+        }
+        Task::Faults { options } => {
+            // It starts the example's processes.
+            command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
+            let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--"]);
+            command::run(faults.args(options))?;
         }
         Task::HttpSuite { options } => {
             let mut suite = command::cargo(&["run", "--quiet", "-p", "idem-http-suite", "--"]);

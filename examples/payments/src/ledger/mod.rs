@@ -120,15 +120,15 @@ impl Ledger {
     /// Moves money: in the transaction of the run, so that it commits together with the stored answer or not at all;
     /// under the contracts that have none, in one of its own.
     pub(crate) async fn pay(&self, run: &Context, tenant: &str, payment: NewPayment) -> Result<Payment, Problem> {
-        let payment = payment.made_now()?;
+        let (payment, attempt) = (payment.made_now()?, run.attempt());
         match self {
             Self::Sqlite(ledger) => match transaction_of::<SqliteTransaction>(run)? {
-                Some(mut transaction) => ledger.insert(&mut transaction, tenant, &payment).await?,
-                None => ledger.insert_alone(tenant, &payment).await?,
+                Some(mut transaction) => ledger.insert(&mut transaction, tenant, &payment, attempt).await?,
+                None => ledger.insert_alone(tenant, &payment, attempt).await?,
             },
             Self::Postgres(ledger) => match transaction_of::<PostgresTransaction>(run)? {
-                Some(mut transaction) => ledger.insert(&mut transaction, tenant, &payment).await?,
-                None => ledger.insert_alone(tenant, &payment).await?,
+                Some(mut transaction) => ledger.insert(&mut transaction, tenant, &payment, attempt).await?,
+                None => ledger.insert_alone(tenant, &payment, attempt).await?,
             },
         }
         Ok(payment)

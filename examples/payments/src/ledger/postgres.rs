@@ -30,7 +30,8 @@ const TABLES: &str = r"
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         tenant TEXT NOT NULL,
         payment TEXT NOT NULL,
-        amount BIGINT NOT NULL
+        amount BIGINT NOT NULL,
+        attempt BIGINT NOT NULL
     );
     CREATE INDEX IF NOT EXISTS ledger_tenant ON {schema}.ledger (tenant);
 ";
@@ -83,6 +84,7 @@ impl PostgresLedger {
         connection: &mut PgConnection,
         tenant: &str,
         payment: &Payment,
+        attempt: u32,
     ) -> Result<(), sqlx::Error> {
         let statement = "INSERT INTO {schema}.payments (id, tenant, amount, currency, recipient, created_at) \
                          VALUES ($1, $2, $3, $4, $5, $6)";
@@ -95,18 +97,19 @@ impl PostgresLedger {
             .bind(&payment.created_at)
             .execute(&mut *connection)
             .await?;
-        self.query("INSERT INTO {schema}.ledger (tenant, payment, amount) VALUES ($1, $2, $3)")
+        self.query("INSERT INTO {schema}.ledger (tenant, payment, amount, attempt) VALUES ($1, $2, $3, $4)")
             .bind(tenant)
             .bind(&payment.id)
             .bind(payment.amount)
+            .bind(i64::from(attempt))
             .execute(connection)
             .await?;
         Ok(())
     }
 
-    pub(super) async fn insert_alone(&self, tenant: &str, payment: &Payment) -> Result<(), sqlx::Error> {
+    pub(super) async fn insert_alone(&self, tenant: &str, payment: &Payment, attempt: u32) -> Result<(), sqlx::Error> {
         let mut transaction = self.pool.begin().await?;
-        self.insert(&mut transaction, tenant, payment).await?;
+        self.insert(&mut transaction, tenant, payment, attempt).await?;
         transaction.commit().await
     }
 

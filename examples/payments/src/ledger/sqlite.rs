@@ -21,7 +21,8 @@ const TABLES: &str = "
         id INTEGER PRIMARY KEY,
         tenant TEXT NOT NULL,
         payment TEXT NOT NULL,
-        amount INTEGER NOT NULL
+        amount INTEGER NOT NULL,
+        attempt INTEGER NOT NULL
     ) STRICT;
     CREATE INDEX IF NOT EXISTS ledger_tenant ON ledger (tenant);
 ";
@@ -49,6 +50,7 @@ impl SqliteLedger {
         connection: &mut SqliteConnection,
         tenant: &str,
         payment: &Payment,
+        attempt: u32,
     ) -> Result<(), sqlx::Error> {
         let statement =
             "INSERT INTO payments (id, tenant, amount, currency, recipient, created_at) VALUES (?, ?, ?, ?, ?, ?)";
@@ -61,18 +63,19 @@ impl SqliteLedger {
             .bind(&payment.created_at)
             .execute(&mut *connection)
             .await?;
-        sqlx::query("INSERT INTO ledger (tenant, payment, amount) VALUES (?, ?, ?)")
+        sqlx::query("INSERT INTO ledger (tenant, payment, amount, attempt) VALUES (?, ?, ?, ?)")
             .bind(tenant)
             .bind(&payment.id)
             .bind(payment.amount)
+            .bind(i64::from(attempt))
             .execute(connection)
             .await?;
         Ok(())
     }
 
-    pub(super) async fn insert_alone(&self, tenant: &str, payment: &Payment) -> Result<(), sqlx::Error> {
+    pub(super) async fn insert_alone(&self, tenant: &str, payment: &Payment, attempt: u32) -> Result<(), sqlx::Error> {
         let mut transaction = self.pool.begin().await?;
-        self.insert(&mut transaction, tenant, payment).await?;
+        self.insert(&mut transaction, tenant, payment, attempt).await?;
         transaction.commit().await
     }
 

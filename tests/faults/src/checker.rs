@@ -1,0 +1,235 @@
+//! Whether what clients saw is what was promised.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use crate::history::{Answer, Key, Operation, Payment, Word};
+
+/// What is promised of each key.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::exhaustive_structs, reason = "a run has to say all of it")]
+pub struct Promise {
+    /// No key has two effects. Otherwise each further one comes from a larger attempt.
+    pub at_most_one_effect: bool,
+    /// An outcome may be unknown for good, after a death.
+    pub may_be_unknown: bool,
+    /// So long after its end a run may be taken for one in progress, because a lock in front of the store is left over.
+    pub stale_lock: Duration,
+    /// So long after everything is well again each key has a definite answer.
+    pub live_within: Duration,
+}
+
+/// What was broken, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Violation {
+    /// Which key.
+    pub key: Key,
+    /// Which rule, and how.
+    pub what: What,
+}
+
+/// The rules.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum What {
+    /// More effects than promised.
+    TwoEffects(usize),
+    /// Two effects of one attempt, or of attempts that do not grow.
+    AttemptsDoNotGrow,
+    /// Successful answers that are not the same byte by byte.
+    AnswersDiffer,
+    /// Two runs answered for themselves where only one may have run.
+    RanTwice,
+    /// A success that has no effect.
+    SuccessWithoutEffect,
+    /// What was settled is something else later.
+    SettledAnswerChanged,
+    /// What was settled is in progress later.
+    SettledAnswerVanished,
+    /// Somebody else's payment.
+    AnotherKeysAnswer,
+    /// A payment of another amount than the one that was asked for.
+    AnotherBodysAnswer,
+    /// A request that is the one that was settled is told that it is another.
+    FalseMismatch,
+    /// An outcome that is unknown although nothing may be.
+    OutcomeUnknown,
+    /// No definite answer in time.
+    NoAnswer,
+}
+
+/// What a run must have seen to have shown anything.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
+pub struct Seen {
+    /// Requests.
+    pub operations: u64,
+    /// First answers of successful runs.
+    pub successes: u64,
+    /// Answers that were replays.
+    pub replays: u64,
+    /// Answers to altered bodies.
+    pub mismatches: u64,
+    /// Answers while another run was in progress.
+    pub in_progress: u64,
+    /// Effects of a second or later attempt, and outcomes that are unknown: what a dead owner left to others.
+    pub takeovers: u64,
+    /// Requests without an answer.
+    pub unknown: u64,
+}
+
+/// Checks a history against what really happened. `well_from` is when the last fault was over.
+#[must_use]
+pub fn check(history: &[Operation], effects: &[Payment], promise: Promise, well_from: Duration) -> Vec<Violation> {
+    let mut operations = BTreeMap::<&Key, Vec<&Operation>>::new();
+    for operation in history {
+        operations.entry(&operation.key).or_default().push(operation);
+    }
+    let mut made = BTreeMap::<&Key, Vec<&Payment>>::new();
+    for effect in effects {
+        made.entry(&effect.key).or_default().push(effect);
+    }
+    let keys: BTreeSet<&Key> = operations.keys().chain(made.keys()).copied().collect();
+    let mut violations = Vec::new();
+    for key in keys {
+        let of_key = operations.get(key).map_or(&[][..], Vec::as_slice);
+        let made = made.get(key).map_or(&[][..], Vec::as_slice);
+        let mut broken = BTreeSet::new();
+        effects_of_key(made, promise, &mut broken);
+        answers_of_key(key, of_key, made, promise, &mut broken);
+        order_of_key(of_key, promise, &mut broken);
+        if !is_answered(of_key, well_from, promise.live_within) {
+            broken.insert(What::NoAnswer);
+        }
+        violations.extend(broken.into_iter().map(|what| Violation { key: key.clone(), what }));
+    }
+    violations
+}
+
+fn effects_of_key(made: &[&Payment], promise: Promise, broken: &mut BTreeSet<What>) {
+    if promise.at_most_one_effect && made.len() > 1 {
+        broken.insert(What::TwoEffects(made.len()));
+    }
+    // The sink appends.
+    if made.windows(2).any(|pair| pair[1].attempt <= pair[0].attempt) {
+        broken.insert(What::AttemptsDoNotGrow);
+    }
+}
+
+fn answers_of_key(
+    key: &Key,
+    operations: &[&Operation],
+    made: &[&Payment],
+    promise: Promise,
+    broken: &mut BTreeSet<What>,
+) {
+    let answers = || operations.iter().filter_map(|operation| Some((*operation, operation.answer.as_ref()?)));
+    let successes: Vec<_> = answers().filter(|(_, answer)| answer.status == 201).collect();
+    for (operation, answer) in &successes {
+        let Some(payment) = &answer.payment else { continue };
+        if payment.key != *key {
+            broken.insert(What::AnotherKeysAnswer);
+        }
+        if payment.amount != operation.amount {
+            broken.insert(What::AnotherBodysAnswer);
+        }
+        if !made.iter().any(|effect| effect.id == payment.id) {
+            broken.insert(What::SuccessWithoutEffect);
+        }
+    }
+    let is_run = |answer: &Answer| answer.status == 201 && !answer.is_replay;
+    if promise.at_most_one_effect && successes.iter().filter(|(_, answer)| is_run(answer)).count() > 1 {
+        broken.insert(What::RanTwice);
+    }
+    // A run that lost its lease answers its own client, whatever its record says by then.
+    let counted = |answer: &Answer| promise.at_most_one_effect || answer.is_replay;
+    let digests: BTreeSet<_> =
+        successes.iter().filter(|(_, answer)| counted(answer)).map(|(_, answer)| answer.digest).collect();
+    if digests.len() > 1 {
+        broken.insert(What::AnswersDiffer);
+    }
+    let replayed: BTreeSet<_> = answers()
+        .filter(|(_, answer)| answer.is_replay || answer.word() == Word::Unknown)
+        .filter(|(_, answer)| matches!(answer.word(), Word::Settled | Word::Unknown))
+        .map(|(_, answer)| (answer.status, answer.digest))
+        .collect();
+    if replayed.len() > 1 {
+        broken.insert(What::SettledAnswerChanged);
+    }
+    let settled: BTreeSet<_> = successes.iter().map(|(operation, _)| operation.amount).collect();
+    let is_false = |(operation, answer): (&Operation, &Answer)| {
+        answer.word() == Word::Mismatch && settled.contains(&operation.amount)
+    };
+    if answers().any(is_false) {
+        broken.insert(What::FalseMismatch);
+    }
+    if !promise.may_be_unknown && answers().any(|(_, answer)| answer.word() == Word::Unknown) {
+        broken.insert(What::OutcomeUnknown);
+    }
+}
+
+/// What was settled, as somebody was told, is settled for everybody who asks afterwards.
+fn order_of_key(operations: &[&Operation], promise: Promise, broken: &mut BTreeSet<What>) {
+    let word = |operation: &Operation| operation.answer.as_ref().map(Answer::word);
+    let is_settled = |operation: &&&Operation| {
+        // A run that lost its lease answers its own client, and settles nothing.
+        let runs_settle = promise.at_most_one_effect;
+        operation.answer.as_ref().is_some_and(|answer| answer.is_replay || (runs_settle && answer.status == 201))
+    };
+    let settled_at = operations.iter().filter(is_settled).map(|operation| operation.ended).min();
+    let Some(settled_at) = settled_at else { return };
+    let after = |patience: Duration| {
+        let late = move |operation: &&&Operation| operation.began > settled_at + patience;
+        operations.iter().filter(late).copied().collect::<Vec<_>>()
+    };
+    if after(promise.stale_lock).into_iter().any(|operation| word(operation) == Some(Word::InProgress)) {
+        broken.insert(What::SettledAnswerVanished);
+    }
+    let ran = |operation: &Operation| {
+        operation.answer.as_ref().is_some_and(|answer| answer.status == 201 && !answer.is_replay)
+    };
+    if after(Duration::ZERO).into_iter().any(ran) {
+        broken.insert(What::RanTwice);
+    }
+}
+
+fn is_answered(operations: &[&Operation], well_from: Duration, within: Duration) -> bool {
+    let in_time = |operation: &&Operation| {
+        operation.ended <= well_from + within
+            && operation.answer.as_ref().is_some_and(|answer| matches!(answer.word(), Word::Settled | Word::Unknown))
+    };
+    operations.iter().any(in_time)
+}
+
+/// Counts what a run has seen.
+#[must_use]
+pub fn seen(history: &[Operation], effects: &[Payment]) -> Seen {
+    let mut seen = Seen { operations: history.len() as u64, ..Seen::default() };
+    for operation in history {
+        let Some(answer) = &operation.answer else {
+            seen.unknown += 1;
+            continue;
+        };
+        seen.replays += u64::from(answer.is_replay);
+        match answer.word() {
+            Word::Settled if !answer.is_replay => seen.successes += 1,
+            Word::Unknown => seen.takeovers += 1,
+            Word::Mismatch => seen.mismatches += 1,
+            Word::InProgress => seen.in_progress += 1,
+            Word::Settled | Word::Later => {}
+        }
+    }
+    seen.takeovers += effects.iter().filter(|effect| effect.attempt > 1).count() as u64;
+    seen
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "tenant {} key {}: {:?}", self.key.tenant, self.key.key, self.what)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! A history that is as promised, and every lie that the checker has to find in it.
+
+use super::*;
+
+const KEY: Key = Key { tenant: 1, key: 7 };
+
+const ONCE: Promise = Promise {
+    at_most_one_effect: true,
+    may_be_unknown: false,
+    stale_lock: Duration::ZERO,
+    live_within: Duration::from_secs(5),
+};
+
+const OFTEN: Promise = Promise { at_most_one_effect: false, ..ONCE };
+
+fn payment(id: &str, attempt: u32) -> Payment {
+    Payment { id: id.to_owned(), key: KEY, amount: 10, attempt }
+}
+
+fn paid(id: &str, is_replay: bool) -> Answer {
+    Answer { status: 201, is_replay, problem: None, digest: id.len() as u64, payment: Some(payment(id, 1)) }
+}
+
+fn problem(status: u16, kind: &str) -> Answer {
+    Answer { status, is_replay: false, problem: Some(kind.to_owned()), digest: 0, payment: None }
+}
+
+/// One request in each second.
+fn history(answers: impl IntoIterator<Item = Option<Answer>>) -> Vec<Operation> {
+    let operation = |(at, answer)| Operation {
+        key: KEY,
+        amount: 10,
+        began: Duration::from_secs(at),
+        ended: Duration::from_millis(at * 1000 + 500),
+        answer,
+    };
+    (0..).zip(answers).map(operation).collect()
+}
+
+fn found(history: &[Operation], effects: &[Payment], promise: Promise) -> Vec<What> {
+    check(history, effects, promise, Duration::ZERO).into_iter().map(|violation| violation.what).collect()
+}
+
+/// What is found when these are the answers, and one payment was made.
+fn lie(promise: Promise, answers: impl IntoIterator<Item = Answer>) -> Vec<What> {
+    found(&history(answers.into_iter().map(Some)), &[payment("a", 1)], promise)
+}
+
+#[test]
+fn a_history_as_promised_has_nothing_to_find() {
+    let answers = [
+        None,
+        Some(problem(503, "store-unavailable")),
+        Some(problem(409, "in-progress")),
+        Some(paid("a", false)),
+        Some(paid("a", true)),
+        Some(problem(503, "store-unavailable")),
+        Some(paid("a", true)),
+    ];
+    assert_eq!(found(&history(answers), &[payment("a", 1)], ONCE), []);
+}
+
+#[test]
+fn a_second_effect_is_found_although_all_answers_are_the_same() {
+    let told = history([Some(paid("a", false)), Some(paid("a", true))]);
+    assert_eq!(found(&told, &[payment("a", 1), payment("b", 2)], ONCE), [What::TwoEffects(2)]);
+    assert_eq!(found(&told, &[payment("a", 1), payment("b", 2)], OFTEN), []);
+    assert_eq!(found(&told, &[payment("a", 1), payment("b", 1)], OFTEN), [What::AttemptsDoNotGrow]);
+    assert_eq!(found(&told, &[payment("a", 2), payment("b", 1)], OFTEN), [What::AttemptsDoNotGrow]);
+}
+
+#[test]
+fn an_effect_of_which_nobody_heard_counts_too() {
+    let effects = [payment("a", 1), payment("b", 2)];
+    assert!(found(&[], &effects, ONCE).contains(&What::TwoEffects(2)));
+}
+
+#[test]
+fn a_success_without_an_effect_is_found() {
+    let told = history([Some(paid("a", false))]);
+    assert_eq!(found(&told, &[], ONCE), [What::SuccessWithoutEffect]);
+    assert_eq!(found(&told, &[payment("b", 1)], ONCE), [What::SuccessWithoutEffect]);
+}
+
+#[test]
+fn answers_that_differ_in_a_byte_are_found() {
+    let other = Answer { digest: 99, ..paid("a", true) };
+    assert!(lie(ONCE, [paid("a", false), other.clone()]).contains(&What::AnswersDiffer));
+    assert!(lie(OFTEN, [paid("a", true), other]).contains(&What::AnswersDiffer));
+}
+
+#[test]
+fn a_second_run_is_found_whether_or_not_it_came_later() {
+    assert!(lie(ONCE, [paid("a", false), paid("a", false)]).contains(&What::RanTwice));
+    assert_eq!(lie(OFTEN, [paid("a", true), paid("a", false)]), [What::RanTwice]);
+    let mut overlapping = history([Some(paid("a", false)), Some(paid("a", false))]);
+    overlapping[1].began = Duration::ZERO;
+    assert!(found(&overlapping, &[payment("a", 1)], ONCE).contains(&What::RanTwice));
+    // An owner that lost its lease answers its own client.
+    overlapping[0].answer = Some(paid("a", true));
+    assert_eq!(found(&overlapping, &[payment("a", 1)], OFTEN), []);
+}
+
+#[test]
+fn a_settled_answer_that_changes_or_vanishes_is_found() {
+    let failed = Answer { status: 500, is_replay: true, ..problem(500, "handler-failed") };
+    assert_eq!(lie(ONCE, [paid("a", true), failed]), [What::SettledAnswerChanged]);
+    let unknown = Promise { may_be_unknown: true, ..ONCE };
+    assert_eq!(lie(unknown, [paid("a", true), problem(504, "outcome-unknown")]), [What::SettledAnswerChanged]);
+    assert_eq!(lie(ONCE, [paid("a", true), problem(409, "in-progress")]), [What::SettledAnswerVanished]);
+    let cached = Promise { stale_lock: Duration::from_secs(2), ..ONCE };
+    assert_eq!(lie(cached, [paid("a", true), problem(409, "in-progress")]), []);
+    let late = [paid("a", true), paid("a", true), paid("a", true), problem(409, "in-progress")];
+    assert_eq!(lie(cached, late), [What::SettledAnswerVanished]);
+}
+
+#[test]
+fn an_unknown_outcome_is_found_where_none_may_be() {
+    let answers = || [problem(504, "outcome-unknown"), problem(504, "outcome-unknown")];
+    assert_eq!(lie(ONCE, answers()), [What::OutcomeUnknown]);
+    assert_eq!(lie(Promise { may_be_unknown: true, ..ONCE }, answers()), []);
+}
+
+#[test]
+fn an_answer_of_another_tenant_or_of_another_body_is_found() {
+    let mut theirs = paid("a", true);
+    theirs.payment = Some(Payment { key: Key { tenant: 2, key: 7 }, ..payment("a", 1) });
+    assert_eq!(lie(ONCE, [theirs]), [What::AnotherKeysAnswer]);
+    let mut other = paid("a", true);
+    other.payment = Some(Payment { amount: 11, ..payment("a", 1) });
+    assert_eq!(lie(ONCE, [other]), [What::AnotherBodysAnswer]);
+}
+
+#[test]
+fn a_request_that_is_taken_for_another_one_is_found() {
+    assert_eq!(lie(ONCE, [paid("a", false), problem(422, "mismatch")]), [What::FalseMismatch]);
+    let mut altered = history([Some(paid("a", false)), Some(problem(422, "mismatch"))]);
+    altered[1].amount = 11;
+    assert_eq!(found(&altered, &[payment("a", 1)], ONCE), []);
+}
+
+#[test]
+fn a_key_that_stays_stuck_is_found() {
+    let stuck = || problem(409, "in-progress");
+    assert_eq!(lie(ONCE, [stuck(), stuck()]), [What::NoAnswer]);
+    let late = [stuck(), stuck(), stuck(), stuck(), stuck(), paid("a", false)];
+    assert_eq!(lie(ONCE, late), [What::NoAnswer], "5.5 s are more than 5");
+    assert_eq!(lie(ONCE, [problem(422, "mismatch")]), [What::NoAnswer], "no answer to whoever asked first");
+}
+
+#[test]
+fn what_was_seen_is_counted() {
+    let answers = [
+        None,
+        Some(paid("a", false)),
+        Some(paid("a", true)),
+        Some(problem(422, "mismatch")),
+        Some(problem(409, "in-progress")),
+        Some(problem(504, "outcome-unknown")),
+    ];
+    let counted = seen(&history(answers), &[payment("a", 1), payment("b", 2)]);
+    let expected =
+        Seen { operations: 6, successes: 1, replays: 1, mismatches: 1, in_progress: 1, takeovers: 2, unknown: 1 };
+    assert_eq!(counted, expected);
+}

@@ -1,0 +1,252 @@
+//! `cargo xtask faults`: the payments example under hundreds of faults, and what the checker says of it.
+
+mod client;
+mod injector;
+mod service;
+mod world;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use clap::Parser;
+use idem_faults::{Bad, Cell, Contract, Key, Kind, Planned, Random, Seen, What, check, plan, seen};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use client::Client;
+use injector::Caused;
+use service::Service;
+use world::{LEASE, SERVICES, Servers, World, promise};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Holds stores and contracts to their promises while everything fails.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask faults")]
+struct Options {
+    /// How long in all; each cell has its share.
+    #[arg(long, default_value_t = 30.0)]
+    minutes: f64,
+    /// What all faults and all clients follow from. The same seed gives the same schedule of faults.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only this cell, as in postgres/transactional; may be repeated.
+    #[arg(long)]
+    cell: Vec<String>,
+    /// How many clients ask at once.
+    #[arg(long, default_value_t = 48)]
+    clients: u64,
+    /// Prints the schedule, and does nothing else.
+    #[arg(long)]
+    plan: bool,
+}
+
+/// How often one key is asked for by many at once, and by how many.
+const STORM_EVERY: Duration = Duration::from_secs(5);
+const STORM: u64 = 50;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(&Options::parse()).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: &Options) -> Result<bool, Error> {
+    let is_chosen = |cell: &Cell| options.cell.is_empty() || options.cell.contains(&cell.name());
+    let cells: Vec<Cell> = Cell::ALL.into_iter().filter(is_chosen).collect();
+    if cells.is_empty() {
+        let names = Cell::ALL.map(Cell::name);
+        return Err(format!("there is no such cell; there are {}", names.join(", ")).into());
+    }
+    let lasts = Duration::from_secs_f64(options.minutes * 60.0 / cells.len() as f64);
+    let mut passed = true;
+    let mut all = Vec::new();
+    for cell in cells {
+        let planned = plan(cell, options.seed, lasts, LEASE, SERVICES);
+        println!("{}: {} faults in {:.0} s, seed {}", cell.name(), planned.len(), lasts.as_secs_f64(), options.seed);
+        if options.plan {
+            print_plan(&planned);
+            continue;
+        }
+        let found = try_cell(options, cell, &planned, lasts).await?;
+        passed &= found.failures.is_empty();
+        all.push(found);
+    }
+    if !options.plan {
+        print_table(&all);
+    }
+    Ok(passed)
+}
+
+fn print_plan(planned: &[Planned]) {
+    for Planned { at, fault } in planned {
+        let (at, lasts) = (at.as_secs_f64(), fault.lasts.as_secs_f64());
+        println!("{at:8.2} s  {} (service {}, {lasts:.2} s, {:?})", fault.kind, fault.service, fault.weather);
+    }
+}
+
+/// What came of one cell.
+struct Found {
+    cell: Cell,
+    faults: u64,
+    kinds: usize,
+    keys: u64,
+    seen: Seen,
+    failures: Vec<String>,
+}
+
+async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Duration) -> Result<Found, Error> {
+    let mut servers = tokio::task::block_in_place(|| Servers::start(cell))?;
+    let mut services = Vec::new();
+    for number in 0..SERVICES {
+        services.push(Service::start(cell, number, servers.ports(), servers.folder.path(), LEASE).await?);
+    }
+    let world = Arc::new(World::new(&services));
+    let mut random = Random::new(options.seed);
+    let mut clients = JoinSet::new();
+    for _ in 0..options.clients {
+        clients.spawn(Client::new(Arc::clone(&world), Random::new(random.number())).work());
+    }
+    clients.spawn(storms(Arc::clone(&world), Random::new(random.number())));
+    let caused = injector::follow(planned, world.started, &mut servers, &mut services).await?;
+    sleep(lasts.saturating_sub(world.started.elapsed())).await;
+    let well_from = world.started.elapsed();
+    world.over.store(true, Ordering::Relaxed);
+    ask_for_all(&world, &mut random, options.clients).await?;
+    while let Some(ended) = clients.join_next().await {
+        ended?;
+    }
+    let effects = servers.effects(cell).await?;
+    let history = std::mem::take(&mut *world.history.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut failures: Vec<String> = servers.leaks().await?;
+    let violations = check(&history, &effects, promise(cell), well_from);
+    let mut rules = BTreeMap::<What, (u64, String)>::new();
+    for violation in &violations {
+        let rule = rules.entry(violation.what.clone()).or_insert_with(|| (0, violation.to_string()));
+        rule.0 += 1;
+    }
+    failures.extend(rules.into_values().map(|(times, first)| format!("{times} times as for {first}")));
+    let seen = seen(&history, &effects);
+    failures.extend(vacuous(cell, planned, &caused, &seen));
+    for failure in &failures {
+        println!("  FAILED: {failure}");
+    }
+    if !failures.is_empty() {
+        let kept = servers.folder.keep();
+        println!("  the logs of the services are in {}", kept.display());
+    }
+    let faults = caused.faults.values().sum();
+    let kinds = caused.faults.len();
+    Ok(Found { cell, faults, kinds, keys: world.keys.load(Ordering::Relaxed), seen, failures })
+}
+
+/// One key after the other for which many ask at once.
+async fn storms(world: Arc<World>, mut random: Random) {
+    while !world.over.load(Ordering::Relaxed) {
+        let key = Key { tenant: 0, key: world.keys.fetch_add(1, Ordering::Relaxed) };
+        let mut storm = JoinSet::new();
+        for _ in 0..STORM {
+            let client = Client::new(Arc::clone(&world), Random::new(random.number()));
+            storm.spawn(client.storm(key.clone()));
+        }
+        storm.join_all().await;
+        sleep(STORM_EVERY).await;
+    }
+}
+
+/// Once everything is well, everybody gets to know what became of every request.
+async fn ask_for_all(world: &Arc<World>, random: &mut Random, clients: u64) -> Result<(), Error> {
+    let keys: std::collections::BTreeSet<Key> = {
+        let history = world.history.lock().unwrap_or_else(PoisonError::into_inner);
+        history.iter().map(|operation| operation.key.clone()).collect()
+    };
+    let shares: Vec<Vec<Key>> = (0..clients)
+        .map(|client| keys.iter().skip(client as usize).step_by(clients as usize).cloned().collect())
+        .collect();
+    let mut asking = JoinSet::new();
+    for share in shares {
+        let mut client = Client::new(Arc::clone(world), Random::new(random.number()));
+        let world = Arc::clone(world);
+        asking.spawn(async move {
+            for key in share {
+                // Whose body came first nobody knows.
+                let amount = world.amount_of(&key);
+                for amount in [amount, amount + 1] {
+                    let answer = client.insist(&key, amount, Duration::from_secs(60)).await;
+                    if answer.is_some_and(|answer| answer.problem.as_deref() != Some("mismatch")) {
+                        break;
+                    }
+                }
+            }
+        });
+    }
+    while let Some(ended) = asking.join_next().await {
+        ended?;
+    }
+    Ok(())
+}
+
+/// Why a run has shown nothing.
+fn vacuous(cell: Cell, planned: &[Planned], caused: &Caused, seen: &Seen) -> Vec<String> {
+    let mut failures = Vec::new();
+    let declared: std::collections::BTreeSet<Kind> = planned.iter().map(|planned| planned.fault.kind).collect();
+    for kind in declared {
+        if !caused.faults.contains_key(&kind) {
+            failures.push(format!("{kind} was never caused"));
+        }
+        let is_harmless = |bad| bad == Bad::Delay;
+        if let Kind::ToPostgres(bad) | Kind::ToRedis(bad) | Kind::ToService(bad) = kind
+            && !is_harmless(bad)
+            && caused.harmed.get(&kind).copied().unwrap_or_default() == 0
+        {
+            failures.push(format!("{kind} harmed nothing"));
+        }
+    }
+    let mut expect = |what: &str, count: u64, least: u64| {
+        if count < least {
+            failures.push(format!("{count} {what} are too few to say anything"));
+        }
+    };
+    let faults = planned.len() as u64;
+    expect("successes", seen.successes, 100);
+    expect("replays", seen.replays, 100);
+    expect("mismatches", seen.mismatches, 10);
+    expect("answers while another run was in progress", seen.in_progress, 10);
+    expect("requests without an answer", seen.unknown, faults);
+    // A transaction that is rolled back leaves nothing to take over.
+    if cell.contract != Contract::Transactional {
+        expect("takeovers", seen.takeovers, faults / 20);
+    }
+    failures
+}
+
+fn print_table(all: &[Found]) {
+    println!();
+    println!(
+        "| store/contract         | faults | kinds | operations |  keys | firsts | replays | in progress | mismatches | takeovers | unanswered | violations |"
+    );
+    println!(
+        "|------------------------|--------|-------|------------|-------|--------|---------|-------------|------------|-----------|------------|------------|"
+    );
+    for Found { cell, faults, kinds, keys, seen, failures } in all {
+        let Seen { operations, successes, replays, in_progress, mismatches, takeovers, unknown } = seen;
+        println!(
+            "| {:22} | {faults:6} | {kinds:5} | {operations:10} | {keys:5} | {successes:6} | {replays:7} | {in_progress:11} | {mismatches:10} | {takeovers:9} | {unknown:10} | {:10} |",
+            cell.name(),
+            failures.len(),
+        );
+    }
+    let (faults, operations) = all
+        .iter()
+        .fold((0, 0), |(faults, operations), found| (faults + found.faults, operations + found.seen.operations));
+    println!("\n{faults} faults, {operations} operations");
+}

@@ -1,0 +1,168 @@
+//! Processes of the payments example, each behind proxies of its own.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use idem_faults::{Cell, Contract, Proxy, Store};
+
+use crate::Error;
+
+/// How long a service may need to start, or to stop when it is asked to.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A place for a service: processes come and go, and clients find them at the same port.
+#[derive(Debug)]
+pub(crate) struct Service {
+    process: Option<Child>,
+    is_actix: bool,
+    args: Vec<String>,
+    folder: PathBuf,
+    name: String,
+    pub(crate) to_service: Proxy,
+    pub(crate) to_postgres: Option<Proxy>,
+    pub(crate) to_redis: Option<Proxy>,
+}
+
+/// Where the real servers listen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ports {
+    pub(crate) postgres: Option<u16>,
+    pub(crate) redis: Option<u16>,
+}
+
+impl Service {
+    pub(crate) async fn start(
+        cell: Cell,
+        number: usize,
+        ports: Ports,
+        folder: &Path,
+        lease: Duration,
+    ) -> Result<Self, Error> {
+        let to_postgres = proxy(ports.postgres).await?;
+        let to_redis = proxy(ports.redis).await?;
+        let mut args: Vec<String> =
+            ["--listen", "127.0.0.1:0", "--simulate", "--contract", cell.contract.name()].map(str::to_owned).to_vec();
+        args.extend(["--lease-ms".to_owned(), lease.as_millis().to_string()]);
+        let postgres =
+            to_postgres.as_ref().map(|proxy| format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()));
+        let redis = to_redis.as_ref().map(|proxy| format!("redis://127.0.0.1:{}", proxy.port()));
+        let stores = match cell.store {
+            Store::Postgres | Store::Hybrid => [("--store", postgres), ("--cache", redis)],
+            Store::Redis => [("--store", redis), ("--cache", None)],
+        };
+        for (flag, url) in stores {
+            args.extend(url.into_iter().flat_map(|url| [flag.to_owned(), url]));
+        }
+        if cell.contract != Contract::Transactional {
+            let ledger = folder.join("ledger.db");
+            args.extend(["--ledger".to_owned(), format!("sqlite://{}", ledger.display())]);
+        }
+        let to_service = Proxy::start(0).await?;
+        let name = format!("service-{number}");
+        let mut service = Self {
+            process: None,
+            is_actix: number % 2 == 1,
+            args,
+            folder: folder.to_owned(),
+            name,
+            to_service,
+            to_postgres,
+            to_redis,
+        };
+        service.launch()?;
+        Ok(service)
+    }
+
+    /// Starts a process, trying for a while: what it needs may still be on its way back.
+    pub(crate) fn launch(&mut self) -> Result<(), Error> {
+        let give_up_at = Instant::now() + PATIENCE;
+        loop {
+            match self.try_launch() {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() > give_up_at => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+
+    fn try_launch(&mut self) -> Result<(), Error> {
+        // `cargo xtask faults` has built it, beside this program.
+        let program = std::env::current_exe()?.with_file_name("payments");
+        let log = File::options().create(true).append(true).open(self.folder.join(format!("{}.log", self.name)))?;
+        let mut process = Command::new(&program)
+            .args(&self.args)
+            .args(["--framework", if self.is_actix { "actix" } else { "axum" }])
+            .current_dir(&self.folder)
+            .env("RUST_LOG", "warn")
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .map_err(|error| format!("{}: {error}; run this by `cargo xtask faults`", program.display()))?;
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+        let port = line.trim().rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        let Some(port) = port else {
+            process.kill()?;
+            process.wait()?;
+            return Err(format!("{} could not start; it says why in {}", self.name, self.folder.display()).into());
+        };
+        self.to_service.lead_to(port);
+        self.process = Some(process);
+        Ok(())
+    }
+
+    pub(crate) fn kill(&mut self) -> Result<(), Error> {
+        if let Some(mut process) = self.process.take() {
+            process.kill()?;
+            process.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Asks it to stop, and lets the other framework take its place.
+    pub(crate) fn replace(&mut self) -> Result<(), Error> {
+        self.signal("TERM")?;
+        if let Some(mut process) = self.process.take() {
+            let give_up_at = Instant::now() + PATIENCE;
+            while process.try_wait()?.is_none() {
+                if Instant::now() > give_up_at {
+                    process.kill()?;
+                    return Err(format!("{} did not stop within {PATIENCE:?}", self.name).into());
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        self.is_actix = !self.is_actix;
+        self.launch()
+    }
+
+    pub(crate) fn pause(&self) -> Result<(), Error> {
+        self.signal("STOP")
+    }
+
+    pub(crate) fn resume(&self) -> Result<(), Error> {
+        self.signal("CONT")
+    }
+
+    fn signal(&self, name: &str) -> Result<(), Error> {
+        let Some(process) = &self.process else { return Err(format!("{} is not running", self.name).into()) };
+        let sent = Command::new("kill").args([format!("-{name}"), process.id().to_string()]).status()?;
+        if sent.success() { Ok(()) } else { Err(format!("{} got no {name}", self.name).into()) }
+    }
+}
+
+async fn proxy(upstream: Option<u16>) -> Result<Option<Proxy>, Error> {
+    match upstream {
+        Some(port) => Ok(Some(Proxy::start(port).await?)),
+        None => Ok(None),
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
