@@ -84,7 +84,8 @@ async fn conclude<B: MessageBody + 'static>(
             let (request, response) = response.into_parts();
             (Ok(request), response.map_into_boxed_body())
         }
-        Err(error) => (Err(error.to_string()), HttpResponse::from_error(error)),
+        // By the error itself, as actix does it: `HttpResponse::from_error` leaves out what middlewares have added to it.
+        Err(error) => (Err(error.to_string()), error.error_response()),
     };
     let (head, mut body) = response.into_parts();
     let whole = body.size();

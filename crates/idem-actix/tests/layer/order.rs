@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use actix_cors::Cors;
 use actix_web::body::BoxBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::middleware::{Next, from_fn};
+use actix_web::middleware::{DefaultHeaders, Next, from_fn};
 use actix_web::test::{TestRequest, init_service};
 use actix_web::{App, Error, HttpResponse, web};
 
@@ -63,6 +63,31 @@ async fn cors_outside_answers_the_origin_that_asks_and_exposes_the_mark_of_repla
 }
 
 fn refuse(request: ServiceRequest, mut answer: actix_web::HttpResponseBuilder) -> ServiceResponse {
+#[actix_web::test]
+async fn cors_outside_adds_its_fields_also_after_a_panic() {
+    let handler = async || -> HttpResponse { panic!("the handler panics") };
+    let app = App::new().route("/p", web::post().to(handler)).wrap(at_most_once()).wrap(Cors::permissive());
+    let app = init_service(app).await;
+    for is_replay in [false, true] {
+        let answer = send(&app, from_origin("https://one.test")).await;
+        assert_eq!((answer.status.as_u16(), answer.is_replay()), (500, is_replay));
+        assert_eq!(allowed_origin(&answer), Some("https://one.test"));
+    }
+}
+
+/// They go by responses, and after a panic there is none, but for its replay.
+#[actix_web::test]
+async fn fields_that_are_added_to_responses_outside_come_with_the_replay_of_a_panic_only() {
+    let handler = async || -> HttpResponse { panic!("the handler panics") };
+    let fields = DefaultHeaders::new().add(("x-a", "1"));
+    let app = App::new().route("/p", web::post().to(handler)).wrap(at_most_once()).wrap(fields);
+    let app = init_service(app).await;
+    for (is_replay, added) in [(false, None), (true, Some("1"))] {
+        let answer = send(&app, post("/p", "k")).await;
+        assert_eq!((answer.is_replay(), answer.header("x-a")), (is_replay, added));
+    }
+}
+
     request.into_response(answer.finish())
 }
 

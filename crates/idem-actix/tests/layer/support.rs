@@ -108,11 +108,11 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Reads what a service gave; an error is what actix makes of it.
+    /// Reads what a service gave; an error is what actix makes of it, with all that middlewares have added.
     pub(crate) async fn read<B: MessageBody + 'static>(given: Result<ServiceResponse<B>, Error>) -> Self {
         let response: HttpResponse<BoxBody> = match given {
             Ok(response) => response.into_parts().1.map_into_boxed_body(),
-            Err(error) => HttpResponse::from_error(error),
+            Err(error) => error.error_response(),
         };
         let (head, body) = response.into_parts();
         let problem = head.extensions().get::<ProblemKind>().copied();
