@@ -33,10 +33,10 @@ impl HeaderFields for [(&str, &[u8])] {
     }
 }
 
-/// The length of a body that is declared. What is no number is the server's to refuse.
-pub(crate) fn declared_bytes(fields: &impl HeaderFields) -> u64 {
+/// The length of a body, if it is declared. What is no number is the server's to refuse.
+pub(crate) fn declared_bytes(fields: &impl HeaderFields) -> Option<u64> {
     let length = fields.values("content-length").next().and_then(|value| std::str::from_utf8(value).ok());
-    length.and_then(|length| length.parse().ok()).unwrap_or(0)
+    length?.parse().ok()
 }
 
 /// Never stored: cookies and credentials belong to one connection or one user agent, not to the operation.

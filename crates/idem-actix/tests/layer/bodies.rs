@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use actix_web::body::{BodyStream, SizedStream};
-use actix_web::dev::{Payload, Service};
+use actix_web::body::{BodyStream, BoxBody, SizedStream};
+use actix_web::dev::{Payload, Service, ServiceRequest};
 use actix_web::error::PayloadError;
+use actix_web::middleware::{Next, from_fn};
 use actix_web::test::init_service;
 use actix_web::{App, HttpMessage, HttpResponse, web};
 use bytes::Bytes;
@@ -64,6 +65,24 @@ async fn a_body_that_an_outer_middleware_has_consumed_is_a_misconfiguration_and_
         inner.call(request)
     });
     let app = init_service(app).await;
+#[actix_web::test]
+async fn a_body_of_which_an_outer_middleware_keeps_a_part_is_a_misconfiguration_too() {
+    let runs = Runs::default();
+    let app = App::new().wrap(small()).route("/p", web::post().to(counted(&runs)));
+    let take = async |mut request: ServiceRequest, next: Next<BoxBody>| {
+        let mut chunks = request.take_payload();
+        let first = chunks.next().await.unwrap()?;
+        request.set_payload(Payload::from(first.slice(4..)));
+        next.call(request).await
+    };
+    let app = init_service(app.wrap(from_fn(take))).await;
+    for body in ["1234same", "5678same"] {
+        let refused = send(&app, post("/p", "k").insert_header(("content-length", "8")).set_payload(body)).await;
+        refused.assert_problem(ProblemKind::Misconfigured);
+    }
+    assert_eq!(runs.count(), 0);
+}
+
     for body in ["1234", "5678"] {
         let refused = send(&app, post("/p", "k").insert_header(("content-length", "4")).set_payload(body)).await;
         refused.assert_problem(ProblemKind::Misconfigured);
