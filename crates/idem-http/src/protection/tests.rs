@@ -168,6 +168,21 @@ async fn an_answer_that_breaks_off_and_a_panic_are_the_same_failure() {
     }
 }
 
+#[tokio::test]
+async fn a_run_that_never_began_leaves_the_key_as_it_was() {
+    let protection = protection();
+    let first = arrived(&protection, "1").await;
+    let ran = protection.execute(first.operation, |_| async { Some(crate::never_began(())) }).await;
+    assert_eq!(ran, Ok(()));
+    // With a record, another body would be a mismatch.
+    let other = arrived(&protection, "2").await;
+    let run = |context: Context| async move {
+        assert_eq!(context.attempt(), 1);
+        done("ran")
+    };
+    assert_eq!(protection.execute(other.operation, run).await, Ok("ran"));
+}
+
 #[test]
 fn neither_an_arrived_body_nor_a_key_is_in_debug_output() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
