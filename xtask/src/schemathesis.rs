@@ -110,7 +110,13 @@ impl Server {
         let folder = TempDir::new()?;
         // Cargo has built it beside this program.
         let program = std::env::current_exe()?.with_file_name("payments");
-        let mut process = Command::new(&program)
+        let mut command = Command::new(&program);
+        // What a developer has set for a server of their own, such as its store, is not for this one.
+        let settings = std::env::vars_os().map(|(name, _)| name);
+        settings.filter(|name| name.to_string_lossy().starts_with("PAYMENTS_")).for_each(|name| {
+            command.env_remove(name);
+        });
+        let mut process = command
             .args(["--framework", framework.name(), "--listen", "127.0.0.1:0", "--tenants", TENANT])
             // Requests that are none are an error to actix, and schemathesis sends some.
             .env("RUST_LOG", "error,actix_http=off")

@@ -10,9 +10,8 @@ use std::sync::Arc;
 use actix_web::body::MessageBody;
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, rt};
-use idem_core::Writes;
-use idem_core::engine::{Conclusion, Context, Disposition};
-use idem_http::{Captured, HttpPolicy, Reply, Reservation, ResponseDirectives};
+use idem_core::engine::{Conclusion, Context};
+use idem_http::{Captured, HttpPolicy, Reply, Reservation, ResponseDirectives, never_began};
 use tokio::sync::oneshot;
 
 use crate::convert::{Data, Fields, respond, sendable};
@@ -60,9 +59,8 @@ where
     let run = move |context| -> Running {
         Box::pin(async move {
             if start.send(context).is_err() {
-                // Its worker has ended before it: the handler did not begin.
-                let disposition = Disposition::Release { writes: Writes::Discard };
-                return Some(Conclusion { value: (), disposition, retention: None });
+                // Its worker has ended before it.
+                return Some(never_began(()));
             }
             match ended.await {
                 Ok(conclusion) => conclusion,
@@ -84,7 +82,8 @@ async fn conclude<B: MessageBody + 'static>(
             let (request, response) = response.into_parts();
             (Ok(request), response.map_into_boxed_body())
         }
-        Err(error) => (Err(error.to_string()), HttpResponse::from_error(error)),
+        // By the error itself, as actix does it: `HttpResponse::from_error` leaves out what middlewares have added to it.
+        Err(error) => (Err(error.to_string()), error.error_response()),
     };
     let (head, mut body) = response.into_parts();
     let whole = body.size();

@@ -54,10 +54,16 @@ where
     }
 }
 
-/// The route by which actix will handle the request. Outside of it, actix looks the path up as it was sent, and its router
-/// goes by the path without percent-encoding: both are the same operation.
-fn route(request: &HttpRequest) -> Option<String> {
-    request.match_pattern().or_else(|| request.resource_map().match_pattern(request.match_info().as_str()))
+/// The route by which actix handles the request, or will. Before its router has come to it, `match_pattern` looks up the path
+/// as it was sent, which may be another route's, or nobody's: the router goes by the path without percent-encoding, and both
+/// spellings are one operation. Where there is no pattern, as of a resource that has several, that path stands for it.
+fn route(request: &HttpRequest) -> String {
+    let (routes, path) = (request.resource_map(), request.match_info().as_str());
+    let pattern = request.match_pattern();
+    // What differs from the look-up comes from the router, which knows of guards too.
+    let is_routed = pattern != routes.match_pattern(request.path());
+    let pattern = if is_routed { pattern } else { routes.match_pattern(path) };
+    pattern.unwrap_or_else(|| path.to_owned())
 }
 
 /// Path and query are those of the request line, also in a scope.
@@ -67,7 +73,7 @@ fn decide<S: ScopeSource<HttpRequest>>(protection: &Protection<S>, request: &Htt
         method: request.method().as_str(),
         path: request.uri().path(),
         query: request.uri().query(),
-        route: route.as_deref(),
+        route: Some(&route),
         headers: Fields(request.headers()),
         is_protected: request.extensions().contains::<Context>(),
     };

@@ -33,10 +33,10 @@ impl HeaderFields for [(&str, &[u8])] {
     }
 }
 
-/// The length of a body that is declared. What is no number is the server's to refuse.
-pub(crate) fn declared_bytes(fields: &impl HeaderFields) -> u64 {
+/// The length of a body, if it is declared. What is no number is the server's to refuse.
+pub(crate) fn declared_bytes(fields: &impl HeaderFields) -> Option<u64> {
     let length = fields.values("content-length").next().and_then(|value| std::str::from_utf8(value).ok());
-    length.and_then(|length| length.parse().ok()).unwrap_or(0)
+    length?.parse().ok()
 }
 
 /// Never stored: cookies and credentials belong to one connection or one user agent, not to the operation.
@@ -50,15 +50,21 @@ const SECRET: &[&str] = &[
     "set-cookie",
     "set-cookie2",
     "www-authenticate",
+    "x-access-token",
+    "x-amz-security-token",
     "x-api-key",
     "x-auth-token",
     "x-csrf-token",
+    "x-refresh-token",
+    "x-session-token",
     "x-xsrf-token",
 ];
 
 /// Never replayed: fields of the connection (RFC 9110 section 7.6.1), of the moment, and of the request that came
 /// first. The length is computed anew.
 const MOMENTARY: &[&str] = &[
+    "age",
+    "cf-ray",
     "connection",
     "content-length",
     "date",
@@ -73,8 +79,11 @@ const MOMENTARY: &[&str] = &[
     "trailer",
     "transfer-encoding",
     "upgrade",
+    "x-amz-request-id",
+    "x-amzn-requestid",
     "x-correlation-id",
     "x-request-id",
+    "x-trace-id",
 ];
 
 /// Never replayed: CORS answers the origin that asks now, and limits are counted now.
@@ -127,6 +136,10 @@ mod tests {
             "set-cookie",
             "set-cookie2",
             "cookie",
+            "x-access-token",
+            "x-refresh-token",
+            "x-session-token",
+            "x-amz-security-token",
             "x-auth-token",
             "x-api-key",
             "x-csrf-token",
@@ -154,9 +167,14 @@ mod tests {
             "ratelimit-limit",
             "ratelimit-policy",
             "x-ratelimit-remaining",
+            "age",
+            "cf-ray",
             "x-request-id",
             "request-id",
+            "x-amz-request-id",
+            "x-amzn-requestid",
             "x-correlation-id",
+            "x-trace-id",
             "traceparent",
             "tracestate",
             "server-timing",

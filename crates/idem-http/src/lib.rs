@@ -27,5 +27,5 @@ pub use problem::{Problem, ProblemKind};
 pub use protection::{Arrival, Arrived, BodyError, Decision, Protection, RequestHead};
 pub use reply::Reply;
 pub use request::{BufferedRequest, RequestBuffer};
-pub use response::{Captured, ResponseCapture};
+pub use response::{Captured, ResponseCapture, never_began};
 pub use scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};

@@ -1,5 +1,6 @@
 //! What a layer adds to the description of an operation (OpenAPI 3.1).
 
+use idem_core::MAX_KEY_BYTES;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
@@ -23,8 +24,12 @@ const ANSWERS: &[(ProblemKind, &str)] = &[
     (ProblemKind::OutcomeUnknown, "The server that ran it disappeared: find out whether it took effect."),
 ];
 
-/// A bare key, which begins with no quote and has no comma, or one in quotes that needs no escapes.
-const KEY_PATTERN: &str = r#"^([!#-+\--~][!-+\--~]{0,254}|"[!#-\[\]-~]{1,255}")$"#;
+/// A bare key, which begins with no quote and has no comma, or one in quotes, where a quote and a backslash are escaped: what
+/// [`parse_key_header`](crate::parse_key_header) takes, but for the spaces around it, which are not part of a field's value.
+const KEY_PATTERN: &str = r#"^([!#-+\--~][!-+\--~]{0,254}|"([!#-\[\]-~]|\\["\\]){1,255}")$"#;
+
+/// 255 characters, each of them escaped, in quotes.
+const KEY_MAX_CHARACTERS: usize = 2 + 2 * MAX_KEY_BYTES;
 
 impl HttpPolicy {
     /// Adds to an operation that this policy protects what a client has to know: the key header, `Prefer`, the header that
@@ -41,10 +46,14 @@ impl HttpPolicy {
             let described = responses.entry(kind.status().to_string());
             let response = described.or_insert_with(|| RefOr::T(Response::new(*description)));
             if let RefOr::T(response) = response {
-                let problem = || Content::new(Some(problem_schema()));
+                let problem = || Content::new(Some(problem_schema(*kind)));
                 response.content.entry("application/problem+json".to_owned()).or_insert_with(problem);
-                if *kind == ProblemKind::InProgress || *kind == ProblemKind::StoreUnavailable {
-                    put_header(response, "Retry-After", retry_after());
+                match kind {
+                    ProblemKind::InProgress | ProblemKind::StoreUnavailable => {
+                        put_header(response, "Retry-After", retry_after());
+                    }
+                    ProblemKind::PrincipalMissing => put_header(response, "WWW-Authenticate", challenge()),
+                    _ => {}
                 }
             }
         }
@@ -57,7 +66,7 @@ impl HttpPolicy {
     }
 
     fn key_parameter(&self) -> Parameter {
-        let schema = text().min_length(Some(1)).max_length(Some(257)).pattern(Some(KEY_PATTERN));
+        let schema = text().min_length(Some(1)).max_length(Some(KEY_MAX_CHARACTERS)).pattern(Some(KEY_PATTERN));
         ParameterBuilder::new()
             .name(self.key_header_name())
             .parameter_in(ParameterIn::Header)
@@ -104,17 +113,26 @@ fn retry_after() -> Header {
     header.description(Some("Seconds, after which to repeat the request with the same key.")).build()
 }
 
+fn challenge() -> Header {
+    let header = HeaderBuilder::new().schema(Schema::Object(text().build()));
+    header.description(Some("How to authenticate (RFC 9110 section 11.6.1).")).build()
+}
+
 fn replay_header() -> Header {
     let schema = text().enum_values(Some(["true"])).build();
     HeaderBuilder::new().schema(Schema::Object(schema)).description(Some("On a replay, and on nothing else.")).build()
 }
 
-fn problem_schema() -> Schema {
-    let status = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
+fn problem_schema(kind: ProblemKind) -> Schema {
+    let status = || ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
     let members = ["type", "title", "detail"];
     let problem =
         members.iter().fold(ObjectBuilder::new(), |problem, name| problem.property(*name, text()).required(*name));
-    let problem = problem.property("status", status).required("status");
+    let problem = problem.property("status", status()).required("status");
+    let problem = match kind {
+        ProblemKind::BodyNotRetained => problem.property("original_status", status()),
+        _ => problem,
+    };
     Schema::Object(problem.description(Some("A problem document (RFC 9457).")).build())
 }
 
@@ -124,8 +142,11 @@ fn text() -> ObjectBuilder {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use utoipa::openapi::path::OperationBuilder;
     use utoipa::openapi::{Ref, ResponseBuilder};
+
+    use crate::parse_key_header;
 
     use super::*;
 
@@ -158,6 +179,46 @@ mod tests {
             assert!(response["headers"]["idempotency-replayed"].is_object());
         }
         assert!(described["responses"]["409"]["headers"]["Retry-After"].is_object());
+        assert!(described["responses"]["401"]["headers"]["WWW-Authenticate"].is_object());
+    }
+
+    #[test]
+    fn only_the_tombstone_has_the_status_of_the_answer_that_is_gone() {
+        let described = described(&HttpPolicy::new(), OperationBuilder::new());
+        let has_it = |status: &str| {
+            let schema = &described["responses"][status]["content"]["application/problem+json"]["schema"];
+            assert!(!schema["required"].as_array().unwrap().contains(&"original_status".into()), "it may be left out");
+            schema["properties"]["original_status"].is_object()
+        };
+        assert!(has_it("410"));
+        assert!(!has_it("409"));
+    }
+
+    fn matches(value: &str) -> bool {
+        let pattern = regex_lite::Regex::new(KEY_PATTERN).unwrap();
+        value.len() <= KEY_MAX_CHARACTERS && pattern.is_match(value)
+    }
+
+    #[test]
+    fn the_longest_key_in_each_spelling_is_described_and_one_more_character_is_not() {
+        for (before, character, after) in [("", "k", ""), ("\"", "k", "\""), ("\"", r#"\""#, "\""), ("\"", r"\\", "\"")]
+        {
+            for (length, is_key) in [(1, true), (255, true), (256, false)] {
+                let value = format!("{before}{}{after}", character.repeat(length));
+                assert_eq!(parse_key_header([value.as_bytes()].into_iter()).is_ok(), is_key, "{value}");
+                assert_eq!(matches(&value), is_key, "{value}");
+            }
+        }
+    }
+
+    proptest! {
+        /// Mostly quotes, backslashes and commas, on which it depends.
+        #[test]
+        fn the_pattern_takes_what_the_parser_takes(value in r#""?(["\\,]|[ -~]|\\["\\]){0,8}"?"#) {
+            // A server leaves out the spaces around a value.
+            let value = value.trim_matches(' ');
+            prop_assert_eq!(matches(value), parse_key_header([value.as_bytes()].into_iter()).is_ok());
+        }
     }
 
     #[test]

@@ -67,8 +67,8 @@ pub struct Arrival {
     scope: Scope,
     pending: PendingOperation,
     buffer: RequestBuffer,
-    /// The head declares a body that cannot be empty.
-    declares_body: bool,
+    /// The length that the body must have, if that is known.
+    expected_bytes: Option<u64>,
 }
 
 /// A request that has arrived wholly.
@@ -168,10 +168,10 @@ impl<S> Protection<S> {
         let scope = scope.ok_or_else(|| Problem::new(ProblemKind::PrincipalMissing))?;
         let (pending, buffer) = protected?.buffer(&self.policy);
         let declared = declared_bytes(&head.headers);
-        buffer.expect(declared)?;
-        // What is encoded has a length of its own, and may be nothing once an outer layer has decoded it.
-        let declares_body = declared > 0 && head.headers.values("content-encoding").next().is_none();
-        Ok(Arrival { policy: Arc::clone(&self.policy), scope, pending, buffer, declares_body })
+        buffer.expect(declared.unwrap_or(0))?;
+        // What is encoded has another length, once an outer layer has decoded it.
+        let expected_bytes = declared.filter(|_| head.headers.values("content-encoding").next().is_none());
+        Ok(Arrival { policy: Arc::clone(&self.policy), scope, pending, buffer, expected_bytes })
     }
 
     /// Runs the handler, or says what to answer instead. `run` concludes the handler's answer by
@@ -214,16 +214,17 @@ impl Arrival {
     /// Collects the body. No lease is held while it arrives, and it may take as long as the policy says.
     ///
     /// # Errors
-    /// The reply to a body that is too large, too slow, or breaks off; and to one that somebody else has consumed before,
-    /// since every body would then be the same. Nothing ran.
+    /// The reply to a body that is too large, too slow, or breaks off; and to one of another length than its head declares,
+    /// of which somebody else has consumed a part before: bodies that differ only there would be the same. Nothing ran.
     pub async fn receive(self, body: impl Stream<Item = Result<Bytes, BodyError>>) -> Result<Arrived, Reply> {
-        let Self { policy, scope, pending, mut buffer, declares_body } = self;
+        let Self { policy, scope, pending, mut buffer, expected_bytes } = self;
         let mut body = pin!(body);
         let arriving = async {
             while let Some(chunk) = body.next().await {
                 buffer.push(chunk.map_err(Problem::from)?)?;
             }
-            if declares_body && buffer.is_empty() { Err(consumed()) } else { Ok(()) }
+            let is_whole = expected_bytes.is_none_or(|expected| buffer.length() == expected);
+            if is_whole { Ok(()) } else { Err(consumed()) }
         };
         let arrived = tokio::time::timeout(policy.body_timeout(), arriving).await;
         let arrived = arrived.unwrap_or_else(|_| Err(Problem::new(ProblemKind::BodyTooSlow)));
@@ -233,11 +234,11 @@ impl Arrival {
     }
 }
 
-/// A body that breaks off is an error, so one that is declared and ends before it begins was taken on its way.
+/// A body that breaks off is an error, so one that ends in good order with another length was changed on its way.
 fn consumed() -> Problem {
     Problem::new(ProblemKind::Misconfigured).detail(
-        "The request body was consumed before it came to the idempotency layer. What reads it has to put it back for the \
-         layers inside, or to stand inside of this one; nothing ran.",
+        "The request body was consumed before it came to the idempotency layer, or a part of it. What reads it has to put \
+         all of it back for the layers inside, or to stand inside of this one; nothing ran.",
     )
 }
 

@@ -82,8 +82,9 @@ impl RequestBuffer {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.length == 0
+    /// The bytes that have arrived.
+    pub(crate) fn length(&self) -> u64 {
+        self.length as u64
     }
 
     /// The body has ended.

@@ -158,5 +158,11 @@ pub(crate) fn fault<T>(response: StoredResponse, value: T) -> Conclusion<T> {
     Conclusion { value, disposition: Disposition::Fault { response }, retention: None::<Duration> }
 }
 
+/// The conclusion of a run whose handler never began, as when what was to run it has ended before: the key is free.
+#[must_use]
+pub fn never_began<T>(value: T) -> Conclusion<T> {
+    Conclusion { value, disposition: Disposition::Release { writes: Writes::Discard }, retention: None }
+}
+
 #[cfg(test)]
 mod tests;

@@ -308,7 +308,13 @@ fn spawn(folder: &Path, args: &[String]) -> (Child, SocketAddr) {
 /// Starts a server, and awaits the line by which it says that it listens; without one it has ended.
 fn launch(folder: &Path, args: &[String]) -> (Child, String) {
     let log = std::fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
-    let mut process = Command::new(env!("CARGO_BIN_EXE_payments"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
+    // What a developer has set for a server of their own, such as its store, is not for this one.
+    let settings = std::env::vars_os().map(|(name, _)| name);
+    settings.filter(|name| name.to_string_lossy().starts_with("PAYMENTS_")).for_each(|name| {
+        command.env_remove(name);
+    });
+    let mut process = command
         .args(["--listen", "127.0.0.1:0"])
         .args(args)
         .current_dir(folder)

@@ -3,30 +3,22 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use actix_web::body::{BodyStream, SizedStream};
-use actix_web::dev::{Payload, Service};
+use actix_web::body::{BodyStream, BoxBody, SizedStream};
+use actix_web::dev::{Payload, Service, ServiceRequest};
 use actix_web::error::PayloadError;
+use actix_web::middleware::{Next, from_fn};
 use actix_web::test::init_service;
 use actix_web::{App, HttpMessage, HttpResponse, web};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use idem_actix::{HttpPolicy, IdempotencyLayer, ProblemKind, SingleTenant};
 
-use crate::support::{Answer, Runs, at_most_once, counted, post, send};
+use crate::support::{Runs, at_most_once, counted, post, send, send_chunks};
 
 /// Request bodies of at most 8 bytes, kept responses of at most 8 bytes.
 fn small() -> IdempotencyLayer<SingleTenant> {
     let policy = HttpPolicy::new().request_body_limit(8).stored_response_limit(8);
     at_most_once().policy(policy.request_body_timeout(Duration::from_millis(200)))
-}
-
-/// Sends a request with a body of these chunks, whose length nobody declares.
-async fn send_chunks<B: actix_web::body::MessageBody + 'static>(
-    app: &impl Service<actix_http::Request, Response = actix_web::dev::ServiceResponse<B>, Error = actix_web::Error>,
-    chunks: impl futures_util::Stream<Item = Result<Bytes, PayloadError>> + 'static,
-) -> Answer {
-    let (request, _) = post("/p", "k").to_request().replace_payload(Payload::Stream { payload: chunks.boxed_local() });
-    Answer::read(app.call(request).await).await
 }
 
 #[actix_web::test]
@@ -71,6 +63,24 @@ async fn a_body_that_an_outer_middleware_has_consumed_is_a_misconfiguration_and_
     }
     assert_eq!(runs.count(), 0);
     send(&app, post("/p", "k").insert_header(("content-length", "0"))).await.assert_run(1);
+}
+
+#[actix_web::test]
+async fn a_body_of_which_an_outer_middleware_keeps_a_part_is_a_misconfiguration_too() {
+    let runs = Runs::default();
+    let app = App::new().wrap(small()).route("/p", web::post().to(counted(&runs)));
+    let take = async |mut request: ServiceRequest, next: Next<BoxBody>| {
+        let mut chunks = request.take_payload();
+        let first = chunks.next().await.unwrap()?;
+        request.set_payload(Payload::from(first.slice(4..)));
+        next.call(request).await
+    };
+    let app = init_service(app.wrap(from_fn(take))).await;
+    for body in ["1234same", "5678same"] {
+        let refused = send(&app, post("/p", "k").insert_header(("content-length", "8")).set_payload(body)).await;
+        refused.assert_problem(ProblemKind::Misconfigured);
+    }
+    assert_eq!(runs.count(), 0);
 }
 
 #[actix_web::test]

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
 use actix_web::test::init_service;
 use actix_web::{App, Error, HttpResponse, error, rt, web};
 use futures_util::future::join_all;
-use futures_util::stream;
+use futures_util::{TryFutureExt, stream};
 use idem_actix::{Idempotency, IdempotencyLayer, ProblemKind, ResponseDirectives, Settings};
 use tokio::runtime;
 use tokio::sync::Semaphore;
@@ -72,6 +73,31 @@ async fn an_error_of_a_middleware_inside_is_settled_by_its_status() {
         assert_eq!((first.status.as_u16(), first.text()), (status, "none"));
         assert_eq!((again.status.as_u16(), again.text(), again.is_replay()), (status, "none", is_kept));
         assert_eq!(runs.count(), if is_kept { 1 } else { 2 });
+    }
+}
+
+/// A middleware may map the response of an error, as actix-cors does.
+#[actix_web::test]
+async fn an_error_that_a_middleware_inside_maps_is_settled_as_it_was_mapped() {
+    let runs = Runs::default();
+    let refused = runs.clone();
+    let refuse = move |_: ServiceRequest, _: &_| {
+        refused.next();
+        std::future::ready(Err::<ServiceResponse, Error>(error::ErrorNotFound("none")))
+    };
+    let map = |mut error: Error| {
+        error.add_response_mapper(|mut response| {
+            *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+            response
+        });
+        error
+    };
+    let route = web::resource("/p").route(web::post().to(HttpResponse::Ok)).wrap_fn(refuse);
+    let route = route.wrap_fn(move |request, inner| inner.call(request).map_err(map));
+    let app = init_service(App::new().service(route.wrap(at_most_once()))).await;
+    for run in [1, 2] {
+        let answer = send(&app, post("/p", "k")).await;
+        assert_eq!((answer.status.as_u16(), answer.is_replay(), runs.count()), (429, false, run));
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod admission;
 mod bodies;
+mod budget;
 mod disconnects;
 mod ends;
 mod extractors;
@@ -11,5 +12,6 @@ mod openapi;
 mod order;
 mod routing;
 mod stacking;
+mod stores;
 mod support;
 mod transactions;

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use actix_cors::Cors;
 use actix_web::body::BoxBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::middleware::{Next, from_fn};
+use actix_web::middleware::{DefaultHeaders, Next, from_fn};
 use actix_web::test::{TestRequest, init_service};
 use actix_web::{App, Error, HttpResponse, web};
+use idem_actix::ProblemKind;
 
 use crate::support::{Answer, Runs, at_most_once, counted, post, send};
 
@@ -60,6 +61,31 @@ async fn cors_outside_answers_the_origin_that_asks_and_exposes_the_mark_of_repla
     let [first, again] = answers!(Place::Inside, &Runs::default(), cors(), [one, two]);
     assert_eq!((allowed_origin(&first), allowed_origin(&again)), (Some("https://one.test"), None));
     assert!(again.is_replay());
+}
+
+#[actix_web::test]
+async fn cors_outside_adds_its_fields_also_after_a_panic() {
+    let handler = async || -> HttpResponse { panic!("the handler panics") };
+    let app = App::new().route("/p", web::post().to(handler)).wrap(at_most_once()).wrap(Cors::permissive());
+    let app = init_service(app).await;
+    for is_replay in [false, true] {
+        let answer = send(&app, from_origin("https://one.test")).await;
+        assert_eq!((answer.status.as_u16(), answer.is_replay()), (500, is_replay));
+        assert_eq!(allowed_origin(&answer), Some("https://one.test"));
+    }
+}
+
+/// They go by responses, and after a panic there is none, but for its replay.
+#[actix_web::test]
+async fn fields_that_are_added_to_responses_outside_come_with_the_replay_of_a_panic_only() {
+    let handler = async || -> HttpResponse { panic!("the handler panics") };
+    let fields = DefaultHeaders::new().add(("x-a", "1"));
+    let app = App::new().route("/p", web::post().to(handler)).wrap(at_most_once()).wrap(fields);
+    let app = init_service(app).await;
+    for (is_replay, added) in [(false, None), (true, Some("1"))] {
+        let answer = send(&app, post("/p", "k")).await;
+        assert_eq!((answer.is_replay(), answer.header("x-a")), (is_replay, added));
+    }
 }
 
 fn refuse(request: ServiceRequest, mut answer: actix_web::HttpResponseBuilder) -> ServiceResponse {
@@ -125,21 +151,28 @@ async fn tracing_outside_sees_every_request_and_inside_only_what_runs() {
 }
 
 #[actix_web::test]
-async fn a_body_limit_outside_leaves_no_record() {
-    let runs = Runs::default();
-    let limit = from_fn(|request: ServiceRequest, next: Next<BoxBody>| async move {
+async fn a_body_limit_outside_leaves_no_record_and_inside_its_refusal_is_the_answer() {
+    let limit = async |request: ServiceRequest, next: Next<BoxBody>| {
         let length = request.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse().ok());
         match length.unwrap_or(0) {
             0..=4 => next.call(request).await,
             _ => Ok(refuse(request, HttpResponse::PayloadTooLarge())),
         }
-    });
+    };
     let body = |body: &'static str| {
         let length = ("content-length", body.len().to_string());
         post("/p", "k").insert_header(length).set_payload(body)
     };
-    let [large, small] = answers!(Place::Outside, &runs, limit, [body("12345"), body("1234")]);
-    assert_eq!(large.status.as_u16(), 413);
-    // With a record, another body would be a mismatch.
+    let runs = Runs::default();
+    let requests = || [body("12345"), body("12345"), body("1234")];
+    let [large, again, small] = requests();
+    let [large, again, small] = answers!(Place::Outside, &runs, from_fn(limit), [large, again, small]);
+    assert_eq!((large.status.as_u16(), again.status.as_u16(), again.is_replay()), (413, 413, false));
     small.assert_run(1);
+    let [large, again, small] = requests();
+    let [large, again, small] = answers!(Place::Inside, &runs, from_fn(limit), [large, again, small]);
+    assert_eq!(large.status.as_u16(), 413);
+    again.assert_replay_of(&large);
+    small.assert_problem(ProblemKind::Mismatch);
+    assert_eq!(runs.count(), 1);
 }

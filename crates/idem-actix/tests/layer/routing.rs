@@ -1,7 +1,7 @@
 //! Where a layer can stand, and which requests share keys.
 
 use actix_web::test::init_service;
-use actix_web::{App, HttpRequest, HttpResponse, web};
+use actix_web::{App, HttpRequest, HttpResponse, guard, web};
 use idem_actix::ProblemKind;
 
 use crate::support::{Runs, at_most_once, counted, post, send};
@@ -91,6 +91,32 @@ async fn the_handler_gets_the_request_as_it_was_sent() {
     let answer = send(&app, post("/v1/p/7?q=1", "k").insert_header(("x-a", "1")).set_payload(body.clone())).await;
     assert_eq!(answer.header("x-told"), Some("POST 7 /v1/p/7?q=1 true"));
     assert_eq!(answer.text(), body);
+}
+
+/// Actix runs the first route that fits for either path, although the last one would match one of them as it was sent.
+#[actix_web::test]
+async fn a_path_that_is_written_otherwise_belongs_to_the_route_that_runs() {
+    let runs = Runs::default();
+    let routes = |config: &mut web::ServiceConfig| {
+        config.service(web::resource(["/one/{id}", "/two"]).route(web::post().to(counted(&runs))));
+        config.route("/p", web::post().to(counted(&runs))).route("/{id}", web::post().to(counted(&runs)));
+    };
+    let app = init_service(App::new().wrap(at_most_once()).configure(routes)).await;
+    for (run, [path, otherwise]) in [["/p", "/%70"], ["/two", "/tw%6F"]].into_iter().enumerate() {
+        send(&app, post(otherwise, "k")).await.assert_run(run + 1);
+        send(&app, post(path, "k")).await.assert_problem(ProblemKind::Mismatch);
+    }
+    send(&app, post("/q", "k")).await.assert_run(3);
+}
+
+#[actix_web::test]
+async fn routes_that_only_guards_tell_apart_keep_their_own_keys_where_the_layer_is_inside() {
+    let (runs, layer) = (Runs::default(), at_most_once());
+    let resource = |pattern| web::resource(pattern).wrap(layer.clone()).route(web::post().to(counted(&runs)));
+    let guarded = resource("/{id}").guard(guard::Header("x-a", "1"));
+    let app = init_service(App::new().service(guarded).service(resource("/{name}"))).await;
+    send(&app, post("/p", "k").insert_header(("x-a", "1"))).await.assert_run(1);
+    send(&app, post("/p", "k")).await.assert_run(2);
 }
 
 /// Actix takes both for one route; where the layer stands makes no difference.

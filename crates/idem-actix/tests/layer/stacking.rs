@@ -46,6 +46,18 @@ async fn an_answer_can_be_had_compressed_first_and_plain_later_and_the_other_way
     }
 }
 
+/// Hence the place outside.
+#[actix_web::test]
+async fn a_compression_inside_is_part_of_the_answer_that_all_get() {
+    let handler = || std::future::ready(HttpResponse::Ok().content_type("text/plain").body(TEXT.repeat(20)));
+    let app = App::new().route("/p", web::post().to(handler)).wrap(Compress::default()).wrap(at_most_once());
+    let app = init_service(app).await;
+    let first = send(&app, gzipped(post("/p", "k"))).await;
+    let again = send(&app, post("/p", "k").insert_header(("accept-encoding", "identity"))).await;
+    assert_eq!(again.header("content-encoding"), Some("gzip"));
+    again.assert_replay_of(&first);
+}
+
 /// A handler that waits at a gate.
 fn gated(runs: &Runs, gate: &Arc<Semaphore>) -> impl Fn() -> LocalBoxFuture<'static, HttpResponse> + Clone + use<> {
     let (runs, gate) = (runs.clone(), Arc::clone(gate));

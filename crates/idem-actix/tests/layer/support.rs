@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use actix_http::Request;
 use actix_web::body::{self, BoxBody, MessageBody};
-use actix_web::dev::{Service, ServiceResponse};
+use actix_web::dev::{Payload, Service, ServiceResponse};
+use actix_web::error::PayloadError;
 use actix_web::http::StatusCode;
 use actix_web::http::header::HeaderMap;
 use actix_web::test::TestRequest;
 use actix_web::{Error, HttpResponse, rt};
 use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
 use idem_actix::{IdempotencyLayer, ProblemKind, SingleTenant};
 use idem_core::MemoryStore;
 use idem_sqlite::{SqliteConfig, SqliteStore};
@@ -108,11 +110,11 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Reads what a service gave; an error is what actix makes of it.
+    /// Reads what a service gave; an error is what actix makes of it, with all that middlewares have added.
     pub(crate) async fn read<B: MessageBody + 'static>(given: Result<ServiceResponse<B>, Error>) -> Self {
         let response: HttpResponse<BoxBody> = match given {
             Ok(response) => response.into_parts().1.map_into_boxed_body(),
-            Err(error) => HttpResponse::from_error(error),
+            Err(error) => error.error_response(),
         };
         let (head, body) = response.into_parts();
         let problem = head.extensions().get::<ProblemKind>().copied();
@@ -166,6 +168,15 @@ pub(crate) async fn send<B: MessageBody + 'static>(
     request: TestRequest,
 ) -> Answer {
     Answer::read(app.call(request.to_request()).await).await
+}
+
+/// Sends a POST to `/p` under `k` with a body of these chunks, whose length nobody declares.
+pub(crate) async fn send_chunks<B: MessageBody + 'static>(
+    app: &impl Service<Request, Response = ServiceResponse<B>, Error = Error>,
+    chunks: impl Stream<Item = Result<Bytes, PayloadError>> + 'static,
+) -> Answer {
+    let (request, _) = post("/p", "k").to_request().replace_payload(Payload::Stream { payload: chunks.boxed_local() });
+    Answer::read(app.call(request).await).await
 }
 
 /// Asks again and again until the answer is the one that is awaited; fails after [`PATIENCE`].

@@ -9,6 +9,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post as on_post;
 use http::{HeaderName, HeaderValue, StatusCode};
+use idem_axum::ProblemKind;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::limit::RequestBodyLimitLayer;
 
@@ -121,11 +122,19 @@ async fn tracing_outside_sees_every_request_and_inside_only_what_runs() {
 }
 
 #[tokio::test]
-async fn a_body_limit_outside_leaves_no_record() {
-    let runs = Runs::default();
-    let router = stacked!(Place::Outside, &runs, RequestBodyLimitLayer::new(4));
-    let large = send(&router, with_body(post("/p", "k"), "12345")).await;
-    assert_eq!((large.status, runs.count()), (StatusCode::PAYLOAD_TOO_LARGE, 0));
-    // With a record, another body would be a mismatch.
-    send(&router, with_body(post("/p", "k"), "1234")).await.assert_run(1);
+async fn a_body_limit_outside_leaves_no_record_and_inside_its_refusal_is_the_answer() {
+    let body = |body: &'static str| with(with_body(post("/p", "k"), body), "content-length", &body.len().to_string());
+    for place in [Place::Outside, Place::Inside] {
+        let runs = Runs::default();
+        let router = stacked!(place, &runs, RequestBodyLimitLayer::new(4));
+        let large = send(&router, body("12345")).await;
+        assert_eq!((large.status, runs.count()), (StatusCode::PAYLOAD_TOO_LARGE, 0));
+        let again = send(&router, body("12345")).await;
+        assert_eq!((again.status, again.is_replay()), (StatusCode::PAYLOAD_TOO_LARGE, place == Place::Inside));
+        let small = send(&router, body("1234")).await;
+        match place {
+            Place::Outside => small.assert_run(1),
+            Place::Inside => small.assert_problem(ProblemKind::Mismatch),
+        }
+    }
 }

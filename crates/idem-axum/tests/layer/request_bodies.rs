@@ -120,6 +120,22 @@ async fn a_body_that_an_outer_layer_has_consumed_is_a_misconfiguration_and_not_a
 }
 
 #[tokio::test]
+async fn a_body_of_which_an_outer_layer_keeps_a_part_is_a_misconfiguration_too() {
+    let runs = Runs::default();
+    let take = |request: Request| async move {
+        let (head, body) = request.into_parts();
+        let whole = body.collect().await.unwrap().to_bytes();
+        Request::from_parts(head, Body::from(whole.slice(4..)))
+    };
+    let router = route(&runs).layer(map_request(take));
+    for body in ["1234same", "5678same"] {
+        let request = with(with_body(post("/p", "k"), body), "content-length", "8");
+        send(&router, request).await.assert_problem(ProblemKind::Misconfigured);
+    }
+    assert_eq!(runs.count(), 0);
+}
+
+#[tokio::test]
 async fn an_upload_whose_connection_ends_leaves_no_record() {
     let runs = Runs::default();
     let store = Arc::new(FaultyStore::new(memory()));

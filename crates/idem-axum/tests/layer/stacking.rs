@@ -16,11 +16,15 @@ use crate::support::{Answer, Runs, at_most_once, post, post_and_wait, send, with
 
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// A body that is worth compressing, compressed outside of the layer.
-fn compressed(runs: &Runs) -> Router {
+/// A body that is worth compressing.
+fn long(runs: &Runs) -> MethodRouter {
     let runs = runs.clone();
-    let handler = async move || format!("{}{}", "x".repeat(10_000), runs.next());
-    Router::new().route("/p", on_post(handler).layer(at_most_once())).layer(CompressionLayer::new())
+    on_post(async move || format!("{}{}", "x".repeat(10_000), runs.next()))
+}
+
+/// The same, compressed outside of the layer.
+fn compressed(runs: &Runs) -> Router {
+    Router::new().route("/p", long(runs).layer(at_most_once())).layer(CompressionLayer::new())
 }
 
 #[track_caller]
@@ -57,6 +61,17 @@ async fn an_answer_that_was_plain_first_can_be_had_compressed() {
     assert!(again.is_replay());
     assert_eq!(plain(&first), unzipped(&again));
     assert_eq!(runs.count(), 1);
+}
+
+/// Hence the place outside.
+#[tokio::test]
+async fn a_compression_inside_is_part_of_the_answer_that_all_get() {
+    let runs = Runs::default();
+    let router = Router::new().route("/p", long(&runs).layer(CompressionLayer::new()).layer(at_most_once()));
+    let first = send(&router, with(post("/p", "k"), "accept-encoding", "gzip")).await;
+    let again = send(&router, with(post("/p", "k"), "accept-encoding", "identity")).await;
+    assert_eq!(unzipped(&again), unzipped(&first));
+    again.assert_replay_of(&first);
 }
 
 /// A route whose first run waits for the gate.

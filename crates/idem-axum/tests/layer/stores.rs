@@ -141,6 +141,16 @@ async fn a_commit_that_did_not_happen_is_503_and_the_retry_runs() {
 }
 
 #[tokio::test]
+async fn a_record_that_cannot_be_read_is_500_and_nothing_runs() {
+    let (runs, database) = (Runs::default(), Database::new().await);
+    let router = route(&runs, database.layer());
+    send(&router, post("/p", "k")).await.assert_run(1);
+    sqlx::query("UPDATE idem_records SET format = 2").execute(database.store.pool()).await.unwrap();
+    send(&router, post("/p", "k")).await.assert_problem(ProblemKind::RecordUnreadable);
+    assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test]
 async fn an_engine_that_shuts_down_refuses_new_operations() {
     let runs = Runs::default();
     let layer = IdempotencyLayer::at_most_once(memory()).single_tenant();

@@ -77,7 +77,7 @@ async fn two_layers_are_misconfigured_and_a_declared_length_is_refused_before_a_
 }
 
 #[tokio::test]
-async fn a_body_that_is_declared_and_was_consumed_before_is_no_empty_body() {
+async fn a_body_of_another_length_than_is_declared_was_consumed_before() {
     let protection = protection();
     let (declared, encoded) = (("content-length", b"4".as_slice()), ("content-encoding", b"gzip".as_slice()));
     let received = async |headers: &Fields, body: &[&'static str]| {
@@ -90,7 +90,17 @@ async fn a_body_that_is_declared_and_was_consumed_before_is_no_empty_body() {
         assert_eq!(received(KEYED, nothing).await, Ok(()), "a length need not be declared");
         assert_eq!(received(&[KEYED[0], declared, encoded], nothing).await, Ok(()), "it may decode to nothing");
     }
-    assert_eq!(received(&[KEYED[0], declared], &["", "1"]).await, Ok(()), "an outer layer may have made it shorter");
+    for changed in [&["", "1"][..], &["123"], &["123", "45"]] {
+        assert_eq!(
+            received(&[KEYED[0], declared], changed).await,
+            Err(Some(ProblemKind::Misconfigured)),
+            "{changed:?}"
+        );
+        assert_eq!(received(&[KEYED[0], declared, encoded], changed).await, Ok(()), "it may decode to that");
+    }
+    assert_eq!(received(&[KEYED[0], declared], &["12", "", "34"]).await, Ok(()));
+    let none_declared = received(&[KEYED[0], ("content-length", b"0")], &["1"]).await;
+    assert_eq!(none_declared, Err(Some(ProblemKind::Misconfigured)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -156,6 +166,21 @@ async fn an_answer_that_breaks_off_and_a_panic_are_the_same_failure() {
         let replay = protection.execute(again.operation, |_| async { done("ran") }).await.unwrap_err();
         assert_eq!((replay.status, &replay.body), (500, &failed.body), "{panics}");
     }
+}
+
+#[tokio::test]
+async fn a_run_that_never_began_leaves_the_key_as_it_was() {
+    let protection = protection();
+    let first = arrived(&protection, "1").await;
+    let ran = protection.execute(first.operation, |_| async { Some(crate::never_began(())) }).await;
+    assert_eq!(ran, Ok(()));
+    // With a record, another body would be a mismatch.
+    let other = arrived(&protection, "2").await;
+    let run = |context: Context| async move {
+        assert_eq!(context.attempt(), 1);
+        done("ran")
+    };
+    assert_eq!(protection.execute(other.operation, run).await, Ok("ran"));
 }
 
 #[test]
