@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::codec::{self, FlatRecord};
-use idem_core::{Acquire, AcquireOutcome, Algorithm, Checkpoint, Lease, Look, OwnerOutcome, Record, StoreError};
+use idem_core::{
+    Acquire, AcquireOutcome, Algorithm, Checkpoint, FastLook, Lease, Look, OwnerOutcome, Record, StoreError, Timestamp,
+};
 use redis::Value;
 
 use crate::error::unreadable;
@@ -58,6 +60,34 @@ pub(crate) fn peek(value: Value) -> Result<Option<Look>, StoreError> {
             Ok(Some(Look { record: values.record()?, remaining }))
         }
     }
+}
+
+/// What `fast_look.lua` returns.
+pub(crate) fn look(value: Value) -> Result<FastLook, StoreError> {
+    let Value::Array(answer) = value else { return Err(misanswered()) };
+    let [now, entry] = <[Value; 2]>::try_from(answer).map_err(|_| misanswered())?;
+    let bytes = match entry {
+        Value::BulkString(entry) => without_rank(entry),
+        _ => None,
+    };
+    Ok(FastLook { now: time(&now)?, bytes })
+}
+
+/// The bytes of an entry; `None` when it is none.
+fn without_rank(entry: Vec<u8>) -> Option<Bytes> {
+    let colon = entry.iter().position(|byte| !byte.is_ascii_digit())?;
+    (entry[colon] == b':').then(|| Bytes::from(entry).slice(colon + 1..))
+}
+
+/// What the other scripts of the fast store return.
+pub(crate) fn time(value: &Value) -> Result<Timestamp, StoreError> {
+    let Value::BulkString(digits) = value else { return Err(misanswered()) };
+    let digits = std::str::from_utf8(digits).map_err(unreadable)?;
+    digits.parse().map(Timestamp::from_unix_micros).map_err(unreadable)
+}
+
+fn misanswered() -> StoreError {
+    unreadable("a script returned something else than it does")
 }
 
 /// An array, read from its beginning.
@@ -135,5 +165,20 @@ impl Values {
             expires_at: self.number()?,
         };
         Record::try_from(flat).map_err(unreadable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_what_comes_after_its_rank() {
+        let bytes = |entry: &[u8]| without_rank(entry.to_vec());
+        assert_eq!(bytes(b"17:a:b").as_deref(), Some(b"a:b".as_slice()));
+        assert_eq!(bytes(b"17:").as_deref(), Some(b"".as_slice()));
+        for garbage in [b"".as_slice(), b"17", b"a:b", b"1a:b"] {
+            assert_eq!(bytes(garbage), None);
+        }
     }
 }
