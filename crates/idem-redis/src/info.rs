@@ -31,7 +31,7 @@ impl Info {
         let databases = self.0.iter().filter(|(name, _)| name.starts_with("db"));
         let counts =
             databases.filter_map(|(_, value)| value.strip_prefix("keys=")?.split(',').next()?.parse::<u64>().ok());
-        counts.sum()
+        counts.fold(0, u64::saturating_add)
     }
 }
 
@@ -48,4 +48,16 @@ pub(crate) fn served_by(slots: Value) -> Result<usize, StoreError> {
         primaries.insert(name);
     }
     Ok(primaries.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keys_of_all_databases_are_counted_as_far_as_numbers_go() {
+        let keys = |text: &str| Info::read(Value::BulkString(text.into())).unwrap().keys();
+        assert_eq!(keys("db0:keys=3,expires=3,avg_ttl=0\r\ndb5:keys=4,expires=0\r\nrole:master"), 7);
+        assert_eq!(keys(&format!("db0:keys={}\r\ndb1:keys=1", u64::MAX)), u64::MAX);
+    }
 }

@@ -14,14 +14,24 @@ use crate::error::unreadable;
 /// What `acquire.lua` returns.
 pub(crate) fn acquire(value: Value, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
     let mut values = Values::of(value)?;
+    let outcome = outcome(&mut values, request)?;
+    values.end()?;
+    Ok(outcome)
+}
+
+fn outcome(values: &mut Values, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
     let tag = values.bytes()?;
     match tag.as_slice() {
         b"acquired" => {
             let (attempt, how) = (values.number()?, values.number()?);
+            let attempt = u32::try_from(attempt).map_err(unreadable)?;
+            if attempt == 0 {
+                return Err(unreadable("a record was acquired for no attempt"));
+            }
             Ok(AcquireOutcome::Acquired(Lease {
                 id: request.id,
                 owner: request.owner,
-                attempt: u32::try_from(attempt).map_err(unreadable)?,
+                attempt,
                 acquisition: codec::acquisition(how)
                     .ok_or_else(|| unreadable("a record was acquired in an unknown way"))?,
                 checkpoint: values.checkpoint()?,
@@ -57,7 +67,9 @@ pub(crate) fn peek(value: Value) -> Result<Option<Look>, StoreError> {
         value => {
             let mut values = Values::of(value)?;
             let remaining = values.micros()?;
-            Ok(Some(Look { record: values.record()?, remaining }))
+            let record = values.record()?;
+            values.end()?;
+            Ok(Some(Look { record, remaining }))
         }
     }
 }
@@ -99,6 +111,11 @@ impl Values {
             Value::Array(values) => Ok(Self(values.into_iter())),
             _ => Err(unreadable("a script returned something that is no array")),
         }
+    }
+
+    /// What is left over means that the answer is not the one it was taken for.
+    fn end(self) -> Result<(), StoreError> {
+        if self.0.as_slice().is_empty() { Ok(()) } else { Err(unreadable("a script returned more than it does")) }
     }
 
     fn maybe_bytes(&mut self) -> Result<Option<Vec<u8>>, StoreError> {
@@ -170,7 +187,33 @@ impl Values {
 
 #[cfg(test)]
 mod tests {
+    use idem_core::StoreErrorKind;
+    use idem_testkit::fixture::request;
+
     use super::*;
+
+    fn array(words: &[&str]) -> Value {
+        Value::Array(words.iter().map(|word| Value::BulkString(word.as_bytes().to_vec())).collect())
+    }
+
+    #[test]
+    fn an_answer_that_goes_on_after_its_end_is_refused() {
+        let outcome = acquire(array(&["in_progress", "5"]), &request());
+        assert_eq!(outcome.unwrap(), AcquireOutcome::InProgress { retry_after: Duration::from_micros(5) });
+        let error = acquire(array(&["in_progress", "5", "5"]), &request()).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn nobody_acquires_for_an_attempt_before_the_first() {
+        let acquired = |attempt| {
+            let Value::Array(mut values) = array(&["acquired", attempt, "1"]) else { panic!("no array") };
+            values.extend([Value::Nil, Value::Nil]);
+            acquire(Value::Array(values), &request())
+        };
+        assert!(acquired("1").is_ok());
+        assert_eq!(acquired("0").unwrap_err().kind(), StoreErrorKind::Corrupt);
+    }
 
     #[test]
     fn an_entry_is_what_comes_after_its_rank() {
