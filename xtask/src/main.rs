@@ -3,6 +3,7 @@
 mod checks;
 mod command;
 mod conformance;
+mod fuzz;
 mod model;
 mod schemathesis;
 mod servers;
@@ -54,6 +55,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
+    /// Runs the fuzzers of everything that reads outside input (needs cargo-fuzz and a C++ compiler).
+    Fuzz(fuzz::Options),
     /// Changes the pure core in one place at a time, and expects the tests to notice (needs cargo-mutants).
     Mutants,
     /// Packs every crate that is published, and checks that what it embeds is inside.
@@ -99,6 +102,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             command::run(suite.args(options))?;
         }
         Task::Schemathesis(options) => schemathesis::run(&options)?,
+        Task::Fuzz(options) => fuzz::run(&options)?,
         Task::Mutants => checks::mutants()?,
         Task::Package => checks::packages()?,
     }

@@ -23,7 +23,7 @@ pub(crate) fn content<'a>(
     let (&[content_type], false) = (content_types, encoded) else { return raw };
     let Ok(text) = std::str::from_utf8(content_type) else { return raw };
     let (media_type, parameters) = text.split_once(';').unwrap_or((text, ""));
-    let media_type = media_type.trim();
+    let media_type = media_type.trim_matches(BLANKS);
     let lower = media_type.to_ascii_lowercase();
     if lower == "application/json" || lower.ends_with("+json") {
         return Content { format: BodyFormat::Json { ignored: Arc::clone(ignored) }, content_type: None };
@@ -36,12 +36,15 @@ pub(crate) fn content<'a>(
     }
 }
 
+/// Optional white space (RFC 9110 section 5.6.3); Unicode knows more, which no handler takes for a space.
+const BLANKS: [char; 2] = [' ', '\t'];
+
 /// The boundary, when it is the only parameter and plainly written.
 fn boundary(parameters: &str) -> Option<&str> {
-    let (name, value) = parameters.trim().split_once('=')?;
+    let (name, value) = parameters.trim_matches(BLANKS).split_once('=')?;
     let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
     let plain = !value.is_empty() && !value.contains(['"', '\\', ';']);
-    (name.trim().eq_ignore_ascii_case("boundary") && plain).then_some(value)
+    (name.trim_matches(BLANKS).eq_ignore_ascii_case("boundary") && plain).then_some(value)
 }
 
 #[cfg(test)]
@@ -72,11 +75,13 @@ mod tests {
 
     #[test]
     fn whatever_is_unusual_is_raw() {
-        let unusual: [(&[&str], &[&str]); 8] = [
+        let unusual: [(&[&str], &[&str]); 10] = [
             (&[], &[]),
             (&["text/plain"], &[]),
             (&["application/json"], &["gzip"]),
             (&["application/json", "application/json"], &[]),
+            (&["\u{a0}application/json"], &[]),
+            (&["multipart/form-data;\u{a0}boundary=b"], &[]),
             (&["multipart/form-data"], &[]),
             (&["multipart/form-data; boundary="], &[]),
             (&["multipart/form-data; boundary=b; charset=x"], &[]),

@@ -9,9 +9,17 @@ pub(crate) fn wait<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<Duratio
         .filter_map(|value| std::str::from_utf8(value).ok())
         .flat_map(|value| split_unquoted(value, ','))
         .filter_map(|preference| split_unquoted(preference, ';').next()?.split_once('='))
-        .find(|(name, _)| name.trim().eq_ignore_ascii_case("wait"))
-        .and_then(|(_, seconds)| unquoted(seconds.trim()).parse().ok())
+        .find(|(name, _)| name.trim_matches(BLANKS).eq_ignore_ascii_case("wait"))
+        .and_then(|(_, seconds)| whole_number(unquoted(seconds.trim_matches(BLANKS))))
         .map(Duration::from_secs)
+}
+
+/// Optional white space (RFC 9110 section 5.6.3); Unicode knows more.
+const BLANKS: [char; 2] = [' ', '\t'];
+
+/// Digits and nothing else: the standard library's numbers may have a plus.
+fn whole_number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
 /// The parts between separators that stand in no quoted string.
@@ -50,6 +58,9 @@ mod tests {
             assert_eq!(seconds(&[value]), None, "{value:?}");
         }
         for value in ["wait=\"5", "wait=5\"", "foo=\"a, wait=5\"", "foo=\"\\\", wait=5\"", "foo=\"x;wait=5\""] {
+            assert_eq!(seconds(&[value]), None, "{value:?}");
+        }
+        for value in ["wait=+5", "wait=\"+5\"", "wait=5\r", "\u{a0}wait=5", "wait=\u{2003}5"] {
             assert_eq!(seconds(&[value]), None, "{value:?}");
         }
         assert_eq!(seconds(&["foo=\"a\\\\\", wait=5"]), Some(5), "an escaped backslash does not escape the quote");

@@ -84,7 +84,7 @@ impl Entry {
 
     /// What the state machine answers, as far as this is enough to go by: somebody else runs it, or it is settled.
     /// Everything else is for the durable store to say. So is a mismatch with a lock, since it ends a client's repeats: the
-    /// run may have been rolled back.
+    /// run may have been rolled back. And so is what became of a run whose lease is over before its lock.
     pub(crate) fn answer(&self, request: &Acquire, now: Timestamp) -> Option<AcquireOutcome> {
         if !self.holds(now) {
             return None;
@@ -92,8 +92,8 @@ impl Entry {
         let decided_at = if self.is_lock() { now } else { self.record.updated_at };
         let (_, outcome) = machine::acquire(Some(&self.record), request, decided_at);
         match outcome {
-            AcquireOutcome::InProgress { .. } | AcquireOutcome::Replay(_) => Some(outcome),
-            AcquireOutcome::Mismatch { .. } if !self.is_lock() => Some(outcome),
+            AcquireOutcome::InProgress { .. } => Some(outcome),
+            AcquireOutcome::Replay(_) | AcquireOutcome::Mismatch { .. } if !self.is_lock() => Some(outcome),
             _ => None,
         }
     }

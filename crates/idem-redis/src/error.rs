@@ -96,15 +96,6 @@ pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> Stor
     StoreError::new(StoreErrorKind::Corrupt, "could not read what Redis answered").with_source(error)
 }
 
-/// The driver's error for one of the application's pool.
-#[cfg(feature = "deadpool")]
-pub(crate) fn pool_error(error: deadpool_redis::PoolError) -> RedisError {
-    match error {
-        deadpool_redis::PoolError::Backend(error) => error,
-        other => RedisError::from(std::io::Error::other(other)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,17 +5,16 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use idem_core::{
     FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, TimeOffset, Timestamp,
 };
 use redis::Value;
 
 use crate::config::RedisConfig;
-use crate::error::unreadable;
 use crate::keys::Keys;
 use crate::link::Link;
 use crate::notices::Notices;
+use crate::reply;
 use crate::script::{Arg, Call, FastScripts, Script};
 
 /// How long a verb may take unless it is said: whoever waits for longer would have had the answer from the store behind.
@@ -80,20 +79,14 @@ impl FastStore for RedisFastStore {
     async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
         let args = [self.now(), milliseconds(claim)];
         let answer = self.run("look for an entry", &self.shared.scripts.look, id, &args).await?;
-        let Value::Array(answer) = answer else { return Err(misanswered()) };
-        let [now, entry] = <[Value; 2]>::try_from(answer).map_err(|_| misanswered())?;
-        let bytes = match entry {
-            Value::BulkString(entry) => without_rank(entry),
-            _ => None,
-        };
-        Ok(FastLook { now: time(&now)?, bytes })
+        reply::look(answer)
     }
 
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {
         let rank = entry.rank.to_string();
         let until = Arg::Number(entry.until.unix_micros());
         let args = [self.now(), Arg::Bytes(rank.as_bytes()), until, Arg::Bytes(&entry.bytes)];
-        time(&self.run("put an entry", &self.shared.scripts.put, id, &args).await?)
+        reply::time(&self.run("put an entry", &self.shared.scripts.put, id, &args).await?)
     }
 
     async fn remove(&self, id: &RecordId, rank: u64, claim: Option<Duration>) -> Result<Timestamp, StoreError> {
@@ -101,7 +94,7 @@ impl FastStore for RedisFastStore {
         let channel = Arg::Bytes(self.shared.notices.channel());
         let claim = milliseconds(claim);
         let args = [self.now(), Arg::Bytes(rank.as_bytes()), claim, channel, Arg::Bytes(told.as_bytes())];
-        time(&self.run("remove an entry", &self.shared.scripts.remove, id, &args).await?)
+        reply::time(&self.run("remove an entry", &self.shared.scripts.remove, id, &args).await?)
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
@@ -114,39 +107,8 @@ fn milliseconds(claim: Option<Duration>) -> Arg<'static> {
     Arg::Number(claim.map_or(0, |life| i64::try_from(life.as_millis()).unwrap_or(i64::MAX).max(1)))
 }
 
-/// The bytes of an entry; `None` when it is none.
-fn without_rank(entry: Vec<u8>) -> Option<Bytes> {
-    let colon = entry.iter().position(|byte| !byte.is_ascii_digit())?;
-    (entry[colon] == b':').then(|| Bytes::from(entry).slice(colon + 1..))
-}
-
-fn time(value: &Value) -> Result<Timestamp, StoreError> {
-    let Value::BulkString(digits) = value else { return Err(misanswered()) };
-    let digits = std::str::from_utf8(digits).map_err(unreadable)?;
-    digits.parse().map(Timestamp::from_unix_micros).map_err(unreadable)
-}
-
-fn misanswered() -> StoreError {
-    unreadable("a script returned something else than it does")
-}
-
 impl fmt::Debug for RedisFastStore {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("RedisFastStore").field("keys", &self.shared.keys).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_entry_is_what_comes_after_its_rank() {
-        let bytes = |entry: &[u8]| without_rank(entry.to_vec());
-        assert_eq!(bytes(b"17:a:b").as_deref(), Some(b"a:b".as_slice()));
-        assert_eq!(bytes(b"17:").as_deref(), Some(b"".as_slice()));
-        for garbage in [b"".as_slice(), b"17", b"a:b", b"1a:b"] {
-            assert_eq!(bytes(garbage), None);
-        }
     }
 }

@@ -1,12 +1,11 @@
 //! What the servers are, and what they promise.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use idem_core::{SelfTestError, StoreError, StoreErrorKind};
-use redis::Value;
 
 use crate::durability::{DurabilityReport, NodeDurability};
-use crate::error::unreadable;
+use crate::info::{Info, served_by};
 use crate::link::Link;
 use crate::store::RedisStore;
 
@@ -113,21 +112,6 @@ async fn primaries(link: &Link) -> Result<Vec<Info>, StoreError> {
     Ok(infos)
 }
 
-/// How many primaries `CLUSTER SLOTS` names: a list of ranges, each with its primary's address and port first.
-fn served_by(slots: Value) -> Result<usize, StoreError> {
-    type Node = (Option<String>, u16, String);
-    let ranges: Vec<Vec<Value>> = redis::from_redis_value(slots).map_err(unreadable)?;
-    let mut primaries = HashSet::new();
-    for range in ranges {
-        let primary = range.into_iter().nth(2).unwrap_or_default();
-        let Value::Array(mut parts) = primary else { return Err(unreadable("a range of slots has no primary")) };
-        parts.truncate(3);
-        let (_, _, name): Node = redis::from_redis_value(Value::Array(parts)).map_err(unreadable)?;
-        primaries.insert(name);
-    }
-    Ok(primaries.len())
-}
-
 async fn report(link: &Link, primaries: &[Info], min_replicas: u32) -> DurabilityReport {
     let append_sync = setting(link, "appendfsync").await;
     let snapshots = setting(link, "save").await;
@@ -150,32 +134,4 @@ async fn setting(link: &Link, name: &str) -> Option<String> {
     });
     let first = values.next().flatten()?;
     values.all(|value| value.as_ref() == Some(&first)).then_some(first)
-}
-
-/// The fields of `INFO`.
-struct Info(HashMap<String, String>);
-
-impl Info {
-    fn read(value: Value) -> Result<Self, StoreError> {
-        let text: String = redis::from_redis_value(value).map_err(unreadable)?;
-        let pairs = text.lines().filter_map(|line| line.split_once(':'));
-        Ok(Self(pairs.map(|(name, value)| (name.to_owned(), value.trim_end().to_owned())).collect()))
-    }
-
-    fn text(&self, name: &str) -> &str {
-        self.0.get(name).map_or("", String::as_str)
-    }
-
-    fn version_number(&self) -> (u32, u32) {
-        let mut parts = self.text("redis_version").split('.').map(|part| part.parse().unwrap_or_default());
-        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
-    }
-
-    /// Of all databases: `db0:keys=3,expires=3,avg_ttl=0`.
-    fn keys(&self) -> u64 {
-        let databases = self.0.iter().filter(|(name, _)| name.starts_with("db"));
-        let counts =
-            databases.filter_map(|(_, value)| value.strip_prefix("keys=")?.split(',').next()?.parse::<u64>().ok());
-        counts.sum()
-    }
 }

@@ -7,6 +7,7 @@ mod durability;
 mod error;
 mod fast;
 mod health;
+mod info;
 mod keys;
 mod link;
 mod lossy;

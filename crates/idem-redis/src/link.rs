@@ -156,7 +156,7 @@ impl Link {
     async fn hold(&self, question: &Question<'_>, is_new: bool) -> RedisResult<Held<'_>> {
         #[cfg(feature = "deadpool")]
         if let Servers::Pool(pool) = &self.servers {
-            let connection = pool.get().await.map_err(crate::error::pool_error)?;
+            let connection = pool.get().await.map_err(pool_error)?;
             return Ok(Held::Pooled(connection));
         }
         let slot = match question {
@@ -320,5 +320,14 @@ fn is_refusal(error: &RedisError) -> bool {
         ErrorKind::Server(kind) => kind != ServerErrorKind::ResponseError,
         ErrorKind::Extension => true,
         _ => false,
+    }
+}
+
+/// The driver's error for one of the application's pool.
+#[cfg(feature = "deadpool")]
+fn pool_error(error: deadpool_redis::PoolError) -> RedisError {
+    match error {
+        deadpool_redis::PoolError::Backend(error) => error,
+        other => RedisError::from(std::io::Error::other(other)),
     }
 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::codec::{self, FlatRecord};
-use idem_core::{Acquire, AcquireOutcome, Algorithm, Checkpoint, Lease, Look, OwnerOutcome, Record, StoreError};
+use idem_core::{
+    Acquire, AcquireOutcome, Algorithm, Checkpoint, FastLook, Lease, Look, OwnerOutcome, Record, StoreError, Timestamp,
+};
 use redis::Value;
 
 use crate::error::unreadable;
@@ -12,14 +14,24 @@ use crate::error::unreadable;
 /// What `acquire.lua` returns.
 pub(crate) fn acquire(value: Value, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
     let mut values = Values::of(value)?;
+    let outcome = outcome(&mut values, request)?;
+    values.end()?;
+    Ok(outcome)
+}
+
+fn outcome(values: &mut Values, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
     let tag = values.bytes()?;
     match tag.as_slice() {
         b"acquired" => {
             let (attempt, how) = (values.number()?, values.number()?);
+            let attempt = u32::try_from(attempt).map_err(unreadable)?;
+            if attempt == 0 {
+                return Err(unreadable("a record was acquired for no attempt"));
+            }
             Ok(AcquireOutcome::Acquired(Lease {
                 id: request.id,
                 owner: request.owner,
-                attempt: u32::try_from(attempt).map_err(unreadable)?,
+                attempt,
                 acquisition: codec::acquisition(how)
                     .ok_or_else(|| unreadable("a record was acquired in an unknown way"))?,
                 checkpoint: values.checkpoint()?,
@@ -55,9 +67,39 @@ pub(crate) fn peek(value: Value) -> Result<Option<Look>, StoreError> {
         value => {
             let mut values = Values::of(value)?;
             let remaining = values.micros()?;
-            Ok(Some(Look { record: values.record()?, remaining }))
+            let record = values.record()?;
+            values.end()?;
+            Ok(Some(Look { record, remaining }))
         }
     }
+}
+
+/// What `fast_look.lua` returns.
+pub(crate) fn look(value: Value) -> Result<FastLook, StoreError> {
+    let Value::Array(answer) = value else { return Err(misanswered()) };
+    let [now, entry] = <[Value; 2]>::try_from(answer).map_err(|_| misanswered())?;
+    let bytes = match entry {
+        Value::BulkString(entry) => without_rank(entry),
+        _ => None,
+    };
+    Ok(FastLook { now: time(&now)?, bytes })
+}
+
+/// The bytes of an entry; `None` when it is none.
+fn without_rank(entry: Vec<u8>) -> Option<Bytes> {
+    let colon = entry.iter().position(|byte| !byte.is_ascii_digit())?;
+    (entry[colon] == b':').then(|| Bytes::from(entry).slice(colon + 1..))
+}
+
+/// What the other scripts of the fast store return.
+pub(crate) fn time(value: &Value) -> Result<Timestamp, StoreError> {
+    let Value::BulkString(digits) = value else { return Err(misanswered()) };
+    let digits = std::str::from_utf8(digits).map_err(unreadable)?;
+    digits.parse().map(Timestamp::from_unix_micros).map_err(unreadable)
+}
+
+fn misanswered() -> StoreError {
+    unreadable("a script returned something else than it does")
 }
 
 /// An array, read from its beginning.
@@ -69,6 +111,11 @@ impl Values {
             Value::Array(values) => Ok(Self(values.into_iter())),
             _ => Err(unreadable("a script returned something that is no array")),
         }
+    }
+
+    /// What is left over means that the answer is not the one it was taken for.
+    fn end(self) -> Result<(), StoreError> {
+        if self.0.as_slice().is_empty() { Ok(()) } else { Err(unreadable("a script returned more than it does")) }
     }
 
     fn maybe_bytes(&mut self) -> Result<Option<Vec<u8>>, StoreError> {
@@ -135,5 +182,46 @@ impl Values {
             expires_at: self.number()?,
         };
         Record::try_from(flat).map_err(unreadable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use idem_core::StoreErrorKind;
+    use idem_testkit::fixture::request;
+
+    use super::*;
+
+    fn array(words: &[&str]) -> Value {
+        Value::Array(words.iter().map(|word| Value::BulkString(word.as_bytes().to_vec())).collect())
+    }
+
+    #[test]
+    fn an_answer_that_goes_on_after_its_end_is_refused() {
+        let outcome = acquire(array(&["in_progress", "5"]), &request());
+        assert_eq!(outcome.unwrap(), AcquireOutcome::InProgress { retry_after: Duration::from_micros(5) });
+        let error = acquire(array(&["in_progress", "5", "5"]), &request()).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn nobody_acquires_for_an_attempt_before_the_first() {
+        let acquired = |attempt| {
+            let Value::Array(mut values) = array(&["acquired", attempt, "1"]) else { panic!("no array") };
+            values.extend([Value::Nil, Value::Nil]);
+            acquire(Value::Array(values), &request())
+        };
+        assert!(acquired("1").is_ok());
+        assert_eq!(acquired("0").unwrap_err().kind(), StoreErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn an_entry_is_what_comes_after_its_rank() {
+        let bytes = |entry: &[u8]| without_rank(entry.to_vec());
+        assert_eq!(bytes(b"17:a:b").as_deref(), Some(b"a:b".as_slice()));
+        assert_eq!(bytes(b"17:").as_deref(), Some(b"".as_slice()));
+        for garbage in [b"".as_slice(), b"17", b"a:b", b"1a:b"] {
+            assert_eq!(bytes(garbage), None);
+        }
     }
 }

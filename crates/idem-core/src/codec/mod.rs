@@ -150,7 +150,7 @@ impl TryFrom<FlatRecord> for Record {
         Ok(Self {
             fingerprint: Fingerprint::from_parts(Algorithm::from_number(algorithm), digest),
             owner: OwnerToken::from_bytes(owner),
-            attempt: u32::try_from(flat.attempt).map_err(|_| CodecError::Damaged("attempt"))?,
+            attempt: decode_attempt(flat.attempt)?,
             checkpoint,
             created_at: Timestamp::from_unix_micros(flat.created_at),
             updated_at: Timestamp::from_unix_micros(flat.updated_at),
@@ -158,6 +158,11 @@ impl TryFrom<FlatRecord> for Record {
             state: decode_state(flat)?,
         })
     }
+}
+
+/// The first run is attempt 1: a number below it would fence nobody off.
+fn decode_attempt(number: i64) -> Result<u32, CodecError> {
+    u32::try_from(number).ok().filter(|attempt| *attempt > 0).ok_or(CodecError::Damaged("attempt"))
 }
 
 fn decode_state(flat: FlatRecord) -> Result<State, CodecError> {

@@ -93,12 +93,13 @@ type Damage = fn(&mut FlatRecord);
 
 #[test]
 fn damage_is_named_and_never_read_as_something_else() {
-    let damages: [(Damage, CodecError); 12] = [
+    let damages: [(Damage, CodecError); 13] = [
         (|flat| flat.format = 2, CodecError::UnknownFormat(2)),
         (|flat| flat.fingerprint.truncate(31), CodecError::Damaged("fingerprint")),
         (|flat| flat.fingerprint_algorithm = 65_536, CodecError::Damaged("algorithm")),
         (|flat| flat.owner.push(0), CodecError::Damaged("owner")),
         (|flat| flat.attempt = -1, CodecError::Damaged("attempt")),
+        (|flat| flat.attempt = 0, CodecError::Damaged("attempt")),
         (|flat| flat.state = 6, CodecError::Damaged("state")),
         (|flat| flat.state = 1, CodecError::Damaged("lease")),
         (|flat| flat.state = 5, CodecError::Damaged("time of the next attempt")),

@@ -61,6 +61,13 @@ fn a_lock_says_nothing_to_its_owner_nor_to_another_request() {
 }
 
 #[test]
+fn a_lock_that_outlasts_its_lease_does_not_say_what_became_of_the_run() {
+    let (request, mut entry) = lock();
+    entry.until = at(2_000);
+    assert_eq!(entry.answer(&repeat_of(&request), at(1_700)), None);
+}
+
+#[test]
 fn a_lock_is_renewed_by_its_owner_only() {
     let (request, lease) = run();
     let lock = || Entry::lock(&request, &lease, at(1_000), Duration::from_micros(500));

@@ -1,0 +1,102 @@
+//! A fast store that has just one entry, in front of a durable one that does not answer.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use idem_core::{
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, Durability, DurableStore, FastEntry, FastLook, FastStore,
+    IdempotencyStore, Lease, Look, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError,
+    StoreErrorKind, Term, Timestamp,
+};
+use idem_hybrid::{HybridConfig, HybridStore};
+
+use super::IDENTITY;
+
+thread_local! {
+    /// Hybrids keep time by a runtime's clock.
+    static RUNTIME: std::io::Result<tokio::runtime::Runtime> =
+        tokio::runtime::Builder::new_current_thread().enable_time().build();
+}
+
+/// What a hybrid answers by the entry alone; `None` when it leaves the decision to the durable store.
+pub(super) fn asked(entry: &Bytes, now: Timestamp, request: &Acquire) -> Option<AcquireOutcome> {
+    // No time to wait for somebody else's claim; the entry is there at once.
+    let config = HybridConfig::new().patience(Duration::from_millis(1));
+    let store = HybridStore::new(Arc::new(Silent), Arc::new(One { entry: entry.clone(), now }), config);
+    RUNTIME.with(|runtime| match runtime {
+        Ok(runtime) => runtime.block_on(store.acquire(request)).ok(),
+        Err(error) => panic!("no runtime: {error}"),
+    })
+}
+
+#[derive(Debug)]
+struct One {
+    entry: Bytes,
+    now: Timestamp,
+}
+
+#[async_trait]
+impl FastStore for One {
+    async fn look(&self, _: &RecordId, _: Option<Duration>) -> Result<FastLook, StoreError> {
+        Ok(FastLook { now: self.now, bytes: Some(self.entry.clone()) })
+    }
+
+    async fn put(&self, _: &RecordId, _: &FastEntry) -> Result<Timestamp, StoreError> {
+        panic!("nobody runs, and nothing was settled")
+    }
+
+    async fn remove(&self, _: &RecordId, _: u64, _: Option<Duration>) -> Result<Timestamp, StoreError> {
+        Ok(self.now)
+    }
+
+    fn on_settled(&self, _: Weak<dyn SettlementListener>) {}
+}
+
+#[derive(Debug)]
+struct Silent;
+
+fn silence<T>() -> Result<T, StoreError> {
+    Err(StoreError::new(StoreErrorKind::Unavailable, "it does not answer"))
+}
+
+#[async_trait]
+impl IdempotencyStore for Silent {
+    async fn acquire(&self, _: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        silence()
+    }
+
+    async fn renew(&self, _: &Lease, _: Term) -> Result<OwnerOutcome, StoreError> {
+        silence()
+    }
+
+    async fn checkpoint(&self, _: &Lease, _: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        silence()
+    }
+
+    async fn settle(&self, _: &Lease, _: &Settlement, _: Duration) -> Result<OwnerOutcome, StoreError> {
+        silence()
+    }
+
+    async fn peek(&self, _: &RecordId) -> Result<Option<Record>, StoreError> {
+        silence()
+    }
+
+    fn on_settled(&self, _: Weak<dyn SettlementListener>) {}
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("silent", Durability::Power, true)
+    }
+}
+
+#[async_trait]
+impl DurableStore for Silent {
+    async fn look(&self, _: &RecordId) -> Result<Option<Look>, StoreError> {
+        silence()
+    }
+
+    fn identity(&self) -> [u8; 16] {
+        IDENTITY
+    }
+}

@@ -1,0 +1,79 @@
+//! What has to be true of everything in this workspace that reads outside input, as functions of arbitrary bytes.
+//!
+//! Each [`Target`] is such a function, and panics when its input shows that something is not true. `cargo test` replays the
+//! committed corpora through them, and libFuzzer looks for new inputs in `fuzz/`, whose targets are shells around these.
+//!
+//! Where something can be reached by a public API, it is. What is private in its crate and depends on no connection is
+//! compiled in here from its file, so that no published crate has a door for fuzzers.
+
+mod bytes_of;
+mod choices;
+mod memory;
+mod records;
+
+mod fast_entry;
+mod json_canonical;
+mod key_header;
+mod multipart_body;
+mod record_codec;
+mod redis_answer;
+
+#[path = "../../../crates/idem-redis/src/error.rs"]
+#[allow(dead_code, reason = "what happens before there is an answer needs a connection")]
+mod error;
+#[path = "../../../crates/idem-redis/src/info.rs"]
+mod info;
+#[path = "../../../crates/idem-redis/src/keys.rs"]
+mod keys;
+#[path = "../../../crates/idem-http/src/prefer.rs"]
+mod prefer;
+#[path = "../../../crates/idem-redis/src/reply.rs"]
+mod reply;
+
+pub use choices::Choices;
+
+/// Something that reads outside input, and what has to be true of it.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Target {
+    /// The name of its shell and of its corpus in `fuzz/`.
+    pub name: &'static str,
+    check: fn(&[u8]),
+}
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    Target { name: "fast_entry", check: fast_entry::check },
+    Target { name: "json_canonical", check: json_canonical::check },
+    Target { name: "key_header", check: key_header::check },
+    Target { name: "multipart_body", check: multipart_body::check },
+    Target { name: "record_codec", check: record_codec::check },
+    Target { name: "redis_answer", check: redis_answer::check },
+];
+
+impl Target {
+    /// The target of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        TARGETS.iter().copied().find(|target| target.name == name)
+    }
+
+    /// Tries one input, which may take memory in proportion to its length.
+    ///
+    /// # Panics
+    /// When something is not true for it.
+    pub fn try_input(&self, input: &[u8]) {
+        memory::in_proportion(input.len(), || (self.check)(input));
+    }
+}
+
+/// Tries one input of the target of this name.
+///
+/// # Panics
+/// When something is not true for it, or when there is no such target.
+pub fn try_input(target: &str, input: &[u8]) {
+    match Target::named(target) {
+        Some(target) => target.try_input(input),
+        None => panic!("there is no target {target}"),
+    }
+}

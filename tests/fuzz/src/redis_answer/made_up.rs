@@ -1,0 +1,155 @@
+//! Answers made up of an input's bytes: most of them such as scripts give.
+
+use arbitrary::{Result, Unstructured};
+use idem_core::codec::FlatRecord;
+use redis::Value;
+
+use crate::bytes_of::{bytes, maybe, text};
+use crate::records;
+
+pub(super) fn answer(bytes: &[u8]) -> Result<Value> {
+    let input = &mut Unstructured::new(bytes);
+    let mut values = match input.int_in_range(0..=9)? {
+        0 => vec![tag("acquired"), number(input)?, number(input)?, any_bytes(input)?, any_bytes(input)?],
+        1 => vec![tag(input.choose(&["in_progress", "backoff", "mismatch", "aquired"])?), number(input)?],
+        2 | 3 => [vec![tag("replay")], fields(input)?].concat(),
+        4 | 5 => [vec![number(input)?], fields(input)?].concat(),
+        6 => vec![digits(input)?, entry(input)?],
+        7 => return info(input),
+        8 => return slots(input),
+        _ => return any(input, 0),
+    };
+    spoil(input, &mut values)?;
+    Ok(Value::Array(values))
+}
+
+/// Now and then something is missing, too much, or of another type.
+fn spoil(input: &mut Unstructured<'_>, values: &mut Vec<Value>) -> Result<()> {
+    match input.int_in_range(0..=15)? {
+        0 => values.push(any(input, 2)?),
+        1 => values.truncate(values.len() - 1),
+        2 => {
+            let at = input.choose_index(values.len())?;
+            values[at] = any(input, 2)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn tag(tag: &str) -> Value {
+    Value::BulkString(tag.into())
+}
+
+fn written(number: i64, as_digits: bool) -> Value {
+    if as_digits { Value::BulkString(number.to_string().into()) } else { Value::Int(number) }
+}
+
+fn number(input: &mut Unstructured<'_>) -> Result<Value> {
+    let number = if input.ratio(1, 4)? { input.arbitrary()? } else { input.int_in_range(-1..=5)? };
+    Ok(written(number, input.arbitrary()?))
+}
+
+fn digits(input: &mut Unstructured<'_>) -> Result<Value> {
+    Ok(written(input.arbitrary()?, true))
+}
+
+fn any_bytes(input: &mut Unstructured<'_>) -> Result<Value> {
+    Ok(maybe(input, |input| bytes(input, 20))?.map_or(Value::Nil, Value::BulkString))
+}
+
+fn entry(input: &mut Unstructured<'_>) -> Result<Value> {
+    let (rank, entry) = (input.arbitrary::<u64>()?, bytes(input, 60)?);
+    Ok(Value::BulkString([rank.to_string().as_bytes(), b":", &entry].concat()))
+}
+
+/// The fields of a record, or of something like it, in the order of `everything` in `record.lua`.
+fn fields(input: &mut Unstructured<'_>) -> Result<Vec<Value>> {
+    let flat = match input.arbitrary()? {
+        true => FlatRecord::from(&records::record(input)?),
+        false => records::columns(input)?,
+    };
+    let as_digits = input.arbitrary()?;
+    let number = |number| written(number, as_digits);
+    let maybe_number = |maybe: Option<i64>| maybe.map_or(Value::Nil, number);
+    let maybe_bytes = |maybe: Option<Vec<u8>>| maybe.map_or(Value::Nil, Value::BulkString);
+    Ok(vec![
+        number(flat.format),
+        number(flat.fingerprint_algorithm),
+        Value::BulkString(flat.fingerprint),
+        Value::BulkString(flat.owner),
+        number(flat.attempt),
+        number(flat.state),
+        maybe_number(flat.acquisition),
+        maybe_number(flat.takeover),
+        maybe_number(flat.lease_until),
+        maybe_number(flat.not_before),
+        maybe_bytes(flat.checkpoint_name.map(String::into_bytes)),
+        maybe_bytes(flat.checkpoint_data),
+        maybe_number(flat.status),
+        maybe_bytes(flat.headers),
+        maybe_bytes(flat.body.map(Vec::from)),
+        number(flat.created_at),
+        number(flat.updated_at),
+        number(flat.expires_at),
+    ])
+}
+
+fn info(input: &mut Unstructured<'_>) -> Result<Value> {
+    let mut text = String::new();
+    for _ in 0..input.int_in_range(0..=5)? {
+        let name = input.choose(&["redis_version", "role", "db0", "db1", "db", "connected_slaves", "# Server"])?;
+        let number = input.arbitrary::<u64>()? >> input.int_in_range(0..=63)?;
+        let value = match input.int_in_range(0..=3)? {
+            0 => format!("{number}.{}", input.arbitrary::<u32>()?),
+            1 => format!("keys={number},expires=0,avg_ttl=0"),
+            2 => self::text(input, 12)?,
+            _ => number.to_string(),
+        };
+        text.push_str(&format!("{name}:{value}\r\n"));
+    }
+    Ok(Value::BulkString(text.into()))
+}
+
+fn slots(input: &mut Unstructured<'_>) -> Result<Value> {
+    let ranges = (0..input.int_in_range(0..=4)?).map(|_| {
+        let node = vec![any_bytes(input)?, number(input)?, any_bytes(input)?];
+        Ok(Value::Array(vec![number(input)?, number(input)?, Value::Array(node)]))
+    });
+    let mut ranges: Vec<Value> = ranges.collect::<Result<_>>()?;
+    spoil_one(input, &mut ranges)?;
+    Ok(Value::Array(ranges))
+}
+
+fn spoil_one(input: &mut Unstructured<'_>, ranges: &mut [Value]) -> Result<()> {
+    if let Some(Value::Array(range)) = ranges.last_mut() {
+        spoil(input, range)?;
+    }
+    Ok(())
+}
+
+/// Any answer of the protocol, a few levels deep.
+fn any(input: &mut Unstructured<'_>, depth: usize) -> Result<Value> {
+    let kinds = if depth < 3 { 11 } else { 6 };
+    let several = |input: &mut Unstructured<'_>| -> Result<Vec<Value>> {
+        (0..input.int_in_range(0..=3)?).map(|_| any(input, depth + 1)).collect()
+    };
+    Ok(match input.int_in_range(0..=kinds)? {
+        0 => Value::Nil,
+        1 => Value::Int(input.arbitrary()?),
+        2 => Value::BulkString(bytes(input, 20)?),
+        3 => Value::SimpleString(text(input, 12)?),
+        4 => Value::Okay,
+        5 => Value::Double(input.arbitrary()?),
+        6 => Value::Boolean(input.arbitrary()?),
+        7 | 8 => Value::Array(several(input)?),
+        9 => Value::Set(several(input)?),
+        10 => Value::Map(vec![(any(input, depth + 1)?, any(input, depth + 1)?)]),
+        _ => {
+            let code =
+                input.choose(&["ERR", "IDEMDAMAGED", "IDEMFORMAT", "WRONGTYPE", "OOM", "READONLY", "MOVED", "X"])?;
+            let line = format!("-{code} {}\r\n", text(input, 12)?.replace(['\r', '\n'], " "));
+            redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)
+        }
+    })
+}

@@ -1,0 +1,104 @@
+//! What Redis says, however garbled: an answer that means something is read as just that, and everything else is an error
+//! that nobody repeats and never a decision.
+//!
+//! An input is an answer as it comes over the wire (RESP), which is read by the driver; or, after a zero byte, choices by which
+//! an answer is made up that scripts could give, or nearly.
+
+mod expected;
+mod made_up;
+
+use idem_core::{Acquire, AcquireOutcome, RecordId, StoreError, StoreErrorKind};
+use redis::Value;
+
+use crate::error::Failure;
+use crate::info::{self, Info};
+use crate::keys::Keys;
+use crate::{records, reply};
+
+pub(crate) fn check(input: &[u8]) {
+    let value = match input.strip_prefix(b"\0") {
+        Some(rest) => made_up::answer(rest).ok(),
+        // The driver takes the connection down when it cannot read something.
+        None => redis::parse_redis_value(input).ok(),
+    };
+    if let Some(value) = value {
+        verbs_read_what_it_means(&value);
+        the_fast_store_reads_what_it_means(&value);
+        what_servers_say_of_themselves_is_read_or_refused(&value);
+        an_error_of_the_server_is_an_error(value);
+    }
+    a_key_is_that_of_its_record_only(input);
+}
+
+fn read<T>(what: &str, result: Result<T, StoreError>, expected: Option<T>) -> Option<T>
+where
+    T: PartialEq + std::fmt::Debug,
+{
+    let read = match result {
+        Ok(read) => Some(read),
+        Err(error) => {
+            assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{what}: {error:?}");
+            assert!(!error.is_retryable() && !error.is_indeterminate(), "{what}: {error:?}");
+            None
+        }
+    };
+    assert_eq!(read, expected, "{what}");
+    read
+}
+
+fn verbs_read_what_it_means(value: &Value) {
+    let request = records::request();
+    let outcome = read("acquire", reply::acquire(value.clone(), &request), expected::acquire(value, &request));
+    if let Some(AcquireOutcome::Acquired(lease)) = outcome {
+        let Acquire { id, owner, .. } = request;
+        assert!(lease.id == id && lease.owner == owner && lease.attempt > 0, "{lease:?}");
+    }
+    read("owner", reply::owner(value), expected::owner(value));
+    read("peek", reply::peek(value.clone()), expected::peek(value));
+}
+
+fn the_fast_store_reads_what_it_means(value: &Value) {
+    read("look", reply::look(value.clone()), expected::look(value));
+    read("time", reply::time(value), expected::time(value));
+}
+
+fn what_servers_say_of_themselves_is_read_or_refused(value: &Value) {
+    match Info::read(value.clone()) {
+        Ok(info) => {
+            // They are reports: whatever is said of them, nothing depends on it but what people read.
+            let _ = (info.keys(), info.version_number(), info.text("role"));
+        }
+        Err(error) => assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error:?}"),
+    }
+    match (info::served_by(value.clone()), value) {
+        (Ok(primaries), Value::Array(ranges) | Value::Set(ranges)) => {
+            assert!(primaries <= ranges.len(), "{primaries} in {value:?}");
+        }
+        (Ok(_), _) => {}
+        (Err(error), _) => assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error:?}"),
+    }
+}
+
+fn an_error_of_the_server_is_an_error(value: Value) {
+    let Err(error) = value.extract_error() else { return };
+    let is_about_a_record = matches!(error.code(), Some("IDEMFORMAT" | "IDEMDAMAGED" | "WRONGTYPE"));
+    for may_have_run in [false, true] {
+        let error = Failure::Failed { error: error.clone(), may_have_run }.of("acquire");
+        assert_eq!(error.kind() == StoreErrorKind::Corrupt, is_about_a_record, "{error:?}");
+        assert!(!may_have_run || error.is_indeterminate(), "{error:?}");
+    }
+    let unconnected = Failure::NotConnected { error, was_sent: true }.of("acquire");
+    assert!(unconnected.is_indeterminate(), "{unconnected:?}");
+}
+
+/// Notices name records by their keys.
+fn a_key_is_that_of_its_record_only(input: &[u8]) {
+    let keys = Keys::new("idem:");
+    if let Some(id) = keys.id(input) {
+        assert!(keys.of(&id).as_bytes().eq_ignore_ascii_case(input), "{id} for {}", input.escape_ascii());
+    }
+    let id = RecordId::from_bytes(std::array::from_fn(|at| input.get(at).copied().unwrap_or_default()));
+    assert_eq!(keys.id(keys.of(&id).as_bytes()), Some(id));
+    assert_eq!(keys.id(keys.fast(&id).as_bytes()), None);
+    assert_eq!(keys.id(keys.channel().as_bytes()), None);
+}
