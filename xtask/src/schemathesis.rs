@@ -64,7 +64,9 @@ fn check(program: &Path, framework: Framework, options: &Options) -> Result<(), 
     let mut command = Command::new(program);
     // It leaves what it remembers in the current folder; that of the server goes with the server.
     command.current_dir(server.folder.path());
-    command.arg("--config-file").arg(workspace().join("tests/http/schemathesis.toml")).arg("run");
+    let beside = workspace().join("tests/http");
+    command.env("SCHEMATHESIS_HOOKS", beside.join("schemathesis_hooks.py"));
+    command.arg("--config-file").arg(beside.join("schemathesis.toml")).arg("run");
     command.arg(format!("{}/openapi.json", server.url)).args(["--checks", "all"]);
     command.args(["-H", &format!("Authorization: Bearer {TENANT}")]);
     if let Some(examples) = options.examples {
