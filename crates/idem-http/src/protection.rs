@@ -214,8 +214,8 @@ impl Arrival {
     /// Collects the body. No lease is held while it arrives, and it may take as long as the policy says.
     ///
     /// # Errors
-    /// The reply to a body that is too large, too slow, or breaks off; and to one of another length than its head declares,
-    /// of which somebody else has consumed a part before: bodies that differ only there would be the same. Nothing ran.
+    /// The reply to a body that is too large, too slow, or breaks off; and to one that is shorter than its head declares, of
+    /// which somebody else has consumed a part before: bodies that differ only there would be the same. Nothing ran.
     pub async fn receive(self, body: impl Stream<Item = Result<Bytes, BodyError>>) -> Result<Arrived, Reply> {
         let Self { policy, scope, pending, mut buffer, expected_bytes } = self;
         let mut body = pin!(body);
@@ -223,7 +223,7 @@ impl Arrival {
             while let Some(chunk) = body.next().await {
                 buffer.push(chunk.map_err(Problem::from)?)?;
             }
-            let is_whole = expected_bytes.is_none_or(|expected| buffer.length() == expected);
+            let is_whole = expected_bytes.is_none_or(|expected| buffer.length() >= expected);
             if is_whole { Ok(()) } else { Err(consumed()) }
         };
         let arrived = tokio::time::timeout(policy.body_timeout(), arriving).await;
@@ -234,7 +234,8 @@ impl Arrival {
     }
 }
 
-/// A body that breaks off is an error, so one that ends in good order with another length was changed on its way.
+/// A body that breaks off is an error, so one that ends in good order and is too short was changed on its way. One that is
+/// longer was put there by somebody who wanted it so.
 fn consumed() -> Problem {
     Problem::new(ProblemKind::Misconfigured).detail(
         "The request body was consumed before it came to the idempotency layer, or a part of it. What reads it has to put \
