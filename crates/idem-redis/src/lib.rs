@@ -11,6 +11,7 @@ mod keys;
 mod link;
 mod lossy;
 mod notices;
+mod planted;
 mod reply;
 mod script;
 mod slot;
