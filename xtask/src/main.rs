@@ -4,6 +4,7 @@ mod checks;
 mod command;
 mod conformance;
 mod model;
+mod planted;
 mod schemathesis;
 mod servers;
 mod test;
@@ -49,6 +50,8 @@ enum Task {
     },
     /// Changes the pure core in one place at a time, and expects the tests to notice (needs cargo-mutants).
     Mutants,
+    /// Breaks each promise in a known way, one at a time, and expects the suites to notice.
+    PlantedBugs(planted::Options),
     /// Packs every crate that is published, and checks that what it embeds is inside.
     Package,
 }
@@ -87,6 +90,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         }
         Task::Schemathesis(options) => schemathesis::run(&options)?,
         Task::Mutants => checks::mutants()?,
+        Task::PlantedBugs(options) => planted::run(&options)?,
         Task::Package => checks::packages()?,
     }
     Ok(ExitCode::SUCCESS)
