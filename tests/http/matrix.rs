@@ -56,16 +56,19 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    let mut filters = args.iter().filter(|arg| !arg.starts_with('-')).peekable();
-    if filters.peek().is_some() && !filters.any(|filter| NAME.contains(filter.as_str())) {
+    let filters: Vec<&str> = args.iter().map(String::as_str).filter(|arg| !arg.starts_with('-')).collect();
+    let is_meant = |store: &str| filters.iter().any(|filter| *filter == store || NAME.contains(filter));
+    let stores: Vec<_> = STORES.iter().filter(|(store, _)| filters.is_empty() || is_meant(store)).collect();
+    if stores.is_empty() {
         return ExitCode::SUCCESS;
     }
-    judge(&fill())
+    judge(&fill(&stores))
 }
 
-fn fill() -> Vec<Cell> {
+fn fill(stores: &[&(&'static str, Backend)]) -> Vec<Cell> {
+    println!("running {} cases on {} stores", CASES.len(), stores.len());
     let mut cells = Vec::new();
-    for &(store, backend) in STORES {
+    for &&(store, backend) in stores {
         for &contract in backend.contracts() {
             cells.extend(Framework::ALL.map(|framework| {
                 let server = Server::start_on(Setup { framework, backend }, contract, PATIENT);

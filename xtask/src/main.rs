@@ -5,6 +5,7 @@ mod command;
 mod conformance;
 mod fuzz;
 mod model;
+mod planted;
 mod schemathesis;
 mod servers;
 mod test;
@@ -59,6 +60,8 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Changes the pure core in one place at a time, and expects the tests to notice (needs cargo-mutants).
     Mutants,
+    /// Breaks each promise in a known way, one at a time, and expects the suites to notice.
+    PlantedBugs(planted::Options),
     /// Packs every crate that is published, and checks that what it embeds is inside.
     Package,
 }
@@ -104,6 +107,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Schemathesis(options) => schemathesis::run(&options)?,
         Task::Fuzz(options) => fuzz::run(&options)?,
         Task::Mutants => checks::mutants()?,
+        Task::PlantedBugs(options) => planted::run(&options)?,
         Task::Package => checks::packages()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use idem_core::engine::{Conclusion, Disposition};
-use idem_core::{HeaderField, StoredBody, StoredResponse, Writes};
+use idem_core::{HeaderField, StoredBody, StoredResponse, Writes, planted};
 
 use crate::directives::ResponseDirectives;
 
@@ -33,6 +33,7 @@ impl Class {
             // the key. A protocol upgrade cannot be replayed either.
             101 | 401 | 403 | 407 | 408 | 421 | 425 | 429 => Self::Refused,
             400..500 => Self::Rejected,
+            500..600 if planted!("release-on-5xx") => Self::Refused,
             _ => Self::Fault,
         }
     }
@@ -108,7 +109,8 @@ impl ResponseCapture {
     pub fn conclude(self) -> Conclusion<Vec<Bytes>> {
         let Self { class, status, headers, directives, chunks, body_retained, .. } = self;
         let body = if body_retained { StoredBody::Retained(joined(&chunks)) } else { StoredBody::NotRetained };
-        let response = StoredResponse { status, headers: Arc::from(headers), body };
+        let kept = planted!(status, "tombstone-without-its-status" => if body_retained { status } else { 200 });
+        let response = StoredResponse { status: kept, headers: Arc::from(headers), body };
         let disposition = disposition(class, &directives, response);
         Conclusion { value: chunks, disposition, retention: directives.retention }
     }
@@ -129,9 +131,9 @@ impl fmt::Debug for ResponseCapture {
 }
 
 fn disposition(class: Class, directives: &ResponseDirectives, response: StoredResponse) -> Disposition {
-    let keep = class == Class::Done || directives.keep_writes;
+    let keep = class == Class::Done || directives.keep_writes || planted!("rejection-keeps-its-writes");
     let writes = if keep { Writes::Keep } else { Writes::Discard };
-    if directives.do_not_store {
+    if directives.do_not_store || planted!("oversized-body-runs-again" if response.body == StoredBody::NotRetained) {
         return Disposition::Release { writes };
     }
     if let Some(after) = directives.retryable {

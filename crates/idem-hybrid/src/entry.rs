@@ -6,6 +6,7 @@ use bytes::Bytes;
 use idem_core::codec::FlatRecord;
 use idem_core::{
     Acquire, AcquireOutcome, FastEntry, Lease, Look, OwnerToken, Record, RecordId, State, Takeover, Timestamp, machine,
+    planted,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -52,7 +53,8 @@ impl Entry {
 
     /// A copy of a record, if it is settled for good. `seen_at` is a time of the fast store from before the look.
     pub(crate) fn settled(look: Look, seen_at: Timestamp) -> Option<Self> {
-        let until = seen_at.saturating_add(look.remaining);
+        let life = planted!(look.remaining, "copy-outlives-its-record" => Duration::MAX);
+        let until = seen_at.saturating_add(life);
         look.record.replay().map(|_| Self { since: seen_at, until, record: look.record })
     }
 

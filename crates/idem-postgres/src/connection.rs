@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use idem_core::{StoreError, StoreErrorKind};
+use idem_core::{StoreError, StoreErrorKind, planted};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, PgPool, Postgres, Row as _};
@@ -50,7 +50,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.ended && !planted!("cancelled-begin-returned-to-the-pool") {
             self.connection.close_on_drop();
         }
     }

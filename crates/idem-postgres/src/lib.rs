@@ -11,6 +11,7 @@ mod lane;
 mod literal;
 mod migrate;
 mod partitions;
+mod planted;
 mod purger;
 mod row;
 mod schema;

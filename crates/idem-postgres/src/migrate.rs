@@ -10,6 +10,7 @@ use sqlx::{PgConnection, Row as _};
 
 use crate::literal::Sql;
 use crate::partitions;
+use crate::planted::with_bugs;
 use crate::schema::Schema;
 use crate::store::{BEGIN, rows};
 
@@ -51,7 +52,7 @@ fn local_migrations(schema: &Schema) -> impl Iterator<Item = Migration> {
              name TEXT NOT NULL,\n    applied_at TIMESTAMPTZ NOT NULL DEFAULT now()\n);\n\
              INSERT INTO \"idem\".idem_migrations (version, name) VALUES ({version}, '{name}');\n"
         );
-        Migration { version, name, sql: schema.localise(&format!("{noted}{sql}")) }
+        Migration { version, name, sql: schema.localise(&format!("{noted}{}", with_bugs(sql))) }
     })
 }
 

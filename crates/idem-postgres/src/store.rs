@@ -9,6 +9,7 @@ use idem_core::codec::FlatRecord;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, OwnerAction, OwnerOutcome, OwnerToken,
     Purge, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TimeOffset, machine,
+    planted,
 };
 use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Row as _};
@@ -266,10 +267,11 @@ fn milliseconds(duration: Duration) -> i64 {
 impl IdempotencyStore for PostgresStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         let lock = self.shared.schema.lock(&request.id);
-        for _ in 0..ROUNDS {
+        for _ in 0..planted!(ROUNDS, "acquire-without-its-loop" => 1) {
             let Seen { now, presence, row } = self.see(Verb::Acquire { request: request.clone(), lock }).await?;
             let before = row.as_ref().map(|row| &row.record);
-            let (next, outcome) = machine::acquire(before, request, now);
+            let at = planted!(now, "application-clock-for-expiry" => planted::machines_time());
+            let (next, outcome) = machine::acquire(before, request, at);
             if row.is_none() {
                 match presence {
                     // The statement made the record that the state machine makes when there is none.

@@ -12,6 +12,7 @@ mod keys;
 mod link;
 mod lossy;
 mod notices;
+mod planted;
 mod reply;
 mod script;
 mod slot;

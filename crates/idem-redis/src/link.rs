@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use idem_core::planted;
 #[cfg(feature = "deadpool")]
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
@@ -235,7 +236,10 @@ impl Held<'_> {
             }
             Question::Script(call) => match self.exchange(call.by_hash(), call, asking).await {
                 // A server that was flushed, restarted or promoted does not know the script.
-                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                Err(error)
+                    if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+                        && !planted!("no-evalsha-fallback" if crate::planted::was_sent(call)) =>
+                {
                     self.exchange(call.by_source(), call, asking).await
                 }
                 reply => reply,

@@ -9,6 +9,7 @@ use super::observer::Event;
 use super::settle::release_behind;
 use super::{Backend, Operation, Shared};
 use crate::machine::{Acquire, AcquireOutcome, Lease, Origin};
+use crate::planted;
 use crate::record::{Acquisition, OwnerToken};
 use crate::store::{Begin, StoreError, StoreTransaction};
 
@@ -76,7 +77,7 @@ impl Shared {
             let pause = jittered(poll, request.owner).min(deadline - now);
             poll = (poll * 2).min(LAST_POLL);
             tokio::select! {
-                () = settled => {}
+                () = settled => planted!("waiter-does-not-look-again" => return Ok(super::bugs::unasked(request))),
                 () = tokio::time::sleep(pause) => {}
                 () = gone.as_mut() => return Ok(Admission::Gone),
                 () = self.closing.cancelled() => return Ok(look),

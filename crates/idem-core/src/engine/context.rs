@@ -9,6 +9,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{Contract, Shared};
 use crate::machine::{Lease, OwnerOutcome};
+use crate::planted;
 use crate::record::{Acquisition, Checkpoint};
 use crate::record_id::RecordId;
 use crate::store::{StoreError, StoreTransaction};
@@ -79,7 +80,11 @@ impl Context {
     /// A key for a call to another system, the same on every attempt, different for every `step`.
     #[must_use]
     pub fn downstream_key(&self, step: &str) -> String {
-        self.run.id.downstream_key(step)
+        let id = self.run.id;
+        planted!(
+            id.downstream_key(step),
+            "downstream-key-of-the-attempt" => id.downstream_key(&format!("{step} {}", self.attempt()))
+        )
     }
 
     /// Completes when this run no longer owns its record, or is about to lose it by the local monotonic clock: stop

@@ -17,6 +17,7 @@ use super::probe::find_out;
 use super::settle::{Ending, Settled, release_behind};
 use super::{Operation, Shared};
 use crate::machine::{Acquire, AcquireOutcome, Lease, Replay, Settlement};
+use crate::planted;
 use crate::record::Acquisition;
 use crate::record_id::RecordId;
 use crate::store::{StoreError, Writes};
@@ -95,7 +96,7 @@ pub(super) async fn drive<T, F, R>(
         Ok(Admission::Run(admitted)) => run_admitted(&shared, &request, admitted, run, on_panic).await,
         Ok(Admission::Answered(outcome)) => Ok(answered(&shared, outcome)),
         Ok(Admission::Gone) => return,
-        Err(error) if shared.may_fail_open(&error) => {
+        Err(error) if shared.may_fail_open(&error) || planted!("fail-open-on-a-store-error") => {
             tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
             shared.observe(&Event::FailedOpen);
             Ok(run_unprotected(&shared, request.id, run, on_panic).await)

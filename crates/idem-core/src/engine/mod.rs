@@ -26,6 +26,8 @@
 //! away without cancelling the operation, and its retry gets the replay.
 
 mod admit;
+#[cfg(idem_planted_bugs)]
+mod bugs;
 mod context;
 mod contract;
 mod execute;
@@ -57,6 +59,7 @@ pub use settings::Settings;
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
+use crate::planted;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, StoreError, StoreErrorKind, TransactionalStore};
 use waiters::Waiters;
@@ -200,6 +203,7 @@ impl Idempotency {
         let (sender, receiver) = oneshot::channel();
         let shared = Arc::clone(&self.shared);
         let driven = execute::drive(shared, operation, run, on_panic, sender);
+        planted!("no-task-of-its-own" => return bugs::without_a_task(driven, receiver).await);
         match &self.runtime {
             Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
             None => self.shared.tasks.spawn(driven),

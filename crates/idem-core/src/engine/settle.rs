@@ -10,6 +10,7 @@ use super::Shared;
 use super::heartbeat::Heartbeat;
 use super::observer::Event;
 use crate::machine::{Lease, OwnerOutcome, Settlement};
+use crate::planted;
 use crate::record::Record;
 use crate::store::{StoreError, StoreErrorKind, StoreTransaction, Writes};
 
@@ -48,6 +49,7 @@ impl Shared {
     /// settlement goes on in the background, with the lease alive, for as long as a lease may be held.
     pub(super) async fn settle_leased(self: &Arc<Self>, lease: Lease, ending: Ending, heartbeat: Heartbeat) -> Settled {
         heartbeat.expect_the_end();
+        planted!("answer-before-the-settlement" => return self.settle_behind(lease, ending, heartbeat));
         let answer = self.persist(PATIENCE, || self.store().settle(&lease, &ending.settlement, ending.retention)).await;
         match answer {
             Ok(OwnerOutcome::Applied) => self.settled(),
@@ -83,6 +85,7 @@ impl Shared {
         ending: &Ending,
         transaction: Box<dyn StoreTransaction>,
     ) -> Settled {
+        planted!("answer-before-the-commit" => return self.commit_behind(ending, transaction));
         let finish = transaction.finish(&ending.settlement, ending.retention, ending.writes);
         let late =
             |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {COMMIT_PATIENCE:?}"));

@@ -2,6 +2,7 @@
 
 use super::command::{OwnerAction, OwnerOutcome, Settlement};
 use super::current;
+use crate::planted;
 use crate::record::{Acquisition, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 
@@ -25,9 +26,17 @@ pub fn apply(
         return (record.cloned(), if released { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost });
     };
     let unchanged = |outcome| (Some(record.clone()), outcome);
-    if record.owner != owner {
+    let anybody_may = match action {
+        OwnerAction::Renew(_) => planted!("no-owner-check-in-renew"),
+        OwnerAction::Checkpoint(_) => planted!("no-owner-check-in-checkpoint"),
+        OwnerAction::Settle(..) => planted!("no-owner-check-in-settle"),
+    };
+    if record.owner != owner && !anybody_may {
         return unchanged(OwnerOutcome::LeaseLost);
     }
+    planted!("renewal-revives-a-settled-record" => if let OwnerAction::Renew(term) = action {
+        return (Some(planted::revived(record, term, now)), OwnerOutcome::Applied);
+    });
     let State::InProgress { acquisition, takeover, .. } = record.state else {
         let repeated = matches!(action, OwnerAction::Settle(settlement, _) if is_settled_so(&record.state, settlement));
         return unchanged(if repeated { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost });

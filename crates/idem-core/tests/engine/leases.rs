@@ -127,6 +127,18 @@ async fn after_a_crash_at_least_once_runs_again_with_the_last_checkpoint() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn after_a_crash_the_next_attempt_has_the_same_keys_for_others() {
+    let world = World::new();
+    crashed(&world, world.at_least_once(), None).await;
+    let expected = world.record_id().downstream_key("charge");
+    let run = |context: Context| async move {
+        assert_eq!((context.attempt(), context.downstream_key("charge")), (2, expected));
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&world.at_least_once().execute(operation(), run, panicked).await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_a_crash_at_most_once_is_unknown_for_ever() {
     let world = World::new();
     crashed(&world, world.at_most_once(), None).await;

@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::pointer::JsonPointer;
+use crate::planted;
 use number::NumberState;
 use string::StringState;
 
@@ -262,6 +263,7 @@ impl JsonCanonicalizer {
     fn close_number(&mut self) {
         match self.expect {
             Expect::Number(state) if state.is_complete() => {
+                planted!("numbers-through-f64" => planted::through_f64(&mut self.out));
                 self.out.push(b',');
                 self.close_value();
             }

@@ -1,0 +1,73 @@
+//! Who has noticed which bug.
+
+use std::fmt;
+
+use super::bugs::Bug;
+use super::suites::Suite;
+use super::trial::Outcome;
+
+/// The outcomes, a row for each bug and a column for each suite.
+pub(super) struct Matrix {
+    suites: Vec<&'static str>,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    bug: &'static str,
+    outcomes: Vec<(&'static str, Outcome)>,
+}
+
+impl Matrix {
+    pub(super) fn new(suites: &[&Suite]) -> Self {
+        Self { suites: suites.iter().map(|suite| suite.name).collect(), rows: Vec::new() }
+    }
+
+    /// A suite that was not asked is in no outcome.
+    pub(super) fn add(&mut self, bug: &Bug, outcomes: Vec<(&'static str, Outcome)>) {
+        self.rows.push(Row { bug: bug.name, outcomes });
+    }
+
+    /// The bugs that no suite has noticed.
+    pub(super) fn survivors(&self) -> Vec<&'static str> {
+        self.rows.iter().filter(|row| !row.is_killed()).map(|row| row.bug).collect()
+    }
+}
+
+impl Row {
+    fn is_killed(&self) -> bool {
+        self.outcomes.iter().any(|(_, outcome)| outcome.is_killed())
+    }
+
+    /// What stands for the outcome of a suite; nothing where it was not run.
+    fn cell(&self, suite: &str) -> char {
+        match self.outcomes.iter().find(|(name, _)| *name == suite) {
+            None => ' ',
+            Some((_, Outcome::Survived)) => 'S',
+            Some((_, Outcome::TimedOut)) => 'T',
+            Some((_, Outcome::Killed(_) | Outcome::Hung)) => 'K',
+        }
+    }
+}
+
+impl fmt::Display for Matrix {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let first = self.rows.iter().map(|row| row.bug.len()).max().unwrap_or_default();
+        write!(formatter, "| {:first$} |", "bug")?;
+        for (number, _) in (1..).zip(&self.suites) {
+            write!(formatter, " {number:2} |")?;
+        }
+        write!(formatter, "\n|{}|{}", "-".repeat(first + 2), "----|".repeat(self.suites.len()))?;
+        for row in &self.rows {
+            write!(formatter, "\n| {:first$} |", row.bug)?;
+            for suite in &self.suites {
+                write!(formatter, "  {} |", row.cell(suite))?;
+            }
+        }
+        formatter.write_str("\n\nK killed, S survived, T timed out, empty: not run. The suites:")?;
+        for (number, suite) in (1..).zip(&self.suites) {
+            write!(formatter, " {number} {suite}{}", if number == self.suites.len() { "." } else { "," })?;
+        }
+        let killed = self.rows.len() - self.survivors().len();
+        write!(formatter, "\n{killed} of {} planted bugs are killed", self.rows.len())
+    }
+}

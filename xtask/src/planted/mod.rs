@@ -1,0 +1,61 @@
+//! `cargo xtask planted-bugs`: every known way to break a promise is noticed by the suites that are there for it.
+//!
+//! One build contains all bugs (see `idem_core::planted`), and an environment variable turns one of them on. The suites have to
+//! pass without any of them first: else their failures would say nothing.
+
+mod bugs;
+mod build;
+mod matrix;
+mod suites;
+mod trial;
+
+use std::error::Error;
+use std::time::Instant;
+
+use bugs::{BUGS, Bug};
+use build::Binaries;
+use matrix::Matrix;
+use suites::{SUITES, Suite};
+use trial::{Outcome, try_out};
+
+use crate::servers::Servers;
+
+/// Which of them.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// A bug by its name; default all of them. May be given again.
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(BUGS.iter().map(|bug| bug.name)))]
+    bug: Vec<String>,
+}
+
+/// Tries the bugs on the suites, prints who noticed which, and fails if one was noticed by nobody.
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let began = Instant::now();
+    let is_chosen = |bug: &&Bug| options.bug.is_empty() || options.bug.iter().any(|name| name == bug.name);
+    let bugs: Vec<&Bug> = BUGS.iter().filter(is_chosen).collect();
+    let is_needed = |suite: &&Suite| bugs.iter().any(|bug| bug.suites.contains(&suite.name));
+    let suites: Vec<&Suite> = SUITES.iter().filter(is_needed).collect();
+    let binaries = Binaries::build()?;
+    let servers = Servers::start()?;
+
+    println!("\nwithout a bug:");
+    for suite in &suites {
+        match try_out(suite, None, &binaries, &servers)? {
+            Outcome::Survived => {}
+            outcome => return Err(format!("{} has to pass without a bug, and did not: {outcome}", suite.name).into()),
+        }
+    }
+    let mut matrix = Matrix::new(&suites);
+    for bug in bugs {
+        println!("\n{}:", bug.name);
+        let of_bug = suites.iter().filter(|suite| bug.suites.contains(&suite.name));
+        let outcomes = of_bug.map(|suite| Ok((suite.name, try_out(suite, Some(bug), &binaries, &servers)?)));
+        matrix.add(bug, outcomes.collect::<Result<_, Box<dyn Error>>>()?);
+    }
+    println!("\n{matrix}");
+    println!("in {} s, the build included", began.elapsed().as_secs());
+    match matrix.survivors().join(", ") {
+        survivors if survivors.is_empty() => Ok(()),
+        survivors => Err(format!("no suite has noticed: {survivors}").into()),
+    }
+}

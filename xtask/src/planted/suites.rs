@@ -1,0 +1,67 @@
+//! The suites, cut to what takes seconds.
+
+/// Some tests of one binary.
+pub(super) struct Suite {
+    pub(super) name: &'static str,
+    /// The package, which is called as its folder is.
+    pub(super) package: &'static str,
+    pub(super) target: Target,
+    /// Tests whose names contain one of these, or after `--exact` are one of these; all of them if there is none.
+    pub(super) filters: &'static [&'static str],
+}
+
+/// Where the tests are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Target {
+    /// Beside the code.
+    Library,
+    /// In this test of the package.
+    Test(&'static str),
+}
+
+impl Target {
+    /// The name of the test, if it is one.
+    pub(super) fn test(self) -> Option<&'static str> {
+        match self {
+            Self::Library => None,
+            Self::Test(name) => Some(name),
+        }
+    }
+}
+
+use Target::{Library, Test};
+
+const fn suite(name: &'static str, package: &'static str, target: Target, filters: &'static [&'static str]) -> Suite {
+    Suite { name, package, target, filters }
+}
+
+/// All of them, the quick ones first.
+pub(super) const SUITES: &[Suite] = &[
+    suite("machine", "idem-core", Library, &["machine::"]),
+    suite("identity", "idem-core", Library, &["record_id::"]),
+    suite("fingerprint", "idem-core", Library, &["fingerprint::"]),
+    suite("engine", "idem-core", Test("engine"), &[]),
+    suite("memory", "idem-testkit", Test("memory"), &[]),
+    suite("http", "idem-http", Library, &[]),
+    suite("axum", "idem-axum", Test("layer"), &[]),
+    suite("actix", "idem-actix", Test("layer"), &[]),
+    suite("sqlite-engine", "idem-sqlite", Test("engine"), &[]),
+    suite("postgres", "idem-postgres", Test("conformance"), &["on_a_read_committed_session::"]),
+    suite("postgres-races", "idem-postgres", Test("races"), &[]),
+    suite("postgres-guard", "idem-postgres", Test("guard"), &[]),
+    suite("postgres-transactions", "idem-postgres", Test("transactions"), &["took_over", "takeover"]),
+    suite(
+        "postgres-sweep",
+        "idem-postgres",
+        Test("sweep"),
+        &["--exact", "transactions_dropped_at_every_await_leave_all_or_nothing"],
+    ),
+    suite("redis", "idem-redis", Test("conformance"), &["on_one_server"]),
+    suite("redis-scripts", "idem-redis", Test("store"), &["scripts::"]),
+    suite("redis-records", "idem-redis", Test("store"), &["hostile::", "expiry::"]),
+    suite("hybrid", "idem-hybrid", Test("conformance"), &["memory_in_front_of_memory", "in_memory"]),
+    suite("hybrid-front", "idem-hybrid", Test("front"), &[]),
+    suite("hybrid-lies", "idem-hybrid", Test("lies"), &[]),
+    suite("system", "payments", Test("system"), &["axum_on_sqlite::"]),
+    suite("sockets", "payments", Test("http"), &["memory"]),
+];
