@@ -3,6 +3,9 @@
 mod checks;
 mod command;
 mod conformance;
+mod containers;
+mod docker;
+mod images;
 mod model;
 mod schemathesis;
 mod servers;
@@ -47,6 +50,15 @@ enum Task {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         check: Vec<OsString>,
     },
+    /// Makes images of Postgres, Redis and PgBouncer out of Debian's packages, and one of the example (needs Docker).
+    Images(images::Options),
+    /// Runs the suites against servers and the example in containers (needs Docker): `cargo xtask test-containers --help`.
+    #[command(disable_help_flag = true)]
+    TestContainers {
+        /// Its options, as in `--only http`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
     /// Changes the pure core in one place at a time, and expects the tests to notice (needs cargo-mutants).
     Mutants,
     /// Packs every crate that is published, and checks that what it embeds is inside.
@@ -86,6 +98,8 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             command::run(suite.args(options))?;
         }
         Task::Schemathesis(options) => schemathesis::run(&options)?,
+        Task::Images(options) => images::run(&options)?,
+        Task::TestContainers { options } => containers::run(&options)?,
         Task::Mutants => checks::mutants()?,
         Task::Package => checks::packages()?,
     }
