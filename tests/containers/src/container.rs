@@ -62,7 +62,7 @@ impl Network {
     }
 }
 
-/// The library wants the tag by itself; without one it is Docker's own default.
+/// The library wants the tag by itself; without one it is Docker's own default. The port of a registry is none.
 fn split(image: &str) -> (&str, &str) {
     match image.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => (repository, tag),
@@ -128,18 +128,5 @@ impl Container {
         let said = String::from_utf8_lossy(&said);
         let lines: Vec<&str> = said.lines().collect();
         lines[lines.len().saturating_sub(LINES)..].join("\n")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::split;
-
-    #[test]
-    fn the_port_of_a_registry_is_no_tag() {
-        assert_eq!(split("postgres:17"), ("postgres", "17"));
-        assert_eq!(split("postgres"), ("postgres", "latest"));
-        assert_eq!(split("registry:5000/postgres"), ("registry:5000/postgres", "latest"));
-        assert_eq!(split("registry:5000/postgres:17"), ("registry:5000/postgres", "17"));
     }
 }

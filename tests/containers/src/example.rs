@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use clap::ValueEnum;
 use idem_http_suite::Contract;
 use testcontainers::ImageExt;
 use testcontainers::core::Mount;
@@ -17,10 +18,11 @@ const PORT: u16 = 8080;
 pub(crate) const FRAMEWORKS: [&str; 2] = ["axum", "actix"];
 
 /// Where the records are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Store {
     Sqlite,
     Postgres,
+    #[value(name = "pgbouncer")]
     PgBouncer,
     Redis,
     Sentinel,
@@ -29,9 +31,6 @@ pub(crate) enum Store {
 }
 
 impl Store {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Sqlite, Self::Postgres, Self::PgBouncer, Self::Redis, Self::Sentinel, Self::Cluster, Self::Hybrid];
-
     /// The contracts that can be had there.
     pub(crate) fn contracts(self) -> &'static [Contract] {
         match self {

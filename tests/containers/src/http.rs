@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use idem_http_suite::{CASES, Contract, Report, differences, run as run_cases};
 
 use crate::Error;
@@ -21,12 +22,13 @@ struct Cell {
 }
 
 /// Runs all cases in every cell, compares what the frameworks answered, and prints a line for each.
-pub(crate) async fn run(network: &Network, images: &Images, servers: &Servers) -> Result<(), Error> {
+pub(crate) async fn run(network: &Network, images: &Images, servers: &Servers, chosen: &[Store]) -> Result<(), Error> {
+    let stores = if chosen.is_empty() { Store::value_variants() } else { chosen };
     println!("\n{} cases over sockets against the example in containers\n", CASES.len());
     println!("| store     | contract      | framework | passed |   time |");
     println!("|-----------|---------------|-----------|--------|--------|");
     let mut failures = Vec::new();
-    for store in Store::ALL {
+    for &store in stores {
         for &contract in store.contracts() {
             let mut cells = Vec::new();
             for framework in FRAMEWORKS {

@@ -18,6 +18,7 @@ use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 
 use container::Network;
+use example::Store;
 use images::Images;
 use servers::Servers;
 
@@ -32,6 +33,9 @@ struct Options {
     /// Which suites; default all of them.
     #[arg(long, value_enum)]
     only: Vec<Suite>,
+    /// On which stores the example runs for the cases over sockets; default all of them.
+    #[arg(long, value_enum)]
+    store: Vec<Store>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -88,7 +92,7 @@ async fn run(options: &Options) -> Result<(), Error> {
         note(&mut failed, "conformance", conformance::run(&servers).await);
     }
     if is_wanted(Suite::Http) {
-        note(&mut failed, "http", http::run(&network, &images, &servers).await);
+        note(&mut failed, "http", http::run(&network, &images, &servers, &options.store).await);
     }
     if is_wanted(Suite::Faults) {
         note(&mut failed, "faults", faults::run(&network, &images, &servers).await);

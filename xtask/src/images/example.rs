@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -16,8 +17,8 @@ use crate::docker;
 const DOCKERFILE: &str = "FROM scratch\nCOPY root/ /\nWORKDIR /data\nUSER 65534:65534\nEXPOSE 8080\n\
     ENTRYPOINT [\"/payments\", \"--listen\", \"0.0.0.0:8080\"]\n";
 
-/// Builds the example, makes an image of it unless that is there, and gives its name.
-pub(crate) fn provide() -> Result<String, Box<dyn Error>> {
+/// Builds the example, and makes an image of it unless that is there.
+pub(crate) fn provide() -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let name = format!("{FAMILY}/payments");
     command::run(&mut cargo(&["build", "--quiet", "-p", "payments"]))?;
@@ -27,7 +28,7 @@ pub(crate) fn provide() -> Result<String, Box<dyn Error>> {
     let made_of = digest(std::iter::once(program.clone()).chain(libraries.iter().cloned()), DOCKERFILE)?;
     if docker::label_of(&name, MADE_OF).as_deref() == Some(&made_of) {
         println!("{name}: there already, {}", docker::size_of(&name)?);
-        return Ok(name);
+        return Ok(());
     }
     let folder = TempDir::with_prefix("idem-payments-")?;
     let root = folder.path().join("root");
@@ -35,10 +36,14 @@ pub(crate) fn provide() -> Result<String, Box<dyn Error>> {
     for library in &libraries {
         place(library, &root.join(library.strip_prefix("/")?))?;
     }
+    // Also what is mounted there is given these permissions.
+    let data = root.join("data");
+    fs::create_dir(&data)?;
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o1777))?;
     fs::write(folder.path().join("Dockerfile"), DOCKERFILE)?;
     build::image(&name, folder.path(), &[], &made_of)?;
     println!("{name}: made in {} s, {}", began.elapsed().as_secs(), docker::size_of(&name)?);
-    Ok(name)
+    Ok(())
 }
 
 /// The files that the loader would take, and the loader itself. What the kernel brings along has no path.
@@ -48,7 +53,7 @@ fn libraries_in(printed: &str) -> Vec<PathBuf> {
     paths.map(PathBuf::from).collect()
 }
 
-/// Copies a file, with its permissions, to where a link may have led before.
+/// Copies a file with its permissions; of a link, what it leads to.
 fn place(from: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;

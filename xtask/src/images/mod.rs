@@ -48,7 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         build::image(&name, &folder, &[("BASE", &base)], &made_of)?;
         println!("{name}: made in {} s, {}", began.elapsed().as_secs(), docker::size_of(&name)?);
     }
-    provide_example().map(drop)
+    provide_example()
 }
 
 /// What an image is made of, in short: another digest, another image. It need not withstand anybody.
