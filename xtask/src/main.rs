@@ -3,7 +3,10 @@
 mod checks;
 mod command;
 mod conformance;
+mod containers;
+mod docker;
 mod fuzz;
+mod images;
 mod model;
 mod planted;
 mod schemathesis;
@@ -58,6 +61,15 @@ enum Task {
     },
     /// Runs the fuzzers of everything that reads outside input (needs cargo-fuzz and a C++ compiler).
     Fuzz(fuzz::Options),
+    /// Makes images of Postgres, Redis and PgBouncer out of Debian's packages, and one of the example (needs Docker).
+    Images(images::Options),
+    /// Runs the suites against servers and the example in containers (needs Docker): `cargo xtask test-containers --help`.
+    #[command(disable_help_flag = true)]
+    TestContainers {
+        /// Its options, as in `--only http`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
     /// Changes the pure core in one place at a time, and expects the tests to notice (needs cargo-mutants).
     Mutants,
     /// Breaks each promise in a known way, one at a time, and expects the suites to notice.
@@ -106,6 +118,8 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         }
         Task::Schemathesis(options) => schemathesis::run(&options)?,
         Task::Fuzz(options) => fuzz::run(&options)?,
+        Task::Images(options) => images::run(&options)?,
+        Task::TestContainers { options } => containers::run(&options)?,
         Task::Mutants => checks::mutants()?,
         Task::PlantedBugs(options) => planted::run(&options)?,
         Task::Package => checks::packages()?,

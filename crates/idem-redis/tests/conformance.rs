@@ -4,14 +4,16 @@
 
 mod support;
 
+use std::net::SocketAddr;
+
 use idem_servers::{
     Redis, RedisCluster, RedisSentinel, redis_cluster_url, redis_command, redis_sentinel_url, redis_url,
 };
 use idem_testkit::Subject;
-use support::{ports, primaries, subject};
+use support::{addresses, primaries, subject};
 
 async fn one_server() -> Subject {
-    subject(&redis_url(), ports(&redis_url()), |config| config).await
+    subject(&redis_url(), addresses(&redis_url()), |config| config).await
 }
 
 async fn sentinel() -> Subject {
@@ -19,7 +21,7 @@ async fn sentinel() -> Subject {
 }
 
 async fn cluster() -> Subject {
-    subject(&redis_cluster_url(), primaries(&ports(&redis_cluster_url())), |config| config).await
+    subject(&redis_cluster_url(), primaries(&addresses(&redis_cluster_url())), |config| config).await
 }
 
 async fn on_replicas() -> Subject {
@@ -27,14 +29,15 @@ async fn on_replicas() -> Subject {
 }
 
 async fn cluster_on_replicas() -> Subject {
-    subject(&redis_cluster_url(), primaries(&ports(&redis_cluster_url())), |config| config.min_replicas(1)).await
+    subject(&redis_cluster_url(), primaries(&addresses(&redis_cluster_url())), |config| config.min_replicas(1)).await
 }
 
-fn named_by_sentinels() -> u16 {
+fn named_by_sentinels() -> SocketAddr {
     let url = redis_sentinel_url();
-    let (sentinels, service) = url.rsplit_once('/').unwrap();
-    let named = redis_command(ports(sentinels)[0], &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]).unwrap();
-    u16::try_from(named.items()[1].integer().unwrap()).unwrap()
+    let (_, service) = url.rsplit_once('/').unwrap();
+    let named = redis_command(addresses(&url)[0], &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]).unwrap();
+    let [host, port] = named.items() else { panic!("the Sentinels name {named:?}") };
+    format!("{}:{}", host.text().unwrap(), port.text().unwrap()).parse().unwrap()
 }
 
 idem_testkit::conformance!(on_one_server, one_server);

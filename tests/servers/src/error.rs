@@ -24,7 +24,7 @@ pub enum Error {
     },
     /// A Redis server answered a command with an error.
     Refused {
-        /// Which command it was, and on which port.
+        /// Which command it was, and at which address.
         what: String,
         /// The error as the server words it. Its first word is its kind: `MOVED`, `OOM`, `ERR`, …
         reply: String,

@@ -35,7 +35,7 @@ pub use error::Error;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use programs::find as find_program;
-pub use redis::{ClusterPrimary, Redis, RedisCluster, RedisSentinel, Reply, redis_command};
+pub use redis::{ClusterPrimary, Redis, RedisAddress, RedisCluster, RedisSentinel, Reply, redis_command};
 
 /// The environment variable with the URL of the server that all tests share.
 pub const POSTGRES_VARIABLE: &str = "IDEM_TEST_POSTGRES";

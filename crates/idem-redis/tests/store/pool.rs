@@ -22,7 +22,7 @@ async fn pooled() -> Subject {
     let precision = std::time::Duration::from_secs(10);
     let config = RedisConfig::from_pool(pool(&redis_url(), 4)).key_prefix(&prefix).time_offset(offset.clone());
     let store = Arc::new(RedisStore::open(config.timeout(precision)).await.unwrap());
-    let time = Arc::new(Time { offset, ports: ports(&redis_url()), prefix });
+    let time = Arc::new(Time { offset, servers: vec![ports(&redis_url())[0].into()], prefix });
     Subject::purging_itself(store, time.clone(), time).with_precision(precision)
 }
 

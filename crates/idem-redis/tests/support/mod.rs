@@ -7,13 +7,14 @@
     reason = "each test binary uses its part, and fails by panicking"
 )]
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::OwnerToken;
 use idem_redis::{RedisConfig, RedisStore, TimeOffset};
-use idem_servers::redis_command;
+use idem_servers::{RedisAddress, redis_command};
 use idem_testkit::{Remaining, Subject, TimeControl};
 
 /// As long as a test may take on a loaded machine.
@@ -56,7 +57,7 @@ pub fn fresh_prefix() -> String {
 pub struct Time {
     pub offset: TimeOffset,
     /// The primaries.
-    pub ports: Vec<u16>,
+    pub servers: Vec<RedisAddress>,
     pub prefix: String,
 }
 
@@ -73,8 +74,8 @@ impl Time {
     fn bring_forward(&self, by: Duration) -> Result<(), idem_servers::Error> {
         let by_ms = i64::try_from(by.as_millis()).unwrap_or(i64::MAX).to_string();
         let pattern = format!("{}*", self.prefix);
-        for port in &self.ports {
-            redis_command(*port, &["EVAL", BRING_FORWARD, "0", &pattern, &by_ms])?;
+        for server in &self.servers {
+            redis_command(*server, &["EVAL", BRING_FORWARD, "0", &pattern, &by_ms])?;
         }
         Ok(())
     }
@@ -93,15 +94,23 @@ impl Drop for Time {
 impl Remaining for Time {
     async fn remaining(&self) -> u64 {
         let pattern = format!("{}*", self.prefix);
-        let count = |port: &u16| redis_command(*port, &["EVAL", COUNT, "0", &pattern]).unwrap().integer().unwrap();
-        self.ports.iter().map(count).sum::<i64>().unsigned_abs()
+        let ask = |server: &RedisAddress| redis_command(*server, &["EVAL", COUNT, "0", &pattern]).unwrap();
+        self.servers.iter().map(|server| ask(server).integer().unwrap()).sum::<i64>().unsigned_abs()
     }
 }
 
-/// Those of the ports whose servers are primaries.
-pub fn primaries(ports: &[u16]) -> Vec<u16> {
-    let is_primary = |port: &&u16| redis_command(**port, &["ROLE"]).unwrap().items()[0].text() == Some("master");
-    ports.iter().filter(is_primary).copied().collect()
+/// Those of the servers that are primaries.
+pub fn primaries<A: Into<RedisAddress> + Copy>(servers: &[A]) -> Vec<A> {
+    let is_primary = |server: &&A| redis_command(**server, &["ROLE"]).unwrap().items()[0].text() == Some("master");
+    servers.iter().filter(is_primary).copied().collect()
+}
+
+/// The addresses in a URL such as `redis+sentinel://127.0.0.1:7000,172.18.0.3:26379/service`.
+pub fn addresses(url: &str) -> Vec<SocketAddr> {
+    let (_, rest) = url.split_once("://").unwrap();
+    let authority = rest.split('/').next().unwrap();
+    let hosts = authority.rsplit('@').next().unwrap();
+    hosts.split(',').map(|host| host.to_socket_addrs().unwrap().find(SocketAddr::is_ipv4).unwrap()).collect()
 }
 
 /// The ports in a URL such as `redis+cluster://127.0.0.1:7000,127.0.0.1:7001`.
@@ -110,11 +119,15 @@ pub fn ports(url: &str) -> Vec<u16> {
     numbers.filter_map(|digits| digits.parse().ok()).filter(|port| *port > 1_000).collect()
 }
 
-/// The store at `url`, as the conformance suite takes it; `ports` are the primaries.
-pub async fn subject(url: &str, ports: Vec<u16>, configure: impl FnOnce(RedisConfig) -> RedisConfig) -> Subject {
+/// The store at `url`, as the conformance suite takes it; `servers` are the primaries.
+pub async fn subject<A: Into<RedisAddress>>(
+    url: &str,
+    servers: Vec<A>,
+    configure: impl FnOnce(RedisConfig) -> RedisConfig,
+) -> Subject {
     let (offset, prefix) = (TimeOffset::default(), fresh_prefix());
     let config = RedisConfig::new(url).key_prefix(&prefix).timeout(PRECISION).time_offset(offset.clone());
     let store = Arc::new(RedisStore::open(configure(config)).await.unwrap());
-    let time = Arc::new(Time { offset, ports, prefix });
+    let time = Arc::new(Time { offset, servers: servers.into_iter().map(Into::into).collect(), prefix });
     Subject::purging_itself(store, time.clone(), time).with_precision(PRECISION)
 }

@@ -1,5 +1,6 @@
 //! As much of Redis's protocol (RESP2, no password) as a question needs.
 
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
@@ -10,25 +11,49 @@ use crate::Error;
 /// How long a server has to accept a connection, and for each part of its answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks the Redis server on this port of 127.0.0.1, in a connection of its own: `redis_command(port, &["GET", "name"])`.
+/// Where a Redis server listens: a port of 127.0.0.1, or an address elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RedisAddress(SocketAddr);
+
+impl From<u16> for RedisAddress {
+    fn from(port: u16) -> Self {
+        Self((Ipv4Addr::LOCALHOST, port).into())
+    }
+}
+
+impl From<SocketAddr> for RedisAddress {
+    fn from(address: SocketAddr) -> Self {
+        Self(address)
+    }
+}
+
+impl fmt::Display for RedisAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// Asks the Redis server on this port of 127.0.0.1, or at this address, in a connection of its own:
+/// `redis_command(port, &["GET", "name"])`.
 ///
 /// Nothing is followed and nothing is tried again: a node of a cluster says `MOVED` to who asks the wrong one.
 ///
 /// # Errors
 ///
 /// [`Error::Refused`] if the server answers with an error; [`Error::Io`] if it does not answer within five seconds.
-pub fn redis_command<W: AsRef<[u8]>>(port: u16, words: &[W]) -> Result<Reply, Error> {
+pub fn redis_command<W: AsRef<[u8]>>(server: impl Into<RedisAddress>, words: &[W]) -> Result<Reply, Error> {
+    let server = server.into();
     // Values can be long and secret, so an error shows only which command it was.
     let name = words.first().map(|word| String::from_utf8_lossy(word.as_ref()).into_owned()).unwrap_or_default();
-    let what = || format!("{name} on port {port}");
-    match exchange(port, words).map_err(Error::io(what()))? {
+    let what = || format!("{name} at {server}");
+    match exchange(server, words).map_err(Error::io(what()))? {
         Reply::Error(reply) => Err(Error::Refused { what: what(), reply }),
         reply => Ok(reply),
     }
 }
 
-fn exchange<W: AsRef<[u8]>>(port: u16, words: &[W]) -> io::Result<Reply> {
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), TIMEOUT)?;
+fn exchange<W: AsRef<[u8]>>(server: RedisAddress, words: &[W]) -> io::Result<Reply> {
+    let mut stream = TcpStream::connect_timeout(&server.0, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(&encode(words))?;

@@ -14,7 +14,7 @@ use crate::server::Server;
 use crate::{Error, port};
 
 pub use cluster::{ClusterPrimary, RedisCluster};
-pub use command::redis_command;
+pub use command::{RedisAddress, redis_command};
 pub use reply::Reply;
 pub use sentinel::RedisSentinel;
 

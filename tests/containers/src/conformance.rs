@@ -1,0 +1,41 @@
+//! The conformance suites of the stores, from this machine, against the servers in their containers.
+
+use std::path::Path;
+
+use idem_servers::{
+    PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, REDIS_CLUSTER_VARIABLE, REDIS_SENTINEL_VARIABLE, REDIS_VARIABLE,
+};
+use tokio::process::Command;
+
+use crate::Error;
+use crate::servers::Servers;
+
+/// The packages, with what is left out: tests that want a server to themselves start it as a process of this machine, which
+/// `cargo xtask test` and `cargo xtask conformance` are there for.
+const SUITES: [(&str, &[&str]); 3] =
+    [("idem-postgres", &[]), ("idem-redis", &["--skip", "the_store_follows_the_model"]), ("idem-hybrid", &[])];
+
+/// Runs them one after the other, all of them even if one fails.
+pub(crate) async fn run(servers: &Servers) -> Result<(), Error> {
+    let variables = [
+        (POSTGRES_VARIABLE, format!("postgres://postgres@{}/postgres", servers.postgres.socket(5432).await?)),
+        (PGBOUNCER_VARIABLE, format!("postgres://postgres@{}/postgres", servers.narrow_pgbouncer.socket(5432).await?)),
+        (REDIS_VARIABLE, format!("redis://{}", servers.redis.socket(6379).await?)),
+        (REDIS_SENTINEL_VARIABLE, servers.sentinel.url().to_owned()),
+        (REDIS_CLUSTER_VARIABLE, servers.cluster.url().to_owned()),
+    ];
+    for (variable, url) in &variables {
+        println!("{variable}={url}");
+    }
+    let mut failed = Vec::new();
+    for (package, left_out) in SUITES {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["test", "-p", package, "--test", "conformance", "--"]).args(left_out);
+        cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR"))).envs(variables.iter().cloned()).kill_on_drop(true);
+        println!("> cargo test -p {package} --test conformance -- {}", left_out.join(" "));
+        if !cargo.status().await?.success() {
+            failed.push(package);
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join(", ").into()) }
+}

@@ -1,0 +1,119 @@
+//! Payments while the containers behind them are paused, killed, restarted and cut off: one effect for each key, replays byte for
+//! byte, and nobody waits for long once a server is back.
+
+mod client;
+mod fault;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use idem_http_suite::{Contract, Request};
+use tokio::task::{JoinSet, spawn_blocking};
+
+use crate::Error;
+use crate::container::{Container, Network};
+use crate::example::{Example, FRAMEWORKS, Setup, Store};
+use crate::images::Images;
+use crate::servers::{self, Servers};
+use client::{Payment, TENANT, Watch, work};
+use fault::Fault;
+
+const CLIENTS: usize = 6;
+
+const LEASE: Duration = Duration::from_secs(3);
+
+/// What a client may wait beyond a lease after a server is back: connections that lead nowhere are given up one timeout after
+/// the other, and the machine may be busy with something else.
+const MARGIN: Duration = Duration::from_secs(20);
+
+/// How long a fault lasts, and the calm after it.
+const TROUBLE: Duration = Duration::from_secs(3);
+const CALM: Duration = Duration::from_secs(4);
+
+const SETTINGS: [&str; 2] = ["--lease-ms", "3000"];
+
+/// Strikes Postgres and Redis with every fault in turn. They are those of the other suites, so this one comes last.
+pub(crate) async fn run(network: &Network, images: &Images, servers: &Servers) -> Result<(), Error> {
+    let mut examples = Vec::new();
+    for framework in FRAMEWORKS {
+        let (store, contract) = (Store::Hybrid, Contract::Transactional);
+        let setup = Setup { store, contract, framework, records: "faults", more: &SETTINGS };
+        examples.push(Example::start(network, images, servers, setup).await?);
+    }
+    let addresses: Vec<_> = examples.iter().map(|example| example.address).collect();
+    let watch = Arc::new(Watch::new());
+    let mut clients = JoinSet::new();
+    for number in 0..CLIENTS {
+        let (watch, addresses) = (Arc::clone(&watch), addresses.clone());
+        clients.spawn_blocking(move || work(number, &addresses, &watch));
+    }
+    let struck = strike_all(network, servers, &watch).await;
+    watch.end();
+    let mut payments = Vec::new();
+    while let Some(paid) = clients.join_next().await {
+        payments.extend(paid??);
+    }
+    let heals = struck?;
+    judge(&payments, &heals)?;
+    let (address, keys) = (addresses[0], payments.len());
+    let replayed = spawn_blocking(move || client::replay_all(&addresses, &payments)).await?;
+    let effects = Request::get("/v1/ledger").tenant(TENANT).send(address).json()["effects"].as_u64();
+    println!("{keys} keys, {effects:?} effects, {} replays compared", replayed?);
+    if effects != u64::try_from(keys).ok() {
+        return Err(format!("{keys} keys moved money {effects:?} times").into());
+    }
+    Ok(())
+}
+
+/// When each fault was healed.
+async fn strike_all(network: &Network, servers: &Servers, watch: &Watch) -> Result<Vec<Instant>, Error> {
+    println!("\n| server   | fault      | answered | refused | answered in the calm after |");
+    println!("|----------|------------|----------|---------|----------------------------|");
+    let mut heals = Vec::new();
+    tokio::time::sleep(CALM).await;
+    for fault in Fault::ALL {
+        for (name, server) in [("postgres", &servers.postgres), ("redis", &servers.redis)] {
+            fault.strike(network, server).await?;
+            let before = watch.counts();
+            tokio::time::sleep(TROUBLE).await;
+            let meanwhile = watch.counts() - before;
+            fault.heal(network, server).await?;
+            wait_until_back(name, server).await?;
+            heals.push(Instant::now());
+            let before = watch.counts();
+            tokio::time::sleep(CALM).await;
+            let after = watch.counts() - before;
+            let fault = fault.name();
+            println!(
+                "| {name:8} | {fault:10} | {:8} | {:7} | {:26} |",
+                meanwhile.answered, meanwhile.refused, after.answered
+            );
+            // Nobody is answered without Postgres, except for repeats; so then the fault did not happen.
+            if name == "postgres" && meanwhile.answered > CLIENTS as u64 {
+                return Err(format!("{fault} of {name} was not felt").into());
+            }
+        }
+    }
+    Ok(heals)
+}
+
+async fn wait_until_back(name: &str, server: &Container) -> Result<(), Error> {
+    match name {
+        "postgres" => servers::wait_for_postgres(server).await,
+        _ => servers::wait_for_redis(server).await,
+    }
+}
+
+/// How long clients waited after the last heal before their answer, or in all if none fell into it.
+fn judge(payments: &[Payment], heals: &[Instant]) -> Result<(), Error> {
+    let waited = payments.iter().map(|payment| {
+        let healed = heals.iter().rfind(|healed| **healed <= payment.ended);
+        payment.ended - healed.copied().unwrap_or(payment.began).max(payment.began)
+    });
+    let longest = waited.max().ok_or("nobody paid")?;
+    println!("\nno client waited longer than {:.1} s after its server was back", longest.as_secs_f32());
+    if longest > LEASE + MARGIN {
+        return Err(format!("a client waited {longest:?}, and the lease is {LEASE:?}").into());
+    }
+    Ok(())
+}

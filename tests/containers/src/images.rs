@@ -1,0 +1,103 @@
+//! Which image stands for what.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::docker::docker;
+
+/// A kind of server, and the images that there are of it.
+struct Kind {
+    name: &'static str,
+    /// Names another image, which comes before all.
+    variable: &'static str,
+    official: &'static str,
+    /// The one that `cargo xtask images` makes.
+    own: &'static str,
+}
+
+const POSTGRES: Kind = Kind {
+    name: "Postgres",
+    variable: "IDEM_POSTGRES_IMAGE",
+    official: "postgres:17",
+    own: "idem-test/postgres:latest",
+};
+const REDIS: Kind = Kind {
+    name: "Redis, Sentinels and Cluster",
+    variable: "IDEM_REDIS_IMAGE",
+    official: "redis:7",
+    own: "idem-test/redis:latest",
+};
+const PGBOUNCER: Kind = Kind {
+    name: "PgBouncer",
+    variable: "IDEM_PGBOUNCER_IMAGE",
+    official: "edoburu/pgbouncer:v1.24.1-p1",
+    own: "idem-test/pgbouncer:latest",
+};
+const PAYMENTS: Kind = Kind {
+    name: "the example",
+    variable: "IDEM_PAYMENTS_IMAGE",
+    official: "idem-test/payments:latest",
+    own: "idem-test/payments:latest",
+};
+
+/// How long an image may take to come. Without a network, Docker can wait for minutes.
+const PULL: Duration = Duration::from_secs(300);
+
+/// The images of a run.
+#[derive(Debug)]
+pub(crate) struct Images {
+    pub(crate) postgres: String,
+    pub(crate) redis: String,
+    pub(crate) pgbouncer: String,
+    pub(crate) payments: String,
+}
+
+impl Images {
+    /// Finds or gets them, and says which they are.
+    pub(crate) async fn choose() -> Result<Self, Error> {
+        Ok(Self {
+            postgres: POSTGRES.choose().await?,
+            redis: REDIS.choose().await?,
+            pgbouncer: PGBOUNCER.choose().await?,
+            payments: PAYMENTS.choose().await?,
+        })
+    }
+}
+
+impl Kind {
+    async fn choose(&self) -> Result<String, Error> {
+        let (image, reason) = self.find().await?;
+        println!("{}: image {image} ({reason})", self.name);
+        Ok(image)
+    }
+
+    /// The image that somebody names, else the one that was made here, else the official one.
+    async fn find(&self) -> Result<(String, &'static str), Error> {
+        let advice = |error: Error| format!("{error}; run `cargo xtask images`, or name another by {}", self.variable);
+        if let Ok(named) = std::env::var(self.variable) {
+            provide(&named).await.map_err(|error| format!("{}: {error}", self.variable))?;
+            return Ok((named, self.variable));
+        }
+        if is_there(self.own).await {
+            return Ok((self.own.into(), "made by `cargo xtask images`"));
+        }
+        provide(self.official).await.map_err(advice)?;
+        Ok((self.official.into(), "official"))
+    }
+}
+
+/// Gets an image unless it is on this machine.
+async fn provide(image: &str) -> Result<(), Error> {
+    if is_there(image).await {
+        return Ok(());
+    }
+    println!("{image}: not on this machine, so it is pulled");
+    match tokio::time::timeout(PULL, docker(&["pull", "--quiet", image])).await {
+        Ok(pulled) => pulled.map(drop),
+        Err(_) => Err(format!("Docker did not get the image {image} within {} s", PULL.as_secs()).into()),
+    }
+}
+
+async fn is_there(image: &str) -> bool {
+    docker(&["image", "inspect", image]).await.is_ok()
+}

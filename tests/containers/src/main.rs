@@ -1,0 +1,112 @@
+//! `cargo xtask test-containers`: servers and the example as containers on a network of their own, the suites against them,
+//! and nothing left over.
+
+mod conformance;
+mod container;
+mod docker;
+mod example;
+mod faults;
+mod http;
+mod images;
+mod leftovers;
+mod servers;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Parser, ValueEnum};
+use tokio::signal::unix::{SignalKind, signal};
+
+use container::Network;
+use example::Store;
+use images::Images;
+use servers::Servers;
+
+/// Whatever went wrong, for people.
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Starts Postgres, PgBouncer, Redis, a group with Sentinels, a Redis Cluster and the example as containers, and runs the
+/// suites against them.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask test-containers")]
+struct Options {
+    /// Which suites; default all of them.
+    #[arg(long, value_enum)]
+    only: Vec<Suite>,
+    /// On which stores the example runs for the cases over sockets; default all but the Cluster.
+    #[arg(long, value_enum)]
+    store: Vec<Store>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// The conformance suites of the stores, from this machine.
+    Conformance,
+    /// The cases over sockets, against the example in containers.
+    Http,
+    /// Payments while Postgres and Redis are paused, killed, restarted and cut off.
+    Faults,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&error.into()),
+    };
+    let outcome = runtime.block_on(run_until_stopped(&options));
+    // Clients that still wait for a server that has been removed are left alone.
+    runtime.shutdown_background();
+    outcome.map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
+}
+
+fn complain(error: &Error) -> ExitCode {
+    eprintln!("error: {error}");
+    ExitCode::FAILURE
+}
+
+/// Runs, and removes everything also when somebody stops it.
+async fn run_until_stopped(options: &Options) -> Result<(), Error> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    leftovers::remove_of_the_dead().await?;
+    let outcome = tokio::select! {
+        outcome = run(options) => outcome,
+        _ = interrupt.recv() => Err("interrupted".into()),
+        _ = terminate.recv() => Err("terminated".into()),
+    };
+    // What was just being started when it ended belongs to nobody else.
+    let removed = leftovers::remove_own().await;
+    println!("all containers and their network are removed");
+    outcome.and(removed)
+}
+
+async fn run(options: &Options) -> Result<(), Error> {
+    let is_wanted = |suite| options.only.is_empty() || options.only.contains(&suite);
+    let images = Images::choose().await?;
+    let began = Instant::now();
+    let network = Network::new();
+    let servers = Servers::start(&network, &images).await?;
+    println!("servers: started in {} s", began.elapsed().as_secs());
+    let mut failed = Vec::new();
+    if is_wanted(Suite::Conformance) {
+        note(&mut failed, "conformance", conformance::run(&servers).await);
+    }
+    if is_wanted(Suite::Http) {
+        note(&mut failed, "http", http::run(&network, &images, &servers, &options.store).await);
+    }
+    if is_wanted(Suite::Faults) {
+        note(&mut failed, "faults", faults::run(&network, &images, &servers).await);
+    }
+    if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}", failed.join(", ")).into()) }
+}
+
+/// A suite that fails does not keep the others from running.
+fn note(failed: &mut Vec<&'static str>, suite: &'static str, outcome: Result<(), Error>) {
+    match outcome {
+        Ok(()) => println!("{suite}: passed"),
+        Err(error) => {
+            println!("{suite}: FAILED: {error}");
+            failed.push(suite);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A Redis Cluster: three primaries with a replica each.
+
+use super::{ask, expect_field, redis};
+use crate::Error;
+use crate::container::{Container, Network};
+
+const NODES: usize = 6;
+
+const SETTINGS: [&str; 8] = [
+    "--cluster-enabled",
+    "yes",
+    "--cluster-node-timeout",
+    "5000",
+    "--cluster-require-full-coverage",
+    "no",
+    "--repl-diskless-sync-delay",
+    "0",
+];
+
+/// The nodes; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    _nodes: Vec<Container>,
+    url: String,
+}
+
+impl Cluster {
+    /// Starts the nodes, and waits until every slot is served and every replica follows.
+    pub(crate) async fn start(network: &Network, image: &str) -> Result<Self, Error> {
+        let (mut nodes, mut addresses) = (Vec::new(), Vec::new());
+        for index in 1..=NODES {
+            let node = redis::start(network, &format!("redis-node-{index}"), image, &SETTINGS).await?;
+            addresses.push(node.socket(redis::PORT).await?.to_string());
+            nodes.push(node);
+        }
+        let create = ["redis-cli", "--cluster", "create", "--cluster-replicas", "1", "--cluster-yes"];
+        let words: Vec<&str> = create.into_iter().chain(addresses.iter().map(String::as_str)).collect();
+        if let Some(node) = nodes.first() {
+            node.execute(&words).await?;
+        }
+        for node in &nodes {
+            node.wait_until(async || expect_sound(node).await).await?;
+        }
+        Ok(Self { _nodes: nodes, url: format!("redis+cluster://{}", addresses.join(",")) })
+    }
+
+    /// `redis+cluster://ADDRESS:PORT,…` with all nodes.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+/// An objection unless a node sees all slots, and its own link to the other of its pair is up.
+async fn expect_sound(node: &Container) -> Result<(), Error> {
+    expect_field(&ask(node, redis::PORT, &["CLUSTER", "INFO"]).await?, "cluster_state", "ok")?;
+    let replication = ask(node, redis::PORT, &["INFO", "replication"]).await?;
+    match replication.field("role") {
+        Some("master") => expect_field(&replication, "connected_slaves", "1"),
+        _ => expect_field(&replication, "master_link_status", "up"),
+    }
+}

@@ -1,0 +1,64 @@
+//! The servers that the suites share.
+
+mod cluster;
+mod pgbouncer;
+mod postgres;
+mod redis;
+mod sentinel;
+
+use idem_servers::{Reply, redis_command};
+
+use crate::Error;
+use crate::container::{Container, Network};
+use crate::images::Images;
+
+use cluster::Cluster;
+use sentinel::Sentinel;
+
+pub(crate) use postgres::wait as wait_for_postgres;
+pub(crate) use redis::wait as wait_for_redis;
+
+/// So few that tests notice when they need a connection of their own, or leave a transaction open.
+const FEW_CONNECTIONS: u16 = 2;
+
+/// The example's: a few handlers in their transactions, and room for the verbs.
+const CONNECTIONS: u16 = 6;
+
+/// All of them; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    pub(crate) postgres: Container,
+    pub(crate) narrow_pgbouncer: Container,
+    pub(crate) pgbouncer: Container,
+    pub(crate) redis: Container,
+    pub(crate) sentinel: Sentinel,
+    pub(crate) cluster: Cluster,
+}
+
+impl Servers {
+    /// Starts them, and waits until each answers and groups are whole.
+    pub(crate) async fn start(network: &Network, images: &Images) -> Result<Self, Error> {
+        let postgres = postgres::start(network, "postgres", &images.postgres).await?;
+        let pooler = |name, size| pgbouncer::start(network, name, &images.pgbouncer, postgres.host(), size);
+        let narrow_pgbouncer = pooler("pgbouncer-narrow", FEW_CONNECTIONS).await?;
+        let pgbouncer = pooler("pgbouncer", CONNECTIONS).await?;
+        let redis = redis::start(network, "redis", &images.redis, &[]).await?;
+        let sentinel = Sentinel::start(network, &images.redis).await?;
+        let cluster = Cluster::start(network, &images.redis).await?;
+        Ok(Self { postgres, narrow_pgbouncer, pgbouncer, redis, sentinel, cluster })
+    }
+}
+
+/// A question to a Redis server of whatever kind.
+async fn ask(server: &Container, port: u16, words: &[&str]) -> Result<Reply, Error> {
+    let socket = server.socket(port).await?;
+    Ok(tokio::task::block_in_place(|| redis_command(socket, words))?)
+}
+
+/// An objection unless a field of an answer is what it should be.
+fn expect_field(reply: &Reply, name: &str, expected: &str) -> Result<(), Error> {
+    match reply.field(name) {
+        Some(found) if found == expected => Ok(()),
+        found => Err(format!("{name} is {found:?} and not {expected}").into()),
+    }
+}

@@ -1,0 +1,30 @@
+//! PgBouncer in front of Postgres, in transaction mode.
+
+use testcontainers::ImageExt;
+
+use crate::Error;
+use crate::container::{Container, Network};
+
+pub(crate) const PORT: u16 = 5432;
+
+/// Where the images of PgBouncer look for settings before they make some up.
+const SETTINGS: &str = "/etc/pgbouncer/pgbouncer.ini";
+
+/// Starts one with so many connections to each database, and waits until it accepts connections.
+pub(crate) async fn start(
+    network: &Network,
+    name: &str,
+    image: &str,
+    postgres: &str,
+    pool_size: u16,
+) -> Result<Container, Error> {
+    // Nothing else that helps a client: what works here has to work behind a PgBouncer that knows nothing of the application.
+    let settings = format!(
+        "[databases]\n* = host={postgres} port=5432 user=postgres\n\n[pgbouncer]\nlisten_addr = *\nlisten_port = {PORT}\n\
+         unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = {pool_size}\n\
+         max_client_conn = 500\n"
+    );
+    let server = network.start(name, image, |request| request.with_copy_to(SETTINGS, settings.into_bytes())).await?;
+    server.wait_until_it_listens(PORT).await?;
+    Ok(server)
+}

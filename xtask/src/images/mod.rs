@@ -1,0 +1,85 @@
+//! `cargo xtask images`: images for `cargo xtask test-containers`, where no registry has the official ones.
+
+mod build;
+mod debian;
+mod example;
+
+use std::error::Error;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hasher};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::command::{self, workspace};
+use crate::docker;
+
+pub(crate) use example::provide as provide_example;
+
+/// The images that are made of Debian's packages, by the folders that say how.
+const SERVERS: [&str; 3] = ["postgres", "redis", "pgbouncer"];
+
+/// What all of ours are called in the beginning. No registry has anything of this name.
+const FAMILY: &str = "idem-test";
+
+/// The label that says what an image was made of.
+const MADE_OF: &str = "idem-test.made-of";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Makes them again, also those that are there: for newer packages.
+    #[arg(long)]
+    again: bool,
+}
+
+/// Makes the images that are not there, and says which are.
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    docker::expect_engine()?;
+    let base = debian::provide(options.again)?;
+    for server in SERVERS {
+        let began = Instant::now();
+        let folder = workspace().join("tests/containers/images").join(server);
+        let name = format!("{FAMILY}/{server}");
+        let made_of = digest([folder.join("Dockerfile"), folder.join("entrypoint")], &docker::id_of(&base)?)?;
+        if !options.again && docker::label_of(&name, MADE_OF).as_deref() == Some(&made_of) {
+            println!("{name}: there already, {}", docker::size_of(&name)?);
+            continue;
+        }
+        build::image(&name, &folder, &[("BASE", &base)], &made_of)?;
+        println!("{name}: made in {} s, {}", began.elapsed().as_secs(), docker::size_of(&name)?);
+    }
+    provide_example()
+}
+
+/// What an image is made of, in short: another digest, another image. It need not withstand anybody.
+fn digest(files: impl IntoIterator<Item = PathBuf>, more: &str) -> Result<String, Box<dyn Error>> {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(more.as_bytes());
+    for path in files {
+        hash_file(&mut hasher, &path).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(format!("{:016x}", hasher.finish()))
+}
+
+fn hash_file(hasher: &mut DefaultHasher, path: &Path) -> std::io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut part = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut part)? {
+            0 => return Ok(()),
+            length => hasher.write(&part[..length]),
+        }
+    }
+}
+
+/// Installs a program, or says what to install.
+fn expect_program(program: &str, package: &str) -> Result<(), Box<dyn Error>> {
+    if idem_servers::find_program(program).is_some() {
+        return Ok(());
+    }
+    if command::may_install() {
+        println!("{program}: missing, so Debian's package {package} is installed");
+        return command::install(&[package]);
+    }
+    Err(format!("{program} is missing, which makes images; install it (Debian's package is {package})").into())
+}
