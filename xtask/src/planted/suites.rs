@@ -35,6 +35,14 @@ const fn suite(name: &'static str, package: &'static str, target: Target, filter
     Suite { name, package, target, filters }
 }
 
+/// The whole of it on one store: crashes, clients that leave, a store that cannot answer.
+const SYSTEM: &[&str] = &[
+    "crashes::transactional_axum_on_sqlite::",
+    "crashes::axum_on_sqlite::a_process_that_dies",
+    "disconnects::axum_on_sqlite::",
+    "away::a_store_that_does_not_answer",
+];
+
 /// All of them, the quick ones first.
 pub(super) const SUITES: &[Suite] = &[
     suite("machine", "idem-core", Library, &["machine::"]),
@@ -62,6 +70,6 @@ pub(super) const SUITES: &[Suite] = &[
     suite("hybrid", "idem-hybrid", Test("conformance"), &["memory_in_front_of_memory", "in_memory"]),
     suite("hybrid-front", "idem-hybrid", Test("front"), &[]),
     suite("hybrid-lies", "idem-hybrid", Test("lies"), &[]),
-    suite("system", "payments", Test("system"), &["axum_on_sqlite::"]),
+    suite("system", "payments", Test("system"), SYSTEM),
     suite("sockets", "payments", Test("http"), &["memory"]),
 ];
