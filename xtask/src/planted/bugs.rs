@@ -32,7 +32,7 @@ pub(super) const BUGS: &[Bug] = &[
     bug("no-evalsha-fallback", &["redis-scripts"]),
     bug("no-task-of-its-own", &["engine", "axum", "actix", "system"]),
     bug("cancelled-begin-returned-to-the-pool", &["postgres-sweep"]),
-    bug("waiter-does-not-look-again", &["engine", "axum", "actix"]),
+    bug("waiter-does-not-look-again", &["engine", "axum"]),
     bug("oversized-body-runs-again", &["http", "axum", "actix", "sockets"]),
     bug("fast-lock-outlives-its-owner", &["hybrid-front", "hybrid-lies"]),
     bug("attempt-does-not-grow", &["machine", "memory", "postgres", "redis"]),
