@@ -22,6 +22,8 @@ const STORES: &[(&str, Backend)] = &[
     ("postgres", Backend::Postgres),
     ("pgbouncer", Backend::PgBouncer),
     ("redis", Backend::Redis),
+    ("sentinel", Backend::RedisSentinel),
+    ("cluster", Backend::RedisCluster),
     ("hybrid", Backend::Hybrid),
 ];
 

@@ -109,8 +109,8 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Faults { options } => {
             // It starts the example's processes.
             command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
-            let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--"]);
-            command::run(faults.args(options))?;
+            let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);
+            command::run(faults.arg(planted::example()?).args(options))?;
         }
         Task::HttpSuite { options } => {
             let mut suite = command::cargo(&["run", "--quiet", "-p", "idem-http-suite", "--"]);

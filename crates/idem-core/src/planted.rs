@@ -2,7 +2,8 @@
 //!
 //! They are there only in a build with `RUSTFLAGS="--cfg idem_planted_bugs"`, which no feature and no dependency can ask for,
 //! and which is refused without debug assertions. In such a build the environment variable `IDEM_PLANTED_BUG` names the
-//! one that is on. In every other build [`planted!`](crate::planted!) is the right code and nothing else: neither a branch
+//! one that is on. `next-format` is none, but a version to come, which writes records in another format, for a rolling deploy
+//! in `cargo xtask faults`. In every other build [`planted!`](crate::planted!) is the right code and nothing else: neither a branch
 //! nor a name is left of it.
 
 #[cfg(all(idem_planted_bugs, not(debug_assertions)))]

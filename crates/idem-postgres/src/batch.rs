@@ -162,7 +162,8 @@ impl Statement<'_> {
         for texts in [namespaces, principals, operations] {
             sql.byte_strings(texts.iter().map(Option::as_deref)).push(",");
         }
-        sql.numbers(number(|_| i64::from(RECORD_FORMAT))).push(",");
+        let format = |_: &Acquire| planted!(i64::from(RECORD_FORMAT), "next-format" => i64::from(RECORD_FORMAT) + 1);
+        sql.numbers(number(format)).push(",");
         sql.numbers(number(|request| i64::from(request.fingerprint.algorithm().number()))).push(",");
         sql.byte_strings(requests.clone().map(|request| Some(request.fingerprint.digest().as_slice()))).push(",");
         sql.byte_strings(requests.clone().map(|request| Some(request.owner.as_bytes().as_slice()))).push(",");

@@ -35,6 +35,12 @@ pub(crate) fn with_bugs(source: &'static str) -> &'static str {
         "unreadable-record-counts-as-none":
             "error({ err = 'IDEMFORMAT ' .. fields[1] })" =>
             "return nil, true",
+        "next-format":
+            "fields[1] ~= '1'" =>
+            "fields[1] ~= '1' and fields[1] ~= '2'",
+        "next-format":
+            "'HSET', KEY, 'format', '1'" =>
+            "'HSET', KEY, 'format', '2'",
     )
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::history::{Answer, Key, Operation, Payment, Word};
+use crate::register::is_linearizable;
 
 /// What is promised of each key.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +59,8 @@ pub enum What {
     OutcomeUnknown,
     /// No definite answer in time.
     NoAnswer,
+    /// The answers have no order in which each of them was true when it was given.
+    NoOrder,
 }
 
 /// What a run must have seen to have shown anything.
@@ -102,6 +105,9 @@ pub fn check(history: &[Operation], effects: &[Payment], promise: Promise, well_
         order_of_key(of_key, promise, &mut broken);
         if !is_answered(of_key, well_from, promise.live_within) {
             broken.insert(What::NoAnswer);
+        }
+        if !is_linearizable(of_key, promise) {
+            broken.insert(What::NoOrder);
         }
         violations.extend(broken.into_iter().map(|what| Violation { key: key.clone(), what }));
     }

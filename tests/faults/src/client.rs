@@ -153,6 +153,34 @@ impl Client {
     }
 }
 
+/// What the services have not finished although nobody asks any more, in words; nothing should be left soon.
+pub(crate) async fn still_running(world: &Arc<World>) -> Result<Vec<String>, Error> {
+    let give_up_at = Instant::now() + STUBBORNNESS;
+    let mut client = Client::new(Arc::clone(world), Random::new(0));
+    loop {
+        let mut left = Vec::new();
+        for service in 0..world.ports.len() {
+            for tenant in 0..TENANTS {
+                let mut request = Request::new(Full::default());
+                *request.uri_mut() = hyper::Uri::from_static("/v1/running");
+                request.headers_mut().insert("host", "payments".parse()?);
+                request.headers_mut().insert("authorization", format!("Bearer tenant-{tenant}").parse()?);
+                let received = client.send(service, request).await?;
+                let document: serde_json::Value = serde_json::from_slice(&received.body)?;
+                let stages = ["open", "before", "after", "sending", "waiting"];
+                let counts = stages.map(|stage| document[stage].as_u64());
+                if counts != [Some(0); 5] {
+                    left.push(format!("service {service} is not done with tenant {tenant}: {document}"));
+                }
+            }
+        }
+        if left.is_empty() || Instant::now() > give_up_at {
+            return Ok(left);
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
 struct Received {
     status: u16,
     headers: HeaderMap,

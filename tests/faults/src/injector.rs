@@ -1,11 +1,11 @@
 //! Causes the faults of the schedule, one after the other.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use idem_faults::{Fault, Kind, Planned, Proxy, Weather};
 use idem_servers::redis_command;
-use sqlx::Connection;
+use sqlx::{Connection, Row};
 use tokio::time::sleep;
 
 use crate::Error;
@@ -71,6 +71,12 @@ async fn cause(
             service.resume()?;
         }
         Kind::ReplaceService => tokio::task::block_in_place(|| service.replace())?,
+        Kind::UpgradeService => tokio::task::block_in_place(|| service.upgrade())?,
+        Kind::ShiftService => {
+            service.clock.shift(fault.ahead)?;
+            sleep(fault.lasts).await;
+            service.clock.shift(0)?;
+        }
         Kind::KillPostgres => {
             let postgres = postgres.ok_or(no_postgres)?;
             postgres.kill()?;
@@ -86,6 +92,22 @@ async fn cause(
             let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                        WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
             sqlx::raw_sql(sql).execute(&mut connection).await?;
+        }
+        Kind::FillPostgres => {
+            let postgres = postgres.ok_or(no_postgres)?;
+            tokio::task::block_in_place(|| postgres.fill_disk())?;
+            sleep(fault.lasts).await;
+            tokio::task::block_in_place(|| postgres.make_room())?;
+        }
+        Kind::ShiftPostgres => {
+            let postgres = postgres.ok_or(no_postgres)?;
+            postgres.shift_clock(fault.ahead)?;
+            let ahead = seconds_ahead(&postgres.url()).await?;
+            sleep(fault.lasts).await;
+            postgres.shift_clock(0)?;
+            if (ahead - fault.ahead as f64).abs() > 1.0 {
+                return Err(format!("its clock was {ahead} s ahead, and not {} s", fault.ahead).into());
+            }
         }
         Kind::KillRedis => {
             let redis = redis.ok_or(no_redis)?;
@@ -103,6 +125,12 @@ async fn cause(
             let redis = redis.ok_or(no_redis)?;
             tokio::task::block_in_place(|| redis.restart())?;
         }
+        Kind::FillRedis => {
+            let port = redis.ok_or(no_redis)?.port();
+            redis_command(port, &["CONFIG", "SET", "maxmemory", "1"])?;
+            sleep(fault.lasts).await;
+            redis_command(port, &["CONFIG", "SET", "maxmemory", "0"])?;
+        }
         Kind::FlushRedis => drop(redis_command(redis.ok_or(no_redis)?.port(), &["FLUSHALL"])?),
         Kind::GarbleRedis => drop(redis_command(redis.ok_or(no_redis)?.port(), &["EVAL", GARBLE, "0"])?),
         Kind::ToService(_) => blow(fault, &service.to_service, caused).await,
@@ -110,6 +138,14 @@ async fn cause(
         Kind::ToRedis(_) => blow(fault, service.to_redis.as_ref().ok_or(no_redis)?, caused).await,
     }
     Ok(())
+}
+
+/// How far the clock of Postgres is ahead of that of this machine.
+async fn seconds_ahead(url: &str) -> Result<f64, Error> {
+    let mut connection = sqlx::PgConnection::connect(url).await?;
+    let sql = "SELECT extract(epoch FROM clock_timestamp())::DOUBLE PRECISION";
+    let theirs: f64 = sqlx::query(sql).fetch_one(&mut connection).await?.try_get(0)?;
+    Ok(theirs - SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
 
 async fn blow(fault: &Fault, proxy: &Proxy, caused: &mut Caused) {

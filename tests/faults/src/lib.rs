@@ -5,6 +5,7 @@ mod checker;
 mod history;
 mod proxy;
 mod random;
+mod register;
 mod schedule;
 
 pub use checker::{Promise, Seen, Violation, What, check, seen};

@@ -6,13 +6,14 @@ mod service;
 mod world;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use clap::Parser;
-use idem_faults::{Bad, Cell, Contract, Key, Kind, Planned, Random, Seen, What, check, plan, seen};
+use idem_faults::{Bad, Cell, Contract, Key, Kind, Planned, Random, Seen, Violation, What, check, plan, seen};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -42,6 +43,9 @@ struct Options {
     /// Prints the schedule, and does nothing else.
     #[arg(long)]
     plan: bool,
+    /// The example as its next version; `cargo xtask faults` says which it is.
+    #[arg(long, hide = true)]
+    next: PathBuf,
 }
 
 /// How often one key is asked for by many at once, and by how many.
@@ -90,7 +94,8 @@ async fn run(options: &Options) -> Result<bool, Error> {
 fn print_plan(planned: &[Planned]) {
     for Planned { at, fault } in planned {
         let (at, lasts) = (at.as_secs_f64(), fault.lasts.as_secs_f64());
-        println!("{at:8.2} s  {} (service {}, {lasts:.2} s, {:?})", fault.kind, fault.service, fault.weather);
+        let (weather, ahead) = (fault.weather, fault.ahead);
+        println!("{at:8.2} s  {} (service {}, {lasts:.2} s, {weather:?}, {ahead:+} s)", fault.kind, fault.service);
     }
 }
 
@@ -108,8 +113,9 @@ async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Dur
     let mut servers = tokio::task::block_in_place(|| Servers::start(cell))?;
     let mut services = Vec::new();
     for number in 0..SERVICES {
-        services.push(Service::start(cell, number, servers.ports(), servers.folder.path(), LEASE).await?);
+        services.push(Service::start(cell, number, servers.ports(), servers.folder.path(), &options.next).await?);
     }
+    servers.open_accounts(cell).await?;
     let world = Arc::new(World::new(&services));
     let mut random = Random::new(options.seed);
     let mut clients = JoinSet::new();
@@ -128,13 +134,22 @@ async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Dur
     let effects = servers.effects(cell).await?;
     let history = std::mem::take(&mut *world.history.lock().unwrap_or_else(PoisonError::into_inner));
     let mut failures: Vec<String> = servers.leaks().await?;
+    failures.extend(client::still_running(&world).await?);
+    failures.extend(servers.unbalanced(cell).await?);
     let violations = check(&history, &effects, promise(cell), well_from);
-    let mut rules = BTreeMap::<What, (u64, String)>::new();
+    let mut rules = BTreeMap::<What, (u64, &Violation)>::new();
     for violation in &violations {
-        let rule = rules.entry(violation.what.clone()).or_insert_with(|| (0, violation.to_string()));
-        rule.0 += 1;
+        rules.entry(violation.what.clone()).or_insert((0, violation)).0 += 1;
     }
-    failures.extend(rules.into_values().map(|(times, first)| format!("{times} times as for {first}")));
+    for (times, first) in rules.into_values() {
+        failures.push(format!("{times} times as for {first}"));
+        let name = format!("tenant-{}-key-{}.txt", first.key.tenant, first.key.key);
+        let of_key = history.iter().filter(|operation| operation.key == first.key);
+        let made = effects.iter().filter(|effect| effect.key == first.key);
+        let lines = of_key.map(|operation| format!("{operation:?}\n")).chain(made.map(|effect| format!("{effect:?}\n")));
+        let lines = std::iter::once(format!("well from {well_from:?}\n")).chain(lines);
+        std::fs::write(servers.folder.path().join(name), lines.collect::<String>())?;
+    }
     let seen = seen(&history, &effects);
     failures.extend(vacuous(cell, planned, &caused, &seen));
     for failure in &failures {
@@ -142,7 +157,7 @@ async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Dur
     }
     if !failures.is_empty() {
         let kept = servers.folder.keep();
-        println!("  the logs of the services are in {}", kept.display());
+        println!("  the logs of the services, and what happened to these keys, are in {}", kept.display());
     }
     let faults = caused.faults.values().sum();
     let kinds = caused.faults.len();

@@ -50,18 +50,29 @@ pub enum Kind {
     PauseService,
     /// A service is asked to stop, and the other framework takes its place.
     ReplaceService,
+    /// A service is asked to stop, and the next version, which writes records in another format, takes its place. Once for
+    /// each, so that half of the time is a rolling deploy.
+    UpgradeService,
+    /// The clock of a service is wrong.
+    ShiftService,
     /// Postgres crashes.
     KillPostgres,
     /// Postgres is restarted by its administrator.
     RestartPostgres,
     /// Its sessions are ended.
     EndSessions,
+    /// Its disk is full.
+    FillPostgres,
+    /// Its clock is put forward or back for a while, by more than a lease.
+    ShiftPostgres,
     /// Redis crashes.
     KillRedis,
     /// Redis stands still.
     PauseRedis,
     /// Redis is restarted by its administrator.
     RestartRedis,
+    /// Redis has no memory left.
+    FillRedis,
     /// Redis loses everything. Only where it holds nothing but copies.
     FlushRedis,
     /// What Redis holds becomes garbage. Only where it holds nothing but copies.
@@ -116,10 +127,18 @@ pub struct Fault {
     pub lasts: Duration,
     /// The weather, where it is weather.
     pub weather: Weather,
+    /// By how much a clock is ahead, where it is a clock, in seconds.
+    pub ahead: i64,
 }
 
 /// A pause that outlives a lease, in leases.
 const PAUSE_IN_LEASES: f64 = 1.5;
+
+/// How wrong the clocks of services are, which decide nothing.
+const HOUR: i64 = 3600;
+
+/// How wrong the clock of Postgres is, in leases: runs lose theirs, or keep them when they should not.
+const JUMP_IN_LEASES: i64 = 2;
 
 /// The schedule of one cell: faults one after the other, each kind about as often as each other one.
 #[must_use]
@@ -142,10 +161,23 @@ pub fn plan(cell: Cell, seed: u64, lasts: Duration, lease: Duration, services: u
         let lasts = if kind == Kind::PauseService { lease.mul_f64(PAUSE_IN_LEASES) } else { time };
         let service = random.below(services as u64) as usize;
         let weather = kind.weather(&mut random);
-        planned.push(Planned { at, fault: Fault { kind, service, lasts, weather } });
+        let direction = if random.chance(500) { 1 } else { -1 };
+        let ahead = direction * if kind == Kind::ShiftPostgres { JUMP_IN_LEASES * lease.as_secs() as i64 } else { HOUR };
+        planned.push(Planned { at, fault: Fault { kind, service, lasts, weather, ahead } });
         at += lasts + Duration::from_millis(300 + random.below(1700));
     }
+    upgrade(&mut planned, services);
     planned
+}
+
+/// From the middle on, one service after the other.
+fn upgrade(planned: &mut [Planned], services: usize) {
+    let half = planned.len() / 2;
+    for service in 0..services {
+        if let Some(Planned { fault, .. }) = planned.get_mut(half + service * half / services.max(1)) {
+            *fault = Fault { kind: Kind::UpgradeService, service, weather: Weather::Clear, ..*fault };
+        }
+    }
 }
 
 impl Kind {
@@ -183,17 +215,18 @@ impl Cell {
         format!("{store}/{}", self.contract.name())
     }
 
-    /// The kinds of fault that can befall it.
+    /// The kinds of fault that befall it again and again.
     #[must_use]
     pub fn kinds(self) -> Vec<Kind> {
-        let mut kinds = vec![Kind::KillService, Kind::PauseService, Kind::ReplaceService];
+        let mut kinds = vec![Kind::KillService, Kind::PauseService, Kind::ReplaceService, Kind::ShiftService];
         kinds.extend(BAD.map(Kind::ToService));
         if self.store != Store::Redis {
             kinds.extend([Kind::KillPostgres, Kind::RestartPostgres, Kind::EndSessions]);
+            kinds.extend([Kind::FillPostgres, Kind::ShiftPostgres]);
             kinds.extend(BAD.map(Kind::ToPostgres));
         }
         if self.store != Store::Postgres {
-            kinds.extend([Kind::KillRedis, Kind::PauseRedis, Kind::RestartRedis]);
+            kinds.extend([Kind::KillRedis, Kind::PauseRedis, Kind::RestartRedis, Kind::FillRedis]);
             kinds.extend(BAD.map(Kind::ToRedis));
         }
         if self.store == Store::Hybrid {
@@ -252,9 +285,21 @@ mod tests {
         for cell in Cell::ALL {
             let planned = plan(cell, 7, LASTS, LEASE, 2);
             let kinds: BTreeSet<_> = planned.iter().map(|planned| planned.fault.kind).collect();
-            assert_eq!(kinds, cell.kinds().into_iter().collect(), "{}", cell.name());
+            let expected: BTreeSet<_> = cell.kinds().into_iter().chain([Kind::UpgradeService]).collect();
+            assert_eq!(kinds, expected, "{}", cell.name());
             assert!(planned.iter().all(|planned| planned.at + planned.fault.lasts < LASTS));
             assert!(planned.windows(2).all(|pair| pair[0].at + pair[0].fault.lasts < pair[1].at));
+        }
+    }
+
+    #[test]
+    fn every_service_is_upgraded_once_in_the_second_half() {
+        for cell in Cell::ALL {
+            let planned = plan(cell, 7, LASTS, LEASE, 2);
+            let upgrades = planned.iter().filter(|planned| planned.fault.kind == Kind::UpgradeService);
+            let upgrades: Vec<_> = upgrades.map(|planned| (planned.fault.service, planned.at)).collect();
+            let [(0, first), (1, second)] = upgrades[..] else { panic!("{upgrades:?}") };
+            assert!(first > LASTS / 3 && second > first + LASTS / 6, "{first:?} {second:?}");
         }
     }
 

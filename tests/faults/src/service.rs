@@ -7,8 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use idem_faults::{Cell, Contract, Proxy, Store};
+use idem_servers::Clock;
 
 use crate::Error;
+use crate::world::LEASE;
 
 /// How long a service may need to start, or to stop when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -21,6 +23,11 @@ pub(crate) struct Service {
     args: Vec<String>,
     folder: PathBuf,
     name: String,
+    program: PathBuf,
+    /// The next version, which is a build with planted bugs: one of them is another format of records.
+    next: PathBuf,
+    /// Its own.
+    pub(crate) clock: Clock,
     pub(crate) to_service: Proxy,
     pub(crate) to_postgres: Option<Proxy>,
     pub(crate) to_redis: Option<Proxy>,
@@ -39,13 +46,13 @@ impl Service {
         number: usize,
         ports: Ports,
         folder: &Path,
-        lease: Duration,
+        next: &Path,
     ) -> Result<Self, Error> {
         let to_postgres = proxy(ports.postgres).await?;
         let to_redis = proxy(ports.redis).await?;
         let mut args: Vec<String> =
             ["--listen", "127.0.0.1:0", "--simulate", "--contract", cell.contract.name()].map(str::to_owned).to_vec();
-        args.extend(["--lease-ms".to_owned(), lease.as_millis().to_string()]);
+        args.extend(["--lease-ms".to_owned(), LEASE.as_millis().to_string()]);
         let postgres =
             to_postgres.as_ref().map(|proxy| format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()));
         let redis = to_redis.as_ref().map(|proxy| format!("redis://127.0.0.1:{}", proxy.port()));
@@ -62,12 +69,18 @@ impl Service {
         }
         let to_service = Proxy::start(0).await?;
         let name = format!("service-{number}");
+        let clock = Clock::new(&folder.join(format!("{name}.clock")))?;
+        // `cargo xtask faults` has built it, beside this program.
+        let program = std::env::current_exe()?.with_file_name("payments");
         let mut service = Self {
             process: None,
             is_actix: number % 2 == 1,
             args,
             folder: folder.to_owned(),
             name,
+            program,
+            next: next.to_owned(),
+            clock,
             to_service,
             to_postgres,
             to_redis,
@@ -89,13 +102,15 @@ impl Service {
     }
 
     fn try_launch(&mut self) -> Result<(), Error> {
-        // `cargo xtask faults` has built it, beside this program.
-        let program = std::env::current_exe()?.with_file_name("payments");
+        let program = &self.program;
         let log = File::options().create(true).append(true).open(self.folder.join(format!("{}.log", self.name)))?;
-        let mut process = Command::new(&program)
+        let mut process = Command::new(program)
             .args(&self.args)
             .args(["--framework", if self.is_actix { "actix" } else { "axum" }])
             .current_dir(&self.folder)
+            .envs(self.clock.environment())
+            // Read by the next version only.
+            .env("IDEM_PLANTED_BUG", "next-format")
             .env("RUST_LOG", "warn")
             .stdout(Stdio::piped())
             .stderr(log)
@@ -124,6 +139,19 @@ impl Service {
 
     /// Asks it to stop, and lets the other framework take its place.
     pub(crate) fn replace(&mut self) -> Result<(), Error> {
+        self.stop()?;
+        self.is_actix = !self.is_actix;
+        self.launch()
+    }
+
+    /// Asks it to stop, and lets the next version take its place, for good.
+    pub(crate) fn upgrade(&mut self) -> Result<(), Error> {
+        self.stop()?;
+        self.program.clone_from(&self.next);
+        self.launch()
+    }
+
+    fn stop(&mut self) -> Result<(), Error> {
         self.signal("TERM")?;
         if let Some(mut process) = self.process.take() {
             let give_up_at = Instant::now() + PATIENCE;
@@ -135,8 +163,7 @@ impl Service {
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
-        self.is_actix = !self.is_actix;
-        self.launch()
+        Ok(())
     }
 
     pub(crate) fn pause(&self) -> Result<(), Error> {

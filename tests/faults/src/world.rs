@@ -23,6 +23,43 @@ const MARGIN: Duration = Duration::from_secs(10);
 /// How many services there are, one on each framework.
 pub(crate) const SERVICES: usize = 2;
 
+/// Each service has a pool for its store and one for its ledger.
+const MOST_CONNECTIONS: i64 = 64;
+
+/// Twenty accounts. Who pays and who receives hangs on the payment, and so does which of the two is written first: some
+/// transactions wait for each other in a circle, and Postgres fails one of them.
+const POSTGRES_ACCOUNTS: &str = "
+    CREATE TABLE payments.accounts (name BIGINT PRIMARY KEY, balance BIGINT NOT NULL, received BIGINT NOT NULL);
+    INSERT INTO payments.accounts SELECT name, 0, 0 FROM generate_series(0, 19) AS name;
+    CREATE FUNCTION payments.transfer() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        payer BIGINT := abs(hashtext(NEW.payment)) % 20;
+        receiver BIGINT := (payer + 1 + abs(hashtext(NEW.payment)) / 20 % 19) % 20;
+    BEGIN
+        UPDATE payments.accounts SET balance = balance - NEW.amount WHERE name = payer;
+        UPDATE payments.accounts SET balance = balance + NEW.amount, received = received + NEW.amount
+            WHERE name = receiver;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER transfer AFTER INSERT ON payments.ledger FOR EACH ROW EXECUTE FUNCTION payments.transfer();";
+
+/// The same where one writes at a time.
+const SQLITE_ACCOUNTS: &str = "
+    CREATE TABLE accounts (name INTEGER PRIMARY KEY, balance INTEGER NOT NULL, received INTEGER NOT NULL) STRICT;
+    WITH RECURSIVE number (name) AS (VALUES (0) UNION ALL SELECT name + 1 FROM number WHERE name < 19)
+        INSERT INTO accounts SELECT name, 0, 0 FROM number;
+    CREATE TRIGGER transfer AFTER INSERT ON ledger BEGIN
+        UPDATE accounts SET balance = balance - NEW.amount WHERE name = NEW.id % 20;
+        UPDATE accounts SET balance = balance + NEW.amount, received = received + NEW.amount
+            WHERE name = (NEW.id + 7) % 20;
+    END;";
+
+/// A database.
+enum Ledger {
+    Postgres(String),
+    Sqlite(String),
+}
+
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) started: Instant,
@@ -62,7 +99,7 @@ pub(crate) struct Servers {
 
 impl Servers {
     pub(crate) fn start(cell: Cell) -> Result<Self, Error> {
-        let postgres = (cell.store != Store::Redis).then(Postgres::start).transpose()?;
+        let postgres = (cell.store != Store::Redis).then(Postgres::start_with_own_clock).transpose()?;
         // Alone, it has to survive its crashes.
         let durable = ["--appendonly", "yes", "--appendfsync", "always"];
         let settings: &[&str] = if cell.store == Store::Redis { &durable } else { &[] };
@@ -77,23 +114,22 @@ impl Servers {
     /// What really happened: the ledger, in the order in which it was written.
     pub(crate) async fn effects(&self, cell: Cell) -> Result<Vec<Payment>, Error> {
         let columns = "SELECT payment.id, payment.recipient, payment.amount, CAST(ledger.attempt AS BIGINT)";
-        let rows: Vec<(String, String, i64, i64)> = match &self.postgres {
-            Some(postgres) if cell.contract == Contract::Transactional => {
+        let rows: Vec<(String, String, i64, i64)> = match self.ledger(cell) {
+            Ledger::Postgres(url) => {
                 let sql = format!(
                     "{columns} FROM payments.ledger JOIN payments.payments AS payment ON payment.id = ledger.payment \
                      ORDER BY ledger.id"
                 );
-                let mut connection = sqlx::PgConnection::connect(&postgres.url()).await?;
+                let mut connection = sqlx::PgConnection::connect(&url).await?;
                 let rows = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_all(&mut connection).await?;
                 rows.iter()
                     .map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?)))
                     .collect::<Result<_, sqlx::Error>>()?
             }
-            _ => {
+            Ledger::Sqlite(url) => {
                 let sql = format!(
                     "{columns} FROM ledger JOIN payments AS payment ON payment.id = ledger.payment ORDER BY ledger.id"
                 );
-                let url = format!("sqlite://{}", self.folder.path().join("ledger.db").display());
                 let mut connection = sqlx::SqliteConnection::connect(&url).await?;
                 let rows = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_all(&mut connection).await?;
                 rows.iter()
@@ -108,6 +144,53 @@ impl Servers {
         rows.into_iter().map(read).collect()
     }
 
+    /// Lets every line of the ledger move its amount from one account to another, in the transaction that writes it.
+    pub(crate) async fn open_accounts(&self, cell: Cell) -> Result<(), Error> {
+        match self.ledger(cell) {
+            Ledger::Postgres(url) => {
+                sqlx::raw_sql(POSTGRES_ACCOUNTS).execute(&mut sqlx::PgConnection::connect(&url).await?).await?;
+            }
+            Ledger::Sqlite(url) => {
+                sqlx::raw_sql(SQLITE_ACCOUNTS).execute(&mut sqlx::SqliteConnection::connect(&url).await?).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the accounts, in words: what left one has to be in another, and all of it in the ledger.
+    pub(crate) async fn unbalanced(&self, cell: Cell) -> Result<Option<String>, Error> {
+        let sums = |accounts: &str, ledger: &str| {
+            format!(
+                "SELECT CAST(coalesce(sum(balance), 0) AS BIGINT), CAST(coalesce(sum(received), 0) AS BIGINT),
+                        (SELECT CAST(coalesce(sum(amount), 0) AS BIGINT) FROM {ledger}) FROM {accounts}"
+            )
+        };
+        let (total, received, written): (i64, i64, i64) = match self.ledger(cell) {
+            Ledger::Postgres(url) => {
+                let mut connection = sqlx::PgConnection::connect(&url).await?;
+                let sql = sums("payments.accounts", "payments.ledger");
+                let row = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_one(&mut connection).await?;
+                (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)
+            }
+            Ledger::Sqlite(url) => {
+                let mut connection = sqlx::SqliteConnection::connect(&url).await?;
+                let sql = sums("accounts", "ledger");
+                let row = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_one(&mut connection).await?;
+                (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)
+            }
+        };
+        let is_balanced = total == 0 && received == written && written > 0;
+        Ok((!is_balanced).then(|| format!("accounts: {total} in all, {received} received, {written} in the ledger")))
+    }
+
+    /// Where the ledger of the example is.
+    fn ledger(&self, cell: Cell) -> Ledger {
+        match &self.postgres {
+            Some(postgres) if cell.contract == Contract::Transactional => Ledger::Postgres(postgres.url()),
+            _ => Ledger::Sqlite(format!("sqlite://{}", self.folder.path().join("ledger.db").display())),
+        }
+    }
+
     /// What is left over when nobody asks any more, in words; nothing should be.
     pub(crate) async fn leaks(&self) -> Result<Vec<String>, Error> {
         let mut leaks = Vec::new();
@@ -118,6 +201,11 @@ impl Servers {
             if open > 0 {
                 leaks.push(format!("{open} transactions are open"));
             }
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'";
+            let connections: i64 = sqlx::query(sql).fetch_one(&mut connection).await?.try_get(0)?;
+            if connections > MOST_CONNECTIONS {
+                leaks.push(format!("{connections} connections to Postgres are open"));
+            }
         }
         if let Some(redis) = &self.redis {
             const IMMORTAL: &str = "local immortal = 0
@@ -126,6 +214,11 @@ impl Servers {
                 end
                 return immortal";
             let immortal = redis_command(redis.port(), &["EVAL", IMMORTAL, "0"])?.integer().unwrap_or_default();
+            let clients = redis_command(redis.port(), &["INFO", "clients"])?;
+            let connections: i64 = clients.field("connected_clients").and_then(|count| count.parse().ok()).unwrap_or(0);
+            if connections > MOST_CONNECTIONS {
+                leaks.push(format!("{connections} connections to Redis are open"));
+            }
             if immortal > 0 {
                 leaks.push(format!("{immortal} keys of Redis have no end"));
             }

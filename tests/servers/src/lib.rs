@@ -19,6 +19,7 @@
 //! ```
 
 mod account;
+mod clock;
 mod container;
 mod error;
 mod keeper;
@@ -31,6 +32,7 @@ mod redis;
 mod server;
 mod upstream;
 
+pub use clock::Clock;
 pub use error::Error;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;

@@ -14,4 +14,13 @@ pub(crate) trait Server: fmt::Debug + Send + Sync {
     fn kill(&mut self) -> Result<(), Error>;
     fn pause(&mut self) -> Result<(), Error>;
     fn resume(&mut self) -> Result<(), Error>;
+
+    /// Whether there is room for another byte in any file of its.
+    fn set_room(&mut self, _: bool) -> Result<(), Error> {
+        Err(Error::failed("the disk of a container cannot be filled"))
+    }
+
+    fn shift_clock(&mut self, _seconds: i64) -> Result<(), Error> {
+        Err(Error::failed("the server has the clock of this machine"))
+    }
 }

@@ -96,6 +96,7 @@ mod tests {
         for entry in fs::read_dir(workspace().join("crates")).unwrap() {
             planted(&entry.unwrap().path().join("src"), &mut names);
         }
+        assert!(names.remove("next-format"), "a version to come, and no bug");
         let table: BTreeSet<String> = BUGS.iter().map(|bug| bug.name.to_owned()).collect();
         assert_eq!(names, table);
         assert_eq!(table.len(), BUGS.len(), "a bug is there twice");

@@ -3,15 +3,32 @@
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
 use super::suites::{SUITES, Suite, Target};
-use crate::command::{cargo, workspace};
+use crate::command::{self, cargo, workspace};
 
 /// What no feature of a crate can ask for.
 const FLAG: &str = "--cfg idem_planted_bugs";
+
+/// Lets a command of cargo build with the bugs, in a folder of their own, so that neither build undoes the other. Gives the folder.
+fn with_bugs(command: &mut Command) -> PathBuf {
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
+    let folder = target.join("planted-bugs");
+    command.env("RUSTFLAGS", format!("{flags} {FLAG}")).arg("--target-dir").arg(&folder);
+    folder
+}
+
+/// The example with the bugs, of which the one that is named at its start is on.
+pub(crate) fn example() -> Result<PathBuf, Box<dyn Error>> {
+    let mut command = cargo(&["build", "--quiet", "-p", "payments"]);
+    let folder = with_bugs(&mut command);
+    command::run(&mut command)?;
+    Ok(folder.join("debug/payments"))
+}
 
 /// The binaries of all tests.
 pub(super) struct Binaries(Vec<Binary>);
@@ -24,20 +41,15 @@ struct Binary {
 }
 
 impl Binaries {
-    /// Builds them in a folder of their own, so that neither build undoes the other.
+    /// Builds them.
     pub(super) fn build() -> Result<Self, Box<dyn Error>> {
-        let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
         let packages: BTreeSet<&str> = SUITES.iter().map(|suite| suite.package).collect();
         let tests: BTreeSet<&str> = SUITES.iter().filter_map(|suite| suite.target.test()).collect();
         let mut command = cargo(&["test", "--no-run", "--message-format=json-render-diagnostics", "--all-features"]);
         command.arg("--lib").args(packages.iter().flat_map(|package| ["-p", package]));
-        command
-            .args(tests.iter().flat_map(|test| ["--test", test]))
-            .arg("--target-dir")
-            .arg(target.join("planted-bugs"));
-        command.env("RUSTFLAGS", format!("{flags} {FLAG}")).stderr(Stdio::inherit());
-        println!("> RUSTFLAGS=\"{FLAG}\" cargo test --no-run, in {}", target.join("planted-bugs").display());
+        command.args(tests.iter().flat_map(|test| ["--test", test])).stderr(Stdio::inherit());
+        let folder = with_bugs(&mut command);
+        println!("> RUSTFLAGS=\"{FLAG}\" cargo test --no-run, in {}", folder.display());
         let output = command.output()?;
         if !output.status.success() {
             return Err(format!("the build with the planted bugs: {}", output.status).into());

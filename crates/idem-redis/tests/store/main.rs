@@ -26,5 +26,4 @@ mod proxy;
 mod replicas;
 mod scripts;
 mod sweep;
-mod types;
 mod world;

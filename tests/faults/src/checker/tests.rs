@@ -37,8 +37,14 @@ fn history(answers: impl IntoIterator<Item = Option<Answer>>) -> Vec<Operation> 
     (0..).zip(answers).map(operation).collect()
 }
 
+/// What is found besides the order, which breaks together with most rules and has tests of its own.
 fn found(history: &[Operation], effects: &[Payment], promise: Promise) -> Vec<What> {
-    check(history, effects, promise, Duration::ZERO).into_iter().map(|violation| violation.what).collect()
+    let found = check(history, effects, promise, Duration::ZERO).into_iter().map(|violation| violation.what);
+    found.filter(|what| *what != What::NoOrder).collect()
+}
+
+fn has_order(history: &[Operation], promise: Promise) -> bool {
+    !check(history, &[], promise, Duration::ZERO).iter().any(|violation| violation.what == What::NoOrder)
 }
 
 /// What is found when these are the answers, and one payment was made.
@@ -162,4 +168,96 @@ fn what_was_seen_is_counted() {
     let expected =
         Seen { operations: 6, successes: 1, replays: 1, mismatches: 1, in_progress: 1, takeovers: 2, unknown: 1 };
     assert_eq!(counted, expected);
+}
+
+/// One request, from and to so many milliseconds.
+fn at(began: u64, ended: u64, answer: Option<Answer>) -> Operation {
+    let (began, ended) = (Duration::from_millis(began), Duration::from_millis(ended));
+    Operation { key: KEY, amount: 10, began, ended, answer }
+}
+
+fn altered(operation: Operation) -> Operation {
+    Operation { amount: 11, ..operation }
+}
+
+#[test]
+fn answers_that_explain_each_other_have_an_order() {
+    let busy = || Some(problem(409, "in-progress"));
+    let away = || Some(problem(503, "store-unavailable"));
+    let mismatch = || Some(problem(422, "mismatch"));
+    let unknown = || Some(problem(504, "outcome-unknown"));
+    let all = [
+        // All at once, whatever comes first.
+        vec![at(0, 90, busy()), at(0, 90, Some(paid("a", true))), at(0, 90, Some(paid("a", false)))],
+        // Who got no answer ran all the same, later than anybody thought.
+        vec![at(0, 10, None), at(20, 30, away()), at(40, 50, busy()), at(60, 70, Some(paid("a", true)))],
+        // A run failed, and another one followed.
+        vec![at(0, 10, None), at(20, 30, busy()), at(40, 90, Some(paid("a", false))), at(50, 60, busy())],
+        // The altered one came first, and was lost.
+        vec![altered(at(0, 10, None)), at(20, 30, mismatch()), at(40, 50, Some(paid("a", false)))],
+        vec![at(0, 50, Some(paid("a", false))), altered(at(10, 20, mismatch())), altered(at(60, 70, mismatch()))],
+        vec![at(0, 10, None), at(20, 30, busy()), at(40, 50, unknown()), at(60, 70, unknown())],
+        vec![at(0, 10, Some(paid("a", false))), at(20, 30, Some(problem(410, "body-not-retained")))],
+    ];
+    for history in all {
+        assert!(has_order(&history, Promise { may_be_unknown: true, ..ONCE }), "{history:#?}");
+    }
+}
+
+#[test]
+fn answers_that_nothing_explains_are_found() {
+    let busy = || Some(problem(409, "in-progress"));
+    let mismatch = || Some(problem(422, "mismatch"));
+    let all = [
+        // In progress for nobody.
+        vec![at(0, 10, busy())],
+        vec![at(0, 10, busy()), at(20, 30, Some(paid("a", false)))],
+        // Replayed before it ran.
+        vec![at(0, 10, Some(paid("a", true))), at(20, 30, Some(paid("a", false)))],
+        // Another body is in the way, and nobody has sent any.
+        vec![at(0, 10, None), at(20, 30, mismatch())],
+        vec![at(0, 10, mismatch()), altered(at(20, 30, None))],
+        // In progress after all.
+        vec![at(0, 10, Some(paid("a", false))), at(20, 30, busy())],
+        vec![at(0, 10, None), at(20, 30, Some(paid("a", true))), at(40, 50, busy())],
+        // Two runs, the second one after the first one was settled.
+        vec![at(0, 10, Some(paid("a", false))), at(20, 30, Some(paid("a", false)))],
+        // Unknown, and known after all.
+        vec![at(0, 10, None), at(20, 30, Some(problem(504, "outcome-unknown"))), at(40, 50, Some(paid("a", true)))],
+        // Both bodies at once.
+        vec![at(0, 90, Some(paid("a", false))), altered(at(0, 90, Some(paid("b", false))))],
+    ];
+    for history in all {
+        assert!(!has_order(&history, Promise { may_be_unknown: true, ..ONCE }), "{history:#?}");
+    }
+}
+
+#[test]
+fn a_run_that_lost_its_lease_is_in_order_where_it_may_be() {
+    let overlapping = [at(0, 50, Some(paid("a", false))), at(10, 40, Some(paid("b", false))), at(60, 70, Some(paid("b", true)))];
+    assert!(has_order(&overlapping, OFTEN));
+    assert!(!has_order(&overlapping, ONCE));
+    let later = [at(0, 10, Some(paid("a", false))), at(20, 30, Some(paid("b", true))), at(40, 50, Some(paid("c", false)))];
+    assert!(!has_order(&later, OFTEN), "it runs again after it was settled");
+}
+
+#[test]
+fn a_lock_that_is_left_over_is_in_order_for_its_time() {
+    let left = [at(0, 10, Some(paid("a", false))), at(500, 510, Some(problem(409, "in-progress")))];
+    assert!(!has_order(&left, ONCE));
+    assert!(has_order(&left, Promise { stale_lock: Duration::from_secs(1), ..ONCE }));
+}
+
+#[test]
+fn thousands_of_answers_for_one_key_are_put_in_order() {
+    let storm = (0..10_000).map(|number| match number {
+        0..3000 if number % 3 == 0 => at(number, number + 40, None),
+        0..4000 => at(number, number + 60, Some(problem(409, "in-progress"))),
+        4000 => at(number, number + 500, Some(paid("a", false))),
+        _ => at(number, number + 700, Some(paid("a", true))),
+    });
+    let mut storm: Vec<_> = storm.collect();
+    assert!(has_order(&storm, ONCE));
+    storm.push(at(20_000, 20_010, Some(problem(409, "in-progress"))));
+    assert!(!has_order(&storm, ONCE));
 }

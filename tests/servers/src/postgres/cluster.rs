@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use super::version_in;
 use crate::account::Account;
+use crate::clock::Clock;
 use crate::keeper::Keeper;
 use crate::server::Server;
 use crate::{Error, port, processes};
@@ -33,11 +34,13 @@ pub(super) struct Cluster {
     origin: String,
     /// The process id of the postmaster while it runs.
     server: Option<u32>,
+    /// Its own, if it is to have one.
+    clock: Option<Clock>,
 }
 
 impl Cluster {
     /// Starts the binaries in this folder.
-    pub(super) fn start(binaries: &Path, settings: &[&str]) -> Result<Cluster, Error> {
+    pub(super) fn start(binaries: &Path, settings: &[&str], has_own_clock: bool) -> Result<Cluster, Error> {
         /// Somebody else may take the port before the server does.
         const ATTEMPTS: usize = 5;
         let mut attempt = 1;
@@ -45,7 +48,7 @@ impl Cluster {
         let postgres = binaries.join("postgres").canonicalize().map_err(Error::io("find postgres"))?;
         let binaries = postgres.parent().unwrap_or(binaries);
         loop {
-            match Cluster::start_once(binaries, settings) {
+            match Cluster::start_once(binaries, settings, has_own_clock) {
                 Err(Error::Failed { log, .. }) if attempt < ATTEMPTS && log.contains("Address already in use") => {
                     attempt += 1;
                 }
@@ -54,7 +57,7 @@ impl Cluster {
         }
     }
 
-    fn start_once(binaries: &Path, settings: &[&str]) -> Result<Cluster, Error> {
+    fn start_once(binaries: &Path, settings: &[&str], has_own_clock: bool) -> Result<Cluster, Error> {
         let folder = TempDir::with_prefix("idem-postgres-").map_err(Error::io("make a temporary folder"))?;
         let account = Account::for_owner_of(folder.path())?;
         let port = port::free()?;
@@ -63,6 +66,11 @@ impl Cluster {
         let status = keeper.order(INIT)?;
         if status != "0" {
             return Err(keeper.error(format!("initdb in {} ended with status {status}", binaries.display())));
+        }
+        let clock = has_own_clock.then(|| Clock::new(&folder.path().join("clock"))).transpose()?;
+        if let Some(clock) = &clock {
+            let pairs = clock.environment().into_iter().map(|(name, value)| format!("{name}='{}'", value.display()));
+            keeper.order(&format!(r#"set -- env {} "$@"; echo set"#, pairs.collect::<Vec<_>>().join(" ")))?;
         }
         let version = Command::new(binaries.join("postgres")).arg("--version").output();
         let version = version.map_err(Error::io("run postgres --version"))?;
@@ -73,6 +81,7 @@ impl Cluster {
             version: version_in(&String::from_utf8_lossy(&version.stdout)),
             origin: format!("private server from {}", binaries.display()),
             server: None,
+            clock,
         };
         cluster.start_again()?;
         Ok(cluster)
@@ -107,6 +116,12 @@ fn command(binaries: &Path, folder: &Path, port: u16, settings: &[&str]) -> Vec<
     let settings = settings.iter().map(|setting| (*setting).to_owned());
     command.extend(own.into_iter().chain(settings).flat_map(|setting| ["-c".into(), setting.into()]));
     command
+}
+
+/// The server and its children.
+fn family(server: u32) -> Result<Vec<u32>, Error> {
+    let children = processes::all()?.into_iter().filter(|process| process.parent == server);
+    Ok(std::iter::once(server).chain(children.map(|child| child.id)).collect())
 }
 
 impl Server for Cluster {
@@ -149,8 +164,7 @@ impl Server for Cluster {
         self.keeper.signal("STOP", &[server])?;
         let stands_still = |process: &processes::Process| process.id != server || "TZ".contains(process.state);
         self.keeper.wait_until("did not stand still", || Ok(processes::all()?.iter().all(stands_still)))?;
-        let children = processes::all()?.into_iter().filter(|process| process.parent == server);
-        let family: Vec<u32> = std::iter::once(server).chain(children.map(|child| child.id)).collect();
+        let family = family(server)?;
         self.keeper.signal("KILL", &family)?;
         // The next server refuses to start while a child of this one still has the shared memory.
         for process in &family {
@@ -169,5 +183,21 @@ impl Server for Cluster {
     fn resume(&mut self) -> Result<(), Error> {
         let server = self.running()?;
         self.keeper.signal("CONT", &[server])
+    }
+
+    /// By the limit for the size of a file, which fails a write as a full disk does, and needs no disk. Only the soft limit
+    /// is set: the hard one could not be lifted again.
+    fn set_room(&mut self, has_room: bool) -> Result<(), Error> {
+        let size = if has_room { "unlimited" } else { "0" };
+        // Who has ended meanwhile needs none.
+        for process in family(self.running()?)? {
+            self.keeper.order(&format!("prlimit --pid {process} --fsize={size}:; echo set"))?;
+        }
+        Ok(())
+    }
+
+    fn shift_clock(&mut self, seconds: i64) -> Result<(), Error> {
+        let Some(clock) = &self.clock else { return Err(Error::failed("the server has the clock of this machine")) };
+        clock.shift(seconds)
     }
 }

@@ -51,8 +51,24 @@ impl Postgres {
     ///
     /// Those of [`start`](Self::start).
     pub fn start_with(settings: &[&str]) -> Result<Postgres, Error> {
+        Postgres::start_on(settings, false)
+    }
+
+    /// [`start`](Self::start) with a clock that [`shift_clock`](Self::shift_clock) shifts. A container has the clock of the
+    /// machine all the same.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start), and [`Error::Missing`] if this machine has no libfaketime.
+    pub fn start_with_own_clock() -> Result<Postgres, Error> {
+        Postgres::start_on(&[], true)
+    }
+
+    fn start_on(settings: &[&str], has_own_clock: bool) -> Result<Postgres, Error> {
         let server: Box<dyn Server> = match programs::postgres_folder() {
-            Some(folder) if !IMAGE.is_named() => Box::new(cluster::Cluster::start(&folder, settings)?),
+            Some(folder) if !IMAGE.is_named() => {
+                Box::new(cluster::Cluster::start(&folder, settings, has_own_clock)?)
+            }
             _ => {
                 let settings = ["max_connections=200"].iter().chain(settings).flat_map(|setting| ["-c", setting]);
                 Box::new(Container::start(&IMAGE, &["postgres"].into_iter().chain(settings).collect::<Vec<_>>())?)
@@ -143,6 +159,37 @@ impl Postgres {
     /// If it is not running.
     pub fn resume(&mut self) -> Result<(), Error> {
         self.server.resume()
+    }
+
+    /// Leaves it no room for another byte in any file. The first transaction that writes makes it crash, as it does where
+    /// there is no room for its log, and there is no coming up again either.
+    ///
+    /// # Errors
+    ///
+    /// If it is not running, or is a container.
+    pub fn fill_disk(&mut self) -> Result<(), Error> {
+        self.server.set_room(false)
+    }
+
+    /// Ends a [`fill_disk`](Self::fill_disk), and starts the server again.
+    ///
+    /// # Errors
+    ///
+    /// If it does not accept connections within a minute.
+    pub fn make_room(&mut self) -> Result<(), Error> {
+        self.server.set_room(true)?;
+        // It may have ended, or be about to end, because of what it could not write.
+        self.server.stop()?;
+        self.server.start_again()
+    }
+
+    /// From now on its clock is so many seconds ahead of that of this machine, or behind it.
+    ///
+    /// # Errors
+    ///
+    /// If it was not started with [a clock of its own](Self::start_with_own_clock), or is a container.
+    pub fn shift_clock(&mut self, seconds: i64) -> Result<(), Error> {
+        self.server.shift_clock(seconds)
     }
 }
 

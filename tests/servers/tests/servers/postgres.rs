@@ -115,3 +115,15 @@ fn a_paused_server_can_be_stopped_killed_and_dropped() {
     drop(postgres);
     assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err());
 }
+
+#[test]
+fn a_full_disk_fails_what_writes_and_loses_nothing_that_was_written() {
+    let mut postgres = Postgres::start().unwrap();
+    let port = postgres.port();
+    ask(port, "CREATE TABLE kept (value int); INSERT INTO kept VALUES (7)").unwrap();
+    postgres.fill_disk().unwrap();
+    assert!(ask(port, "INSERT INTO kept VALUES (8)").is_err(), "it cannot be written");
+    postgres.make_room().unwrap();
+    assert_eq!(ask(port, "SELECT value FROM kept").unwrap(), "7");
+    ask(port, "INSERT INTO kept VALUES (9)").unwrap();
+}
