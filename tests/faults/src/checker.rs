@@ -202,11 +202,7 @@ fn order_of_key(operations: &[&Operation], promise: Promise, broken: &mut BTreeS
 }
 
 fn is_answered(operations: &[&Operation], well_from: Duration, within: Duration) -> bool {
-    let in_time = |operation: &&Operation| {
-        operation.ended <= well_from + within
-            && operation.answer.as_ref().is_some_and(|answer| matches!(answer.word(), Word::Settled | Word::Unknown))
-    };
-    operations.iter().any(in_time)
+    operations.iter().any(|operation| operation.ended <= well_from + within && operation.is_answered())
 }
 
 /// Counts what a run has seen.

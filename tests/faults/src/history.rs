@@ -73,6 +73,14 @@ pub(crate) enum Word {
     Later,
 }
 
+impl Operation {
+    /// Whether it tells what became of the key, for good.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| matches!(answer.word(), Word::Settled | Word::Unknown))
+    }
+}
+
 impl Answer {
     pub(crate) fn word(&self) -> Word {
         match (self.status, self.problem.as_deref()) {
