@@ -1,6 +1,9 @@
 //! A private Postgres.
 
 mod cluster;
+mod pair;
+
+pub use pair::PostgresPair;
 
 use crate::container::{Container, Image};
 use crate::server::Server;
