@@ -166,7 +166,7 @@ impl Failover<'_> {
         let mut terminated = 0;
         for _ in 0..TERMINATIONS {
             sleep(ALONE / TERMINATIONS).await;
-            if self.is_synchronous && self.number % 2 == 0 {
+            if self.is_synchronous && self.number.is_multiple_of(2) {
                 terminated += number(beside, TERMINATE).await?;
             }
         }
