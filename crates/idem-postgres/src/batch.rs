@@ -1,7 +1,7 @@
 //! Many verbs in one statement, and their answers out of its rows.
 
 use idem_core::codec::{FlatRecord, takeover_number};
-use idem_core::{Acquire, RECORD_FORMAT, StoreError};
+use idem_core::{Acquire, RECORD_FORMAT, StoreError, planted};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
@@ -173,13 +173,21 @@ impl Statement<'_> {
     }
 
     fn look<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        let items = verbs.filter_map(|verb| match verb {
-            Verb::Look { id, lock } => Some((id, *lock)),
+        let items = verbs.clone().filter_map(|verb| match verb {
+            Verb::Look { id, lock, .. } => Some((id, *lock)),
             _ => None,
         });
+        let is_confirmed = verbs.clone().any(|verb| matches!(verb, Verb::Look { confirmed: true, .. }));
         let sql = self.call(LOOK, "idem_look_v1").push(",");
         sql.byte_strings(items.clone().map(|(id, _)| Some(id.as_bytes().as_slice()))).push(",");
         sql.numbers(items.map(|(_, lock)| lock)).push(");");
+        if is_confirmed {
+            // A commit waits for standbys only if its transaction has written to the log; then for all that is before it
+            // there, and so for what was seen. It has to be one transaction: after a failover, another may be on another
+            // server.
+            sql.push("SELECT WHERE CASE current_setting('synchronous_standby_names') WHEN '' THEN FALSE ELSE ");
+            sql.push("pg_logical_emit_message(TRUE,'idem'::TEXT,''::TEXT) IS NULL END;");
+        }
     }
 
     fn renew<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {

@@ -17,7 +17,7 @@ const OLDEST: i32 = 140_000;
 const SETTINGS: &str = "SELECT current_setting('server_version'), current_setting('server_version_num')::INTEGER, \
     version() LIKE '%linux%', current_setting('server_encoding'), current_setting('fsync') = 'on', \
     current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'), \
-    current_setting('synchronous_standby_names')";
+    current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication)";
 
 /// What is known about the server from the first connection to it.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub struct DurabilityReport {
     pub synchronous_commit: String,
     /// The replicas that have to acknowledge a commit, as `synchronous_standby_names` says; empty when none.
     pub synchronous_standbys: String,
+    /// How many connections take the server's log just now: those of replicas, and of backups and subscribers.
+    pub replication_connections: u64,
 }
 
 impl DurabilityReport {
@@ -51,14 +53,26 @@ impl DurabilityReport {
         replicas_are_awaited && !self.synchronous_standbys.is_empty()
     }
 
-    fn new(fsync: bool, full_page_writes: bool, synchronous_commit: String, synchronous_standbys: String) -> Self {
+    /// From columns of [`SETTINGS`].
+    fn of(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let connections: i64 = row.try_get(8)?;
+        let settings = (row.try_get(6)?, row.try_get(7)?);
+        Ok(Self::new(row.try_get(4)?, row.try_get(5)?, settings, connections.unsigned_abs()))
+    }
+
+    fn new(
+        fsync: bool,
+        full_page_writes: bool,
+        (synchronous_commit, synchronous_standbys): (String, String),
+        replication_connections: u64,
+    ) -> Self {
         let level = match synchronous_commit.as_str() {
             // Acknowledged before it is written anywhere: the death of the server alone loses it.
             "off" => Durability::Process,
             _ if fsync && full_page_writes => Durability::Power,
             _ => Durability::Crash,
         };
-        Self { level, fsync, full_page_writes, synchronous_commit, synchronous_standbys }
+        Self { level, fsync, full_page_writes, synchronous_commit, synchronous_standbys, replication_connections }
     }
 }
 
@@ -85,14 +99,22 @@ impl fmt::Display for DurabilityReport {
                  synchronous_commit to on for this user or database"
             }
         })?;
-        formatter.write_str(if self.survives_failover() {
-            ", and the loss of the primary"
-        } else {
-            "; a failover to a replica may lose the last records, and with them the business writes of the same \
-             transactions"
-        })
+        match (self.survives_failover(), self.replication_connections) {
+            (true, 0) => formatter
+                .write_str(", and the loss of the primary; no replica is connected, and commits wait until one is"),
+            (true, _) => formatter.write_str(", and the loss of the primary"),
+            (false, 0) => write!(formatter, "; {MAY_LOSE}"),
+            (false, connected) => write!(
+                formatter,
+                "; replication connections: {connected}, and no commit waits for any of them: {MAY_LOSE}; set \
+                 synchronous_standby_names, and synchronous_commit to on"
+            ),
+        }
     }
 }
+
+const MAY_LOSE: &str =
+    "a failover to a replica may lose the last records, and with them the business writes of the same transactions";
 
 /// How the server is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,11 +155,11 @@ impl PostgresStore {
         let rows = self.maintain(what, sql, self.shared.patience).await?;
         let row = rows.first().ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, format!("could not {what}")))?;
         let failed = |error| store_error(what, error);
-        let records: i64 = row.try_get(8).map_err(failed)?;
+        let records: i64 = row.try_get(9).map_err(failed)?;
         Ok(PostgresHealth {
             version: row.try_get(0).map_err(failed)?,
             records: records.unsigned_abs(),
-            durability: durability(row).map_err(failed)?,
+            durability: DurabilityReport::of(row).map_err(failed)?,
         })
     }
 }
@@ -149,7 +171,7 @@ pub(crate) async fn examine(connection: &mut PgConnection) -> Result<Server, Sto
     let row = found.first().ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, format!("could not {what}")))?;
     let failed = |error| store_error(what, error);
     let refuse = |message: String| Err(StoreError::new(StoreErrorKind::Misconfigured, message));
-    if row.try_get(8).map_err(failed)? {
+    if row.try_get(9).map_err(failed)? {
         return refuse("this server is a replica, which takes no records; name the primary".to_owned());
     }
     let version: String = row.try_get(0).map_err(failed)?;
@@ -161,11 +183,7 @@ pub(crate) async fn examine(connection: &mut PgConnection) -> Result<Server, Sto
         return refuse(format!("the database has the encoding {encoding}, and idem-postgres needs one in UTF8"));
     }
     let notices_closed_clients = row.try_get(2).map_err(failed)?;
-    Ok(Server { durability: durability(row).map_err(failed)?, notices_closed_clients })
-}
-
-fn durability(row: &PgRow) -> Result<DurabilityReport, sqlx::Error> {
-    Ok(DurabilityReport::new(row.try_get(4)?, row.try_get(5)?, row.try_get(6)?, row.try_get(7)?))
+    Ok(Server { durability: DurabilityReport::of(row).map_err(failed)?, notices_closed_clients })
 }
 
 #[cfg(test)]
@@ -173,7 +191,7 @@ mod tests {
     use super::*;
 
     fn report(fsync: bool, full_page_writes: bool, commit: &str, standbys: &str) -> DurabilityReport {
-        DurabilityReport::new(fsync, full_page_writes, commit.to_owned(), standbys.to_owned())
+        DurabilityReport::new(fsync, full_page_writes, (commit.to_owned(), standbys.to_owned()), 0)
     }
 
     #[test]
@@ -197,5 +215,16 @@ mod tests {
         assert!(report(true, true, "on", "ANY 1 (*)").survives_failover());
         assert!(!report(true, true, "local", "ANY 1 (*)").survives_failover());
         assert!(!report(true, true, "remote_apply", "").survives_failover());
+    }
+
+    #[test]
+    fn replicas_that_nobody_waits_for_are_pointed_out() {
+        let with = |connections, report: DurabilityReport| {
+            DurabilityReport { replication_connections: connections, ..report }.to_string()
+        };
+        assert!(with(2, report(true, true, "on", "")).contains("replication connections: 2, and no commit waits"));
+        assert!(with(2, report(true, true, "local", "ANY 1 (*)")).contains("no commit waits"));
+        assert!(with(0, report(true, true, "on", "ANY 1 (*)")).contains("no replica is connected"));
+        assert!(with(1, report(true, true, "on", "ANY 1 (*)")).ends_with("and the loss of the primary"));
     }
 }

@@ -233,19 +233,19 @@ fn shared(jobs: &[Job]) -> (Vec<Cow<'_, Verb>>, Vec<usize>) {
     let (mut acquires, mut looks) = (HashSet::new(), HashMap::new());
     let places = jobs.iter().map(|job| {
         let look = match &job.verb {
-            Verb::Acquire { request, lock } if !acquires.insert(request.id) => Some((request.id, Some(*lock))),
-            Verb::Look { id, lock } => Some((*id, *lock)),
+            Verb::Acquire { request, lock } if !acquires.insert(request.id) => Some((request.id, Some(*lock), false)),
+            Verb::Look { id, lock, confirmed } => Some((*id, *lock, *confirmed)),
             _ => None,
         };
         let place = verbs.len();
         match look {
             None => verbs.push(Cow::Borrowed(&job.verb)),
-            Some((id, lock)) => {
-                let known = *looks.entry((id, lock)).or_insert(place);
+            Some((id, lock, confirmed)) => {
+                let known = *looks.entry((id, lock, confirmed)).or_insert(place);
                 if known != place {
                     return known;
                 }
-                verbs.push(Cow::Owned(Verb::Look { id, lock }));
+                verbs.push(Cow::Owned(Verb::Look { id, lock, confirmed }));
             }
         }
         place

@@ -137,7 +137,17 @@ impl PostgresStore {
 
     /// Reads the record, and where `lock` is given whether a transaction runs the operation.
     pub(crate) async fn read(&self, id: RecordId, lock: Option<i64>) -> Result<Seen, StoreError> {
-        self.see(Verb::Look { id, lock }).await
+        self.see(Verb::Look { id, lock, confirmed: false }).await
+    }
+
+    /// [`read`](Self::read), and what is read is on every standby that commits wait for. It is how to find out whether a write
+    /// of one's own was committed when nobody was told.
+    ///
+    /// A commit that waits for a standby is seen by nobody. One whose wait has ended otherwise, because its session was
+    /// terminated or the server has crashed and come back, is seen although no standby has it: a failover would take back
+    /// what was seen.
+    pub(crate) async fn read_confirmed(&self, id: RecordId, lock: Option<i64>) -> Result<Seen, StoreError> {
+        self.see(Verb::Look { id, lock, confirmed: true }).await.map_err(StoreError::indeterminate)
     }
 
     async fn see(&self, verb: Verb) -> Result<Seen, StoreError> {
@@ -183,6 +193,14 @@ impl PostgresStore {
         })
     }
 
+    /// The answer to an acquire that an earlier try has done; `None` if that is not so any more.
+    async fn acquired_before(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
+        let Seen { now, row, .. } = self.read_confirmed(request.id, None).await?;
+        let before = row.as_ref().map(|row| &row.record);
+        let (next, outcome) = machine::acquire(before, request, now);
+        Ok((before.is_some() && next.as_ref() == before).then_some(outcome))
+    }
+
     /// What only an owner may do. In the common case one statement does it; when it does not apply, the state machine
     /// says why, or decides what that statement does not.
     async fn act(&self, id: RecordId, owner: OwnerToken, action: OwnerAction<'_>) -> Result<OwnerOutcome, StoreError> {
@@ -194,7 +212,8 @@ impl PostgresStore {
             }
         }
         for _ in 0..ROUNDS {
-            let Seen { now, row, .. } = self.read(id, None).await?;
+            // That nothing is left to be done may be what an earlier try has done.
+            let Seen { now, row, .. } = self.read_confirmed(id, None).await?;
             let before = row.as_ref().map(|row| &row.record);
             let (next, outcome) = machine::apply(before, owner, action, now);
             let Some(row) = &row else { return Ok(outcome) };
@@ -282,7 +301,13 @@ impl IdempotencyStore for PostgresStore {
                 }
             }
             if next.as_ref() == before {
-                return Ok(outcome);
+                match outcome {
+                    AcquireOutcome::Acquired(_) => match self.acquired_before(request).await? {
+                        Some(outcome) => return Ok(outcome),
+                        None => continue,
+                    },
+                    outcome => return Ok(outcome),
+                }
             }
             if let Some(outcome) = self.end(request, row, next, outcome).await? {
                 return Ok(outcome);

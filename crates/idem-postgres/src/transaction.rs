@@ -12,13 +12,13 @@ use idem_core::{
     StoreTransaction, Writes,
 };
 use sqlx::{AssertSqlSafe, PgConnection};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::connection::{FAILED, Open, UNTOUCHED, out_of_transaction};
 use crate::error::{is_changed, is_connection_lost, is_out_of_transaction, store_error};
 use crate::literal::{Sql, readable};
 use crate::store::PostgresStore;
-use crate::verb::{End, Presence};
+use crate::verb::{End, Presence, Seen};
 
 /// How long a COMMIT may take, and how long to find out how a transaction ended whose COMMIT got no answer: together less
 /// than the engine waits for the end.
@@ -94,27 +94,37 @@ impl PostgresTransaction {
         let lock = store.shared.schema.lock(&id);
         // The server is to notice at once that nobody is there any more.
         drop(self);
-        let give_up_at = Instant::now() + FIND_OUT_WITHIN;
-        while Instant::now() < give_up_at {
-            match store.read(id, Some(lock)).await {
-                Ok(seen) if seen.presence != Presence::Held => {
-                    return match seen.row {
-                        Some(row) if is_settled_by(&row.record, owner) => Ok(OwnerOutcome::Applied),
-                        _ => {
-                            let message = "the connection was lost before COMMIT, and everything was rolled back";
-                            Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
-                        }
-                    };
+        let find_out = async {
+            loop {
+                match store.read(id, Some(lock)).await {
+                    Ok(seen) if seen.presence == Presence::Held => {}
+                    Ok(seen) if !seen.is_settled_by(owner) => return false,
+                    // It was committed. That counts once no failover can take it back.
+                    Ok(_) => match store.read_confirmed(id, None).await {
+                        Ok(seen) if seen.is_settled_by(owner) => return true,
+                        Ok(_) | Err(_) => {}
+                    },
+                    Err(_) => {}
                 }
-                Ok(_) | Err(_) => sleep(LOOK_AGAIN).await,
+                sleep(LOOK_AGAIN).await;
             }
+        };
+        match timeout(FIND_OUT_WITHIN, find_out).await {
+            Ok(true) => Ok(OwnerOutcome::Applied),
+            Ok(false) => {
+                let message = "the connection was lost before COMMIT, and everything was rolled back";
+                Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
+            }
+            Err(_) => Err(error),
         }
-        Err(error)
     }
 }
 
-fn is_settled_by(record: &Record, owner: OwnerToken) -> bool {
-    record.owner == owner && !matches!(record.state, State::InProgress { .. })
+impl Seen {
+    fn is_settled_by(&self, owner: OwnerToken) -> bool {
+        let record = self.row.as_ref().map(|row| &row.record);
+        record.is_some_and(|record| record.owner == owner && !matches!(record.state, State::InProgress { .. }))
+    }
 }
 
 #[async_trait]

@@ -11,11 +11,12 @@ use idem_core::{
 
 use crate::config::micros;
 
-/// One item of a statement; `migrations/postgres/0002_verbs.sql` says what each does.
+/// One item of a statement; `migrations/postgres/0002_verbs.sql` says what each does. What a `confirmed` look sees is on every
+/// standby that commits wait for.
 #[derive(Clone)]
 pub(crate) enum Verb {
     Acquire { request: Acquire, lock: i64 },
-    Look { id: RecordId, lock: Option<i64> },
+    Look { id: RecordId, lock: Option<i64>, confirmed: bool },
     Renew { id: RecordId, owner: OwnerToken, term: Term },
     Checkpoint { id: RecordId, owner: OwnerToken, checkpoint: Checkpoint },
     Settle { id: RecordId, owner: OwnerToken, end: End },

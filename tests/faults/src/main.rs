@@ -150,7 +150,8 @@ async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Dur
         let name = format!("tenant-{}-key-{}.txt", first.key.tenant, first.key.key);
         let of_key = history.iter().filter(|operation| operation.key == first.key);
         let made = effects.iter().filter(|effect| effect.key == first.key);
-        let lines = of_key.map(|operation| format!("{operation:?}\n")).chain(made.map(|effect| format!("{effect:?}\n")));
+        let lines =
+            of_key.map(|operation| format!("{operation:?}\n")).chain(made.map(|effect| format!("{effect:?}\n")));
         let lines = std::iter::once(format!("well from {well_from:?}\n")).chain(lines);
         std::fs::write(servers.folder.path().join(name), lines.collect::<String>())?;
     }
@@ -191,7 +192,8 @@ async fn ask_for_all(world: &Arc<World>, random: &mut Random, clients: u64) -> R
         for operation in history.iter() {
             *is_answered.entry(operation.key.clone()).or_default() |= operation.is_answered();
         }
-        let (answered, unanswered): (Vec<_>, Vec<_>) = is_answered.into_iter().partition(|(_, is_answered)| *is_answered);
+        let (answered, unanswered): (Vec<_>, Vec<_>) =
+            is_answered.into_iter().partition(|(_, is_answered)| *is_answered);
         let keys = |of: Vec<(Key, bool)>| of.into_iter().map(|(key, _)| key).collect::<Vec<_>>();
         (keys(unanswered), keys(answered))
     };

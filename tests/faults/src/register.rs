@@ -36,7 +36,9 @@ enum Owner {
 #[derive(Debug, Clone, Copy)]
 enum Claim {
     /// It ran, and settled.
-    Ran { digest: u64 },
+    Ran {
+        digest: u64,
+    },
     /// It is settled, by this answer if that is one for all.
     Settled(Option<u64>),
     Running,

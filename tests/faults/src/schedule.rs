@@ -162,7 +162,8 @@ pub fn plan(cell: Cell, seed: u64, lasts: Duration, lease: Duration, services: u
         let service = random.below(services as u64) as usize;
         let weather = kind.weather(&mut random);
         let direction = if random.chance(500) { 1 } else { -1 };
-        let ahead = direction * if kind == Kind::ShiftPostgres { JUMP_IN_LEASES * lease.as_secs() as i64 } else { HOUR };
+        let ahead =
+            direction * if kind == Kind::ShiftPostgres { JUMP_IN_LEASES * lease.as_secs() as i64 } else { HOUR };
         planned.push(Planned { at, fault: Fault { kind, service, lasts, weather, ahead } });
         at += lasts + Duration::from_millis(300 + random.below(1700));
     }

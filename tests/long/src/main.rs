@@ -38,6 +38,8 @@ enum Check {
     Sentinel(failover::Options),
     /// The same in a Redis Cluster, whose slots move and whose primaries are killed or paused in turn.
     Cluster(failover::Options),
+    /// What Postgres has acknowledged after its standby took over, synchronous and asynchronous.
+    Standby(failover::standby::Options),
     /// Payments over HTTP on Postgres with Redis in front, which does everything wrong, without and with restarts of Postgres.
     Front(front::Options),
     /// How long first requests, replays and duplicates take with Redis in front of Postgres, beside either alone.
@@ -53,6 +55,7 @@ async fn main() -> ExitCode {
         Check::Growth(options) => growth::run(&options).await,
         Check::Sentinel(options) => failover::sentinel::run(&options).await,
         Check::Cluster(options) => failover::cluster::run(&options).await,
+        Check::Standby(options) => failover::standby::run(&options).await,
         Check::Front(options) => front::run(&options).await,
         Check::Latency(options) => front::latency(&options).await,
     };

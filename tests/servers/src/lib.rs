@@ -1,5 +1,5 @@
-//! Real servers for tests: a private [`Postgres`], a [`PgBouncer`] in front of one, a private [`Redis`], a group of
-//! these with Sentinels, [`RedisSentinel`], and a [`RedisCluster`].
+//! Real servers for tests: a private [`Postgres`], a [`PgBouncer`] in front of one, a primary with a standby,
+//! [`PostgresPair`], a private [`Redis`], a group of these with Sentinels, [`RedisSentinel`], and a [`RedisCluster`].
 //!
 //! Each server has its own folder and port, and both are gone when its value is dropped. They do not outlive the process
 //! that started them either, however that ends: a small shell waits for the end of a pipe that only this process
@@ -35,7 +35,7 @@ mod upstream;
 pub use clock::Clock;
 pub use error::Error;
 pub use pgbouncer::PgBouncer;
-pub use postgres::Postgres;
+pub use postgres::{Postgres, PostgresPair};
 pub use programs::find as find_program;
 pub use redis::{ClusterPrimary, Redis, RedisAddress, RedisCluster, RedisSentinel, Reply, redis_command};
 

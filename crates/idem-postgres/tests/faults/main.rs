@@ -13,6 +13,7 @@ mod lost_answers;
 mod outages;
 mod proxy;
 mod replicas;
+mod standby;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminated;

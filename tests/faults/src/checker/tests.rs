@@ -234,10 +234,12 @@ fn answers_that_nothing_explains_are_found() {
 
 #[test]
 fn a_run_that_lost_its_lease_is_in_order_where_it_may_be() {
-    let overlapping = [at(0, 50, Some(paid("a", false))), at(10, 40, Some(paid("b", false))), at(60, 70, Some(paid("b", true)))];
+    let overlapping =
+        [at(0, 50, Some(paid("a", false))), at(10, 40, Some(paid("b", false))), at(60, 70, Some(paid("b", true)))];
     assert!(has_order(&overlapping, OFTEN));
     assert!(!has_order(&overlapping, ONCE));
-    let later = [at(0, 10, Some(paid("a", false))), at(20, 30, Some(paid("b", true))), at(40, 50, Some(paid("c", false)))];
+    let later =
+        [at(0, 10, Some(paid("a", false))), at(20, 30, Some(paid("b", true))), at(40, 50, Some(paid("c", false)))];
     assert!(!has_order(&later, OFTEN), "it runs again after it was settled");
 }
 

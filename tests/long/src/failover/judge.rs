@@ -207,7 +207,7 @@ async fn look(store: &RedisStore, mut key: Key) -> Result<Key, Error> {
 }
 
 /// Whoever looks has to be answered.
-async fn persist<T, F>(verb: impl Fn() -> F) -> Result<T, Error>
+pub(super) async fn persist<T, F>(verb: impl Fn() -> F) -> Result<T, Error>
 where
     F: Future<Output = Result<T, StoreError>>,
 {

@@ -1,4 +1,5 @@
-//! `sentinel` and `cluster`: what Redis acknowledged is there after a failover, or is counted.
+//! `sentinel` and `cluster`: what Redis acknowledged is there after a failover, or is counted. [`standby`] is the same for
+//! Postgres, in a way of its own.
 //!
 //! In every round clients of three processes work on keys of their own and write down what they are told. In the midst of
 //! it a primary is cut off from its replicas, goes on alone for a moment, and is then replaced. Afterwards every
@@ -25,6 +26,7 @@ mod world;
 
 pub(crate) mod cluster;
 pub(crate) mod sentinel;
+pub(crate) mod standby;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -19,6 +19,15 @@ const INIT: &str = concat!(
     r#"</dev/null >>"$folder/log" 2>&1; echo "$?""#,
 );
 
+/// `pg_basebackup` stands there as well, and writes down whom the copy is to follow.
+const COPY: &str = concat!(
+    r#""${1%/*}/pg_basebackup" --pgdata="$folder/data" --host=127.0.0.1 --username=postgres --checkpoint=fast "#,
+    r#"--wal-method=stream --no-sync --write-recovery-conf "#,
+);
+
+/// Waits until the server takes writes.
+const PROMOTE: &str = r#""${1%/*}/pg_ctl" promote --pgdata="$folder/data" --wait >>"$folder/log" 2>&1; echo "$?""#;
+
 /// Immediate shutdown; a paused server has to go on for that. A server that was killed has left a segment of shared
 /// memory, of which a machine has a limited number; its id stands in the seventh line of the pid file.
 const LAST: &str = r#"if [ "$server" ]; then kill -s QUIT "$server"; kill -s CONT "$server"; wait "$server"; fi
@@ -38,9 +47,35 @@ pub(super) struct Cluster {
     clock: Option<Clock>,
 }
 
+/// Where a new server has its data from.
+#[derive(Debug, Clone, Copy)]
+enum Data {
+    New,
+    /// Of the primary on this port, which it follows.
+    CopyOf(u16),
+}
+
+impl Data {
+    fn order(self) -> String {
+        match self {
+            Data::New => INIT.to_owned(),
+            Data::CopyOf(port) => format!(r#"{COPY} --port={port} </dev/null >>"$folder/log" 2>&1; echo "$?""#),
+        }
+    }
+}
+
 impl Cluster {
     /// Starts the binaries in this folder.
-    pub(super) fn start(binaries: &Path, settings: &[&str], has_own_clock: bool) -> Result<Cluster, Error> {
+    pub(super) fn start(binaries: &Path, settings: &[&str]) -> Result<Cluster, Error> {
+        Cluster::start_on(Data::New, binaries, settings)
+    }
+
+    /// Starts a standby of the primary on this port.
+    pub(super) fn start_standby(binaries: &Path, primary: u16, settings: &[&str]) -> Result<Cluster, Error> {
+        Cluster::start_on(Data::CopyOf(primary), binaries, settings)
+    }
+
+    fn start_on(data: Data, binaries: &Path, settings: &[&str]) -> Result<Cluster, Error> {
         /// Somebody else may take the port before the server does.
         const ATTEMPTS: usize = 5;
         let mut attempt = 1;
@@ -48,7 +83,7 @@ impl Cluster {
         let postgres = binaries.join("postgres").canonicalize().map_err(Error::io("find postgres"))?;
         let binaries = postgres.parent().unwrap_or(binaries);
         loop {
-            match Cluster::start_once(binaries, settings, has_own_clock) {
+            match Cluster::start_once(data, binaries, settings) {
                 Err(Error::Failed { log, .. }) if attempt < ATTEMPTS && log.contains("Address already in use") => {
                     attempt += 1;
                 }
@@ -57,20 +92,16 @@ impl Cluster {
         }
     }
 
-    fn start_once(binaries: &Path, settings: &[&str], has_own_clock: bool) -> Result<Cluster, Error> {
+    fn start_once(data: Data, binaries: &Path, settings: &[&str]) -> Result<Cluster, Error> {
         let folder = TempDir::with_prefix("idem-postgres-").map_err(Error::io("make a temporary folder"))?;
         let account = Account::for_owner_of(folder.path())?;
         let port = port::free()?;
         let command = command(binaries, folder.path(), port, settings);
         let mut keeper = Keeper::start(account, folder.path(), LAST, command)?;
-        let status = keeper.order(INIT)?;
+        let status = keeper.order(&data.order())?;
         if status != "0" {
-            return Err(keeper.error(format!("initdb in {} ended with status {status}", binaries.display())));
-        }
-        let clock = has_own_clock.then(|| Clock::new(&folder.path().join("clock"))).transpose()?;
-        if let Some(clock) = &clock {
-            let pairs = clock.environment().into_iter().map(|(name, value)| format!("{name}='{}'", value.display()));
-            keeper.order(&format!(r#"set -- env {} "$@"; echo set"#, pairs.collect::<Vec<_>>().join(" ")))?;
+            let program = if matches!(data, Data::New) { "initdb" } else { "pg_basebackup" };
+            return Err(keeper.error(format!("{program} in {} ended with status {status}", binaries.display())));
         }
         let version = Command::new(binaries.join("postgres")).arg("--version").output();
         let version = version.map_err(Error::io("run postgres --version"))?;
@@ -81,7 +112,7 @@ impl Cluster {
             version: version_in(&String::from_utf8_lossy(&version.stdout)),
             origin: format!("private server from {}", binaries.display()),
             server: None,
-            clock,
+            clock: None,
         };
         cluster.start_again()?;
         Ok(cluster)
@@ -89,6 +120,47 @@ impl Cluster {
 
     fn running(&self) -> Result<u32, Error> {
         self.server.ok_or_else(|| Error::failed("the server is not running"))
+    }
+
+    /// Makes a standby a primary, and waits until it is one.
+    pub(super) fn promote(&mut self) -> Result<(), Error> {
+        match self.keeper.order(PROMOTE)?.as_str() {
+            "0" => Ok(()),
+            status => Err(self.keeper.error(format!("pg_ctl promote ended with status {status}"))),
+        }
+    }
+
+    /// Stops the server with all its children: nobody is answered any more, and nothing is written.
+    pub(super) fn freeze(&mut self) -> Result<(), Error> {
+        let family = self.family()?;
+        self.keeper.signal("STOP", &family)
+    }
+
+    /// Sends a signal to the child of the server that calls itself `name`, as in `walreceiver`, and gives its process id;
+    /// `None` when there is none.
+    pub(super) fn signal_child(&mut self, name: &str, signal: &str) -> Result<Option<u32>, Error> {
+        let server = self.running()?;
+        let child =
+            processes::all()?.into_iter().find(|child| child.parent == server && title(child.id).contains(name));
+        if let Some(child) = child {
+            self.keeper.signal(signal, &[child.id])?;
+        }
+        Ok(child.map(|child| child.id))
+    }
+
+    /// Waits for the end of a child of the server.
+    pub(super) fn wait_for_end_of(&self, child: u32) -> Result<(), Error> {
+        self.keeper.wait_until("kept a child that was told to end", || Ok(!processes::is_running(child)?))
+    }
+
+    /// The server, which is made to stand still so that it makes no child that would be missed, and its children.
+    fn family(&mut self) -> Result<Vec<u32>, Error> {
+        let server = self.running()?;
+        self.keeper.signal("STOP", &[server])?;
+        let stands_still = |process: &processes::Process| process.id != server || "TZ".contains(process.state);
+        self.keeper.wait_until("did not stand still", || Ok(processes::all()?.iter().all(stands_still)))?;
+        let children = processes::all()?.into_iter().filter(|process| process.parent == server);
+        Ok(std::iter::once(server).chain(children.map(|child| child.id)).collect())
     }
 
     /// What the server itself says in its pid file, where the eighth line is its state. A connection would not tell
@@ -109,6 +181,17 @@ impl Cluster {
     }
 }
 
+/// What a process calls itself; empty when it has ended.
+fn title(process: u32) -> String {
+    match std::fs::read(format!("/proc/{process}/cmdline")) {
+        Ok(title) => String::from_utf8_lossy(&title).into_owned(),
+        Err(_) => {
+            let output = Command::new("ps").args(["-o", "command=", "-p", &process.to_string()]).output();
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
+        }
+    }
+}
+
 fn command(binaries: &Path, folder: &Path, port: u16, settings: &[&str]) -> Vec<OsString> {
     let mut command = vec![binaries.join("postgres").into(), "-D".into(), folder.join("data").into()];
     command.extend(["-k".into(), folder.into()]);
@@ -116,12 +199,6 @@ fn command(binaries: &Path, folder: &Path, port: u16, settings: &[&str]) -> Vec<
     let settings = settings.iter().map(|setting| (*setting).to_owned());
     command.extend(own.into_iter().chain(settings).flat_map(|setting| ["-c".into(), setting.into()]));
     command
-}
-
-/// The server and its children.
-fn family(server: u32) -> Result<Vec<u32>, Error> {
-    let children = processes::all()?.into_iter().filter(|process| process.parent == server);
-    Ok(std::iter::once(server).chain(children.map(|child| child.id)).collect())
 }
 
 impl Server for Cluster {
@@ -160,11 +237,7 @@ impl Server for Cluster {
 
     fn kill(&mut self) -> Result<(), Error> {
         let Some(server) = self.server else { return Ok(()) };
-        // A server that stands still makes no child that would be missed here.
-        self.keeper.signal("STOP", &[server])?;
-        let stands_still = |process: &processes::Process| process.id != server || "TZ".contains(process.state);
-        self.keeper.wait_until("did not stand still", || Ok(processes::all()?.iter().all(stands_still)))?;
-        let family = family(server)?;
+        let family = self.family()?;
         self.keeper.signal("KILL", &family)?;
         // The next server refuses to start while a child of this one still has the shared memory.
         for process in &family {
@@ -189,11 +262,21 @@ impl Server for Cluster {
     /// is set: the hard one could not be lifted again.
     fn set_room(&mut self, has_room: bool) -> Result<(), Error> {
         let size = if has_room { "unlimited" } else { "0" };
+        let server = self.running()?;
         // Who has ended meanwhile needs none.
-        for process in family(self.running()?)? {
+        for process in self.family()? {
             self.keeper.order(&format!("prlimit --pid {process} --fsize={size}:; echo set"))?;
         }
-        Ok(())
+        self.keeper.signal("CONT", &[server])
+    }
+
+    fn give_clock(&mut self) -> Result<(), Error> {
+        self.stop()?;
+        let clock = Clock::new(&self.folder.path().join("clock"))?;
+        let pairs = clock.environment().into_iter().map(|(name, value)| format!("{name}='{}'", value.display()));
+        self.keeper.order(&format!(r#"set -- env {} "$@"; echo set"#, pairs.collect::<Vec<_>>().join(" ")))?;
+        self.clock = Some(clock);
+        self.start_again()
     }
 
     fn shift_clock(&mut self, seconds: i64) -> Result<(), Error> {

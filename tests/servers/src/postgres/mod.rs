@@ -1,6 +1,9 @@
 //! A private Postgres.
 
 mod cluster;
+mod pair;
+
+pub use pair::PostgresPair;
 
 use crate::container::{Container, Image};
 use crate::server::Server;
@@ -51,7 +54,14 @@ impl Postgres {
     ///
     /// Those of [`start`](Self::start).
     pub fn start_with(settings: &[&str]) -> Result<Postgres, Error> {
-        Postgres::start_on(settings, false)
+        let server: Box<dyn Server> = match programs::postgres_folder() {
+            Some(folder) if !IMAGE.is_named() => Box::new(cluster::Cluster::start(&folder, settings)?),
+            _ => {
+                let settings = ["max_connections=200"].iter().chain(settings).flat_map(|setting| ["-c", setting]);
+                Box::new(Container::start(&IMAGE, &["postgres"].into_iter().chain(settings).collect::<Vec<_>>())?)
+            }
+        };
+        Ok(Postgres { server })
     }
 
     /// [`start`](Self::start) with a clock that [`shift_clock`](Self::shift_clock) shifts. A container has the clock of the
@@ -61,20 +71,9 @@ impl Postgres {
     ///
     /// Those of [`start`](Self::start), and [`Error::Missing`] if this machine has no libfaketime.
     pub fn start_with_own_clock() -> Result<Postgres, Error> {
-        Postgres::start_on(&[], true)
-    }
-
-    fn start_on(settings: &[&str], has_own_clock: bool) -> Result<Postgres, Error> {
-        let server: Box<dyn Server> = match programs::postgres_folder() {
-            Some(folder) if !IMAGE.is_named() => {
-                Box::new(cluster::Cluster::start(&folder, settings, has_own_clock)?)
-            }
-            _ => {
-                let settings = ["max_connections=200"].iter().chain(settings).flat_map(|setting| ["-c", setting]);
-                Box::new(Container::start(&IMAGE, &["postgres"].into_iter().chain(settings).collect::<Vec<_>>())?)
-            }
-        };
-        Ok(Postgres { server })
+        let mut postgres = Postgres::start()?;
+        postgres.server.give_clock()?;
+        Ok(postgres)
     }
 
     /// `postgres://postgres@127.0.0.1:PORT/postgres`

@@ -5,6 +5,7 @@ mod client;
 mod parents;
 mod pgbouncer;
 mod postgres;
+mod postgres_pair;
 mod redis;
 mod redis_cluster;
 mod redis_sentinel;
