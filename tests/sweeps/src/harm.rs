@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use idem_testkit::drop_at_await;
 
 use crate::proxy::{Cut, Direction, Ending, Proxy};
 use crate::world::World;
+
+/// Longer than it takes a connection to come back to its pool.
+const RETURN: Duration = Duration::from_millis(250);
 
 /// What is done to it.
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +65,11 @@ impl Trial {
     /// Lets a verb come to harm. Before it and after it nothing is on its way.
     pub(crate) async fn harm<T, E>(&self, world: &World, verb: impl Future<Output = Result<T, E>>) -> Told<T, E> {
         world.quiet().await;
+        if self.is_silent() {
+            // sqlx asks a connection that comes back to its pool whether it is alive, and waits for ever for the answer: the
+            // silence is to befall the verb.
+            tokio::time::sleep(RETURN).await;
+        }
         let told = match (self.harm, &self.proxy) {
             (Harm::Drop { at, is_cold }, _) => {
                 if is_cold {
