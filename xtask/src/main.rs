@@ -59,6 +59,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
+    /// Drops every future of the stores at every await, and cuts every exchange with a server after every byte.
+    #[command(disable_help_flag = true)]
+    Sweeps {
+        /// Its options, as in `--store redis`; `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
     /// Runs the fuzzers of everything that reads outside input (needs cargo-fuzz and a C++ compiler).
     Fuzz(fuzz::Options),
     /// Makes images of Postgres, Redis and PgBouncer out of Debian's packages, and one of the example (needs Docker).
@@ -111,6 +118,10 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
             let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);
             command::run(faults.arg(planted::example()?).args(options))?;
+        }
+        Task::Sweeps { options } => {
+            let mut sweeps = command::cargo(&["run", "--quiet", "-p", "idem-sweeps", "--"]);
+            command::run(servers::Servers::start()?.announce(sweeps.args(options)))?;
         }
         Task::HttpSuite { options } => {
             let mut suite = command::cargo(&["run", "--quiet", "-p", "idem-http-suite", "--"]);

@@ -136,6 +136,7 @@ impl Lane {
                 // What waited for a row has waited as long as it may.
                 let waited = error.kind() == StoreErrorKind::Timeout;
                 let patience = if waited { Patience::None } else { Patience::Full };
+                let may_be_done = error.is_indeterminate();
                 let mut rest = batch.into_iter();
                 while let Some(job) = rest.next() {
                     if job.answer.is_closed() {
@@ -143,6 +144,7 @@ impl Lane {
                     }
                     match self.attempt(std::slice::from_ref(&job), patience).await {
                         Ok(answers) => job.tell(answers.into_iter().next().unwrap_or_else(|| Err(misanswered()))),
+                        Err(Failure::Refused(error)) if may_be_done => job.tell(Err(error.indeterminate())),
                         Err(Failure::Refused(error)) => job.tell(Err(error)),
                         Err(Failure::Lost(error) | Failure::Away(error)) => {
                             tell_all(std::iter::once(job).chain(rest), error);
@@ -162,7 +164,8 @@ impl Lane {
         let answers = match self.send(&verbs, patience).await {
             Err(Failure::Lost(error)) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "a connection was lost");
-                self.send(&verbs, patience).await
+                // What was sent first may have been done, whatever becomes of the repetition.
+                self.send(&verbs, patience).await.map_err(Failure::indeterminate)
             }
             answers => answers,
         }?;
@@ -281,4 +284,15 @@ enum Failure {
     Refused(StoreError),
     /// There is no use in trying again now.
     Away(StoreError),
+}
+
+impl Failure {
+    /// The same, where the statement may have been done all the same.
+    fn indeterminate(self) -> Self {
+        match self {
+            Self::Lost(error) => Self::Lost(error.indeterminate()),
+            Self::Refused(error) => Self::Refused(error.indeterminate()),
+            Self::Away(error) => Self::Away(error.indeterminate()),
+        }
+    }
 }

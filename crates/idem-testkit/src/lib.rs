@@ -13,4 +13,4 @@ pub mod sweep;
 pub use faults::{Fault, FaultyStore, Verb};
 pub use model::{Answer, Model, Operation};
 pub use subject::{Purging, Remaining, Subject, TimeControl};
-pub use sweep::drop_at_every_await;
+pub use sweep::{drop_at_await, drop_at_every_await};

@@ -32,7 +32,7 @@ where
     Check: Future<Output = ()>,
 {
     for awaits in 0..MOST_AWAITS {
-        let reached = poll_until(awaits, make()).await;
+        let reached = poll_until(awaits, make()).await.map(|(waited, _)| waited);
         after_each(awaits.min(reached.unwrap_or(awaits))).await;
         if let Some(awaits) = reached {
             return SweepReport { awaits };
@@ -41,15 +41,24 @@ where
     panic!("the future did not complete within {MOST_AWAITS} awaits");
 }
 
-/// Polls `future` until it has waited `awaits` times, then drops it. If it completes before, says how often it waited.
-async fn poll_until(awaits: usize, future: impl Future) -> Option<usize> {
+/// Polls a future until it has waited `awaits` times, and drops it there; with 0, without polling it. Its output, if it
+/// completes before.
+///
+/// For sweeps of a single verb whose record is prepared by others that are not dropped: call it with 0, 1, 2, … until there
+/// is an output.
+pub async fn drop_at_await<Fut: Future>(awaits: usize, future: Fut) -> Option<Fut::Output> {
+    poll_until(awaits, future).await.map(|(_, output)| output)
+}
+
+/// Polls `future` until it has waited `awaits` times, then drops it.
+async fn poll_until<Fut: Future>(awaits: usize, future: Fut) -> Option<(usize, Fut::Output)> {
     let mut future = pin!(future);
     let mut waited = 0;
     if awaits == 0 {
         return None;
     }
     std::future::poll_fn(move |context| match future.as_mut().poll(context) {
-        Poll::Ready(_) => Poll::Ready(Some(waited)),
+        Poll::Ready(output) => Poll::Ready(Some((waited, output))),
         Poll::Pending => {
             waited += 1;
             if waited == awaits { Poll::Ready(None) } else { Poll::Pending }

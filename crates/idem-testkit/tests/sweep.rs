@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use idem_core::{IdempotencyStore, MemoryStore};
 use idem_testkit::fixture::{completed, request};
-use idem_testkit::{Fault, FaultyStore, Verb, drop_at_every_await};
+use idem_testkit::{Fault, FaultyStore, Verb, drop_at_await, drop_at_every_await};
 
 #[tokio::test]
 async fn every_await_is_reached_once_and_dropped_there() {
@@ -99,4 +99,22 @@ async fn a_future_that_never_ends_is_given_up() {
         })
     };
     drop_at_every_await(endless, |_| std::future::ready(())).await;
+}
+
+#[tokio::test]
+async fn a_single_future_is_dropped_at_the_await_that_was_asked_for() {
+    let progress = Cell::new(0);
+    let steps = || async {
+        for step in 1..=3 {
+            progress.set(step);
+            tokio::task::yield_now().await;
+        }
+        "done"
+    };
+    for awaits in 0..=3 {
+        progress.set(0);
+        assert_eq!(drop_at_await(awaits, steps()).await, None);
+        assert_eq!(progress.get(), awaits);
+    }
+    assert_eq!(drop_at_await(4, steps()).await, Some("done"));
 }

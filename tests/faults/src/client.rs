@@ -32,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a client repeats a request by itself; what has no answer then is asked for again when everything is well.
 const STUBBORNNESS: Duration = Duration::from_secs(8);
 
+/// The same where everything is well.
+pub(crate) const LONGEST: Duration = Duration::from_secs(60);
+
 /// Fields that are not the same in a replay, and need not be.
 const OF_THE_MOMENT: [&str; 5] = ["connection", "content-length", "date", "idempotency-replayed", "transfer-encoding"];
 
@@ -71,10 +74,12 @@ impl Client {
         (key, amount)
     }
 
-    /// Asks until there is a definite answer, or for so long; whether there is.
+    /// Asks until there is a definite answer, or for so long; whether there is. Who still asks when everything is well gets one.
     pub(crate) async fn insist(&mut self, key: &Key, amount: i64, patience: Duration) -> Option<Answer> {
-        let give_up_at = Instant::now() + patience;
-        while Instant::now() < give_up_at {
+        let began = Instant::now();
+        let world = Arc::clone(&self.world);
+        let goes_on = || world.over.load(Ordering::Relaxed) && began.elapsed() < LONGEST;
+        while began.elapsed() < patience || goes_on() {
             let answer = self.ask(key, amount).await;
             match answer {
                 Some(answer) if answer.is_definite() => return Some(answer),

@@ -17,7 +17,7 @@ use idem_faults::{Bad, Cell, Contract, Key, Kind, Planned, Random, Seen, Violati
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use client::Client;
+use client::{Client, LONGEST};
 use injector::Caused;
 use service::Service;
 use world::{LEASE, SERVICES, Servers, World, promise};
@@ -216,7 +216,7 @@ async fn ask_for(world: &Arc<World>, random: &mut Random, clients: u64, keys: &[
                 // Whose body came first nobody knows.
                 let amount = world.amount_of(&key);
                 for amount in [amount, amount + 1] {
-                    let answer = client.insist(&key, amount, Duration::from_secs(60)).await;
+                    let answer = client.insist(&key, amount, LONGEST).await;
                     if answer.is_some_and(|answer| answer.problem.as_deref() != Some("mismatch")) {
                         break;
                     }

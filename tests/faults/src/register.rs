@@ -28,7 +28,7 @@ enum Register {
 enum Owner {
     /// An operation that got the first answer.
     Told(usize),
-    /// One of those that were told nothing for good.
+    /// One of those that were not.
     Untold,
 }
 
@@ -210,13 +210,21 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Who may begin to run: those with a first answer, and anybody who was told nothing, each amount once.
+    /// Who may begin to run: those with a first answer; anybody who was told nothing, each amount once; and whoever is told of a
+    /// run that was its own, which happens when a store's answer is lost and it asks again, or when it has lost its lease.
     fn claimants(&self, reached: &Reached, until: Duration) -> Vec<(Option<usize>, i64)> {
-        let began = self.unplaced(reached).take_while(|(_, event)| event.began <= until);
-        let told = began.filter(|(_, event)| matches!(event.claim, Claim::Ran { .. }));
-        let mut claimants: Vec<_> = told.map(|(number, event)| (Some(number), event.amount)).collect();
         let untold = self.untold.iter().filter(|(_, since)| **since <= until);
-        claimants.extend(untold.map(|(amount, _)| (None, *amount)));
+        let mut claimants: Vec<_> = untold.map(|(amount, _)| (None, *amount)).collect();
+        for (number, event) in self.unplaced(reached).take_while(|(_, event)| event.began <= until) {
+            let claimant = match event.claim {
+                Claim::Ran { .. } => (Some(number), event.amount),
+                Claim::Settled(_) | Claim::Running | Claim::Unknown => (None, event.amount),
+                Claim::Other => continue,
+            };
+            if !claimants.contains(&claimant) {
+                claimants.push(claimant);
+            }
+        }
         claimants
     }
 }

@@ -1,5 +1,6 @@
 //! Connections that end around a statement: what the store then says is what the database holds.
 
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use idem_core::{
@@ -140,6 +141,24 @@ async fn an_answer_lost_twice_is_an_error_that_says_that_it_may_have_happened() 
     proxy.lose(Lose::Answer, "idem_settle_v1", 2);
     let error = world.settle(&lease).await.unwrap_err();
     assert!(error.is_retryable() && error.is_indeterminate(), "{error:?}");
+    world.settle(&lease).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_lost_with_the_server_is_an_error_that_says_that_it_may_have_happened() {
+    let port = port_of_shared();
+    let proxy = Proxy::start(port).await;
+    let world = World::shared_through(proxy.port, |config| config.verb_connections(NonZeroU32::MIN)).await;
+    let request = request();
+    let lease = world.lease(&request).await.unwrap();
+    proxy.lose(Lose::Answer, "idem_settle_v1", 1);
+    // Nobody accepts the connection over which it would be sent again.
+    proxy.lead_to(0);
+    let error = world.settle(&lease).await.unwrap_err();
+    assert!(proxy.has_lost());
+    assert!(error.is_retryable() && error.is_indeterminate(), "{error:?}");
+    proxy.lead_to(port);
+    assert!(world.store.peek(&lease.id).await.unwrap().unwrap().replay().is_some());
     world.settle(&lease).await.unwrap();
 }
 

@@ -197,6 +197,9 @@ fn answers_that_explain_each_other_have_an_order() {
         vec![altered(at(0, 10, None)), at(20, 30, mismatch()), at(40, 50, Some(paid("a", false)))],
         vec![at(0, 50, Some(paid("a", false))), altered(at(10, 20, mismatch())), altered(at(60, 70, mismatch()))],
         vec![at(0, 10, None), at(20, 30, busy()), at(40, 50, unknown()), at(60, 70, unknown())],
+        // It meets its own run, of which it has heard nothing.
+        vec![at(0, 10, busy()), at(20, 30, Some(paid("a", false)))],
+        vec![at(10, 90, unknown()), at(20, 30, busy()), at(40, 50, unknown())],
         vec![at(0, 10, Some(paid("a", false))), at(20, 30, Some(problem(410, "body-not-retained")))],
     ];
     for history in all {
@@ -209,9 +212,6 @@ fn answers_that_nothing_explains_are_found() {
     let busy = || Some(problem(409, "in-progress"));
     let mismatch = || Some(problem(422, "mismatch"));
     let all = [
-        // In progress for nobody.
-        vec![at(0, 10, busy())],
-        vec![at(0, 10, busy()), at(20, 30, Some(paid("a", false)))],
         // Replayed before it ran.
         vec![at(0, 10, Some(paid("a", true))), at(20, 30, Some(paid("a", false)))],
         // Another body is in the way, and nobody has sent any.

@@ -1,0 +1,386 @@
+//! A store that is reached through proxies, another client of the same records, and what there is to see beside them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use idem_core::memory::ManualClock;
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, IdempotencyStore, Lease, OwnerToken, RecordId, Settlement, StoreTransaction,
+    TimeOffset, Timestamp, TransactionalStore, Writes,
+};
+use idem_hybrid::{HybridConfig, HybridStore};
+use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
+use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
+use idem_servers::PgBouncer;
+use idem_sqlite::{SqliteConfig, SqliteStore, SqliteTransaction};
+use idem_testkit::fixture::{KEPT, checkpoint, completed, request};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection, SqlitePool};
+use tempfile::TempDir;
+use tokio::sync::Mutex;
+
+use crate::proxy::Proxy;
+
+/// A result whose error says what does not hold, or why that could not be seen.
+pub(crate) type Checked<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Longer than anything takes on a loaded machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Longer than an answer takes on a loaded machine.
+pub(crate) const LONG: Duration = Duration::from_secs(10);
+
+/// After that a server that falls silent is given up.
+pub(crate) const SHORT: Duration = Duration::from_secs(2);
+
+/// A store, and which of its servers is out of reach now and then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Sqlite,
+    Postgres,
+    /// Through a transaction-pooling proxy.
+    PostgresPooled,
+    Redis,
+    /// Redis in front of Postgres, by the exchanges with Postgres.
+    HybridPostgres,
+    /// The same, by the exchanges with Redis.
+    HybridRedis,
+}
+
+impl Place {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+            Self::PostgresPooled => "postgres, pooled",
+            Self::Redis => "redis",
+            Self::HybridPostgres => "hybrid, its Postgres",
+            Self::HybridRedis => "hybrid, its Redis",
+        }
+    }
+
+    pub(crate) fn has_server(self) -> bool {
+        self != Self::Sqlite
+    }
+
+    pub(crate) fn has_transactions(self) -> bool {
+        self != Self::Redis
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) place: Place,
+    /// What comes to harm.
+    pub(crate) store: Arc<dyn IdempotencyStore>,
+    /// The same, where it has transactions.
+    pub(crate) transactional: Option<Arc<dyn TransactionalStore>>,
+    /// Another client, whom nothing befalls.
+    pub(crate) rival: Arc<dyn IdempotencyStore>,
+    /// What decides.
+    pub(crate) truth: Arc<dyn IdempotencyStore>,
+    pub(crate) proxies: Vec<Arc<Proxy>>,
+    time: Time,
+    business: Business,
+    /// What a hybrid is made of, anew for each trial: its breaker shall not remember the last one.
+    parts: Option<(Arc<dyn TransactionalStore>, Arc<RedisFastStore>)>,
+    _pooler: Option<PgBouncer>,
+    _folder: Option<TempDir>,
+}
+
+#[derive(Debug)]
+enum Time {
+    Clock(Arc<ManualClock>),
+    Offset(TimeOffset),
+}
+
+/// Where handlers write.
+#[derive(Debug)]
+enum Business {
+    Postgres { beside: Mutex<PgConnection>, name: String },
+    Sqlite(SqlitePool),
+    None,
+}
+
+impl World {
+    /// Opens a store that waits for its server for `timeout`.
+    pub(crate) async fn open(place: Place, timeout: Duration) -> Checked<Self> {
+        let world = match place {
+            Place::Sqlite => Self::sqlite().await?,
+            Place::Redis => Self::redis(timeout).await?,
+            Place::Postgres | Place::PostgresPooled | Place::HybridPostgres | Place::HybridRedis => {
+                Self::postgres(place, timeout).await?
+            }
+        };
+        world.rehearse().await?;
+        Ok(world)
+    }
+
+    async fn sqlite() -> Checked<Self> {
+        let folder = TempDir::new()?;
+        let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+        let url = format!("sqlite://{}", folder.path().join("records.db").display());
+        let config = || SqliteConfig::new(&url).dangerous_synchronous_normal().clock(clock.clone());
+        let store = SqliteStore::open(config()).await?;
+        sqlx::raw_sql("CREATE TABLE effects (id BLOB NOT NULL)").execute(store.pool()).await?;
+        let business = Business::Sqlite(store.pool().clone());
+        let rival: Arc<dyn IdempotencyStore> = Arc::new(SqliteStore::open(config()).await?);
+        let store: Arc<dyn TransactionalStore> = Arc::new(store);
+        let mut world = Self::of(Place::Sqlite, store.clone(), rival, Time::Clock(clock), business);
+        (world.transactional, world._folder) = (Some(store), Some(folder));
+        Ok(world)
+    }
+
+    async fn redis(timeout: Duration) -> Checked<Self> {
+        let (proxy, prefix, offset) = (redis_proxy().await?, fresh_name(), TimeOffset::default());
+        let open = async |url: String| {
+            let config = RedisConfig::new(url).key_prefix(&prefix).timeout(timeout).time_offset(offset.clone());
+            RedisStore::open(config).await
+        };
+        let store = Arc::new(open(at(&proxy)).await?);
+        let rival = Arc::new(open(idem_servers::redis_url()).await?);
+        let mut world = Self::of(Place::Redis, store, rival, Time::Offset(offset), Business::None);
+        world.proxies.push(proxy);
+        Ok(world)
+    }
+
+    async fn postgres(place: Place, timeout: Duration) -> Checked<Self> {
+        let (name, offset) = (fresh_name(), TimeOffset::default());
+        let direct: PgConnectOptions = idem_servers::postgres_url().parse()?;
+        let pooler = match place {
+            Place::PostgresPooled => Some(PgBouncer::start(&idem_servers::postgres_url(), 2)?),
+            _ => None,
+        };
+        let way: PgConnectOptions = pooler.as_ref().map_or(Ok(direct.clone()), |pooler| pooler.url().parse())?;
+        let proxy = Arc::new(Proxy::start(way.get_host(), way.get_port()).await?);
+        let through = match place {
+            Place::HybridRedis => direct.clone(),
+            _ => way.host("127.0.0.1").port(proxy.port()),
+        };
+        let open = async |options: PgConnectOptions, is_pooled: bool| {
+            let config = PostgresConfig::from_options(options.application_name(&name)).schema(&name);
+            let config = config.time_offset(offset.clone()).statement_timeout(timeout);
+            // One of each: what is wrong with a connection is met by whoever comes next.
+            let config = config.verb_connections(1.try_into()?).max_transactions(1.try_into()?);
+            let config = if is_pooled { config.through_transaction_pooler() } else { config };
+            let store: Arc<dyn TransactionalStore> = Arc::new(PostgresStore::open(config).await?);
+            Checked::Ok(store)
+        };
+        let store = open(through, pooler.is_some()).await?;
+        let rival = open(direct.clone(), false).await?;
+        let mut beside = direct.disable_statement_logging().connect().await?;
+        let table = format!("CREATE TABLE {name}.effects (id BYTEA NOT NULL)");
+        sqlx::raw_sql(AssertSqlSafe(table)).execute(&mut beside).await?;
+        let business = Business::Postgres { beside: Mutex::new(beside), name: name.clone() };
+        let mut world = Self::of(place, store.clone(), rival.clone(), Time::Offset(offset.clone()), business);
+        (world.transactional, world._pooler) = (Some(store.clone()), pooler);
+        if matches!(place, Place::HybridPostgres | Place::HybridRedis) {
+            let front = redis_proxy().await?;
+            let fast = |url: String| {
+                let config = RedisConfig::new(url).key_prefix(&name).timeout(timeout).time_offset(offset.clone());
+                RedisFastStore::new(config).map(Arc::new)
+            };
+            world.rival = Arc::new(HybridStore::new(rival, fast(idem_servers::redis_url())?, patient()));
+            world.parts = Some(match place {
+                Place::HybridRedis => (store, fast(at(&front))?),
+                _ => (store, fast(idem_servers::redis_url())?),
+            });
+            world.proxies.push(if place == Place::HybridRedis { front } else { proxy });
+            world.renew();
+        } else {
+            world.proxies.push(proxy);
+        }
+        Ok(world)
+    }
+
+    fn of(
+        place: Place,
+        store: Arc<dyn IdempotencyStore>,
+        rival: Arc<dyn IdempotencyStore>,
+        time: Time,
+        business: Business,
+    ) -> Self {
+        Self {
+            place,
+            store,
+            transactional: None,
+            truth: Arc::clone(&rival),
+            rival,
+            proxies: Vec::new(),
+            time,
+            business,
+            parts: None,
+            _pooler: None,
+            _folder: None,
+        }
+    }
+
+    /// Makes a hybrid anew.
+    pub(crate) fn renew(&mut self) {
+        if let Some((durable, fast)) = &self.parts {
+            let store: Arc<dyn TransactionalStore> =
+                Arc::new(HybridStore::new(Arc::clone(durable), Arc::clone(fast) as _, patient()));
+            (self.store, self.transactional) = (store.clone(), Some(store));
+        }
+    }
+
+    /// Whether another client may be told for a while that something runs which has ended: the fast store was not told in
+    /// time.
+    pub(crate) fn lags(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// Does everything once, so that servers know all statements and scripts.
+    async fn rehearse(&self) -> Checked {
+        for store in [&self.store, &self.rival] {
+            let request = request();
+            let AcquireOutcome::Acquired(lease) = store.acquire(&request).await? else {
+                return Err("a fresh key was not to be had".into());
+            };
+            store.renew(&lease, request.term).await?;
+            store.checkpoint(&lease, &checkpoint("charged")).await?;
+            store.settle(&lease, &completed(), KEPT).await?;
+            store.acquire(&request).await?;
+            store.peek(&request.id).await?;
+        }
+        Ok(())
+    }
+
+    /// Uses all connections, which makes those anew that have ended.
+    pub(crate) async fn warm(&self, transactions: bool) -> Checked {
+        let give_up_at = Instant::now() + PATIENCE;
+        // A connection on which nothing comes keeps its place for some seconds.
+        while let Err(error) = self.use_all(transactions).await {
+            if Instant::now() > give_up_at {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    async fn use_all(&self, transactions: bool) -> Checked {
+        let request = request();
+        let lease = self.lease(&request).await?;
+        self.store.settle(&lease, &Settlement::Released, KEPT).await?;
+        if transactions {
+            let transaction = self.begin(&request).await?;
+            transaction.finish(&Settlement::Released, KEPT, Writes::Keep).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn lease(&self, request: &Acquire) -> Checked<Lease> {
+        match self.store.acquire(request).await? {
+            AcquireOutcome::Acquired(lease) => Ok(lease),
+            other => Err(format!("a key that is free was not to be had: {other:?}").into()),
+        }
+    }
+
+    pub(crate) async fn begin(&self, request: &Acquire) -> Checked<Box<dyn StoreTransaction>> {
+        let transactional = self.transactional.as_ref().ok_or("it has no transactions")?;
+        match transactional.begin(request).await? {
+            Begin::Acquired { transaction, .. } => Ok(transaction),
+            other => Err(format!("a key that is free was not to be had: {other:?}").into()),
+        }
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        match &self.time {
+            Time::Clock(clock) => clock.advance(by),
+            Time::Offset(offset) => offset.advance(by),
+        }
+    }
+
+    /// The business write of a handler.
+    pub(crate) async fn write(&self, transaction: &mut dyn StoreTransaction, id: &RecordId) -> Result<(), sqlx::Error> {
+        let id = id.as_bytes().as_slice();
+        let missing = || sqlx::Error::Protocol("this is another store's transaction".into());
+        match &self.business {
+            Business::Postgres { name, .. } => {
+                let insert = AssertSqlSafe(format!("INSERT INTO {name}.effects (id) VALUES ($1)"));
+                let handlers: &mut PostgresTransaction = transaction.as_any_mut().downcast_mut().ok_or_else(missing)?;
+                sqlx::query(insert).bind(id).execute(&mut **handlers).await.map(drop)
+            }
+            Business::Sqlite(_) => {
+                let insert = sqlx::query("INSERT INTO effects (id) VALUES (?)").bind(id);
+                let handlers: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().ok_or_else(missing)?;
+                insert.execute(&mut **handlers).await.map(drop)
+            }
+            Business::None => Err(missing()),
+        }
+    }
+
+    /// How many business writes there are of one operation.
+    pub(crate) async fn effects(&self, id: &RecordId) -> Checked<i64> {
+        let id = id.as_bytes().as_slice();
+        Ok(match &self.business {
+            Business::Postgres { beside, name } => {
+                let count = AssertSqlSafe(format!("SELECT count(*) FROM {name}.effects WHERE id = $1"));
+                sqlx::query_scalar(count).bind(id).fetch_one(&mut *beside.lock().await).await?
+            }
+            Business::Sqlite(pool) => {
+                sqlx::query_scalar("SELECT count(*) FROM effects WHERE id = ?").bind(id).fetch_one(pool).await?
+            }
+            Business::None => 0,
+        })
+    }
+
+    /// Waits until nothing is on its way to the servers or back.
+    pub(crate) async fn quiet(&self) {
+        for proxy in &self.proxies {
+            proxy.quiet().await;
+        }
+    }
+
+    /// Waits until no session is in a transaction or holds a lock.
+    pub(crate) async fn nothing_is_open(&self) -> Checked {
+        let Business::Postgres { beside, name } = &self.business else { return Ok(()) };
+        let open = format!(
+            "SELECT (SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}' \
+             AND state IS DISTINCT FROM 'idle' AND backend_type = 'client backend') \
+             + (SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) \
+             WHERE application_name = '{name}' AND locktype = 'advisory')"
+        );
+        let give_up_at = Instant::now() + PATIENCE;
+        loop {
+            let open = sqlx::query_scalar::<_, i64>(AssertSqlSafe(open.clone()));
+            if open.fetch_one(&mut *beside.lock().await).await? == 0 {
+                return Ok(());
+            }
+            if Instant::now() > give_up_at {
+                return Err("a transaction or a lock stays open".into());
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Removes what it has made in a server.
+    pub(crate) async fn close(self) -> Checked {
+        let Self { business: Business::Postgres { beside, name }, .. } = self else { return Ok(()) };
+        let drop_schema = format!("SET lock_timeout='2s';DROP SCHEMA \"{name}\" CASCADE");
+        sqlx::raw_sql(AssertSqlSafe(drop_schema)).execute(&mut beside.into_inner()).await?;
+        Ok(())
+    }
+}
+
+/// Nothing is given up that would come.
+fn patient() -> HybridConfig {
+    HybridConfig::new().patience(LONG * 2)
+}
+
+/// A name that nobody else has, for a schema or as a prefix.
+fn fresh_name() -> String {
+    let token: String = OwnerToken::random().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sweep_{token}")
+}
+
+async fn redis_proxy() -> Checked<Arc<Proxy>> {
+    let url = idem_servers::redis_url();
+    let authority = url.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
+    let (host, port) = authority.rsplit_once(':').ok_or("REDIS_URL needs a host and a port, without a password")?;
+    Ok(Arc::new(Proxy::start(host, port.parse()?).await?))
+}
+
+fn at(proxy: &Proxy) -> String {
+    format!("redis://127.0.0.1:{}", proxy.port())
+}
