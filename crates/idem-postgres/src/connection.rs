@@ -7,6 +7,7 @@ use idem_core::{StoreError, StoreErrorKind, planted};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, PgPool, Postgres, Row as _};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::error::{connect_error, is_out_of_transaction, is_protocol_violation, store_error};
@@ -24,6 +25,9 @@ const BELIEVED_DEPTH_POOLED: u32 = 256;
 
 /// How long to wait for the server to roll back; after that the connection is closed, which comes to the same.
 const ROLL_BACK_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a connection may take on its way back into the pool; after that it is closed.
+const RETURN_WITHIN: Duration = Duration::from_secs(5);
 
 /// A connection with an open transaction. Dropped as it is, it is closed, so that nothing is left for the next borrower.
 pub(crate) struct Open {
@@ -52,6 +56,10 @@ impl Drop for Open {
     fn drop(&mut self) {
         if !self.ended && !planted!("cancelled-begin-returned-to-the-pool") {
             self.connection.close_on_drop();
+        } else if let Ok(runtime) = Handle::try_current() {
+            // On its way into the pool sqlx asks the server whether it still answers, for as long as that takes. A server that
+            // has fallen silent must not keep the place of the connection for that long.
+            runtime.spawn(timeout(RETURN_WITHIN, self.connection.return_to_pool()));
         }
     }
 }
