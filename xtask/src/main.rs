@@ -120,7 +120,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             command::run(faults.arg(planted::example()?).args(options))?;
         }
         Task::Sweeps { options } => {
-            let mut sweeps = command::cargo(&["run", "--quiet", "-p", "idem-sweeps", "--"]);
+            let mut sweeps = command::cargo(&["run", "--quiet", "--release", "-p", "idem-sweeps", "--"]);
             command::run(servers::Servers::start()?.announce(sweeps.args(options)))?;
         }
         Task::HttpSuite { options } => {

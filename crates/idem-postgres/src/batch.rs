@@ -181,7 +181,7 @@ impl Statement<'_> {
         let sql = self.call(LOOK, "idem_look_v1").push(",");
         sql.byte_strings(items.clone().map(|(id, _)| Some(id.as_bytes().as_slice()))).push(",");
         sql.numbers(items.map(|(_, lock)| lock)).push(");");
-        if is_confirmed {
+        if is_confirmed && !planted!("unconfirmed-look") {
             // A commit waits for standbys only if its transaction has written to the log; then for all that is before it
             // there, and so for what was seen. It has to be one transaction: after a failover, another may be on another
             // server.

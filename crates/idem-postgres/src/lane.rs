@@ -11,7 +11,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::{StoreError, StoreErrorKind, TimeOffset};
+use idem_core::{StoreError, StoreErrorKind, TimeOffset, planted};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -165,7 +165,8 @@ impl Lane {
             Err(Failure::Lost(error)) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "a connection was lost");
                 // What was sent first may have been done, whatever becomes of the repetition.
-                self.send(&verbs, patience).await.map_err(Failure::indeterminate)
+                let sent = self.send(&verbs, patience).await;
+                sent.map_err(|failure| planted!(failure.indeterminate(), "lost-answer-counts-as-nothing" => failure))
             }
             answers => answers,
         }?;

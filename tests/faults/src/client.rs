@@ -26,6 +26,10 @@ const REPEATS: u64 = 200;
 const ALTERED: u64 = 50;
 const SLOW: u64 = 4;
 
+/// The same: bodies that take many packets, and their greatest size in bytes.
+const BIG: u64 = 20;
+const BIGGEST: u64 = 200_000;
+
 /// Longer than any answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -109,7 +113,11 @@ impl Client {
 
     fn request(&mut self, key: &Key, amount: i64) -> Request<Full<Bytes>> {
         let recipient = format!("tenant-{} key-{}", key.tenant, key.key);
-        let body = serde_json::json!({ "amount": amount, "currency": "EUR", "recipient": recipient }).to_string();
+        let mut body = serde_json::json!({ "amount": amount, "currency": "EUR", "recipient": recipient }).to_string();
+        if self.random.chance(BIG) {
+            // Blanks do not make it another request.
+            body.extend(std::iter::repeat_n(' ', self.random.below(BIGGEST) as usize));
+        }
         let delay = if self.random.chance(SLOW) {
             let lease = self.world.lease.as_millis() as u64;
             lease / 5 + self.random.below(lease * 24 / 5)

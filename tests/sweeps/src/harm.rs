@@ -66,8 +66,8 @@ impl Trial {
     pub(crate) async fn harm<T, E>(&self, world: &World, verb: impl Future<Output = Result<T, E>>) -> Told<T, E> {
         world.quiet().await;
         if self.is_silent() {
-            // sqlx asks a connection that comes back to its pool whether it is alive, and waits for ever for the answer: the
-            // silence is to befall the verb.
+            // A connection that comes back to its pool is asked whether it is alive, and its place is taken for as long as that
+            // takes: the silence is to befall the verb.
             tokio::time::sleep(RETURN).await;
         }
         let told = match (self.harm, &self.proxy) {

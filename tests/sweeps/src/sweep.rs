@@ -18,6 +18,9 @@ const MOST_AWAITS: usize = 1_000;
 /// How often an exchange is measured.
 const MEASUREMENTS: usize = 3;
 
+/// One of so many bytes is enough for the other ways in which a connection ends: what arrived is the same.
+const OTHER_ENDINGS_EVERY: usize = 8;
+
 /// How often one cut is tried: an exchange may be shorter now and then.
 const TRIES: usize = 3;
 
@@ -135,6 +138,7 @@ impl Sweep {
             bytes = bytes.max(self.suffer(Harm::None).await.carried(direction));
         }
         self.coverage.bytes[direction as usize] = bytes;
+        let every = if ending == Ending::Reset { self.every } else { self.every * OTHER_ENDINGS_EVERY };
         let mut after = 0;
         while after <= bytes {
             if self.cut(Cut { direction, after, ending }).await {
@@ -142,7 +146,7 @@ impl Sweep {
                 let is_lost = direction == Direction::Answers && after == 0;
                 self.coverage.lost += usize::from(is_lost);
             }
-            after += self.every;
+            after += every;
         }
     }
 

@@ -46,6 +46,8 @@ pub(super) const BUGS: &[Bug] = &[
     bug("purge-takes-what-is-live", &["postgres"]),
     bug("commit-over-somebody-elses-record", &["postgres-transactions"]),
     bug("guard-without-its-lock", &["postgres-guard"]),
+    bug("unconfirmed-look", &["postgres-standby"]),
+    bug("lost-answer-counts-as-nothing", &["postgres-lost"]),
     bug("key-ends-with-its-lease", &["redis-records"]),
     bug("unreadable-record-counts-as-none", &["redis-records"]),
     bug("copy-outlives-its-record", &["hybrid-front", "hybrid-lies"]),

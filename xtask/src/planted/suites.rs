@@ -64,6 +64,8 @@ pub(super) const SUITES: &[Suite] = &[
         Test("sweep"),
         &["--exact", "transactions_dropped_at_every_await_leave_all_or_nothing"],
     ),
+    suite("postgres-standby", "idem-postgres", Test("faults"), &["standby::"]),
+    suite("postgres-lost", "idem-postgres", Test("faults"), &["lost_answers::an_answer_lost_with_the_server"]),
     suite("redis", "idem-redis", Test("conformance"), &["on_one_server"]),
     suite("redis-scripts", "idem-redis", Test("store"), &["scripts::"]),
     suite("redis-records", "idem-redis", Test("store"), &["hostile::", "expiry::"]),

@@ -25,9 +25,17 @@ pub enum Lose {
 
 struct Plan {
     lose: Lose,
+    /// The type of the message.
+    kind: u8,
     marker: &'static str,
     times: usize,
 }
+
+/// A statement as text.
+const QUERY: u8 = b'Q';
+
+/// The end of what belongs together, and all there is of the question whether a connection is alive.
+const SYNC: u8 = b'S';
 
 struct Shared {
     upstream: AtomicU16,
@@ -65,7 +73,13 @@ impl Proxy {
 
     /// Loses what the next `times` statements bring in which `marker` stands.
     pub fn lose(&self, lose: Lose, marker: &'static str, times: usize) {
-        *self.shared.plan.lock().unwrap() = Some(Plan { lose, marker, times });
+        *self.shared.plan.lock().unwrap() = Some(Plan { lose, kind: QUERY, marker, times });
+    }
+
+    /// Falls silent on the next `times` connections whose pool asks whether they are alive.
+    pub fn lose_pings(&self, times: usize) {
+        let plan = Plan { lose: Lose::EverythingSilently, kind: SYNC, marker: "", times };
+        *self.shared.plan.lock().unwrap() = Some(plan);
     }
 
     /// Whether everything was lost that should be.
@@ -124,7 +138,7 @@ async fn requests(
     loop {
         let kind = client.read_u8().await?;
         let message = message(&mut client, Some(kind)).await?;
-        let lose = if kind == b'Q' { shared.planned(&message) } else { None };
+        let lose = shared.planned(kind, &message);
         match lose {
             Some(Lose::Statement) => return Ok(()),
             Some(lose @ (Lose::Answer | Lose::EverythingSilently)) => {
@@ -148,12 +162,13 @@ async fn message(client: &mut OwnedReadHalf, kind: Option<u8>) -> io::Result<Vec
 }
 
 impl Shared {
-    fn planned(&self, message: &[u8]) -> Option<Lose> {
-        self.statements.fetch_add(1, Ordering::SeqCst);
+    fn planned(&self, kind: u8, message: &[u8]) -> Option<Lose> {
+        self.statements.fetch_add(usize::from(kind == QUERY), Ordering::SeqCst);
         let mut plan = self.plan.lock().unwrap();
-        let plan = plan.as_mut().filter(|plan| plan.times > 0)?;
+        let plan = plan.as_mut().filter(|plan| plan.times > 0 && plan.kind == kind)?;
         let marker = plan.marker.as_bytes();
-        message.windows(marker.len()).any(|window| window == marker).then(|| {
+        let is_there = marker.is_empty() || message.windows(marker.len()).any(|window| window == marker);
+        is_there.then(|| {
             plan.times -= 1;
             plan.lose
         })
