@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use bugs::{BUGS, Bug};
 use build::Binaries;
+pub(crate) use build::example;
 use matrix::Matrix;
 use suites::{SUITES, Suite};
 use trial::{Outcome, try_out};
