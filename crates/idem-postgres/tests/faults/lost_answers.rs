@@ -230,7 +230,7 @@ async fn a_connection_that_falls_silent_on_its_way_into_the_pool_does_not_keep_i
     let open = [world.begin(&requests[0]).await.unwrap(), world.begin(&requests[1]).await.unwrap()];
     proxy.lose_pings(2);
     for transaction in open {
-        let told = transaction.finish(&completed(), KEPT, Writes::Discard).await;
+        let told = transaction.finish(&completed(), KEPT, Writes::Keep).await;
         assert_eq!(told.unwrap(), OwnerOutcome::Applied);
     }
     eventually("a connection is free", async || world.begin(&transactional()).await.ok()).await;
