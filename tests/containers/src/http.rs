@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum as _;
 use idem_http_suite::{CASES, Contract, Report, differences, run as run_cases};
 
 use crate::Error;
@@ -13,11 +14,6 @@ use crate::servers::Servers;
 /// A machine that is busy with something else takes seconds for what takes milliseconds, and that is nobody's fault here.
 const PATIENT: [&str; 4] = ["--store-timeout-ms", "25000", "--backoff-ms", "6000"];
 
-/// A Cluster is left out unless it is named. Some cases get a 503 there: for seconds no verb is answered in its second, although
-/// the nodes have little to do. Why is not known yet.
-const BY_DEFAULT: [Store; 6] =
-    [Store::Sqlite, Store::Postgres, Store::PgBouncer, Store::Redis, Store::Sentinel, Store::Hybrid];
-
 /// One store under one contract, by one framework.
 struct Cell {
     place: String,
@@ -27,7 +23,7 @@ struct Cell {
 
 /// Runs all cases in every cell, compares what the frameworks answered, and prints a line for each.
 pub(crate) async fn run(network: &Network, images: &Images, servers: &Servers, chosen: &[Store]) -> Result<(), Error> {
-    let stores = if chosen.is_empty() { &BY_DEFAULT } else { chosen };
+    let stores = if chosen.is_empty() { Store::value_variants() } else { chosen };
     println!("\n{} cases over sockets against the example in containers\n", CASES.len());
     println!("| store     | contract      | framework | passed |   time |");
     println!("|-----------|---------------|-----------|--------|--------|");

@@ -33,7 +33,7 @@ struct Options {
     /// Which suites; default all of them.
     #[arg(long, value_enum)]
     only: Vec<Suite>,
-    /// On which stores the example runs for the cases over sockets; default all but the Cluster.
+    /// On which stores the example runs for the cases over sockets; default all of them.
     #[arg(long, value_enum)]
     store: Vec<Store>,
 }
