@@ -161,8 +161,11 @@ async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Dur
         println!("  FAILED: {failure}");
     }
     if !failures.is_empty() {
+        if let Some(postgres) = &servers.postgres {
+            std::fs::write(servers.folder.path().join("postgres.log"), postgres.log()?)?;
+        }
         let kept = servers.folder.keep();
-        println!("  the logs of the services, and what happened to these keys, are in {}", kept.display());
+        println!("  the logs, and what happened to these keys, are in {}", kept.display());
     }
     let faults = caused.faults.values().sum();
     let kinds = caused.faults.len();
