@@ -69,7 +69,8 @@ pub(crate) async fn hold(name: &str, rounds: usize, mut contestants: Vec<Contest
         contestants.iter().map(|contestant| Row { contestant: contestant.name, samples: Vec::new() }).collect();
     for round in 0..=rounds {
         for (contestant, row) in contestants.iter_mut().zip(&mut rows) {
-            let sample = (contestant.turn)(round).await.map_err(|error| format!("{name}: {}: {error}", contestant.name))?;
+            let sample =
+                (contestant.turn)(round).await.map_err(|error| format!("{name}: {}: {error}", contestant.name))?;
             // The first round fills caches, opens connections, and lets files grow.
             if round > 0 {
                 row.samples.push(sample);
@@ -97,7 +98,7 @@ impl Outcome {
         Spread::of(pairs.filter_map(|(one, other)| Some(of(one)? / of(other)?)).collect())
     }
 
-    fn print(&self) {
+    pub(crate) fn print(&self) {
         println!("| contestant | per second | min – max | p50 µs | p99 µs |");
         println!("|---|---|---|---|---|");
         for row in &self.rows {

@@ -11,7 +11,12 @@ use crate::Error;
 use crate::contest::Sample;
 
 /// Lets `clients` do `work` for a turn. Its argument is a number that no other call has.
-pub(crate) async fn drive<F, W>(clients: usize, turn: Duration, numbers: &Arc<AtomicU64>, work: F) -> Result<Sample, Error>
+pub(crate) async fn drive<F, W>(
+    clients: usize,
+    turn: Duration,
+    numbers: &Arc<AtomicU64>,
+    work: F,
+) -> Result<Sample, Error>
 where
     F: Fn(u64) -> W + Clone + Send + 'static,
     W: Future<Output = Result<(), Error>> + Send,

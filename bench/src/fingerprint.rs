@@ -8,8 +8,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::contest::{Outcome, Row, Sample, p50};
-use crate::report::{Goal, Report};
 use crate::document::document;
+use crate::report::{Goal, Report};
 use crate::{Error, Pace};
 
 /// What a turn does, once.
@@ -25,7 +25,12 @@ pub(crate) fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         };
         canonicalised()?;
         let contestants: [(&'static str, Work<'_>); 3] = [
-            ("idem", Box::new(|| drop(black_box(Fingerprint::of_json("pay", black_box(&text)))))),
+            (
+                "idem",
+                Box::new(|| {
+                    black_box(Fingerprint::of_json("pay", black_box(&text)));
+                }),
+            ),
             ("RFC 8785 and SHA-256", Box::new(|| drop(black_box(canonicalised())))),
             ("parsing", Box::new(|| drop(black_box(serde_json::from_slice::<Value>(black_box(&text)))))),
         ];
@@ -39,8 +44,18 @@ pub(crate) fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     for (label, bytes) in [("16 KiB", 16 << 10), ("1 MiB", 1 << 20)] {
         let body = vec![b'x'; bytes];
         let contestants: [(&'static str, Work<'_>); 2] = [
-            ("idem", Box::new(|| drop(black_box(Fingerprint::of_bytes("pay", black_box(&body)))))),
-            ("SHA-256", Box::new(|| drop(black_box(Sha256::digest(black_box(&body)))))),
+            (
+                "idem",
+                Box::new(|| {
+                    black_box(Fingerprint::of_bytes("pay", black_box(&body)));
+                }),
+            ),
+            (
+                "SHA-256",
+                Box::new(|| {
+                    black_box(Sha256::digest(black_box(&body)));
+                }),
+            ),
         ];
         let outcome = take_turns(&format!("raw fingerprint, {label}"), &contestants, pace);
         let figure = outcome.ratio("idem", "SHA-256", p50);
@@ -52,7 +67,8 @@ pub(crate) fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
 
 /// Turns of a tenth of the usual length: there is no server whose moods would have to even out.
 fn take_turns(name: &str, contestants: &[(&'static str, Work<'_>)], pace: Pace) -> Outcome {
-    let mut rows: Vec<Row> = contestants.iter().map(|(name, _)| Row { contestant: name, samples: Vec::new() }).collect();
+    let mut rows: Vec<Row> =
+        contestants.iter().map(|(name, _)| Row { contestant: name, samples: Vec::new() }).collect();
     for round in 0..=pace.rounds * 3 {
         for ((_, work), row) in contestants.iter().zip(&mut rows) {
             let started = Instant::now();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use idem_core::{AcquireOutcome, IdempotencyStore, Term};
+use idem_core::{AcquireOutcome, Term};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger, PurgerSettings};
 use idem_redis::{RedisConfig, RedisStore};
 use idem_servers::Postgres;
@@ -191,7 +191,8 @@ async fn at_a_rate(maker: Maker, numbers: Arc<AtomicU64>, turn: Duration) -> Res
         let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
         writers.spawn(async move {
             let mut times = histogram()?;
-            let mut ticks = tokio::time::interval(Duration::from_secs(1) * u32::try_from(WRITERS)? / u32::try_from(RATE)?);
+            let mut ticks =
+                tokio::time::interval(Duration::from_secs(1) * u32::try_from(WRITERS)? / u32::try_from(RATE)?);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
             while started.elapsed() < turn {
                 let due = ticks.tick().await;

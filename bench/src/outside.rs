@@ -1,7 +1,7 @@
 //! What is measured by programs that others have written: `pgbench`, `redis-benchmark`, `wrk`.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::process::Command;
 
@@ -49,7 +49,8 @@ pub(crate) async fn pgbench(port: u16, script: &str, clients: usize, turn: Durat
     for entry in std::fs::read_dir(folder.path())? {
         for line in std::fs::read_to_string(entry?.path())?.lines() {
             // Client, transaction, microseconds, …
-            let micros: u64 = line.split(' ').nth(2).and_then(|word| word.parse().ok()).ok_or("pgbench's log has no times")?;
+            let micros: u64 =
+                line.split(' ').nth(2).and_then(|word| word.parse().ok()).ok_or("pgbench's log has no times")?;
             times.saturating_record(micros * 1_000);
         }
     }
@@ -127,10 +128,4 @@ pub(crate) async fn wrk(port: u16, connections: usize, keys: Keys, turn: Duratio
         Some(number.parse::<f64>().ok()? * micros)
     };
     Ok(Sample { per_second, p50: percentile("50%"), p99: percentile("99%") })
-}
-
-/// How long something took, for whoever has no program of its own.
-pub(crate) async fn timed<T>(work: impl Future<Output = Result<T, Error>>) -> Result<(T, Duration), Error> {
-    let started = Instant::now();
-    Ok((work.await?, started.elapsed()))
 }

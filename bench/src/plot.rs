@@ -15,7 +15,8 @@ const ROW: u32 = 34;
 
 /// A bar each: how many times as much as the first contestant.
 pub(crate) fn contest(folder: &Path, outcome: &Outcome) -> Result<(), Error> {
-    let bars = outcome.rows.iter().filter_map(|row| Some((row.contestant, outcome.spread(row.contestant, per_second)?)));
+    let bars =
+        outcome.rows.iter().filter_map(|row| Some((row.contestant, outcome.spread(row.contestant, per_second)?)));
     let bars: Vec<(&str, Spread)> = bars.collect();
     let ours = |name: &str| matches!(name, "idem" | "memory" | "postgres" | "actix-memory" | "hybrid");
     let rows: Vec<Bar> = bars
@@ -43,7 +44,7 @@ pub(crate) fn goals(path: &Path, goals: &[Judged]) -> Result<(), Error> {
                 spread: figure,
                 colour: if judged.met { OURS } else { OTHERS },
                 shown: format!("{:.2}×", figure.median),
-                })
+            })
         })
         .collect();
     draw(path, "goals", &rows)
@@ -63,7 +64,9 @@ fn draw(path: &Path, title: &str, bars: &[Bar]) -> Result<(), Error> {
     let failed = |error: &dyn std::fmt::Display| Error::from(format!("{}: {error}", path.display()));
     drawing.fill(&WHITE).map_err(|error| failed(&error))?;
     let text = ("sans-serif", 15).into_font();
-    drawing.draw(&Text::new(title.to_owned(), (12, 12), ("sans-serif", 18).into_font())).map_err(|error| failed(&error))?;
+    drawing
+        .draw(&Text::new(title.to_owned(), (12, 12), ("sans-serif", 18).into_font()))
+        .map_err(|error| failed(&error))?;
     let (left, right) = (300, i32::try_from(WIDTH)? - 110);
     let along = |value: f64| left + (f64::from(right - left) * value / most) as i32;
     for (row, bar) in (0_i32..).zip(bars) {

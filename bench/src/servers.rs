@@ -8,7 +8,8 @@ use crate::Error;
 
 /// Everything durable, as a production server is: only what would make checkpoints fall into some turns and not into others is
 /// larger than by default.
-const POSTGRES: [&str; 4] = ["max_connections=400", "shared_buffers=1GB", "max_wal_size=16GB", "checkpoint_timeout=30min"];
+const POSTGRES: [&str; 4] =
+    ["max_connections=400", "shared_buffers=1GB", "max_wal_size=16GB", "checkpoint_timeout=30min"];
 
 /// A cache has no persistence, and neither has its rival.
 const REDIS: [&str; 4] = ["--save", "", "--appendonly", "no"];

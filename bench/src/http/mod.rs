@@ -38,7 +38,12 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let postgres = servers::postgres()?;
     let on_postgres = [Stack::Postgres, Stack::PeerOnPostgres];
     for (name, what, keys, least) in [
-        ("HTTP on Postgres, executing", "axum + Postgres against axum-idempotent + Postgres, executing", Keys::Fresh, 3.0),
+        (
+            "HTTP on Postgres, executing",
+            "axum + Postgres against axum-idempotent + Postgres, executing",
+            Keys::Fresh,
+            3.0,
+        ),
         ("HTTP on Postgres, replaying", "the same, replaying", Keys::Few, 2.0),
     ] {
         let outcome = contest(name, &on_postgres, Some(&postgres), keys, pace).await?;

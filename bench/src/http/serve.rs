@@ -62,7 +62,8 @@ pub(crate) struct Options {
 /// More than any turn has.
 const RECORDS: usize = 20_000_000;
 
-const ANSWER: &str = r#"{"id":"0197f3c2-7d1e-7a50-9f2b-3c1d5e6f7a8b","status":"succeeded","amount":1000,"currency":"EUR"}"#;
+const ANSWER: &str =
+    r#"{"id":"0197f3c2-7d1e-7a50-9f2b-3c1d5e6f7a8b","status":"succeeded","amount":1000,"currency":"EUR"}"#;
 
 /// What all of them do: read the body, answer.
 async fn pay(body: Bytes) -> ([(&'static str, &'static str); 1], &'static str) {

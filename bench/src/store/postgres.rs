@@ -131,7 +131,8 @@ async fn pay(maker: &Maker, store: &PostgresStore, number: u64) -> Result<(), Er
     let Begin::Acquired { mut transaction, .. } = store.begin(&maker.request(number)).await? else {
         return Err(format!("record {number} was there already").into());
     };
-    let business = transaction.as_any_mut().downcast_mut::<PostgresTransaction>().ok_or("another kind of transaction")?;
+    let business =
+        transaction.as_any_mut().downcast_mut::<PostgresTransaction>().ok_or("another kind of transaction")?;
     let account = i64::try_from(number)?;
     sqlx::query("INSERT INTO ledger (account, amount, memo) VALUES ($1, 100, 'pay') RETURNING id")
         .bind(account)

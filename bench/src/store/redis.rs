@@ -64,7 +64,8 @@ impl Scripts {
             let reply = redis_command(port, &["SCRIPT", "LOAD", source])?;
             reply.text().map(str::to_owned).ok_or_else(|| Error::from("Redis did not load a script"))
         };
-        let (acquire, settle) = (load(include_str!("../../lua/acquire.lua"))?, load(include_str!("../../lua/settle.lua"))?);
+        let (acquire, settle) =
+            (load(include_str!("../../lua/acquire.lua"))?, load(include_str!("../../lua/settle.lua"))?);
         Ok(Self { port, acquire, settle })
     }
 
@@ -74,7 +75,8 @@ impl Scripts {
         let fingerprint = "f".repeat(32);
         let answer = "x".repeat(512);
         // As many keys as there can be, so that hardly one comes twice.
-        let acquire = ["EVALSHA", &self.acquire, "1", "hand:__rand_int__", &fingerprint, "0123456789abcdef", "86400000"];
+        let acquire =
+            ["EVALSHA", &self.acquire, "1", "hand:__rand_int__", &fingerprint, "0123456789abcdef", "86400000"];
         let acquired = redis_benchmark(self.port, CLIENTS, in_flight, 999_999_999_999, requests, &acquire).await?;
         let fill = ["EVALSHA", &self.acquire, "1", "few:__rand_int__", &fingerprint, "0123456789abcdef", "86400000"];
         if known.load(Ordering::Relaxed) == 0 {

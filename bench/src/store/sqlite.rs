@@ -17,7 +17,8 @@ use crate::{Error, Pace};
 
 pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let folder = tempfile::tempdir()?;
-    let store = SqliteStore::open(SqliteConfig::new(format!("sqlite://{}", folder.path().join("idem.db").display()))).await?;
+    let store =
+        SqliteStore::open(SqliteConfig::new(format!("sqlite://{}", folder.path().join("idem.db").display()))).await?;
     let maker = Maker::new(Arc::new(store));
     let options = SqliteConnectOptions::new()
         .filename(folder.path().join("hand.db"))
@@ -55,7 +56,8 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         });
         let name = format!("SQLite: acquire and settle, {clients} clients");
         let outcome = hold(&name, pace.rounds, vec![by_hand, idem]).await?;
-        let what = format!("SQLite cycles/s against hand-written statements through the same driver, {clients} clients");
+        let what =
+            format!("SQLite cycles/s against hand-written statements through the same driver, {clients} clients");
         report.judge(&what, Goal::AtLeast(least), outcome.ratio("idem", "by hand", per_second));
         report.add(outcome);
     }
