@@ -106,8 +106,7 @@ fn print_plan(planned: &[Planned]) {
 /// What came of one cell.
 struct Found {
     cell: Cell,
-    faults: u64,
-    kinds: usize,
+    faults: BTreeMap<Kind, u64>,
     keys: u64,
     seen: Seen,
     failures: Vec<String>,
@@ -161,12 +160,13 @@ async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Dur
         println!("  FAILED: {failure}");
     }
     if !failures.is_empty() {
+        if let Some(postgres) = &servers.postgres {
+            std::fs::write(servers.folder.path().join("postgres.log"), postgres.log()?)?;
+        }
         let kept = servers.folder.keep();
-        println!("  the logs of the services, and what happened to these keys, are in {}", kept.display());
+        println!("  the logs, and what happened to these keys, are in {}", kept.display());
     }
-    let faults = caused.faults.values().sum();
-    let kinds = caused.faults.len();
-    Ok(Found { cell, faults, kinds, keys: world.keys.load(Ordering::Relaxed), seen, failures })
+    Ok(Found { cell, faults: caused.faults, keys: world.keys.load(Ordering::Relaxed), seen, failures })
 }
 
 /// One key after the other for which many ask at once.
@@ -272,7 +272,12 @@ fn print_table(all: &[Found]) {
     println!(
         "|------------------------|--------|-------|------------|-------|--------|---------|-------------|------------|-----------|------------|------------|"
     );
-    for Found { cell, faults, kinds, keys, seen, failures } in all {
+    let mut by_kind = BTreeMap::<Kind, u64>::new();
+    for Found { cell, faults, keys, seen, failures } in all {
+        for (kind, times) in faults {
+            *by_kind.entry(*kind).or_default() += times;
+        }
+        let (kinds, faults) = (faults.len(), faults.values().sum::<u64>());
         let Seen { operations, successes, replays, in_progress, mismatches, takeovers, unknown } = seen;
         println!(
             "| {:22} | {faults:6} | {kinds:5} | {operations:10} | {keys:5} | {successes:6} | {replays:7} | {in_progress:11} | {mismatches:10} | {takeovers:9} | {unknown:10} | {:10} |",
@@ -280,8 +285,9 @@ fn print_table(all: &[Found]) {
             failures.len(),
         );
     }
-    let (faults, operations) = all
-        .iter()
-        .fold((0, 0), |(faults, operations), found| (faults + found.faults, operations + found.seen.operations));
-    println!("\n{faults} faults, {operations} operations");
+    let operations: u64 = all.iter().map(|found| found.seen.operations).sum();
+    let faults: u64 = by_kind.values().sum();
+    let by_kind = by_kind.into_iter().map(|(kind, times)| format!("{times} {kind}"));
+    println!("\n{faults} faults: {}", by_kind.collect::<Vec<_>>().join(", "));
+    println!("{operations} operations");
 }

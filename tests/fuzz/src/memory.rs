@@ -10,20 +10,24 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 /// What may be taken whatever the input: runtimes, and what other threads of a test do meanwhile.
 const ALWAYS_BYTES: usize = 1 << 20;
 
-/// What may be taken for a byte of input: the oracles keep several copies, as texts and as trees whose nodes take most where
-/// their texts are shortest, and vectors double.
-const PER_BYTE: usize = 2_048;
+/// What an oracle may take for a byte of input: it keeps several copies, as texts and as trees whose nodes take most where their
+/// texts are shortest, and vectors double.
+pub(crate) const OF_ORACLES: usize = 2_048;
+
+/// What the library may take for a byte of input.
+pub(crate) const OF_THE_LIBRARY: usize = 128;
 
 /// One input at a time, as there is one allocator.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Runs `check` on an input of this length.
-pub(crate) fn in_proportion(length: usize, check: impl FnOnce()) {
+/// Runs `work` on an input of this length, of which each byte may take so many of memory.
+pub(crate) fn in_proportion<T>(length: usize, per_byte: usize, work: impl FnOnce() -> T) -> T {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let before = ALLOCATOR.current_usage();
     ALLOCATOR.reset_peak_usage();
-    check();
+    let done = work();
     let taken = ALLOCATOR.peak_usage().saturating_sub(before);
-    let allowed = ALWAYS_BYTES + length * PER_BYTE;
+    let allowed = ALWAYS_BYTES + length * per_byte;
     assert!(taken <= allowed, "an input of {length} bytes took {taken} bytes of memory, over {allowed}");
+    done
 }

@@ -105,10 +105,8 @@ impl Container {
     fn wait_until_ready(&self) -> Result<(), Error> {
         self.keeper.wait_until("did not accept connections", || {
             if docker(&["inspect", "--format", "{{.State.Running}}", &self.name])?.trim() != "true" {
-                let output =
-                    Command::new("docker").args(["logs", &self.name]).output().map_err(Error::io("run docker"))?;
-                let log = String::from_utf8_lossy(&output.stderr).into_owned();
-                return Err(Error::Failed { what: "the container ended while its server started".into(), log });
+                let what = "the container ended while its server started".into();
+                return Err(Error::Failed { what, log: self.log()? });
             }
             Ok(self.execute(self.image.is_ready).is_ok())
         })
@@ -177,6 +175,11 @@ impl Server for Container {
 
     fn origin(&self) -> &str {
         &self.origin
+    }
+
+    fn log(&self) -> Result<String, Error> {
+        let output = Command::new("docker").args(["logs", &self.name]).output().map_err(Error::io("run docker"))?;
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     fn start_again(&mut self) -> Result<(), Error> {

@@ -112,6 +112,12 @@ impl Keeper {
         Ok(())
     }
 
+    /// What the server and its last runs have printed.
+    pub(crate) fn log(&self) -> Result<String, Error> {
+        let log = std::fs::read(&self.log).map_err(Error::io("read the log of a server"))?;
+        Ok(String::from_utf8_lossy(&log).into_owned())
+    }
+
     pub(crate) fn error(&self, what: impl Into<String>) -> Error {
         Error::logged(what, &self.log)
     }

@@ -9,6 +9,7 @@ pub(crate) trait Server: fmt::Debug + Send + Sync {
     fn port(&self) -> u16;
     fn version(&self) -> &str;
     fn origin(&self) -> &str;
+    fn log(&self) -> Result<String, Error>;
     fn start_again(&mut self) -> Result<(), Error>;
     fn stop(&mut self) -> Result<(), Error>;
     fn kill(&mut self) -> Result<(), Error>;

@@ -252,8 +252,6 @@ impl Remains {
             while fired(&store) == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            // What is to be done before the death takes a moment.
-            tokio::time::sleep(Duration::from_millis(50)).await;
             is_there.store(true, Ordering::SeqCst);
         });
     }

@@ -96,7 +96,8 @@ impl Plan {
         *inner.calls.entry(verb).or_default() += 1;
         let scripted = inner.scripts.get_mut(&verb).and_then(VecDeque::pop_front);
         let fault = scripted.unwrap_or_else(|| inner.chance.as_mut().map_or(Fault::None, Chance::draw));
-        inner.fired += u64::from(fault != Fault::None);
+        // An answer is lost once there is one.
+        inner.fired += u64::from(!matches!(fault, Fault::None | Fault::LostAnswer));
         fault
     }
 
@@ -119,6 +120,7 @@ impl Plan {
             }
             Fault::LostAnswer => {
                 call.await?;
+                self.lock().fired += 1;
                 std::future::pending().await
             }
         }

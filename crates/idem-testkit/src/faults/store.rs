@@ -69,7 +69,7 @@ impl<S: ?Sized> FaultyStore<S> {
         self.plan.heal();
     }
 
-    /// How many faults have fired.
+    /// How many faults have fired; that an answer is lost, only when its call is done.
     #[must_use]
     pub fn fired(&self) -> u64 {
         self.plan.fired()

@@ -214,6 +214,10 @@ impl Server for Cluster {
         &self.origin
     }
 
+    fn log(&self) -> Result<String, Error> {
+        self.keeper.log()
+    }
+
     fn start_again(&mut self) -> Result<(), Error> {
         if self.server.is_some() {
             return Err(Error::failed("the server is running already"));

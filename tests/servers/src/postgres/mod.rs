@@ -100,6 +100,15 @@ impl Postgres {
         self.server.origin()
     }
 
+    /// What it has written to its log, its earlier runs included.
+    ///
+    /// # Errors
+    ///
+    /// If the log cannot be read.
+    pub fn log(&self) -> Result<String, Error> {
+        self.server.log()
+    }
+
     /// Stops it as an administrator would (the fast mode): transactions are rolled back, clients are told, data are
     /// written. A server that is not running stays so.
     ///

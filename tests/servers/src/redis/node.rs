@@ -150,6 +150,10 @@ impl Server for Node {
         self.program.origin()
     }
 
+    fn log(&self) -> Result<String, Error> {
+        self.keeper.log()
+    }
+
     fn start_again(&mut self) -> Result<(), Error> {
         if self.server.is_some() {
             return Err(Error::failed("the server is running already"));
