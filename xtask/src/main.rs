@@ -1,5 +1,6 @@
 //! All automation of the workspace: `cargo xtask help`.
 
+mod bench;
 mod checks;
 mod command;
 mod conformance;
@@ -81,6 +82,8 @@ enum Task {
     Mutants,
     /// Breaks each promise in a known way, one at a time, and expects the suites to notice.
     PlantedBugs(planted::Options),
+    /// Measures what the safety costs, as ratios between contestants that take turns; `--check` counts instructions.
+    Bench(bench::Options),
     /// Packs every crate that is published, and checks that what it embeds is inside.
     Package,
 }
@@ -133,6 +136,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::TestContainers { options } => containers::run(&options)?,
         Task::Mutants => checks::mutants()?,
         Task::PlantedBugs(options) => planted::run(&options)?,
+        Task::Bench(options) => bench::run(&options)?,
         Task::Package => checks::packages()?,
     }
     Ok(ExitCode::SUCCESS)

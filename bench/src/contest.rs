@@ -1,0 +1,133 @@
+//! Contestants that take turns.
+
+use std::pin::Pin;
+
+use crate::Error;
+
+/// What one turn came to.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub(crate) struct Sample {
+    pub(crate) per_second: f64,
+    /// Microseconds, where whoever measured says so.
+    pub(crate) p50: Option<f64>,
+    pub(crate) p99: Option<f64>,
+}
+
+/// One turn; its argument is its number, by which it can choose keys that nobody has used.
+pub(crate) type Turn<'a> =
+    Box<dyn FnMut(usize) -> Pin<Box<dyn Future<Output = Result<Sample, Error>> + Send + 'a>> + Send + 'a>;
+
+pub(crate) struct Contestant<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) turn: Turn<'a>,
+}
+
+impl<'a> Contestant<'a> {
+    pub(crate) fn new<F, W>(name: &'static str, mut turn: F) -> Self
+    where
+        F: FnMut(usize) -> W + Send + 'a,
+        W: Future<Output = Result<Sample, Error>> + Send + 'a,
+    {
+        Self { name, turn: Box::new(move |number| Box::pin(turn(number))) }
+    }
+}
+
+/// All turns of all contestants.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Outcome {
+    pub(crate) name: String,
+    pub(crate) rows: Vec<Row>,
+}
+
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Row {
+    pub(crate) contestant: &'static str,
+    pub(crate) samples: Vec<Sample>,
+}
+
+/// The median of what rounds came to, and the extremes.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let (low, high) = (values.get((values.len() - 1) / 2)?, values.get(values.len() / 2)?);
+        Some(Self { median: (low + high) / 2.0, min, max })
+    }
+}
+
+/// Lets everybody warm up, then gives turns in rounds: A B A B.
+pub(crate) async fn hold(name: &str, rounds: usize, mut contestants: Vec<Contestant<'_>>) -> Result<Outcome, Error> {
+    println!("\n{name}");
+    let mut rows: Vec<Row> =
+        contestants.iter().map(|contestant| Row { contestant: contestant.name, samples: Vec::new() }).collect();
+    for round in 0..=rounds {
+        for (contestant, row) in contestants.iter_mut().zip(&mut rows) {
+            let sample =
+                (contestant.turn)(round).await.map_err(|error| format!("{name}: {}: {error}", contestant.name))?;
+            // The first round fills caches, opens connections, and lets files grow.
+            if round > 0 {
+                row.samples.push(sample);
+            }
+        }
+    }
+    let outcome = Outcome { name: name.to_owned(), rows };
+    outcome.print();
+    Ok(outcome)
+}
+
+impl Outcome {
+    fn samples(&self, contestant: &str) -> &[Sample] {
+        self.rows.iter().find(|row| row.contestant == contestant).map_or(&[], |row| &row.samples)
+    }
+
+    /// What the turns of a contestant came to, as `of` reads them.
+    pub(crate) fn spread(&self, contestant: &str, of: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
+        Spread::of(self.samples(contestant).iter().filter_map(of).collect())
+    }
+
+    /// How many times as much one contestant has as another one in the same round.
+    pub(crate) fn ratio(&self, one: &str, other: &str, of: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
+        let pairs = self.samples(one).iter().zip(self.samples(other));
+        Spread::of(pairs.filter_map(|(one, other)| Some(of(one)? / of(other)?)).collect())
+    }
+
+    pub(crate) fn print(&self) {
+        println!("| contestant | per second | min – max | p50 µs | p99 µs |");
+        println!("|---|---|---|---|---|");
+        for row in &self.rows {
+            let Some(rate) = self.spread(row.contestant, per_second) else { continue };
+            let shown = |of: fn(&Sample) -> Option<f64>| {
+                self.spread(row.contestant, of).map_or("–".to_owned(), |spread| format!("{:.0}", spread.median))
+            };
+            println!(
+                "| {} | {:.0} | {:.0} – {:.0} | {} | {} |",
+                row.contestant,
+                rate.median,
+                rate.min,
+                rate.max,
+                shown(p50),
+                shown(|sample| sample.p99)
+            );
+        }
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "as the other readings, which may be missing")]
+pub(crate) fn per_second(sample: &Sample) -> Option<f64> {
+    Some(sample.per_second)
+}
+
+pub(crate) fn p50(sample: &Sample) -> Option<f64> {
+    sample.p50
+}
+
+pub(crate) fn p99(sample: &Sample) -> Option<f64> {
+    sample.p99
+}

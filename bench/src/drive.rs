@@ -1,0 +1,56 @@
+//! Clients in this process: each does one thing after another until the time is over.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use tokio::task::JoinSet;
+
+use crate::Error;
+use crate::contest::Sample;
+
+/// Lets `clients` do `work` for a turn. Its argument is a number that no other call has.
+pub(crate) async fn drive<F, W>(
+    clients: usize,
+    turn: Duration,
+    numbers: &Arc<AtomicU64>,
+    work: F,
+) -> Result<Sample, Error>
+where
+    F: Fn(u64) -> W + Clone + Send + 'static,
+    W: Future<Output = Result<(), Error>> + Send,
+{
+    let started = Instant::now();
+    let end = started + turn;
+    let mut running = JoinSet::new();
+    for _ in 0..clients {
+        let (work, numbers) = (work.clone(), Arc::clone(numbers));
+        running.spawn(async move {
+            let mut times = histogram()?;
+            let mut before = Instant::now();
+            while before < end {
+                work(numbers.fetch_add(1, Ordering::Relaxed)).await?;
+                let after = Instant::now();
+                times.saturating_record(u64::try_from((after - before).as_nanos()).unwrap_or(u64::MAX));
+                before = after;
+            }
+            Ok::<_, Error>(times)
+        });
+    }
+    let mut times = histogram()?;
+    while let Some(done) = running.join_next().await {
+        times.add(done??)?;
+    }
+    Ok(sample(&times, started.elapsed()))
+}
+
+/// Of nanoseconds, to three digits.
+pub(crate) fn histogram() -> Result<Histogram<u64>, Error> {
+    Ok(Histogram::new_with_bounds(1, 120_000_000_000, 3)?)
+}
+
+pub(crate) fn sample(times: &Histogram<u64>, took: Duration) -> Sample {
+    let micros = |quantile| Some(times.value_at_quantile(quantile) as f64 / 1_000.0);
+    Sample { per_second: times.len() as f64 / took.as_secs_f64(), p50: micros(0.5), p99: micros(0.99) }
+}

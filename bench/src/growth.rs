@@ -1,0 +1,216 @@
+//! How cost grows with what is stored, and what a purge costs those who work meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use idem_core::{AcquireOutcome, Term};
+use idem_postgres::{PostgresConfig, PostgresStore, Purger, PurgerSettings};
+use idem_redis::{RedisConfig, RedisStore};
+use idem_servers::Postgres;
+use sqlx::{AssertSqlSafe, PgConnection, Row};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+use crate::contest::{Contestant, Outcome, Sample, hold, p50, p99};
+use crate::drive::{drive, histogram, sample};
+use crate::records::{Maker, scattered};
+use crate::report::{Goal, Report};
+use crate::{Error, Pace, servers};
+
+/// One after another: what a single request waits for, and not what the crowd does.
+const CLIENTS: usize = 1;
+
+/// So many acquires a second while the purge runs, by so many writers.
+const RATE: u64 = 5_000;
+const WRITERS: u64 = 64;
+
+/// How long the records of the purge live.
+const LIFE: Duration = Duration::from_secs(2);
+
+pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let server = servers::postgres()?;
+    let mut connection = servers::connect(&server).await?;
+    let (few, many) = if pace.quick { (10_000, 300_000) } else { (100_000, 10_000_000) };
+    let mut tables = Vec::new();
+    for (schema, records) in [("small", few), ("large", many)] {
+        let store = PostgresStore::open(PostgresConfig::new(server.url()).schema(schema)).await?;
+        let maker = Maker::new(Arc::new(store));
+        maker.cycle(0).await?;
+        fill(&mut connection, schema, records).await?;
+        tables.push(Stored { name: schema, records, maker });
+    }
+    servers::run(&mut connection, "CHECKPOINT").await?;
+    compare(&format!("Postgres, {few} and {many} records"), 1.25, &tables, pace, report).await?;
+    drop(tables);
+    purge(&server, &mut connection, pace, report).await?;
+    drop((connection, server));
+
+    let many = if pace.quick { 200_000 } else { 2_000_000 };
+    let redis = [servers::redis()?, servers::redis()?];
+    let mut tables = Vec::new();
+    for ((name, records), server) in [("small", few), ("large", many)].into_iter().zip(&redis) {
+        let maker = Maker::new(Arc::new(RedisStore::open(RedisConfig::new(server.url())).await?));
+        maker.fill(records).await?;
+        tables.push(Stored { name, records, maker });
+    }
+    compare(&format!("Redis, {few} and {many} records"), 1.15, &tables, pace, report).await
+}
+
+/// A store with so many settled records.
+struct Stored {
+    name: &'static str,
+    records: u64,
+    maker: Maker,
+}
+
+async fn compare(name: &str, most: f64, tables: &[Stored], pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let fresh = Arc::new(AtomicU64::new(tables.iter().map(|table| table.records).max().unwrap_or_default()));
+    let acquires = tables.iter().map(|table| {
+        let fresh = Arc::clone(&fresh);
+        Contestant::new(table.name, move |_| {
+            let (maker, fresh) = (table.maker.clone(), Arc::clone(&fresh));
+            async move {
+                let acquire = move |number| {
+                    let maker = maker.clone();
+                    async move { maker.acquire(number).await.map(drop) }
+                };
+                drive(CLIENTS, pace.turn, &fresh, acquire).await
+            }
+        })
+    });
+    let acquired = hold(&format!("{name}: acquire"), pace.rounds, acquires.collect()).await?;
+    let replays = tables.iter().map(|table| {
+        let numbers = Arc::new(AtomicU64::new(0));
+        Contestant::new(table.name, move |_| {
+            let (maker, records, numbers) = (table.maker.clone(), table.records, Arc::clone(&numbers));
+            async move {
+                let replay = move |number| {
+                    let maker = maker.clone();
+                    async move { maker.replay(scattered(number, records)).await }
+                };
+                drive(CLIENTS, pace.turn, &numbers, replay).await
+            }
+        })
+    });
+    let replayed = hold(&format!("{name}: replay"), pace.rounds, replays.collect()).await?;
+    for (verb, outcome) in [("acquire", acquired), ("replay", replayed)] {
+        report.judge(&format!("{name}: p50 of {verb}"), Goal::AtMost(most), outcome.ratio("large", "small", p50));
+        report.add(outcome);
+    }
+    Ok(())
+}
+
+/// Copies record 0 under the ids of the numbers up to `records`, with times of their own, as if they had come one after another
+/// during the last twelve hours. Its indexes are put aside meanwhile: row by row that takes an hour.
+async fn fill(connection: &mut PgConnection, schema: &str, records: u64) -> Result<(), Error> {
+    let started = Instant::now();
+    let table = format!("{schema}.idem_records");
+    let columns = text(
+        connection,
+        &format!(
+            "SELECT string_agg(column_name, ',' ORDER BY ordinal_position) FROM information_schema.columns \
+             WHERE table_schema = '{schema}' AND table_name = 'idem_records'"
+        ),
+    )
+    .await?;
+    let of_indexes = |what: &str| {
+        format!(
+            "SELECT coalesce(string_agg({what}, ';\n'), '') FROM pg_index WHERE indrelid = '{table}'::regclass \
+             AND NOT indisprimary"
+        )
+    };
+    let indexes = text(connection, &of_indexes("pg_get_indexdef(indexrelid)")).await?;
+    let drops = text(connection, &of_indexes("'DROP INDEX ' || indexrelid::regclass::TEXT")).await?;
+    let key = format!("FROM pg_constraint WHERE contype = 'p' AND conrelid = '{table}'::regclass");
+    let (name, definition) = (
+        text(connection, &format!("SELECT conname::TEXT {key}")).await?,
+        text(connection, &format!("SELECT pg_get_constraintdef(oid) {key}")).await?,
+    );
+    servers::run(connection, &format!("ALTER TABLE {table} DROP CONSTRAINT {name};\n{drops}")).await?;
+    let span = 12_i64 * 3600 * 1_000_000;
+    let values = columns.split(',').map(|column| match column {
+        // As `Maker::id` makes them.
+        "id" => "sha256(int8send(number))".to_owned(),
+        "owner" => "uuid_send(gen_random_uuid())".to_owned(),
+        "created_at" | "updated_at" | "expires_at" | "purge_after" => {
+            format!("{column} - ({span} - {span}::NUMERIC * number / {records})::BIGINT")
+        }
+        column => column.to_owned(),
+    });
+    let values = values.collect::<Vec<_>>().join(",");
+    let copy = format!(
+        "INSERT INTO {table} ({columns}) SELECT {values} FROM {table}, generate_series(1, {records}::BIGINT - 1) AS number"
+    );
+    servers::run(connection, &copy).await?;
+    let back = format!(
+        "SET maintenance_work_mem = '1GB';\nALTER TABLE {table} ADD CONSTRAINT {name} {definition};\n{indexes};\n\
+         VACUUM (ANALYZE) {table}"
+    );
+    servers::run(connection, &back).await?;
+    println!("{schema}: {records} records in {} s", started.elapsed().as_secs());
+    Ok(())
+}
+
+async fn text(connection: &mut PgConnection, sql: &str) -> Result<String, Error> {
+    Ok(sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_one(connection).await?.try_get(0)?)
+}
+
+async fn purge(server: &Postgres, connection: &mut PgConnection, pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let store = PostgresStore::open(PostgresConfig::new(server.url()).schema("purged")).await?;
+    let maker = Maker::new(Arc::new(store.clone()));
+    let numbers = Arc::new(AtomicU64::new(0));
+    let turn = pace.turn.max(LIFE) * 2;
+    let without = Contestant::new("without", |_| at_a_rate(maker.clone(), Arc::clone(&numbers), turn));
+    let with = Contestant::new("with", |_| {
+        let (maker, numbers, store) = (maker.clone(), Arc::clone(&numbers), store.clone());
+        async move {
+            let purger = Purger::start_with(store, PurgerSettings::new().longest_pause(Duration::from_secs(1)));
+            let sample = at_a_rate(maker, numbers, turn).await;
+            purger.stop().await;
+            sample
+        }
+    });
+    let name = format!("Postgres: {RATE} acquires/s, with and without a purge");
+    let outcome: Outcome = hold(&name, pace.rounds, vec![without, with]).await?;
+    report.judge("p99 of acquire while a purge runs", Goal::AtMost(1.5), outcome.ratio("with", "without", p99));
+    report.add(outcome);
+    let over = "SELECT count(*)::TEXT FROM purged.idem_records WHERE purge_after < \
+         (extract(epoch FROM clock_timestamp()) * 1e6)::BIGINT - 2000000";
+    // What the last turn has made is over soon; what earlier turns without a purge have left, the later ones had to remove as well.
+    let left: u64 = text(connection, over).await?.parse()?;
+    report.note(format!("purge: {left} records that were over for more than 2 s were left at the end"));
+    Ok(())
+}
+
+/// Acquires at a steady rate, whether or not those before are done: their time counts from when they were due.
+async fn at_a_rate(maker: Maker, numbers: Arc<AtomicU64>, turn: Duration) -> Result<Sample, Error> {
+    let started = Instant::now();
+    let mut writers = JoinSet::new();
+    for _ in 0..WRITERS {
+        let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
+        writers.spawn(async move {
+            let mut times = histogram()?;
+            let mut ticks =
+                tokio::time::interval(Duration::from_secs(1) * u32::try_from(WRITERS)? / u32::try_from(RATE)?);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+            while started.elapsed() < turn {
+                let due = ticks.tick().await;
+                let number = numbers.fetch_add(1, Ordering::Relaxed);
+                let mut request = maker.request(number);
+                request.term = Term { lease: LIFE / 2, retention: LIFE / 2 };
+                match maker.store.acquire(&request).await? {
+                    AcquireOutcome::Acquired(_) => {}
+                    other => return Err(format!("record {number} was not acquired: {other:?}").into()),
+                }
+                times.saturating_record(u64::try_from(due.elapsed().as_nanos())?);
+            }
+            Ok::<_, Error>(times)
+        });
+    }
+    let mut times = histogram()?;
+    while let Some(done) = writers.join_next().await {
+        times.add(done??)?;
+    }
+    Ok(sample(&times, started.elapsed()))
+}

@@ -1,0 +1,96 @@
+//! Over HTTP: a bare handler, the layers, and peers, each in a process of its own.
+
+pub(crate) mod serve;
+
+use std::process::Stdio;
+
+use idem_servers::Postgres;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::contest::{Contestant, Outcome, hold, per_second};
+use crate::http::serve::Stack;
+use crate::outside::{Keys, wrk};
+use crate::report::{Goal, Report};
+use crate::{Error, Pace, servers};
+
+/// Connections at once.
+const CONNECTIONS: usize = 64;
+
+pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let in_memory = [Stack::Bare, Stack::Memory, Stack::PeerInMemory, Stack::ActixBare, Stack::ActixMemory];
+    let executing = contest("HTTP in memory, executing", &in_memory, None, Keys::Fresh, pace).await?;
+    let ratio = |outcome: &Outcome, one: Stack, other: Stack| outcome.ratio(one.name(), other.name(), per_second);
+    let figure = ratio(&executing, Stack::Memory, Stack::Bare);
+    report.judge("axum + memory, executing, against the bare handler", Goal::AtLeast(0.7), figure);
+    let figure = ratio(&executing, Stack::Memory, Stack::PeerInMemory);
+    report.judge("the same against axum-idempotent", Goal::AtLeast(1.2), figure);
+    let figure = ratio(&executing, Stack::ActixMemory, Stack::Memory);
+    report.judge("actix against axum, executing", Goal::Between(0.9, 1.1), figure);
+    report.add(executing);
+    let replaying = contest("HTTP in memory, replaying", &in_memory, None, Keys::Few, pace).await?;
+    let figure = ratio(&replaying, Stack::Memory, Stack::Bare);
+    report.judge("axum + memory, replaying, against the bare handler", Goal::AtLeast(0.9), figure);
+    let figure = ratio(&replaying, Stack::ActixMemory, Stack::Memory);
+    report.judge("actix against axum, replaying", Goal::Between(0.9, 1.1), figure);
+    report.add(replaying);
+
+    let postgres = servers::postgres()?;
+    let on_postgres = [Stack::Postgres, Stack::PeerOnPostgres];
+    for (name, what, keys, least) in [
+        (
+            "HTTP on Postgres, executing",
+            "axum + Postgres against axum-idempotent + Postgres, executing",
+            Keys::Fresh,
+            3.0,
+        ),
+        ("HTTP on Postgres, replaying", "the same, replaying", Keys::Few, 2.0),
+    ] {
+        let outcome = contest(name, &on_postgres, Some(&postgres), keys, pace).await?;
+        report.judge(what, Goal::AtLeast(least), ratio(&outcome, Stack::Postgres, Stack::PeerOnPostgres));
+        report.add(outcome);
+    }
+    Ok(())
+}
+
+async fn contest(
+    name: &str,
+    stacks: &[Stack],
+    postgres: Option<&Postgres>,
+    keys: Keys,
+    pace: Pace,
+) -> Result<Outcome, Error> {
+    let contestants = stacks.iter().map(|&stack| {
+        // A new process each time: what one turn has left in memory is none of the next one's business.
+        Contestant::new(stack.name(), move |_| async move {
+            let server = Server::start(stack, postgres).await?;
+            if keys == Keys::Few {
+                wrk(server.port, CONNECTIONS, keys, std::time::Duration::from_secs(1)).await?;
+            }
+            wrk(server.port, CONNECTIONS, keys, pace.turn).await
+        })
+    });
+    hold(name, pace.rounds, contestants.collect()).await
+}
+
+/// A server in a process of its own, which ends with this value.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) process: Child,
+    pub(crate) port: u16,
+}
+
+impl Server {
+    pub(crate) async fn start(stack: Stack, postgres: Option<&Postgres>) -> Result<Self, Error> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["serve", stack.name()]).stdout(Stdio::piped()).kill_on_drop(true);
+        if let Some(postgres) = postgres {
+            command.args(["--database", &postgres.url()]);
+        }
+        let mut process = command.spawn()?;
+        let said = process.stdout.take().ok_or("the server says nothing")?;
+        let line = BufReader::new(said).lines().next_line().await?;
+        let line = line.ok_or_else(|| format!("{} did not start", stack.name()))?;
+        Ok(Self { process, port: line.trim().parse()? })
+    }
+}

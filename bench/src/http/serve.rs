@@ -1,0 +1,161 @@
+//! One server: the same handler, bare or behind a layer.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use actix_web::{App, HttpServer, web};
+use axum::Router;
+use axum::routing::post;
+use axum_idempotent::{IdempotentLayer, IdempotentOptions};
+use bytes::Bytes;
+use clap::ValueEnum;
+use idem_axum::IdempotencyLayer;
+use idem_core::{IdempotencyStore, MemoryStore};
+use idem_postgres::{PostgresConfig, PostgresStore};
+use ruts::store::SessionStore;
+use ruts::store::moka::MokaStore;
+use ruts::store::postgres::{PostgresStore as PeerPostgresStore, PostgresStoreBuilder};
+use ruts::{CookieOptions, SessionLayer};
+use tokio::net::TcpListener;
+use tower_cookies::CookieManagerLayer;
+
+use crate::Error;
+
+/// What answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Stack {
+    Bare,
+    Memory,
+    Postgres,
+    PeerInMemory,
+    PeerOnPostgres,
+    ActixBare,
+    ActixMemory,
+    /// The layer, and a handler that waits for a request to `/go`.
+    Waiting,
+}
+
+impl Stack {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "bare",
+            Self::Memory => "memory",
+            Self::Postgres => "postgres",
+            Self::PeerInMemory => "peer-in-memory",
+            Self::PeerOnPostgres => "peer-on-postgres",
+            Self::ActixBare => "actix-bare",
+            Self::ActixMemory => "actix-memory",
+            Self::Waiting => "waiting",
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[arg(value_enum)]
+    stack: Stack,
+    /// The URL of a Postgres, for those that need one.
+    #[arg(long)]
+    database: Option<String>,
+}
+
+/// More than any turn has.
+const RECORDS: usize = 20_000_000;
+
+const ANSWER: &str =
+    r#"{"id":"0197f3c2-7d1e-7a50-9f2b-3c1d5e6f7a8b","status":"succeeded","amount":1000,"currency":"EUR"}"#;
+
+/// What all of them do: read the body, answer.
+async fn pay(body: Bytes) -> ([(&'static str, &'static str); 1], &'static str) {
+    std::hint::black_box(body);
+    ([("content-type", "application/json")], ANSWER)
+}
+
+async fn pay_on_actix(body: web::Bytes) -> actix_web::HttpResponse {
+    std::hint::black_box(body);
+    actix_web::HttpResponse::Ok().content_type("application/json").body(ANSWER)
+}
+
+/// Says its port, and serves until it is killed.
+pub(crate) async fn run(options: &Options) -> Result<(), Error> {
+    let database = || options.database.clone().ok_or("--database is missing");
+    let app: Router = match options.stack {
+        Stack::Bare => Router::new().route("/pay", post(pay)),
+        Stack::Memory => protected(Arc::new(memory()?)),
+        Stack::Postgres => protected(Arc::new(PostgresStore::open(PostgresConfig::new(database()?)).await?)),
+        Stack::PeerInMemory => peer(MokaStore::builder().build()),
+        Stack::PeerOnPostgres => {
+            // As many connections as serve it best on two cores.
+            let options = sqlx_of_peers::postgres::PgPoolOptions::new().max_connections(16);
+            let pool = options.connect(&database()?).await?;
+            let store: PeerPostgresStore = PostgresStoreBuilder::new(pool).create_table(true).build().await?;
+            peer(store)
+        }
+        Stack::Waiting => waiting()?,
+        Stack::ActixBare | Stack::ActixMemory => return on_actix(options.stack).await,
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", listener.local_addr()?.port());
+    Ok(axum::serve(listener, app).await?)
+}
+
+fn memory() -> Result<MemoryStore, Error> {
+    Ok(MemoryStore::new(NonZeroUsize::new(RECORDS).ok_or("no records")?))
+}
+
+fn protected(store: Arc<dyn IdempotencyStore>) -> Router {
+    Router::new().route("/pay", post(pay).layer(IdempotencyLayer::at_least_once(store).single_tenant()))
+}
+
+fn peer<S: SessionStore + 'static>(store: S) -> Router {
+    let options = IdempotentOptions::default().use_idempotency_key_header(None, true).expire_after(24 * 60 * 60);
+    Router::new()
+        .route("/pay", post(pay))
+        .layer(IdempotentLayer::<S>::new(options))
+        .layer(SessionLayer::new(Arc::new(store)).with_cookie_options(CookieOptions::build().name("session")))
+        .layer(CookieManagerLayer::new())
+}
+
+fn waiting() -> Result<Router, Error> {
+    let (go, gone) = tokio::sync::watch::channel(false);
+    let wait = move |body: Bytes| {
+        let mut gone = gone.clone();
+        async move {
+            // A sender that is gone lets it end as well.
+            let _ = gone.wait_for(|gone| *gone).await;
+            pay(body).await
+        }
+    };
+    let layer = IdempotencyLayer::at_least_once(Arc::new(memory()?)).single_tenant();
+    let go = move || async move {
+        let _ = go.send(true);
+    };
+    Ok(Router::new().route("/pay", post(wait).layer(layer)).route("/go", post(go)))
+}
+
+async fn on_actix(stack: Stack) -> Result<(), Error> {
+    let layer = idem_actix::IdempotencyLayer::at_least_once(Arc::new(memory()?)).single_tenant();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let port = listener.local_addr()?.port();
+    // Actix has a runtime for each worker, which cannot be inside of another one.
+    let server = tokio::task::spawn_blocking(move || {
+        actix_web::rt::System::new().block_on(async move {
+            let server = match stack {
+                Stack::ActixMemory => {
+                    let app = move || {
+                        let route = web::resource("/pay").wrap(layer.clone()).route(web::post().to(pay_on_actix));
+                        App::new().service(route)
+                    };
+                    HttpServer::new(app).listen(listener)?.run()
+                }
+                _ => {
+                    let app = || App::new().service(web::resource("/pay").route(web::post().to(pay_on_actix)));
+                    HttpServer::new(app).listen(listener)?.run()
+                }
+            };
+            println!("{port}");
+            server.await
+        })
+    });
+    Ok(server.await??)
+}

@@ -1,0 +1,118 @@
+//! `cargo xtask bench`: what the safety costs, as ratios between contestants that take turns in one run.
+//!
+//! Machines differ and are noisy, so no figure here means anything alone. Contestants of a contest use the same servers and take
+//! turns; what is reported is the median of the ratios of the turns, with the lowest and the highest.
+
+mod contest;
+mod document;
+mod drive;
+mod fingerprint;
+mod growth;
+mod http;
+mod memory;
+mod outside;
+mod peers;
+mod plot;
+mod records;
+mod report;
+mod servers;
+mod store;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::report::Report;
+
+/// Whatever ends a run before its report.
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench")]
+struct Options {
+    #[command(subcommand)]
+    other: Option<Other>,
+    /// Which groups; default all of them.
+    #[arg(value_enum)]
+    groups: Vec<Group>,
+    /// Fewer and shorter rounds, and smaller tables: within five minutes, and noisier.
+    #[arg(long)]
+    quick: bool,
+    /// Where the figures go, for programs.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// A folder for the plots.
+    #[arg(long)]
+    plots: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Other {
+    /// Is one of the servers of the HTTP contests.
+    #[command(hide = true)]
+    Serve(http::serve::Options),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Group {
+    Store,
+    Http,
+    Fingerprint,
+    Growth,
+    Peers,
+}
+
+/// How long everything takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    pub(crate) rounds: usize,
+    /// One turn of one contestant.
+    pub(crate) turn: Duration,
+    pub(crate) quick: bool,
+}
+
+impl Pace {
+    const FULL: Self = Self { rounds: 5, turn: Duration::from_secs(3), quick: false };
+    const QUICK: Self = Self { rounds: 3, turn: Duration::from_millis(700), quick: true };
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let options = Options::parse();
+    let done = match options.other {
+        Some(Other::Serve(serve)) => http::serve::run(&serve).await,
+        None => bench(&options).await,
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn bench(options: &Options) -> Result<(), Error> {
+    let pace = if options.quick { Pace::QUICK } else { Pace::FULL };
+    let wanted = |group| options.groups.is_empty() || options.groups.contains(&group);
+    let mut report = Report::new(pace);
+    if wanted(Group::Fingerprint) {
+        fingerprint::run(pace, &mut report)?;
+    }
+    if wanted(Group::Store) {
+        store::run(pace, &mut report).await?;
+    }
+    if wanted(Group::Http) {
+        http::run(pace, &mut report).await?;
+        memory::run(&mut report).await?;
+    }
+    if wanted(Group::Peers) {
+        peers::run(pace, &mut report).await?;
+    }
+    if wanted(Group::Growth) {
+        growth::run(pace, &mut report).await?;
+    }
+    report.finish(options.json.as_deref(), options.plots.as_deref())
+}

@@ -1,0 +1,69 @@
+//! Libraries of another language, on the same Redis: what people use who do not use this.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use idem_redis::{RedisConfig, RedisStore};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+
+use crate::contest::{Contestant, Sample, hold};
+use crate::drive::drive;
+use crate::outside::file;
+use crate::records::Maker;
+use crate::report::Report;
+use crate::{Error, Pace, servers};
+
+pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let Some(python) = python().await? else {
+        report.note("peers in Python were left out: there is no python3 with venv".to_owned());
+        return Ok(());
+    };
+    let redis = servers::redis()?;
+    let maker = Maker::new(Arc::new(RedisStore::open(RedisConfig::new(redis.url())).await?));
+    let numbers = Arc::new(AtomicU64::new(0));
+    let idem = Contestant::new("idem", |_| {
+        let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
+        async move {
+            let cycle = move |number| {
+                let maker = maker.clone();
+                async move { maker.cycle(number).await }
+            };
+            drive(1, pace.turn, &numbers, cycle).await
+        }
+    });
+    let mut contestants = vec![idem];
+    for peer in ["aws-lambda-powertools", "asgi-idempotency-header"] {
+        let (python, port) = (&python, redis.port());
+        contestants.push(Contestant::new(peer, move |round| async move {
+            let mut command = Command::new(python);
+            command.arg(file("peers/peers.py")).args([peer, &port.to_string(), &pace.turn.as_secs_f64().to_string()]);
+            command.arg(round.to_string()).stdout(Stdio::piped()).kill_on_drop(true);
+            let mut process = command.spawn()?;
+            let said = process.stdout.take().ok_or("it says nothing")?;
+            let line = BufReader::new(said).lines().next_line().await?.ok_or("it ended without a rate")?;
+            process.wait().await?;
+            Ok(Sample { per_second: line.trim().parse()?, p50: None, p99: None })
+        }));
+    }
+    report.add(hold("Redis: an operation, 1 client, beside libraries in Python", pace.rounds, contestants).await?);
+    Ok(())
+}
+
+/// A Python with the peers, in the folder for what is built.
+async fn python() -> Result<Option<PathBuf>, Error> {
+    let folder = file("target/peers");
+    let python = folder.join("bin/python");
+    if !python.is_file() {
+        let made = Command::new("python3").args(["-m", "venv"]).arg(&folder).status().await;
+        if !made.is_ok_and(|status| status.success()) {
+            return Ok(None);
+        }
+    }
+    let requirements = file("peers/requirements.txt");
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"]).arg(requirements);
+    Ok(install.status().await?.success().then_some(python))
+}

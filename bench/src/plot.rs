@@ -1,0 +1,84 @@
+//! The plots of `docs/performance.md`.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+
+use crate::Error;
+use crate::contest::{Outcome, Spread, per_second};
+use crate::report::Judged;
+
+const OURS: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
+const OTHERS: RGBColor = RGBColor(0xa0, 0xa0, 0xa0);
+const WIDTH: u32 = 760;
+const ROW: u32 = 34;
+
+/// A bar each: how many times as much as the first contestant.
+pub(crate) fn contest(folder: &Path, outcome: &Outcome) -> Result<(), Error> {
+    let bars =
+        outcome.rows.iter().filter_map(|row| Some((row.contestant, outcome.spread(row.contestant, per_second)?)));
+    let bars: Vec<(&str, Spread)> = bars.collect();
+    let ours = |name: &str| matches!(name, "idem" | "memory" | "postgres" | "actix-memory" | "hybrid");
+    let rows: Vec<Bar> = bars
+        .iter()
+        .map(|(name, spread)| Bar {
+            label: (*name).to_owned(),
+            spread: *spread,
+            colour: if ours(name) { OURS } else { OTHERS },
+            shown: format!("{:.0}/s", spread.median),
+        })
+        .collect();
+    let file = outcome.name.chars().map(|character| if character.is_alphanumeric() { character } else { '-' });
+    let file = file.collect::<String>().to_lowercase();
+    draw(&folder.join(format!("{file}.svg")), &outcome.name, &rows)
+}
+
+/// Each figure in units of its goal.
+pub(crate) fn goals(path: &Path, goals: &[Judged]) -> Result<(), Error> {
+    let rows: Vec<Bar> = goals
+        .iter()
+        .filter_map(|judged| {
+            let figure = judged.figure?;
+            Some(Bar {
+                label: judged.what.clone(),
+                spread: figure,
+                colour: if judged.met { OURS } else { OTHERS },
+                shown: format!("{:.2}×", figure.median),
+            })
+        })
+        .collect();
+    draw(path, "goals", &rows)
+}
+
+struct Bar {
+    label: String,
+    spread: Spread,
+    colour: RGBColor,
+    shown: String,
+}
+
+fn draw(path: &Path, title: &str, bars: &[Bar]) -> Result<(), Error> {
+    let rows = u32::try_from(bars.len())?;
+    let most = bars.iter().map(|bar| bar.spread.max).fold(f64::MIN_POSITIVE, f64::max);
+    let drawing = SVGBackend::new(path, (WIDTH, 48 + rows * ROW)).into_drawing_area();
+    let failed = |error: &dyn std::fmt::Display| Error::from(format!("{}: {error}", path.display()));
+    drawing.fill(&WHITE).map_err(|error| failed(&error))?;
+    let text = ("sans-serif", 15).into_font();
+    drawing
+        .draw(&Text::new(title.to_owned(), (12, 12), ("sans-serif", 18).into_font()))
+        .map_err(|error| failed(&error))?;
+    let (left, right) = (300, i32::try_from(WIDTH)? - 110);
+    let along = |value: f64| left + (f64::from(right - left) * value / most) as i32;
+    for (row, bar) in (0_i32..).zip(bars) {
+        let top = 44 + row * ROW as i32;
+        let middle = top + 9;
+        let shapes: [(i32, i32); 2] = [(left, top), (along(bar.spread.median), top + 18)];
+        drawing.draw(&Rectangle::new(shapes, bar.colour.filled())).map_err(|error| failed(&error))?;
+        let extremes = vec![(along(bar.spread.min), middle), (along(bar.spread.max), middle)];
+        drawing.draw(&PathElement::new(extremes, BLACK)).map_err(|error| failed(&error))?;
+        drawing.draw(&Text::new(bar.label.clone(), (12, top + 2), text.clone())).map_err(|error| failed(&error))?;
+        let shown = Text::new(bar.shown.clone(), (along(bar.spread.max) + 8, top + 2), text.clone());
+        drawing.draw(&shown).map_err(|error| failed(&error))?;
+    }
+    drawing.present().map_err(|error| failed(&error))
+}

@@ -1,0 +1,106 @@
+//! The goals, what they came to, and everything that was measured.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::contest::{Outcome, Spread};
+use crate::{Error, Pace, plot};
+
+/// Which side of the figure is good.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+    Between(f64, f64),
+}
+
+impl Goal {
+    fn is_met(self, figure: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => figure >= least,
+            Self::AtMost(most) => figure <= most,
+            Self::Between(least, most) => (least..=most).contains(&figure),
+        }
+    }
+
+    fn shown(self) -> String {
+        match self {
+            Self::AtLeast(least) => format!("≥ {least:.2}×"),
+            Self::AtMost(most) => format!("≤ {most:.2}×"),
+            Self::Between(least, most) => format!("{least:.2}–{most:.2}×"),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Judged {
+    pub(crate) what: String,
+    pub(crate) goal: Goal,
+    /// `None` where it could not be measured.
+    pub(crate) figure: Option<Spread>,
+    pub(crate) met: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Report {
+    pace: Pace,
+    outcomes: Vec<Outcome>,
+    goals: Vec<Judged>,
+    notes: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn new(pace: Pace) -> Self {
+        Self { pace, outcomes: Vec::new(), goals: Vec::new(), notes: Vec::new() }
+    }
+
+    /// A contest that was held.
+    pub(crate) fn add(&mut self, outcome: Outcome) {
+        self.outcomes.push(outcome);
+    }
+
+    /// What a goal came to.
+    pub(crate) fn judge(&mut self, what: &str, goal: Goal, figure: Option<Spread>) {
+        let met = figure.is_some_and(|figure| goal.is_met(figure.median));
+        self.goals.push(Judged { what: what.to_owned(), goal, figure, met });
+    }
+
+    /// What a reader has to know beside the figures.
+    pub(crate) fn note(&mut self, note: String) {
+        println!("{note}");
+        self.notes.push(note);
+    }
+
+    /// Prints the goals, and writes the files. Goals that are missed are no error: a figure is a measurement.
+    pub(crate) fn finish(self, json: Option<&Path>, plots: Option<&Path>) -> Result<(), Error> {
+        println!("\n| goal | wanted | figure | min – max | met |");
+        println!("|---|---|---|---|---|");
+        for judged in &self.goals {
+            let (figure, extremes) = judged.figure.map_or(("not measured".to_owned(), "–".to_owned()), |figure| {
+                (format!("{:.2}×", figure.median), format!("{:.2} – {:.2}", figure.min, figure.max))
+            });
+            let met = if judged.met { "yes" } else { "no" };
+            println!("| {} | {} | {figure} | {extremes} | {met} |", judged.what, judged.goal.shown());
+        }
+        let met = self.goals.iter().filter(|judged| judged.met).count();
+        println!("\n{met} of {} goals met", self.goals.len());
+        if let Some(path) = json {
+            let cores = std::thread::available_parallelism().map_or(0, usize::from);
+            let all = json!({
+                "cores": cores, "rounds": self.pace.rounds, "turn_seconds": self.pace.turn.as_secs_f64(),
+                "quick": self.pace.quick, "notes": self.notes, "contests": self.outcomes, "goals": self.goals,
+            });
+            std::fs::write(path, serde_json::to_vec_pretty(&all)?)?;
+        }
+        if let Some(folder) = plots {
+            std::fs::create_dir_all(folder)?;
+            plot::goals(&folder.join("goals.svg"), &self.goals)?;
+            for outcome in &self.outcomes {
+                plot::contest(folder, outcome)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! The servers of a run.
+
+use idem_servers::{Postgres, Redis};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
+
+use crate::Error;
+
+/// Everything durable, as a production server is: only what would make checkpoints fall into some turns and not into others is
+/// larger than by default.
+const POSTGRES: [&str; 4] =
+    ["max_connections=400", "shared_buffers=1GB", "max_wal_size=16GB", "checkpoint_timeout=30min"];
+
+/// A cache has no persistence, and neither has its rival.
+const REDIS: [&str; 4] = ["--save", "", "--appendonly", "no"];
+
+pub(crate) fn postgres() -> Result<Postgres, Error> {
+    let server = Postgres::start_with(&POSTGRES)?;
+    println!("{} ({}), {}", server.version(), server.origin(), POSTGRES.join(", "));
+    Ok(server)
+}
+
+pub(crate) fn redis() -> Result<Redis, Error> {
+    let server = Redis::start_with(&REDIS)?;
+    println!("{} ({}), without persistence", server.version(), server.origin());
+    Ok(server)
+}
+
+/// A connection of nobody's store.
+pub(crate) async fn connect(server: &Postgres) -> Result<PgConnection, Error> {
+    Ok(server.url().parse::<PgConnectOptions>()?.disable_statement_logging().connect().await?)
+}
+
+pub(crate) async fn run(connection: &mut PgConnection, sql: &str) -> Result<(), Error> {
+    // One by one: VACUUM and CHECKPOINT are in no transaction with others.
+    for statement in sql.split(";\n").filter(|statement| !statement.trim().is_empty()) {
+        sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut *connection).await?;
+    }
+    Ok(())
+}

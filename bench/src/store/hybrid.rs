@@ -1,0 +1,55 @@
+//! A replay by Redis in front of Postgres, beside Redis alone.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use idem_hybrid::{HybridConfig, HybridStore};
+use idem_postgres::{PostgresConfig, PostgresStore};
+use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
+use idem_servers::{Postgres, Redis};
+
+use super::CLIENTS;
+use crate::contest::{Contestant, hold, p50};
+use crate::drive::drive;
+use crate::records::{Maker, scattered};
+use crate::report::{Goal, Report};
+use crate::{Error, Pace};
+
+/// Settled records.
+const REPLAYS: u64 = 20_000;
+
+pub(crate) async fn run(postgres: &Postgres, redis: &Redis, pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let durable = PostgresStore::open(PostgresConfig::new(postgres.url()).schema("behind")).await?;
+    let fast = RedisFastStore::new(RedisConfig::new(redis.url()).key_prefix("front:"))?;
+    let hybrid = HybridStore::new(Arc::new(durable), Arc::new(fast), HybridConfig::new());
+    let alone = RedisStore::open(RedisConfig::new(redis.url()).key_prefix("alone:")).await?;
+    let makers = [("hybrid", Maker::new(Arc::new(hybrid.clone()))), ("Redis", Maker::new(Arc::new(alone)))];
+    for (_, maker) in &makers {
+        maker.fill(REPLAYS).await?;
+    }
+    for clients in [1, CLIENTS] {
+        let contestants = makers.iter().map(|(name, maker)| {
+            let numbers = Arc::new(AtomicU64::new(0));
+            Contestant::new(name, move |_| {
+                let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
+                async move {
+                    let replay = move |number| {
+                        let maker = maker.clone();
+                        async move { maker.replay(scattered(number, REPLAYS)).await }
+                    };
+                    drive(clients, pace.turn, &numbers, replay).await
+                }
+            })
+        });
+        let name = format!("Redis in front of Postgres: replay, {clients} clients");
+        let outcome = hold(&name, pace.rounds, contestants.collect()).await?;
+        let what = format!("hybrid replay p50 against Redis alone, {clients} clients");
+        report.judge(&what, Goal::AtMost(1.15), outcome.ratio("hybrid", "Redis", p50));
+        report.add(outcome);
+    }
+    // Copies are put behind the caller's back; what is on its way must not meet servers that are gone.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    report.note(format!("hybrid: {:?}", hybrid.metrics()));
+    Ok(())
+}

@@ -1,0 +1,27 @@
+//! The stores beside what is written by hand for the same servers.
+
+mod hybrid;
+mod postgres;
+mod redis;
+mod sqlite;
+
+use crate::report::Report;
+use crate::{Error, Pace, servers};
+
+/// Clients at once, unless a contest says otherwise.
+const CLIENTS: usize = 64;
+
+/// Settled records for replays.
+const REPLAYS: u64 = 100_000;
+
+pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let postgres = servers::postgres()?;
+    report.note(format!("{} with {}", postgres.version(), postgres.origin()));
+    postgres::run(&postgres, pace, report).await?;
+    let redis = servers::redis()?;
+    report.note(format!("{} with {}", redis.version(), redis.origin()));
+    redis::run(&redis, pace, report).await?;
+    hybrid::run(&postgres, &redis, pace, report).await?;
+    drop((postgres, redis));
+    sqlite::run(pace, report).await
+}

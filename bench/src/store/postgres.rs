@@ -1,0 +1,145 @@
+//! Postgres: `pgbench` with hand-written statements, and the store, on one server.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use idem_core::{Begin, OwnerOutcome, TransactionalStore, Writes};
+use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
+use idem_servers::Postgres;
+
+use super::{CLIENTS, REPLAYS};
+use crate::contest::{Contestant, Outcome, hold, p50, per_second};
+use crate::drive::drive;
+use crate::outside::pgbench;
+use crate::records::{DAY, Maker, scattered};
+use crate::report::{Goal, Report};
+use crate::{Error, Pace, servers};
+
+pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let mut connection = servers::connect(server).await?;
+    servers::run(&mut connection, include_str!("../../sql/schema.sql")).await?;
+    // As many handlers at once as pgbench has clients, so that nobody waits for a turn.
+    let transactions = NonZeroU32::new(64).unwrap_or(NonZeroU32::MIN);
+    let store = PostgresStore::open(PostgresConfig::new(server.url()).max_transactions(transactions)).await?;
+    let maker = Maker::new(Arc::new(store.clone()));
+    let contestants = Contestants { port: server.port(), turn: pace.turn, maker, store, numbers: Arc::default() };
+
+    let crowd = contestants.cycles(CLIENTS, pace.rounds).await?;
+    judge(report, "Postgres leased cycles/s against two hand-written statements, 64 clients", 3.0, &crowd);
+    report.add(crowd);
+    let larger = contestants.cycles(256, pace.rounds).await?;
+    judge(report, "the same, 256 clients", 5.0, &larger);
+    report.add(larger);
+    let alone = contestants.cycles(1, pace.rounds).await?;
+    report.judge("the same, p50 at 1 client", Goal::AtMost(1.15), alone.ratio("idem", "by hand", p50));
+    report.add(alone);
+
+    let transactions = contestants.transactions(pace.rounds).await?;
+    judge(report, "Postgres transactional requests/s against six hand-written round trips", 1.8, &transactions);
+    let bare = transactions.ratio("idem", "bare write", per_second);
+    report.judge("the same against the bare business write in a transaction", Goal::AtLeast(0.6), bare);
+    report.add(transactions);
+
+    contestants.maker.fill(REPLAYS).await?;
+    servers::run(&mut connection, "VACUUM ANALYZE;\nCHECKPOINT").await?;
+    let alone = contestants.replays(1, pace.rounds).await?;
+    judge(report, "Postgres replays/s against selecting the row, 1 client", 0.9, &alone);
+    report.add(alone);
+    let crowd = contestants.replays(CLIENTS, pace.rounds).await?;
+    judge(report, "the same, coalesced, 64 clients", 1.5, &crowd);
+    report.add(crowd);
+    Ok(())
+}
+
+fn judge(report: &mut Report, what: &str, least: f64, outcome: &Outcome) {
+    report.judge(what, Goal::AtLeast(least), outcome.ratio("idem", "by hand", per_second));
+}
+
+struct Contestants {
+    port: u16,
+    turn: Duration,
+    maker: Maker,
+    store: PostgresStore,
+    /// Below `REPLAYS` are the keys that replays ask for.
+    numbers: Arc<AtomicU64>,
+}
+
+impl Contestants {
+    fn fresh(&self) -> Arc<AtomicU64> {
+        self.numbers.fetch_max(REPLAYS, std::sync::atomic::Ordering::Relaxed);
+        Arc::clone(&self.numbers)
+    }
+
+    fn by_hand(&self, name: &'static str, script: &'static str, clients: usize) -> Contestant<'_> {
+        Contestant::new(name, move |_| pgbench(self.port, script, clients, self.turn))
+    }
+
+    async fn cycles(&self, clients: usize, rounds: usize) -> Result<Outcome, Error> {
+        let numbers = self.fresh();
+        let idem = Contestant::new("idem", |_| {
+            let (maker, numbers) = (self.maker.clone(), Arc::clone(&numbers));
+            async move {
+                let cycle = move |number| {
+                    let maker = maker.clone();
+                    async move { maker.cycle(number).await }
+                };
+                drive(clients, self.turn, &numbers, cycle).await
+            }
+        });
+        let name = format!("Postgres: acquire and settle, {clients} clients");
+        hold(&name, rounds, vec![self.by_hand("by hand", "two_statements.sql", clients), idem]).await
+    }
+
+    async fn transactions(&self, rounds: usize) -> Result<Outcome, Error> {
+        let numbers = self.fresh();
+        let idem = Contestant::new("idem", |_| {
+            let (maker, store, numbers) = (self.maker.clone(), self.store.clone(), Arc::clone(&numbers));
+            async move {
+                let pay = move |number| {
+                    let (maker, store) = (maker.clone(), store.clone());
+                    async move { pay(&maker, &store, number).await }
+                };
+                drive(CLIENTS, self.turn, &numbers, pay).await
+            }
+        });
+        let by_hand = self.by_hand("by hand", "six_round_trips.sql", CLIENTS);
+        let bare = self.by_hand("bare write", "bare_transaction.sql", CLIENTS);
+        hold("Postgres: a business write in a transaction, 64 clients", rounds, vec![by_hand, idem, bare]).await
+    }
+
+    async fn replays(&self, clients: usize, rounds: usize) -> Result<Outcome, Error> {
+        let numbers = Arc::new(AtomicU64::new(0));
+        let idem = Contestant::new("idem", |_| {
+            let (maker, numbers) = (self.maker.clone(), Arc::clone(&numbers));
+            async move {
+                let replay = move |number| {
+                    let maker = maker.clone();
+                    async move { maker.replay(scattered(number, REPLAYS)).await }
+                };
+                drive(clients, self.turn, &numbers, replay).await
+            }
+        });
+        let name = format!("Postgres: replay, {clients} clients");
+        hold(&name, rounds, vec![self.by_hand("by hand", "replay.sql", clients), idem]).await
+    }
+}
+
+/// A handler's write, its record and its answer in one transaction.
+async fn pay(maker: &Maker, store: &PostgresStore, number: u64) -> Result<(), Error> {
+    let Begin::Acquired { mut transaction, .. } = store.begin(&maker.request(number)).await? else {
+        return Err(format!("record {number} was there already").into());
+    };
+    let business =
+        transaction.as_any_mut().downcast_mut::<PostgresTransaction>().ok_or("another kind of transaction")?;
+    let account = i64::try_from(number)?;
+    sqlx::query("INSERT INTO ledger (account, amount, memo) VALUES ($1, 100, 'pay') RETURNING id")
+        .bind(account)
+        .fetch_one(&mut **business)
+        .await?;
+    match transaction.finish(&maker.settlement(), DAY, Writes::Keep).await? {
+        OwnerOutcome::Applied => Ok(()),
+        OwnerOutcome::LeaseLost => Err(format!("the lease of record {number} was lost").into()),
+    }
+}

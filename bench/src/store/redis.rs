@@ -1,0 +1,94 @@
+//! Redis: `redis-benchmark` with hand-written scripts, and the store, on one server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use idem_redis::{RedisConfig, RedisStore};
+use idem_servers::{Redis, redis_command};
+
+use super::CLIENTS;
+use crate::contest::{Contestant, Sample, hold, per_second};
+use crate::drive::drive;
+use crate::outside::redis_benchmark;
+use crate::records::Maker;
+use crate::report::{Goal, Report};
+use crate::{Error, Pace};
+
+/// Keys that the hand-written settlement finds. Fewer than a turn has settlements, so that they are there after a warm-up.
+const KEYS: u64 = 100_000;
+
+/// What is in flight on a connection that waits for each answer, and on one that does not.
+const IN_FLIGHT: [(&str, usize); 2] = [("by hand", 1), ("by hand, 16 in flight", 16)];
+
+pub(crate) async fn run(server: &Redis, pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let scripts = Scripts::load(server.port())?;
+    let store = RedisStore::open(RedisConfig::new(server.url())).await?;
+    let maker = Maker::new(Arc::new(store));
+    let numbers = Arc::new(AtomicU64::new(0));
+    let mut contestants = Vec::new();
+    for (name, in_flight) in IN_FLIGHT {
+        let scripts = &scripts;
+        let known = Arc::new(AtomicU64::new(0));
+        contestants.push(Contestant::new(name, move |_| scripts.cycles(in_flight, pace.turn, Arc::clone(&known))));
+    }
+    contestants.push(Contestant::new("idem", |_| {
+        let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
+        async move {
+            let cycle = move |number| {
+                let maker = maker.clone();
+                async move { maker.cycle(number).await }
+            };
+            drive(CLIENTS, pace.turn, &numbers, cycle).await
+        }
+    }));
+    let outcome = hold("Redis: acquire and settle, 64 clients", pace.rounds, contestants).await?;
+    for ((name, in_flight), least) in IN_FLIGHT.into_iter().zip([1.5, 0.8]) {
+        let what = format!("Redis cycles/s against redis-benchmark, {in_flight} in flight per connection");
+        report.judge(&what, Goal::AtLeast(least), outcome.ratio("idem", name, per_second));
+    }
+    report.add(outcome);
+    Ok(())
+}
+
+/// The hand-written scripts, by the digests that the server knows them by.
+struct Scripts {
+    port: u16,
+    acquire: String,
+    settle: String,
+}
+
+impl Scripts {
+    fn load(port: u16) -> Result<Self, Error> {
+        let load = |source: &str| {
+            let reply = redis_command(port, &["SCRIPT", "LOAD", source])?;
+            reply.text().map(str::to_owned).ok_or_else(|| Error::from("Redis did not load a script"))
+        };
+        let (acquire, settle) =
+            (load(include_str!("../../lua/acquire.lua"))?, load(include_str!("../../lua/settle.lua"))?);
+        Ok(Self { port, acquire, settle })
+    }
+
+    /// One after the other for half of the turn each. `known` is how many requests of a turn the machine has shown to manage.
+    async fn cycles(&self, in_flight: usize, turn: Duration, known: Arc<AtomicU64>) -> Result<Sample, Error> {
+        let requests = known.load(Ordering::Relaxed).max(KEYS * 2);
+        let fingerprint = "f".repeat(32);
+        let answer = "x".repeat(512);
+        // As many keys as there can be, so that hardly one comes twice.
+        let acquire =
+            ["EVALSHA", &self.acquire, "1", "hand:__rand_int__", &fingerprint, "0123456789abcdef", "86400000"];
+        let acquired = redis_benchmark(self.port, CLIENTS, in_flight, 999_999_999_999, requests, &acquire).await?;
+        let fill = ["EVALSHA", &self.acquire, "1", "few:__rand_int__", &fingerprint, "0123456789abcdef", "86400000"];
+        if known.load(Ordering::Relaxed) == 0 {
+            redis_benchmark(self.port, CLIENTS, 16, KEYS, KEYS * 10, &fill).await?;
+        }
+        let settle = ["EVALSHA", &self.settle, "1", "few:__rand_int__", "0123456789abcdef", &answer, "86400000"];
+        let settled = redis_benchmark(self.port, CLIENTS, in_flight, KEYS, requests, &settle).await?;
+        let half = turn.as_secs_f64() / 2.0;
+        known.store((acquired.per_second.min(settled.per_second) * half) as u64, Ordering::Relaxed);
+        // A cycle takes the time of both.
+        let per_second = 1.0 / (1.0 / acquired.per_second + 1.0 / settled.per_second);
+        let sum = |one: Option<f64>, other: Option<f64>| Some(one? + other?);
+        Ok(Sample { per_second, p50: sum(acquired.p50, settled.p50), p99: None })
+    }
+}

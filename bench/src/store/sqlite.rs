@@ -1,0 +1,82 @@
+//! SQLite: hand-written statements through the same driver, and the store.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use idem_sqlite::{SqliteConfig, SqliteStore};
+use sha2::{Digest, Sha256};
+use sqlx::SqlitePool;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+
+use super::CLIENTS;
+use crate::contest::{Contestant, hold, per_second};
+use crate::drive::drive;
+use crate::records::Maker;
+use crate::report::{Goal, Report};
+use crate::{Error, Pace};
+
+pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let folder = tempfile::tempdir()?;
+    let store =
+        SqliteStore::open(SqliteConfig::new(format!("sqlite://{}", folder.path().join("idem.db").display()))).await?;
+    let maker = Maker::new(Arc::new(store));
+    let options = SqliteConnectOptions::new()
+        .filename(folder.path().join("hand.db"))
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        // As durable as the store.
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(std::time::Duration::from_secs(30));
+    // SQLite has one writer; more connections would only wait for each other.
+    let hand = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
+    let table = "CREATE TABLE records (key BLOB PRIMARY KEY, state INTEGER NOT NULL, fingerprint BLOB NOT NULL, \
+        token BLOB NOT NULL, expires_at INTEGER NOT NULL, status INTEGER, response BLOB) WITHOUT ROWID";
+    sqlx::query(table).execute(&hand).await?;
+    let numbers = Arc::new(AtomicU64::new(0));
+    for (clients, least) in [(1, 1.0), (CLIENTS, 3.0)] {
+        let by_hand = Contestant::new("by hand", |_| {
+            let (hand, numbers) = (hand.clone(), Arc::clone(&numbers));
+            async move {
+                let cycle = move |number| {
+                    let hand = hand.clone();
+                    async move { two_statements(&hand, number).await }
+                };
+                drive(clients, pace.turn, &numbers, cycle).await
+            }
+        });
+        let idem = Contestant::new("idem", |_| {
+            let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
+            async move {
+                let cycle = move |number| {
+                    let maker = maker.clone();
+                    async move { maker.cycle(number).await }
+                };
+                drive(clients, pace.turn, &numbers, cycle).await
+            }
+        });
+        let name = format!("SQLite: acquire and settle, {clients} clients");
+        let outcome = hold(&name, pace.rounds, vec![by_hand, idem]).await?;
+        let what =
+            format!("SQLite cycles/s against hand-written statements through the same driver, {clients} clients");
+        report.judge(&what, Goal::AtLeast(least), outcome.ratio("idem", "by hand", per_second));
+        report.add(outcome);
+    }
+    Ok(())
+}
+
+async fn two_statements(pool: &SqlitePool, number: u64) -> Result<(), Error> {
+    let key = Sha256::digest(number.to_be_bytes()).to_vec();
+    let token = uuid::Uuid::new_v4().as_bytes().to_vec();
+    let insert = "INSERT INTO records (key, state, fingerprint, token, expires_at) VALUES (?, 1, ?, ?, unixepoch() + 86400) \
+        ON CONFLICT DO NOTHING";
+    let insert = sqlx::query(insert).bind(&key).bind(vec![b'f'; 32]).bind(&token);
+    if insert.execute(pool).await?.rows_affected() != 1 {
+        return Err(format!("key {number} was there already").into());
+    }
+    let update = "UPDATE records SET state = 2, status = 200, response = ? WHERE key = ? AND token = ? AND state = 1";
+    let update = sqlx::query(update).bind(vec![b'x'; 512]).bind(&key).bind(&token);
+    match update.execute(pool).await?.rows_affected() {
+        1 => Ok(()),
+        _ => Err(format!("key {number} was not settled").into()),
+    }
+}

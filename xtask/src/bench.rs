@@ -1,0 +1,112 @@
+//! `cargo xtask bench`: what the safety costs, beside other ways to do the same; and instructions, which no noise reaches.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::command::{self, cargo, install, is_installed, may_install, workspace};
+
+/// Debian's packages with the programs that the contests need besides the servers.
+const PROGRAMS: [(&str, &str); 3] = [("wrk", "wrk"), ("redis-benchmark", "redis-tools"), ("valgrind", "valgrind")];
+
+/// How many instructions more than the baseline something may take, in percent: the next version of a compiler does that.
+const TOLERANCE: f64 = 3.0;
+
+/// How often work is done in the two runs whose difference counts.
+const TIMES: [u64; 2] = [100, 1_100];
+
+/// What to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Compares the instructions of the core's work with the baseline, and fails when one takes more than 3 % more.
+    #[arg(long)]
+    check: bool,
+    /// Counts them, and makes them the baseline.
+    #[arg(long, conflicts_with = "check")]
+    record: bool,
+    /// What is measured and how, as in `--quick store`; `-- --help` lists it.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, conflicts_with_all = ["check", "record"])]
+    options: Vec<OsString>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    for (program, package) in PROGRAMS {
+        if is_installed(program) || idem_servers::find_program(program).is_some() {
+            continue;
+        }
+        if !may_install() {
+            return Err(format!("{program} is missing; install Debian's package {package}").into());
+        }
+        install(&[package])?;
+    }
+    if options.check || options.record {
+        return instructions(options.record);
+    }
+    let mut bench = cargo(&["run", "--release", "--quiet", "--bin", "idem-bench", "--"]);
+    command::run(bench.args(&options.options).current_dir(folder()))
+}
+
+/// A workspace of its own: what the peers bring along is nobody else's business.
+fn folder() -> PathBuf {
+    workspace().join("bench")
+}
+
+fn instructions(record: bool) -> Result<(), Box<dyn Error>> {
+    command::run(cargo(&["build", "--release", "--quiet", "--bin", "idem-counts"]).current_dir(folder()))?;
+    let program = folder().join("target/release/idem-counts");
+    let listed = command::output_of(&mut Command::new(&program))?;
+    let mut counted = BTreeMap::new();
+    for work in listed.lines() {
+        let [few, many] = [count(&program, work, TIMES[0])?, count(&program, work, TIMES[1])?];
+        counted.insert(work.to_owned(), many.saturating_sub(few) / (TIMES[1] - TIMES[0]));
+    }
+    let compiler = command::output_of(Command::new("rustc").arg("--version"))?.trim().to_owned();
+    let file = folder().join("baseline.json");
+    if record {
+        let baseline = json!({ "compiler": compiler, "instructions": counted });
+        std::fs::write(&file, format!("{baseline:#}\n"))?;
+        println!("{baseline:#}");
+        return Ok(());
+    }
+    let baseline: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+    if baseline["compiler"].as_str() != Some(&compiler) {
+        println!("the baseline was counted with {}, and this is {compiler}", baseline["compiler"]);
+    }
+    compare(&counted, &baseline["instructions"])
+}
+
+/// The instructions of a process that does `work` so many times.
+fn count(program: &std::path::Path, work: &str, times: u64) -> Result<u64, Box<dyn Error>> {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program).args([work, &times.to_string()]);
+    // Where the stack and the heap begin changes nothing, but what the environment holds is copied at the start.
+    let output = valgrind.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let collected = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
+    collected.ok_or_else(|| format!("callgrind counted nothing for {work}:\n{said}").into())
+}
+
+fn compare(counted: &BTreeMap<String, u64>, baseline: &Value) -> Result<(), Box<dyn Error>> {
+    let mut slower = Vec::new();
+    println!("| work | baseline | now | |");
+    println!("|---|---|---|---|");
+    for (work, &now) in counted {
+        let Some(before) = baseline[work].as_u64() else {
+            slower.push(format!("{work} is not in the baseline"));
+            continue;
+        };
+        let change = (now as f64 / before as f64 - 1.0) * 100.0;
+        println!("| {work} | {before} | {now} | {change:+.1} % |");
+        if change > TOLERANCE {
+            slower.push(format!("{work} takes {change:.1} % more instructions"));
+        }
+    }
+    if slower.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{}; if that is meant, run `cargo xtask bench --record`", slower.join(", ")).into())
+}
