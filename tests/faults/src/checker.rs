@@ -18,8 +18,33 @@ pub struct Promise {
     pub may_be_unknown: bool,
     /// So long after its end a run may be taken for one in progress, because a lock in front of the store is left over.
     pub stale_lock: Duration,
+    /// Where a record is settled on its own, a store that does not take the settlement delays the answer by so long, and no
+    /// longer: a run whose answer took this long may be one that is settled after it.
+    pub settles_behind: Option<Behind>,
     /// So long after everything is well again each key has a definite answer.
     pub live_within: Duration,
+}
+
+/// What is promised of settlements that come after their answer.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::exhaustive_structs, reason = "a run has to say all of it")]
+pub struct Behind {
+    /// An answer that came sooner was settled before.
+    pub patience: Duration,
+    /// So long after its answer the run may be in progress still.
+    pub delay: Duration,
+}
+
+impl Promise {
+    /// How long after its end an operation that ran may be settled.
+    pub(crate) fn settled_late_by(&self, operation: &Operation) -> Duration {
+        match self.settles_behind {
+            Some(Behind { patience, delay }) if operation.is_run() && operation.ended - operation.began >= patience => {
+                delay
+            }
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 /// What was broken, and where.
@@ -146,8 +171,7 @@ fn answers_of_key(
             broken.insert(What::SuccessWithoutEffect);
         }
     }
-    let is_run = |answer: &Answer| answer.status == 201 && !answer.is_replay;
-    if promise.at_most_one_effect && successes.iter().filter(|(_, answer)| is_run(answer)).count() > 1 {
+    if promise.at_most_one_effect && operations.iter().filter(|operation| operation.is_run()).count() > 1 {
         broken.insert(What::RanTwice);
     }
     // A run that lost its lease answers its own client, whatever its record says by then.
@@ -182,22 +206,18 @@ fn order_of_key(operations: &[&Operation], promise: Promise, broken: &mut BTreeS
     let word = |operation: &Operation| operation.answer.as_ref().map(Answer::word);
     let is_settled = |operation: &&&Operation| {
         // A run that lost its lease answers its own client, and settles nothing.
-        let runs_settle = promise.at_most_one_effect;
-        operation.answer.as_ref().is_some_and(|answer| answer.is_replay || (runs_settle && answer.status == 201))
+        let is_replay = operation.answer.as_ref().is_some_and(|answer| answer.is_replay);
+        is_replay || (promise.at_most_one_effect && operation.is_run())
     };
-    let settled_at = operations.iter().filter(is_settled).map(|operation| operation.ended).min();
-    let Some(settled_at) = settled_at else { return };
-    let after = |patience: Duration| {
-        let late = move |operation: &&&Operation| operation.began > settled_at + patience;
-        operations.iter().filter(late).copied().collect::<Vec<_>>()
-    };
-    if after(promise.stale_lock).into_iter().any(|operation| word(operation) == Some(Word::InProgress)) {
+    let settled = || operations.iter().filter(is_settled);
+    let Some(told_at) = settled().map(|operation| operation.ended).min() else { return };
+    let settled_at = settled().map(|operation| operation.ended + promise.settled_late_by(operation)).min();
+    let settled_at = settled_at.unwrap_or(told_at);
+    let after = |time: Duration| operations.iter().filter(move |operation| operation.began > time);
+    if after(settled_at + promise.stale_lock).any(|operation| word(operation) == Some(Word::InProgress)) {
         broken.insert(What::SettledAnswerVanished);
     }
-    let ran = |operation: &Operation| {
-        operation.answer.as_ref().is_some_and(|answer| answer.status == 201 && !answer.is_replay)
-    };
-    if after(Duration::ZERO).into_iter().any(ran) {
+    if after(told_at).any(|operation| operation.is_run()) {
         broken.insert(What::RanTwice);
     }
 }

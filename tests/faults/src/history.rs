@@ -79,6 +79,11 @@ impl Operation {
     pub fn is_answered(&self) -> bool {
         self.answer.as_ref().is_some_and(|answer| matches!(answer.word(), Word::Settled | Word::Unknown))
     }
+
+    /// Whether its answer is that of its own run.
+    pub(crate) fn is_run(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| answer.status == 201 && !answer.is_replay)
+    }
 }
 
 impl Answer {

@@ -8,7 +8,7 @@ mod random;
 mod register;
 mod schedule;
 
-pub use checker::{Promise, Seen, Violation, What, check, seen};
+pub use checker::{Behind, Promise, Seen, Violation, What, check, seen};
 pub use history::{Answer, Key, Operation, Payment};
 pub use proxy::{Proxy, Weather};
 pub use random::Random;

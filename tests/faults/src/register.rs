@@ -68,9 +68,7 @@ pub(crate) fn is_linearizable(operations: &[&Operation], promise: Promise) -> bo
                 *since = (*began).min(*since);
                 continue;
             }
-            Some((Word::Settled, answer)) if answer.status == 201 && !answer.is_replay => {
-                Claim::Ran { digest: answer.digest }
-            }
+            Some((Word::Settled, answer)) if operation.is_run() => Claim::Ran { digest: answer.digest },
             // An answer whose body was too large to keep says so in its own words.
             Some((Word::Settled, answer)) => Claim::Settled(answer.is_replay.then_some(answer.digest)),
             Some((Word::InProgress, _)) => Claim::Running,
@@ -79,7 +77,8 @@ pub(crate) fn is_linearizable(operations: &[&Operation], promise: Promise) -> bo
         };
         // A lock in front of the store may be left over for so long.
         let stale = if matches!(claim, Claim::Running) { promise.stale_lock } else { Duration::ZERO };
-        events.push(Event { began: began.saturating_sub(stale), ended: *ended, amount: *amount, claim });
+        let ended = *ended + promise.settled_late_by(operation);
+        events.push(Event { began: began.saturating_sub(stale), ended, amount: *amount, claim });
     }
     events.sort_by_key(|event| event.began);
     let search = Search { events: &events, untold: &untold, at_most_once: promise.at_most_one_effect };

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use idem_faults::{Cell, Contract, Key, Operation, Payment, Promise, Store};
+use idem_faults::{Behind, Cell, Contract, Key, Operation, Payment, Promise, Store};
 use idem_servers::{Postgres, Redis, redis_command};
 use sqlx::{Connection, Row};
 use tempfile::TempDir;
@@ -234,6 +234,9 @@ impl Servers {
     }
 }
 
+/// What the engine promises of settlements that a store does not take: the caller waits for them for five seconds.
+const SETTLES_BEHIND: Behind = Behind { patience: Duration::from_secs(5), delay: MARGIN };
+
 /// What a cell promises.
 pub(crate) fn promise(cell: Cell) -> Promise {
     let stale_lock = match (cell.store, cell.contract) {
@@ -244,6 +247,7 @@ pub(crate) fn promise(cell: Cell) -> Promise {
         at_most_one_effect: cell.contract != Contract::AtLeastOnce,
         may_be_unknown: cell.contract == Contract::AtMostOnce,
         stale_lock,
+        settles_behind: (cell.contract == Contract::AtMostOnce).then_some(SETTLES_BEHIND),
         live_within: LEASE + MARGIN,
     }
 }

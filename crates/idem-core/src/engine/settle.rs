@@ -118,7 +118,8 @@ impl Shared {
         Settled::Ours
     }
 
-    /// Repeats a verb that is safe to repeat until the store answers, or for `patience`.
+    /// Repeats a verb that is safe to repeat until the store answers, or for `patience`: the last try comes at its end, not at
+    /// the last pause that fits, so that a store that is back within it is not missed.
     async fn persist<T, V>(&self, patience: Duration, verb: impl Fn() -> V) -> Result<T, StoreError>
     where
         V: Future<Output = Result<T, StoreError>>,
@@ -127,10 +128,11 @@ impl Shared {
         let mut pause = FIRST_PAUSE;
         loop {
             match self.bounded(verb()).await {
-                Err(error) if error.is_retryable() && Instant::now() + pause < give_up_at => {}
+                Err(error) if error.is_retryable() && Instant::now() < give_up_at => {}
                 answer => return answer,
             }
-            tokio::time::sleep(pause).await;
+            let left = give_up_at.saturating_duration_since(Instant::now());
+            tokio::time::sleep(pause.min(left)).await;
             pause = (pause * 2).min(LAST_PAUSE);
         }
     }

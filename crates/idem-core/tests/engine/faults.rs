@@ -67,6 +67,24 @@ async fn a_settlement_that_fails_for_a_while_is_repeated_before_anyone_is_answer
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_for_less_than_five_seconds_settles_before_anyone_is_answered() {
+    let world = World::new();
+    for _ in 0..10_000 {
+        world.store.next(Verb::Settle, Fault::ErrorBefore);
+    }
+    let engine = world.at_most_once();
+    let run = world.run(&engine, Duration::ZERO, done());
+    let heal = async {
+        tokio::time::sleep(Duration::from_millis(4_900)).await;
+        world.store.heal();
+    };
+    let (answer, ()) = tokio::join!(run, heal);
+    assert_ran(&answer);
+    assert!(is_completed(&world).await);
+    assert_eq!(world.events.count("SettlementDelayed"), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_settlement_that_keeps_failing_does_not_keep_the_answer_back_and_goes_on_behind_it() {
     let world = World::new();
     let engine = world.at_most_once();
@@ -75,7 +93,7 @@ async fn a_settlement_that_keeps_failing_does_not_keep_the_answer_back_and_goes_
     }
     let start = Instant::now();
     assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
-    assert!(start.elapsed() <= Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!(start.elapsed().as_secs(), 5);
     assert_eq!((world.events.count("SettlementDelayed"), world.events.count("Settled")), (1, 0));
     // Beyond several leases the key is still held, because it is renewed; nothing runs.
     tokio::time::sleep(Duration::from_secs(100)).await;
@@ -106,7 +124,8 @@ async fn a_settlement_is_given_up_when_the_lease_may_not_be_held_any_longer_or_a
             engine.shutdown().await;
             assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
         } else {
-            tokio::time::sleep(held).await;
+            // The last try comes when the time is over.
+            tokio::time::sleep(held + Duration::from_millis(1)).await;
         }
         assert_eq!(world.events.count("SettlementLost"), 1);
     }
@@ -162,7 +181,7 @@ async fn every_fault_in_any_place_leaves_one_run_and_one_answer() {
 async fn a_delayed_settlement_that_somebody_else_made_impossible_is_told() {
     let world = World::new();
     let engine = world.at_least_once();
-    for _ in 0..8 {
+    for _ in 0..9 {
         world.store.next(Verb::Settle, Fault::ErrorBefore);
     }
     for _ in 0..100 {

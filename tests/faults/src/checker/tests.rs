@@ -8,6 +8,7 @@ const ONCE: Promise = Promise {
     at_most_one_effect: true,
     may_be_unknown: false,
     stale_lock: Duration::ZERO,
+    settles_behind: None,
     live_within: Duration::from_secs(5),
 };
 
@@ -248,6 +249,35 @@ fn a_lock_that_is_left_over_is_in_order_for_its_time() {
     let left = [at(0, 10, Some(paid("a", false))), at(500, 510, Some(problem(409, "in-progress")))];
     assert!(!has_order(&left, ONCE));
     assert!(has_order(&left, Promise { stale_lock: Duration::from_secs(1), ..ONCE }));
+}
+
+#[test]
+fn a_settlement_behind_its_answer_is_in_order_for_its_time_and_only_after_an_answer_that_was_late() {
+    let behind = Some(Behind { patience: Duration::from_secs(5), delay: Duration::from_secs(2) });
+    let behind = Promise { settles_behind: behind, ..ONCE };
+    let vanished = [What::SettledAnswerVanished, What::NoOrder];
+    // When the run and the repeat are over, what is said to the repeat, and what is wrong with it.
+    let all = [
+        (5000, 6500, problem(409, "in-progress"), &[][..]),
+        (5000, 7500, problem(409, "in-progress"), &vanished),
+        (4900, 6500, problem(409, "in-progress"), &vanished),
+        (5000, 6500, Answer { digest: 99, ..paid("aa", true) }, &[What::AnswersDiffer, What::NoOrder]),
+    ];
+    for (ran, repeated, answer, wrong) in all {
+        let told = [at(0, ran, Some(paid("aa", false))), at(repeated, repeated + 10, Some(answer))];
+        let effects = [payment("aa", 1)];
+        let found = |promise| -> Vec<What> {
+            check(&told, &effects, promise, Duration::ZERO).into_iter().map(|violation| violation.what).collect()
+        };
+        assert_eq!(found(behind), wrong, "{ran} {repeated}");
+        assert!(found(ONCE).contains(&What::NoOrder), "{ran} {repeated}");
+    }
+    // Once it has been replayed it is settled.
+    let replayed =
+        [(0, 5000, paid("a", false)), (5100, 5200, paid("a", true)), (5300, 5400, problem(409, "in-progress"))];
+    let replayed = replayed.map(|(began, ended, answer)| at(began, ended, Some(answer)));
+    assert_eq!(found(&replayed, &[payment("a", 1)], behind), [What::SettledAnswerVanished]);
+    assert!(!has_order(&replayed, behind));
 }
 
 #[test]
