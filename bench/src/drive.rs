@@ -1,5 +1,6 @@
 //! Clients in this process: each does one thing after another until the time is over.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,24 +9,35 @@ use hdrhistogram::Histogram;
 use tokio::task::JoinSet;
 
 use crate::Error;
-use crate::contest::Sample;
+use crate::contest::{Contestant, Sample};
 
-/// Lets `clients` do `work` for a turn. Its argument is a number that no other call has.
-pub(crate) async fn drive<F, W>(
+/// What a client does.
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+/// A contestant whose `clients` do `work` for a turn. Its argument is a number that no other call has.
+pub(crate) fn driven<'a, F>(
+    name: &'static str,
     clients: usize,
     turn: Duration,
     numbers: &Arc<AtomicU64>,
     work: F,
-) -> Result<Sample, Error>
+) -> Contestant<'a>
 where
-    F: Fn(u64) -> W + Clone + Send + 'static,
-    W: Future<Output = Result<(), Error>> + Send,
+    F: Fn(u64) -> Work + Clone + Send + 'static,
+{
+    let numbers = Arc::clone(numbers);
+    Contestant::new(name, move |_| drive(clients, turn, Arc::clone(&numbers), work.clone()))
+}
+
+async fn drive<F>(clients: usize, turn: Duration, numbers: Arc<AtomicU64>, work: F) -> Result<Sample, Error>
+where
+    F: Fn(u64) -> Work + Clone + Send + 'static,
 {
     let started = Instant::now();
     let end = started + turn;
     let mut running = JoinSet::new();
     for _ in 0..clients {
-        let (work, numbers) = (work.clone(), Arc::clone(numbers));
+        let (work, numbers) = (work.clone(), Arc::clone(&numbers));
         running.spawn(async move {
             let mut times = histogram()?;
             let mut before = Instant::now();

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use crate::contest::{Contestant, Outcome, Sample, hold, p50, p99};
-use crate::drive::{drive, histogram, sample};
-use crate::records::{Maker, scattered};
+use crate::drive::{Work, driven, histogram, sample};
+use crate::records::Maker;
 use crate::report::{Goal, Report};
 use crate::{Error, Pace, servers};
 
@@ -61,38 +61,23 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
 struct Stored {
     name: &'static str,
     records: u64,
-    maker: Maker,
+    maker: Arc<Maker>,
 }
 
 async fn compare(name: &str, most: f64, tables: &[Stored], pace: Pace, report: &mut Report) -> Result<(), Error> {
     let fresh = Arc::new(AtomicU64::new(tables.iter().map(|table| table.records).max().unwrap_or_default()));
     let acquires = tables.iter().map(|table| {
-        let fresh = Arc::clone(&fresh);
-        Contestant::new(table.name, move |_| {
-            let (maker, fresh) = (table.maker.clone(), Arc::clone(&fresh));
-            async move {
-                let acquire = move |number| {
-                    let maker = maker.clone();
-                    async move { maker.acquire(number).await.map(drop) }
-                };
-                drive(CLIENTS, pace.turn, &fresh, acquire).await
-            }
-        })
+        let maker = Arc::clone(&table.maker);
+        let acquire = move |number| -> Work {
+            let maker = Arc::clone(&maker);
+            Box::pin(async move { maker.acquire(number).await.map(drop) })
+        };
+        driven(table.name, CLIENTS, pace.turn, &fresh, acquire)
     });
     let acquired = hold(&format!("{name}: acquire"), pace.rounds, acquires.collect()).await?;
-    let replays = tables.iter().map(|table| {
-        let numbers = Arc::new(AtomicU64::new(0));
-        Contestant::new(table.name, move |_| {
-            let (maker, records, numbers) = (table.maker.clone(), table.records, Arc::clone(&numbers));
-            async move {
-                let replay = move |number| {
-                    let maker = maker.clone();
-                    async move { maker.replay(scattered(number, records)).await }
-                };
-                drive(CLIENTS, pace.turn, &numbers, replay).await
-            }
-        })
-    });
+    let replays = tables
+        .iter()
+        .map(|table| driven(table.name, CLIENTS, pace.turn, &Arc::default(), table.maker.replays(table.records)));
     let replayed = hold(&format!("{name}: replay"), pace.rounds, replays.collect()).await?;
     for (verb, outcome) in [("acquire", acquired), ("replay", replayed)] {
         report.judge(&format!("{name}: p50 of {verb}"), Goal::AtMost(most), outcome.ratio("large", "small", p50));
@@ -161,9 +146,9 @@ async fn purge(server: &Postgres, connection: &mut PgConnection, pace: Pace, rep
     let maker = Maker::new(Arc::new(store.clone()));
     let numbers = Arc::new(AtomicU64::new(0));
     let turn = pace.turn.max(LIFE) * 2;
-    let without = Contestant::new("without", |_| at_a_rate(maker.clone(), Arc::clone(&numbers), turn));
+    let without = Contestant::new("without", |_| at_a_rate(Arc::clone(&maker), Arc::clone(&numbers), turn));
     let with = Contestant::new("with", |_| {
-        let (maker, numbers, store) = (maker.clone(), Arc::clone(&numbers), store.clone());
+        let (maker, numbers, store) = (Arc::clone(&maker), Arc::clone(&numbers), store.clone());
         async move {
             let purger = Purger::start_with(store, PurgerSettings::new().longest_pause(Duration::from_secs(1)));
             let sample = at_a_rate(maker, numbers, turn).await;
@@ -184,11 +169,11 @@ async fn purge(server: &Postgres, connection: &mut PgConnection, pace: Pace, rep
 }
 
 /// Acquires at a steady rate, whether or not those before are done: their time counts from when they were due.
-async fn at_a_rate(maker: Maker, numbers: Arc<AtomicU64>, turn: Duration) -> Result<Sample, Error> {
+async fn at_a_rate(maker: Arc<Maker>, numbers: Arc<AtomicU64>, turn: Duration) -> Result<Sample, Error> {
     let started = Instant::now();
     let mut writers = JoinSet::new();
     for _ in 0..WRITERS {
-        let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
+        let (maker, numbers) = (Arc::clone(&maker), Arc::clone(&numbers));
         writers.spawn(async move {
             let mut times = histogram()?;
             let mut ticks =

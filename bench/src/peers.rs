@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use idem_redis::{RedisConfig, RedisStore};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::contest::{Contestant, Sample, hold};
-use crate::drive::drive;
+use crate::drive::driven;
 use crate::outside::file;
 use crate::records::Maker;
 use crate::report::Report;
@@ -23,17 +22,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     };
     let redis = servers::redis()?;
     let maker = Maker::new(Arc::new(RedisStore::open(RedisConfig::new(redis.url())).await?));
-    let numbers = Arc::new(AtomicU64::new(0));
-    let idem = Contestant::new("idem", |_| {
-        let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
-        async move {
-            let cycle = move |number| {
-                let maker = maker.clone();
-                async move { maker.cycle(number).await }
-            };
-            drive(1, pace.turn, &numbers, cycle).await
-        }
-    });
+    let idem = driven("idem", 1, pace.turn, &Arc::default(), maker.cycles());
     let mut contestants = vec![idem];
     for peer in ["aws-lambda-powertools", "asgi-idempotency-header"] {
         let (python, port) = (&python, redis.port());

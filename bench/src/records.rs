@@ -12,6 +12,7 @@ use idem_core::{
 use sha2::{Digest, Sha256};
 
 use crate::Error;
+use crate::drive::Work;
 
 /// Longer than any run.
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -20,7 +21,7 @@ pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const BODY: usize = 512;
 
 /// Cycles and replays on one store.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Maker {
     pub(crate) store: Arc<dyn IdempotencyStore>,
     response: StoredResponse,
@@ -29,10 +30,10 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    pub(crate) fn new(store: Arc<dyn IdempotencyStore>) -> Self {
+    pub(crate) fn new(store: Arc<dyn IdempotencyStore>) -> Arc<Self> {
         let origin = Origin { namespace: "bench".into(), scope: Scope::new("tenant-4711", "POST /pay") };
         let fingerprint = Fingerprint::of_bytes("POST /pay", b"the same for all");
-        Self { store, response: response(), origin, fingerprint }
+        Arc::new(Self { store, response: response(), origin, fingerprint })
     }
 
     /// As random as the ids of records are.
@@ -82,6 +83,24 @@ impl Maker {
         }
     }
 
+    /// A client that makes record after record.
+    pub(crate) fn cycles(self: &Arc<Self>) -> impl Fn(u64) -> Work + Clone + Send + 'static {
+        let maker = Arc::clone(self);
+        move |number| {
+            let maker = Arc::clone(&maker);
+            Box::pin(async move { maker.cycle(number).await })
+        }
+    }
+
+    /// A client that asks for one after another of so many settled records.
+    pub(crate) fn replays(self: &Arc<Self>, records: u64) -> impl Fn(u64) -> Work + Clone + Send + 'static {
+        let maker = Arc::clone(self);
+        move |number| {
+            let maker = Arc::clone(&maker);
+            Box::pin(async move { maker.replay(scattered(number, records)).await })
+        }
+    }
+
     /// Makes `0..count`.
     pub(crate) async fn fill(&self, count: u64) -> Result<(), Error> {
         use futures_util::{StreamExt, TryStreamExt};
@@ -99,7 +118,7 @@ fn response() -> StoredResponse {
 }
 
 /// Numbers as if at random, the same in each run: below `bound`.
-pub(crate) fn scattered(number: u64, bound: u64) -> u64 {
+fn scattered(number: u64, bound: u64) -> u64 {
     // The multiplier of Knuth's MMIX; consecutive numbers go far apart.
     number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) % bound.max(1)
 }

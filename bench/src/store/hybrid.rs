@@ -1,7 +1,6 @@
 //! A replay by Redis in front of Postgres, beside Redis alone.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use idem_hybrid::{HybridConfig, HybridStore};
@@ -10,9 +9,9 @@ use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 use idem_servers::{Postgres, Redis};
 
 use super::CLIENTS;
-use crate::contest::{Contestant, hold, p50};
-use crate::drive::drive;
-use crate::records::{Maker, scattered};
+use crate::contest::{hold, p50};
+use crate::drive::driven;
+use crate::records::Maker;
 use crate::report::{Goal, Report};
 use crate::{Error, Pace};
 
@@ -29,19 +28,9 @@ pub(crate) async fn run(postgres: &Postgres, redis: &Redis, pace: Pace, report: 
         maker.fill(REPLAYS).await?;
     }
     for clients in [1, CLIENTS] {
-        let contestants = makers.iter().map(|(name, maker)| {
-            let numbers = Arc::new(AtomicU64::new(0));
-            Contestant::new(name, move |_| {
-                let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
-                async move {
-                    let replay = move |number| {
-                        let maker = maker.clone();
-                        async move { maker.replay(scattered(number, REPLAYS)).await }
-                    };
-                    drive(clients, pace.turn, &numbers, replay).await
-                }
-            })
-        });
+        let contestants = makers
+            .iter()
+            .map(|(name, maker)| driven(name, clients, pace.turn, &Arc::default(), maker.replays(REPLAYS)));
         let name = format!("Redis in front of Postgres: replay, {clients} clients");
         let outcome = hold(&name, pace.rounds, contestants.collect()).await?;
         let what = format!("hybrid replay p50 against Redis alone, {clients} clients");

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use idem_core::{Begin, OwnerOutcome, TransactionalStore, Writes};
@@ -11,9 +11,9 @@ use idem_servers::Postgres;
 
 use super::{CLIENTS, REPLAYS};
 use crate::contest::{Contestant, Outcome, hold, p50, per_second};
-use crate::drive::drive;
+use crate::drive::{Work, driven};
 use crate::outside::pgbench;
-use crate::records::{DAY, Maker, scattered};
+use crate::records::{DAY, Maker};
 use crate::report::{Goal, Report};
 use crate::{Error, Pace, servers};
 
@@ -60,7 +60,7 @@ fn judge(report: &mut Report, what: &str, least: f64, outcome: &Outcome) {
 struct Contestants {
     port: u16,
     turn: Duration,
-    maker: Maker,
+    maker: Arc<Maker>,
     store: PostgresStore,
     /// Below `REPLAYS` are the keys that replays ask for.
     numbers: Arc<AtomicU64>,
@@ -68,7 +68,7 @@ struct Contestants {
 
 impl Contestants {
     fn fresh(&self) -> Arc<AtomicU64> {
-        self.numbers.fetch_max(REPLAYS, std::sync::atomic::Ordering::Relaxed);
+        self.numbers.fetch_max(REPLAYS, Ordering::Relaxed);
         Arc::clone(&self.numbers)
     }
 
@@ -77,50 +77,25 @@ impl Contestants {
     }
 
     async fn cycles(&self, clients: usize, rounds: usize) -> Result<Outcome, Error> {
-        let numbers = self.fresh();
-        let idem = Contestant::new("idem", |_| {
-            let (maker, numbers) = (self.maker.clone(), Arc::clone(&numbers));
-            async move {
-                let cycle = move |number| {
-                    let maker = maker.clone();
-                    async move { maker.cycle(number).await }
-                };
-                drive(clients, self.turn, &numbers, cycle).await
-            }
-        });
+        let idem = driven("idem", clients, self.turn, &self.fresh(), self.maker.cycles());
         let name = format!("Postgres: acquire and settle, {clients} clients");
         hold(&name, rounds, vec![self.by_hand("by hand", "two_statements.sql", clients), idem]).await
     }
 
     async fn transactions(&self, rounds: usize) -> Result<Outcome, Error> {
-        let numbers = self.fresh();
-        let idem = Contestant::new("idem", |_| {
-            let (maker, store, numbers) = (self.maker.clone(), self.store.clone(), Arc::clone(&numbers));
-            async move {
-                let pay = move |number| {
-                    let (maker, store) = (maker.clone(), store.clone());
-                    async move { pay(&maker, &store, number).await }
-                };
-                drive(CLIENTS, self.turn, &numbers, pay).await
-            }
-        });
+        let (maker, store) = (Arc::clone(&self.maker), self.store.clone());
+        let pay = move |number| -> Work {
+            let (maker, store) = (Arc::clone(&maker), store.clone());
+            Box::pin(async move { pay(&maker, &store, number).await })
+        };
+        let idem = driven("idem", CLIENTS, self.turn, &self.fresh(), pay);
         let by_hand = self.by_hand("by hand", "six_round_trips.sql", CLIENTS);
         let bare = self.by_hand("bare write", "bare_transaction.sql", CLIENTS);
         hold("Postgres: a business write in a transaction, 64 clients", rounds, vec![by_hand, idem, bare]).await
     }
 
     async fn replays(&self, clients: usize, rounds: usize) -> Result<Outcome, Error> {
-        let numbers = Arc::new(AtomicU64::new(0));
-        let idem = Contestant::new("idem", |_| {
-            let (maker, numbers) = (self.maker.clone(), Arc::clone(&numbers));
-            async move {
-                let replay = move |number| {
-                    let maker = maker.clone();
-                    async move { maker.replay(scattered(number, REPLAYS)).await }
-                };
-                drive(clients, self.turn, &numbers, replay).await
-            }
-        });
+        let idem = driven("idem", clients, self.turn, &Arc::default(), self.maker.replays(REPLAYS));
         let name = format!("Postgres: replay, {clients} clients");
         hold(&name, rounds, vec![self.by_hand("by hand", "replay.sql", clients), idem]).await
     }

@@ -9,7 +9,7 @@ use idem_servers::{Redis, redis_command};
 
 use super::CLIENTS;
 use crate::contest::{Contestant, Sample, hold, per_second};
-use crate::drive::drive;
+use crate::drive::driven;
 use crate::outside::redis_benchmark;
 use crate::records::Maker;
 use crate::report::{Goal, Report};
@@ -25,23 +25,13 @@ pub(crate) async fn run(server: &Redis, pace: Pace, report: &mut Report) -> Resu
     let scripts = Scripts::load(server.port())?;
     let store = RedisStore::open(RedisConfig::new(server.url())).await?;
     let maker = Maker::new(Arc::new(store));
-    let numbers = Arc::new(AtomicU64::new(0));
     let mut contestants = Vec::new();
     for (name, in_flight) in IN_FLIGHT {
         let scripts = &scripts;
         let known = Arc::new(AtomicU64::new(0));
         contestants.push(Contestant::new(name, move |_| scripts.cycles(in_flight, pace.turn, Arc::clone(&known))));
     }
-    contestants.push(Contestant::new("idem", |_| {
-        let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
-        async move {
-            let cycle = move |number| {
-                let maker = maker.clone();
-                async move { maker.cycle(number).await }
-            };
-            drive(CLIENTS, pace.turn, &numbers, cycle).await
-        }
-    }));
+    contestants.push(driven("idem", CLIENTS, pace.turn, &Arc::default(), maker.cycles()));
     let outcome = hold("Redis: acquire and settle, 64 clients", pace.rounds, contestants).await?;
     for ((name, in_flight), least) in IN_FLIGHT.into_iter().zip([1.5, 0.8]) {
         let what = format!("Redis cycles/s against redis-benchmark, {in_flight} in flight per connection");

@@ -9,8 +9,8 @@ use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
 use super::CLIENTS;
-use crate::contest::{Contestant, hold, per_second};
-use crate::drive::drive;
+use crate::contest::{hold, per_second};
+use crate::drive::{Work, driven};
 use crate::records::Maker;
 use crate::report::{Goal, Report};
 use crate::{Error, Pace};
@@ -34,26 +34,13 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     sqlx::query(table).execute(&hand).await?;
     let numbers = Arc::new(AtomicU64::new(0));
     for (clients, least) in [(1, 1.0), (CLIENTS, 3.0)] {
-        let by_hand = Contestant::new("by hand", |_| {
-            let (hand, numbers) = (hand.clone(), Arc::clone(&numbers));
-            async move {
-                let cycle = move |number| {
-                    let hand = hand.clone();
-                    async move { two_statements(&hand, number).await }
-                };
-                drive(clients, pace.turn, &numbers, cycle).await
-            }
-        });
-        let idem = Contestant::new("idem", |_| {
-            let (maker, numbers) = (maker.clone(), Arc::clone(&numbers));
-            async move {
-                let cycle = move |number| {
-                    let maker = maker.clone();
-                    async move { maker.cycle(number).await }
-                };
-                drive(clients, pace.turn, &numbers, cycle).await
-            }
-        });
+        let hand = hand.clone();
+        let by_hand = move |number| -> Work {
+            let hand = hand.clone();
+            Box::pin(async move { two_statements(&hand, number).await })
+        };
+        let by_hand = driven("by hand", clients, pace.turn, &numbers, by_hand);
+        let idem = driven("idem", clients, pace.turn, &numbers, maker.cycles());
         let name = format!("SQLite: acquire and settle, {clients} clients");
         let outcome = hold(&name, pace.rounds, vec![by_hand, idem]).await?;
         let what =
