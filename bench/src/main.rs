@@ -75,7 +75,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     const FULL: Self = Self { rounds: 5, turn: Duration::from_secs(3), quick: false };
-    const QUICK: Self = Self { rounds: 3, turn: Duration::from_millis(700), quick: true };
+    const QUICK: Self = Self { rounds: 2, turn: Duration::from_millis(700), quick: true };
 }
 
 #[tokio::main]

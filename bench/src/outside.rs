@@ -36,8 +36,8 @@ pub(crate) async fn pgbench(port: u16, script: &str, clients: usize, turn: Durat
         .or_else(|| newest("/usr/lib/postgresql"))
         .ok_or("pgbench is missing; it comes with Debian's package postgresql")?;
     let folder = tempfile::tempdir()?;
-    // It takes whole seconds.
-    let seconds = turn.as_secs_f64().ceil().max(1.0).to_string();
+    // It takes whole seconds, and some of them to begin with many clients.
+    let seconds = turn.as_secs_f64().ceil().max((clients / 64) as f64).max(1.0).to_string();
     let threads = clients.min(2).to_string();
     let mut command = Command::new(program);
     command.args(["-n", "-M", "prepared", "-h", "127.0.0.1", "-U", "postgres", "-p", &port.to_string()]);

@@ -8,15 +8,12 @@ use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 use idem_servers::{Postgres, Redis};
 
-use super::CLIENTS;
+use super::{CLIENTS, replays};
 use crate::contest::{hold, p50};
 use crate::drive::driven;
 use crate::records::Maker;
 use crate::report::{Goal, Report};
 use crate::{Error, Pace};
-
-/// Settled records.
-const REPLAYS: u64 = 20_000;
 
 pub(crate) async fn run(postgres: &Postgres, redis: &Redis, pace: Pace, report: &mut Report) -> Result<(), Error> {
     let durable = PostgresStore::open(PostgresConfig::new(postgres.url()).schema("behind")).await?;
@@ -25,12 +22,12 @@ pub(crate) async fn run(postgres: &Postgres, redis: &Redis, pace: Pace, report: 
     let alone = RedisStore::open(RedisConfig::new(redis.url()).key_prefix("alone:")).await?;
     let makers = [("hybrid", Maker::new(Arc::new(hybrid.clone()))), ("Redis", Maker::new(Arc::new(alone)))];
     for (_, maker) in &makers {
-        maker.fill(REPLAYS).await?;
+        maker.fill(replays(pace)).await?;
     }
     for clients in [1, CLIENTS] {
         let contestants = makers
             .iter()
-            .map(|(name, maker)| driven(name, clients, pace.turn, &Arc::default(), maker.replays(REPLAYS)));
+            .map(|(name, maker)| driven(name, clients, pace.turn, &Arc::default(), maker.replays(replays(pace))));
         let name = format!("Redis in front of Postgres: replay, {clients} clients");
         let outcome = hold(&name, pace.rounds, contestants.collect()).await?;
         let what = format!("hybrid replay p50 against Redis alone, {clients} clients");

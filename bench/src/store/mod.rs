@@ -12,7 +12,9 @@ use crate::{Error, Pace, servers};
 const CLIENTS: usize = 64;
 
 /// Settled records for replays.
-const REPLAYS: u64 = 100_000;
+fn replays(pace: Pace) -> u64 {
+    if pace.quick { 10_000 } else { 100_000 }
+}
 
 pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let postgres = servers::postgres()?;

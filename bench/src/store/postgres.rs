@@ -2,14 +2,13 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
 
 use idem_core::{Begin, OwnerOutcome, TransactionalStore, Writes};
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_servers::Postgres;
 
-use super::{CLIENTS, REPLAYS};
+use super::{CLIENTS, replays};
 use crate::contest::{Contestant, Outcome, hold, p50, per_second};
 use crate::drive::{Work, driven};
 use crate::outside::pgbench;
@@ -24,30 +23,31 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
     let transactions = NonZeroU32::new(64).unwrap_or(NonZeroU32::MIN);
     let store = PostgresStore::open(PostgresConfig::new(server.url()).max_transactions(transactions)).await?;
     let maker = Maker::new(Arc::new(store.clone()));
-    let contestants = Contestants { port: server.port(), turn: pace.turn, maker, store, numbers: Arc::default() };
+    let numbers = Arc::new(AtomicU64::new(replays(pace)));
+    let contestants = Contestants { port: server.port(), pace, maker, store, numbers };
 
-    let crowd = contestants.cycles(CLIENTS, pace.rounds).await?;
+    let crowd = contestants.cycles(CLIENTS).await?;
     judge(report, "Postgres leased cycles/s against two hand-written statements, 64 clients", 3.0, &crowd);
     report.add(crowd);
-    let larger = contestants.cycles(256, pace.rounds).await?;
+    let larger = contestants.cycles(256).await?;
     judge(report, "the same, 256 clients", 5.0, &larger);
     report.add(larger);
-    let alone = contestants.cycles(1, pace.rounds).await?;
+    let alone = contestants.cycles(1).await?;
     report.judge("the same, p50 at 1 client", Goal::AtMost(1.15), alone.ratio("idem", "by hand", p50));
     report.add(alone);
 
-    let transactions = contestants.transactions(pace.rounds).await?;
+    let transactions = contestants.transactions().await?;
     judge(report, "Postgres transactional requests/s against six hand-written round trips", 1.8, &transactions);
     let bare = transactions.ratio("idem", "bare write", per_second);
     report.judge("the same against the bare business write in a transaction", Goal::AtLeast(0.6), bare);
     report.add(transactions);
 
-    contestants.maker.fill(REPLAYS).await?;
+    contestants.maker.fill(replays(pace)).await?;
     servers::run(&mut connection, "VACUUM ANALYZE;\nCHECKPOINT").await?;
-    let alone = contestants.replays(1, pace.rounds).await?;
+    let alone = contestants.replays(1).await?;
     judge(report, "Postgres replays/s against selecting the row, 1 client", 0.9, &alone);
     report.add(alone);
-    let crowd = contestants.replays(CLIENTS, pace.rounds).await?;
+    let crowd = contestants.replays(CLIENTS).await?;
     judge(report, "the same, coalesced, 64 clients", 1.5, &crowd);
     report.add(crowd);
     Ok(())
@@ -59,45 +59,40 @@ fn judge(report: &mut Report, what: &str, least: f64, outcome: &Outcome) {
 
 struct Contestants {
     port: u16,
-    turn: Duration,
+    pace: Pace,
     maker: Arc<Maker>,
     store: PostgresStore,
-    /// Below `REPLAYS` are the keys that replays ask for.
+    /// Below are the keys that replays ask for.
     numbers: Arc<AtomicU64>,
 }
 
 impl Contestants {
-    fn fresh(&self) -> Arc<AtomicU64> {
-        self.numbers.fetch_max(REPLAYS, Ordering::Relaxed);
-        Arc::clone(&self.numbers)
-    }
-
     fn by_hand(&self, name: &'static str, script: &'static str, clients: usize) -> Contestant<'_> {
-        Contestant::new(name, move |_| pgbench(self.port, script, clients, self.turn))
+        Contestant::new(name, move |_| pgbench(self.port, script, clients, self.pace.turn))
     }
 
-    async fn cycles(&self, clients: usize, rounds: usize) -> Result<Outcome, Error> {
-        let idem = driven("idem", clients, self.turn, &self.fresh(), self.maker.cycles());
+    async fn cycles(&self, clients: usize) -> Result<Outcome, Error> {
+        let idem = driven("idem", clients, self.pace.turn, &self.numbers, self.maker.cycles());
         let name = format!("Postgres: acquire and settle, {clients} clients");
-        hold(&name, rounds, vec![self.by_hand("by hand", "two_statements.sql", clients), idem]).await
+        hold(&name, self.pace.rounds, vec![self.by_hand("by hand", "two_statements.sql", clients), idem]).await
     }
 
-    async fn transactions(&self, rounds: usize) -> Result<Outcome, Error> {
+    async fn transactions(&self) -> Result<Outcome, Error> {
         let (maker, store) = (Arc::clone(&self.maker), self.store.clone());
         let pay = move |number| -> Work {
             let (maker, store) = (Arc::clone(&maker), store.clone());
             Box::pin(async move { pay(&maker, &store, number).await })
         };
-        let idem = driven("idem", CLIENTS, self.turn, &self.fresh(), pay);
+        let idem = driven("idem", CLIENTS, self.pace.turn, &self.numbers, pay);
         let by_hand = self.by_hand("by hand", "six_round_trips.sql", CLIENTS);
         let bare = self.by_hand("bare write", "bare_transaction.sql", CLIENTS);
-        hold("Postgres: a business write in a transaction, 64 clients", rounds, vec![by_hand, idem, bare]).await
+        hold("Postgres: a business write in a transaction, 64 clients", self.pace.rounds, vec![by_hand, idem, bare]).await
     }
 
-    async fn replays(&self, clients: usize, rounds: usize) -> Result<Outcome, Error> {
-        let idem = driven("idem", clients, self.turn, &Arc::default(), self.maker.replays(REPLAYS));
+    async fn replays(&self, clients: usize) -> Result<Outcome, Error> {
+        let idem = driven("idem", clients, self.pace.turn, &Arc::default(), self.maker.replays(replays(self.pace)));
         let name = format!("Postgres: replay, {clients} clients");
-        hold(&name, rounds, vec![self.by_hand("by hand", "replay.sql", clients), idem]).await
+        hold(&name, self.pace.rounds, vec![self.by_hand("by hand", "replay.sql", clients), idem]).await
     }
 }
 

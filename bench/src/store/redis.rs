@@ -16,7 +16,7 @@ use crate::report::{Goal, Report};
 use crate::{Error, Pace};
 
 /// Keys that the hand-written settlement finds. Fewer than a turn has settlements, so that they are there after a warm-up.
-const KEYS: u64 = 100_000;
+const KEYS: u64 = 10_000;
 
 /// What is in flight on a connection that waits for each answer, and on one that does not.
 const IN_FLIGHT: [(&str, usize); 2] = [("by hand", 1), ("by hand, 16 in flight", 16)];
@@ -61,7 +61,7 @@ impl Scripts {
 
     /// One after the other for half of the turn each. `known` is how many requests of a turn the machine has shown to manage.
     async fn cycles(&self, in_flight: usize, turn: Duration, known: Arc<AtomicU64>) -> Result<Sample, Error> {
-        let requests = known.load(Ordering::Relaxed).max(KEYS * 2);
+        let requests = known.load(Ordering::Relaxed).max(KEYS);
         let fingerprint = "f".repeat(32);
         let answer = "x".repeat(512);
         // As many keys as there can be, so that hardly one comes twice.

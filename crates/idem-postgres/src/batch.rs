@@ -10,7 +10,6 @@ use crate::error::unreadable;
 use crate::literal::{Sql, readable};
 use crate::row::seen;
 use crate::schema::Schema;
-use crate::store::BEGIN;
 use crate::verb::{Answer, Placed, Verb, misanswered};
 
 /// The kinds of verbs, in the order in which a statement does them.
@@ -49,10 +48,11 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// A transaction that does `verbs`; `prelude` follows its BEGIN.
+    /// A transaction that does `verbs`, all in one message. Without `begin` it is the one that a message is by itself, with
+    /// the settings of the session.
     pub(crate) fn new<'a>(
         schema: &Schema,
-        prelude: &str,
+        begin: Option<&str>,
         skew: i64,
         verbs: impl Iterator<Item = &'a Verb> + Clone,
     ) -> Self {
@@ -64,9 +64,11 @@ impl Batch {
             unanswered.push(matches!(kind(verb), RENEW..=RELEASE).then_some(Answer::Applied(false)));
         }
         let mut sql = Sql::default();
-        sql.push(BEGIN).push(prelude);
+        sql.push(begin.unwrap_or_default());
         Statement { schema, skew, sql: &mut sql }.write(&places, verbs);
-        sql.push("COMMIT");
+        if begin.is_some() {
+            sql.push("COMMIT");
+        }
         Self { sql: sql.into_text(), places, unanswered }
     }
 

@@ -12,13 +12,13 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::config::{Isolation, PostgresConfig};
-use crate::connection::{Open, UNTOUCHED};
+use crate::connection::{Open, UNTOUCHED, vigilance};
 use crate::error::{connect_error, is_connection_lost, is_of_a_replica, store_error, unreadable};
 use crate::health::Server;
 use crate::literal::Sql;
 use crate::row::seen;
 use crate::schema::Schema;
-use crate::store::{IN_PROGRESS, PostgresStore, ROUNDS, contended};
+use crate::store::{IN_PROGRESS, PostgresStore, ROUNDS, contended, milliseconds, set_for_transaction};
 use crate::transaction::PostgresTransaction;
 use crate::verb::{Presence, Seen, misanswered};
 
@@ -27,6 +27,7 @@ const TAKES_NO_WRITES: &str = "could not begin a transaction: default_transactio
 /// What every handler's transaction begins with.
 #[derive(Debug)]
 pub(crate) struct TransactionSettings {
+    /// The beginning of the statement that asks for the lock included.
     begin: String,
     /// What is done last before the handler's turn.
     last: String,
@@ -37,19 +38,17 @@ pub(crate) struct TransactionSettings {
 
 impl TransactionSettings {
     pub(crate) fn new(config: &PostgresConfig, schema: &Schema, server: &Server) -> Self {
-        let idle = config.idle_in_transaction.as_millis().clamp(1, i32::MAX as u128);
-        // A machine that vanished is noticed within half a minute, as a lease would be, and not after the hours that
-        // operating systems take by default.
-        let mut begin = format!(
-            "BEGIN ISOLATION LEVEL {}{} NOT DEFERRABLE;SET LOCAL idle_in_transaction_session_timeout={idle};\
-             SET LOCAL tcp_keepalives_idle=10;SET LOCAL tcp_keepalives_interval=5;SET LOCAL tcp_keepalives_count=4;",
+        let mut settings = vec![("idle_in_transaction_session_timeout", milliseconds(config.idle_in_transaction))];
+        if config.pooled {
+            // Directly they are options of the connection.
+            settings.extend(vigilance(server.notices_closed_clients));
+        }
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL {}{} NOT DEFERRABLE;SELECT {},",
             config.isolation.sql(),
             if config.pooled { "" } else { " READ WRITE" },
+            set_for_transaction(settings),
         );
-        if server.notices_closed_clients {
-            // A process that died in the middle of a long statement: the server notices before the statement's end.
-            begin.push_str("SET LOCAL client_connection_check_interval=1000;");
-        }
         let unprepare = if config.pooled { ";SELECT \"idem\".idem_unprepare_v1()" } else { "" };
         Self {
             begin,
@@ -175,7 +174,7 @@ pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Re
     let entered = tokio::spawn(async move {
         let shared = &store.shared;
         let mut sql = Sql::default();
-        sql.push(&shared.transactions.begin).push("SELECT pg_try_advisory_xact_lock(");
+        sql.push(&shared.transactions.begin).push("pg_try_advisory_xact_lock(");
         // A statement of its own: the next one sees what whoever held the lock until now has made.
         sql.number(shared.schema.lock(&id)).push(");SAVEPOINT idem;").push(&shared.prelude);
         // What the server's default is, which is hidden behind that of this session: somebody may have turned off writing.
@@ -262,7 +261,7 @@ async fn begin(
 /// `None` when the server shall not be written to.
 fn what_was_seen(rows: &[PgRow]) -> Result<Option<Seen>, StoreError> {
     let [lock, record, ..] = rows else { return Err(misanswered()) };
-    let locked: bool = lock.try_get(0).map_err(unreadable)?;
+    let locked: bool = lock.try_get(1).map_err(unreadable)?;
     if record.try_get::<String, _>(0).map_err(unreadable)? == "on" {
         return Ok(None);
     }

@@ -99,8 +99,25 @@ const NEEDS_OPTIONS: &str =
 /// Outside of those transactions nothing can be written: whatever ends one before its time, nothing is committed without
 /// its record after that. A transaction-pooling proxy cannot do that for one client alone, and would do it to all; so
 /// there is an option by which to see that the session is this client's own.
-pub(crate) fn handlers_options(options: PgConnectOptions, pooled: bool) -> PgConnectOptions {
-    if pooled { options } else { options.options([("idem.direct", "on")]) }
+pub(crate) fn handlers_options(
+    options: PgConnectOptions,
+    pooled: bool,
+    notices_closed_clients: bool,
+) -> PgConnectOptions {
+    if pooled {
+        return options;
+    }
+    options.options([("idem.direct", "on")]).options(vigilance(notices_closed_clients))
+}
+
+/// Settings by which the server notices that the other end of a connection is gone.
+pub(crate) fn vigilance(notices_closed_clients: bool) -> impl Iterator<Item = (&'static str, i64)> {
+    // A machine that vanished is noticed within half a minute, as a lease would be, and not after the hours that
+    // operating systems take by default.
+    let keepalives = [("tcp_keepalives_idle", 10), ("tcp_keepalives_interval", 5), ("tcp_keepalives_count", 4)];
+    // A process that died in the middle of a long statement: the server notices before the statement's end.
+    let closed = notices_closed_clients.then_some(("client_connection_check_interval", 1000));
+    keepalives.into_iter().chain(closed)
 }
 
 /// Makes the first of the handlers' connections, so that one that cannot serve them is found at the start.

@@ -51,11 +51,24 @@ pub(crate) struct Lanes(mpsc::Sender<Job>);
 pub(crate) struct LaneSettings {
     pub(crate) options: PgConnectOptions,
     pub(crate) schema: Schema,
-    pub(crate) prelude: String,
-    /// For verbs whose batch has waited for a row as long as it may.
-    pub(crate) impatient_prelude: String,
+    /// What is said once on a new connection, so that it need not be said again with each statement.
+    pub(crate) session: String,
+    /// How a transaction begins, where that is not known from the session.
+    pub(crate) begin: Option<String>,
+    /// The same, for verbs whose batch has waited for a row as long as it may.
+    pub(crate) begin_impatient: String,
     pub(crate) offset: TimeOffset,
     pub(crate) statement_timeout: Duration,
+}
+
+impl LaneSettings {
+    async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
+        let mut connection = self.options.connect().await?;
+        if !self.session.is_empty() {
+            sqlx::raw_sql(AssertSqlSafe(self.session.clone())).execute(&mut connection).await?;
+        }
+        Ok(connection)
+    }
 }
 
 impl Lanes {
@@ -183,7 +196,7 @@ impl Lane {
         let limit = settings.statement_timeout + GRACE;
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => match timeout(limit, settings.options.connect()).await {
+            None => match timeout(limit, settings.connect()).await {
                 Ok(connection) => connection.map_err(|error| Failure::Away(connect_error(error)))?,
                 Err(_) => {
                     let message = format!("Postgres did not accept a connection within {limit:?}");
@@ -191,12 +204,12 @@ impl Lane {
                 }
             },
         };
-        let prelude = match patience {
-            Patience::Full => &settings.prelude,
-            Patience::None => &settings.impatient_prelude,
+        let begin = match patience {
+            Patience::Full => settings.begin.as_deref(),
+            Patience::None => Some(settings.begin_impatient.as_str()),
         };
         let verbs = verbs.iter().map(AsRef::as_ref);
-        let mut batch = Batch::new(&settings.schema, prelude, settings.offset.micros(), verbs);
+        let mut batch = Batch::new(&settings.schema, begin, settings.offset.micros(), verbs);
         let sql = std::mem::take(&mut batch.sql);
         // Whatever ends this early drops the connection, and with it the transaction.
         let rows: Vec<PgRow> = match timeout(limit, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection)).await
@@ -205,9 +218,14 @@ impl Lane {
             Ok(Err(error)) if is_connection_lost(&error) => return Err(Failure::Lost(store_error("do a verb", error))),
             Ok(Err(error)) => {
                 let refused = Failure::Refused(store_error("do a verb", error));
-                // The transaction has failed and is still open.
-                let ended = timeout(limit, sqlx::raw_sql("ROLLBACK").execute(&mut connection)).await;
-                self.connection = matches!(ended, Ok(Ok(_))).then_some(connection);
+                // One that has begun is still open; one that was only a message has ended with it.
+                let ended = match begin {
+                    Some(_) => timeout(limit, sqlx::raw_sql("ROLLBACK").execute(&mut connection))
+                        .await
+                        .is_ok_and(|it| it.is_ok()),
+                    None => true,
+                };
+                self.connection = ended.then_some(connection);
                 return Err(refused);
             }
             Err(_) => {

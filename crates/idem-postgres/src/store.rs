@@ -1,5 +1,6 @@
 //! The store itself.
 
+use std::fmt::Display;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -94,8 +95,10 @@ impl PostgresStore {
         let lanes = LaneSettings {
             options: options.clone(),
             schema: schema.clone(),
-            prelude: prelude.clone(),
-            impatient_prelude: self::prelude(config.statement_timeout, IMPATIENT),
+            // A session that is given to somebody else after each transaction has to be told each time.
+            session: if config.pooled { String::new() } else { session(config.statement_timeout, config.lock_timeout) },
+            begin: config.pooled.then(|| format!("{BEGIN}{prelude}")),
+            begin_impatient: format!("{BEGIN}{}", self::prelude(config.statement_timeout, IMPATIENT)),
             offset: config.offset.clone(),
             statement_timeout: config.statement_timeout,
         };
@@ -106,7 +109,7 @@ impl PostgresStore {
             .acquire_timeout(patience)
             .test_before_acquire(false)
             .after_connect(move |connection, _| Box::pin(prepare(connection, pooled)))
-            .connect_lazy_with(handlers_options(options.clone(), config.pooled));
+            .connect_lazy_with(handlers_options(options.clone(), config.pooled, server.notices_closed_clients));
         let upkeep = PgPoolOptions::new().max_connections(UPKEEP).acquire_timeout(patience).connect_lazy_with(options);
         try_out(&pool).await?;
         Ok(Self {
@@ -269,15 +272,35 @@ pub(crate) fn contended() -> StoreError {
 const IMPATIENT: Duration = Duration::from_millis(5);
 
 /// What the store's statements are to find, whatever the session's settings are.
-fn prelude(statement_timeout: Duration, lock_timeout: Duration) -> String {
-    format!(
-        "SET LOCAL statement_timeout={};SET LOCAL lock_timeout={};SET LOCAL bytea_output=hex;SET LOCAL array_nulls=on;",
-        milliseconds(statement_timeout),
-        milliseconds(lock_timeout),
-    )
+fn settings(statement_timeout: Duration, lock_timeout: Duration) -> [(&'static str, String); 4] {
+    [
+        ("statement_timeout", milliseconds(statement_timeout).to_string()),
+        ("lock_timeout", milliseconds(lock_timeout).to_string()),
+        ("bytea_output", "hex".to_owned()),
+        ("array_nulls", "on".to_owned()),
+    ]
 }
 
-fn milliseconds(duration: Duration) -> i64 {
+/// Those settings for the transaction.
+fn prelude(statement_timeout: Duration, lock_timeout: Duration) -> String {
+    format!("SELECT WHERE {} IS NULL;", set_for_transaction(settings(statement_timeout, lock_timeout)))
+}
+
+/// An expression that sets all of them until the transaction ends. One statement for each would cost the server several
+/// times as much.
+pub(crate) fn set_for_transaction(settings: impl IntoIterator<Item = (&'static str, impl Display)>) -> String {
+    let calls = settings.into_iter().map(|(name, value)| format!("set_config('{name}','{value}',TRUE)"));
+    format!("({})", calls.collect::<Vec<_>>().join("||"))
+}
+
+/// What a session of the store's own is told first: those settings, and that each of its transactions is as [`BEGIN`] says.
+fn session(statement_timeout: Duration, lock_timeout: Duration) -> String {
+    let settings = settings(statement_timeout, lock_timeout).map(|(name, value)| format!("SET {name}={value}"));
+    let transactions = "SET default_transaction_isolation='read committed';SET default_transaction_deferrable=off";
+    format!("{};{transactions}", settings.join(";"))
+}
+
+pub(crate) fn milliseconds(duration: Duration) -> i64 {
     // Zero would mean no limit, and more than an i32 of them is refused.
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).clamp(1, i64::from(i32::MAX))
 }

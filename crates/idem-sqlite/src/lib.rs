@@ -3,6 +3,7 @@
 mod config;
 mod error;
 mod migrate;
+mod reader;
 mod row;
 mod store;
 mod transaction;

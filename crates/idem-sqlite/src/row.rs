@@ -1,65 +1,141 @@
-//! One record, read from and written to its row.
+//! Records, read from and written to their rows.
+
+use std::array::TryFromSliceError;
+use std::collections::HashMap;
 
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
 use idem_core::{Origin, Record, RecordId, StoreError};
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
-use sqlx::{Row, Sqlite, SqliteConnection};
+use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
-use crate::error::{store_error, unreadable};
+use crate::error::unreadable;
 
-const SELECT: &str = "SELECT format, fingerprint_algorithm, fingerprint, owner, attempt, state, acquisition, takeover, \
-    lease_until, not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, updated_at, \
-    expires_at FROM idem_records WHERE id = ?";
+/// What an update changes: everything but where the record came from.
+const CHANGING: [&str; 18] = [
+    "format",
+    "fingerprint_algorithm",
+    "fingerprint",
+    "owner",
+    "attempt",
+    "state",
+    "acquisition",
+    "takeover",
+    "lease_until",
+    "not_before",
+    "checkpoint_name",
+    "checkpoint_data",
+    "status",
+    "headers",
+    "body",
+    "created_at",
+    "updated_at",
+    "expires_at",
+];
 
-const UPSERT: &str = "INSERT INTO idem_records (format, fingerprint_algorithm, fingerprint, owner, attempt, state, \
-    acquisition, takeover, lease_until, not_before, checkpoint_name, checkpoint_data, status, headers, body, \
-    created_at, updated_at, expires_at, id, namespace, principal, operation) \
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
-    ON CONFLICT (id) DO UPDATE SET format = excluded.format, fingerprint_algorithm = excluded.fingerprint_algorithm, \
-    fingerprint = excluded.fingerprint, owner = excluded.owner, attempt = excluded.attempt, state = excluded.state, \
-    acquisition = excluded.acquisition, takeover = excluded.takeover, lease_until = excluded.lease_until, \
-    not_before = excluded.not_before, checkpoint_name = excluded.checkpoint_name, \
-    checkpoint_data = excluded.checkpoint_data, status = excluded.status, headers = excluded.headers, \
-    body = excluded.body, created_at = excluded.created_at, updated_at = excluded.updated_at, \
-    expires_at = excluded.expires_at";
+/// Up to so many rows the statement that saves them is kept prepared.
+const SMALL: usize = 4;
 
-const UPDATE: &str = "UPDATE idem_records SET format = ?, fingerprint_algorithm = ?, fingerprint = ?, owner = ?, \
-    attempt = ?, state = ?, acquisition = ?, takeover = ?, lease_until = ?, not_before = ?, checkpoint_name = ?, \
-    checkpoint_data = ?, status = ?, headers = ?, body = ?, created_at = ?, updated_at = ?, expires_at = ? \
-    WHERE id = ?";
-
-const DELETE: &str = "DELETE FROM idem_records WHERE id = ?";
-
-/// The record with this id, expired or not.
-pub(crate) async fn load(connection: &mut SqliteConnection, id: &RecordId) -> Result<Option<Record>, StoreError> {
-    let row = sqlx::query(SELECT).bind(id.as_bytes().as_slice()).fetch_optional(connection).await;
-    let Some(row) = row.map_err(|error| store_error("read a record", error))? else { return Ok(None) };
-    let flat = read(&row).map_err(unreadable)?;
-    Record::try_from(flat).map(Some).map_err(unreadable)
+/// Where a record came from, for operators to read.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    namespace: String,
+    principal: Option<String>,
+    operation: String,
 }
 
-/// Makes the row say what `record` says. `origin` is known when the record may be new.
+impl From<&Origin> for Source {
+    fn from(origin: &Origin) -> Self {
+        Self {
+            namespace: origin.namespace.to_string(),
+            principal: origin.scope.principal().map(str::to_owned),
+            operation: origin.scope.operation().to_owned(),
+        }
+    }
+}
+
+/// A record, and where it came from.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) record: Record,
+    pub(crate) source: Source,
+}
+
+/// What was found, by id.
+pub(crate) type Found = HashMap<RecordId, Result<Row, StoreError>>;
+
+/// The records with these ids, expired or not; an error for one that is there and cannot be read. `before` is done first, in
+/// the same exchange with the thread of the connection: that, and not SQLite, is what costs time.
+pub(crate) async fn load(
+    connection: &mut SqliteConnection,
+    before: &str,
+    ids: &[RecordId],
+) -> Result<Found, sqlx::Error> {
+    // There are few numbers of places, so that the connection has the statement prepared; the last id takes those left over.
+    let count = ids.len().next_power_of_two();
+    let (columns, places) = (CHANGING.join(", "), vec!["?"; count].join(", "));
+    let sql = format!(
+        "{before}SELECT {columns}, id, namespace, principal, operation FROM idem_records WHERE id IN ({places})"
+    );
+    let mut query = sqlx::query(AssertSqlSafe(sql));
+    let padding = ids.last().into_iter().cycle().take(count - ids.len());
+    for id in ids.iter().chain(padding) {
+        query = query.bind(id.as_bytes().as_slice());
+    }
+    let rows = query.fetch_all(connection).await?;
+    let found = rows.iter().map(|row| {
+        let (id, found) = (id(row)?, read(row));
+        if let Err(error) = &found {
+            tracing::warn!(record = %id, error = error as &dyn std::error::Error, "a record cannot be read");
+        }
+        Ok((id, found))
+    });
+    found.collect()
+}
+
+/// Makes the rows say what these records say, and removes those that are none any more; then does `after`, in the same exchange.
 pub(crate) async fn save(
     connection: &mut SqliteConnection,
-    id: &RecordId,
-    origin: Option<&Origin>,
-    record: Option<&Record>,
-) -> Result<(), StoreError> {
-    let id = id.as_bytes().as_slice();
-    let query = match (record, origin) {
-        (None, _) => sqlx::query(DELETE).bind(id),
-        (Some(record), None) => bind(sqlx::query(UPDATE), record.into()).bind(id),
-        (Some(record), Some(origin)) => bind(sqlx::query(UPSERT), record.into())
-            .bind(id)
-            .bind(origin.namespace.as_ref())
-            .bind(origin.scope.principal())
-            .bind(origin.scope.operation()),
-    };
-    query.execute(connection).await.map(drop).map_err(|error| store_error("write a record", error))
+    rows: &[(RecordId, Row)],
+    gone: &[RecordId],
+    after: &str,
+) -> Result<(), sqlx::Error> {
+    let mut sql = String::new();
+    if !rows.is_empty() {
+        let values = vec!["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"; rows.len()];
+        let changes = CHANGING.map(|column| format!("{column} = excluded.{column}"));
+        sql = format!(
+            "INSERT INTO idem_records ({}, id, namespace, principal, operation) VALUES {} \
+             ON CONFLICT (id) DO UPDATE SET {};",
+            CHANGING.join(", "),
+            values.join(", "),
+            changes.join(", "),
+        );
+    }
+    if !gone.is_empty() {
+        sql.push_str(&format!("DELETE FROM idem_records WHERE id IN ({});", vec!["?"; gone.len()].join(", ")));
+    }
+    sql.push_str(after);
+    if sql.is_empty() {
+        return Ok(());
+    }
+    // Statements of many sizes would push each other out of what the connection has prepared.
+    let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(rows.len() + gone.len() <= SMALL);
+    for (id, Row { record, source }) in rows {
+        query = bind(query, record.into())
+            .bind(id.as_bytes().as_slice())
+            .bind(&source.namespace)
+            .bind(&source.principal)
+            .bind(&source.operation);
+    }
+    for id in gone {
+        query = query.bind(id.as_bytes().as_slice());
+    }
+    query.execute(connection).await.map(drop)
 }
 
+/// In the order of [`CHANGING`].
 fn bind(query: Query<'_, Sqlite, SqliteArguments>, flat: FlatRecord) -> Query<'_, Sqlite, SqliteArguments> {
     query
         .bind(flat.format)
@@ -82,7 +158,22 @@ fn bind(query: Query<'_, Sqlite, SqliteArguments>, flat: FlatRecord) -> Query<'_
         .bind(flat.expires_at)
 }
 
-fn read(row: &SqliteRow) -> Result<FlatRecord, sqlx::Error> {
+fn read(row: &SqliteRow) -> Result<Row, StoreError> {
+    let record = Record::try_from(flat(row).map_err(unreadable)?).map_err(unreadable)?;
+    let source = source(row).map_err(unreadable)?;
+    Ok(Row { record, source })
+}
+
+fn id(row: &SqliteRow) -> Result<RecordId, sqlx::Error> {
+    let bytes: &[u8] = row.try_get(18)?;
+    bytes.try_into().map(RecordId::from_bytes).map_err(|error: TryFromSliceError| sqlx::Error::Decode(error.into()))
+}
+
+fn source(row: &SqliteRow) -> Result<Source, sqlx::Error> {
+    Ok(Source { namespace: row.try_get(19)?, principal: row.try_get(20)?, operation: row.try_get(21)? })
+}
+
+fn flat(row: &SqliteRow) -> Result<FlatRecord, sqlx::Error> {
     Ok(FlatRecord {
         format: row.try_get(0)?,
         fingerprint_algorithm: row.try_get(1)?,

@@ -18,23 +18,24 @@ use tokio::time::Instant;
 use crate::config::SqliteConfig;
 use crate::error::{is_busy, store_error};
 use crate::migrate::migrate;
-use crate::row::load;
+use crate::reader::Readers;
 use crate::transaction::SqliteTransaction;
 use crate::writer::{Verb, Writer};
 
-/// Connections for reading records: readers never wait in write-ahead mode, and a few threads serve many of them.
-const READERS: u32 = 4;
+/// Connections for the store's upkeep: a purge, and a look at how the database is.
+const UPKEEP: u32 = 2;
 
 /// How long to wait before a busy database is opened again.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Records in a SQLite file. Clones share everything.
 ///
-/// Open it inside the tokio runtime that will use it: its writer is a task there.
+/// Open it inside the tokio runtime that will use it: its readers and its writer are tasks there.
 #[derive(Debug, Clone)]
 pub struct SqliteStore {
-    readers: SqlitePool,
+    upkeep: SqlitePool,
     transactions: SqlitePool,
+    readers: Readers,
     writer: Writer,
     clock: Arc<dyn Clock>,
     durability: Durability,
@@ -82,7 +83,7 @@ impl SqliteStore {
         })?;
         connection.close().await.map_err(failed)?;
         // A file does not go away as a server does: asking before every use would only take time.
-        let readers = SqlitePoolOptions::new().max_connections(READERS).test_before_acquire(false);
+        let upkeep = SqlitePoolOptions::new().max_connections(UPKEEP).test_before_acquire(false);
         // A connection whose transaction could not be ended, because SQLite or the handler had ended it already, would
         // open only a savepoint for its next borrower, and commit nothing.
         let transactions = SqlitePoolOptions::new()
@@ -103,8 +104,9 @@ impl SqliteStore {
             SqliteSynchronous::Off | SqliteSynchronous::Normal => Durability::Crash,
         };
         Ok(Self {
-            readers: readers.connect_lazy_with(options.clone()),
+            upkeep: upkeep.connect_lazy_with(options.clone()),
             transactions: transactions.connect_lazy_with(options.clone()),
+            readers: Readers::start(&options),
             writer: Writer::start(options, Arc::clone(&config.clock)),
             clock: config.clock,
             durability,
@@ -136,7 +138,7 @@ impl SqliteStore {
     pub async fn health(&self) -> Result<SqliteHealth, StoreError> {
         let query = sqlx::query("SELECT sqlite_version(), (SELECT count(*) FROM idem_records)");
         let failed = |error| store_error("ask for the health of the database", error);
-        let row = query.fetch_one(&self.readers).await.map_err(failed)?;
+        let row = query.fetch_one(&self.upkeep).await.map_err(failed)?;
         let records: i64 = row.try_get(1).map_err(failed)?;
         Ok(SqliteHealth {
             version: row.try_get(0).map_err(failed)?,
@@ -149,11 +151,6 @@ impl SqliteStore {
         self.clock.as_ref()
     }
 
-    async fn read(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let mut connection = self.readers.acquire().await.map_err(|error| store_error("get a connection", error))?;
-        load(&mut connection, id).await
-    }
-
     async fn write_as_owner(&self, verb: Verb) -> Result<OwnerOutcome, StoreError> {
         match self.writer.run(verb).await? {
             Outcome::Owner(outcome) => Ok(outcome),
@@ -163,7 +160,7 @@ impl SqliteStore {
 }
 
 /// The state machine answers an acquire with an acquire's outcome and an owner with an owner's.
-fn misanswered() -> StoreError {
+pub(crate) fn misanswered() -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "the writer answered another verb than it was asked").indeterminate()
 }
 
@@ -171,7 +168,7 @@ fn misanswered() -> StoreError {
 impl IdempotencyStore for SqliteStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         // Most repeats change nothing: they are answered by a reader, without waiting for the writer.
-        let before = self.read(&request.id).await?;
+        let before = self.readers.read(request.id).await?;
         let (next, outcome) = machine::acquire(before.as_ref(), request, self.clock.now());
         if next == before {
             return Ok(outcome);
@@ -200,7 +197,7 @@ impl IdempotencyStore for SqliteStore {
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let record = self.read(id).await?;
+        let record = self.readers.read(*id).await?;
         let now = self.clock.now();
         Ok(record.filter(|record| machine::current(Some(record), now).is_some()))
     }
@@ -223,7 +220,7 @@ impl Purge for SqliteStore {
              (SELECT id FROM idem_records WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)",
         );
         let now = self.clock.now().unix_micros();
-        let purged = query.bind(now).bind(limit.get()).execute(&self.readers).await;
+        let purged = query.bind(now).bind(limit.get()).execute(&self.upkeep).await;
         let purged = purged.map_err(|error| store_error("purge", error))?.rows_affected();
         Ok(u32::try_from(purged).unwrap_or(u32::MAX))
     }
@@ -232,7 +229,7 @@ impl Purge for SqliteStore {
 #[async_trait]
 impl DurableStore for SqliteStore {
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
-        let record = self.read(id).await?;
+        let record = self.readers.read(*id).await?;
         Ok(record.and_then(|record| Look::at(record, self.clock.now())))
     }
 

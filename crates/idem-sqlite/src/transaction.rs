@@ -13,8 +13,8 @@ use idem_core::{
 use sqlx::{Sqlite, SqliteConnection, Transaction};
 
 use crate::error::{is_old_snapshot, store_error};
-use crate::store::SqliteStore;
-use crate::writer::transition;
+use crate::store::{SqliteStore, misanswered};
+use crate::writer::transitions;
 
 /// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries.
 ///
@@ -75,8 +75,9 @@ impl SqliteTransaction {
             locked => locked.map_err(|error| store_error("settle", error))?,
         };
         let command = Command::Owner(self.lease.owner, OwnerAction::Settle(settlement, retention));
-        let now = self.store.clock().now();
-        match transition(&mut self.transaction, &self.lease.id, None, command, now).await? {
+        let verbs = [(&self.lease.id, None, command)];
+        let answers = transitions(&mut self.transaction, "", &verbs, self.store.clock(), "").await?;
+        match answers.into_iter().next().ok_or_else(misanswered)?? {
             Outcome::Owner(OwnerOutcome::Applied) => {
                 let handle = self.transaction.lock_handle().await;
                 handle.map_err(|error| store_error("commit", error))?.remove_commit_hook();

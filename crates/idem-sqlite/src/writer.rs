@@ -5,23 +5,27 @@
 //! serves many verbs, and none waits longer than it would for its own. Since the task does the work, a caller that is
 //! dropped midway leaves nothing half done.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, Checkpoint, Command, Origin, Outcome, OwnerAction, OwnerToken, Record, RecordId, Settlement, StoreError,
-    StoreErrorKind, Term, Timestamp, machine,
+    Acquire, Checkpoint, Command, Origin, Outcome, OwnerAction, OwnerToken, RecordId, Settlement, StoreError,
+    StoreErrorKind, StoredBody, Term, machine,
 };
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::store_error;
-use crate::row::{load, save};
+use crate::row::{Row, Source, load, save};
 
 /// The most verbs in one commit: enough to share a sync, few enough that the first is not kept waiting by the last.
 const MAX_BATCH: usize = 128;
+
+/// The most bytes that one commit brings along, unless a single verb has more: they are in memory several times.
+const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 
 /// How many verbs may wait; further callers wait for room.
 const QUEUE: usize = 1024;
@@ -35,6 +39,25 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    /// About how many bytes it brings along.
+    fn weight(&self) -> usize {
+        match self {
+            Self::Checkpoint(_, _, checkpoint) => checkpoint.data.len(),
+            Self::Settle(
+                _,
+                _,
+                Settlement::Completed(response)
+                | Settlement::FailedTerminal(response)
+                | Settlement::FailedRetryable { response, .. },
+                _,
+            ) => match &response.body {
+                StoredBody::Retained(body) => body.len(),
+                StoredBody::NotRetained => 0,
+            },
+            Self::Acquire(_) | Self::Renew(..) | Self::Settle(..) => 0,
+        }
+    }
+
     fn command(&self) -> (&RecordId, Option<&Origin>, Command<'_>) {
         match self {
             Self::Acquire(request) => (&request.id, Some(&request.origin), Command::Acquire(request)),
@@ -84,20 +107,10 @@ struct Task {
 
 impl Task {
     async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
-        let mut batch = Vec::with_capacity(MAX_BATCH);
-        while jobs.recv_many(&mut batch, MAX_BATCH).await > 0 {
-            // Whoever stopped waiting before its verb began does not want it any more.
-            batch.retain(|job| !job.answer.is_closed());
-            let answers = match self.commit(&batch).await {
-                Ok(answers) => answers,
-                Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, verbs = batch.len(), "a commit failed");
-                    batch.iter().map(|_| Err(copy(&error))).collect()
-                }
-            };
-            for (job, answer) in batch.drain(..).zip(answers) {
-                // Whoever stopped waiting since will ask again.
-                let _ = job.answer.send(answer);
+        let mut waiting = Vec::with_capacity(MAX_BATCH);
+        while jobs.recv_many(&mut waiting, MAX_BATCH).await > 0 {
+            while !waiting.is_empty() {
+                self.work(&mut waiting).await;
             }
         }
         if let Some(connection) = self.connection.take() {
@@ -106,8 +119,31 @@ impl Task {
         }
     }
 
-    /// Does a batch in one transaction. A record that cannot be read is its own verb's error; anything else that goes
-    /// wrong rolls back the whole batch, and the connection is not used again.
+    /// Does as many verbs as fit into one commit.
+    async fn work(&mut self, waiting: &mut Vec<Job>) {
+        // Whoever stopped waiting before its verb began does not want it any more.
+        waiting.retain(|job| !job.answer.is_closed());
+        let mut bytes = 0;
+        let fits = waiting.iter().take_while(|job| {
+            bytes += job.verb.weight();
+            bytes <= MAX_BATCH_BYTES
+        });
+        let count = fits.count().max(1).min(waiting.len());
+        let batch: Vec<Job> = waiting.drain(..count).collect();
+        let answers = match self.commit(&batch).await {
+            Ok(answers) => answers,
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, verbs = batch.len(), "a commit failed");
+                batch.iter().map(|_| Err(copy(&error))).collect()
+            }
+        };
+        for (job, answer) in batch.into_iter().zip(answers) {
+            // Whoever stopped waiting since will ask again.
+            let _ = job.answer.send(answer);
+        }
+    }
+
+    /// Does a batch in one transaction. What goes wrong for all rolls back the whole batch, and the connection is not used again.
     async fn commit(&mut self, batch: &[Job]) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
         if batch.is_empty() {
             return Ok(Vec::new());
@@ -116,43 +152,65 @@ impl Task {
             Some(connection) => connection,
             None => self.options.connect().await.map_err(|error| store_error("open the database", error))?,
         };
-        let begun = sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut connection).await;
-        begun.map_err(|error| store_error("begin a write", error))?;
-        // Read after the lock was given: no other writer can have a later time.
-        let now = self.clock.now();
-        let mut answers = Vec::with_capacity(batch.len());
-        for job in batch {
-            let (id, origin, command) = job.verb.command();
-            answers.push(match transition(&mut connection, id, origin, command, now).await {
-                Err(error) if error.kind() != StoreErrorKind::Corrupt => return Err(error),
-                answer => answer,
-            });
-        }
-        let committed = sqlx::raw_sql("COMMIT").execute(&mut connection).await;
-        committed.map_err(|error| store_error("commit", error).indeterminate())?;
+        let verbs: Vec<_> = batch.iter().map(|job| job.verb.command()).collect();
+        let answers = transitions(&mut connection, "BEGIN IMMEDIATE;", &verbs, self.clock.as_ref(), "COMMIT").await?;
         self.connection = Some(connection);
         Ok(answers)
     }
 }
 
-/// One step of the state machine on one row, inside a transaction that holds the write lock.
-pub(crate) async fn transition(
+/// Steps of the state machine, one after another, on rows that are read and written once: two exchanges with the thread of the
+/// connection, however many there are. `begin` takes the write lock, unless the connection has it; `end` comes after the
+/// last write.
+///
+/// A record that cannot be read is its own verb's error; anything else is everybody's.
+pub(crate) async fn transitions(
     connection: &mut SqliteConnection,
-    id: &RecordId,
-    origin: Option<&Origin>,
-    command: Command<'_>,
-    now: Timestamp,
-) -> Result<Outcome, StoreError> {
-    let before: Option<Record> = load(connection, id).await?;
-    let (next, outcome) = machine::transition(before.as_ref(), command, now);
-    if next != before {
-        save(connection, id, origin, next.as_ref()).await?;
+    begin: &str,
+    verbs: &[(&RecordId, Option<&Origin>, Command<'_>)],
+    clock: &dyn Clock,
+    end: &str,
+) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
+    let mut ids: Vec<RecordId> = verbs.iter().map(|(id, ..)| **id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let rows = load(connection, begin, &ids)
+        .await
+        .map_err(|error| store_error("begin a write, or read what it is about", error))?;
+    // Read after the lock was given: no other writer can have a later time.
+    let now = clock.now();
+    let mut changed = HashMap::<RecordId, Option<Row>>::new();
+    let answers = verbs.iter().map(|(id, origin, command)| {
+        let stored = rows.get(*id).map(Result::as_ref).transpose().map_err(copy)?;
+        let before = changed.get(*id).map_or(stored, Option::as_ref);
+        let (next, outcome) = machine::transition(before.map(|row| &row.record), *command, now);
+        if next.as_ref() != before.map(|row| &row.record) {
+            // A record comes to be by an acquire, which says where from.
+            let source = before.map(|row| row.source.clone()).or_else(|| origin.map(Source::from));
+            let next = next.zip(source).map(|(record, source)| Row { record, source });
+            changed.insert(**id, next);
+        }
+        Ok(outcome)
+    });
+    let answers = answers.collect();
+    let (mut present, mut gone) = (Vec::new(), Vec::new());
+    for (id, next) in changed {
+        match next {
+            Some(row) => present.push((id, row)),
+            None => gone.push(id),
+        }
     }
-    Ok(outcome)
+    let saved = save(connection, &present, &gone, end).await;
+    saved.map_err(|error| match end {
+        "" => store_error("write a record", error),
+        // Which of the statements failed nobody says.
+        _ => store_error("commit", error).indeterminate(),
+    })?;
+    Ok(answers)
 }
 
 /// The same error for another caller; its source stays with the first, in the log.
-fn copy(error: &StoreError) -> StoreError {
+pub(crate) fn copy(error: &StoreError) -> StoreError {
     let copy = StoreError::new(error.kind(), error.to_string());
     if error.is_indeterminate() { copy.indeterminate() } else { copy }
 }

@@ -1,4 +1,4 @@
-//! One operation from its request to its answer, in a task of its own.
+//! One operation from its request to its answer.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -78,31 +78,85 @@ const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 pub(super) type Reply<T> = oneshot::Sender<Result<Answer<T>, ExecuteError>>;
 
-/// Drives an operation to its end and sends the answer to whoever still waits for it.
+/// An operation that was asked for, and what the store said to it.
+pub(super) struct Asked<T> {
+    request: Acquire,
+    admission: Result<Admission, StoreError>,
+    reply: Reply<T>,
+}
+
+/// An operation that is to run.
+pub(super) struct Granted<T> {
+    request: Acquire,
+    /// `None`: without protection.
+    admitted: Option<Admitted>,
+    reply: Reply<T>,
+}
+
+/// Asks the store whether an operation may run.
+pub(super) async fn ask<T>(shared: Arc<Shared>, operation: Operation, mut reply: Reply<T>) -> Asked<T> {
+    let request = shared.acquire_request(&operation);
+    let wait = operation.wait.unwrap_or(shared.settings.wait);
+    let admission = shared.admit(&request, wait, reply.closed()).await;
+    Asked { request, admission, reply }
+}
+
+impl<T> Asked<T> {
+    /// The operation if it is to run; else the answer, and who waits for it.
+    pub(super) fn granted(self, shared: &Shared) -> Result<Granted<T>, (Reply<T>, Result<Answer<T>, ExecuteError>)> {
+        let Self { request, admission, reply } = self;
+        match admission {
+            Ok(Admission::Run(admitted)) => Ok(Granted { request, admitted: Some(admitted), reply }),
+            Ok(Admission::Answered(outcome)) => Err((reply, Ok(answered(shared, outcome)))),
+            // Nobody is there to be told.
+            Ok(Admission::Gone) => Err((reply, Err(ExecuteError::Interrupted))),
+            Err(error) if shared.may_fail_open(&error) || planted!("fail-open-on-a-store-error") => {
+                tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
+                shared.observe(&Event::FailedOpen);
+                Ok(Granted { request, admitted: None, reply })
+            }
+            Err(error) => Err((reply, Err(ExecuteError::NotAdmitted(error)))),
+        }
+    }
+}
+
+/// Drives an operation to its end, and answers whoever still waits for it.
 pub(super) async fn drive<T, F, R>(
     shared: Arc<Shared>,
-    operation: Operation,
+    asking: impl Future<Output = Asked<T>>,
     run: F,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
-    mut reply: Reply<T>,
 ) where
     T: Send,
     F: FnOnce(Context) -> R + Send,
     R: Future<Output = Conclusion<T>> + Send,
 {
-    let request = shared.acquire_request(&operation);
-    let wait = operation.wait.unwrap_or(shared.settings.wait);
-    let answer = match shared.admit(&request, wait, reply.closed()).await {
-        Ok(Admission::Run(admitted)) => run_admitted(&shared, &request, admitted, run, on_panic).await,
-        Ok(Admission::Answered(outcome)) => Ok(answered(&shared, outcome)),
-        Ok(Admission::Gone) => return,
-        Err(error) if shared.may_fail_open(&error) || planted!("fail-open-on-a-store-error") => {
-            tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
-            shared.observe(&Event::FailedOpen);
-            Ok(run_unprotected(&shared, request.id, run, on_panic).await)
-        }
-        Err(error) => Err(ExecuteError::NotAdmitted(error)),
+    match asking.await.granted(&shared) {
+        Ok(granted) => run_granted(shared, granted, run, on_panic).await,
+        Err((reply, answer)) => tell(reply, answer),
+    }
+}
+
+/// The same for one that is to run.
+pub(super) async fn run_granted<T, F, R>(
+    shared: Arc<Shared>,
+    granted: Granted<T>,
+    run: F,
+    on_panic: impl FnOnce() -> Conclusion<T> + Send,
+) where
+    T: Send,
+    F: FnOnce(Context) -> R + Send,
+    R: Future<Output = Conclusion<T>> + Send,
+{
+    let Granted { request, admitted, reply } = granted;
+    let answer = match admitted {
+        Some(admitted) => run_admitted(&shared, &request, admitted, run, on_panic).await,
+        None => Ok(run_unprotected(&shared, request.id, run, on_panic).await),
     };
+    tell(reply, answer);
+}
+
+fn tell<T>(reply: Reply<T>, answer: Result<Answer<T>, ExecuteError>) {
     // Nobody waits any more when the client has gone; its retry gets the replay.
     let _ = reply.send(answer);
 }

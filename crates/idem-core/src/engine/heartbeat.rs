@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::Shared;
 use super::observer::Event;
@@ -32,7 +33,7 @@ impl Heartbeat {
             until: acquired_at + shared.settings.held_at_most,
             renewed_at: acquired_at,
         };
-        Self { task: tokio::spawn(pulse.beat()).abort_handle(), settling }
+        Self { task: tokio::spawn(pulse.beat().in_current_span()).abort_handle(), settling }
     }
 
     /// From now on a renewal that is refused is no news: it may come after the settlement.

@@ -23,7 +23,7 @@
 //! ```
 //!
 //! Everything between the acquire and the settlement happens in a task of its own: whoever awaits the answer may go
-//! away without cancelling the operation, and its retry gets the replay.
+//! away without cancelling the operation, and its retry gets the replay. The task is in the tracing span of whoever asked.
 
 mod admit;
 #[cfg(idem_planted_bugs)]
@@ -40,14 +40,17 @@ mod settle;
 mod waiters;
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
+use std::task::{self, Poll};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
@@ -202,13 +205,37 @@ impl Idempotency {
         }
         let (sender, receiver) = oneshot::channel();
         let shared = Arc::clone(&self.shared);
-        let driven = execute::drive(shared, operation, run, on_panic, sender);
-        planted!("no-task-of-its-own" => return bugs::without_a_task(driven, receiver).await);
+        let asking = execute::ask(Arc::clone(&shared), operation, sender);
+        planted!("no-task-of-its-own" => {
+            let driven = execute::drive(shared, asking, run, on_panic);
+            return bugs::without_a_task(driven, receiver).await;
+        });
+        // A store that answers at once, as one in memory does, makes a task needless for whoever does not run: nobody can go
+        // away meanwhile. What runs has a task from the beginning, on each store.
+        let mut asking = Box::pin(asking);
+        let poll = |context: &mut task::Context<'_>| {
+            // Its timers belong to the runtime on which it may go on.
+            let _entered = self.runtime.as_ref().map(Handle::enter);
+            let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&shared));
+            // As in a task, a panic of an observer ends the operation, and not whoever asked for it.
+            Poll::Ready(catch_unwind(AssertUnwindSafe(poll)))
+        };
+        match poll_fn(poll).await {
+            Ok(Poll::Ready(Ok(granted))) => self.spawn(execute::run_granted(shared, granted, run, on_panic)),
+            Ok(Poll::Ready(Err((_, answer)))) => return answer,
+            Ok(Poll::Pending) => self.spawn(execute::drive(shared, asking, run, on_panic)),
+            Err(_) => return Err(ExecuteError::Interrupted),
+        }
+        receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
+    }
+
+    /// In the span of whoever asked: what the operation logs belongs to the request.
+    fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static) {
+        let driven = driven.in_current_span();
         match &self.runtime {
             Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
             None => self.shared.tasks.spawn(driven),
         };
-        receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
     }
 
     /// Refuses new operations, and returns when all that were begun are settled.

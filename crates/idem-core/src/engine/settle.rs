@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::Shared;
 use super::heartbeat::Heartbeat;
@@ -32,7 +33,7 @@ pub(super) enum Settled {
     Ours,
     /// Somebody else owns the record: its answer holds, and this run's does not.
     Lost,
-    /// The transaction is not known to be committed.
+    /// It is not known what the record says: whether a transaction was committed, or what somebody else has written.
     Unclear(StoreError),
 }
 
@@ -54,11 +55,18 @@ impl Shared {
         match answer {
             Ok(OwnerOutcome::Applied) => self.settled(),
             Ok(OwnerOutcome::LeaseLost) => Settled::Lost,
+            // Somebody else has written it, such as a newer version that took over: what everybody else is told by then this
+            // run cannot know.
+            Err(error) if error.kind() == StoreErrorKind::Corrupt => {
+                tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "a settlement was given up");
+                self.observe(&Event::SettlementLost);
+                Settled::Unclear(error)
+            }
             Err(error) => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
                 self.observe(&Event::SettlementDelayed);
                 let (shared, limit) = (Arc::clone(self), self.settings.held_at_most);
-                self.tasks.spawn(async move {
+                let behind = async move {
                     let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
                     let settled = tokio::select! {
                         answer = shared.persist(limit, settle) => matches!(answer, Ok(OwnerOutcome::Applied)),
@@ -72,7 +80,8 @@ impl Shared {
                         shared.observe(&Event::SettlementLost);
                     }
                     shared.waiters.wake(&lease.id);
-                });
+                };
+                self.tasks.spawn(behind.in_current_span());
                 Settled::Ours
             }
         }
@@ -145,11 +154,12 @@ fn is_settled_by(record: &Record, lease: &Lease) -> bool {
 /// Gives a key back in the background, as far as the store can be reached; otherwise its lease runs out.
 pub(super) fn release_behind(shared: &Arc<Shared>, lease: Lease) {
     let (shared, tasks) = (Arc::clone(shared), shared.tasks.clone());
-    tasks.spawn(async move {
+    let release = async move {
         let retention = shared.settings.retention;
         let release = || shared.store().settle(&lease, &Settlement::Released, retention);
         if shared.persist(PATIENCE, release).await.is_ok() {
             shared.waiters.wake(&lease.id);
         }
-    });
+    };
+    tasks.spawn(release.in_current_span());
 }

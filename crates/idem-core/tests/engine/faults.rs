@@ -1,9 +1,14 @@
 //! Stores that fail before, after, late, or never answer.
 
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use idem_core::engine::{Answer, Conclusion, Context, ExecuteError, Idempotency};
-use idem_core::{State, StoreErrorKind};
+use idem_core::{
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, MemoryStore, OwnerOutcome, Record,
+    RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term,
+};
 use idem_testkit::{Fault, Verb};
 use tokio::time::Instant;
 
@@ -164,7 +169,9 @@ async fn every_fault_in_any_place_leaves_one_run_and_one_answer() {
                 Ok(Answer::Replay(replay)) => {
                     assert_eq!(replay.response, idem_core::StoredResponse::new(201, "paid"), "seed {seed}");
                 }
-                Ok(Answer::InProgress { .. }) | Err(ExecuteError::NotAdmitted(_)) => {}
+                // Whoever is turned away comes back later; what a lost acquire has taken is given back meanwhile.
+                Ok(Answer::InProgress { .. }) => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(ExecuteError::NotAdmitted(_)) => {}
                 other => panic!("seed {seed}: {other:?}"),
             }
         }
@@ -192,4 +199,50 @@ async fn a_delayed_settlement_that_somebody_else_made_impossible_is_told() {
     assert_ran(&world.run(&world.at_least_once(), Duration::ZERO, done()).await);
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!((world.events.count("SettlementDelayed"), world.events.count("SettlementLost")), (1, 1));
+}
+
+/// A store in which somebody else writes what this version cannot read while an operation runs.
+#[derive(Debug)]
+struct NewerVersionTookOver(MemoryStore);
+
+#[async_trait::async_trait]
+impl IdempotencyStore for NewerVersionTookOver {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        self.0.acquire(request).await
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.0.renew(lease, term).await
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        self.0.checkpoint(lease, checkpoint).await
+    }
+
+    async fn settle(&self, _: &Lease, _: &Settlement, _: Duration) -> Result<OwnerOutcome, StoreError> {
+        Err(StoreError::new(StoreErrorKind::Corrupt, "the record has format 2"))
+    }
+
+    async fn peek(&self, _: &RecordId) -> Result<Option<Record>, StoreError> {
+        Err(StoreError::new(StoreErrorKind::Corrupt, "the record has format 2"))
+    }
+
+    fn on_settled(&self, _: Weak<dyn SettlementListener>) {}
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_whose_record_somebody_else_wrote_in_an_unknown_format_does_not_say_what_became_of_it() {
+    let world = World::new();
+    let store = Arc::new(NewerVersionTookOver(MemoryStore::new(NonZeroUsize::MAX)));
+    let engine = Idempotency::at_least_once(store, world.settings());
+    let start = Instant::now();
+    // Others may have been told that the outcome is unknown, and will be: this one must not be told that it is known.
+    let answer = world.run(&engine, Duration::ZERO, done()).await;
+    let Err(ExecuteError::CommitUnclear(error)) = answer else { panic!("{answer:?}") };
+    assert_eq!((error.kind(), start.elapsed().as_secs()), (StoreErrorKind::Corrupt, 0));
+    assert_eq!((world.runs(), world.events.count("SettlementLost")), (1, 1));
 }
