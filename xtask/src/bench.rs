@@ -28,12 +28,18 @@ pub(crate) struct Options {
     /// Counts them, and makes them the baseline.
     #[arg(long, conflicts_with = "check")]
     record: bool,
+    /// Times single pieces of work, without servers.
+    #[arg(long, conflicts_with_all = ["check", "record"])]
+    micro: bool,
     /// What is measured and how, as in `--quick store`; `-- --help` lists it.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, conflicts_with_all = ["check", "record"])]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, conflicts_with_all = ["check", "record", "micro"])]
     options: Vec<OsString>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    if options.micro {
+        return command::run(cargo(&["bench", "--quiet"]).current_dir(folder()));
+    }
     for (program, package) in PROGRAMS {
         if is_installed(program) || idem_servers::find_program(program).is_some() {
             continue;

@@ -5,7 +5,8 @@ use std::error::Error;
 use crate::command::{cargo, output_of, run, workspace};
 
 pub(crate) fn format() -> Result<(), Box<dyn Error>> {
-    run(&mut cargo(&["fmt", "--all", "--", "--check"]))
+    run(&mut cargo(&["fmt", "--all", "--", "--check"]))?;
+    run(cargo(&["fmt", "--", "--check"]).current_dir(workspace().join("bench")))
 }
 
 pub(crate) fn lints() -> Result<(), Box<dyn Error>> {

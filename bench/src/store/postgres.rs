@@ -86,7 +86,8 @@ impl Contestants {
         let idem = driven("idem", CLIENTS, self.pace.turn, &self.numbers, pay);
         let by_hand = self.by_hand("by hand", "six_round_trips.sql", CLIENTS);
         let bare = self.by_hand("bare write", "bare_transaction.sql", CLIENTS);
-        hold("Postgres: a business write in a transaction, 64 clients", self.pace.rounds, vec![by_hand, idem, bare]).await
+        hold("Postgres: a business write in a transaction, 64 clients", self.pace.rounds, vec![by_hand, idem, bare])
+            .await
     }
 
     async fn replays(&self, clients: usize) -> Result<Outcome, Error> {

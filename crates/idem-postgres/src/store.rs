@@ -32,8 +32,8 @@ use crate::verb::{Answer, Placed, Presence, Row, Seen, Verb, misanswered};
 /// this many in a row are not chance.
 pub(crate) const ROUNDS: u32 = 16;
 
-/// How every transaction of the store's own begins, whatever the session's defaults are. Only where somebody has said that
-/// nothing be written, nothing is.
+/// How a transaction of the store's own begins, whatever the session's defaults are; [`session`] says the same to a session.
+/// Only where somebody has said that nothing be written, nothing is.
 pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;";
 
 /// Connections for the store's upkeep: one that looks whether a partition is over may read for minutes, and the other is

@@ -124,6 +124,34 @@ async fn the_error_of_one_stays_its_own() {
 }
 
 #[tokio::test]
+async fn a_row_is_waited_for_as_long_as_was_said_after_an_impatient_try_too_and_on_a_new_connection() {
+    const LIMIT: Duration = Duration::from_millis(400);
+    let (_proxy, world) = one_lane(|config| patient(config).lock_timeout(LIMIT)).await;
+    let (held, free) = (world.lease(&request()).await.unwrap(), world.lease(&request()).await.unwrap());
+    let _holder = hold(&world, &held).await;
+    let wait = async || {
+        let start = Instant::now();
+        let error = world.settle(&held).await.unwrap_err();
+        let waited = start.elapsed();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
+        assert!(waited >= LIMIT && waited < 20 * LIMIT, "{waited:?}");
+    };
+    wait().await;
+    // Together they wait once for as long as they may, and then each by itself, impatiently.
+    let (of_held, of_free) = tokio::join!(world.settle(&held), world.settle(&free));
+    assert_eq!(of_held.unwrap_err().kind(), StoreErrorKind::Timeout);
+    of_free.unwrap();
+    wait().await;
+    let mut beside = world.beside().await;
+    let ended = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{}' AND pid <> pg_backend_pid()",
+        world.name
+    );
+    assert!(!sql(&mut beside, ended).await.is_empty());
+    wait().await;
+}
+
+#[tokio::test]
 async fn who_goes_away_takes_only_its_own_answer_along() {
     let (_proxy, world) = one_lane(patient).await;
     let leases = join_all((0..31).map(|_| async { world.lease(&request()).await.unwrap() })).await;

@@ -76,7 +76,8 @@ pub enum ExecuteError {
 /// The shortest time for which a run may ask its record to be kept.
 const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
-pub(super) type Reply<T> = oneshot::Sender<Result<Answer<T>, ExecuteError>>;
+pub(super) type Outcome<T> = Result<Answer<T>, ExecuteError>;
+pub(super) type Reply<T> = oneshot::Sender<Outcome<T>>;
 
 /// An operation that was asked for, and what the store said to it.
 pub(super) struct Asked<T> {
@@ -103,7 +104,7 @@ pub(super) async fn ask<T>(shared: Arc<Shared>, operation: Operation, mut reply:
 
 impl<T> Asked<T> {
     /// The operation if it is to run; else the answer, and who waits for it.
-    pub(super) fn granted(self, shared: &Shared) -> Result<Granted<T>, (Reply<T>, Result<Answer<T>, ExecuteError>)> {
+    pub(super) fn granted(self, shared: &Shared) -> Result<Granted<T>, (Reply<T>, Outcome<T>)> {
         let Self { request, admission, reply } = self;
         match admission {
             Ok(Admission::Run(admitted)) => Ok(Granted { request, admitted: Some(admitted), reply }),
@@ -156,7 +157,7 @@ pub(super) async fn run_granted<T, F, R>(
     tell(reply, answer);
 }
 
-fn tell<T>(reply: Reply<T>, answer: Result<Answer<T>, ExecuteError>) {
+fn tell<T>(reply: Reply<T>, answer: Outcome<T>) {
     // Nobody waits any more when the client has gone; its retry gets the replay.
     let _ = reply.send(answer);
 }
@@ -176,7 +177,7 @@ async fn run_admitted<T, F, R>(
     admitted: Admitted,
     run: F,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
-) -> Result<Answer<T>, ExecuteError>
+) -> Outcome<T>
 where
     F: FnOnce(Context) -> R + Send,
     R: Future<Output = Conclusion<T>> + Send,
@@ -221,7 +222,7 @@ async fn settle_finding<T>(
     lease: Lease,
     settlement: Settlement,
     heartbeat: Option<Heartbeat>,
-) -> Result<Answer<T>, ExecuteError> {
+) -> Outcome<T> {
     let ending = Ending { settlement, writes: Writes::Discard, retention: shared.settings.retention };
     let Some(heartbeat) = heartbeat else { return Err(ExecuteError::Interrupted) };
     // Whoever settled it if not this run: the record says it all.
@@ -270,7 +271,7 @@ where
 }
 
 /// The answer of a run that somebody else superseded: what the record says, so that all callers are told the same.
-async fn superseded<T>(shared: &Shared, request: &Acquire, lease: &Lease, value: T) -> Result<Answer<T>, ExecuteError> {
+async fn superseded<T>(shared: &Shared, request: &Acquire, lease: &Lease, value: T) -> Outcome<T> {
     tracing::warn!(record = %lease.id, "an operation ended after it had lost its lease");
     shared.observe(&Event::LeaseLost);
     Ok(match recorded(shared, request).await? {
