@@ -72,6 +72,10 @@ pub(crate) struct Config {
     /// How long to wait for the store before a request is refused.
     #[arg(long, env = "PAYMENTS_STORE_TIMEOUT_MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) store_timeout_ms: u64,
+    /// How long to wait for the Redis of --cache before its answer is done without. A lock that could not be removed in time says
+    /// for another moment that a payment is in progress.
+    #[arg(long, env = "PAYMENTS_CACHE_TIMEOUT_MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) cache_timeout_ms: u64,
     /// How long a payment that failed rests before its next attempt, under at-least-once; twice as long every time.
     #[arg(long, env = "PAYMENTS_BACKOFF_MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) backoff_ms: u64,

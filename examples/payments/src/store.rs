@@ -78,8 +78,10 @@ impl Store {
             Self::Postgres(store) => Arc::new(store.clone()),
             Self::Redis(_) | Self::Memory(_) | Self::Cached(..) => return Err(UnknownPlace::NothingToSpare.into()),
         };
-        let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix);
-        let hybrid = HybridStore::new(durable, Arc::new(RedisFastStore::new(redis)?), HybridConfig::new());
+        let timeout = Duration::from_millis(config.cache_timeout_ms);
+        let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix).timeout(timeout);
+        let patient = HybridConfig::new().patience(timeout * 2);
+        let hybrid = HybridStore::new(durable, Arc::new(RedisFastStore::new(redis)?), patient);
         Ok(Self::Cached(Box::new(store), hybrid))
     }
 

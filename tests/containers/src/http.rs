@@ -12,7 +12,7 @@ use crate::images::Images;
 use crate::servers::Servers;
 
 /// A machine that is busy with something else takes seconds for what takes milliseconds, and that is nobody's fault here.
-const PATIENT: [&str; 4] = ["--store-timeout-ms", "25000", "--backoff-ms", "6000"];
+const PATIENT: [&str; 6] = ["--store-timeout-ms", "25000", "--cache-timeout-ms", "10000", "--backoff-ms", "6000"];
 
 /// One store under one contract, by one framework.
 struct Cell {
