@@ -100,15 +100,14 @@ pub(crate) enum Keys {
     Few,
 }
 
+/// Lets a server see the few keys for the first time. Some may come again before they are answered.
+pub(crate) async fn warm_up(port: u16, connections: usize) -> Result<(), Error> {
+    output(&mut wrk_command(port, connections, Keys::Few, Duration::from_secs(1))).await.map(drop)
+}
+
 /// One turn of `wrk` against a server on this port. An answer that is no success is an error.
 pub(crate) async fn wrk(port: u16, connections: usize, keys: Keys, turn: Duration) -> Result<Sample, Error> {
-    let keys = if keys == Keys::Fresh { "fresh" } else { "few" };
-    let seconds = format!("{}s", turn.as_secs_f64().ceil().max(1.0));
-    let mut command = Command::new("wrk");
-    command.args(["-t2", "-c", &connections.to_string(), "-d", &seconds, "--latency", "-s"]);
-    command.arg(file("lua/keys.lua")).arg(format!("http://127.0.0.1:{port}/pay"));
-    command.env("KEYS", keys).env("RUN", uuid::Uuid::new_v4().simple().to_string());
-    let text = output(&mut command).await?;
+    let text = output(&mut wrk_command(port, connections, keys, turn)).await?;
     for failure in ["Non-2xx", "Socket errors"] {
         if let Some(line) = text.lines().find(|line| line.contains(failure)) {
             return Err(format!("wrk: {}", line.trim()).into());
@@ -128,4 +127,14 @@ pub(crate) async fn wrk(port: u16, connections: usize, keys: Keys, turn: Duratio
         Some(number.parse::<f64>().ok()? * micros)
     };
     Ok(Sample { per_second, p50: percentile("50%"), p99: percentile("99%") })
+}
+
+fn wrk_command(port: u16, connections: usize, keys: Keys, turn: Duration) -> Command {
+    let keys = if keys == Keys::Fresh { "fresh" } else { "few" };
+    let seconds = format!("{}s", turn.as_secs_f64().ceil().max(1.0));
+    let mut command = Command::new("wrk");
+    command.args(["-t2", "-c", &connections.to_string(), "-d", &seconds, "--latency", "-s"]);
+    command.arg(file("lua/keys.lua")).arg(format!("http://127.0.0.1:{port}/pay"));
+    command.env("KEYS", keys).env("RUN", uuid::Uuid::new_v4().simple().to_string());
+    command
 }

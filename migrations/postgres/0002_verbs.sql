@@ -10,8 +10,8 @@
 -- "skew" is added to the server's clock; it is 0 outside of tests. A lock is 64 bits of a record id: held exclusively
 -- by the transaction in which an operation runs, shared by a statement that makes a record.
 --
--- The planner is told to use the index: functions keep their plans, and one made while the table was empty would read
--- the whole table when it no longer is.
+-- The planner is told to use the index, and to keep its plans: one made anew for each call takes longer than the call,
+-- and one made while the table was empty would read the whole table when it no longer is.
 
 -- A time "by" microseconds later, at most the last one that there is; NULL when "by" is.
 CREATE FUNCTION "idem".idem_later_v1(at BIGINT, by BIGINT) RETURNS BIGINT
@@ -33,7 +33,8 @@ $$;
 
 -- Makes the records that are not there yet, and reads those that are.
 --
--- seen: 1 made, 2 there, 3 not there, because a transaction runs the operation, 4 not there any more: ask again.
+-- seen: 1 made, 2 there, 3 not there, because a transaction runs the operation, 4 not there when it was looked for, and
+-- made by somebody else since: ask again.
 CREATE FUNCTION "idem".idem_acquire_v1(
     skew BIGINT, ids BYTEA[], locks BIGINT[], namespaces BYTEA[], principals BYTEA[], operations BYTEA[],
     formats SMALLINT[], fingerprint_algorithms INTEGER[], fingerprints BYTEA[], owners BYTEA[], takeovers SMALLINT[],
@@ -46,29 +47,41 @@ CREATE FUNCTION "idem".idem_acquire_v1(
     expires_at BIGINT
 )
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
     at BIGINT;
-    made BYTEA[];
 BEGIN
     -- Before anything else: whoever spreads the records over partitions has then done so, and the next statement excludes
     -- as it is done there.
     LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
     PERFORM "idem".idem_exclude_v1(locks);
     at := "idem".idem_now_v1(skew);
-    WITH wanted AS (
-        SELECT * FROM unnest(
-            ids, locks, namespaces, principals, operations, formats, fingerprint_algorithms, fingerprints, owners,
-            takeovers, leases, retentions
-        ) AS item (
-            id, lock, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, takeover,
-            lease, retention
-        )
-        ORDER BY item.id
+    RETURN QUERY WITH wanted AS MATERIALIZED (
+        SELECT
+            item.*, known.id IS NOT NULL AS is_there, known.xmin AS version, known.format AS known_format,
+            known.fingerprint_algorithm AS known_algorithm, known.fingerprint AS known_fingerprint,
+            known.owner AS known_owner, known.attempt, known.state, known.acquisition, known.takeover AS known_takeover,
+            known.lease_until, known.not_before, known.checkpoint_name, known.checkpoint_data, known.status,
+            known.headers, known.body, known.created_at, known.updated_at, known.expires_at,
+            -- It may have become free since this statement took its snapshot, by a transaction that made the record. Then
+            -- the insert meets that record and does nothing.
+            CASE WHEN known.id IS NULL THEN pg_try_advisory_xact_lock_shared(item.lock) END AS is_free
+        FROM (
+            SELECT * FROM unnest(
+                ids, locks, namespaces, principals, operations, formats, fingerprint_algorithms, fingerprints, owners,
+                takeovers, leases, retentions
+            ) WITH ORDINALITY AS given (
+                id, lock, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, takeover,
+                lease, retention, number
+            )
+            ORDER BY given.id
+        ) AS item
+        LEFT JOIN "idem".idem_records AS known ON known.id = item.id
     ),
-    inserted AS (
+    made AS (
         INSERT INTO "idem".idem_records (
             id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
             acquisition, takeover, lease_until, created_at, updated_at, expires_at, purge_after
@@ -80,41 +93,23 @@ BEGIN
             "idem".idem_later_v1("idem".idem_later_v1(at, wanted.lease), wanted.retention),
             "idem".idem_later_v1(at, wanted.retention)
         FROM wanted
-        -- The lock may have become free since this statement took its snapshot, by a transaction that made the record.
-        -- Then the insert meets that record, does nothing, and the record is read below.
-        WHERE CASE
-            WHEN EXISTS (SELECT FROM "idem".idem_records AS known WHERE known.id = wanted.id) THEN FALSE
-            ELSE pg_try_advisory_xact_lock_shared(wanted.lock)
-        END
+        WHERE wanted.is_free
         ON CONFLICT DO NOTHING
-        RETURNING id || owner AS identity
+        RETURNING id
     )
-    SELECT coalesce(array_agg(inserted.identity), '{}') INTO made FROM inserted;
-    IF cardinality(made) = cardinality(ids) THEN
-        RETURN QUERY SELECT
-            number::BIGINT, 1, at, NULL::BIGINT,
-            NULL::SMALLINT, NULL::INTEGER, NULL::BYTEA, NULL::BYTEA, NULL::BIGINT, NULL::SMALLINT,
-            NULL::SMALLINT, NULL::SMALLINT, NULL::BIGINT, NULL::BIGINT, NULL::BYTEA,
-            NULL::BYTEA, NULL::INTEGER, NULL::BYTEA, NULL::BYTEA, NULL::BIGINT, NULL::BIGINT, NULL::BIGINT
-        FROM generate_series(1, cardinality(ids)) AS number;
-        RETURN;
-    END IF;
-    at := "idem".idem_now_v1(skew);
-    RETURN QUERY SELECT
+    SELECT
         wanted.number,
         CASE
-            WHEN wanted.id || wanted.owner = ANY (made) THEN 1
-            WHEN known.id IS NOT NULL THEN 2
-            WHEN pg_try_advisory_xact_lock_shared(wanted.lock) THEN 4
-            ELSE 3
+            WHEN wanted.is_there THEN 2
+            WHEN NOT wanted.is_free THEN 3
+            WHEN wanted.id = ANY (ARRAY(SELECT made.id FROM made)) THEN 1
+            ELSE 4
         END,
-        at, known.xmin::TEXT::BIGINT,
-        known.format, known.fingerprint_algorithm, known.fingerprint, known.owner, known.attempt, known.state,
-        known.acquisition, known.takeover, known.lease_until, known.not_before, known.checkpoint_name,
-        known.checkpoint_data, known.status, known.headers, known.body, known.created_at, known.updated_at,
-        known.expires_at
-    FROM unnest(ids, locks, owners) WITH ORDINALITY AS wanted (id, lock, owner, number)
-    LEFT JOIN "idem".idem_records AS known ON known.id = wanted.id;
+        at, wanted.version::TEXT::BIGINT, wanted.known_format, wanted.known_algorithm, wanted.known_fingerprint,
+        wanted.known_owner, wanted.attempt, wanted.state, wanted.acquisition, wanted.known_takeover, wanted.lease_until,
+        wanted.not_before, wanted.checkpoint_name, wanted.checkpoint_data, wanted.status, wanted.headers, wanted.body,
+        wanted.created_at, wanted.updated_at, wanted.expires_at
+    FROM wanted;
 END
 $$;
 
@@ -128,6 +123,7 @@ CREATE FUNCTION "idem".idem_look_v1(skew BIGINT, ids BYTEA[], locks BIGINT[]) RE
     expires_at BIGINT
 )
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -169,6 +165,7 @@ $$;
 -- Locks rows in the order of their ids, for a statement that calls several of the functions below.
 CREATE FUNCTION "idem".idem_lock_v1(ids BYTEA[]) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 BEGIN
@@ -181,6 +178,7 @@ CREATE FUNCTION "idem".idem_renew_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], leases BIGINT[], retentions BIGINT[]
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -210,6 +208,7 @@ CREATE FUNCTION "idem".idem_checkpoint_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], names BYTEA[], datas BYTEA[]
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -236,6 +235,7 @@ CREATE FUNCTION "idem".idem_settle_v1(
     bodies BYTEA[], retentions BIGINT[]
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -274,6 +274,7 @@ $$;
 -- left behind is not removed: the state machine decides on it.
 CREATE FUNCTION "idem".idem_release_v1(skew BIGINT, ids BYTEA[], owners BYTEA[]) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -302,6 +303,7 @@ CREATE FUNCTION "idem".idem_replace_v1(
     created_at BIGINT, updated_at BIGINT, expires_at BIGINT, purge_after BIGINT
 ) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
@@ -343,6 +345,7 @@ $$;
 -- Removes the row that the state machine decided on, if that is still the same row: 1 done, 2 another row by now.
 CREATE FUNCTION "idem".idem_remove_v1(id BYTEA, version BIGINT) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
@@ -375,6 +378,7 @@ CREATE FUNCTION "idem".idem_put_v1(
     retention BIGINT
 ) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_variable
@@ -431,6 +435,7 @@ $$;
 -- operation over between the question and the write; nor can a transaction begin to.
 CREATE FUNCTION "idem".idem_owns_v1(skew BIGINT, lock BIGINT, record BYTEA, token BYTEA) RETURNS BOOLEAN
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
@@ -451,6 +456,7 @@ $$;
 -- again is left as it is: a transaction that runs it would find it changed.
 CREATE FUNCTION "idem".idem_purge_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 DECLARE

@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 
 use crate::contest::{Contestant, Outcome, hold, per_second};
 use crate::http::serve::Stack;
-use crate::outside::{Keys, wrk};
+use crate::outside::{Keys, warm_up, wrk};
 use crate::report::{Goal, Report};
 use crate::{Error, Pace, servers};
 
@@ -65,7 +65,7 @@ async fn contest(
         Contestant::new(stack.name(), move |_| async move {
             let server = Server::start(stack, postgres).await?;
             if keys == Keys::Few {
-                wrk(server.port, CONNECTIONS, keys, std::time::Duration::from_secs(1)).await?;
+                warm_up(server.port, CONNECTIONS).await?;
             }
             wrk(server.port, CONNECTIONS, keys, pace.turn).await
         })

@@ -231,7 +231,8 @@ impl Idempotency {
 
     /// In the span of whoever asked: what the operation logs belongs to the request.
     fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static) {
-        let driven = driven.in_current_span();
+        // Boxed here, as it is moved several times on its way into a task, and is large: the handler is in it.
+        let driven = Box::pin(driven).in_current_span();
         match &self.runtime {
             Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
             None => self.shared.tasks.spawn(driven),
