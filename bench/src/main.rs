@@ -98,6 +98,7 @@ async fn bench(options: &Options) -> Result<(), Error> {
     let pace = if options.quick { Pace::QUICK } else { Pace::FULL };
     let wanted = |group| options.groups.is_empty() || options.groups.contains(&group);
     let mut report = Report::new(pace);
+    report.note(machine());
     if wanted(Group::Fingerprint) {
         fingerprint::run(pace, &mut report)?;
     }
@@ -115,4 +116,13 @@ async fn bench(options: &Options) -> Result<(), Error> {
         growth::run(pace, &mut report).await?;
     }
     report.finish(options.json.as_deref(), options.plots.as_deref())
+}
+
+/// What this runs on.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = processors.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{cores} cores, {}, Linux {}", model.trim_start_matches([' ', '\t', ':']), kernel.trim())
 }

@@ -28,7 +28,12 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         let (python, port) = (&python, redis.port());
         contestants.push(Contestant::new(peer, move |round| async move {
             let mut command = Command::new(python);
-            command.arg(file("peers/peers.py")).args([peer, &port.to_string(), &pace.turn.as_secs_f64().to_string()]);
+            // What they deprecate is not the matter here.
+            command.args(["-W", "ignore"]).arg(file("peers/peers.py")).args([
+                peer,
+                &port.to_string(),
+                &pace.turn.as_secs_f64().to_string(),
+            ]);
             command.arg(round.to_string()).stdout(Stdio::piped()).kill_on_drop(true);
             let mut process = command.spawn()?;
             let said = process.stdout.take().ok_or("it says nothing")?;

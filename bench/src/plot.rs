@@ -10,10 +10,16 @@ use crate::report::Judged;
 
 const OURS: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
 const OTHERS: RGBColor = RGBColor(0xa0, 0xa0, 0xa0);
-const WIDTH: u32 = 760;
 const ROW: u32 = 34;
 
-/// A bar each: how many times as much as the first contestant.
+/// Room for the names of contestants, and for those of goals, which are sentences.
+const NAMES: u32 = 300;
+const SENTENCES: u32 = 600;
+/// Room for the bars, and for what is written behind the longest.
+const BARS: u32 = 350;
+const SHOWN: u32 = 110;
+
+/// A bar for what each contestant does in a second.
 pub(crate) fn contest(folder: &Path, outcome: &Outcome) -> Result<(), Error> {
     let bars =
         outcome.rows.iter().filter_map(|row| Some((row.contestant, outcome.spread(row.contestant, per_second)?)));
@@ -30,24 +36,24 @@ pub(crate) fn contest(folder: &Path, outcome: &Outcome) -> Result<(), Error> {
         .collect();
     let file = outcome.name.chars().map(|character| if character.is_alphanumeric() { character } else { '-' });
     let file = file.collect::<String>().to_lowercase();
-    draw(&folder.join(format!("{file}.svg")), &outcome.name, &rows)
+    draw(&folder.join(format!("{file}.svg")), &outcome.name, NAMES, None, &rows)
 }
 
-/// Each figure in units of its goal.
+/// How far each goal is reached: beyond the line at 1 it is met, whichever side of the figure is good.
 pub(crate) fn goals(path: &Path, goals: &[Judged]) -> Result<(), Error> {
-    let rows: Vec<Bar> = goals
-        .iter()
-        .filter_map(|judged| {
-            let figure = judged.figure?;
-            Some(Bar {
-                label: judged.what.clone(),
-                spread: figure,
-                colour: if judged.met { OURS } else { OTHERS },
-                shown: format!("{:.2}×", figure.median),
-            })
+    let bar = |judged: &Judged| {
+        let figure = judged.figure?;
+        let reached = [figure.median, figure.min, figure.max].map(|figure| judged.goal.reached(figure));
+        let [median, one, other] = reached;
+        Some(Bar {
+            label: judged.what.clone(),
+            spread: Spread { median, min: one.min(other), max: one.max(other) },
+            colour: if judged.met { OURS } else { OTHERS },
+            shown: format!("{:.2}×", figure.median),
         })
-        .collect();
-    draw(path, "goals", &rows)
+    };
+    let rows: Vec<Bar> = goals.iter().filter_map(bar).collect();
+    draw(path, "Goals: how far each is reached, and the figure", SENTENCES, Some(1.0), &rows)
 }
 
 struct Bar {
@@ -57,18 +63,19 @@ struct Bar {
     shown: String,
 }
 
-fn draw(path: &Path, title: &str, bars: &[Bar]) -> Result<(), Error> {
+fn draw(path: &Path, title: &str, left: u32, line: Option<f64>, bars: &[Bar]) -> Result<(), Error> {
     let rows = u32::try_from(bars.len())?;
     let most = bars.iter().map(|bar| bar.spread.max).fold(f64::MIN_POSITIVE, f64::max);
-    let drawing = SVGBackend::new(path, (WIDTH, 48 + rows * ROW)).into_drawing_area();
+    let height = 48 + rows * ROW;
+    let drawing = SVGBackend::new(path, (left + BARS + SHOWN, height)).into_drawing_area();
     let failed = |error: &dyn std::fmt::Display| Error::from(format!("{}: {error}", path.display()));
     drawing.fill(&WHITE).map_err(|error| failed(&error))?;
     let text = ("sans-serif", 15).into_font();
     drawing
         .draw(&Text::new(title.to_owned(), (12, 12), ("sans-serif", 18).into_font()))
         .map_err(|error| failed(&error))?;
-    let (left, right) = (300, i32::try_from(WIDTH)? - 110);
-    let along = |value: f64| left + (f64::from(right - left) * value / most) as i32;
+    let left = i32::try_from(left)?;
+    let along = |value: f64| left + (f64::from(BARS) * value / most) as i32;
     for (row, bar) in (0_i32..).zip(bars) {
         let top = 44 + row * ROW as i32;
         let middle = top + 9;
@@ -79,6 +86,10 @@ fn draw(path: &Path, title: &str, bars: &[Bar]) -> Result<(), Error> {
         drawing.draw(&Text::new(bar.label.clone(), (12, top + 2), text.clone())).map_err(|error| failed(&error))?;
         let shown = Text::new(bar.shown.clone(), (along(bar.spread.max) + 8, top + 2), text.clone());
         drawing.draw(&shown).map_err(|error| failed(&error))?;
+    }
+    if let Some(line) = line {
+        let line = vec![(along(line), 40), (along(line), i32::try_from(height)?)];
+        drawing.draw(&PathElement::new(line, BLACK)).map_err(|error| failed(&error))?;
     }
     drawing.present().map_err(|error| failed(&error))
 }

@@ -18,10 +18,15 @@ pub(crate) enum Goal {
 
 impl Goal {
     fn is_met(self, figure: f64) -> bool {
+        self.reached(figure) >= 1.0
+    }
+
+    /// How far it is reached: 1 is just so.
+    pub(crate) fn reached(self, figure: f64) -> f64 {
         match self {
-            Self::AtLeast(least) => figure >= least,
-            Self::AtMost(most) => figure <= most,
-            Self::Between(least, most) => (least..=most).contains(&figure),
+            Self::AtLeast(least) => figure / least,
+            Self::AtMost(most) => most / figure,
+            Self::Between(least, most) => (figure / least).min(most / figure),
         }
     }
 
@@ -75,6 +80,29 @@ impl Report {
 
     /// Prints the goals, and writes the files. Goals that are missed are no error: a figure is a measurement.
     pub(crate) fn finish(self, json: Option<&Path>, plots: Option<&Path>) -> Result<(), Error> {
+        if !self.goals.is_empty() {
+            self.print_goals();
+        }
+        if let Some(path) = json {
+            let all = json!({
+                "rounds": self.pace.rounds, "turn_seconds": self.pace.turn.as_secs_f64(),
+                "quick": self.pace.quick, "notes": self.notes, "contests": self.outcomes, "goals": self.goals,
+            });
+            std::fs::write(path, serde_json::to_vec_pretty(&all)?)?;
+        }
+        if let Some(folder) = plots {
+            std::fs::create_dir_all(folder)?;
+            if !self.goals.is_empty() {
+                plot::goals(&folder.join("goals.svg"), &self.goals)?;
+            }
+            for outcome in &self.outcomes {
+                plot::contest(folder, outcome)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn print_goals(&self) {
         println!("\n| goal | wanted | figure | min – max | met |");
         println!("|---|---|---|---|---|");
         for judged in &self.goals {
@@ -86,21 +114,5 @@ impl Report {
         }
         let met = self.goals.iter().filter(|judged| judged.met).count();
         println!("\n{met} of {} goals met", self.goals.len());
-        if let Some(path) = json {
-            let cores = std::thread::available_parallelism().map_or(0, usize::from);
-            let all = json!({
-                "cores": cores, "rounds": self.pace.rounds, "turn_seconds": self.pace.turn.as_secs_f64(),
-                "quick": self.pace.quick, "notes": self.notes, "contests": self.outcomes, "goals": self.goals,
-            });
-            std::fs::write(path, serde_json::to_vec_pretty(&all)?)?;
-        }
-        if let Some(folder) = plots {
-            std::fs::create_dir_all(folder)?;
-            plot::goals(&folder.join("goals.svg"), &self.goals)?;
-            for outcome in &self.outcomes {
-                plot::contest(folder, outcome)?;
-            }
-        }
-        Ok(())
     }
 }

@@ -7,7 +7,6 @@ mod churn;
 mod database;
 mod failover;
 mod front;
-mod growth;
 mod hammer;
 mod hot;
 mod random;
@@ -32,8 +31,6 @@ enum Check {
     Hot(hot::Options),
     /// The size of the table while records come and go, with one purge, with two, and in partitions.
     Churn(churn::Options),
-    /// Acquire and replay in a small table and in a large one.
-    Growth(growth::Options),
     /// What Redis has acknowledged after Sentinels replaced a paused primary, with and without awaiting replicas.
     Sentinel(failover::Options),
     /// The same in a Redis Cluster, whose slots move and whose primaries are killed or paused in turn.
@@ -52,7 +49,6 @@ async fn main() -> ExitCode {
         Check::Hammer(options) => hammer::run(&options).await,
         Check::Hot(options) => hot::run(&options).await,
         Check::Churn(options) => churn::run(&options).await,
-        Check::Growth(options) => growth::run(&options).await,
         Check::Sentinel(options) => failover::sentinel::run(&options).await,
         Check::Cluster(options) => failover::cluster::run(&options).await,
         Check::Standby(options) => failover::standby::run(&options).await,
