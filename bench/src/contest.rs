@@ -5,12 +5,14 @@ use std::pin::Pin;
 use crate::Error;
 
 /// What one turn came to.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub(crate) struct Sample {
     pub(crate) per_second: f64,
     /// Microseconds, where whoever measured says so.
     pub(crate) p50: Option<f64>,
     pub(crate) p99: Option<f64>,
+    /// Microseconds of the server's processor time for each, where it is a process of its own.
+    pub(crate) cpu: Option<f64>,
 }
 
 /// One turn; its argument is its number, by which it can choose keys that nobody has used.
@@ -99,21 +101,22 @@ impl Outcome {
     }
 
     pub(crate) fn print(&self) {
-        println!("| contestant | per second | min – max | p50 µs | p99 µs |");
-        println!("|---|---|---|---|---|");
+        println!("| contestant | per second | min – max | p50 µs | p99 µs | server's CPU µs |");
+        println!("|---|---|---|---|---|---|");
         for row in &self.rows {
             let Some(rate) = self.spread(row.contestant, per_second) else { continue };
-            let shown = |of: fn(&Sample) -> Option<f64>| {
-                self.spread(row.contestant, of).map_or("–".to_owned(), |spread| format!("{:.0}", spread.median))
+            let shown = |of: fn(&Sample) -> Option<f64>, digits: usize| {
+                self.spread(row.contestant, of).map_or("–".to_owned(), |spread| format!("{:.digits$}", spread.median))
             };
             println!(
-                "| {} | {:.0} | {:.0} – {:.0} | {} | {} |",
+                "| {} | {:.0} | {:.0} – {:.0} | {} | {} | {} |",
                 row.contestant,
                 rate.median,
                 rate.min,
                 rate.max,
-                shown(p50),
-                shown(|sample| sample.p99)
+                shown(p50, 0),
+                shown(p99, 0),
+                shown(|sample| sample.cpu, 1)
             );
         }
     }

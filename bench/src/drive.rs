@@ -64,5 +64,5 @@ pub(crate) fn histogram() -> Result<Histogram<u64>, Error> {
 
 pub(crate) fn sample(times: &Histogram<u64>, took: Duration) -> Sample {
     let micros = |quantile| Some(times.value_at_quantile(quantile) as f64 / 1_000.0);
-    Sample { per_second: times.len() as f64 / took.as_secs_f64(), p50: micros(0.5), p99: micros(0.99) }
+    Sample { per_second: times.len() as f64 / took.as_secs_f64(), p50: micros(0.5), p99: micros(0.99), cpu: None }
 }

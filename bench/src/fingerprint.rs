@@ -81,7 +81,7 @@ fn take_turns(name: &str, contestants: &[(&'static str, Work<'_>)], pace: Pace) 
             }
             let each = started.elapsed().as_secs_f64() / f64::from(done);
             if round > 0 {
-                row.samples.push(Sample { per_second: 1.0 / each, p50: Some(each * 1e6), p99: None });
+                row.samples.push(Sample { per_second: 1.0 / each, p50: Some(each * 1e6), ..Sample::default() });
             }
         }
     }

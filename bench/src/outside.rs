@@ -88,7 +88,7 @@ pub(crate) async fn redis_benchmark(
     let p99 = from_the_end(1);
     let p50 = from_the_end(1);
     let per_second = from_the_end(2).ok_or_else(|| format!("redis-benchmark said no rate: {text}"))?;
-    Ok(Sample { per_second, p50: p50.map(|ms| ms * 1e3), p99: p99.map(|ms| ms * 1e3) })
+    Ok(Sample { per_second, p50: p50.map(|ms| ms * 1e3), p99: p99.map(|ms| ms * 1e3), cpu: None })
 }
 
 /// Which keys requests over HTTP have.
@@ -105,15 +105,24 @@ pub(crate) async fn warm_up(port: u16, connections: usize) -> Result<(), Error> 
     output(&mut wrk_command(port, connections, Keys::Few, Duration::from_secs(1))).await.map(drop)
 }
 
-/// One turn of `wrk` against a server on this port. An answer that is no success is an error.
-pub(crate) async fn wrk(port: u16, connections: usize, keys: Keys, turn: Duration) -> Result<Sample, Error> {
+/// One turn of `wrk` against a server, by its port and process. An answer that is no success is an error.
+pub(crate) async fn wrk(
+    port: u16,
+    process: u32,
+    connections: usize,
+    keys: Keys,
+    turn: Duration,
+) -> Result<Sample, Error> {
+    let before = processor_time(process)?;
     let text = output(&mut wrk_command(port, connections, keys, turn)).await?;
+    let took = processor_time(process)? - before;
     for failure in ["Non-2xx", "Socket errors"] {
         if let Some(line) = text.lines().find(|line| line.contains(failure)) {
             return Err(format!("wrk: {}", line.trim()).into());
         }
     }
     let per_second = number_after(&text, "Requests/sec:").ok_or_else(|| format!("wrk said no rate: {text}"))?;
+    let requests = text.lines().find_map(|line| line.trim().split_once(" requests in ")?.0.parse::<f64>().ok());
     let percentile = |label: &str| {
         let line = text.lines().find(|line| line.trim_start().starts_with(label))?;
         let word = line.split_whitespace().nth(1)?;
@@ -126,7 +135,17 @@ pub(crate) async fn wrk(port: u16, connections: usize, keys: Keys, turn: Duratio
         };
         Some(number.parse::<f64>().ok()? * micros)
     };
-    Ok(Sample { per_second, p50: percentile("50%"), p99: percentile("99%") })
+    Ok(Sample { per_second, p50: percentile("50%"), p99: percentile("99%"), cpu: requests.map(|number| took / number) })
+}
+
+/// The processor time of all threads of a process, in microseconds.
+fn processor_time(process: u32) -> Result<f64, Error> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name, in parentheses, may hold anything; the times are the 14th and the 15th field.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks: Result<Vec<u64>, _> = fields.skip(11).take(2).map(str::parse).collect();
+    let ticks: u64 = ticks?.iter().sum();
+    Ok(ticks as f64 * 1e6 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 fn wrk_command(port: u16, connections: usize, keys: Keys, turn: Duration) -> Command {

@@ -39,7 +39,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
             let said = process.stdout.take().ok_or("it says nothing")?;
             let line = BufReader::new(said).lines().next_line().await?.ok_or("it ended without a rate")?;
             process.wait().await?;
-            Ok(Sample { per_second: line.trim().parse()?, p50: None, p99: None })
+            Ok(Sample { per_second: line.trim().parse()?, ..Sample::default() })
         }));
     }
     report.add(hold("Redis: an operation, 1 client, beside libraries in Python", pace.rounds, contestants).await?);

@@ -67,7 +67,8 @@ async fn contest(
             if keys == Keys::Few {
                 warm_up(server.port, CONNECTIONS).await?;
             }
-            wrk(server.port, CONNECTIONS, keys, pace.turn).await
+            let process = server.process.id().ok_or("the server has ended")?;
+            wrk(server.port, process, CONNECTIONS, keys, pace.turn).await
         })
     });
     hold(name, pace.rounds, contestants.collect()).await

@@ -79,6 +79,6 @@ impl Scripts {
         // A cycle takes the time of both.
         let per_second = 1.0 / (1.0 / acquired.per_second + 1.0 / settled.per_second);
         let sum = |one: Option<f64>, other: Option<f64>| Some(one? + other?);
-        Ok(Sample { per_second, p50: sum(acquired.p50, settled.p50), p99: None })
+        Ok(Sample { per_second, p50: sum(acquired.p50, settled.p50), ..Sample::default() })
     }
 }
