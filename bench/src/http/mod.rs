@@ -24,7 +24,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let figure = ratio(&executing, Stack::Memory, Stack::Bare);
     report.judge("axum + memory, executing, against the bare handler", Goal::AtLeast(0.7), figure);
     let figure = ratio(&executing, Stack::Memory, Stack::PeerInMemory);
-    report.judge("the same against axum-idempotent", Goal::AtLeast(1.2), figure);
+    report.judge("axum + memory, executing, against axum-idempotent", Goal::AtLeast(1.2), figure);
     let figure = ratio(&executing, Stack::ActixMemory, Stack::Memory);
     report.judge("actix against axum, executing", Goal::Between(0.9, 1.1), figure);
     report.add(executing);
@@ -44,7 +44,12 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
             Keys::Fresh,
             3.0,
         ),
-        ("HTTP on Postgres, replaying", "the same, replaying", Keys::Few, 2.0),
+        (
+            "HTTP on Postgres, replaying",
+            "axum + Postgres against axum-idempotent + Postgres, replaying",
+            Keys::Few,
+            2.0,
+        ),
     ] {
         let outcome = contest(name, &on_postgres, Some(&postgres), keys, pace).await?;
         report.judge(what, Goal::AtLeast(least), ratio(&outcome, Stack::Postgres, Stack::PeerOnPostgres));

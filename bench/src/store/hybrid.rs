@@ -8,7 +8,7 @@ use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 use idem_servers::{Postgres, Redis};
 
-use super::{CLIENTS, replays};
+use super::{CLIENTS, crowd, replays};
 use crate::contest::{hold, p50};
 use crate::drive::driven;
 use crate::records::Maker;
@@ -28,9 +28,9 @@ pub(crate) async fn run(postgres: &Postgres, redis: &Redis, pace: Pace, report: 
         let contestants = makers
             .iter()
             .map(|(name, maker)| driven(name, clients, pace.turn, &Arc::default(), maker.replays(replays(pace))));
-        let name = format!("Redis in front of Postgres: replay, {clients} clients");
+        let name = format!("Redis in front of Postgres: replay, {}", crowd(clients));
         let outcome = hold(&name, pace.rounds, contestants.collect()).await?;
-        let what = format!("hybrid replay p50 against Redis alone, {clients} clients");
+        let what = format!("hybrid replay p50 against Redis alone, {}", crowd(clients));
         report.judge(&what, Goal::AtMost(1.15), outcome.ratio("hybrid", "Redis", p50));
         report.add(outcome);
     }

@@ -11,6 +11,11 @@ use crate::{Error, Pace, servers};
 /// Clients at once, unless a contest says otherwise.
 const CLIENTS: usize = 64;
 
+/// How many clients, in words.
+fn crowd(clients: usize) -> String {
+    if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") }
+}
+
 /// Settled records for replays.
 fn replays(pace: Pace) -> u64 {
     if pace.quick { 10_000 } else { 100_000 }

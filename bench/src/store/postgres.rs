@@ -8,7 +8,7 @@ use idem_core::{Begin, OwnerOutcome, TransactionalStore, Writes};
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_servers::Postgres;
 
-use super::{CLIENTS, replays};
+use super::{CLIENTS, crowd, replays};
 use crate::contest::{Contestant, Outcome, hold, p50, per_second};
 use crate::drive::{Work, driven};
 use crate::outside::pgbench;
@@ -30,16 +30,20 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
     judge(report, "Postgres leased cycles/s against two hand-written statements, 64 clients", 3.0, &crowd);
     report.add(crowd);
     let larger = contestants.cycles(256).await?;
-    judge(report, "the same, 256 clients", 5.0, &larger);
+    judge(report, "Postgres leased cycles/s against two hand-written statements, 256 clients", 5.0, &larger);
     report.add(larger);
     let alone = contestants.cycles(1).await?;
-    report.judge("the same, p50 at 1 client", Goal::AtMost(1.15), alone.ratio("idem", "by hand", p50));
+    report.judge(
+        "Postgres leased cycle's p50 against two hand-written statements, 1 client",
+        Goal::AtMost(1.15),
+        alone.ratio("idem", "by hand", p50),
+    );
     report.add(alone);
 
     let transactions = contestants.transactions().await?;
     judge(report, "Postgres transactional requests/s against six hand-written round trips", 1.8, &transactions);
     let bare = transactions.ratio("idem", "bare write", per_second);
-    report.judge("the same against the bare business write in a transaction", Goal::AtLeast(0.6), bare);
+    report.judge("Postgres transactional requests/s against the bare business write", Goal::AtLeast(0.6), bare);
     report.add(transactions);
 
     contestants.maker.fill(replays(pace)).await?;
@@ -48,7 +52,7 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
     judge(report, "Postgres replays/s against selecting the row, 1 client", 0.9, &alone);
     report.add(alone);
     let crowd = contestants.replays(CLIENTS).await?;
-    judge(report, "the same, coalesced, 64 clients", 1.5, &crowd);
+    judge(report, "Postgres replays/s against selecting the row, 64 clients", 1.5, &crowd);
     report.add(crowd);
     Ok(())
 }
@@ -73,7 +77,7 @@ impl Contestants {
 
     async fn cycles(&self, clients: usize) -> Result<Outcome, Error> {
         let idem = driven("idem", clients, self.pace.turn, &self.numbers, self.maker.cycles());
-        let name = format!("Postgres: acquire and settle, {clients} clients");
+        let name = format!("Postgres: acquire and settle, {}", crowd(clients));
         hold(&name, self.pace.rounds, vec![self.by_hand("by hand", "two_statements.sql", clients), idem]).await
     }
 
@@ -92,7 +96,7 @@ impl Contestants {
 
     async fn replays(&self, clients: usize) -> Result<Outcome, Error> {
         let idem = driven("idem", clients, self.pace.turn, &Arc::default(), self.maker.replays(replays(self.pace)));
-        let name = format!("Postgres: replay, {clients} clients");
+        let name = format!("Postgres: replay, {}", crowd(clients));
         hold(&name, self.pace.rounds, vec![self.by_hand("by hand", "replay.sql", clients), idem]).await
     }
 }

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
-use super::CLIENTS;
+use super::{CLIENTS, crowd};
 use crate::contest::{hold, per_second};
 use crate::drive::{Work, driven};
 use crate::records::Maker;
@@ -41,10 +41,10 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         };
         let by_hand = driven("by hand", clients, pace.turn, &numbers, by_hand);
         let idem = driven("idem", clients, pace.turn, &numbers, maker.cycles());
-        let name = format!("SQLite: acquire and settle, {clients} clients");
+        let name = format!("SQLite: acquire and settle, {}", crowd(clients));
         let outcome = hold(&name, pace.rounds, vec![by_hand, idem]).await?;
         let what =
-            format!("SQLite cycles/s against hand-written statements through the same driver, {clients} clients");
+            format!("SQLite cycles/s against hand-written statements through the same driver, {}", crowd(clients));
         report.judge(&what, Goal::AtLeast(least), outcome.ratio("idem", "by hand", per_second));
         report.add(outcome);
     }
