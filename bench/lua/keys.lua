@@ -13,13 +13,12 @@ end
 
 function request()
     number = number + 1
-    local key
+    local of, which = run, number
     if mode == "few" then
-        key = string.format("replay-%d-%08d", thread, number % 500)
-    else
-        key = string.format("%s-%d-%012d", run, thread, number)
+        of, which = "the-same-in-all-runs", number % 500
     end
-    -- The peer keeps its answers in sessions: one for each key, which is what suits it best.
-    return head .. "Cookie: session=" .. string.format("%021dA", mode == "few" and thread * 500 + number % 500 or number) ..
-        "\r\nIdempotency-Key: " .. key .. "\r\n\r\n" .. body
+    local key = string.format("%s-%d-%012d", of, thread, which)
+    -- The peer keeps its answers in sessions, by 128 bits in base64: one for each key, which is what suits it best.
+    local session = string.format("%s%010d%dA", mode == "few" and "0000000000" or run:sub(1, 10), which, thread)
+    return head .. "Cookie: session=" .. session .. "\r\nIdempotency-Key: " .. key .. "\r\n\r\n" .. body
 end

@@ -47,7 +47,8 @@ pub(crate) fn goals(path: &Path, goals: &[Judged]) -> Result<(), Error> {
         let [median, one, other] = reached;
         Some(Bar {
             label: judged.what.clone(),
-            spread: Spread { median, min: one.min(other), max: one.max(other) },
+            // Where a figure can be too small and too large, both extremes may be on the wrong side.
+            spread: Spread { median, min: one.min(other).min(median), max: one.max(other).max(median) },
             colour: if judged.met { OURS } else { OTHERS },
             shown: format!("{:.2}×", figure.median),
         })
@@ -65,7 +66,7 @@ struct Bar {
 
 fn draw(path: &Path, title: &str, left: u32, line: Option<f64>, bars: &[Bar]) -> Result<(), Error> {
     let rows = u32::try_from(bars.len())?;
-    let most = bars.iter().map(|bar| bar.spread.max).fold(f64::MIN_POSITIVE, f64::max);
+    let most = bars.iter().map(|bar| bar.spread.max).chain(line).fold(f64::MIN_POSITIVE, f64::max);
     let height = 48 + rows * ROW;
     let drawing = SVGBackend::new(path, (left + BARS + SHOWN, height)).into_drawing_area();
     let failed = |error: &dyn std::fmt::Display| Error::from(format!("{}: {error}", path.display()));

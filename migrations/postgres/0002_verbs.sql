@@ -10,8 +10,10 @@
 -- "skew" is added to the server's clock; it is 0 outside of tests. A lock is 64 bits of a record id: held exclusively
 -- by the transaction in which an operation runs, shared by a statement that makes a record.
 --
--- The planner is told to use the index, and to keep its plans: one made anew for each call takes longer than the call,
--- and one made while the table was empty would read the whole table when it no longer is.
+-- The planner is told to use the index, and to keep its plans: one made anew for each call takes longer than the call.
+-- A plan made while the table was nearly empty must not read the whole table when it no longer is. So wherever records are
+-- looked for, there is no other way to them than by their ids: OFFSET 0 keeps a subquery apart from what is around it, and
+-- ANY (ids) is there although the join says the same. The purge needs plans by what is in the table, and keeps none.
 
 -- A time "by" microseconds later, at most the last one that there is; NULL when "by" is.
 CREATE FUNCTION "idem".idem_later_v1(at BIGINT, by BIGINT) RETURNS BIGINT
@@ -61,7 +63,7 @@ BEGIN
     at := "idem".idem_now_v1(skew);
     RETURN QUERY WITH wanted AS MATERIALIZED (
         SELECT
-            item.*, known.id IS NOT NULL AS is_there, known.xmin AS version, known.format AS known_format,
+            item.*, known.id IS NOT NULL AS is_there, known.version, known.format AS known_format,
             known.fingerprint_algorithm AS known_algorithm, known.fingerprint AS known_fingerprint,
             known.owner AS known_owner, known.attempt, known.state, known.acquisition, known.takeover AS known_takeover,
             known.lease_until, known.not_before, known.checkpoint_name, known.checkpoint_data, known.status,
@@ -79,7 +81,9 @@ BEGIN
             )
             ORDER BY given.id
         ) AS item
-        LEFT JOIN "idem".idem_records AS known ON known.id = item.id
+        LEFT JOIN LATERAL (
+            SELECT one.xmin AS version, one.* FROM "idem".idem_records AS one WHERE one.id = item.id OFFSET 0
+        ) AS known ON TRUE
     ),
     made AS (
         INSERT INTO "idem".idem_records (
@@ -95,14 +99,14 @@ BEGIN
         FROM wanted
         WHERE wanted.is_free
         ON CONFLICT DO NOTHING
-        RETURNING id
+        RETURNING id || owner AS identity
     )
     SELECT
         wanted.number,
         CASE
             WHEN wanted.is_there THEN 2
             WHEN NOT wanted.is_free THEN 3
-            WHEN wanted.id = ANY (ARRAY(SELECT made.id FROM made)) THEN 1
+            WHEN wanted.id || wanted.owner = ANY (ARRAY(SELECT made.identity FROM made)) THEN 1
             ELSE 4
         END,
         at, wanted.version::TEXT::BIGINT, wanted.known_format, wanted.known_algorithm, wanted.known_fingerprint,
@@ -152,13 +156,15 @@ BEGIN
             WHEN known.id IS NOT NULL THEN 2
             ELSE 4
         END,
-        at, known.xmin::TEXT::BIGINT,
+        at, known.version::TEXT::BIGINT,
         known.format, known.fingerprint_algorithm, known.fingerprint, known.owner, known.attempt, known.state,
         known.acquisition, known.takeover, known.lease_until, known.not_before, known.checkpoint_name,
         known.checkpoint_data, known.status, known.headers, known.body, known.created_at, known.updated_at,
         known.expires_at
     FROM unnest(ids, free) WITH ORDINALITY AS wanted (id, free, number)
-    LEFT JOIN "idem".idem_records AS known ON known.id = wanted.id;
+    LEFT JOIN LATERAL (
+        SELECT one.xmin AS version, one.* FROM "idem".idem_records AS one WHERE one.id = wanted.id OFFSET 0
+    ) AS known ON TRUE;
 END
 $$;
 
@@ -198,7 +204,8 @@ BEGIN
             AS given (id, owner, lease, retention, number)
         ORDER BY given.id
     ) AS wanted
-    WHERE known.id = wanted.id AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+    WHERE known.id = wanted.id AND known.id = ANY (ids)
+        AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
     RETURNING wanted.number;
 END
 $$;
@@ -223,7 +230,8 @@ BEGIN
         SELECT * FROM unnest(ids, owners, names, datas) WITH ORDINALITY AS given (id, owner, name, data, number)
         ORDER BY given.id
     ) AS wanted
-    WHERE known.id = wanted.id AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+    WHERE known.id = wanted.id AND known.id = ANY (ids)
+        AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
     RETURNING wanted.number;
 END
 $$;
@@ -265,7 +273,8 @@ BEGIN
             AS given (id, owner, state, wait, status, headers, body, retention, number)
         ORDER BY given.id
     ) AS wanted
-    WHERE known.id = wanted.id AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+    WHERE known.id = wanted.id AND known.id = ANY (ids)
+        AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
     RETURNING wanted.number;
 END
 $$;
@@ -285,7 +294,8 @@ BEGIN
     USING (
         SELECT * FROM unnest(ids, owners) WITH ORDINALITY AS given (id, owner, number) ORDER BY given.id
     ) AS wanted
-    WHERE known.id = wanted.id AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+    WHERE known.id = wanted.id AND known.id = ANY (ids)
+        AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
         AND CASE known.takeover
             WHEN 1 THEN known.attempt = 1 AND known.checkpoint_name IS NULL
             ELSE known.acquisition <> 4
@@ -456,7 +466,6 @@ $$;
 -- again is left as it is: a transaction that runs it would find it changed.
 CREATE FUNCTION "idem".idem_purge_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 DECLARE

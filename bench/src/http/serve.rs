@@ -83,7 +83,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Error> {
         Stack::Bare => Router::new().route("/pay", post(pay)),
         Stack::Memory => protected(Arc::new(memory()?)),
         Stack::Postgres => protected(Arc::new(PostgresStore::open(PostgresConfig::new(database()?)).await?)),
-        Stack::PeerInMemory => peer(MokaStore::builder().build()),
+        Stack::PeerInMemory => peer(MokaStore::builder().max_capacity(RECORDS as u64).build()),
         Stack::PeerOnPostgres => {
             // As many connections as serve it best on two cores.
             let options = sqlx_of_peers::postgres::PgPoolOptions::new().max_connections(16);

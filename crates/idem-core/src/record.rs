@@ -130,7 +130,8 @@ impl OwnerToken {
     /// that are always set (RFC 9562 section 5.4).
     pub const NOBODY: Self = Self(Uuid::nil());
 
-    /// A token that nobody else has.
+    /// A token that nobody else has. Its bits come from the operating system each time: a generator in memory would give the
+    /// same ones to two machines that go on from one snapshot.
     #[must_use]
     pub fn random() -> Self {
         Self(Uuid::new_v4())

@@ -319,7 +319,7 @@ impl IdempotencyStore for PostgresStore {
                     // The statement made the record that the state machine makes when there is none.
                     Presence::Made => return Ok(outcome),
                     Presence::Held => return Ok(IN_PROGRESS),
-                    // It was there, so none was made, and has gone since.
+                    // Somebody else made it at the same moment.
                     Presence::There | Presence::Absent => continue,
                 }
             }

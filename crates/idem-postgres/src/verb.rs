@@ -134,7 +134,7 @@ pub(crate) enum Presence {
     There,
     /// A transaction runs the operation; there may be a row from before.
     Held,
-    /// There is nothing.
+    /// There was nothing when it was looked for.
     Absent,
 }
 
