@@ -83,9 +83,4 @@ impl Database {
         let row = rows.first().ok_or_else(|| format!("{sql}: no row"))?;
         Ok(row.try_get(0)?)
     }
-
-    /// The bytes of a table with everything that belongs to it.
-    pub(crate) async fn size(&mut self, table: &str) -> Result<i64, Error> {
-        self.number(&format!("SELECT pg_total_relation_size('{table}')")).await
-    }
 }
