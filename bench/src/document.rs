@@ -7,7 +7,7 @@ pub(crate) fn document(bytes: usize) -> Result<Vec<u8>, serde_json::Error> {
     let item = |number: usize| {
         json!({
             "sku": format!("SKU-{number:06}"), "quantity": number % 7 + 1, "price": {"amount": "12.50", "currency": "EUR"},
-            "gift": number % 3 == 0, "note": if number % 5 == 0 { Value::Null } else { json!("zur Lieferung am Vormittag") },
+            "gift": number.is_multiple_of(3), "note": if number.is_multiple_of(5) { Value::Null } else { json!("zur Lieferung am Vormittag") },
             "weight": 0.125 * number as f64,
         })
     };

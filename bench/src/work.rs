@@ -11,8 +11,10 @@ use idem_core::{
     RecordIdentity, Scope, Settlement, StoredResponse, Takeover, Term, Timestamp,
 };
 
-/// Each by its name, and what it does once.
-pub(crate) const ALL: [(&str, fn(&Fixture)); 8] = [
+/// A name, and what is done once.
+pub(crate) type Piece = (&'static str, fn(&Fixture));
+
+pub(crate) const ALL: [Piece; 8] = [
     ("transition_acquire", |fixture| drop(black_box(machine::acquire(None, black_box(&fixture.request), fixture.now)))),
     ("transition_replay", |fixture| {
         drop(black_box(machine::acquire(Some(black_box(&fixture.settled)), &fixture.request, fixture.now)));

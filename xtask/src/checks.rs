@@ -10,7 +10,8 @@ pub(crate) fn format() -> Result<(), Box<dyn Error>> {
 }
 
 pub(crate) fn lints() -> Result<(), Box<dyn Error>> {
-    run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))
+    run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))?;
+    run(cargo(&["clippy", "--all-targets", "--", "-D", "warnings"]).current_dir(workspace().join("bench")))
 }
 
 pub(crate) fn documentation() -> Result<(), Box<dyn Error>> {
