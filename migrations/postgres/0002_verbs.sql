@@ -13,7 +13,7 @@
 -- The planner is told to use the index, and to keep its plans: one made anew for each call takes longer than the call.
 -- A plan made while the table was nearly empty must not read the whole table when it no longer is. So wherever records are
 -- looked for, there is no other way to them than by their ids: OFFSET 0 keeps a subquery apart from what is around it, and
--- ANY (ids) is there although the join says the same. The purge needs plans by what is in the table, and keeps none.
+-- ANY (ids) is there although the join says the same. The purge is left to the planner: what it finds depends on what is in the table.
 
 -- A time "by" microseconds later, at most the last one that there is; NULL when "by" is.
 CREATE FUNCTION "idem".idem_later_v1(at BIGINT, by BIGINT) RETURNS BIGINT
