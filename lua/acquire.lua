@@ -10,14 +10,15 @@
 --     10  1: whoever is answered awaits replicas
 --
 -- Returns {'acquired', attempt, how, point, data} · {'in_progress', microseconds} · {'backoff', microseconds} ·
--- {'mismatch', algo} · {'replay', field, field, …} with the fields of `everything`.
+-- {'mismatch', algo} · {'replay', head, point, data, headers, body}.
 --
 -- Laws: L1, L2, L4, L5, L7; L8 by the owner token.
 
 local FRESH, TAKEOVER, RETRY, PROBE = 1, 2, 3, 4
 local RERUN, PROBING, LAST_ATTEMPT = 1, 3, 4294967295
 
-local owner, retention, takeover = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7])
+local algo, digest, owner = tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local retention, takeover = tonumber(ARGV[6]), tonumber(ARGV[7])
 local record, is_there = load()
 
 local function acquired(attempt, how)
@@ -29,32 +30,31 @@ end
 local function start(attempt, how)
   local answer = acquired(attempt, how)
   if record then
-    redis.call('HDEL', KEY, 'after', 'status', 'headers', 'body', 'asked')
+    redis.call('HDEL', KEY, 'headers', 'body', 'asked')
   elseif is_there then
     redis.call('DEL', KEY)
   end
   local lease = NOW + tonumber(ARGV[5])
-  local ends = lease + retention
-  redis.call('HSET', KEY, 'format', '1', 'algo', ARGV[2], 'digest', ARGV[3], 'owner', owner, 'attempt', attempt,
-    'state', IN_PROGRESS, 'how', how, 'crash', takeover, 'lease', text(lease), 'ends', text(ends),
-    'made', record and record.made or text(NOW), 'moved', text(NOW))
-  expire(ends)
+  save({
+    algo = algo, digest = digest, owner = owner, attempt = attempt, state = IN_PROGRESS, how = how, crash = takeover,
+    status = 0, till = lease, made = record and record.made or NOW, ends = lease + retention,
+  })
   return answer
 end
 
 -- The record ends without another run; its owner stays, so that the owner's late settlement is seen to be stale.
-local function fail(state, ...)
-  redis.call('HDEL', KEY, 'how', 'crash', 'lease', 'after', 'point', 'data', 'asked')
-  redis.call('HSET', KEY, 'state', state, 'moved', text(NOW), 'ends', text(NOW + retention), ...)
-  local answer = { 'replay', unpack(everything()) }
-  expire(NOW + retention)
-  return answer
+local function fail(state, status, ...)
+  redis.call('HDEL', KEY, 'point', 'data', 'asked')
+  record.state, record.how, record.crash, record.till = state, 0, 0, 0
+  record.status, record.ends = status, NOW + retention
+  save(record, ...)
+  return { 'replay', unpack(everything()) }
 end
 
 if not record then
   return start(1, FRESH)
 end
-local same_request = record.algo == ARGV[2] and record.digest == ARGV[3]
+local same_request = record.algo == algo and record.digest == digest
 local is_settled = record.state == COMPLETED or record.state == TERMINAL or record.state == UNKNOWN
 if not same_request and not (is_settled and ARGV[9] == '1') then
   return { 'mismatch', record.algo }
@@ -67,19 +67,19 @@ if is_settled or record.owner == owner and record.state == IN_PROGRESS then
 end
 local next_attempt = record.attempt < LAST_ATTEMPT and record.attempt + 1
 if record.state == RETRYABLE then
-  if NOW < record.after then
-    return { 'backoff', text(record.after - NOW) }
+  if NOW < record.till then
+    return { 'backoff', text(record.till - NOW) }
   elseif next_attempt and record.attempt < tonumber(ARGV[8]) then
     return start(next_attempt, RETRY)
   end
-  return fail(TERMINAL)
+  return fail(TERMINAL, record.status)
 end
-if NOW < record.lease then
+if NOW < record.till then
   -- A hint, which may fail when the memory is full.
   if not record.asked then
     redis.pcall('HSET', KEY, 'asked', '1')
   end
-  return { 'in_progress', text(record.lease - NOW) }
+  return { 'in_progress', text(record.till - NOW) }
 end
 -- It may run again only if both say so; else whoever can find out must.
 if next_attempt and takeover == PROBING then
@@ -87,4 +87,4 @@ if next_attempt and takeover == PROBING then
 elseif next_attempt and record.crash == RERUN and takeover == RERUN then
   return start(next_attempt, TAKEOVER)
 end
-return fail(UNKNOWN, 'status', 504, 'headers', '', 'body', '')
+return fail(UNKNOWN, 504, 'headers', '', 'body', '')

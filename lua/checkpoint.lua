@@ -14,5 +14,5 @@ if not record or record.owner == NOBODY or record.owner ~= ARGV[2] or record.sta
   return 0
 end
 touch(record)
-redis.call('HSET', KEY, 'point', ARGV[3], 'data', ARGV[4], 'moved', text(NOW))
+save(record, 'point', ARGV[3], 'data', ARGV[4])
 return 1

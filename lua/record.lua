@@ -1,23 +1,33 @@
 -- What all scripts share: this text stands in front of each of them, as one script cannot call another.
 --
--- A record is one hash. Its fields, with times in microseconds since the Unix epoch:
---   format                 1; whoever meets another one refuses
---   algo digest            the fingerprint: its algorithm, its 32 bytes
---   owner attempt          16 bytes of the owner token; 1 for the first run
---   state                  1 in progress, 2 completed, 3 failed for good, 4 outcome unknown, 5 failed, may be retried
---   how crash lease        in progress: how it was acquired (1 fresh, 2 takeover, 3 retry, 4 probe), what a crash
---                          means (1 run again, 2 unknown, 3 probe), until when the lease holds
---   after                  may be retried: not before this time
+-- A record is one hash:
+--   head                   what decisions are made by, packed (HEAD), so that a script reads and writes it as one value
 --   point data             the checkpoint: its name and its data
---   status headers body    the answer; a tombstone has no body
---   made moved ends        when it came to be, when it last changed, from when on it counts as absent
+--   headers body           the answer's; a tombstone has no body
 --   asked                  somebody was told that it is in progress, and may wait for its end
+--
+-- The head is 93 bytes; numbers begin with their highest byte, times are microseconds since the Unix epoch:
+--    0  2  format          1; whoever meets another one refuses, whatever follows
+--    2  2  algo            the fingerprint: its algorithm
+--    4  4  attempt         1 for the first run
+--    8  1  state           1 in progress, 2 completed, 3 failed for good, 4 outcome unknown, 5 failed, may be retried
+--    9  1  how             in progress: 1 fresh, 2 takeover, 3 retry, 4 probe; else 0
+--   10  1  crash           in progress: what a crash means: 1 run again, 2 unknown, 3 probe; else 0
+--   11  2  status          the answer's; 0 while in progress
+--   13  8  till            in progress: until when the lease holds; may be retried: not before this time; else 0
+--   21  8  made            when it came to be
+--   29  8  moved           when it last changed
+--   37  8  ends            when it counts as absent
+--   45 32  digest          the fingerprint: its bytes
+--   77 16  owner           the owner token
 --
 -- Laws kept here: L9, the server's TIME is the only clock; L10, the key expires with `ends`, which is never before the
 -- end of the lease.
 
 local KEY = KEYS[1]
 local IN_PROGRESS, COMPLETED, TERMINAL, UNKNOWN, RETRYABLE = 1, 2, 3, 4, 5
+local FORMAT = 1
+local HEAD, HEAD_BYTES = '>I2I2I4I1I1I1I2I8I8I8I8c32c16', 93
 local NOBODY = string.rep('\0', 16)
 -- The first number above all times; what would reach it is for ever.
 local TIME_LIMIT = 9223372036854775808
@@ -28,64 +38,68 @@ local TIME = redis.call('TIME')
 local NOW = TIME[1] * 1000000 + TIME[2] + OFFSET
 
 local function text(time)
-  if time >= TIME_LIMIT then
-    return '9223372036854775807'
-  end
   return string.format('%.0f', time)
 end
 
 -- Whatever cannot be read is an error, and never a reason to run.
-local function number(field, value)
-  if not (value and string.find(value, '^%d+$')) then
-    error({ err = 'IDEMDAMAGED the field ' .. field .. ' of a record cannot be read' })
+local function damaged(what)
+  error({ err = 'IDEMDAMAGED the ' .. what .. ' of a record cannot be read' })
+end
+
+local function check(is_sound, what)
+  if not is_sound then
+    damaged(what)
   end
-  return tonumber(value)
 end
 
 -- The record without its answer and its checkpoint; nil when there is none or it counts as absent. The second value
 -- says whether there is one all the same.
 local function load()
-  local fields = redis.call('HMGET', KEY, 'format', 'ends', 'state', 'owner', 'attempt', 'algo', 'digest',
-    'how', 'crash', 'lease', 'after', 'asked', 'made')
-  if not fields[1] then
-    if redis.call('EXISTS', KEY) == 1 then
-      number('format', nil)
-    end
+  local fields = redis.call('HMGET', KEY, 'head', 'asked')
+  local head = fields[1]
+  if not head then
+    check(redis.call('EXISTS', KEY) == 0, 'head')
     return nil, false
   end
-  if fields[1] ~= '1' then
-    error({ err = 'IDEMFORMAT ' .. fields[1] })
+  check(#head >= 2, 'format')
+  local format = struct.unpack('>I2', head)
+  if format ~= FORMAT then
+    error({ err = 'IDEMFORMAT ' .. format })
   end
-  local record = {
-    ends = number('ends', fields[2]), state = number('state', fields[3]), owner = fields[4],
-    attempt = number('attempt', fields[5]), algo = fields[6], digest = fields[7], asked = fields[12], made = fields[13],
-  }
+  check(#head == HEAD_BYTES, 'head')
+  local record = { asked = fields[2] }
+  format, record.algo, record.attempt, record.state, record.how, record.crash, record.status, record.till,
+    record.made, record.moved, record.ends, record.digest, record.owner = struct.unpack(HEAD, head)
   if NOW >= record.ends then
     return nil, true
   end
-  if not (record.owner and #record.owner == 16 and record.algo and record.digest and #record.digest == 32) then
-    number('owner, algo or digest', nil)
-  end
-  if record.state == IN_PROGRESS then
-    record.how, record.crash = number('how', fields[8]), number('crash', fields[9])
-    record.lease = number('lease', fields[10])
-  elseif record.state == RETRYABLE then
-    record.after = number('after', fields[11])
-  elseif record.state ~= COMPLETED and record.state ~= TERMINAL and record.state ~= UNKNOWN then
-    number('state', nil)
+  local state = record.state
+  check(record.attempt > 0, 'attempt')
+  check(state >= IN_PROGRESS and state <= RETRYABLE, 'state')
+  if state == IN_PROGRESS then
+    check(record.how >= 1 and record.how <= 4, 'acquisition')
+    check(record.crash >= 1 and record.crash <= 3, 'takeover')
   end
   return record, true
 end
 
--- The whole record, in the order in which the store reads it.
+-- The record as it is stored, in the order in which the store reads it.
 local function everything()
-  return redis.call('HMGET', KEY, 'format', 'algo', 'digest', 'owner', 'attempt', 'state', 'how', 'crash', 'lease',
-    'after', 'point', 'data', 'status', 'headers', 'body', 'made', 'moved', 'ends')
+  return redis.call('HMGET', KEY, 'head', 'point', 'data', 'headers', 'body')
 end
 
 -- The server may forget the key when the record ends, by its own clock, and not before.
 local function expire(ends)
   redis.call('PEXPIREAT', KEY, string.format('%.0f', math.ceil((math.min(ends, TIME_LIMIT) - OFFSET) / 1000)))
+end
+
+-- Puts the head in place, and the other fields that are given, and lets the key expire with it.
+local function save(record, ...)
+  local head = struct.pack(HEAD, FORMAT, record.algo, record.attempt, record.state, record.how, record.crash,
+    record.status, math.min(record.till, TIME_LIMIT), record.made, NOW, math.min(record.ends, TIME_LIMIT),
+    record.digest, record.owner)
+  redis.call('HSET', KEY, 'head', head, ...)
+  expire(record.ends)
 end
 
 -- A write that changes nothing. It takes no memory, so Redis permits it when its memory is full, and whatever follows it in

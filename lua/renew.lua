@@ -13,9 +13,8 @@ local record = load()
 if not record or record.owner == NOBODY or record.owner ~= ARGV[2] or record.state ~= IN_PROGRESS then
   return 0
 end
-local lease = NOW + tonumber(ARGV[3])
-local ends = lease + tonumber(ARGV[4])
 touch(record)
-redis.call('HSET', KEY, 'lease', text(lease), 'moved', text(NOW), 'ends', text(ends))
-expire(ends)
+record.till = NOW + tonumber(ARGV[3])
+record.ends = record.till + tonumber(ARGV[4])
+save(record)
 return 1

@@ -29,8 +29,9 @@ local function is_settled_so(record)
   if record.state ~= settlement then
     return false
   end
-  local answer = redis.call('HMGET', KEY, 'status', 'headers', 'body')
-  return settlement == UNKNOWN or (answer[1] == ARGV[6] and answer[2] == ARGV[7] and answer[3] == body)
+  local answer = redis.call('HMGET', KEY, 'headers', 'body')
+  local is_same = record.status == tonumber(ARGV[6]) and answer[1] == ARGV[7] and answer[2] == body
+  return settlement == UNKNOWN or is_same
 end
 
 -- Gone, as if it had never been, unless an earlier run may have had effects. The record then belongs to nobody and its
@@ -44,29 +45,30 @@ local function give_back(record)
   end
   if ran_before then
     touch(record)
-    redis.call('HSET', KEY, 'owner', NOBODY, 'lease', text(math.min(record.lease, NOW)), 'moved', text(NOW))
+    record.owner, record.till = NOBODY, math.min(record.till, NOW)
+    save(record)
   else
     redis.call('DEL', KEY)
   end
 end
 
-local function end_run()
-  redis.call('HDEL', KEY, 'how', 'crash', 'lease', 'asked')
-  local kept_from = NOW
+local function end_run(record)
+  record.state, record.how, record.crash, record.status = settlement, 0, 0, tonumber(ARGV[6])
   -- What is to run again needs what it left behind, and must not be forgotten before its time has come.
   if settlement == RETRYABLE then
-    kept_from = NOW + tonumber(ARGV[5])
-    redis.call('HSET', KEY, 'after', text(kept_from))
+    redis.call('HDEL', KEY, 'asked')
+    record.till = NOW + tonumber(ARGV[5])
+    record.ends = record.till + tonumber(ARGV[4])
   else
-    redis.call('HDEL', KEY, 'point', 'data')
+    redis.call('HDEL', KEY, 'asked', 'point', 'data')
+    record.till = 0
+    record.ends = NOW + tonumber(ARGV[4])
   end
   if body then
-    redis.call('HSET', KEY, 'body', body)
+    save(record, 'headers', ARGV[7], 'body', body)
+  else
+    save(record, 'headers', ARGV[7])
   end
-  local ends = kept_from + tonumber(ARGV[4])
-  redis.call('HSET', KEY, 'state', settlement, 'status', ARGV[6], 'headers', ARGV[7], 'moved', text(NOW),
-    'ends', text(ends))
-  expire(ends)
 end
 
 local record = load()
@@ -88,7 +90,7 @@ end
 if settlement == RELEASED then
   give_back(record)
 else
-  end_run()
+  end_run(record)
 end
 -- A hint, and it is settled by now: a user who may not publish settles all the same.
 if record.asked then

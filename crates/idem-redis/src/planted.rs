@@ -9,38 +9,35 @@ pub(crate) fn with_bugs(source: &'static str) -> &'static str {
             "if record.owner ~= ARGV[2] then" =>
             "if false then",
         "no-owner-check-in-renew":
-            "or record.owner ~= ARGV[2] or record.state ~= IN_PROGRESS then\n  return 0\nend\nlocal lease" =>
-            "or record.state ~= IN_PROGRESS then\n  return 0\nend\nlocal lease",
+            "or record.owner ~= ARGV[2] or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch(record)\nrecord.till" =>
+            "or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch(record)\nrecord.till",
         "no-owner-check-in-checkpoint":
-            "or record.owner ~= ARGV[2] or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch" =>
-            "or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch",
+            "or record.owner ~= ARGV[2] or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch(record)\nsave" =>
+            "or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch(record)\nsave",
         "renewal-revives-a-settled-record":
-            "or record.state ~= IN_PROGRESS then\n  return 0\nend\nlocal lease" =>
-            "then\n  return 0\nend\nlocal lease",
-        "renewal-revives-a-settled-record":
-            "redis.call('HSET', KEY, 'lease', text(lease), 'moved', text(NOW), 'ends', text(ends))" =>
-            "redis.call('HSET', KEY, 'lease', text(lease), 'ends', text(ends), 'state', 1, 'how', 1, 'crash', 1)",
+            "or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch(record)\nrecord.till" =>
+            "then\n  return 0\nend\nrecord.state, record.how, record.crash = 1, 1, 1\nrecord.till",
         "lease-equal-to-retention":
             "local lease = NOW + tonumber(ARGV[5])" =>
             "local lease = NOW + retention",
         "key-ends-with-its-lease":
-            "'moved', text(NOW))\n  expire(ends)\n  return answer\nend\n\n-- The record ends without" =>
-            "'moved', text(NOW))\n  expire(lease)\n  return answer\nend\n\n-- The record ends without",
+            "  return answer\nend\n\n-- The record ends without" =>
+            "  expire(lease)\n  return answer\nend\n\n-- The record ends without",
         "attempt-does-not-grow":
             "record.attempt < LAST_ATTEMPT and record.attempt + 1" =>
             "record.attempt",
         "fingerprint-not-compared":
-            "local same_request = record.algo == ARGV[2] and record.digest == ARGV[3]" =>
+            "local same_request = record.algo == algo and record.digest == digest" =>
             "local same_request = true",
         "unreadable-record-counts-as-none":
-            "error({ err = 'IDEMFORMAT ' .. fields[1] })" =>
+            "error({ err = 'IDEMFORMAT ' .. format })" =>
             "return nil, true",
         "next-format":
-            "fields[1] ~= '1'" =>
-            "fields[1] ~= '1' and fields[1] ~= '2'",
+            "format ~= FORMAT then" =>
+            "format ~= 1 and format ~= 2 then",
         "next-format":
-            "'HSET', KEY, 'format', '1'" =>
-            "'HSET', KEY, 'format', '2'",
+            "local FORMAT = 1" =>
+            "local FORMAT = 2",
     )
 }
 

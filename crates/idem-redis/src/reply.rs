@@ -135,16 +135,12 @@ impl Values {
     }
 
     /// Scripts write numbers as such or as digits.
-    fn maybe_number(&mut self) -> Result<Option<i64>, StoreError> {
+    fn number(&mut self) -> Result<i64, StoreError> {
         if let Some(&Value::Int(number)) = self.0.as_slice().first() {
             self.0.next();
-            return Ok(Some(number));
+            return Ok(number);
         }
-        self.maybe_text()?.map(|digits| digits.parse().map_err(unreadable)).transpose()
-    }
-
-    fn number(&mut self) -> Result<i64, StoreError> {
-        self.maybe_number()?.ok_or_else(|| unreadable("a record lacks a number"))
+        std::str::from_utf8(&self.bytes()?).map_err(unreadable)?.parse().map_err(unreadable)
     }
 
     fn micros(&mut self) -> Result<Duration, StoreError> {
@@ -159,29 +155,61 @@ impl Values {
         }
     }
 
-    /// The fields in the order of `everything` in `record.lua`.
+    /// What `everything` in `record.lua` returns.
     fn record(&mut self) -> Result<Record, StoreError> {
+        let head = self.bytes()?;
+        let mut head = Head(&head);
+        let (format, fingerprint_algorithm) = (head.number::<2>()?, head.number::<2>()?);
+        let (attempt, state) = (head.number::<4>()?, head.number::<1>()?);
+        let (acquisition, takeover) = (head.number::<1>()?, head.number::<1>()?);
+        let (status, till) = (head.number::<2>()?, head.number::<8>()?);
+        let (created_at, updated_at, expires_at) = (head.number::<8>()?, head.number::<8>()?, head.number::<8>()?);
+        let (fingerprint, owner) = (head.array::<32>()?, head.array::<16>()?);
+        head.end()?;
+        let (runs, waits) = (state == codec::state::IN_PROGRESS, state == codec::state::FAILED_RETRYABLE);
         let flat = FlatRecord {
-            format: self.number()?,
-            fingerprint_algorithm: self.number()?,
-            fingerprint: self.bytes()?,
-            owner: self.bytes()?,
-            attempt: self.number()?,
-            state: self.number()?,
-            acquisition: self.maybe_number()?,
-            takeover: self.maybe_number()?,
-            lease_until: self.maybe_number()?,
-            not_before: self.maybe_number()?,
+            format,
+            fingerprint_algorithm,
+            fingerprint: fingerprint.to_vec(),
+            owner: owner.to_vec(),
+            attempt,
+            state,
+            acquisition: runs.then_some(acquisition),
+            takeover: runs.then_some(takeover),
+            lease_until: runs.then_some(till),
+            not_before: waits.then_some(till),
             checkpoint_name: self.maybe_text()?,
             checkpoint_data: self.maybe_bytes()?,
-            status: self.maybe_number()?,
+            status: (!runs).then_some(status),
             headers: self.maybe_bytes()?,
             body: self.maybe_bytes()?.map(Bytes::from),
-            created_at: self.number()?,
-            updated_at: self.number()?,
-            expires_at: self.number()?,
+            created_at,
+            updated_at,
+            expires_at,
         };
         Record::try_from(flat).map_err(unreadable)
+    }
+}
+
+/// The `head` of a record, read from its beginning; `record.lua` says what is in it.
+struct Head<'a>(&'a [u8]);
+
+impl<'a> Head<'a> {
+    fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], StoreError> {
+        let (array, rest) =
+            self.0.split_first_chunk().ok_or_else(|| unreadable("the head of a record is too short"))?;
+        self.0 = rest;
+        Ok(array)
+    }
+
+    /// A number of so many bytes. Lua's reach further than ours: a time beyond the last one is for ever.
+    fn number<const N: usize>(&mut self) -> Result<i64, StoreError> {
+        let number = self.array::<N>()?.iter().fold(0, |number: u64, &byte| number << 8 | u64::from(byte));
+        Ok(i64::try_from(number).unwrap_or(i64::MAX))
+    }
+
+    fn end(self) -> Result<(), StoreError> {
+        if self.0.is_empty() { Ok(()) } else { Err(unreadable("the head of a record is too long")) }
     }
 }
 

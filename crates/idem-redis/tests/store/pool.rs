@@ -56,6 +56,5 @@ async fn a_pool_may_await_replicas() {
     let world = World { store: RedisStore::open(config).await.unwrap(), prefix, port: primary.port() };
     let lease = crate::world::eventually("the replica has joined", async || world.lease(&request()).await.ok()).await;
     assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
-    let state = idem_servers::redis_command(replica.port(), &["HGET", &world.key(&lease.id), "state"]).unwrap();
-    assert_eq!(state.text(), Some("2"));
+    assert_eq!(crate::world::stored_state(replica.port(), &world.key(&lease.id)), 2);
 }

@@ -26,13 +26,12 @@ async fn what_is_answered_is_on_the_replicas() {
         let request = request();
         let lease = world.lease(&request).await.unwrap();
         let key = world.key(&request.id);
-        for state in ["1", "2"] {
-            if state == "2" {
+        for state in [1, 2] {
+            if state == 2 {
                 assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
             }
             for port in group.replica_ports().unwrap() {
-                let stored = idem_servers::redis_command(port, &["HGET", &key, "state"]).unwrap();
-                assert_eq!(stored.text(), Some(state), "the replica at {port} lacks it");
+                assert_eq!(crate::world::stored_state(port, &key), state, "the replica at {port} lacks it");
             }
         }
     }

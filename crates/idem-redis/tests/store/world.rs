@@ -49,6 +49,14 @@ impl World {
         redis_command(self.port, words).unwrap()
     }
 
+    /// Puts `bytes` into the head of a record, which `lua/record.lua` describes.
+    pub fn write_head(&self, id: &RecordId, place: usize, bytes: &[u8]) {
+        let key = self.key(id);
+        let mut head = head(self.port, &key);
+        head[place..place + bytes.len()].copy_from_slice(bytes);
+        self.ask(&[&b"HSET"[..], key.as_bytes(), b"head", &head]);
+    }
+
     pub async fn lease(&self, request: &Acquire) -> Result<Lease, StoreError> {
         match self.store.acquire(request).await? {
             AcquireOutcome::Acquired(lease) => Ok(lease),
@@ -70,6 +78,19 @@ impl World {
         assert_eq!(self.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
         assert!(self.store.peek(&lease.id).await.unwrap().unwrap().replay().is_some());
     }
+}
+
+/// What a server holds of a record beside its checkpoint and its answer.
+pub fn head(port: u16, key: &str) -> Vec<u8> {
+    match redis_command(port, &["HGET", key, "head"]).unwrap() {
+        Reply::Bytes(head) => head,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The number of its state.
+pub fn stored_state(port: u16, key: &str) -> u8 {
+    head(port, key)[8]
 }
 
 /// Looks again until `look` finds something.
