@@ -380,16 +380,17 @@ END
 $$;
 
 -- Makes or replaces a record as settled, in the transaction in which its operation ran, which has held the lock since.
--- Fails with the state IDM01 when the record is not the one that the transaction began with (version NULL: none).
+-- Fails with the state IDM01 when the record is not the one that the transaction began with (version NULL: none). Waits for
+-- others at most "patience" milliseconds, whatever the handler has set, and leaves that as it is.
 CREATE FUNCTION "idem".idem_put_v1(
-    skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, namespace BYTEA, principal BYTEA, operation BYTEA, format SMALLINT,
+    patience BIGINT, skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, namespace BYTEA, principal BYTEA, operation BYTEA, format SMALLINT,
     fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT, wait BIGINT,
     checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT,
     retention BIGINT
 ) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = 0
 AS $$
 #variable_conflict use_variable
 DECLARE
@@ -397,6 +398,7 @@ DECLARE
     not_before CONSTANT BIGINT := "idem".idem_later_v1(at, wait);
     expires_at CONSTANT BIGINT := "idem".idem_later_v1(coalesce(not_before, at), retention);
 BEGIN
+    PERFORM set_config('lock_timeout', patience::TEXT, TRUE);
     LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
     -- A statement that makes this record for somebody else, and has looked before this one commits, must not go on then.
     PERFORM "idem".idem_exclude_v1(ARRAY[lock]);

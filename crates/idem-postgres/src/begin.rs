@@ -12,8 +12,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::config::{Isolation, PostgresConfig};
-use crate::connection::{Open, UNTOUCHED, vigilance};
-use crate::error::{connect_error, is_connection_lost, is_of_a_replica, store_error, unreadable};
+use crate::connection::{Open, UNTOUCHED, transaction_options};
+use crate::error::{connect_error, is_connection_lost, is_of_a_replica, is_unprepared, store_error, unreadable};
 use crate::health::Server;
 use crate::literal::Sql;
 use crate::row::seen;
@@ -27,8 +27,9 @@ const TAKES_NO_WRITES: &str = "could not begin a transaction: default_transactio
 /// What every handler's transaction begins with.
 #[derive(Debug)]
 pub(crate) struct TransactionSettings {
-    /// The beginning of the statement that asks for the lock included.
     begin: String,
+    lock: Question,
+    look: Question,
     /// What is done last before the handler's turn.
     last: String,
     max: u32,
@@ -38,23 +39,108 @@ pub(crate) struct TransactionSettings {
 
 impl TransactionSettings {
     pub(crate) fn new(config: &PostgresConfig, schema: &Schema, server: &Server) -> Self {
-        let mut settings = vec![("idle_in_transaction_session_timeout", milliseconds(config.idle_in_transaction))];
-        if config.pooled {
-            // Directly they are options of the connection.
-            settings.extend(vigilance(server.notices_closed_clients));
-        }
         let begin = format!(
-            "BEGIN ISOLATION LEVEL {}{} NOT DEFERRABLE;SELECT {},",
+            "BEGIN ISOLATION LEVEL {}{} NOT DEFERRABLE;",
             config.isolation.sql(),
             if config.pooled { "" } else { " READ WRITE" },
-            set_for_transaction(settings),
         );
         let unprepare = if config.pooled { ";SELECT \"idem\".idem_unprepare_v1()" } else { "" };
+        let [lock, look] = Question::both(config, schema, server);
         Self {
             begin,
+            lock,
+            look,
             last: schema.localise(unprepare),
             max: config.max_transactions.get(),
             sees_one_moment: config.isolation != Isolation::ReadCommitted,
+        }
+    }
+
+    /// What a session of this client's own is told at its beginning.
+    pub(crate) fn prepare(&self) -> String {
+        self.lock.prepare() + &self.look.prepare()
+    }
+
+    /// Begins a transaction, tries to get the lock of an operation, and looks at its record.
+    fn sql(&self, lock: i64, id: &RecordId, skew: i64) -> String {
+        let mut sql = Sql::default();
+        sql.push(&self.begin);
+        // A statement of its own: the next one sees what whoever held the lock until now has made.
+        self.lock.ask(&mut sql, |arguments| {
+            arguments.number(lock);
+        });
+        sql.push("SAVEPOINT idem;");
+        self.look.ask(&mut sql, |arguments| {
+            arguments.number(skew).push(",ARRAY[").bytes(id.as_bytes()).push("],ARRAY[NULL::BIGINT]");
+        });
+        // Takes back the settings, which are not the handler's, and the lock on the table, which else would be kept for as
+        // long as the handler runs, and keep others from dropping a partition.
+        sql.push("ROLLBACK TO SAVEPOINT idem").push(&self.last);
+        sql.into_text()
+    }
+}
+
+/// What is asked at the beginning of each transaction. A session that is this client's own keeps it prepared: to parse and plan
+/// it costs the server more than to answer it.
+#[derive(Debug)]
+struct Question {
+    name: &'static str,
+    types: &'static str,
+    before_arguments: String,
+    after_arguments: String,
+    is_prepared: bool,
+}
+
+impl Question {
+    /// For the lock of an operation, and for what there is of its record.
+    fn both(config: &PostgresConfig, schema: &Schema, server: &Server) -> [Self; 2] {
+        let is_prepared = !config.pooled;
+        let question = |name, types, before: &str, after: String| Self {
+            name,
+            types,
+            before_arguments: schema.localise(before),
+            after_arguments: after,
+            is_prepared,
+        };
+        // A session of this client's own has them as options.
+        let settings = if is_prepared {
+            String::new()
+        } else {
+            format!(",{}", set_for_transaction(transaction_options(config, server)))
+        };
+        let lock = question("idem_lock", "BIGINT", "SELECT pg_try_advisory_xact_lock(", format!("){settings}"));
+        // What the server's default is, which is hidden behind that of the session: somebody may have turned off writing. And
+        // first of all how long to wait, and how to write bytes.
+        let settings = set_for_transaction([
+            ("lock_timeout", milliseconds(config.lock_timeout).to_string()),
+            ("bytea_output", "hex".to_owned()),
+        ]);
+        let before = format!(
+            "SELECT first.read_only, look.* FROM (
+                SELECT {settings} AS done, set_config('default_transaction_read_only', NULL, TRUE) AS read_only OFFSET 0
+            ) AS first CROSS JOIN LATERAL (SELECT * FROM \"idem\".idem_look_v1("
+        );
+        let after = ") WHERE first.done IS NOT NULL OFFSET 0) AS look".to_owned();
+        [lock, question("idem_look", "BIGINT, BYTEA[], BIGINT[]", &before, after)]
+    }
+
+    /// Makes a session know it.
+    fn prepare(&self) -> String {
+        let Self { name, types, before_arguments, after_arguments, .. } = self;
+        let count = types.split(',').count();
+        let places = (1..=count).map(|place| format!("${place}")).collect::<Vec<_>>().join(",");
+        format!("PREPARE {name}({types}) AS {before_arguments}{places}{after_arguments};")
+    }
+
+    fn ask(&self, sql: &mut Sql, arguments: impl FnOnce(&mut Sql)) {
+        if self.is_prepared {
+            sql.push("EXECUTE ").push(self.name).push("(");
+            arguments(sql);
+            sql.push(");");
+        } else {
+            sql.push(&self.before_arguments);
+            arguments(sql);
+            sql.push(&self.after_arguments).push(";");
         }
     }
 }
@@ -173,18 +259,8 @@ pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Re
     // In a task of its own: if the caller goes away, the task still ends, and whatever it opened is closed.
     let entered = tokio::spawn(async move {
         let shared = &store.shared;
-        let mut sql = Sql::default();
-        sql.push(&shared.transactions.begin).push("pg_try_advisory_xact_lock(");
-        // A statement of its own: the next one sees what whoever held the lock until now has made.
-        sql.number(shared.schema.lock(&id)).push(");SAVEPOINT idem;").push(&shared.prelude);
-        // What the server's default is, which is hidden behind that of this session: somebody may have turned off writing.
-        sql.push("SET LOCAL default_transaction_read_only TO DEFAULT;");
-        sql.push("SELECT current_setting('default_transaction_read_only'), look.* FROM ").push(shared.schema.quoted());
-        sql.push(".idem_look_v1(").number(shared.offset.micros()).push(",ARRAY[").bytes(id.as_bytes());
-        // Takes the timeouts back, which are not the handler's, and the lock on the table, which else would be kept for as
-        // long as the handler runs, and keep others from dropping a partition.
-        sql.push("],ARRAY[NULL::BIGINT]) AS look;ROLLBACK TO SAVEPOINT idem").push(&shared.transactions.last);
-        let sql = sql.into_text();
+        let lock = shared.schema.lock(&id);
+        let sql = shared.transactions.sql(lock, &id, shared.offset.micros());
         let mut idle = Some(idle.0);
         // Connections may have died while nobody used them, as many as there are.
         for _ in 0..shared.transactions.max {
@@ -247,7 +323,7 @@ async fn begin(
             Some(seen) => Ok(Entered { seen, connection: open }),
             None => Err(BeginError::Lost(StoreError::new(StoreErrorKind::Unavailable, TAKES_NO_WRITES))),
         },
-        Ok(Err(error)) if is_connection_lost(&error) || is_of_a_replica(&error) => {
+        Ok(Err(error)) if is_connection_lost(&error) || is_of_a_replica(&error) || is_unprepared(&error) => {
             Err(BeginError::Lost(store_error("begin a transaction", error)))
         }
         Ok(Err(error)) => Err(BeginError::Other(store_error("begin a transaction", error))),
@@ -261,7 +337,7 @@ async fn begin(
 /// `None` when the server shall not be written to.
 fn what_was_seen(rows: &[PgRow]) -> Result<Option<Seen>, StoreError> {
     let [lock, record, ..] = rows else { return Err(misanswered()) };
-    let locked: bool = lock.try_get(1).map_err(unreadable)?;
+    let locked: bool = lock.try_get(0).map_err(unreadable)?;
     if record.try_get::<String, _>(0).map_err(unreadable)? == "on" {
         return Ok(None);
     }

@@ -6,11 +6,14 @@ use std::time::Duration;
 use idem_core::{StoreError, StoreErrorKind, planted};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{Connection, PgConnection, PgPool, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Row as _};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use crate::config::PostgresConfig;
 use crate::error::{connect_error, is_out_of_transaction, is_protocol_violation, store_error};
+use crate::health::Server;
+use crate::store::milliseconds;
 
 /// Rolls back a transaction that is as the handler left it; fails when somebody has ended it.
 pub(crate) const UNTOUCHED: &str = "ROLLBACK TO SAVEPOINT idem;ROLLBACK";
@@ -74,7 +77,11 @@ impl Drop for Open {
 /// that names a savepoint that is not there, and the transaction fails. At the outermost it would be ended, and what the
 /// handler writes next would commit without the record; see [`handlers_options`] for what is done against that. Each such
 /// begin brings sqlx one or two levels up, so a connection serves again only after a transaction that was kept.
-pub(crate) async fn prepare(connection: &mut PgConnection, pooled: bool) -> Result<(), sqlx::Error> {
+pub(crate) async fn prepare(
+    connection: &mut PgConnection,
+    pooled: bool,
+    questions: &str,
+) -> Result<(), sqlx::Error> {
     for _ in 0..if pooled { BELIEVED_DEPTH_POOLED } else { BELIEVED_DEPTH } {
         std::mem::forget(connection.begin().await?);
     }
@@ -87,7 +94,8 @@ pub(crate) async fn prepare(connection: &mut PgConnection, pooled: bool) -> Resu
         // A proxy that ignores what it does not know.
         return Err(sqlx::Error::Configuration(NEEDS_OPTIONS.into()));
     }
-    sqlx::raw_sql("SET default_transaction_read_only = on").execute(connection).await.map(drop)
+    let last = format!("{questions}SET default_transaction_read_only = on");
+    sqlx::raw_sql(AssertSqlSafe(last)).execute(connection).await.map(drop)
 }
 
 /// What to say when start-up options do not reach the server.
@@ -101,17 +109,26 @@ const NEEDS_OPTIONS: &str =
 /// there is an option by which to see that the session is this client's own.
 pub(crate) fn handlers_options(
     options: PgConnectOptions,
-    pooled: bool,
-    notices_closed_clients: bool,
+    config: &PostgresConfig,
+    server: &Server,
 ) -> PgConnectOptions {
-    if pooled {
+    if config.pooled {
         return options;
     }
-    options.options([("idem.direct", "on")]).options(vigilance(notices_closed_clients))
+    options.options([("idem.direct", "on")]).options(transaction_options(config, server))
+}
+
+/// What holds in each of a handler's transactions: how long it may leave it alone, and [`vigilance`].
+pub(crate) fn transaction_options(
+    config: &PostgresConfig,
+    server: &Server,
+) -> impl Iterator<Item = (&'static str, i64)> {
+    let idle = ("idle_in_transaction_session_timeout", milliseconds(config.idle_in_transaction));
+    vigilance(server.notices_closed_clients).chain([idle])
 }
 
 /// Settings by which the server notices that the other end of a connection is gone.
-pub(crate) fn vigilance(notices_closed_clients: bool) -> impl Iterator<Item = (&'static str, i64)> {
+fn vigilance(notices_closed_clients: bool) -> impl Iterator<Item = (&'static str, i64)> {
     // A machine that vanished is noticed within half a minute, as a lease would be, and not after the hours that
     // operating systems take by default.
     let keepalives = [("tcp_keepalives_idle", 10), ("tcp_keepalives_interval", 5), ("tcp_keepalives_count", 4)];

@@ -76,6 +76,11 @@ pub(crate) fn is_of_a_replica(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == "0A000")
 }
 
+/// Whether the session has forgotten what it was told at its beginning: a handler has made it.
+pub(crate) fn is_unprepared(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == "26000")
+}
+
 /// Whether there is no transaction any more in which to go on.
 pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
     // No savepoint of this name, no transaction, a failed one.

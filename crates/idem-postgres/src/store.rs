@@ -57,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) schema: Schema,
     pub(crate) offset: TimeOffset,
     pub(crate) prelude: String,
+    /// How long a statement of the store waits for somebody else's row, in milliseconds.
+    pub(crate) lock_timeout: i64,
     pub(crate) transactions: TransactionSettings,
     /// How long a statement of the store may take, client's side included.
     pub(crate) patience: Duration,
@@ -103,22 +105,28 @@ impl PostgresStore {
             statement_timeout: config.statement_timeout,
         };
         let pooled = config.pooled;
+        let transactions = TransactionSettings::new(&config, &schema, &server);
+        let questions: Arc<str> = transactions.prepare().into();
         // Asking before every use would cost a round trip; a transaction that does not begin is tried again elsewhere.
         let pool = PgPoolOptions::new()
             .max_connections(config.max_transactions.get())
             .acquire_timeout(patience)
             .test_before_acquire(false)
-            .after_connect(move |connection, _| Box::pin(prepare(connection, pooled)))
-            .connect_lazy_with(handlers_options(options.clone(), config.pooled, server.notices_closed_clients));
+            .after_connect(move |connection, _| {
+                let questions = Arc::clone(&questions);
+                Box::pin(async move { prepare(connection, pooled, &questions).await })
+            })
+            .connect_lazy_with(handlers_options(options.clone(), &config, &server));
         let upkeep = PgPoolOptions::new().max_connections(UPKEEP).acquire_timeout(patience).connect_lazy_with(options);
         try_out(&pool).await?;
         Ok(Self {
             shared: Arc::new(Shared {
                 lanes: Lanes::start(&lanes, config.verb_connections),
-                transactions: TransactionSettings::new(&config, &schema, &server),
+                transactions,
                 schema,
                 offset: config.offset,
                 prelude,
+                lock_timeout: milliseconds(config.lock_timeout),
                 patience,
                 pool,
                 upkeep,

@@ -57,11 +57,7 @@ impl PostgresTransaction {
             Writes::Discard => "ROLLBACK TO SAVEPOINT idem;RELEASE SAVEPOINT idem;",
         });
         if let Some(end) = end {
-            sql.push(&self.store.shared.prelude);
             self.write_record(&mut sql, end);
-            // The application's deferred constraints are checked by the commit, in the time that the application gives
-            // them.
-            sql.push("SET LOCAL statement_timeout TO DEFAULT;SET LOCAL lock_timeout TO DEFAULT;");
         }
         sql.push("COMMIT");
         sql.into_text()
@@ -72,7 +68,8 @@ impl PostgresTransaction {
         let flat = FlatRecord::from(&self.record);
         let principal = self.origin.scope.principal().map(readable);
         let again = end.wait.is_some();
-        sql.push("SELECT ").push(shared.schema.quoted()).push(".idem_put_v1(").number(shared.offset.micros()).push(",");
+        sql.push("SELECT ").push(shared.schema.quoted()).push(".idem_put_v1(").number(shared.lock_timeout).push(",");
+        sql.number(shared.offset.micros()).push(",");
         sql.bytes(self.id.as_bytes()).push(",").number(shared.schema.lock(&self.id)).push(",");
         sql.optional_number(self.version).push(",");
         sql.bytes(&readable(&self.origin.namespace)).push(",").optional_bytes(principal.as_deref()).push(",");

@@ -7,8 +7,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyStore, Lease, OwnerOutcome, Settlement, StoreTransaction,
-    TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyStore, Lease, OwnerOutcome, Settlement, StoreErrorKind,
+    StoreTransaction, TransactionalStore, Writes,
 };
 use idem_postgres::{Isolation, PostgresConfig, PostgresStore, PostgresTransaction, TimeOffset};
 use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, completed, repeat_of, request, retryable};
@@ -357,4 +357,53 @@ async fn a_commit_may_take_as_long_as_the_application_lets_it() {
     database.write(&mut *transaction).await;
     assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
     assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn what_a_handler_sees_is_set_as_the_application_has_it() {
+    let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let options = options.options([("lock_timeout", "7s"), ("statement_timeout", "8s"), ("bytea_output", "escape")]);
+    let schema = Schema::new();
+    let config = PostgresConfig::from_options(options).schema(&schema.name);
+    let store = PostgresStore::open(config.max_transactions(NonZeroU32::MIN)).await.unwrap();
+    // In the second transaction on the same connection too.
+    for _ in 0..2 {
+        let (_, mut transaction) = begin(&store, &request()).await;
+        for (name, value) in [("lock_timeout", "7s"), ("statement_timeout", "8s"), ("bytea_output", "escape")] {
+            let show = sqlx::query_scalar(AssertSqlSafe(format!("SHOW {name}")));
+            let shown: String = show.fetch_one(&mut **handlers(&mut *transaction)).await.unwrap();
+            assert_eq!(shown, value, "{name}");
+        }
+        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_record_waits_for_others_as_long_as_the_store_says_whatever_the_handler_has_set() {
+    let database = Database::with(|config| config.lock_timeout(Duration::from_millis(100))).await;
+    let (_, mut transaction) = database.begin(&request()).await;
+    database.write(&mut *transaction).await;
+    let forever = "SET LOCAL lock_timeout = 0";
+    sqlx::raw_sql(forever).execute(&mut **handlers(&mut *transaction)).await.unwrap();
+    let mut other = connection().await;
+    let lock = format!("BEGIN;LOCK TABLE {}.idem_records IN ACCESS EXCLUSIVE MODE", database.schema.name);
+    sql(&mut other, lock).await;
+    let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
+    sql(&mut other, "ROLLBACK").await;
+    assert_eq!(database.effects().await, 0);
+}
+
+#[tokio::test]
+async fn a_handler_that_makes_its_session_forget_harms_nobody() {
+    let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
+    for _ in 0..3 {
+        let request = request();
+        let (_, mut transaction) = database.begin(&request).await;
+        database.write(&mut *transaction).await;
+        sqlx::raw_sql("DEALLOCATE ALL").execute(&mut **handlers(&mut *transaction)).await.unwrap();
+        assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+        assert!(database.is_replayed(&request).await);
+    }
+    assert_eq!(database.effects().await, 3);
 }
