@@ -5,19 +5,19 @@ use idem_core::{
     Acquire, AcquireOutcome, Begin, DurableStore, Look, Record, RecordId, StoreError, StoreErrorKind,
     TransactionalStore, machine,
 };
-use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgPool, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, Row as _};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::config::{Isolation, PostgresConfig};
-use crate::connection::{Open, UNTOUCHED, transaction_options};
-use crate::error::{connect_error, is_connection_lost, is_of_a_replica, is_unprepared, store_error, unreadable};
+use crate::connection::{UNTOUCHED, roll_back, transaction_options};
+use crate::error::{is_connection_lost, is_of_a_replica, is_unprepared, store_error, unreadable};
 use crate::health::Server;
 use crate::literal::Sql;
 use crate::row::seen;
 use crate::schema::Schema;
+use crate::sessions::{Place, Session};
 use crate::store::{IN_PROGRESS, PostgresStore, ROUNDS, contended, milliseconds, set_for_transaction};
 use crate::transaction::PostgresTransaction;
 use crate::verb::{Presence, Seen, misanswered};
@@ -161,15 +161,15 @@ impl DurableStore for PostgresStore {
 impl TransactionalStore for PostgresStore {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
         for _ in 0..ROUNDS {
-            let idle = match Idle::now(self.pool()) {
-                Some(idle) => idle,
-                // All connections may be taken by handlers that run: repeats do not wait for one of them.
+            let place = match self.sessions().now() {
+                Some(place) => place,
+                // All connections are taken by handlers that run: repeats do not wait for one of them.
                 None => match self.answer_without_running(request).await? {
                     Some(outcome) => return Ok(Begin::Answered(outcome)),
-                    None => Idle::soon(self.pool()).await?,
+                    None => self.sessions().soon().await?,
                 },
             };
-            let mut entered = enter(self, request.id, idle).await?;
+            let mut entered = enter(self, request.id, place).await?;
             if self.shared.transactions.sees_one_moment && !self.is_current(request.id, &entered.seen).await? {
                 let _ = entered.leave().await;
                 continue;
@@ -230,20 +230,20 @@ impl PostgresStore {
 /// A transaction that has begun, and what was seen in it: whether the lock was to be had, and the record.
 pub(crate) struct Entered {
     pub(crate) seen: Seen,
-    connection: Open,
+    session: Session,
 }
 
 impl Entered {
     /// Ends the transaction, in which nothing was done, behind the caller's back. If that fails the connection is closed,
     /// which ends the transaction as well.
     pub(crate) fn leave(self) -> JoinHandle<Result<(), StoreError>> {
-        tokio::spawn(self.connection.roll_back(UNTOUCHED))
+        tokio::spawn(roll_back(self.session, UNTOUCHED, true))
     }
 
     /// Makes it the transaction of a run. `record` is what the state machine made of the one that was seen.
     pub(crate) fn run(self, store: PostgresStore, request: &Acquire, record: Record) -> PostgresTransaction {
         PostgresTransaction {
-            open: self.connection,
+            session: self.session,
             store,
             id: request.id,
             origin: request.origin.clone(),
@@ -254,17 +254,17 @@ impl Entered {
 }
 
 /// Begins a transaction and tries to get the operation's lock in it.
-pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Result<Entered, StoreError> {
+pub(crate) async fn enter(store: &PostgresStore, id: RecordId, place: Place) -> Result<Entered, StoreError> {
     let store = store.clone();
     // In a task of its own: if the caller goes away, the task still ends, and whatever it opened is closed.
     let entered = tokio::spawn(async move {
         let shared = &store.shared;
         let lock = shared.schema.lock(&id);
         let sql = shared.transactions.sql(lock, &id, shared.offset.micros());
-        let mut idle = Some(idle.0);
+        let mut place = Some(place);
         // Connections may have died while nobody used them, as many as there are.
         for _ in 0..shared.transactions.max {
-            match begin(&store, idle.take(), &sql).await {
+            match begin(&store, place.take(), &sql).await {
                 Err(BeginError::Lost(_)) => {}
                 Err(BeginError::Other(error)) => return Err(error),
                 Ok(entered) => return Ok(entered),
@@ -275,22 +275,6 @@ pub(crate) async fn enter(store: &PostgresStore, id: RecordId, idle: Idle) -> Re
     entered.await.map_err(|error| {
         StoreError::new(StoreErrorKind::Unavailable, "the runtime ended while a transaction began").with_source(error)
     })?
-}
-
-/// A connection that nobody uses just now.
-pub(crate) struct Idle(PoolConnection<Postgres>);
-
-impl Idle {
-    /// One at once, or none.
-    pub(crate) fn now(pool: &PgPool) -> Option<Self> {
-        pool.try_acquire().map(Self)
-    }
-
-    /// One, as soon as there is one.
-    pub(crate) async fn soon(pool: &PgPool) -> Result<Self, StoreError> {
-        // Dropping this future leaves the queue of those who wait, and nothing else.
-        pool.acquire().await.map(Self).map_err(connect_error)
-    }
 }
 
 enum BeginError {
@@ -306,21 +290,17 @@ impl BeginError {
     }
 }
 
-async fn begin(
-    store: &PostgresStore,
-    idle: Option<PoolConnection<Postgres>>,
-    sql: &str,
-) -> Result<Entered, BeginError> {
-    let connection = match idle {
-        Some(connection) => connection,
-        None => store.pool().acquire().await.map_err(|error| BeginError::Other(connect_error(error)))?,
+async fn begin(store: &PostgresStore, place: Option<Place>, sql: &str) -> Result<Entered, BeginError> {
+    let place = match place {
+        Some(place) => place,
+        None => store.sessions().soon().await.map_err(BeginError::Other)?,
     };
-    let mut open = Open { connection, ended: false, reusable: true };
+    let mut session = place.session().await.map_err(BeginError::Other)?;
     let patience = store.shared.patience;
-    let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *open.connection);
+    let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session);
     match timeout(patience, begun).await {
         Ok(Ok(rows)) => match what_was_seen(&rows).map_err(BeginError::Other)? {
-            Some(seen) => Ok(Entered { seen, connection: open }),
+            Some(seen) => Ok(Entered { seen, session }),
             None => Err(BeginError::Lost(StoreError::new(StoreErrorKind::Unavailable, TAKES_NO_WRITES))),
         },
         Ok(Err(error)) if is_connection_lost(&error) || is_of_a_replica(&error) || is_unprepared(&error) => {

@@ -77,7 +77,7 @@ impl PostgresConfig {
             schema: "idem".to_owned(),
             migrate: true,
             partitioned: None,
-            verb_connections: NonZeroU32::new(4).unwrap_or(NonZeroU32::MIN),
+            verb_connections: NonZeroU32::new(2).unwrap_or(NonZeroU32::MIN),
             max_transactions: NonZeroU32::new(16).unwrap_or(NonZeroU32::MIN),
             isolation: Isolation::default(),
             statement_timeout: Duration::from_secs(2),
@@ -118,8 +118,9 @@ impl PostgresConfig {
         self
     }
 
-    /// How many connections carry the verbs of the store. Default 4: verbs that arrive while a statement is on its way
-    /// go together with the next one, so that a few connections carry many, and more only compete for the server.
+    /// How many connections carry the verbs of the store. Default 2: verbs that arrive while a statement is on its way
+    /// go together with the next one, so that a few connections carry many. While one waits for the disk, or for somebody else's
+    /// row, the other goes on; more of them make smaller batches, which cost the server more for each verb.
     #[must_use]
     pub fn verb_connections(mut self, connections: NonZeroU32) -> Self {
         self.verb_connections = connections;

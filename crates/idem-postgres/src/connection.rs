@@ -1,18 +1,16 @@
-//! Connections for handlers' transactions: what is done so that none of them commits anything without its record, and none
-//! is handed on with something open.
+//! Connections for handlers' transactions: what is done so that none of them commits anything without its record.
 
 use std::time::Duration;
 
-use idem_core::{StoreError, StoreErrorKind, planted};
-use sqlx::pool::PoolConnection;
+use idem_core::{StoreError, StoreErrorKind};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Row as _};
-use tokio::runtime::Handle;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 use tokio::time::timeout;
 
 use crate::config::PostgresConfig;
 use crate::error::{connect_error, is_out_of_transaction, is_protocol_violation, store_error};
 use crate::health::Server;
+use crate::sessions::Session;
 use crate::store::milliseconds;
 
 /// Rolls back a transaction that is as the handler left it; fails when somebody has ended it.
@@ -29,42 +27,20 @@ const BELIEVED_DEPTH_POOLED: u32 = 256;
 /// How long to wait for the server to roll back; after that the connection is closed, which comes to the same.
 const ROLL_BACK_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long a connection may take on its way back into the pool; after that it is closed.
-const RETURN_WITHIN: Duration = Duration::from_secs(5);
-
-/// A connection with an open transaction. Dropped as it is, it is closed, so that nothing is left for the next borrower.
-pub(crate) struct Open {
-    pub(crate) connection: PoolConnection<Postgres>,
-    pub(crate) ended: bool,
-    /// Whether it may serve again once its transaction has ended.
-    pub(crate) reusable: bool,
-}
-
-impl Open {
-    /// Ends the transaction without a trace, by the statement that does so.
-    pub(crate) async fn roll_back(mut self, how: &'static str) -> Result<(), StoreError> {
-        let rolled_back = sqlx::raw_sql(how).execute(&mut *self.connection);
-        let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLL_BACK_WITHIN:?}"));
-        let rolled_back = timeout(ROLL_BACK_WITHIN, rolled_back).await.map_err(late)?;
-        rolled_back.map_err(|error| match is_out_of_transaction(&error) {
-            true => out_of_transaction(error),
-            false => store_error("roll back", error),
-        })?;
-        self.ended = self.reusable;
-        Ok(())
+/// Ends the transaction on a connection without a trace, by the statement that does so. If that fails the connection is closed,
+/// which ends it as well.
+pub(crate) async fn roll_back(mut session: Session, how: &'static str, reusable: bool) -> Result<(), StoreError> {
+    let rolled_back = sqlx::raw_sql(how).execute(&mut *session);
+    let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLL_BACK_WITHIN:?}"));
+    let rolled_back = timeout(ROLL_BACK_WITHIN, rolled_back).await.map_err(late)?;
+    rolled_back.map_err(|error| match is_out_of_transaction(&error) {
+        true => out_of_transaction(error),
+        false => store_error("roll back", error),
+    })?;
+    if reusable {
+        session.give_back();
     }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        if !self.ended && !planted!("cancelled-begin-returned-to-the-pool") {
-            self.connection.close_on_drop();
-        } else if let Ok(runtime) = Handle::try_current() {
-            // On its way into the pool sqlx asks the server whether it still answers, for as long as that takes. A server that
-            // has fallen silent must not keep the place of the connection for that long.
-            runtime.spawn(timeout(RETURN_WITHIN, self.connection.return_to_pool()));
-        }
-    }
+    Ok(())
 }
 
 /// Prepares a new connection for handlers' transactions.
@@ -77,11 +53,7 @@ impl Drop for Open {
 /// that names a savepoint that is not there, and the transaction fails. At the outermost it would be ended, and what the
 /// handler writes next would commit without the record; see [`handlers_options`] for what is done against that. Each such
 /// begin brings sqlx one or two levels up, so a connection serves again only after a transaction that was kept.
-pub(crate) async fn prepare(
-    connection: &mut PgConnection,
-    pooled: bool,
-    questions: &str,
-) -> Result<(), sqlx::Error> {
+pub(crate) async fn prepare(connection: &mut PgConnection, pooled: bool, questions: &str) -> Result<(), sqlx::Error> {
     for _ in 0..if pooled { BELIEVED_DEPTH_POOLED } else { BELIEVED_DEPTH } {
         std::mem::forget(connection.begin().await?);
     }
@@ -137,15 +109,12 @@ fn vigilance(notices_closed_clients: bool) -> impl Iterator<Item = (&'static str
     keepalives.into_iter().chain(closed)
 }
 
-/// Makes the first of the handlers' connections, so that one that cannot serve them is found at the start.
-pub(crate) async fn try_out(pool: &PgPool) -> Result<(), StoreError> {
-    let refused = |error| StoreError::new(StoreErrorKind::Misconfigured, NEEDS_OPTIONS).with_source(error);
-    match pool.acquire().await {
-        Ok(_) => Ok(()),
-        Err(error @ sqlx::Error::Configuration(_)) => Err(refused(error)),
-        Err(error) if is_protocol_violation(&error) => Err(refused(error)),
-        Err(error) => Err(connect_error(error)),
+/// Why there is no connection for handlers.
+pub(crate) fn no_session(error: sqlx::Error) -> StoreError {
+    if matches!(error, sqlx::Error::Configuration(_)) || is_protocol_violation(&error) {
+        return StoreError::new(StoreErrorKind::Misconfigured, NEEDS_OPTIONS).with_source(error);
     }
+    connect_error(error)
 }
 
 pub(crate) fn out_of_transaction(error: sqlx::Error) -> StoreError {

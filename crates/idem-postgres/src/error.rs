@@ -1,6 +1,7 @@
 //! From what Postgres says to what a store says.
 
 use std::error::Error;
+use std::io;
 
 use idem_core::{StoreError, StoreErrorKind};
 
@@ -43,10 +44,6 @@ pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
 
 /// The store's error when no connection could be made: nothing was asked, so nothing was done.
 pub(crate) fn connect_error(error: sqlx::Error) -> StoreError {
-    if matches!(error, sqlx::Error::PoolTimedOut) {
-        let message = "all connections that there may be are in use, by handlers that run; see max_transactions";
-        return StoreError::new(StoreErrorKind::Unavailable, message).with_source(error);
-    }
     if state(&error).is_some() {
         return store_error("connect", error);
     }
@@ -59,6 +56,14 @@ pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
         // 25P03: the server ended a transaction that was idle for too long, and its connection.
         state.starts_with("08") || matches!(state.as_str(), "57P01" | "57P02" | "57P03" | "57P05" | "25006" | "25P03")
     })
+}
+
+/// Whether the server may take a connection soon: it is not up yet, or has too many at the moment.
+pub(crate) fn is_not_ready(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        error => state(error).is_some_and(|state| matches!(state.as_str(), "57P03" | "53300")),
+    }
 }
 
 /// Whether the record is not the one that a decision was made on.

@@ -15,6 +15,7 @@ mod planted;
 mod purger;
 mod row;
 mod schema;
+mod sessions;
 mod store;
 mod transaction;
 mod verb;

@@ -18,13 +18,14 @@ use tokio::time::timeout;
 
 use crate::begin::TransactionSettings;
 use crate::config::PostgresConfig;
-use crate::connection::{handlers_options, prepare, try_out};
+use crate::connection::handlers_options;
 use crate::error::{connect_error, store_error};
 use crate::health::{self, DurabilityReport};
 use crate::lane::{LaneSettings, Lanes};
 use crate::literal::Sql;
 use crate::migrate;
 use crate::schema::Schema;
+use crate::sessions::Sessions;
 
 use crate::verb::{Answer, Placed, Presence, Row, Seen, Verb, misanswered};
 
@@ -63,8 +64,8 @@ pub(crate) struct Shared {
     /// How long a statement of the store may take, client's side included.
     pub(crate) patience: Duration,
     lanes: Lanes,
-    /// For handlers' transactions, and nothing else: sqlx is [told](prepare) something about its connections.
-    pool: PgPool,
+    /// For handlers' transactions.
+    sessions: Arc<Sessions>,
     upkeep: PgPool,
     durability: DurabilityReport,
     pub(crate) identity: [u8; 16],
@@ -104,21 +105,13 @@ impl PostgresStore {
             offset: config.offset.clone(),
             statement_timeout: config.statement_timeout,
         };
-        let pooled = config.pooled;
         let transactions = TransactionSettings::new(&config, &schema, &server);
-        let questions: Arc<str> = transactions.prepare().into();
-        // Asking before every use would cost a round trip; a transaction that does not begin is tried again elsewhere.
-        let pool = PgPoolOptions::new()
-            .max_connections(config.max_transactions.get())
-            .acquire_timeout(patience)
-            .test_before_acquire(false)
-            .after_connect(move |connection, _| {
-                let questions = Arc::clone(&questions);
-                Box::pin(async move { prepare(connection, pooled, &questions).await })
-            })
-            .connect_lazy_with(handlers_options(options.clone(), &config, &server));
+        let (questions, most) = (transactions.prepare(), config.max_transactions);
+        let for_handlers = handlers_options(options.clone(), &config, &server);
+        let sessions = Sessions::new(for_handlers, config.pooled, questions, patience, most);
         let upkeep = PgPoolOptions::new().max_connections(UPKEEP).acquire_timeout(patience).connect_lazy_with(options);
-        try_out(&pool).await?;
+        // One that cannot serve handlers is found at the start.
+        sessions.soon().await?.session().await?.give_back();
         Ok(Self {
             shared: Arc::new(Shared {
                 lanes: Lanes::start(&lanes, config.verb_connections),
@@ -128,7 +121,7 @@ impl PostgresStore {
                 prelude,
                 lock_timeout: milliseconds(config.lock_timeout),
                 patience,
-                pool,
+                sessions,
                 upkeep,
                 durability: server.durability,
                 identity,
@@ -136,8 +129,8 @@ impl PostgresStore {
         })
     }
 
-    pub(crate) fn pool(&self) -> &PgPool {
-        &self.shared.pool
+    pub(crate) fn sessions(&self) -> &Arc<Sessions> {
+        &self.shared.sessions
     }
 
     /// What an acknowledged record survives on this server, and why.

@@ -14,9 +14,10 @@ use idem_core::{
 use sqlx::{AssertSqlSafe, PgConnection};
 use tokio::time::{sleep, timeout};
 
-use crate::connection::{FAILED, Open, UNTOUCHED, out_of_transaction};
+use crate::connection::{FAILED, UNTOUCHED, out_of_transaction, roll_back};
 use crate::error::{is_changed, is_connection_lost, is_out_of_transaction, store_error};
 use crate::literal::{Sql, readable};
+use crate::sessions::Session;
 use crate::store::PostgresStore;
 use crate::verb::{End, Presence, Seen};
 
@@ -36,7 +37,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 ///
 /// Do not end it yourself: that is noticed, and the settlement then fails.
 pub struct PostgresTransaction {
-    pub(crate) open: Open,
+    pub(crate) session: Session,
     pub(crate) store: PostgresStore,
     pub(crate) id: RecordId,
     pub(crate) origin: Origin,
@@ -134,25 +135,27 @@ impl StoreTransaction for PostgresTransaction {
     ) -> Result<OwnerOutcome, StoreError> {
         let mut transaction = *self;
         // Only after what was kept is it certain that sqlx believes the same of the connection as before.
-        transaction.open.reusable = writes == Writes::Keep;
+        let reusable = writes == Writes::Keep;
         let end = End::of(settlement, retention);
         if end.is_none() && writes == Writes::Discard {
-            transaction.open.roll_back(UNTOUCHED).await?;
+            roll_back(transaction.session, UNTOUCHED, reusable).await?;
             return Ok(OwnerOutcome::Applied);
         }
         let sql = transaction.end(end.as_ref(), writes);
-        let ending = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *transaction.open.connection);
+        let ending = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *transaction.session);
         let Ok(ended) = timeout(COMMIT_WITHIN, ending).await else {
             let error = StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT in {COMMIT_WITHIN:?}"));
             return if end.is_none() { Err(error) } else { transaction.find_out(error).await };
         };
         match ended {
             Ok(_) => {
-                transaction.open.ended = transaction.open.reusable;
+                if reusable {
+                    transaction.session.give_back();
+                }
                 Ok(OwnerOutcome::Applied)
             }
             Err(error) if is_changed(&error) => {
-                transaction.open.roll_back(FAILED).await?;
+                roll_back(transaction.session, FAILED, reusable).await?;
                 Ok(OwnerOutcome::LeaseLost)
             }
             Err(error) if is_connection_lost(&error) => {
@@ -181,13 +184,13 @@ impl Deref for PostgresTransaction {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
-        &self.open.connection
+        &self.session
     }
 }
 
 impl DerefMut for PostgresTransaction {
     fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.open.connection
+        &mut self.session
     }
 }
 

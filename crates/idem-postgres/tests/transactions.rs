@@ -407,3 +407,18 @@ async fn a_handler_that_makes_its_session_forget_harms_nobody() {
     }
     assert_eq!(database.effects().await, 3);
 }
+
+#[tokio::test]
+async fn a_connection_serves_one_transaction_after_another_until_one_is_discarded() {
+    let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
+    let mut served = Vec::new();
+    for writes in [Writes::Keep, Writes::Keep, Writes::Discard, Writes::Keep] {
+        let (_, mut transaction) = database.begin(&request()).await;
+        let pid = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut **handlers(&mut *transaction));
+        served.push(pid.await.unwrap());
+        assert_eq!(transaction.finish(&completed(), KEPT, writes).await.unwrap(), OwnerOutcome::Applied);
+    }
+    let [first, second, third, last]: [i32; 4] = served.try_into().unwrap();
+    assert_eq!((first, first), (second, third));
+    assert_ne!(third, last, "sqlx may believe something else of it than is so");
+}

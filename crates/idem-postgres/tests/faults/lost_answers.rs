@@ -9,7 +9,7 @@ use idem_core::{
 use idem_testkit::fixture::{KEPT, checkpoint, completed, repeat_of, request, retryable};
 
 use crate::proxy::{Lose, Proxy};
-use crate::world::{World, eventually, join_all, port_of_shared, transactional};
+use crate::world::{World, join_all, port_of_shared, transactional};
 
 const LOSSES: [Lose; 3] = [Lose::Statement, Lose::Connection, Lose::Answer];
 
@@ -221,18 +221,4 @@ async fn a_commit_whose_answer_never_comes_is_looked_up_before_the_engine_gives_
     let (request, told) = told.await.expect("finish waits for ever for a server that fell silent");
     assert_eq!(by_sql(&world, &request).await, (1, 1));
     assert!(told.is_ok_and(|outcome| outcome == OwnerOutcome::Applied), "what was committed was told as lost");
-}
-
-#[tokio::test]
-async fn a_connection_that_falls_silent_on_its_way_into_the_pool_does_not_keep_its_place() {
-    let (proxy, world) = behind_proxy().await;
-    let requests = [transactional(), transactional()];
-    let open = [world.begin(&requests[0]).await.unwrap(), world.begin(&requests[1]).await.unwrap()];
-    proxy.lose_pings(2);
-    for transaction in open {
-        let told = transaction.finish(&completed(), KEPT, Writes::Keep).await;
-        assert_eq!(told.unwrap(), OwnerOutcome::Applied);
-    }
-    eventually("a connection is free", async || world.begin(&transactional()).await.ok()).await;
-    assert!(proxy.has_lost());
 }

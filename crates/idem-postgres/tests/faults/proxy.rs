@@ -25,17 +25,12 @@ pub enum Lose {
 
 struct Plan {
     lose: Lose,
-    /// The type of the message.
-    kind: u8,
     marker: &'static str,
     times: usize,
 }
 
 /// A statement as text.
 const QUERY: u8 = b'Q';
-
-/// The end of what belongs together, and all there is of the question whether a connection is alive.
-const SYNC: u8 = b'S';
 
 struct Shared {
     upstream: AtomicU16,
@@ -73,13 +68,7 @@ impl Proxy {
 
     /// Loses what the next `times` statements bring in which `marker` stands.
     pub fn lose(&self, lose: Lose, marker: &'static str, times: usize) {
-        *self.shared.plan.lock().unwrap() = Some(Plan { lose, kind: QUERY, marker, times });
-    }
-
-    /// Falls silent on the next `times` connections whose pool asks whether they are alive.
-    pub fn lose_pings(&self, times: usize) {
-        let plan = Plan { lose: Lose::EverythingSilently, kind: SYNC, marker: "", times };
-        *self.shared.plan.lock().unwrap() = Some(plan);
+        *self.shared.plan.lock().unwrap() = Some(Plan { lose, marker, times });
     }
 
     /// Whether everything was lost that should be.
@@ -165,7 +154,7 @@ impl Shared {
     fn planned(&self, kind: u8, message: &[u8]) -> Option<Lose> {
         self.statements.fetch_add(usize::from(kind == QUERY), Ordering::SeqCst);
         let mut plan = self.plan.lock().unwrap();
-        let plan = plan.as_mut().filter(|plan| plan.times > 0 && plan.kind == kind)?;
+        let plan = plan.as_mut().filter(|plan| plan.times > 0 && kind == QUERY)?;
         let marker = plan.marker.as_bytes();
         let is_there = marker.is_empty() || message.windows(marker.len()).any(|window| window == marker);
         is_there.then(|| {
