@@ -11,6 +11,7 @@ mod growth;
 mod http;
 mod memory;
 mod outside;
+mod page;
 mod peers;
 mod plot;
 mod records;
@@ -46,6 +47,9 @@ struct Options {
     /// A folder for the plots.
     #[arg(long)]
     plots: Option<PathBuf>,
+    /// A page in Markdown whose tables are to be those of this run.
+    #[arg(long)]
+    page: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -115,7 +119,7 @@ async fn bench(options: &Options) -> Result<(), Error> {
     if wanted(Group::Growth) {
         growth::run(pace, &mut report).await?;
     }
-    report.finish(options.json.as_deref(), options.plots.as_deref())
+    report.finish(options.json.as_deref(), options.plots.as_deref(), options.page.as_deref())
 }
 
 /// What this runs on.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::contest::{Outcome, Spread};
-use crate::{Error, Pace, plot};
+use crate::{Error, Pace, page, plot};
 
 /// Which side of the figure is good.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -48,6 +48,17 @@ pub(crate) struct Judged {
     pub(crate) met: bool,
 }
 
+impl Judged {
+    /// A row of the table of goals.
+    pub(crate) fn row(&self) -> String {
+        let (figure, extremes) = self.figure.map_or(("not measured".to_owned(), "–".to_owned()), |figure| {
+            (format!("{:.2}×", figure.median), format!("{:.2} – {:.2}", figure.min, figure.max))
+        });
+        let met = if self.met { "yes" } else { "no" };
+        format!("| {} | {} | {figure} | {extremes} | {met} |", self.what, self.goal.shown())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Report {
     pace: Pace,
@@ -79,7 +90,7 @@ impl Report {
     }
 
     /// Prints the goals, and writes the files. Goals that are missed are no error: a figure is a measurement.
-    pub(crate) fn finish(self, json: Option<&Path>, plots: Option<&Path>) -> Result<(), Error> {
+    pub(crate) fn finish(self, json: Option<&Path>, plots: Option<&Path>, page: Option<&Path>) -> Result<(), Error> {
         if !self.goals.is_empty() {
             self.print_goals();
         }
@@ -99,6 +110,10 @@ impl Report {
                 plot::contest(folder, outcome)?;
             }
         }
+        if let Some(path) = page {
+            let renewed = page::renewed(&std::fs::read_to_string(path)?, &self.goals, &self.outcomes)?;
+            std::fs::write(path, renewed)?;
+        }
         Ok(())
     }
 
@@ -106,11 +121,7 @@ impl Report {
         println!("\n| goal | wanted | figure | min – max | met |");
         println!("|---|---|---|---|---|");
         for judged in &self.goals {
-            let (figure, extremes) = judged.figure.map_or(("not measured".to_owned(), "–".to_owned()), |figure| {
-                (format!("{:.2}×", figure.median), format!("{:.2} – {:.2}", figure.min, figure.max))
-            });
-            let met = if judged.met { "yes" } else { "no" };
-            println!("| {} | {} | {figure} | {extremes} | {met} |", judged.what, judged.goal.shown());
+            println!("{}", judged.row());
         }
         let met = self.goals.iter().filter(|judged| judged.met).count();
         println!("\n{met} of {} goals met", self.goals.len());
