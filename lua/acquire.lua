@@ -10,7 +10,7 @@
 --     10  1: whoever is answered awaits replicas
 --
 -- Returns {'acquired', attempt, how, point, data} · {'in_progress', microseconds} · {'backoff', microseconds} ·
--- {'mismatch', algo} · {'replay', head, point, data, headers, body}.
+-- {'mismatch', algo} · {'replay', head, who, point, data, headers, body}.
 --
 -- Laws: L1, L2, L4, L5, L7; L8 by the owner token.
 
@@ -36,9 +36,9 @@ local function start(attempt, how)
   end
   local lease = NOW + tonumber(ARGV[5])
   save({
-    algo = algo, digest = digest, owner = owner, attempt = attempt, state = IN_PROGRESS, how = how, crash = takeover,
-    status = 0, till = lease, made = record and record.made or NOW, ends = lease + retention,
-  })
+    algo = algo, attempt = attempt, state = IN_PROGRESS, how = how, crash = takeover, status = 0, till = lease,
+    made = record and record.made or NOW, ends = lease + retention,
+  }, 'who', struct.pack(WHO, digest, owner))
   return answer
 end
 
@@ -47,8 +47,11 @@ local function fail(state, status, ...)
   redis.call('HDEL', KEY, 'point', 'data', 'asked')
   record.state, record.how, record.crash, record.till = state, 0, 0, 0
   record.status, record.ends = status, NOW + retention
-  save(record, ...)
-  return { 'replay', unpack(everything()) }
+  write(record, ...)
+  -- It may be over at once, and then the server forgets it at once.
+  local answer = { 'replay', unpack(everything()) }
+  expire(record.ends)
+  return answer
 end
 
 if not record then

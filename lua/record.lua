@@ -2,13 +2,17 @@
 --
 -- A record is one hash:
 --   head                   what decisions are made by, packed (HEAD), so that a script reads and writes it as one value
+--   who                    packed (WHO), what stays the same for a run: 32 bytes of the fingerprint's digest, 16 of the
+--                          owner token
 --   point data             the checkpoint: its name and its data
 --   headers body           the answer's; a tombstone has no body
 --   asked                  somebody was told that it is in progress, and may wait for its end
 --
--- The head is 93 bytes; numbers begin with their highest byte, times are microseconds since the Unix epoch:
+-- Neither of the packed ones is longer than 64 bytes: up to there Redis keeps a small hash in one piece.
+--
+-- The head is 45 bytes; numbers begin with their highest byte, times are microseconds since the Unix epoch:
 --    0  2  format          1; whoever meets another one refuses, whatever follows
---    2  2  algo            the fingerprint: its algorithm
+--    2  2  algo            the fingerprint's algorithm
 --    4  4  attempt         1 for the first run
 --    8  1  state           1 in progress, 2 completed, 3 failed for good, 4 outcome unknown, 5 failed, may be retried
 --    9  1  how             in progress: 1 fresh, 2 takeover, 3 retry, 4 probe; else 0
@@ -18,8 +22,6 @@
 --   21  8  made            when it came to be
 --   29  8  moved           when it last changed
 --   37  8  ends            when it counts as absent
---   45 32  digest          the fingerprint: its bytes
---   77 16  owner           the owner token
 --
 -- Laws kept here: L9, the server's TIME is the only clock; L10, the key expires with `ends`, which is never before the
 -- end of the lease.
@@ -27,7 +29,8 @@
 local KEY = KEYS[1]
 local IN_PROGRESS, COMPLETED, TERMINAL, UNKNOWN, RETRYABLE = 1, 2, 3, 4, 5
 local FORMAT = 1
-local HEAD, HEAD_BYTES = '>I2I2I4I1I1I1I2I8I8I8I8c32c16', 93
+local HEAD, HEAD_BYTES = '>I2I2I4I1I1I1I2I8I8I8I8', 45
+local WHO, WHO_BYTES = 'c32c16', 48
 local NOBODY = string.rep('\0', 16)
 -- The first number above all times; what would reach it is for ever.
 local TIME_LIMIT = 9223372036854775808
@@ -55,8 +58,8 @@ end
 -- The record without its answer and its checkpoint; nil when there is none or it counts as absent. The second value
 -- says whether there is one all the same.
 local function load()
-  local fields = redis.call('HMGET', KEY, 'head', 'asked')
-  local head = fields[1]
+  local fields = redis.call('HMGET', KEY, 'head', 'who', 'asked')
+  local head, who = fields[1], fields[2]
   if not head then
     check(redis.call('EXISTS', KEY) == 0, 'head')
     return nil, false
@@ -67,9 +70,11 @@ local function load()
     error({ err = 'IDEMFORMAT ' .. format })
   end
   check(#head == HEAD_BYTES, 'head')
-  local record = { asked = fields[2] }
+  check(who and #who == WHO_BYTES, 'owner')
+  local record = { asked = fields[3] }
   format, record.algo, record.attempt, record.state, record.how, record.crash, record.status, record.till,
-    record.made, record.moved, record.ends, record.digest, record.owner = struct.unpack(HEAD, head)
+    record.made, record.moved, record.ends = struct.unpack(HEAD, head)
+  record.digest, record.owner = struct.unpack(WHO, who)
   if NOW >= record.ends then
     return nil, true
   end
@@ -85,7 +90,7 @@ end
 
 -- The record as it is stored, in the order in which the store reads it.
 local function everything()
-  return redis.call('HMGET', KEY, 'head', 'point', 'data', 'headers', 'body')
+  return redis.call('HMGET', KEY, 'head', 'who', 'point', 'data', 'headers', 'body')
 end
 
 -- The server may forget the key when the record ends, by its own clock, and not before.
@@ -93,12 +98,16 @@ local function expire(ends)
   redis.call('PEXPIREAT', KEY, string.format('%.0f', math.ceil((math.min(ends, TIME_LIMIT) - OFFSET) / 1000)))
 end
 
--- Puts the head in place, and the other fields that are given, and lets the key expire with it.
-local function save(record, ...)
+-- Puts the head in place, and the other fields that are given.
+local function write(record, ...)
   local head = struct.pack(HEAD, FORMAT, record.algo, record.attempt, record.state, record.how, record.crash,
-    record.status, math.min(record.till, TIME_LIMIT), record.made, NOW, math.min(record.ends, TIME_LIMIT),
-    record.digest, record.owner)
+    record.status, math.min(record.till, TIME_LIMIT), record.made, NOW, math.min(record.ends, TIME_LIMIT))
   redis.call('HSET', KEY, 'head', head, ...)
+end
+
+-- The same, and the key expires with the record.
+local function save(record, ...)
+  write(record, ...)
   expire(record.ends)
 end
 

@@ -45,8 +45,8 @@ local function give_back(record)
   end
   if ran_before then
     touch(record)
-    record.owner, record.till = NOBODY, math.min(record.till, NOW)
-    save(record)
+    record.till = math.min(record.till, NOW)
+    save(record, 'who', struct.pack(WHO, record.digest, NOBODY))
   else
     redis.call('DEL', KEY)
   end

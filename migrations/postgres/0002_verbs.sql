@@ -381,12 +381,12 @@ $$;
 
 -- Makes or replaces a record as settled, in the transaction in which its operation ran, which has held the lock since.
 -- Fails with the state IDM01 when the record is not the one that the transaction began with (version NULL: none). Waits for
--- others at most "patience" milliseconds, whatever the handler has set, and leaves that as it is.
+-- others at most "patience" milliseconds, whatever lock_timeout the handler has set, and leaves that as it is.
 CREATE FUNCTION "idem".idem_put_v1(
-    patience BIGINT, skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, namespace BYTEA, principal BYTEA, operation BYTEA, format SMALLINT,
-    fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT, wait BIGINT,
-    checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT,
-    retention BIGINT
+    patience BIGINT, skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, namespace BYTEA, principal BYTEA,
+    operation BYTEA, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT,
+    state SMALLINT, wait BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA,
+    body BYTEA, created_at BIGINT, retention BIGINT
 ) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::config::{Isolation, PostgresConfig};
-use crate::connection::{UNTOUCHED, roll_back, transaction_options};
+use crate::connection::{UNTOUCHED, roll_back, transaction_settings};
 use crate::error::{is_connection_lost, is_of_a_replica, is_unprepared, store_error, unreadable};
 use crate::health::Server;
 use crate::literal::Sql;
@@ -102,13 +102,9 @@ impl Question {
             after_arguments: after,
             is_prepared,
         };
-        // A session of this client's own has them as options.
-        let settings = if is_prepared {
-            String::new()
-        } else {
-            format!(",{}", set_for_transaction(transaction_options(config, server)))
-        };
-        let lock = question("idem_lock", "BIGINT", "SELECT pg_try_advisory_xact_lock(", format!("){settings}"));
+        // Whatever an earlier handler has set, so that no transaction keeps its key for ever.
+        let settings = set_for_transaction(transaction_settings(config, server));
+        let lock = question("idem_lock", "BIGINT", "SELECT pg_try_advisory_xact_lock(", format!("),{settings}"));
         // What the server's default is, which is hidden behind that of the session: somebody may have turned off writing. And
         // first of all how long to wait, and how to write bytes.
         let settings = set_for_transaction([
@@ -163,7 +159,7 @@ impl TransactionalStore for PostgresStore {
         for _ in 0..ROUNDS {
             let place = match self.sessions().now() {
                 Some(place) => place,
-                // All connections are taken by handlers that run: repeats do not wait for one of them.
+                // Repeats wait neither for a handler to give its connection back nor for a new one.
                 None => match self.answer_without_running(request).await? {
                     Some(outcome) => return Ok(Begin::Answered(outcome)),
                     None => self.sessions().soon().await?,

@@ -144,7 +144,9 @@ impl PostgresConfig {
     }
 
     /// How long the server may work on one statement of the store, at most 30 s. Default 2 s, as the engine waits that
-    /// long for a verb. Statements of handlers are not meant.
+    /// long for a verb. Statements of handlers are not meant, nor those at either end of their transactions: there, what the
+    /// application has set for its sessions holds, and the store gives up by itself after this and one more second at the
+    /// beginning, and after 5 s at the end.
     #[must_use]
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
         self.statement_timeout = timeout.min(LONGEST_TIMEOUT);

@@ -87,16 +87,18 @@ pub(crate) fn handlers_options(
     if config.pooled {
         return options;
     }
-    options.options([("idem.direct", "on")]).options(transaction_options(config, server))
+    options.options([("idem.direct", "on")]).options(vigilance(server.notices_closed_clients))
 }
 
-/// What holds in each of a handler's transactions: how long it may leave it alone, and [`vigilance`].
-pub(crate) fn transaction_options(
+/// What is set in each of a handler's transactions: how long it may leave it alone, and [`vigilance`] where a session cannot
+/// have that as options.
+pub(crate) fn transaction_settings(
     config: &PostgresConfig,
     server: &Server,
 ) -> impl Iterator<Item = (&'static str, i64)> {
     let idle = ("idle_in_transaction_session_timeout", milliseconds(config.idle_in_transaction));
-    vigilance(server.notices_closed_clients).chain([idle])
+    let vigilance = config.pooled.then(|| vigilance(server.notices_closed_clients));
+    std::iter::once(idle).chain(vigilance.into_iter().flatten())
 }
 
 /// Settings by which the server notices that the other end of a connection is gone.

@@ -44,6 +44,10 @@ pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
 
 /// The store's error when no connection could be made: nothing was asked, so nothing was done.
 pub(crate) fn connect_error(error: sqlx::Error) -> StoreError {
+    if matches!(error, sqlx::Error::PoolTimedOut) {
+        let message = "no connection to Postgres was free or could be made in time";
+        return StoreError::new(StoreErrorKind::Unavailable, message).with_source(error);
+    }
     if state(&error).is_some() {
         return store_error("connect", error);
     }

@@ -1,8 +1,7 @@
 //! SQL literals. Everything is written as numbers and hexadecimal digits, so nothing can be mistaken for SQL.
 //!
-//! Statements of the store go as plain text instead of being prepared: one message then carries a whole transaction, and
-//! through a transaction-pooling proxy, which gives the session to somebody else next, its isolation and its timeouts too, so
-//! that no state stays behind.
+//! Statements of the store go as plain text: one message then carries a whole transaction, and through a transaction-pooling
+//! proxy, which gives the session to somebody else next, its isolation and its timeouts too, so that no state stays behind.
 
 use std::fmt::Write as _;
 

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use idem_core::{StoreError, StoreErrorKind, planted};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions, PgConnection};
+use sqlx::{ConnectOptions, Connection, PgConnection};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
@@ -21,9 +22,12 @@ use crate::connection::{no_session, prepare};
 use crate::error::is_not_ready;
 
 /// How long a connection may stay unused, as firewalls forget quiet ones, and how long it may serve at all, as the server's
-/// memory for it only grows. Both as in pools of sqlx.
+/// memory for it only grows; as in pools of sqlx. What is over is closed when another one is given back, or taken.
 const IDLE: Duration = Duration::from_secs(600);
 const LIFE: Duration = Duration::from_secs(1800);
+
+/// How long a connection that is not kept may take to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// The first pause before connecting to a server again that is not ready yet; each further one is twice as long.
 const AGAIN_AFTER: Duration = Duration::from_millis(10);
@@ -65,16 +69,17 @@ impl Sessions {
         Arc::new(Self { options, pooled, questions, patience, places, idle: Mutex::default() })
     }
 
-    /// A place at once, or none.
+    /// A place with a connection that is there already, or none.
     pub(crate) fn now(self: &Arc<Self>) -> Option<Place> {
         let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
-        Some(Place { permit, sessions: Arc::clone(self) })
+        let idle = self.take_idle()?;
+        Some(Place { permit, idle: Some(idle), sessions: Arc::clone(self) })
     }
 
     /// A place, as soon as there is one. Dropping this future leaves the queue of those who wait, and nothing else.
     pub(crate) async fn soon(self: &Arc<Self>) -> Result<Place, StoreError> {
         match timeout(self.patience, Arc::clone(&self.places).acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(Place { permit, sessions: Arc::clone(self) }),
+            Ok(Ok(permit)) => Ok(Place { permit, idle: self.take_idle(), sessions: Arc::clone(self) }),
             Ok(Err(_)) | Err(_) => {
                 let message =
                     "all connections that there may be are in use, by handlers that run; see max_transactions";
@@ -115,6 +120,10 @@ impl Sessions {
         }
     }
 
+    fn take_idle(&self) -> Option<Idle> {
+        self.idle().pop_back().filter(|idle| !idle.is_over())
+    }
+
     fn idle(&self) -> MutexGuard<'_, VecDeque<Idle>> {
         // Nothing panics while it is held.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
@@ -131,14 +140,14 @@ impl fmt::Debug for Sessions {
 /// The right to one of the connections.
 pub(crate) struct Place {
     permit: OwnedSemaphorePermit,
+    idle: Option<Idle>,
     sessions: Arc<Sessions>,
 }
 
 impl Place {
     /// The connection that was used last, or a new one.
     pub(crate) async fn session(self) -> Result<Session, StoreError> {
-        let Self { permit, sessions } = self;
-        let idle = sessions.idle().pop_back().filter(|idle| !idle.is_over());
+        let Self { permit, idle, sessions } = self;
         let (connection, made) = match idle {
             Some(Idle { connection, made, .. }) => (connection, made),
             None => (sessions.connect_soon().await?, Instant::now()),
@@ -149,7 +158,7 @@ impl Place {
 
 /// A connection that nobody else uses. Dropped, it is closed.
 pub(crate) struct Session {
-    /// `None` only when it is given back.
+    /// `None` only once it is given back, or dropped.
     connection: Option<PgConnection>,
     made: Instant,
     sessions: Arc<Sessions>,
@@ -176,6 +185,10 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         planted!("cancelled-begin-returned-to-the-pool" => self.keep());
+        if let (Some(connection), Ok(runtime)) = (self.connection.take(), Handle::try_current()) {
+            // Else the server would write into its log that the client has vanished.
+            runtime.spawn(timeout(GOODBYE, connection.close()));
+        }
     }
 }
 

@@ -422,3 +422,19 @@ async fn a_connection_serves_one_transaction_after_another_until_one_is_discarde
     assert_eq!((first, first), (second, third));
     assert_ne!(third, last, "sqlx may believe something else of it than is so");
 }
+
+#[tokio::test]
+async fn a_handler_that_lets_its_session_hang_for_ever_does_so_for_itself_only() {
+    let limit = Duration::from_secs(77);
+    let database =
+        Database::with(|config| config.max_transactions(NonZeroU32::MIN).idle_in_transaction_timeout(limit)).await;
+    for _ in 0..2 {
+        let (_, mut transaction) = database.begin(&request()).await;
+        let handlers = handlers(&mut *transaction);
+        let show = sqlx::query_scalar("SHOW idle_in_transaction_session_timeout");
+        let shown: String = show.fetch_one(&mut **handlers).await.unwrap();
+        assert_eq!(shown, "77s");
+        sqlx::raw_sql("SET idle_in_transaction_session_timeout = 0").execute(&mut **handlers).await.unwrap();
+        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    }
+}

@@ -60,20 +60,27 @@ pub(crate) async fn examine(
     allow_eviction: bool,
 ) -> Result<DurabilityReport, StoreError> {
     let primaries = primaries(link).await?;
-    for primary in &primaries {
-        if primary.text("role") != "master" {
-            return Err(refused(
-                "this server is a replica, which takes no records; name the primary, or its Sentinels",
-            ));
-        }
-        if primary.version_number() < OLDEST {
-            let version = primary.text("redis_version");
-            return Err(refused(format!("Redis {version} is too old for idem-redis, which needs 7.0 or newer")));
-        }
-    }
+    primaries.iter().try_for_each(fits)?;
     let report = report(link, &primaries, min_replicas).await;
     refuse_eviction(&report, allow_eviction)?;
     Ok(report)
+}
+
+fn fits(primary: &Info) -> Result<(), StoreError> {
+    if primary.text("role") != "master" {
+        return Err(refused("this server is a replica, which takes no records; name the primary, or its Sentinels"));
+    }
+    if primary.version_number() < OLDEST {
+        let version = primary.text("redis_version");
+        return Err(refused(format!("Redis {version} is too old for idem-redis, which needs 7.0 or newer")));
+    }
+    // Its scripts would cut off the times in records, which then would count as absent.
+    if primary.text("arch_bits") == "32" {
+        return Err(refused(
+            "this server is a build for 32 bits, whose scripts cannot hold times; use one for 64 bits",
+        ));
+    }
+    Ok(())
 }
 
 fn refuse_eviction(report: &DurabilityReport, allow_eviction: bool) -> Result<(), StoreError> {
@@ -134,4 +141,21 @@ async fn setting(link: &Link, name: &str) -> Option<String> {
     });
     let first = values.next().flatten()?;
     values.all(|value| value.as_ref() == Some(&first)).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    #[test]
+    fn a_server_whose_scripts_cannot_hold_times_is_refused() {
+        let server = |bits| {
+            let info = format!("redis_version:7.0.15\r\narch_bits:{bits}\r\nrole:master\r\n");
+            Info::read(Value::BulkString(info.into_bytes())).unwrap()
+        };
+        assert!(fits(&server(64)).is_ok());
+        assert!(fits(&server(32)).unwrap_err().to_string().contains("64 bits"));
+    }
 }

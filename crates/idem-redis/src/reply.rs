@@ -157,15 +157,16 @@ impl Values {
 
     /// What `everything` in `record.lua` returns.
     fn record(&mut self) -> Result<Record, StoreError> {
-        let head = self.bytes()?;
-        let mut head = Head(&head);
+        let (head, who) = (self.bytes()?, self.bytes()?);
+        let (mut head, mut who) = (Packed(&head), Packed(&who));
         let (format, fingerprint_algorithm) = (head.number::<2>()?, head.number::<2>()?);
         let (attempt, state) = (head.number::<4>()?, head.number::<1>()?);
         let (acquisition, takeover) = (head.number::<1>()?, head.number::<1>()?);
         let (status, till) = (head.number::<2>()?, head.number::<8>()?);
         let (created_at, updated_at, expires_at) = (head.number::<8>()?, head.number::<8>()?, head.number::<8>()?);
-        let (fingerprint, owner) = (head.array::<32>()?, head.array::<16>()?);
         head.end()?;
+        let (fingerprint, owner) = (who.array::<32>()?, who.array::<16>()?);
+        who.end()?;
         let (runs, waits) = (state == codec::state::IN_PROGRESS, state == codec::state::FAILED_RETRYABLE);
         let flat = FlatRecord {
             format,
@@ -191,13 +192,13 @@ impl Values {
     }
 }
 
-/// The `head` of a record, read from its beginning; `record.lua` says what is in it.
-struct Head<'a>(&'a [u8]);
+/// A packed field of a record, read from its beginning; `record.lua` says what is in it.
+struct Packed<'a>(&'a [u8]);
 
-impl<'a> Head<'a> {
+impl<'a> Packed<'a> {
     fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], StoreError> {
         let (array, rest) =
-            self.0.split_first_chunk().ok_or_else(|| unreadable("the head of a record is too short"))?;
+            self.0.split_first_chunk().ok_or_else(|| unreadable("a packed field of a record is too short"))?;
         self.0 = rest;
         Ok(array)
     }
@@ -209,7 +210,7 @@ impl<'a> Head<'a> {
     }
 
     fn end(self) -> Result<(), StoreError> {
-        if self.0.is_empty() { Ok(()) } else { Err(unreadable("the head of a record is too long")) }
+        if self.0.is_empty() { Ok(()) } else { Err(unreadable("a packed field of a record is too long")) }
     }
 }
 

@@ -4,7 +4,8 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use idem_core::{
-    Acquire, AcquireOutcome, IdempotencyStore, OwnerOutcome, Settlement, StoreError, StoreErrorKind, Writes,
+    Acquire, AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, Settlement, StoreError, StoreErrorKind,
+    TransactionalStore, Writes,
 };
 use idem_testkit::fixture::{KEPT, checkpoint, completed, repeat_of, request, retryable};
 
@@ -221,4 +222,22 @@ async fn a_commit_whose_answer_never_comes_is_looked_up_before_the_engine_gives_
     let (request, told) = told.await.expect("finish waits for ever for a server that fell silent");
     assert_eq!(by_sql(&world, &request).await, (1, 1));
     assert!(told.is_ok_and(|outcome| outcome == OwnerOutcome::Applied), "what was committed was told as lost");
+}
+
+#[tokio::test]
+async fn a_repeat_needs_no_new_connection() {
+    let proxy = Proxy::start(port_of_shared()).await;
+    let world = World::shared_through(proxy.port, |config| config.verb_connections(NonZeroU32::MIN)).await;
+    let request = transactional();
+    let transaction = world.begin(&request).await.unwrap();
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    // The connection of one whose writes were discarded is not kept.
+    let discarded = world.begin(&transactional()).await.unwrap();
+    assert_eq!(discarded.finish(&completed(), KEPT, Writes::Discard).await.unwrap(), OwnerOutcome::Applied);
+    world.run().await.unwrap();
+    // Nobody listens there.
+    proxy.lead_to(1);
+    let told = world.store.begin(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(told, Begin::Answered(AcquireOutcome::Replay(_))), "{told:?}");
+    assert!(world.begin(&transactional()).await.is_err(), "there was a connection");
 }

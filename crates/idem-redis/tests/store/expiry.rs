@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Settlement, Term};
+use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Settlement, Takeover, Term};
 use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, RETENTION, checkpoint, completed, repeat_of, request, retryable};
 
 use crate::world::{World, eventually};
@@ -63,4 +63,25 @@ async fn what_is_over_is_gone_from_the_server() {
         let again = world.store.acquire(&repeat_of(request)).await.unwrap();
         assert!(matches!(again, AcquireOutcome::Acquired(lease) if lease.attempt == 1));
     }
+}
+
+#[tokio::test]
+async fn an_end_that_is_not_kept_is_told_all_the_same() {
+    let world = World::shared().await;
+    let mut told = 0;
+    for _ in 0..300 {
+        let moment = Duration::from_millis(1);
+        let abandoned =
+            Acquire { term: Term { lease: moment, retention: KEPT }, takeover: Takeover::Unknown, ..request() };
+        world.lease(&abandoned).await.unwrap();
+        tokio::time::sleep(moment * 2).await;
+        // The unknown outcome has no retention: it is over when it comes to be.
+        let term = Term { lease: LEASE, retention: Duration::ZERO };
+        match world.store.acquire(&Acquire { term, ..repeat_of(&abandoned) }).await.unwrap() {
+            AcquireOutcome::Replay(replay) => told += i32::from(replay.response.status == 504),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(world.store.peek(&abandoned.id).await.unwrap(), None);
+    }
+    assert_eq!(told, 300);
 }

@@ -4,7 +4,7 @@ use idem_core::{Acquire, IdempotencyStore as _, StoreError, StoreErrorKind, Term
 use idem_servers::Reply;
 use idem_testkit::fixture::{KEPT, LEASE, RETENTION, checkpoint, completed, repeat_of, request};
 
-use crate::world::{World, head};
+use crate::world::World;
 
 async fn everything_fails(world: &World, request: &Acquire) -> Vec<StoreError> {
     let lease = idem_core::Lease {
@@ -63,21 +63,25 @@ async fn other_peoples_keys_are_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_head_that_is_cut_off_or_goes_on_is_refused() {
+async fn what_is_cut_off_or_goes_on_is_refused() {
     let world = World::shared().await;
-    let request = request();
-    world.lease(&request).await.unwrap();
-    let key = world.key(&request.id);
-    let mut head = head(world.port, &key);
-    head.push(0);
-    for length in (0..head.len()).filter(|&length| length != HEAD) {
-        world.ask(&[&b"HSET"[..], key.as_bytes(), b"head", &head[..length]]);
-        is_refused_unchanged(&world, &request, &format!("{length} bytes")).await;
+    for (field, length) in [("head", HEAD), ("who", WHO)] {
+        let request = request();
+        world.lease(&request).await.unwrap();
+        let key = world.key(&request.id);
+        let Reply::Bytes(whole) = world.ask(&["HGET", &key, field]) else { panic!("no {field}") };
+        let longer = [whole, vec![0]].concat();
+        for wrong in (0..=length + 1).filter(|&wrong| wrong != length) {
+            world.ask(&[&b"HSET"[..], key.as_bytes(), field.as_bytes(), &longer[..wrong]]);
+            is_refused_unchanged(&world, &request, &format!("{wrong} bytes of {field}")).await;
+        }
+        world.ask(&["HDEL", &key, field]);
+        is_refused_unchanged(&world, &request, &format!("no {field}")).await;
     }
-    is_refused_unchanged(&world, &request, "one too many").await;
 }
 
-const HEAD: usize = 93;
+const HEAD: usize = 45;
+const WHO: usize = 48;
 
 /// Numbers that say nothing, by their place in the head of a record in progress.
 const SENSELESS: [(&str, usize, &[u8]); 12] = [
