@@ -9,7 +9,7 @@ use axum::routing::post;
 use axum_idempotent::{IdempotentLayer, IdempotentOptions};
 use bytes::Bytes;
 use clap::ValueEnum;
-use idem_axum::IdempotencyLayer;
+use idem_axum::{IdempotencyLayer, SingleTenant};
 use idem_core::{IdempotencyStore, MemoryStore};
 use idem_postgres::{PostgresConfig, PostgresStore};
 use ruts::store::SessionStore;
@@ -31,8 +31,9 @@ pub(crate) enum Stack {
     PeerOnPostgres,
     ActixBare,
     ActixMemory,
-    /// The layer, and a handler that waits for a request to `/go`.
+    /// A handler that waits for a request to `/go`, behind the layer and bare.
     Waiting,
+    BareWaiting,
 }
 
 impl Stack {
@@ -46,6 +47,7 @@ impl Stack {
             Self::ActixBare => "actix-bare",
             Self::ActixMemory => "actix-memory",
             Self::Waiting => "waiting",
+            Self::BareWaiting => "bare-waiting",
         }
     }
 }
@@ -91,7 +93,8 @@ pub(crate) async fn run(options: &Options) -> Result<(), Error> {
             let store: PeerPostgresStore = PostgresStoreBuilder::new(pool).create_table(true).build().await?;
             peer(store)
         }
-        Stack::Waiting => waiting()?,
+        Stack::Waiting => waiting(Some(IdempotencyLayer::at_least_once(Arc::new(memory()?)).single_tenant())),
+        Stack::BareWaiting => waiting(None),
         Stack::ActixBare | Stack::ActixMemory => return on_actix(options.stack).await,
     };
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -116,21 +119,24 @@ fn peer<S: SessionStore + 'static>(store: S) -> Router {
         .layer(CookieManagerLayer::new())
 }
 
-fn waiting() -> Result<Router, Error> {
+fn waiting(layer: Option<IdempotencyLayer<SingleTenant>>) -> Router {
     let (go, gone) = tokio::sync::watch::channel(false);
-    let wait = move |body: Bytes| {
+    let wait = post(move |body: Bytes| {
         let mut gone = gone.clone();
         async move {
             // A sender that is gone lets it end as well.
             let _ = gone.wait_for(|gone| *gone).await;
             pay(body).await
         }
+    });
+    let wait = match layer {
+        Some(layer) => wait.layer(layer),
+        None => wait,
     };
-    let layer = IdempotencyLayer::at_least_once(Arc::new(memory()?)).single_tenant();
     let go = move || async move {
         let _ = go.send(true);
     };
-    Ok(Router::new().route("/pay", post(wait).layer(layer)).route("/go", post(go)))
+    Router::new().route("/pay", wait).route("/go", post(go))
 }
 
 async fn on_actix(stack: Stack) -> Result<(), Error> {
