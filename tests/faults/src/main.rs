@@ -126,7 +126,10 @@ async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Dur
         clients.spawn(Client::new(Arc::clone(&world), Random::new(random.number())).work());
     }
     clients.spawn(storms(Arc::clone(&world), Random::new(random.number())));
-    let caused = injector::follow(planned, world.started, &mut servers, &mut services).await?;
+    let caused = match injector::follow(planned, world.started, &mut servers, &mut services).await {
+        Ok(caused) => caused,
+        Err(error) => return Err(format!("{error}; the logs are in {}", keep_logs(servers)?.display()).into()),
+    };
     sleep(lasts.saturating_sub(world.started.elapsed())).await;
     let well_from = world.started.elapsed();
     world.over.store(true, Ordering::Relaxed);
@@ -160,13 +163,16 @@ async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Dur
         println!("  FAILED: {failure}");
     }
     if !failures.is_empty() {
-        if let Some(postgres) = &servers.postgres {
-            std::fs::write(servers.folder.path().join("postgres.log"), postgres.log()?)?;
-        }
-        let kept = servers.folder.keep();
-        println!("  the logs, and what happened to these keys, are in {}", kept.display());
+        println!("  the logs, and what happened to these keys, are in {}", keep_logs(servers)?.display());
     }
     Ok(Found { cell, faults: caused.faults, keys: world.keys.load(Ordering::Relaxed), seen, failures })
+}
+
+fn keep_logs(servers: Servers) -> Result<PathBuf, Error> {
+    if let Some(postgres) = &servers.postgres {
+        std::fs::write(servers.folder.path().join("postgres.log"), postgres.log()?)?;
+    }
+    Ok(servers.folder.keep())
 }
 
 /// One key after the other for which many ask at once.
