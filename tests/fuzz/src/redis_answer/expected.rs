@@ -87,48 +87,33 @@ pub(super) fn time(value: &Value) -> Option<Timestamp> {
 
 /// The fields of `everything`, and nothing after them.
 fn record(fields: &[Value]) -> Option<Record> {
-    let [
-        format,
-        algorithm,
-        digest,
-        owner,
-        attempt,
-        state,
-        how,
-        crash,
-        lease,
-        after,
-        point,
-        data,
-        status,
-        headers,
-        body,
-        made,
-        moved,
-        ends,
-    ] = fields
-    else {
-        return None;
+    let [head, who, point, data, headers, body] = fields else { return None };
+    let (head, who) = (<[u8; 45]>::try_from(bytes(head)??).ok()?, <[u8; 48]>::try_from(bytes(who)??).ok()?);
+    let packed = |from: usize, to: usize| {
+        let number = head[from..to].iter().fold(0_u64, |number, byte| number * 256 + u64::from(*byte));
+        i64::try_from(number).unwrap_or(i64::MAX)
     };
+    let state = packed(8, 9);
+    let in_progress = |number| Some(number).filter(|_| state == 1);
     let flat = FlatRecord {
-        format: number(format)??,
-        fingerprint_algorithm: number(algorithm)??,
-        fingerprint: bytes(digest)??,
-        owner: bytes(owner)??,
-        attempt: number(attempt)??,
-        state: number(state)??,
-        acquisition: number(how)?,
-        takeover: number(crash)?,
-        lease_until: number(lease)?,
-        not_before: number(after)?,
+        format: packed(0, 2),
+        fingerprint_algorithm: packed(2, 4),
+        fingerprint: who[..32].to_vec(),
+        owner: who[32..].to_vec(),
+        attempt: packed(4, 8),
+        state,
+        acquisition: in_progress(packed(9, 10)),
+        takeover: in_progress(packed(10, 11)),
+        lease_until: in_progress(packed(13, 21)),
+        not_before: Some(packed(13, 21)).filter(|_| state == 5),
         checkpoint_name: text(point)?,
         checkpoint_data: bytes(data)?,
-        status: number(status)?,
+        status: Some(packed(11, 13)).filter(|_| state != 1),
         headers: bytes(headers)?,
         body: bytes(body)?.map(Bytes::from),
-        created_at: number(made)??,
-        updated_at: number(moved)??,
-        expires_at: number(ends)??,
+        created_at: packed(21, 29),
+        updated_at: packed(29, 37),
+        expires_at: packed(37, 45),
     };
     records::are_a_record(&flat).then(|| Record::try_from(flat).ok()).flatten()
 }

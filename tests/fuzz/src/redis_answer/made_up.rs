@@ -69,30 +69,38 @@ fn fields(input: &mut Unstructured<'_>) -> Result<Vec<Value>> {
         true => FlatRecord::from(&records::record(input)?),
         false => records::columns(input)?,
     };
-    let as_digits = input.arbitrary()?;
-    let number = |number| written(number, as_digits);
-    let maybe_number = |maybe: Option<i64>| maybe.map_or(Value::Nil, number);
+    let packed = |bytes: usize, number: Option<i64>| number.unwrap_or_default().to_be_bytes()[8 - bytes..].to_vec();
+    let head = [
+        packed(2, Some(flat.format)),
+        packed(2, Some(flat.fingerprint_algorithm)),
+        packed(4, Some(flat.attempt)),
+        packed(1, Some(flat.state)),
+        packed(1, flat.acquisition),
+        packed(1, flat.takeover),
+        packed(2, flat.status),
+        packed(8, flat.lease_until.or(flat.not_before)),
+        packed(8, Some(flat.created_at)),
+        packed(8, Some(flat.updated_at)),
+        packed(8, Some(flat.expires_at)),
+    ];
     let maybe_bytes = |maybe: Option<Vec<u8>>| maybe.map_or(Value::Nil, Value::BulkString);
     Ok(vec![
-        number(flat.format),
-        number(flat.fingerprint_algorithm),
-        Value::BulkString(flat.fingerprint),
-        Value::BulkString(flat.owner),
-        number(flat.attempt),
-        number(flat.state),
-        maybe_number(flat.acquisition),
-        maybe_number(flat.takeover),
-        maybe_number(flat.lease_until),
-        maybe_number(flat.not_before),
+        Value::BulkString(cut(input, head.concat())?),
+        Value::BulkString(cut(input, [flat.fingerprint, flat.owner].concat())?),
         maybe_bytes(flat.checkpoint_name.map(String::into_bytes)),
         maybe_bytes(flat.checkpoint_data),
-        maybe_number(flat.status),
         maybe_bytes(flat.headers),
         maybe_bytes(flat.body.map(Vec::from)),
-        number(flat.created_at),
-        number(flat.updated_at),
-        number(flat.expires_at),
     ])
+}
+
+/// Now and then something is missing at the end, or too much.
+fn cut(input: &mut Unstructured<'_>, mut packed: Vec<u8>) -> Result<Vec<u8>> {
+    if input.ratio(1, 16)? {
+        let length = input.int_in_range(0..=packed.len() + 1)?;
+        packed.resize(length, 0);
+    }
+    Ok(packed)
 }
 
 fn info(input: &mut Unstructured<'_>) -> Result<Value> {
