@@ -2,7 +2,8 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
+use std::future::{self, Future};
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
@@ -10,6 +11,7 @@ use std::task::{Context as TaskContext, Poll};
 use axum::body::Body;
 use axum::extract::{MatchedPath, OriginalUri, Request};
 use axum::response::Response;
+use futures_util::{FutureExt, TryFutureExt};
 use http::request::Parts;
 use idem_core::engine::{Conclusion, Context};
 use idem_http::{
@@ -47,43 +49,49 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        // The instance that was polled ready does the work; its clone waits for the next request.
-        let clone = self.clone();
-        let service = std::mem::replace(self, clone);
-        Box::pin(service.handle(request))
+        let (head, body) = request.into_parts();
+        match self.protection.decide(&head, &request_head(&head)) {
+            Decision::Pass => Box::pin(self.inner.call(Request::from_parts(head, body))),
+            Decision::Refuse(reply) => Box::pin(future::ready(Ok(respond(reply)))),
+            Decision::Receive(arrival) => {
+                // The instance that was polled ready does the work; its clone waits for the next request.
+                let clone = self.inner.clone();
+                let inner = mem::replace(&mut self.inner, clone);
+                // Boxed by itself, so that what receives is gone while the handler runs.
+                let protected = Box::pin(protect(inner, self.protection.clone(), arrival, head, body));
+                Box::pin(protected.try_flatten().unwrap_or_else(respond).map(Ok))
+            }
+        }
     }
 }
 
-impl<I, S> IdempotencyService<I, S>
+/// Receives the request, and returns what answers it.
+async fn protect<I, S>(
+    mut inner: I,
+    protection: Protection<S>,
+    arrival: Arrival,
+    mut head: Parts,
+    mut body: Body,
+) -> Result<impl Future<Output = Result<Response, Reply>> + Send, Reply>
 where
     I: Service<Request, Response = Response, Error = Infallible> + Send + 'static,
     I::Future: Send + 'static,
     S: ScopeSource<Parts>,
 {
-    async fn handle(mut self, request: Request) -> Result<Response, Infallible> {
-        let (head, body) = request.into_parts();
-        match self.protection.decide(&head, &request_head(&head)) {
-            Decision::Pass => self.inner.call(Request::from_parts(head, body)).await,
-            Decision::Refuse(reply) => Ok(respond(reply)),
-            Decision::Receive(arrival) => Ok(self.protect(arrival, head, body).await.unwrap_or_else(respond)),
-        }
-    }
-
-    async fn protect(self, arrival: Arrival, mut head: Parts, mut body: Body) -> Result<Response, Reply> {
-        let mut data = Data::of(&mut body);
-        let Arrived { operation, chunks, reservation, .. } = arrival.receive(&mut data).await?;
-        let trailers = data.trailers;
-        let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
-        let run = move |context: Context| async move {
-            head.extensions.insert(context);
-            let request = Request::from_parts(head, sendable(chunks, trailers, None));
-            let Ok(response) = inner.call(request).await;
+    let mut data = Data::of(&mut body);
+    let Arrived { operation, chunks, reservation, .. } = arrival.receive(&mut data).await?;
+    let trailers = data.trailers;
+    let policy = Arc::clone(protection.shared_policy());
+    let run = move |context: Context| {
+        head.extensions.insert(context);
+        let request = Request::from_parts(head, sendable(chunks, trailers, None));
+        inner.call(request).then(move |Ok(response)| {
             // The handler has had the body.
             drop(reservation);
-            conclude(&policy, response).await
-        };
-        self.protection.execute(operation, run).await
-    }
+            conclude(policy, response)
+        })
+    };
+    Ok(protection.execute(operation, run))
 }
 
 /// Path and query are those that the client sent: a nested router sees less of the path.
@@ -100,7 +108,7 @@ fn request_head(head: &Parts) -> RequestHead<'_, Fields<'_>> {
 }
 
 /// Reads the response until it can be settled, and puts together what the client gets.
-async fn conclude(policy: &HttpPolicy, response: Response) -> Option<Conclusion<Response>> {
+async fn conclude(policy: Arc<HttpPolicy>, response: Response) -> Option<Conclusion<Response>> {
     let (head, mut body) = response.into_parts();
     let directives = head.extensions.get::<ResponseDirectives>();
     let capture = policy.capture(head.status.as_u16(), &Fields(&head.headers), directives);

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::{FutureExt, Stream, StreamExt};
 use idem_core::Scope;
 use idem_core::engine::{Answer, Conclusion, Context, Idempotency, Operation};
 
@@ -182,31 +182,38 @@ impl<S> Protection<S> {
     ///
     /// # Cancellation safety
     /// Dropping the returned future cancels neither the handler nor its settlement.
-    pub async fn execute<T, F, R>(&self, operation: Operation, run: F) -> Result<T, Reply>
+    pub fn execute<T, F, R>(
+        &self,
+        operation: Operation,
+        run: F,
+    ) -> impl Future<Output = Result<T, Reply>> + Send + use<T, F, R, S>
     where
         T: Send + 'static,
         F: FnOnce(Context) -> R + Send + 'static,
         R: Future<Output = Option<Conclusion<T>>> + Send + 'static,
     {
-        let policy = Arc::clone(&self.policy);
-        let run = move |context| async move {
-            match run(context).await {
-                Some(Conclusion { value, disposition, retention }) => {
-                    Conclusion { value: Ok(value), disposition, retention }
-                }
-                None => policy.handler_failed(),
+        let (policy, on_panic) = (Arc::clone(&self.policy), Arc::clone(&self.policy));
+        let conclude = move |concluded| match concluded {
+            Some(Conclusion { value, disposition, retention }) => {
+                Conclusion { value: Ok(value), disposition, retention }
             }
+            None => policy.handler_failed(),
         };
+        let run = move |context| run(context).map(conclude);
         let policy = Arc::clone(&self.policy);
-        let problem = match self.engine.execute(operation, run, move || policy.handler_failed()).await {
-            Ok(Answer::Ran { value, .. }) => return value,
-            Ok(Answer::Replay(replay)) => return Err(self.policy.replay(&replay)),
-            Err(error) => return Err(self.policy.failure(&error)),
-            Ok(Answer::InProgress { retry_after }) => Problem::new(ProblemKind::InProgress).retry_after(retry_after),
-            Ok(Answer::Backoff { retry_after }) => Problem::new(ProblemKind::Backoff).retry_after(retry_after),
-            Ok(Answer::Mismatch) => Problem::new(ProblemKind::Mismatch),
-        };
-        Err(self.policy.problem(&problem))
+        self.engine.execute(operation, run, move || on_panic.handler_failed()).map(move |answer| {
+            let problem = match answer {
+                Ok(Answer::Ran { value, .. }) => return value,
+                Ok(Answer::Replay(replay)) => return Err(policy.replay(&replay)),
+                Err(error) => return Err(policy.failure(&error)),
+                Ok(Answer::InProgress { retry_after }) => {
+                    Problem::new(ProblemKind::InProgress).retry_after(retry_after)
+                }
+                Ok(Answer::Backoff { retry_after }) => Problem::new(ProblemKind::Backoff).retry_after(retry_after),
+                Ok(Answer::Mismatch) => Problem::new(ProblemKind::Mismatch),
+            };
+            Err(policy.problem(&problem))
+        })
     }
 }
 
@@ -216,21 +223,20 @@ impl Arrival {
     /// # Errors
     /// The reply to a body that is too large, too slow, or breaks off; and to one that is shorter than its head declares, of
     /// which somebody else has consumed a part before: bodies that differ only there would be the same. Nothing ran.
-    pub async fn receive(self, body: impl Stream<Item = Result<Bytes, BodyError>>) -> Result<Arrived, Reply> {
-        let Self { policy, scope, pending, mut buffer, expected_bytes } = self;
+    pub async fn receive(mut self, body: impl Stream<Item = Result<Bytes, BodyError>>) -> Result<Arrived, Reply> {
         let mut body = pin!(body);
         let arriving = async {
             while let Some(chunk) = body.next().await {
-                buffer.push(chunk.map_err(Problem::from)?)?;
+                self.buffer.push(chunk.map_err(Problem::from)?)?;
             }
-            let is_whole = expected_bytes.is_none_or(|expected| buffer.length() >= expected);
+            let is_whole = self.expected_bytes.is_none_or(|expected| self.buffer.length() >= expected);
             if is_whole { Ok(()) } else { Err(consumed()) }
         };
-        let arrived = tokio::time::timeout(policy.body_timeout(), arriving).await;
+        let arrived = tokio::time::timeout(self.policy.body_timeout(), arriving).await;
         let arrived = arrived.unwrap_or_else(|_| Err(Problem::new(ProblemKind::BodyTooSlow)));
-        arrived.map_err(|problem| policy.problem(&problem))?;
-        let BufferedRequest { fingerprint, chunks, reservation } = buffer.finish();
-        Ok(Arrived { operation: pending.complete(scope, fingerprint), chunks, reservation })
+        arrived.map_err(|problem| self.policy.problem(&problem))?;
+        let BufferedRequest { fingerprint, chunks, reservation } = self.buffer.finish();
+        Ok(Arrived { operation: self.pending.complete(self.scope, fingerprint), chunks, reservation })
     }
 }
 

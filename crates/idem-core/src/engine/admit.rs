@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::observer::Event;
 use super::settle::release_behind;
+use super::waiters::Place;
 use super::{Backend, Operation, Shared};
 use crate::machine::{Acquire, AcquireOutcome, Lease, Origin};
 use crate::planted;
@@ -61,7 +62,21 @@ impl Shared {
         if !first.is_in_progress() || Instant::now() >= deadline {
             return Ok(first);
         }
-        let Some(place) = self.waiters.enter(request.id) else { return Ok(first) };
+        match self.waiters.enter(request.id) {
+            // Boxed, because few requests wait, and all of them would have the room for it.
+            Some(place) => Box::pin(self.wait(request, first, place, deadline, gone)).await,
+            None => Ok(first),
+        }
+    }
+
+    async fn wait(
+        self: &Arc<Self>,
+        request: &Acquire,
+        first: Admission,
+        place: Place<'_>,
+        deadline: Instant,
+        gone: impl Future<Output = ()>,
+    ) -> Result<Admission, StoreError> {
         let mut gone = std::pin::pin!(gone);
         let mut poll = FIRST_POLL;
         loop {

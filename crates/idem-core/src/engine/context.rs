@@ -29,7 +29,8 @@ struct Run {
     /// `None` when the operation runs without protection, because the store could not answer.
     lease: Option<Lease>,
     lost: CancellationToken,
-    transaction: TransactionSlot,
+    /// `None` when the contract has no transactions.
+    transaction: Option<TransactionSlot>,
 }
 
 /// Where the open transaction waits for whoever uses it: the handler first, the settlement last.
@@ -41,7 +42,7 @@ impl Context {
         id: RecordId,
         lease: Option<Lease>,
         lost: CancellationToken,
-        transaction: TransactionSlot,
+        transaction: Option<TransactionSlot>,
     ) -> Self {
         Self { run: Arc::new(Run { shared, id, lease, lost, transaction }) }
     }
@@ -125,8 +126,8 @@ impl Context {
     /// # Errors
     /// [`TransactionError`] when there is none of this type, or when it is borrowed already.
     pub fn transaction<T: 'static>(&self) -> Result<TransactionGuard<T>, TransactionError> {
-        let slot = Arc::clone(&self.run.transaction);
-        let guard = slot.try_lock_owned().map_err(|_| TransactionError::Borrowed)?;
+        let slot = self.run.transaction.as_ref().ok_or(TransactionError::NotTransactional)?;
+        let guard = Arc::clone(slot).try_lock_owned().map_err(|_| TransactionError::Borrowed)?;
         if guard.is_none() {
             return Err(TransactionError::NotTransactional);
         }

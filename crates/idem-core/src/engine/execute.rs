@@ -1,6 +1,7 @@
 //! One operation from its request to its answer.
 
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use super::observer::Event;
 use super::probe::find_out;
 use super::settle::{Ending, Settled, release_behind};
 use super::{Operation, Shared};
-use crate::machine::{Acquire, AcquireOutcome, Lease, Replay, Settlement};
+use crate::fingerprint::Fingerprint;
+use crate::machine::{AcquireOutcome, Lease, Replay, Settlement};
 use crate::planted;
 use crate::record::Acquisition;
 use crate::record_id::RecordId;
@@ -79,16 +81,27 @@ const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 pub(super) type Outcome<T> = Result<Answer<T>, ExecuteError>;
 pub(super) type Reply<T> = oneshot::Sender<Outcome<T>>;
 
+/// What runs when the store allows it.
+pub(super) type Handler<T> = Box<dyn FnOnce(Context) -> Handling<T> + Send>;
+type Handling<T> = Pin<Box<dyn Future<Output = Conclusion<T>> + Send>>;
+
+/// What a request and its record know each other by.
+#[derive(Clone, Copy)]
+struct Known {
+    id: RecordId,
+    fingerprint: Fingerprint,
+}
+
 /// An operation that was asked for, and what the store said to it.
 pub(super) struct Asked<T> {
-    request: Acquire,
+    request: Known,
     admission: Result<Admission, StoreError>,
     reply: Reply<T>,
 }
 
 /// An operation that is to run.
 pub(super) struct Granted<T> {
-    request: Acquire,
+    request: Known,
     /// `None`: without protection.
     admitted: Option<Admitted>,
     reply: Reply<T>,
@@ -99,7 +112,7 @@ pub(super) async fn ask<T>(shared: Arc<Shared>, operation: Operation, mut reply:
     let request = shared.acquire_request(&operation);
     let wait = operation.wait.unwrap_or(shared.settings.wait);
     let admission = shared.admit(&request, wait, reply.closed()).await;
-    Asked { request, admission, reply }
+    Asked { request: Known { id: request.id, fingerprint: request.fingerprint }, admission, reply }
 }
 
 impl<T> Asked<T> {
@@ -122,16 +135,12 @@ impl<T> Asked<T> {
 }
 
 /// Drives an operation to its end, and answers whoever still waits for it.
-pub(super) async fn drive<T, F, R>(
+pub(super) async fn drive<T>(
     shared: Arc<Shared>,
     asking: impl Future<Output = Asked<T>>,
-    run: F,
+    run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
-) where
-    T: Send,
-    F: FnOnce(Context) -> R + Send,
-    R: Future<Output = Conclusion<T>> + Send,
-{
+) {
     match asking.await.granted(&shared) {
         Ok(granted) => run_granted(shared, granted, run, on_panic).await,
         Err((reply, answer)) => tell(reply, answer),
@@ -139,19 +148,15 @@ pub(super) async fn drive<T, F, R>(
 }
 
 /// The same for one that is to run.
-pub(super) async fn run_granted<T, F, R>(
+pub(super) async fn run_granted<T>(
     shared: Arc<Shared>,
     granted: Granted<T>,
-    run: F,
+    run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
-) where
-    T: Send,
-    F: FnOnce(Context) -> R + Send,
-    R: Future<Output = Conclusion<T>> + Send,
-{
+) {
     let Granted { request, admitted, reply } = granted;
     let answer = match admitted {
-        Some(admitted) => run_admitted(&shared, &request, admitted, run, on_panic).await,
+        Some(admitted) => run_admitted(&shared, request, admitted, run, on_panic).await,
         None => Ok(run_unprotected(&shared, request.id, run, on_panic).await),
     };
     tell(reply, answer);
@@ -171,34 +176,43 @@ impl Shared {
     }
 }
 
-async fn run_admitted<T, F, R>(
+async fn run_admitted<T>(
     shared: &Arc<Shared>,
-    request: &Acquire,
+    request: Known,
     admitted: Admitted,
-    run: F,
+    run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
-) -> Outcome<T>
-where
-    F: FnOnce(Context) -> R + Send,
-    R: Future<Output = Conclusion<T>> + Send,
-{
+) -> Outcome<T> {
     let Admitted { lease, transaction, renew, acquired_at } = admitted;
     let lost = CancellationToken::new();
     let heartbeat = renew.then(|| Heartbeat::start(shared, lease.clone(), acquired_at, lost.clone()));
-    let slot: TransactionSlot = Arc::new(Mutex::new(transaction));
-    let context = Context::new(Arc::clone(shared), lease.id, Some(lease.clone()), lost, Arc::clone(&slot));
+    let slot = transaction.map(|transaction| Arc::new(Mutex::new(Some(transaction))));
+    let context = Context::new(Arc::clone(shared), lease.id, Some(lease.clone()), lost, slot.clone());
+    // Boxed, what happens seldom and what comes at the end: a run would hold the room for it all the time.
     if lease.acquisition == Acquisition::Probe
         && let Some(finding) = find_out(shared, &context).await
     {
-        return settle_finding(shared, request, lease, finding, heartbeat).await;
+        return Box::pin(settle_finding(shared, request, lease, finding, heartbeat)).await;
     }
     let conclusion = conclude(shared, context, run, on_panic).await;
+    Box::pin(settle(shared, request, lease, slot, heartbeat, conclusion)).await
+}
+
+/// Settles a run by its conclusion, and answers what holds then.
+async fn settle<T>(
+    shared: &Arc<Shared>,
+    request: Known,
+    lease: Lease,
+    slot: Option<TransactionSlot>,
+    heartbeat: Option<Heartbeat>,
+    conclusion: Conclusion<T>,
+) -> Outcome<T> {
     let (settlement, writes) = shared.contract().settlement(conclusion.disposition, lease.attempt, &shared.settings);
     // What is kept for no time at all is gone before its settlement can be repeated.
     let retention = conclusion.retention.unwrap_or(shared.settings.retention).max(SHORTEST_RETENTION);
     let ending = Ending { settlement, writes, retention };
     let settled = if shared.contract() == Contract::Transactional {
-        let Some(transaction) = slot.try_lock().ok().and_then(|mut slot| slot.take()) else {
+        let Some(transaction) = slot.and_then(|slot| slot.try_lock().ok()?.take()) else {
             release_behind(shared, lease);
             return Err(ExecuteError::TransactionHeld);
         };
@@ -218,7 +232,7 @@ where
 /// Settles what a probe found about an earlier run, and answers what the record says then.
 async fn settle_finding<T>(
     shared: &Arc<Shared>,
-    request: &Acquire,
+    request: Known,
     lease: Lease,
     settlement: Settlement,
     heartbeat: Option<Heartbeat>,
@@ -233,34 +247,25 @@ async fn settle_finding<T>(
 }
 
 /// Runs an operation whose store is away.
-async fn run_unprotected<T, F, R>(
+async fn run_unprotected<T>(
     shared: &Arc<Shared>,
     id: RecordId,
-    run: F,
+    run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
-) -> Answer<T>
-where
-    F: FnOnce(Context) -> R + Send,
-    R: Future<Output = Conclusion<T>> + Send,
-{
-    let context = Context::new(Arc::clone(shared), id, None, CancellationToken::new(), TransactionSlot::default());
+) -> Answer<T> {
+    let context = Context::new(Arc::clone(shared), id, None, CancellationToken::new(), None);
     let conclusion = conclude(shared, context, run, on_panic).await;
     Answer::Ran { value: conclusion.value, attempt: 1, protected: false }
 }
 
-async fn conclude<T, F, R>(
+async fn conclude<T>(
     shared: &Shared,
     context: Context,
-    run: F,
+    run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
-) -> Conclusion<T>
-where
-    F: FnOnce(Context) -> R + Send,
-    R: Future<Output = Conclusion<T>> + Send,
-{
+) -> Conclusion<T> {
     // Nothing that a panic could leave half changed is looked at afterwards but the transaction, which is discarded.
-    let running = AssertUnwindSafe(async move { run(context).await });
-    match running.catch_unwind().await {
+    match AssertUnwindSafe(async move { run(context).await }).catch_unwind().await {
         Ok(conclusion) => conclusion,
         Err(_) => {
             tracing::error!("an idempotent operation panicked");
@@ -271,7 +276,7 @@ where
 }
 
 /// The answer of a run that somebody else superseded: what the record says, so that all callers are told the same.
-async fn superseded<T>(shared: &Shared, request: &Acquire, lease: &Lease, value: T) -> Outcome<T> {
+async fn superseded<T>(shared: &Shared, request: Known, lease: &Lease, value: T) -> Outcome<T> {
     tracing::warn!(record = %lease.id, "an operation ended after it had lost its lease");
     shared.observe(&Event::LeaseLost);
     Ok(match recorded(shared, request).await? {
@@ -286,7 +291,7 @@ async fn superseded<T>(shared: &Shared, request: &Acquire, lease: &Lease, value:
 
 /// What the record says now; `None` when there is none for this request. Another request may have the key by now, when
 /// the run took longer than lease and retention.
-async fn recorded<T>(shared: &Shared, request: &Acquire) -> Result<Option<Answer<T>>, ExecuteError> {
+async fn recorded<T>(shared: &Shared, request: Known) -> Result<Option<Answer<T>>, ExecuteError> {
     let record = shared.bounded(shared.store().peek(&request.id)).await.map_err(ExecuteError::CommitUnclear)?;
     let record = record.filter(|record| record.fingerprint == request.fingerprint);
     Ok(record.map(|record| match record.replay() {

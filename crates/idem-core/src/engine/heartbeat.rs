@@ -60,11 +60,15 @@ struct Pulse {
 }
 
 impl Pulse {
-    async fn beat(mut self) {
+    async fn beat(self) {
+        let first = self.renewed_at + self.shared.settings.lease / 3;
+        // Most operations have ended by then, and need no room for what comes after.
+        tokio::time::sleep_until(first).await;
+        Box::pin(self.go_on(first)).await;
+    }
+
+    async fn go_on(mut self, mut next: Instant) {
         let lease = self.shared.settings.lease;
-        let mut next = self.renewed_at + lease / 3;
-        // Most operations have ended by then, and one timer costs less than the two below.
-        tokio::time::sleep_until(next).await;
         loop {
             // A tenth of the lease early: the operation needs time to stop what it does.
             let alarm = self.renewed_at + lease - lease / 10;

@@ -54,6 +54,7 @@ use tracing::Instrument as _;
 
 pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
+use execute::Handler;
 pub use execute::{Answer, ExecuteError};
 pub use observer::{Event, Observer};
 pub use probe::{Probe, Probed};
@@ -187,52 +188,56 @@ impl Idempotency {
     ///
     /// # Cancellation safety
     /// Dropping the returned future cancels neither the operation nor its settlement.
-    pub async fn execute<T, F, R>(
+    pub fn execute<T, F, R, P>(
         &self,
         operation: Operation,
         run: F,
-        on_panic: impl FnOnce() -> Conclusion<T> + Send + 'static,
-    ) -> Result<Answer<T>, ExecuteError>
+        on_panic: P,
+    ) -> impl Future<Output = Result<Answer<T>, ExecuteError>> + Send + use<T, F, R, P>
     where
         T: Send + 'static,
         F: FnOnce(Context) -> R + Send + 'static,
         R: Future<Output = Conclusion<T>> + Send + 'static,
+        P: FnOnce() -> Conclusion<T> + Send + 'static,
     {
-        // Counted before looking, so that a shutdown that begins in between waits for it.
-        let _counted = self.shared.tasks.token();
-        if self.shared.tasks.is_closed() {
-            return Err(ExecuteError::ShuttingDown);
-        }
+        // What is large has a place of its own on the heap from the beginning: it would have one in each of the futures
+        // that hand it down, and would keep it there after its end.
         let (sender, receiver) = oneshot::channel();
-        let shared = Arc::clone(&self.shared);
-        let asking = execute::ask(Arc::clone(&shared), operation, sender);
-        planted!("no-task-of-its-own" => {
-            let driven = execute::drive(shared, asking, run, on_panic);
-            return bugs::without_a_task(driven, receiver).await;
-        });
-        // A store that answers at once, as one in memory does, makes a task needless for whoever does not run: nobody can go
-        // away meanwhile. What runs has a task from the beginning, on each store.
-        let mut asking = Box::pin(asking);
-        let poll = |context: &mut task::Context<'_>| {
-            // Its timers belong to the runtime on which it may go on.
-            let _entered = self.runtime.as_ref().map(Handle::enter);
-            let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&shared));
-            // As in a task, a panic of an observer ends the operation, and not whoever asked for it.
-            Poll::Ready(catch_unwind(AssertUnwindSafe(poll)))
-        };
-        match poll_fn(poll).await {
-            Ok(Poll::Ready(Ok(granted))) => self.spawn(execute::run_granted(shared, granted, run, on_panic)),
-            Ok(Poll::Ready(Err((_, answer)))) => return answer,
-            Ok(Poll::Pending) => self.spawn(execute::drive(shared, asking, run, on_panic)),
-            Err(_) => return Err(ExecuteError::Interrupted),
+        let mut asking = Box::pin(execute::ask(Arc::clone(&self.shared), operation, sender));
+        let run: Handler<T> = Box::new(move |context| Box::pin(run(context)));
+        let (engine, shared) = (self.clone(), Arc::clone(&self.shared));
+        async move {
+            // Counted before looking, so that a shutdown that begins in between waits for it.
+            let _counted = shared.tasks.token();
+            if shared.tasks.is_closed() {
+                return Err(ExecuteError::ShuttingDown);
+            }
+            planted!("no-task-of-its-own" => {
+                let driven = execute::drive(shared, asking, run, on_panic);
+                return bugs::without_a_task(driven, receiver).await;
+            });
+            // A store that answers at once, as one in memory does, makes a task needless for whoever does not run: nobody
+            // can go away meanwhile. What runs has a task from the beginning, on each store.
+            let poll = |context: &mut task::Context<'_>| {
+                // Its timers belong to the runtime on which it may go on.
+                let _entered = engine.runtime.as_ref().map(Handle::enter);
+                let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&shared));
+                // As in a task, a panic of an observer ends the operation, and not whoever asked for it.
+                Poll::Ready(catch_unwind(AssertUnwindSafe(poll)))
+            };
+            match poll_fn(poll).await {
+                Ok(Poll::Ready(Ok(granted))) => engine.spawn(execute::run_granted(shared, granted, run, on_panic)),
+                Ok(Poll::Ready(Err((_, answer)))) => return answer,
+                Ok(Poll::Pending) => engine.spawn(execute::drive(shared, asking, run, on_panic)),
+                Err(_) => return Err(ExecuteError::Interrupted),
+            }
+            receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
         }
-        receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
     }
 
     /// In the span of whoever asked: what the operation logs belongs to the request.
     fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static) {
-        // Boxed here, as it is moved several times on its way into a task, and is large: the handler is in it.
-        let driven = Box::pin(driven).in_current_span();
+        let driven = driven.in_current_span();
         match &self.runtime {
             Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
             None => self.shared.tasks.spawn(driven),
