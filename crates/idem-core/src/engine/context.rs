@@ -8,6 +8,7 @@ use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{Contract, Shared};
+use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome};
 use crate::planted;
 use crate::record::{Acquisition, Checkpoint};
@@ -26,6 +27,8 @@ pub struct Context {
 struct Run {
     shared: Arc<Shared>,
     id: RecordId,
+    /// Of the request that asked for it.
+    fingerprint: Fingerprint,
     /// `None` when the operation runs without protection, because the store could not answer.
     lease: Option<Lease>,
     lost: CancellationToken,
@@ -34,17 +37,40 @@ struct Run {
 }
 
 /// Where the open transaction waits for whoever uses it: the handler first, the settlement last.
-pub(super) type TransactionSlot = Arc<Mutex<Option<Box<dyn StoreTransaction>>>>;
+type TransactionSlot = Arc<Mutex<Option<Box<dyn StoreTransaction>>>>;
 
 impl Context {
     pub(super) fn new(
         shared: Arc<Shared>,
         id: RecordId,
+        fingerprint: Fingerprint,
         lease: Option<Lease>,
-        lost: CancellationToken,
-        transaction: Option<TransactionSlot>,
+        transaction: Option<Box<dyn StoreTransaction>>,
     ) -> Self {
-        Self { run: Arc::new(Run { shared, id, lease, lost, transaction }) }
+        let lost = CancellationToken::new();
+        let transaction = transaction.map(|transaction| Arc::new(Mutex::new(Some(transaction))));
+        Self { run: Arc::new(Run { shared, id, fingerprint, lease, lost, transaction }) }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.run.shared
+    }
+
+    pub(super) fn id(&self) -> &RecordId {
+        &self.run.id
+    }
+
+    pub(super) fn fingerprint(&self) -> &Fingerprint {
+        &self.run.fingerprint
+    }
+
+    pub(super) fn lost(&self) -> &CancellationToken {
+        &self.run.lost
+    }
+
+    /// The transaction, unless somebody has it.
+    pub(super) fn take_transaction(&self) -> Option<Box<dyn StoreTransaction>> {
+        self.run.transaction.as_ref()?.try_lock().ok()?.take()
     }
 
     /// Which attempt this is: 1 for the first, larger for every further one. It can serve as a fencing number.

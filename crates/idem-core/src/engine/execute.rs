@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::{Mutex, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::admit::{Admission, Admitted};
-use super::context::{Context, TransactionSlot};
+use super::context::Context;
 use super::contract::{Conclusion, Contract};
 use super::heartbeat::Heartbeat;
 use super::observer::Event;
@@ -85,25 +85,19 @@ pub(super) type Reply<T> = oneshot::Sender<Outcome<T>>;
 pub(super) type Handler<T> = Box<dyn FnOnce(Context) -> Handling<T> + Send>;
 type Handling<T> = Pin<Box<dyn Future<Output = Conclusion<T>> + Send>>;
 
-/// What a request and its record know each other by.
-#[derive(Clone, Copy)]
-struct Known {
-    id: RecordId,
-    fingerprint: Fingerprint,
-}
-
 /// An operation that was asked for, and what the store said to it.
 pub(super) struct Asked<T> {
-    request: Known,
+    id: RecordId,
+    fingerprint: Fingerprint,
     admission: Result<Admission, StoreError>,
     reply: Reply<T>,
 }
 
 /// An operation that is to run.
 pub(super) struct Granted<T> {
-    request: Known,
-    /// `None`: without protection.
-    admitted: Option<Admitted>,
+    context: Context,
+    /// When its lease was asked for; `None` when there is none to be renewed.
+    renewed_from: Option<Instant>,
     reply: Reply<T>,
 }
 
@@ -112,22 +106,26 @@ pub(super) async fn ask<T>(shared: Arc<Shared>, operation: Operation, mut reply:
     let request = shared.acquire_request(&operation);
     let wait = operation.wait.unwrap_or(shared.settings.wait);
     let admission = shared.admit(&request, wait, reply.closed()).await;
-    Asked { request: Known { id: request.id, fingerprint: request.fingerprint }, admission, reply }
+    Asked { id: request.id, fingerprint: request.fingerprint, admission, reply }
 }
 
 impl<T> Asked<T> {
     /// The operation if it is to run; else the answer, and who waits for it.
-    pub(super) fn granted(self, shared: &Shared) -> Result<Granted<T>, (Reply<T>, Outcome<T>)> {
-        let Self { request, admission, reply } = self;
+    pub(super) fn granted(self, shared: &Arc<Shared>) -> Result<Granted<T>, (Reply<T>, Outcome<T>)> {
+        let Self { id, fingerprint, admission, reply } = self;
+        let context = |lease, transaction| Context::new(Arc::clone(shared), id, fingerprint, lease, transaction);
         match admission {
-            Ok(Admission::Run(admitted)) => Ok(Granted { request, admitted: Some(admitted), reply }),
+            Ok(Admission::Run(Admitted { lease, transaction, renew, acquired_at })) => {
+                let renewed_from = renew.then_some(acquired_at);
+                Ok(Granted { context: context(Some(lease), transaction), renewed_from, reply })
+            }
             Ok(Admission::Answered(outcome)) => Err((reply, Ok(answered(shared, outcome)))),
             // Nobody is there to be told.
             Ok(Admission::Gone) => Err((reply, Err(ExecuteError::Interrupted))),
             Err(error) if shared.may_fail_open(&error) || planted!("fail-open-on-a-store-error") => {
                 tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
                 shared.observe(&Event::FailedOpen);
-                Ok(Granted { request, admitted: None, reply })
+                Ok(Granted { context: context(None, None), renewed_from: None, reply })
             }
             Err(error) => Err((reply, Err(ExecuteError::NotAdmitted(error)))),
         }
@@ -142,24 +140,20 @@ pub(super) async fn drive<T>(
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
 ) {
     match asking.await.granted(&shared) {
-        Ok(granted) => run_granted(shared, granted, run, on_panic).await,
+        Ok(granted) => run_granted(granted, run, on_panic).await,
         Err((reply, answer)) => tell(reply, answer),
     }
 }
 
 /// The same for one that is to run.
 pub(super) async fn run_granted<T>(
-    shared: Arc<Shared>,
     granted: Granted<T>,
     run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
 ) {
-    let Granted { request, admitted, reply } = granted;
-    let answer = match admitted {
-        Some(admitted) => run_admitted(&shared, request, admitted, run, on_panic).await,
-        None => Ok(run_unprotected(&shared, request.id, run, on_panic).await),
-    };
-    tell(reply, answer);
+    let Granted { context, renewed_from, reply } = granted;
+    let heartbeat = renewed_from.map(|acquired_at| Heartbeat::start(context.clone(), acquired_at));
+    tell(reply, run_and_settle(&context, heartbeat, run, on_panic).await);
 }
 
 fn tell<T>(reply: Reply<T>, answer: Outcome<T>) {
@@ -176,124 +170,105 @@ impl Shared {
     }
 }
 
-async fn run_admitted<T>(
-    shared: &Arc<Shared>,
-    request: Known,
-    admitted: Admitted,
+async fn run_and_settle<T>(
+    context: &Context,
+    heartbeat: Option<Heartbeat>,
     run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
 ) -> Outcome<T> {
-    let Admitted { lease, transaction, renew, acquired_at } = admitted;
-    let lost = CancellationToken::new();
-    let heartbeat = renew.then(|| Heartbeat::start(shared, lease.clone(), acquired_at, lost.clone()));
-    let slot = transaction.map(|transaction| Arc::new(Mutex::new(Some(transaction))));
-    let context = Context::new(Arc::clone(shared), lease.id, Some(lease.clone()), lost, slot.clone());
     // Boxed, what happens seldom and what comes at the end: a run would hold the room for it all the time.
-    if lease.acquisition == Acquisition::Probe
-        && let Some(finding) = find_out(shared, &context).await
+    if context.acquisition() == Acquisition::Probe
+        && let Some(finding) = find_out(context).await
     {
-        return Box::pin(settle_finding(shared, request, lease, finding, heartbeat)).await;
+        return Box::pin(settle_finding(context, finding, heartbeat)).await;
     }
-    let conclusion = conclude(shared, context, run, on_panic).await;
-    Box::pin(settle(shared, request, lease, slot, heartbeat, conclusion)).await
+    let conclusion = conclude(context, run, on_panic).await;
+    match context.lease() {
+        Some(lease) => Box::pin(settle(context, lease, heartbeat, conclusion)).await,
+        None => Ok(Answer::Ran { value: conclusion.value, attempt: context.attempt(), protected: false }),
+    }
 }
 
 /// Settles a run by its conclusion, and answers what holds then.
 async fn settle<T>(
-    shared: &Arc<Shared>,
-    request: Known,
-    lease: Lease,
-    slot: Option<TransactionSlot>,
+    context: &Context,
+    lease: &Lease,
     heartbeat: Option<Heartbeat>,
     conclusion: Conclusion<T>,
 ) -> Outcome<T> {
+    let shared = context.shared();
     let (settlement, writes) = shared.contract().settlement(conclusion.disposition, lease.attempt, &shared.settings);
     // What is kept for no time at all is gone before its settlement can be repeated.
     let retention = conclusion.retention.unwrap_or(shared.settings.retention).max(SHORTEST_RETENTION);
     let ending = Ending { settlement, writes, retention };
     let settled = if shared.contract() == Contract::Transactional {
-        let Some(transaction) = slot.and_then(|slot| slot.try_lock().ok()?.take()) else {
-            release_behind(shared, lease);
+        let Some(transaction) = context.take_transaction() else {
+            release_behind(shared, lease.clone());
             return Err(ExecuteError::TransactionHeld);
         };
-        shared.settle_transaction(&lease, &ending, transaction).await
+        shared.settle_transaction(lease, &ending, transaction).await
     } else {
         let Some(heartbeat) = heartbeat else { return Err(ExecuteError::Interrupted) };
-        shared.settle_leased(lease.clone(), ending, heartbeat).await
+        shared.settle_leased(lease, ending, heartbeat).await
     };
     shared.waiters.wake(&lease.id);
     match settled {
         Settled::Ours => Ok(Answer::Ran { value: conclusion.value, attempt: lease.attempt, protected: true }),
-        Settled::Lost => superseded(shared, request, &lease, conclusion.value).await,
+        Settled::Lost => superseded(context, conclusion.value).await,
         Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
     }
 }
 
 /// Settles what a probe found about an earlier run, and answers what the record says then.
-async fn settle_finding<T>(
-    shared: &Arc<Shared>,
-    request: Known,
-    lease: Lease,
-    settlement: Settlement,
-    heartbeat: Option<Heartbeat>,
-) -> Outcome<T> {
+async fn settle_finding<T>(context: &Context, settlement: Settlement, heartbeat: Option<Heartbeat>) -> Outcome<T> {
+    let shared = context.shared();
     let ending = Ending { settlement, writes: Writes::Discard, retention: shared.settings.retention };
-    let Some(heartbeat) = heartbeat else { return Err(ExecuteError::Interrupted) };
+    let (Some(lease), Some(heartbeat)) = (context.lease(), heartbeat) else { return Err(ExecuteError::Interrupted) };
     // Whoever settled it if not this run: the record says it all.
-    shared.settle_leased(lease.clone(), ending, heartbeat).await;
+    shared.settle_leased(lease, ending, heartbeat).await;
     shared.waiters.wake(&lease.id);
     let later = Answer::InProgress { retry_after: shared.settings.backoff };
-    Ok(recorded(shared, request).await?.unwrap_or(later))
-}
-
-/// Runs an operation whose store is away.
-async fn run_unprotected<T>(
-    shared: &Arc<Shared>,
-    id: RecordId,
-    run: Handler<T>,
-    on_panic: impl FnOnce() -> Conclusion<T> + Send,
-) -> Answer<T> {
-    let context = Context::new(Arc::clone(shared), id, None, CancellationToken::new(), None);
-    let conclusion = conclude(shared, context, run, on_panic).await;
-    Answer::Ran { value: conclusion.value, attempt: 1, protected: false }
+    Ok(recorded(context).await?.unwrap_or(later))
 }
 
 async fn conclude<T>(
-    shared: &Shared,
-    context: Context,
+    context: &Context,
     run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
 ) -> Conclusion<T> {
+    let own = context.clone();
     // Nothing that a panic could leave half changed is looked at afterwards but the transaction, which is discarded.
-    match AssertUnwindSafe(async move { run(context).await }).catch_unwind().await {
+    match AssertUnwindSafe(async move { run(own).await }).catch_unwind().await {
         Ok(conclusion) => conclusion,
         Err(_) => {
             tracing::error!("an idempotent operation panicked");
-            shared.observe(&Event::Panicked);
+            context.shared().observe(&Event::Panicked);
             on_panic()
         }
     }
 }
 
 /// The answer of a run that somebody else superseded: what the record says, so that all callers are told the same.
-async fn superseded<T>(shared: &Shared, request: Known, lease: &Lease, value: T) -> Outcome<T> {
-    tracing::warn!(record = %lease.id, "an operation ended after it had lost its lease");
+async fn superseded<T>(context: &Context, value: T) -> Outcome<T> {
+    let shared = context.shared();
+    tracing::warn!(record = %context.id(), "an operation ended after it had lost its lease");
     shared.observe(&Event::LeaseLost);
-    Ok(match recorded(shared, request).await? {
+    Ok(match recorded(context).await? {
         Some(answer) => answer,
         // The record is gone. A transaction was rolled back; what a lease protects has happened all the same.
         None if shared.contract() == Contract::Transactional => {
             Answer::InProgress { retry_after: shared.settings.backoff }
         }
-        None => Answer::Ran { value, attempt: lease.attempt, protected: true },
+        None => Answer::Ran { value, attempt: context.attempt(), protected: true },
     })
 }
 
 /// What the record says now; `None` when there is none for this request. Another request may have the key by now, when
 /// the run took longer than lease and retention.
-async fn recorded<T>(shared: &Shared, request: Known) -> Result<Option<Answer<T>>, ExecuteError> {
-    let record = shared.bounded(shared.store().peek(&request.id)).await.map_err(ExecuteError::CommitUnclear)?;
-    let record = record.filter(|record| record.fingerprint == request.fingerprint);
+async fn recorded<T>(context: &Context) -> Result<Option<Answer<T>>, ExecuteError> {
+    let shared = context.shared();
+    let record = shared.bounded(shared.store().peek(context.id())).await.map_err(ExecuteError::CommitUnclear)?;
+    let record = record.filter(|record| record.fingerprint == *context.fingerprint());
     Ok(record.map(|record| match record.replay() {
         Some(replay) => Answer::Replay(replay),
         None => Answer::InProgress { retry_after: shared.settings.backoff },

@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::Shared;
+use super::Context;
 use super::observer::Event;
-use crate::machine::{Lease, OwnerOutcome};
+use crate::machine::OwnerOutcome;
 
 /// Renews a lease in a task of its own until dropped.
 ///
@@ -21,18 +20,12 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Renews at a third of the lease. `lost` is cancelled when somebody else owns the record, and when by this
+    /// Renews the lease of a run at a third of it. The run is told that it is lost when somebody else owns the record, and when by this
     /// process's monotonic clock the lease is about to end unrenewed.
-    pub(super) fn start(shared: &Arc<Shared>, lease: Lease, acquired_at: Instant, lost: CancellationToken) -> Self {
+    pub(super) fn start(run: Context, acquired_at: Instant) -> Self {
         let settling = Arc::new(AtomicBool::new(false));
-        let pulse = Pulse {
-            settling: Arc::clone(&settling),
-            shared: Arc::clone(shared),
-            lease,
-            lost,
-            until: acquired_at + shared.settings.held_at_most,
-            renewed_at: acquired_at,
-        };
+        let until = acquired_at + run.shared().settings.held_at_most;
+        let pulse = Pulse { run, settling: Arc::clone(&settling), until, renewed_at: acquired_at };
         Self { task: tokio::spawn(pulse.beat().in_current_span()).abort_handle(), settling }
     }
 
@@ -49,9 +42,7 @@ impl Drop for Heartbeat {
 }
 
 struct Pulse {
-    shared: Arc<Shared>,
-    lease: Lease,
-    lost: CancellationToken,
+    run: Context,
     settling: Arc<AtomicBool>,
     /// The lease is not renewed after this.
     until: Instant,
@@ -61,22 +52,22 @@ struct Pulse {
 
 impl Pulse {
     async fn beat(self) {
-        let first = self.renewed_at + self.shared.settings.lease / 3;
+        let first = self.renewed_at + self.run.shared().settings.lease / 3;
         // Most operations have ended by then, and need no room for what comes after.
         tokio::time::sleep_until(first).await;
         Box::pin(self.go_on(first)).await;
     }
 
     async fn go_on(mut self, mut next: Instant) {
-        let lease = self.shared.settings.lease;
+        let lease = self.run.shared().settings.lease;
         loop {
             // A tenth of the lease early: the operation needs time to stop what it does.
             let alarm = self.renewed_at + lease - lease / 10;
             tokio::select! {
-                () = tokio::time::sleep_until(alarm), if !self.lost.is_cancelled() => {
-                    tracing::warn!(record = %self.lease.id, "the lease is about to end and could not be renewed");
-                    self.shared.observe(&Event::LeaseLost);
-                    self.lost.cancel();
+                () = tokio::time::sleep_until(alarm), if !self.run.lost().is_cancelled() => {
+                    tracing::warn!(record = %self.run.id(), "the lease is about to end and could not be renewed");
+                    self.run.shared().observe(&Event::LeaseLost);
+                    self.run.lost().cancel();
                 }
                 renewed = self.renew_at(next) => match renewed {
                     Renewed::At(sent) => {
@@ -87,9 +78,9 @@ impl Pulse {
                     Renewed::Failed => next = Instant::now() + lease / 10,
                     Renewed::Lost if self.settling.load(Ordering::Relaxed) => return,
                     Renewed::Lost => {
-                        tracing::warn!(record = %self.lease.id, "somebody else owns the record of a running operation");
-                        self.shared.observe(&Event::LeaseLost);
-                        return self.lost.cancel();
+                        tracing::warn!(record = %self.run.id(), "somebody else owns the record of a running operation");
+                        self.run.shared().observe(&Event::LeaseLost);
+                        return self.run.lost().cancel();
                     }
                 },
             }
@@ -98,13 +89,13 @@ impl Pulse {
 
     async fn renew_at(&self, next: Instant) -> Renewed {
         tokio::time::sleep_until(next).await;
-        if next >= self.until {
+        let (Some(lease), true) = (self.run.lease(), next < self.until) else {
             // Held for as long as anyone may: from here on only the alarm is due.
             return std::future::pending().await;
-        }
+        };
         let sent = Instant::now();
-        let renewal = self.shared.store().renew(&self.lease, self.shared.settings.term());
-        match self.shared.bounded(renewal).await {
+        let shared = self.run.shared();
+        match shared.bounded(shared.store().renew(lease, shared.settings.term())).await {
             Ok(OwnerOutcome::Applied) => Renewed::At(sent),
             Ok(OwnerOutcome::LeaseLost) => Renewed::Lost,
             Err(_) => Renewed::Failed,

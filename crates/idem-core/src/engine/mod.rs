@@ -205,15 +205,15 @@ impl Idempotency {
         let (sender, receiver) = oneshot::channel();
         let mut asking = Box::pin(execute::ask(Arc::clone(&self.shared), operation, sender));
         let run: Handler<T> = Box::new(move |context| Box::pin(run(context)));
-        let (engine, shared) = (self.clone(), Arc::clone(&self.shared));
+        let engine = self.clone();
         async move {
             // Counted before looking, so that a shutdown that begins in between waits for it.
-            let _counted = shared.tasks.token();
-            if shared.tasks.is_closed() {
+            let _counted = engine.shared.tasks.token();
+            if engine.shared.tasks.is_closed() {
                 return Err(ExecuteError::ShuttingDown);
             }
             planted!("no-task-of-its-own" => {
-                let driven = execute::drive(shared, asking, run, on_panic);
+                let driven = execute::drive(engine.shared, asking, run, on_panic);
                 return bugs::without_a_task(driven, receiver).await;
             });
             // A store that answers at once, as one in memory does, makes a task needless for whoever does not run: nobody
@@ -221,14 +221,19 @@ impl Idempotency {
             let poll = |context: &mut task::Context<'_>| {
                 // Its timers belong to the runtime on which it may go on.
                 let _entered = engine.runtime.as_ref().map(Handle::enter);
-                let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&shared));
+                let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&engine.shared));
                 // As in a task, a panic of an observer ends the operation, and not whoever asked for it.
                 Poll::Ready(catch_unwind(AssertUnwindSafe(poll)))
             };
             match poll_fn(poll).await {
-                Ok(Poll::Ready(Ok(granted))) => engine.spawn(execute::run_granted(shared, granted, run, on_panic)),
+                Ok(Poll::Ready(Ok(granted))) => {
+                    drop(asking);
+                    engine.spawn(execute::run_granted(granted, run, on_panic));
+                }
                 Ok(Poll::Ready(Err((_, answer)))) => return answer,
-                Ok(Poll::Pending) => engine.spawn(execute::drive(shared, asking, run, on_panic)),
+                Ok(Poll::Pending) => {
+                    engine.spawn(execute::drive(Arc::clone(&engine.shared), asking, run, on_panic));
+                }
                 Err(_) => return Err(ExecuteError::Interrupted),
             }
             receiver.await.unwrap_or(Err(ExecuteError::Interrupted))

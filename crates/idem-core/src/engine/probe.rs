@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use async_trait::async_trait;
 use futures_util::FutureExt;
 
-use super::{Context, Shared};
+use super::Context;
 use crate::machine::Settlement;
 use crate::record::StoredResponse;
 
@@ -42,8 +42,8 @@ pub enum Probed {
 /// How an earlier run has to be settled by what the probe finds; `None` when the operation may run.
 ///
 /// When it cannot be found out now the key is given back: the record stays, and the next repeat asks again.
-pub(super) async fn find_out(shared: &Shared, context: &Context) -> Option<Settlement> {
-    let found = match &shared.settings.probe {
+pub(super) async fn find_out(context: &Context) -> Option<Settlement> {
+    let found = match &context.shared().settings.probe {
         Some(probe) => AssertUnwindSafe(probe.probe(context)).catch_unwind().await,
         // Some other engine on this store has a probe, and this one does not: it cannot have asked to probe.
         None => Ok(Ok(Probed::Unknown)),

@@ -48,10 +48,15 @@ pub(super) struct Ending {
 impl Shared {
     /// Settles a run that holds a lease. When the store does not take it in time, the caller gets its answer and the
     /// settlement goes on in the background, with the lease alive, for as long as a lease may be held.
-    pub(super) async fn settle_leased(self: &Arc<Self>, lease: Lease, ending: Ending, heartbeat: Heartbeat) -> Settled {
+    pub(super) async fn settle_leased(
+        self: &Arc<Self>,
+        lease: &Lease,
+        ending: Ending,
+        heartbeat: Heartbeat,
+    ) -> Settled {
         heartbeat.expect_the_end();
-        planted!("answer-before-the-settlement" => return self.settle_behind(lease, ending, heartbeat));
-        let answer = self.persist(PATIENCE, || self.store().settle(&lease, &ending.settlement, ending.retention)).await;
+        planted!("answer-before-the-settlement" => return self.settle_behind(lease.clone(), ending, heartbeat));
+        let answer = self.persist(PATIENCE, || self.store().settle(lease, &ending.settlement, ending.retention)).await;
         match answer {
             Ok(OwnerOutcome::Applied) => self.settled(),
             Ok(OwnerOutcome::LeaseLost) => Settled::Lost,
@@ -65,7 +70,7 @@ impl Shared {
             Err(error) => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
                 self.observe(&Event::SettlementDelayed);
-                let (shared, limit) = (Arc::clone(self), self.settings.held_at_most);
+                let (shared, lease, limit) = (Arc::clone(self), lease.clone(), self.settings.held_at_most);
                 let behind = async move {
                     let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
                     let settled = tokio::select! {
