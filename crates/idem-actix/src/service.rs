@@ -84,7 +84,7 @@ async fn protect<I, S, B>(
     inner: Rc<I>,
     protection: Rc<Protection<S>>,
     mut request: ServiceRequest,
-    arrival: Arrival,
+    arrival: Box<Arrival>,
 ) -> Result<ServiceResponse, Error>
 where
     I: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,

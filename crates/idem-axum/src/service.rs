@@ -69,7 +69,7 @@ where
 async fn protect<I, S>(
     mut inner: I,
     protection: Protection<S>,
-    arrival: Arrival,
+    arrival: Box<Arrival>,
     mut head: Parts,
     mut body: Body,
 ) -> Result<impl Future<Output = Result<Response, Reply>> + Send, Reply>

@@ -47,17 +47,13 @@ pub struct RequestHead<'a, F> {
 /// What becomes of a request before its body arrives.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "adapters must handle every decision")]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is taken apart at once, and most protected requests are this variant"
-)]
 pub enum Decision {
     /// None of the layer's business: pass it on untouched. No record is made.
     Pass,
     /// Answer with this; nothing runs.
     Refuse(Reply),
     /// Receive its body.
-    Receive(Arrival),
+    Receive(Box<Arrival>),
 }
 
 /// A request whose body is still to come.
@@ -145,7 +141,7 @@ impl<S> Protection<S> {
             Inspection::Protect(protected) => Ok(protected),
         };
         match self.begin(request, head, protected) {
-            Ok(arrival) => Decision::Receive(arrival),
+            Ok(arrival) => Decision::Receive(Box::new(arrival)),
             Err(problem) => Decision::Refuse(self.policy.problem(&problem)),
         }
     }
@@ -223,7 +219,10 @@ impl Arrival {
     /// # Errors
     /// The reply to a body that is too large, too slow, or breaks off; and to one that is shorter than its head declares, of
     /// which somebody else has consumed a part before: bodies that differ only there would be the same. Nothing ran.
-    pub async fn receive(mut self, body: impl Stream<Item = Result<Bytes, BodyError>>) -> Result<Arrived, Reply> {
+    pub async fn receive(
+        mut self: Box<Self>,
+        body: impl Stream<Item = Result<Bytes, BodyError>>,
+    ) -> Result<Arrived, Reply> {
         let mut body = pin!(body);
         let arriving = async {
             while let Some(chunk) = body.next().await {

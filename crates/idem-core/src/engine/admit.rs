@@ -106,7 +106,8 @@ impl Shared {
         // A repeat does not extend what the first try may have taken.
         let acquired_at = Instant::now();
         let answer = match self.acquire_once(request, acquired_at).await {
-            Err(error) if error.is_retryable() => match self.acquire_once(request, acquired_at).await {
+            // Boxed, as it happens seldom.
+            Err(error) if error.is_retryable() => match Box::pin(self.acquire_once(request, acquired_at)).await {
                 // What was known is not forgotten because the store fails otherwise now.
                 Err(_) if error.knows_a_record() => Err(error),
                 answer => answer,

@@ -9,16 +9,16 @@ use futures_util::FutureExt;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::Shared;
 use super::admit::{Admission, Admitted};
 use super::context::Context;
-use super::contract::{Conclusion, Contract};
+use super::contract::{Conclusion, Contract, Disposition};
 use super::heartbeat::Heartbeat;
 use super::observer::Event;
 use super::probe::find_out;
 use super::settle::{Ending, Settled, release_behind};
-use super::{Operation, Shared};
 use crate::fingerprint::Fingerprint;
-use crate::machine::{AcquireOutcome, Lease, Replay, Settlement};
+use crate::machine::{Acquire, AcquireOutcome, Lease, Replay, Settlement};
 use crate::planted;
 use crate::record::Acquisition;
 use crate::record_id::RecordId;
@@ -102,11 +102,17 @@ pub(super) struct Granted<T> {
 }
 
 /// Asks the store whether an operation may run.
-pub(super) async fn ask<T>(shared: Arc<Shared>, operation: Operation, mut reply: Reply<T>) -> Asked<T> {
-    let request = shared.acquire_request(&operation);
-    let wait = operation.wait.unwrap_or(shared.settings.wait);
-    let admission = shared.admit(&request, wait, reply.closed()).await;
-    Asked { id: request.id, fingerprint: request.fingerprint, admission, reply }
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` has room for each argument twice")]
+pub(super) fn ask<T>(
+    shared: Arc<Shared>,
+    request: Acquire,
+    wait: Duration,
+    mut reply: Reply<T>,
+) -> impl Future<Output = Asked<T>> {
+    async move {
+        let admission = shared.admit(&request, wait, reply.closed()).await;
+        Asked { id: request.id, fingerprint: request.fingerprint, admission, reply }
+    }
 }
 
 impl<T> Asked<T> {
@@ -168,6 +174,13 @@ impl Shared {
         let is_away = error.is_retryable() && !error.knows_a_record();
         self.settings.fail_open && self.contract() != Contract::Transactional && is_away
     }
+
+    fn ending(&self, disposition: Disposition, retention: Option<Duration>, attempt: u32) -> Ending {
+        let (settlement, writes) = self.contract().settlement(disposition, attempt, &self.settings);
+        // What is kept for no time at all is gone before its settlement can be repeated.
+        let retention = retention.unwrap_or(self.settings.retention).max(SHORTEST_RETENTION);
+        Ending { settlement, writes, retention }
+    }
 }
 
 async fn run_and_settle<T>(
@@ -176,7 +189,6 @@ async fn run_and_settle<T>(
     run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
 ) -> Outcome<T> {
-    // Boxed, what happens seldom and what comes at the end: a run would hold the room for it all the time.
     if context.acquisition() == Acquisition::Probe
         && let Some(finding) = find_out(context).await
     {
@@ -184,39 +196,41 @@ async fn run_and_settle<T>(
     }
     let conclusion = conclude(context, run, on_panic).await;
     match context.lease() {
-        Some(lease) => Box::pin(settle(context, lease, heartbeat, conclusion)).await,
+        Some(lease) => settle(context, lease, heartbeat, conclusion).await,
         None => Ok(Answer::Ran { value: conclusion.value, attempt: context.attempt(), protected: false }),
     }
 }
 
 /// Settles a run by its conclusion, and answers what holds then.
-async fn settle<T>(
+///
+/// Boxed, as it comes at the end: the run would hold the room for it all the time.
+fn settle<T>(
     context: &Context,
     lease: &Lease,
     heartbeat: Option<Heartbeat>,
     conclusion: Conclusion<T>,
-) -> Outcome<T> {
+) -> Pin<Box<impl Future<Output = Outcome<T>>>> {
+    let Conclusion { value, disposition, retention } = conclusion;
     let shared = context.shared();
-    let (settlement, writes) = shared.contract().settlement(conclusion.disposition, lease.attempt, &shared.settings);
-    // What is kept for no time at all is gone before its settlement can be repeated.
-    let retention = conclusion.retention.unwrap_or(shared.settings.retention).max(SHORTEST_RETENTION);
-    let ending = Ending { settlement, writes, retention };
-    let settled = if shared.contract() == Contract::Transactional {
-        let Some(transaction) = context.take_transaction() else {
-            release_behind(shared, lease.clone());
-            return Err(ExecuteError::TransactionHeld);
+    let ending = shared.ending(disposition, retention, lease.attempt);
+    Box::pin(async move {
+        let settled = if shared.contract() == Contract::Transactional {
+            let Some(transaction) = context.take_transaction() else {
+                release_behind(shared, lease.clone());
+                return Err(ExecuteError::TransactionHeld);
+            };
+            shared.settle_transaction(lease, &ending, transaction).await
+        } else {
+            let Some(heartbeat) = heartbeat else { return Err(ExecuteError::Interrupted) };
+            shared.settle_leased(lease, &ending, heartbeat).await
         };
-        shared.settle_transaction(lease, &ending, transaction).await
-    } else {
-        let Some(heartbeat) = heartbeat else { return Err(ExecuteError::Interrupted) };
-        shared.settle_leased(lease, ending, heartbeat).await
-    };
-    shared.waiters.wake(&lease.id);
-    match settled {
-        Settled::Ours => Ok(Answer::Ran { value: conclusion.value, attempt: lease.attempt, protected: true }),
-        Settled::Lost => superseded(context, conclusion.value).await,
-        Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
-    }
+        shared.waiters.wake(&lease.id);
+        match settled {
+            Settled::Ours => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
+            Settled::Lost => Box::pin(superseded(context, value)).await,
+            Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
+        }
+    })
 }
 
 /// Settles what a probe found about an earlier run, and answers what the record says then.
@@ -225,7 +239,7 @@ async fn settle_finding<T>(context: &Context, settlement: Settlement, heartbeat:
     let ending = Ending { settlement, writes: Writes::Discard, retention: shared.settings.retention };
     let (Some(lease), Some(heartbeat)) = (context.lease(), heartbeat) else { return Err(ExecuteError::Interrupted) };
     // Whoever settled it if not this run: the record says it all.
-    shared.settle_leased(lease, ending, heartbeat).await;
+    shared.settle_leased(lease, &ending, heartbeat).await;
     shared.waiters.wake(&lease.id);
     let later = Answer::InProgress { retry_after: shared.settings.backoff };
     Ok(recorded(context).await?.unwrap_or(later))

@@ -203,7 +203,9 @@ impl Idempotency {
         // What is large has a place of its own on the heap from the beginning: it would have one in each of the futures
         // that hand it down, and would keep it there after its end.
         let (sender, receiver) = oneshot::channel();
-        let mut asking = Box::pin(execute::ask(Arc::clone(&self.shared), operation, sender));
+        let request = self.shared.acquire_request(&operation);
+        let wait = operation.wait.unwrap_or(self.shared.settings.wait);
+        let mut asking = Box::pin(execute::ask(Arc::clone(&self.shared), request, wait, sender));
         let run: Handler<T> = Box::new(move |context| Box::pin(run(context)));
         let engine = self.clone();
         async move {

@@ -51,11 +51,11 @@ impl Shared {
     pub(super) async fn settle_leased(
         self: &Arc<Self>,
         lease: &Lease,
-        ending: Ending,
+        ending: &Ending,
         heartbeat: Heartbeat,
     ) -> Settled {
         heartbeat.expect_the_end();
-        planted!("answer-before-the-settlement" => return self.settle_behind(lease.clone(), ending, heartbeat));
+        planted!("answer-before-the-settlement" => return self.settle_behind(lease.clone(), ending.clone(), heartbeat));
         let answer = self.persist(PATIENCE, || self.store().settle(lease, &ending.settlement, ending.retention)).await;
         match answer {
             Ok(OwnerOutcome::Applied) => self.settled(),
@@ -70,7 +70,8 @@ impl Shared {
             Err(error) => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
                 self.observe(&Event::SettlementDelayed);
-                let (shared, lease, limit) = (Arc::clone(self), lease.clone(), self.settings.held_at_most);
+                let (shared, limit) = (Arc::clone(self), self.settings.held_at_most);
+                let (lease, ending) = (lease.clone(), ending.clone());
                 let behind = async move {
                     let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
                     let settled = tokio::select! {

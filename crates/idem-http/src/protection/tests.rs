@@ -25,11 +25,11 @@ fn post(headers: &Fields) -> RequestHead<'_, &Fields> {
     RequestHead { method: "POST", path: "/p/1", query: None, route: Some("/p/{id}"), headers, is_protected: false }
 }
 
-fn arrival<S: ScopeSource<Head>>(protection: &Protection<S>) -> Arrival {
+fn arrival<S: ScopeSource<Head>>(protection: &Protection<S>) -> Box<Arrival> {
     arrival_of(protection, KEYED)
 }
 
-fn arrival_of<S: ScopeSource<Head>>(protection: &Protection<S>, headers: &Fields) -> Arrival {
+fn arrival_of<S: ScopeSource<Head>>(protection: &Protection<S>, headers: &Fields) -> Box<Arrival> {
     match protection.decide(&Head(Some("acme")), &post(headers)) {
         Decision::Receive(arrival) => arrival,
         decision => panic!("{decision:?}"),
