@@ -1,9 +1,8 @@
 //! The tower service: from axum's types to the policy and the engine, and back. It decides nothing itself.
 
-use std::convert::Infallible;
+use std::convert::{Infallible, identity};
 use std::fmt;
-use std::future::{self, Future};
-use std::mem;
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
@@ -14,9 +13,7 @@ use axum::response::Response;
 use futures_util::{FutureExt, TryFutureExt};
 use http::request::Parts;
 use idem_core::engine::{Conclusion, Context};
-use idem_http::{
-    Arrival, Arrived, Captured, Decision, HttpPolicy, Protection, Reply, RequestHead, ResponseDirectives, ScopeSource,
-};
+use idem_http::{Arrived, Captured, Decision, HttpPolicy, Protection, RequestHead, ResponseDirectives, ScopeSource};
 use tower_service::Service;
 
 use crate::convert::{Data, Fields, respond, sendable};
@@ -49,49 +46,55 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
+        // The instance that was polled ready does the work; its clone waits for the next request.
+        let clone = self.clone();
+        let service = std::mem::replace(self, clone);
         let (head, body) = request.into_parts();
-        match self.protection.decide(&head, &request_head(&head)) {
-            Decision::Pass => Box::pin(self.inner.call(Request::from_parts(head, body))),
-            Decision::Refuse(reply) => Box::pin(future::ready(Ok(respond(reply)))),
-            Decision::Receive(arrival) => {
-                // The instance that was polled ready does the work; its clone waits for the next request.
-                let clone = self.inner.clone();
-                let inner = mem::replace(&mut self.inner, clone);
-                // Boxed by itself, so that what receives is gone while the handler runs.
-                let protected = Box::pin(protect(inner, self.protection.clone(), arrival, head, body));
-                Box::pin(protected.try_flatten().unwrap_or_else(respond).map(Ok))
-            }
-        }
+        // Boxed by itself, so that what receives the request is gone while the handler runs.
+        Box::pin(Box::pin(service.receive(head, body)).try_flatten().unwrap_or_else(identity).map(Ok))
     }
 }
 
-/// Receives the request, and returns what answers it.
-async fn protect<I, S>(
-    mut inner: I,
-    protection: Protection<S>,
-    arrival: Box<Arrival>,
-    mut head: Parts,
-    mut body: Body,
-) -> Result<impl Future<Output = Result<Response, Reply>> + Send, Reply>
+impl<I, S> IdempotencyService<I, S>
 where
     I: Service<Request, Response = Response, Error = Infallible> + Send + 'static,
     I::Future: Send + 'static,
     S: ScopeSource<Parts>,
 {
-    let mut data = Data::of(&mut body);
-    let Arrived { operation, chunks, reservation, .. } = arrival.receive(&mut data).await?;
-    let trailers = data.trailers;
-    let policy = Arc::clone(protection.shared_policy());
-    let run = move |context: Context| {
-        head.extensions.insert(context);
-        let request = Request::from_parts(head, sendable(chunks, trailers, None));
-        inner.call(request).then(move |Ok(response)| {
-            // The handler has had the body.
-            drop(reservation);
-            conclude(policy, response)
-        })
-    };
-    Ok(protection.execute(operation, run))
+    /// Receives the request, and returns what runs its handler; or the answer when there is one already.
+    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` has room for each argument twice")]
+    fn receive(
+        mut self,
+        mut head: Parts,
+        mut body: Body,
+    ) -> impl Future<Output = Result<impl Future<Output = Result<Response, Response>> + Send, Response>> + Send {
+        async move {
+            let arrival = match self.protection.decide(&head, &request_head(&head)) {
+                Decision::Receive(arrival) => arrival,
+                Decision::Refuse(reply) => return Err(respond(reply)),
+                Decision::Pass => {
+                    let Ok(response) = self.inner.call(Request::from_parts(head, body)).await;
+                    return Err(response);
+                }
+            };
+            let mut data = Data::of(&mut body);
+            let arrived = arrival.receive(&mut data).await.map_err(respond)?;
+            let Arrived { operation, chunks, reservation, .. } = arrived;
+            let trailers = data.trailers;
+            let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
+            let run = move |context: Context| {
+                head.extensions.insert(context);
+                let request = Request::from_parts(head, sendable(chunks, trailers, None));
+                inner.call(request).then(move |Ok(response)| {
+                    // The handler has had the body.
+                    drop(reservation);
+                    // Boxed, or the handler would hold the room for it.
+                    Box::pin(conclude(policy, response))
+                })
+            };
+            Ok(self.protection.execute(operation, run).map_err(respond))
+        }
+    }
 }
 
 /// Path and query are those that the client sent: a nested router sees less of the path.

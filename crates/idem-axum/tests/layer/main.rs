@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
 
 mod admission;
+mod contract;
 mod directives;
 mod ends;
 mod extractors;

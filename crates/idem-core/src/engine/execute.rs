@@ -251,7 +251,8 @@ async fn conclude<T>(
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
 ) -> Conclusion<T> {
     let own = context.clone();
-    // Nothing that a panic could leave half changed is looked at afterwards but the transaction, which is discarded.
+    // Called inside, as it may panic before it returns a future. Nothing that a panic could leave half changed is looked at
+    // afterwards but the transaction, which is discarded.
     match AssertUnwindSafe(async move { run(own).await }).catch_unwind().await {
         Ok(conclusion) => conclusion,
         Err(_) => {

@@ -20,8 +20,8 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Renews the lease of a run at a third of it. The run is told that it is lost when somebody else owns the record, and when by this
-    /// process's monotonic clock the lease is about to end unrenewed.
+    /// Renews the lease of a run at a third of it. The run is told that it has lost its lease when somebody else owns the
+    /// record, and when by this process's monotonic clock the lease is about to end unrenewed.
     pub(super) fn start(run: Context, acquired_at: Instant) -> Self {
         let settling = Arc::new(AtomicBool::new(false));
         let until = acquired_at + run.shared().settings.held_at_most;
@@ -89,10 +89,9 @@ impl Pulse {
 
     async fn renew_at(&self, next: Instant) -> Renewed {
         tokio::time::sleep_until(next).await;
-        let (Some(lease), true) = (self.run.lease(), next < self.until) else {
-            // Held for as long as anyone may: from here on only the alarm is due.
-            return std::future::pending().await;
-        };
+        // Without a lease there is nothing to renew, and one that is held for as long as anyone may is renewed no more: from
+        // here on only the alarm is due.
+        let Some(lease) = self.run.lease().filter(|_| next < self.until) else { return std::future::pending().await };
         let sent = Instant::now();
         let shared = self.run.shared();
         match shared.bounded(shared.store().renew(lease, shared.settings.term())).await {

@@ -202,10 +202,6 @@ impl Idempotency {
     {
         // What is large has a place of its own on the heap from the beginning: it would have one in each of the futures
         // that hand it down, and would keep it there after its end.
-        let (sender, receiver) = oneshot::channel();
-        let request = self.shared.acquire_request(&operation);
-        let wait = operation.wait.unwrap_or(self.shared.settings.wait);
-        let mut asking = Box::pin(execute::ask(Arc::clone(&self.shared), request, wait, sender));
         let run: Handler<T> = Box::new(move |context| Box::pin(run(context)));
         let engine = self.clone();
         async move {
@@ -214,6 +210,10 @@ impl Idempotency {
             if engine.shared.tasks.is_closed() {
                 return Err(ExecuteError::ShuttingDown);
             }
+            let (sender, receiver) = oneshot::channel();
+            let request = engine.shared.acquire_request(&operation);
+            let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
+            let mut asking = Box::pin(execute::ask(Arc::clone(&engine.shared), request, wait, sender));
             planted!("no-task-of-its-own" => {
                 let driven = execute::drive(engine.shared, asking, run, on_panic);
                 return bugs::without_a_task(driven, receiver).await;
@@ -229,6 +229,7 @@ impl Idempotency {
             };
             match poll_fn(poll).await {
                 Ok(Poll::Ready(Ok(granted))) => {
+                    // Done, and large.
                     drop(asking);
                     engine.spawn(execute::run_granted(granted, run, on_panic));
                 }
