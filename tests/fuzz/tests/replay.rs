@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use idem_fuzz_oracles::{Choices, TARGETS, Target};
 
@@ -11,6 +12,12 @@ const MADE: usize = 2_000;
 
 /// The longest that is made, in bytes.
 const LONGEST: usize = 4_096;
+
+/// One test at a time: what another one reads meanwhile would count as memory that an input takes.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn fuzz() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
@@ -45,6 +52,7 @@ fn every_target_has_a_shell_and_a_corpus() {
 
 #[test]
 fn nothing_in_the_corpora_fails() {
+    let _alone = alone();
     for target in TARGETS {
         let corpus = corpus(target);
         assert!(corpus.len() >= 10, "the corpus of {} is lost", target.name);
@@ -55,6 +63,7 @@ fn nothing_in_the_corpora_fails() {
 
 #[test]
 fn nothing_that_is_made_of_the_corpora_fails() {
+    let _alone = alone();
     for target in TARGETS {
         let corpus: Vec<Vec<u8>> = corpus(target).into_iter().map(|(_, input)| input).collect();
         let mut choices = Choices::of(target.name.as_bytes());
