@@ -13,7 +13,7 @@ const MADE: usize = 2_000;
 /// The longest that is made, in bytes.
 const LONGEST: usize = 4_096;
 
-/// One test at a time: what another one reads meanwhile would count as memory that an input takes.
+/// One test at a time: what another one takes of memory meanwhile would count as taken by an input.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
