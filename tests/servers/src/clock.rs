@@ -1,18 +1,20 @@
-//! A clock of somebody's own, by libfaketime.
+//! A clock of somebody's own.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::Error;
 
-/// Where Debian puts it, for whatever machine.
-const FOLDERS: [&str; 3] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"];
+const SOURCE: &str = include_str!("clock.c");
 
 /// A clock that can be shifted while the programs run that have it. What measures how long something takes goes on as
 /// before.
 ///
-/// Programs must not bring an allocator of their own that tells the time, as Redis does: libfaketime does not get along with
-/// them.
+/// Not libfaketime, which reads its file, and so allocates memory, each time that it is asked: Postgres asks in handlers of
+/// signals, and its heap is damaged by that once in a while.
 #[derive(Debug, Clone)]
 pub struct Clock {
     library: PathBuf,
@@ -20,20 +22,29 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that is right at first. What it shows stands in `file`, which the programs have to be able to read.
+    /// A clock that is right at first. What it is ahead stands in `file`, which the programs have to be able to read, and
+    /// beside it stands the library that they load. Linux only.
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if this machine has no libfaketime.
+    /// [`Error::Missing`] if this machine has no C compiler.
     pub fn new(file: &Path) -> Result<Clock, Error> {
-        let libraries = FOLDERS.iter().map(|folder| Path::new(folder).join("faketime/libfaketimeMT.so.1"));
-        let library = libraries.into_iter().find(|library| library.exists()).ok_or_else(|| Error::Missing {
-            what: "there is no libfaketime on this machine, by which clocks are shifted".into(),
-            advice: "install Debian's package faketime".into(),
+        let (source, library) = (file.with_extension("c"), file.with_extension("so"));
+        std::fs::write(&source, SOURCE).map_err(Error::io("write a file"))?;
+        let mut compile = Command::new("cc");
+        let compiled = compile.args(["-shared", "-fPIC", "-O2", "-Wall", "-o"]).args([&library, &source]).output();
+        let compiled = compiled.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Error::Missing {
+                what: "there is no C compiler on this machine, with which the library that shifts clocks is made".into(),
+                advice: "install Debian's packages gcc and libc6-dev".into(),
+            },
+            _ => Error::io("run cc")(error),
         })?;
-        let clock = Clock { library, file: file.to_owned() };
-        clock.shift(0)?;
-        Ok(clock)
+        if !compiled.status.success() {
+            return Err(Error::failed(format!("cc: {}", String::from_utf8_lossy(&compiled.stderr))));
+        }
+        std::fs::write(file, 0_i64.to_ne_bytes()).map_err(Error::io("write a file"))?;
+        Ok(Clock { library, file: file.to_owned() })
     }
 
     /// From now on it is so many seconds ahead of the clock of this machine, or behind it.
@@ -42,23 +53,14 @@ impl Clock {
     ///
     /// If the file cannot be written.
     pub fn shift(&self, seconds: i64) -> Result<(), Error> {
-        // Readers must never see half of it.
-        let new = self.file.with_extension("new");
-        std::fs::write(&new, format!("{seconds:+}\n")).map_err(Error::io("write a file"))?;
-        std::fs::rename(&new, &self.file).map_err(Error::io("rename a file"))
+        // In place, as it is mapped, and in one piece.
+        let mut file = File::options().write(true).open(&self.file).map_err(Error::io("open a file"))?;
+        file.write_all(&seconds.to_ne_bytes()).map_err(Error::io("write a file"))
     }
 
     /// The environment of a program that has this clock.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
-        vec![
-            ("LD_PRELOAD", self.library.clone().into()),
-            ("FAKETIME_TIMESTAMP_FILE", self.file.clone().into()),
-            // Otherwise a clock that was put forward is read again only when that time has really come.
-            ("FAKETIME_NO_CACHE", "1".into()),
-            // Two names, for two ages of the library.
-            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
-            ("DONT_FAKE_MONOTONIC", "1".into()),
-        ]
+        vec![("LD_PRELOAD", self.library.clone().into()), ("IDEM_CLOCK", self.file.clone().into())]
     }
 }

@@ -69,7 +69,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Self::start), and [`Error::Missing`] if this machine has no libfaketime.
+    /// Those of [`start`](Self::start), and [`Error::Missing`] if this machine has no C compiler.
     pub fn start_with_own_clock() -> Result<Postgres, Error> {
         let mut postgres = Postgres::start()?;
         postgres.server.give_clock()?;
