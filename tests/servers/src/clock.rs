@@ -14,7 +14,7 @@ const SOURCE: &str = include_str!("clock.c");
 /// before.
 ///
 /// Not libfaketime, which reads its file, and so allocates memory, each time that it is asked: Postgres asks in handlers of
-/// signals, and its heap is damaged by that once in a while.
+/// signals, which damages its heap once in a while.
 #[derive(Debug, Clone)]
 pub struct Clock {
     library: PathBuf,
@@ -35,7 +35,8 @@ impl Clock {
         let compiled = compile.args(["-shared", "-fPIC", "-O2", "-Wall", "-o"]).args([&library, &source]).output();
         let compiled = compiled.map_err(|error| match error.kind() {
             ErrorKind::NotFound => Error::Missing {
-                what: "there is no C compiler on this machine, with which the library that shifts clocks is made".into(),
+                what: "there is no C compiler on this machine, with which the library that shifts clocks is made"
+                    .into(),
                 advice: "install Debian's packages gcc and libc6-dev".into(),
             },
             _ => Error::io("run cc")(error),
@@ -62,5 +63,45 @@ impl Clock {
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         vec![("LD_PRELOAD", self.library.clone().into()), ("IDEM_CLOCK", self.file.clone().into())]
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::Stdio;
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_runs_sees_each_shift() {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Clock::new(&folder.path().join("clock")).unwrap();
+        // One process that tells the time whenever it is asked, by what the shell itself knows of it.
+        let mut shell = Command::new("bash");
+        let shell = shell.args(["-c", "while read; do printf '%(%s)T\\n' -1; done"]).envs(clock.environment());
+        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut asks, mut says) = (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()));
+        for ahead in [0, 3_600, -7_200, 0] {
+            clock.shift(ahead).unwrap();
+            writeln!(asks).unwrap();
+            let mut said = String::new();
+            says.read_line(&mut said).unwrap();
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().cast_signed();
+            let difference = said.trim().parse::<i64>().unwrap() - now - ahead;
+            assert!(difference.abs() <= 60, "{said:?} is {difference} s from what was wanted");
+        }
+        drop(asks);
+        assert!(shell.wait().unwrap().success());
+    }
+
+    #[test]
+    fn a_clock_whose_file_is_missing_lets_nothing_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("clock");
+        let clock = Clock::new(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert!(!Command::new("true").envs(clock.environment()).status().unwrap().success());
     }
 }
