@@ -52,7 +52,7 @@ pub enum Decision {
     Pass,
     /// Answer with this; nothing runs.
     Refuse(Reply),
-    /// Receive its body.
+    /// Receive its body. Boxed, as it is many times as large as the others.
     Receive(Box<Arrival>),
 }
 

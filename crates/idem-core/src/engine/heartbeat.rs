@@ -42,6 +42,7 @@ impl Drop for Heartbeat {
 }
 
 struct Pulse {
+    /// Its transaction is rolled back, should nobody end it, when this task is gone too.
     run: Context,
     settling: Arc<AtomicBool>,
     /// The lease is not renewed after this.
