@@ -13,39 +13,51 @@ COMMENT ON TABLE "idem".idem_identity IS 'One row: the identity of the records i
 -- settlements commits a page holds both versions of many rows. A quarter leaves room for answers of about 300 bytes.
 -- Where all operations run in the store's transactions, rows are made settled, and 90 saves space.
 CREATE TABLE "idem".idem_records (
-    id BYTEA NOT NULL PRIMARY KEY CHECK (octet_length(id) = 32),
+    id BYTEA NOT NULL PRIMARY KEY,
     namespace TEXT NOT NULL,
     principal TEXT,
     operation TEXT NOT NULL,
     format SMALLINT NOT NULL,
-    fingerprint_algorithm INTEGER NOT NULL CHECK (fingerprint_algorithm BETWEEN 0 AND 65535),
-    fingerprint BYTEA NOT NULL CHECK (octet_length(fingerprint) = 32),
-    owner BYTEA NOT NULL CHECK (octet_length(owner) = 16),
-    attempt BIGINT NOT NULL CHECK (attempt BETWEEN 1 AND 4294967295),
-    state SMALLINT NOT NULL CHECK (state BETWEEN 1 AND 5),
-    acquisition SMALLINT CHECK (acquisition BETWEEN 1 AND 4),
-    takeover SMALLINT CHECK (takeover BETWEEN 1 AND 3),
+    fingerprint_algorithm INTEGER NOT NULL,
+    fingerprint BYTEA NOT NULL,
+    owner BYTEA NOT NULL,
+    attempt BIGINT NOT NULL,
+    state SMALLINT NOT NULL,
+    acquisition SMALLINT,
+    takeover SMALLINT,
     lease_until BIGINT,
     not_before BIGINT,
     checkpoint_name BYTEA,
     checkpoint_data BYTEA,
-    status INTEGER CHECK (status BETWEEN 0 AND 65535),
+    status INTEGER,
     headers BYTEA,
     body BYTEA,
     created_at BIGINT NOT NULL,
     updated_at BIGINT NOT NULL,
     expires_at BIGINT NOT NULL,
     purge_after BIGINT NOT NULL,
-    CHECK ((state = 1) = (lease_until IS NOT NULL)),
-    CHECK ((state = 1) = (acquisition IS NOT NULL)),
-    CHECK ((state = 1) = (takeover IS NOT NULL)),
-    CHECK ((state = 5) = (not_before IS NOT NULL)),
-    CHECK ((state = 1) = (status IS NULL)),
-    CHECK ((status IS NULL) = (headers IS NULL)),
-    CHECK (body IS NULL OR status IS NOT NULL),
-    CHECK ((checkpoint_name IS NULL) = (checkpoint_data IS NULL)),
-    CHECK (lease_until IS NULL OR expires_at >= lease_until),
-    CHECK (purge_after <= expires_at)
+    -- One constraint, because each statement that writes reads every constraint anew.
+    CONSTRAINT idem_records_is_sound CHECK (
+        octet_length(id) = 32
+        AND fingerprint_algorithm BETWEEN 0 AND 65535
+        AND octet_length(fingerprint) = 32
+        AND octet_length(owner) = 16
+        AND attempt BETWEEN 1 AND 4294967295
+        AND state BETWEEN 1 AND 5
+        AND (acquisition BETWEEN 1 AND 4) IS NOT FALSE
+        AND (takeover BETWEEN 1 AND 3) IS NOT FALSE
+        AND (status BETWEEN 0 AND 65535) IS NOT FALSE
+        AND (state = 1) = (lease_until IS NOT NULL)
+        AND (state = 1) = (acquisition IS NOT NULL)
+        AND (state = 1) = (takeover IS NOT NULL)
+        AND (state = 5) = (not_before IS NOT NULL)
+        AND (state = 1) = (status IS NULL)
+        AND (status IS NULL) = (headers IS NULL)
+        AND (body IS NULL OR status IS NOT NULL)
+        AND (checkpoint_name IS NULL) = (checkpoint_data IS NULL)
+        AND (lease_until IS NULL OR expires_at >= lease_until)
+        AND purge_after <= expires_at
+    )
 ) WITH (fillfactor = 25);
 
 COMMENT ON TABLE "idem".idem_records IS 'Idempotent operations, one row each; written by idem-postgres.';

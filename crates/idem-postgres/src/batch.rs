@@ -39,6 +39,51 @@ fn kind(verb: &Verb) -> usize {
     }
 }
 
+/// The functions that take many items at once, and how many arguments each has.
+const FUNCTIONS: [(usize, &str, usize); 6] = [
+    (RENEW, "idem_renew_v1", 5),
+    (CHECKPOINT, "idem_checkpoint_v1", 5),
+    (SETTLE, "idem_settle_v1", 9),
+    (RELEASE, "idem_release_v1", 3),
+    (ACQUIRE, "idem_acquire_v1", 13),
+    (LOOK, "idem_look_v1", 3),
+];
+
+/// How the functions are called.
+#[derive(Debug, Clone)]
+pub(crate) struct Calls {
+    schema: Schema,
+    /// By kind: what stands before the arguments.
+    openings: [String; KINDS],
+}
+
+impl Calls {
+    /// `is_prepared` where each session was told [`preparation`](Self::preparation).
+    pub(crate) fn new(schema: &Schema, is_prepared: bool) -> Self {
+        let mut openings: [String; KINDS] = Default::default();
+        for (kind, function, _) in FUNCTIONS {
+            openings[kind] = match is_prepared {
+                true => format!("EXECUTE {function}("),
+                false => opening(schema, kind, function),
+            };
+        }
+        Self { schema: schema.clone(), openings }
+    }
+
+    /// Makes a session keep the calls prepared: to parse and plan one is an eighth of the server's time for it.
+    pub(crate) fn preparation(schema: &Schema) -> String {
+        let prepare = |(kind, function, arguments): (usize, &str, usize)| {
+            let places = (1..=arguments).map(|place| format!("${place}")).collect::<Vec<_>>().join(",");
+            format!("PREPARE {function} AS {}{places});", opening(schema, kind, function))
+        };
+        FUNCTIONS.map(prepare).concat()
+    }
+}
+
+fn opening(schema: &Schema, kind: usize, function: &str) -> String {
+    format!("SELECT {kind} AS kind, * FROM {}.{function}(", schema.quoted())
+}
+
 /// A statement for a number of verbs.
 pub(crate) struct Batch {
     pub(crate) sql: String,
@@ -51,7 +96,7 @@ impl Batch {
     /// A transaction that does `verbs`, all in one message. Without `begin` it is the one that a message is by itself, with
     /// the settings of the session.
     pub(crate) fn new<'a>(
-        schema: &Schema,
+        calls: &Calls,
         begin: Option<&str>,
         skew: i64,
         verbs: impl Iterator<Item = &'a Verb> + Clone,
@@ -65,7 +110,7 @@ impl Batch {
         }
         let mut sql = Sql::default();
         sql.push(begin.unwrap_or_default());
-        Statement { schema, skew, sql: &mut sql }.write(&places, verbs);
+        Statement { calls, skew, sql: &mut sql }.write(&places, verbs);
         if begin.is_some() {
             sql.push("COMMIT");
         }
@@ -104,7 +149,7 @@ fn placed(row: &PgRow) -> Result<Placed, StoreError> {
 }
 
 struct Statement<'a> {
-    schema: &'a Schema,
+    calls: &'a Calls,
     skew: i64,
     sql: &'a mut Sql,
 }
@@ -135,14 +180,13 @@ impl Statement<'_> {
         let changing = places[..ACQUIRE].iter().filter(|items| !items.is_empty()).count();
         let one_by_one = places[REPLACE].len() + places[REMOVE].len();
         if changing > 1 || one_by_one > 1 {
-            self.sql.push("SELECT FROM ").push(self.schema.quoted()).push(".idem_lock_v1(");
+            self.sql.push("SELECT FROM ").push(self.calls.schema.quoted()).push(".idem_lock_v1(");
             self.sql.byte_strings(verbs.filter_map(Verb::changes).map(|id| Some(id.as_bytes().as_slice()))).push(");");
         }
     }
 
-    fn call(&mut self, kind: usize, function: &str) -> &mut Sql {
-        self.sql.push("SELECT ").number(kind as i32).push(" AS kind, * FROM ").push(self.schema.quoted());
-        self.sql.push(".").push(function).push("(").number(self.skew)
+    fn call(&mut self, kind: usize) -> &mut Sql {
+        self.sql.push(&self.calls.openings[kind]).number(self.skew)
     }
 
     fn acquire<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
@@ -158,7 +202,7 @@ impl Statement<'_> {
         let principals = text(|request| request.origin.scope.principal());
         let operations = text(|request| Some(request.origin.scope.operation()));
         let number = |of: fn(&Acquire) -> i64| requests.clone().map(move |request| Some(of(request)));
-        let sql = self.call(ACQUIRE, "idem_acquire_v1").push(",");
+        let sql = self.call(ACQUIRE).push(",");
         sql.byte_strings(requests.clone().map(|request| Some(request.id.as_bytes().as_slice()))).push(",");
         sql.numbers(items.clone().map(|(_, lock)| Some(lock))).push(",");
         for texts in [namespaces, principals, operations] {
@@ -180,7 +224,7 @@ impl Statement<'_> {
             _ => None,
         });
         let is_confirmed = verbs.clone().any(|verb| matches!(verb, Verb::Look { confirmed: true, .. }));
-        let sql = self.call(LOOK, "idem_look_v1").push(",");
+        let sql = self.call(LOOK).push(",");
         sql.byte_strings(items.clone().map(|(id, _)| Some(id.as_bytes().as_slice()))).push(",");
         sql.numbers(items.map(|(_, lock)| lock)).push(");");
         if is_confirmed && !planted!("unconfirmed-look") {
@@ -197,7 +241,7 @@ impl Statement<'_> {
             Verb::Renew { id, owner, term } => Some((id, owner, term)),
             _ => None,
         });
-        let sql = self.call(RENEW, "idem_renew_v1").push(",");
+        let sql = self.call(RENEW).push(",");
         sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
         sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
         sql.numbers(items.clone().map(|(.., term)| Some(micros(term.lease)))).push(",");
@@ -209,7 +253,7 @@ impl Statement<'_> {
             Verb::Checkpoint { id, owner, checkpoint } => Some((id, owner, checkpoint)),
             _ => None,
         });
-        let sql = self.call(CHECKPOINT, "idem_checkpoint_v1").push(",");
+        let sql = self.call(CHECKPOINT).push(",");
         sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
         sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
         sql.byte_strings(items.clone().map(|(.., checkpoint)| Some(checkpoint.name.as_bytes()))).push(",");
@@ -221,7 +265,7 @@ impl Statement<'_> {
             Verb::Settle { id, owner, end } => Some((id, owner, end)),
             _ => None,
         });
-        let sql = self.call(SETTLE, "idem_settle_v1").push(",");
+        let sql = self.call(SETTLE).push(",");
         sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
         sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
         sql.numbers(items.clone().map(|(.., end)| Some(end.state))).push(",");
@@ -237,7 +281,7 @@ impl Statement<'_> {
             Verb::Release { id, owner } => Some((id, owner)),
             _ => None,
         });
-        let sql = self.call(RELEASE, "idem_release_v1").push(",");
+        let sql = self.call(RELEASE).push(",");
         sql.byte_strings(items.clone().map(|(id, _)| Some(id.as_bytes().as_slice()))).push(",");
         sql.byte_strings(items.map(|(_, owner)| Some(owner.as_bytes().as_slice()))).push(");");
     }
@@ -246,7 +290,7 @@ impl Statement<'_> {
     fn place<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb>) {
         for (item, verb) in verbs.enumerate() {
             let sql = self.sql.push("SELECT ").number(kind(verb) as i32).push(",");
-            sql.number(item as i64 + 1).push("::BIGINT,").push(self.schema.quoted());
+            sql.number(item as i64 + 1).push("::BIGINT,").push(self.calls.schema.quoted());
             match verb {
                 Verb::Replace { id, lock, version, record } => {
                     sql.push(".idem_replace_v1(").bytes(id.as_bytes()).push(",").optional_number(*lock).push(",");

@@ -85,7 +85,7 @@ pub(crate) fn is_of_a_replica(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == "0A000")
 }
 
-/// Whether the session has forgotten what it was told at its beginning: a handler has made it.
+/// Whether the session has forgotten what it was told at its beginning: a handler or a proxy has made it.
 pub(crate) fn is_unprepared(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == "26000")
 }

@@ -17,9 +17,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::batch::Batch;
-use crate::error::{connect_error, copy, is_connection_lost, store_error};
-use crate::schema::Schema;
+use crate::batch::{Batch, Calls};
+use crate::error::{connect_error, copy, is_connection_lost, is_unprepared, store_error};
 use crate::verb::{Answer, Verb, misanswered};
 
 /// The most verbs in one statement: enough to share its costs, few enough that the first is not kept waiting by the last.
@@ -50,7 +49,7 @@ pub(crate) struct Lanes(mpsc::Sender<Job>);
 #[derive(Clone)]
 pub(crate) struct LaneSettings {
     pub(crate) options: PgConnectOptions,
-    pub(crate) schema: Schema,
+    pub(crate) calls: Calls,
     /// What is said once on a new connection, so that it need not be said again with each statement.
     pub(crate) session: String,
     /// How a transaction begins, where that is not known from the session.
@@ -209,13 +208,15 @@ impl Lane {
             Patience::None => Some(settings.begin_impatient.as_str()),
         };
         let verbs = verbs.iter().map(AsRef::as_ref);
-        let mut batch = Batch::new(&settings.schema, begin, settings.offset.micros(), verbs);
+        let mut batch = Batch::new(&settings.calls, begin, settings.offset.micros(), verbs);
         let sql = std::mem::take(&mut batch.sql);
         // Whatever ends this early drops the connection, and with it the transaction.
         let rows: Vec<PgRow> = match timeout(limit, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection)).await
         {
             Ok(Ok(rows)) => rows,
-            Ok(Err(error)) if is_connection_lost(&error) => return Err(Failure::Lost(store_error("do a verb", error))),
+            Ok(Err(error)) if is_connection_lost(&error) || is_unprepared(&error) => {
+                return Err(Failure::Lost(store_error("do a verb", error)));
+            }
             Ok(Err(error)) => {
                 let refused = Failure::Refused(store_error("do a verb", error));
                 // One that has begun is still open; one that was only a message has ended with it.
@@ -297,7 +298,7 @@ fn tell_all(jobs: impl IntoIterator<Item = Job>, error: StoreError) {
 
 /// Why a statement has no answer.
 enum Failure {
-    /// The connection is gone; another may do.
+    /// The connection is gone, or does not know any more what it was told at its beginning; another may do.
     Lost(StoreError),
     /// The server said no to the statement as a whole, which did nothing.
     Refused(StoreError),

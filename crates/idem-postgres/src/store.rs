@@ -16,6 +16,7 @@ use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Row as _};
 use tokio::time::timeout;
 
+use crate::batch::Calls;
 use crate::begin::TransactionSettings;
 use crate::config::PostgresConfig;
 use crate::connection::handlers_options;
@@ -97,9 +98,12 @@ impl PostgresStore {
         let prelude = prelude(config.statement_timeout, config.lock_timeout);
         let lanes = LaneSettings {
             options: options.clone(),
-            schema: schema.clone(),
+            calls: Calls::new(&schema, !config.pooled),
             // A session that is given to somebody else after each transaction has to be told each time.
-            session: if config.pooled { String::new() } else { session(config.statement_timeout, config.lock_timeout) },
+            session: match config.pooled {
+                true => String::new(),
+                false => session(config.statement_timeout, config.lock_timeout) + &Calls::preparation(&schema),
+            },
             begin: config.pooled.then(|| format!("{BEGIN}{prelude}")),
             begin_impatient: format!("{BEGIN}{}", self::prelude(config.statement_timeout, IMPATIENT)),
             offset: config.offset.clone(),
@@ -298,7 +302,7 @@ pub(crate) fn set_for_transaction(settings: impl IntoIterator<Item = (&'static s
 fn session(statement_timeout: Duration, lock_timeout: Duration) -> String {
     let settings = settings(statement_timeout, lock_timeout).map(|(name, value)| format!("SET {name}={value}"));
     let transactions = "SET default_transaction_isolation='read committed';SET default_transaction_deferrable=off";
-    format!("{};{transactions}", settings.join(";"))
+    format!("{};{transactions};", settings.join(";"))
 }
 
 pub(crate) fn milliseconds(duration: Duration) -> i64 {

@@ -24,7 +24,8 @@ fn patient(config: PostgresConfig) -> PostgresConfig {
 /// Waits until `count` sessions wait for a lock in a statement about the schema.
 async fn until_waiting(schema: &Schema, count: i64) {
     let waiting = format!(
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'",
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+         AND (application_name = '{0}' OR query LIKE '%{0}%')",
         schema.name
     );
     let mut watch = connection().await;

@@ -47,10 +47,7 @@ async fn a_plan_that_was_made_on_an_empty_table_does_not_read_all_of_a_full_one(
     }
     drop(store);
     // A session has told what it read when it has ended.
-    let sessions = format!(
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%{name}%' AND pid <> pg_backend_pid() \
-         AND backend_type = 'client backend'"
-    );
+    let sessions = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'");
     let deadline = Instant::now() + Duration::from_secs(10);
     while number(&mut beside, &sessions).await > 0 {
         assert!(Instant::now() < deadline, "the connection of the verbs does not end");

@@ -39,7 +39,8 @@ impl Race {
     async fn until_waiting(&self, count: i64) {
         let mut watch = connection().await;
         let waiting = format!(
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'",
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+             AND (application_name = '{0}' OR query LIKE '%{0}%')",
             self.schema.name
         );
         let reached = async {

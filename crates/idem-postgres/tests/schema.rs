@@ -1,5 +1,5 @@
 //! How a database gets the schema, and what is refused.
-#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod support;
 
@@ -10,6 +10,7 @@ use idem_core::{
 };
 use idem_postgres::{PostgresConfig, PostgresStore, migrations, partitioning};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request, response};
+use sqlx::AssertSqlSafe;
 use support::{Schema, connection, number, sql};
 
 async fn works(store: &PostgresStore) {
@@ -121,6 +122,43 @@ async fn what_is_wrong_is_said_at_the_start() {
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
     let no_schema = PostgresStore::open(PostgresConfig::new(idem_servers::postgres_url()).schema("")).await;
     assert_eq!(no_schema.unwrap_err().kind(), StoreErrorKind::Misconfigured);
+}
+
+#[tokio::test]
+async fn a_row_that_no_record_can_be_is_refused_by_the_table() {
+    const IMPOSSIBLE: [&str; 19] = [
+        "id = '\\x00'",
+        "fingerprint_algorithm = 65536",
+        "fingerprint = '\\x00'",
+        "owner = '\\x00'",
+        "attempt = 0",
+        "state = 6, lease_until = NULL, acquisition = NULL, takeover = NULL, status = 200, headers = '\\x'",
+        "acquisition = 5",
+        "takeover = 0",
+        "state = 2, lease_until = NULL, acquisition = NULL, takeover = NULL, status = -1, headers = '\\x'",
+        "lease_until = NULL",
+        "acquisition = NULL",
+        "takeover = NULL",
+        "not_before = 1",
+        "status = 200, headers = '\\x'",
+        "headers = '\\x'",
+        "body = '\\x'",
+        "checkpoint_name = '\\x'",
+        "expires_at = lease_until - 1, purge_after = 0",
+        "purge_after = expires_at + 1",
+    ];
+    let schema = Schema::new();
+    let store = PostgresStore::open(schema.config()).await.unwrap();
+    let request = request();
+    assert!(matches!(store.acquire(&request).await.unwrap(), AcquireOutcome::Acquired(_)));
+    let mut connection = connection().await;
+    for columns in IMPOSSIBLE {
+        let update = format!("UPDATE {}.idem_records SET {columns}", schema.name);
+        let error = sqlx::raw_sql(AssertSqlSafe(update)).execute(&mut connection).await.expect_err(columns);
+        let error = error.as_database_error().expect(columns);
+        assert_eq!(error.constraint(), Some("idem_records_is_sound"), "{columns}: {error}");
+    }
+    assert!(store.peek(&request.id).await.unwrap().is_some());
 }
 
 #[tokio::test]

@@ -21,6 +21,8 @@ pub enum Lose {
     Answer,
     /// The server does the statement, and neither an answer nor an end is ever seen.
     EverythingSilently,
+    /// The connection goes on; its session has forgotten its prepared statements.
+    Preparations,
 }
 
 struct Plan {
@@ -134,10 +136,18 @@ async fn requests(
                 mute.send_replace(Some(lose));
                 server.write_all(&message).await?;
             }
+            Some(Lose::Preparations) => server.write_all(&after("DEALLOCATE ALL;", &message)).await?,
             Some(Lose::Connection) => return server.write_all(&message).await,
             None => server.write_all(&message).await?,
         }
     }
+}
+
+/// A statement with another one in front, as one message.
+fn after(first: &str, statement: &[u8]) -> Vec<u8> {
+    let (head, text) = statement.split_at(5);
+    let length = u32::try_from(head.len() - 1 + first.len() + text.len()).unwrap();
+    [&head[..1], &length.to_be_bytes(), first.as_bytes(), text].concat()
 }
 
 /// A whole message: its type, if it has one, its length, its body.

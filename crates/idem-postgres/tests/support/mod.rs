@@ -29,15 +29,20 @@ impl Schema {
         Self { name: format!("test_{}", uuid::Uuid::new_v4().simple()) }
     }
 
-    /// How a store in this schema is configured, on the server itself.
+    /// How a store in this schema is configured, on the server itself. Its sessions have the name of the schema.
     pub fn config(&self) -> PostgresConfig {
-        self.config_at(&idem_servers::postgres_url())
+        let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+        self.of(options.application_name(&self.name))
     }
 
     /// A store whose sessions' transactions have this isolation unless they say otherwise.
     pub fn config_with_isolation(&self, isolation: &str) -> PostgresConfig {
         let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
         let options = options.options([("default_transaction_isolation", isolation)]);
+        self.of(options)
+    }
+
+    fn of(&self, options: PgConnectOptions) -> PostgresConfig {
         PostgresConfig::from_options(options).schema(&self.name).verb_connections(2.try_into().unwrap())
     }
 
