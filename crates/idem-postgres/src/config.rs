@@ -170,8 +170,9 @@ impl PostgresConfig {
     }
 
     /// Says that the URL leads to a proxy that gives out connections by the transaction, or takes no start-up options, such
-    /// as PgBouncer. The store's own statements then bring their settings along each time. Those of handlers are not kept
-    /// prepared, and what another client of sqlx left behind under the same name is dropped first. Default off.
+    /// as PgBouncer. The store's own statements then bring their settings along and are planned anew each time, which costs the
+    /// server more. Those of handlers are not kept prepared, and what another client of sqlx left behind under the same name is
+    /// dropped first. Default off.
     ///
     /// One protection is missing then: directly, what a handler writes after it has ended its transaction is refused by
     /// the server; through a proxy it is committed, and only then noticed.

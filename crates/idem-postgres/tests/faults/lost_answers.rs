@@ -166,7 +166,7 @@ async fn an_answer_lost_with_the_server_is_an_error_that_says_that_it_may_have_h
 #[tokio::test]
 async fn batches_whose_answers_are_lost_lose_nothing() {
     let (proxy, world) = behind_proxy().await;
-    for lose in LOSSES {
+    for lose in LOSSES.into_iter().chain([Lose::Preparations]) {
         let requests: Vec<_> = std::iter::repeat_with(request).take(100).collect();
         // Both sessions lose it once: each batch is sent a second time, and no batch a third.
         proxy.lose(lose, "EXECUTE idem_acquire_v1", 1);
@@ -181,7 +181,7 @@ async fn batches_whose_answers_are_lost_lose_nothing() {
         }
         assert!(proxy.has_lost());
     }
-    assert_eq!(world.number("SELECT count(*) FROM $.idem_records WHERE state = 2").await, 300);
+    assert_eq!(world.number("SELECT count(*) FROM $.idem_records WHERE state = 2").await, 400);
 }
 
 #[tokio::test]
