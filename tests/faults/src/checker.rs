@@ -19,7 +19,7 @@ pub struct Promise {
     /// So long after its end a run may be taken for one in progress, because a lock in front of the store is left over.
     pub stale_lock: Duration,
     /// Where a record is settled on its own, a store that does not take the settlement delays the answer by so long, and no
-    /// longer: a run whose answer took this long may be one that is settled after it.
+    /// longer: a run whose answer took this long may be one that is settled after it, or too late, when its outcome is unknown.
     pub settles_behind: Option<Behind>,
     /// So long after everything is well again each key has a definite answer.
     pub live_within: Duration,

@@ -53,6 +53,8 @@ struct Event {
     ended: Duration,
     amount: i64,
     claim: Claim,
+    /// It may be settled after its answer, and so too late.
+    is_behind: bool,
 }
 
 /// Whether the answers for one key have an order.
@@ -77,8 +79,9 @@ pub(crate) fn is_linearizable(operations: &[&Operation], promise: Promise) -> bo
         };
         // A lock in front of the store may be left over for so long.
         let stale = if matches!(claim, Claim::Running) { promise.stale_lock } else { Duration::ZERO };
-        let ended = *ended + promise.settled_late_by(operation);
-        events.push(Event { began: began.saturating_sub(stale), ended, amount: *amount, claim });
+        let late_by = promise.settled_late_by(operation);
+        let (began, ended) = (began.saturating_sub(stale), *ended + late_by);
+        events.push(Event { began, ended, amount: *amount, claim, is_behind: !late_by.is_zero() });
     }
     events.sort_by_key(|event| event.began);
     let search = Search { events: &events, untold: &untold, at_most_once: promise.at_most_one_effect };
@@ -181,8 +184,13 @@ impl<'a> Search<'a> {
         if let Register::Running(amount, owner) = reached.register {
             match owner {
                 Owner::Told(number) => {
-                    if let Claim::Ran { digest } = self.events[number].claim {
+                    let event = &self.events[number];
+                    if let Claim::Ran { digest } = event.claim {
                         go(Register::Settled(amount, Some(digest)), Some(number));
+                    }
+                    // Its lease was over before the store took the settlement.
+                    if event.is_behind {
+                        go(Register::Unknown(amount), Some(number));
                     }
                 }
                 Owner::Untold => {

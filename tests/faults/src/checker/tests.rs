@@ -281,6 +281,21 @@ fn a_settlement_behind_its_answer_is_in_order_for_its_time_and_only_after_an_ans
 }
 
 #[test]
+fn a_settlement_behind_its_answer_may_come_too_late_for_its_lease_and_no_other_may() {
+    let behind = Some(Behind { patience: Duration::from_secs(5), delay: Duration::from_secs(2) });
+    let behind = Promise { settles_behind: behind, may_be_unknown: true, ..ONCE };
+    let unknown = || Some(problem(504, "outcome-unknown"));
+    let after = |ran, answers: [Option<Answer>; 2]| {
+        let [next, last] = answers.map(|answer| at(60_000, 60_010, answer));
+        [at(0, ran, Some(paid("a", false))), next, Operation { began: last.began * 2, ended: last.ended * 2, ..last }]
+    };
+    assert!(has_order(&after(5000, [unknown(), unknown()]), behind));
+    assert!(!has_order(&after(4900, [unknown(), unknown()]), behind), "it was settled before it was answered");
+    assert!(!has_order(&after(5000, [unknown(), Some(paid("a", true))]), behind), "unknown is for good");
+    assert!(!has_order(&after(5000, [Some(paid("a", true)), unknown()]), behind), "it was settled");
+}
+
+#[test]
 fn thousands_of_answers_for_one_key_are_put_in_order() {
     let storm = (0..10_000).map(|number| match number {
         0..3000 if number % 3 == 0 => at(number, number + 40, None),
