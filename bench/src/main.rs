@@ -101,9 +101,8 @@ async fn main() -> ExitCode {
 async fn bench(options: &Options) -> Result<(), Error> {
     if let Some(page) = &options.page {
         // Before half an hour of work, and not after it.
-        std::fs::File::open(page).map_err(|error| {
-            format!("{}: {error}; a relative path counts from the folder bench", page.display())
-        })?;
+        std::fs::File::open(page)
+            .map_err(|error| format!("{}: {error}; a relative path counts from the folder bench", page.display()))?;
     }
     let pace = if options.quick { Pace::QUICK } else { Pace::FULL };
     let wanted = |group| options.groups.is_empty() || options.groups.contains(&group);
