@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::Shared;
 use super::admit::{Admission, Admitted};
-use super::execute::{Answer, ExecuteError};
 use super::heartbeat::Heartbeat;
 use super::settle::{Ending, Settled};
 use crate::machine::{Acquire, Lease};
@@ -19,15 +17,6 @@ pub(super) fn unasked(request: &Acquire) -> Admission {
     let lease =
         Lease { id: request.id, owner: request.owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
     Admission::Run(Admitted { lease, transaction: None, renew: true, acquired_at: Instant::now() })
-}
-
-/// Runs an operation in the task of whoever asked for it.
-pub(super) async fn without_a_task<T>(
-    driven: impl Future<Output = ()>,
-    answer: oneshot::Receiver<Result<Answer<T>, ExecuteError>>,
-) -> Result<Answer<T>, ExecuteError> {
-    driven.await;
-    answer.await.unwrap_or(Err(ExecuteError::Interrupted))
 }
 
 impl Shared {

@@ -1,11 +1,14 @@
 //! Keeps a lease alive while its operation runs, and says when it is lost.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::runtime::{self, Handle};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use super::Context;
 use super::observer::Event;
@@ -13,9 +16,11 @@ use crate::machine::OwnerOutcome;
 
 /// Renews a lease in a task of its own until dropped.
 ///
-/// A task of its own, because an operation that computes for long between two awaits would starve it otherwise.
+/// A task of its own, because an operation that computes for long between two awaits would starve it otherwise. It is made
+/// when the first renewal is due: most operations have ended by then.
 pub(super) struct Heartbeat {
-    task: AbortHandle,
+    pacemaker: Arc<Pacemaker>,
+    number: Number,
     settling: Arc<AtomicBool>,
 }
 
@@ -25,8 +30,10 @@ impl Heartbeat {
     pub(super) fn start(run: Context, acquired_at: Instant) -> Self {
         let settling = Arc::new(AtomicBool::new(false));
         let until = acquired_at + run.shared().settings.held_at_most;
+        let first = acquired_at + run.shared().settings.lease / 3;
+        let pacemaker = Arc::clone(&run.shared().pacemaker);
         let pulse = Pulse { run, settling: Arc::clone(&settling), until, renewed_at: acquired_at };
-        Self { task: tokio::spawn(pulse.beat().in_current_span()).abort_handle(), settling }
+        Self { number: pacemaker.begin_at(first, pulse), pacemaker, settling }
     }
 
     /// From now on a renewal that is refused is no news: it may come after the settlement.
@@ -37,7 +44,129 @@ impl Heartbeat {
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        self.task.abort();
+        self.pacemaker.end(self.number);
+    }
+}
+
+/// Begins the heartbeats of an engine's operations when they are due, by one task for all of them.
+///
+/// The task runs on the runtime of the operation that needed it first, and ends when there is nothing to wait for.
+/// Operations on other runtimes do not depend on it: their heartbeats begin at once, in tasks there.
+#[derive(Default)]
+pub(super) struct Pacemaker {
+    state: Mutex<Beginnings>,
+    /// Something is due before the task meant to wake.
+    sooner: Notify,
+}
+
+/// When the first renewal is due, and a number, as several may be due at once.
+type Number = (Instant, u64);
+
+#[derive(Default)]
+struct Beginnings {
+    /// Where the task runs, and when it wakes.
+    task: Option<(runtime::Id, Instant)>,
+    due: BTreeMap<Number, (Pulse, Span)>,
+    begun: BTreeMap<Number, AbortHandle>,
+    last: u64,
+}
+
+impl Pacemaker {
+    fn lock(&self) -> MutexGuard<'_, Beginnings> {
+        // No change is left half done by a panic: nothing of somebody else's is called meanwhile.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a heartbeat at this time, unless it has [ended](Self::end) by then.
+    fn begin_at(self: &Arc<Self>, at: Instant, pulse: Pulse) -> Number {
+        let (here, span) = (Handle::current(), Span::current());
+        let mut state = self.lock();
+        state.last += 1;
+        let number = (at, state.last);
+        let is_new = match &mut state.task {
+            Some((there, _)) if *there != here.id() => {
+                drop(state);
+                let beating = here.spawn(pulse.beat(at).instrument(span));
+                self.lock().begun.insert(number, beating.abort_handle());
+                return number;
+            }
+            Some((_, wakes_at)) => {
+                if at < *wakes_at {
+                    *wakes_at = at;
+                    self.sooner.notify_one();
+                }
+                false
+            }
+            None => {
+                state.task = Some((here.id(), at));
+                true
+            }
+        };
+        state.due.insert(number, (pulse, span));
+        // A runtime that has ended drops the task at once, which takes the lock.
+        drop(state);
+        if is_new {
+            here.spawn(Pacing { pacemaker: Arc::clone(self), runtime: here.id(), is_over: false }.pace());
+        }
+        number
+    }
+
+    /// Begins what is due, in the task on `runtime`, and says when to look again; `None` when there is nothing to wait for.
+    fn begin_what_is_due(&self, runtime: runtime::Id) -> Option<Instant> {
+        let mut state = self.lock();
+        let now = Instant::now();
+        while let Some(first) = state.due.first_entry() {
+            let (at, _) = *first.key();
+            if at > now {
+                state.task = Some((runtime, at));
+                return Some(at);
+            }
+            let (number, (pulse, span)) = first.remove_entry();
+            // Under the lock, so that it cannot end before it can be aborted.
+            let beating = tokio::spawn(pulse.beat(at).instrument(span));
+            state.begun.insert(number, beating.abort_handle());
+        }
+        state.task = None;
+        None
+    }
+
+    fn end(&self, number: Number) {
+        let mut state = self.lock();
+        let (due, begun) = (state.due.remove(&number), state.begun.remove(&number));
+        drop(state);
+        // Outside of the lock: what it holds may be the last of a transaction, or of the engine.
+        drop(due);
+        if let Some(begun) = begun {
+            begun.abort();
+        }
+    }
+}
+
+/// The task of a pacemaker. When it is cut off, because its runtime ends, the next operation makes another one.
+struct Pacing {
+    pacemaker: Arc<Pacemaker>,
+    runtime: runtime::Id,
+    is_over: bool,
+}
+
+impl Pacing {
+    async fn pace(mut self) {
+        while let Some(wake_at) = self.pacemaker.begin_what_is_due(self.runtime) {
+            tokio::select! {
+                () = tokio::time::sleep_until(wake_at) => {}
+                () = self.pacemaker.sooner.notified() => {}
+            }
+        }
+        // Another one may have its place by now.
+        self.is_over = true;
+    }
+}
+
+impl Drop for Pacing {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.pacemaker.lock().task = None;
+        }
     }
 }
 
@@ -52,14 +181,8 @@ struct Pulse {
 }
 
 impl Pulse {
-    async fn beat(self) {
-        let first = self.renewed_at + self.run.shared().settings.lease / 3;
-        // Most operations have ended by then, and need no room for what comes after.
-        tokio::time::sleep_until(first).await;
-        Box::pin(self.go_on(first)).await;
-    }
-
-    async fn go_on(mut self, mut next: Instant) {
+    /// Renews, from `next` on.
+    async fn beat(mut self, mut next: Instant) {
         let lease = self.run.shared().settings.lease;
         loop {
             // A tenth of the lease early: the operation needs time to stop what it does.

@@ -26,6 +26,7 @@
 //! away without cancelling the operation, and its retry gets the replay. The task is in the tracing span of whoever asked.
 
 mod admit;
+mod attended;
 #[cfg(idem_planted_bugs)]
 mod bugs;
 mod context;
@@ -41,21 +42,20 @@ mod waiters;
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
-use std::task::{self, Poll};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::Instrument as _;
 
+use attended::Attended;
 pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
 use execute::Handler;
 pub use execute::{Answer, ExecuteError};
+use heartbeat::Pacemaker;
 pub use observer::{Event, Observer};
 pub use probe::{Probe, Probed};
 pub use run::{Ran, RunError};
@@ -63,7 +63,6 @@ pub use settings::Settings;
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
-use crate::planted;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, StoreError, StoreErrorKind, TransactionalStore};
 use waiters::Waiters;
@@ -78,6 +77,8 @@ pub struct Idempotency {
     shared: Arc<Shared>,
     /// Where operations run; `None` where they are asked for.
     runtime: Option<Handle>,
+    /// Whether they run there only when nobody awaits them any more.
+    attended: bool,
 }
 
 /// One request to do something at most once, or once at a time.
@@ -113,6 +114,7 @@ struct Shared {
     /// Cancelled by [`Idempotency::shutdown`]: settlements that the store does not take are then given up.
     closing: CancellationToken,
     waiters: Arc<Waiters>,
+    pacemaker: Arc<Pacemaker>,
 }
 
 enum Backend {
@@ -145,17 +147,24 @@ impl Idempotency {
         let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key));
         let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
         let runtime = settings.runtime.clone();
-        let shared = Arc::new(Shared { backend, settings, tasks, closing, waiters });
+        let shared = Arc::new(Shared { backend, settings, tasks, closing, waiters, pacemaker: Arc::default() });
         let listener: Weak<Waiters> = Arc::downgrade(&shared.waiters);
         shared.store().on_settled(listener);
-        Self { shared, runtime }
+        Self { shared, runtime, attended: false }
     }
 
-    /// This engine, whose operations run on `runtime` unless its [settings](Settings::runtime) name another one: for
-    /// integrations that know better than to run them where they are asked for.
+    /// This engine for a server whose handlers have tasks of their own: unless its [settings](Settings::runtime) name a
+    /// runtime, its operations are driven by whoever awaits them, which saves a task and its way between threads, and go on
+    /// on `runtime` when nobody does any more. Timers and renewals are on `runtime` from the beginning.
+    ///
+    /// What it returns has to be polled to its end, or dropped: an operation that is kept unpolled stands still, and its
+    /// lease is renewed all the same.
     #[must_use]
-    pub fn or_on(mut self, runtime: Handle) -> Self {
-        self.runtime.get_or_insert(runtime);
+    pub fn attended_or_on(mut self, runtime: Handle) -> Self {
+        if self.runtime.is_none() {
+            self.runtime = Some(runtime);
+            self.attended = true;
+        }
         self
     }
 
@@ -213,43 +222,14 @@ impl Idempotency {
             let (sender, receiver) = oneshot::channel();
             let request = engine.shared.acquire_request(&operation);
             let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
-            let mut asking = Box::pin(execute::ask(Arc::clone(&engine.shared), request, wait, sender));
-            planted!("no-task-of-its-own" => {
-                let driven = execute::drive(engine.shared, asking, run, on_panic);
-                return bugs::without_a_task(driven, receiver).await;
-            });
-            // A store that answers at once, as one in memory does, makes a task needless for whoever does not run: nobody
-            // can go away meanwhile. What runs has a task from the beginning, on each store.
-            let poll = |context: &mut task::Context<'_>| {
-                // Its timers belong to the runtime on which it may go on.
-                let _entered = engine.runtime.as_ref().map(Handle::enter);
-                let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&engine.shared));
-                // As in a task, a panic of an observer ends the operation, and not whoever asked for it.
-                Poll::Ready(catch_unwind(AssertUnwindSafe(poll)))
-            };
-            match poll_fn(poll).await {
-                Ok(Poll::Ready(Ok(granted))) => {
-                    // Done, and large.
-                    drop(asking);
-                    engine.spawn(execute::run_granted(granted, run, on_panic));
-                }
-                Ok(Poll::Ready(Err((_, answer)))) => return answer,
-                Ok(Poll::Pending) => {
-                    engine.spawn(execute::drive(Arc::clone(&engine.shared), asking, run, on_panic));
-                }
-                Err(_) => return Err(ExecuteError::Interrupted),
+            let asking = execute::ask(Arc::clone(&engine.shared), request, wait, sender);
+            let mut attended = Attended::new(engine, asking, run, on_panic);
+            if let Some(answer) = poll_fn(|context| attended.poll(context)).await {
+                return answer;
             }
+            drop(attended);
             receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
         }
-    }
-
-    /// In the span of whoever asked: what the operation logs belongs to the request.
-    fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static) {
-        let driven = driven.in_current_span();
-        match &self.runtime {
-            Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
-            None => self.shared.tasks.spawn(driven),
-        };
     }
 
     /// Refuses new operations, and returns when all that were begun are settled.
