@@ -10,9 +10,9 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tracing::{Instrument as _, Span};
 
+use super::Idempotency;
 use super::contract::Conclusion;
 use super::execute::{self, Asked, ExecuteError, Granted, Handler, Outcome};
-use super::Idempotency;
 use crate::planted;
 
 /// An operation that is driven by whoever awaits it. Dropped before its end, it goes on in a task of its own.

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::engine::{Answer, CheckpointError, Conclusion, Context, Idempotency};
-use idem_core::{Acquisition, ReplayKind, State};
+use idem_core::engine::{Answer, CheckpointError, Conclusion, Context, Idempotency, Operation};
+use idem_core::{Acquisition, Fingerprint, ReplayKind, Scope, State};
 use idem_testkit::{Fault, Verb};
+use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -43,6 +44,83 @@ async fn a_lease_is_renewed_at_a_third_until_the_operation_ends() {
     assert_eq!(world.store.calls(Verb::Renew), 9);
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!(world.store.calls(Verb::Renew), 9, "and not after");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_in_time_also_when_its_acquire_was_slow() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    let start = Instant::now();
+    world.store.next(Verb::Acquire, Fault::Delay(Duration::from_millis(1500)));
+    let slow = world.run_as(&engine, operation(), Duration::from_secs(15), done());
+    let quick = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // By now another one is waited for, which was asked for later and is due later.
+        let other =
+            Operation::new(Scope::new("acme", "pay"), "other".parse().unwrap(), Fingerprint::of_bytes("pay", b""));
+        world.run_as(&engine, other, Duration::from_secs(60), done()).await
+    };
+    let renewed = async {
+        while world.store.calls(Verb::Renew) == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        start.elapsed()
+    };
+    let (slow, quick, renewed) = tokio::join!(slow, quick, renewed);
+    assert_ran(&slow);
+    assert_ran(&quick);
+    assert_eq!(renewed.as_secs(), 10, "a third of the lease after it was asked for");
+}
+
+/// Until the lease of the operation that awaits this was renewed.
+async fn renewed_once_more(world: &World) -> Conclusion<&'static str> {
+    let before = world.store.calls(Verb::Renew);
+    let renewed = async {
+        while world.store.calls(Verb::Renew) == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), renewed).await.expect("nothing is renewed");
+    Conclusion { value: "ran", disposition: done(), retention: None }
+}
+
+fn one_thread() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Operations of one engine on several runtimes: what becomes of one of them must not stop the renewals on another one.
+#[test]
+fn leases_are_renewed_whatever_becomes_of_another_runtime_of_the_same_engine() {
+    let world = World::new();
+    let settings = world.settings().lease(Duration::from_millis(150));
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    let key = |name: &str| {
+        Operation::new(Scope::new("acme", "pay"), name.parse().unwrap(), Fingerprint::of_bytes("pay", b""))
+    };
+    let renewed = |name: &str| {
+        let renewing = world.clone();
+        let run = move |_: Context| async move { renewed_once_more(&renewing).await };
+        assert_ran(&one_thread().block_on(engine.execute(key(name), run, panicked)));
+    };
+    let first = one_thread();
+    let begun = Arc::new(Notify::new());
+    let hangs = {
+        let begun = Arc::clone(&begun);
+        move |_: Context| async move {
+            begun.notify_one();
+            std::future::pending::<Conclusion<&'static str>>().await
+        }
+    };
+    first.block_on(async {
+        let engine = engine.clone();
+        let hanging = key("hangs");
+        tokio::spawn(async move { engine.execute(hanging, hangs, panicked).await });
+        begun.notified().await;
+    });
+    // Nobody drives the first runtime now, as if all of its threads were busy.
+    renewed("while-the-first-stands-still");
+    drop(first);
+    renewed("after-the-first-has-ended");
 }
 
 #[tokio::test(start_paused = true)]

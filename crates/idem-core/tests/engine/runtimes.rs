@@ -5,36 +5,93 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use idem_core::engine::{Answer, Conclusion, Context, Event, ExecuteError, Idempotency, Observer};
+use idem_testkit::{Fault, Verb};
 use tokio::runtime;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tracing::Instrument as _;
 
 use crate::support::{World, assert_ran, assert_replays, done, operation, panicked};
 
 #[test]
-fn an_operation_outlives_the_runtime_of_whoever_asked_on_the_one_that_the_settings_name() {
-    let world = World::new();
-    let home = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let engine = Idempotency::at_most_once(world.store.clone(), world.settings().runtime(home.handle().clone()));
-    let (started, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let asker = runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    asker.block_on(async {
-        let (began, opened) = (Arc::clone(&started), Arc::clone(&gate));
-        let run = move |_: Context| async move {
-            began.add_permits(1);
-            opened.acquire().await.unwrap().forget();
-            Conclusion { value: "ran", disposition: done(), retention: None }
+fn an_operation_outlives_the_runtime_of_whoever_asked() {
+    for is_attended in [false, true] {
+        let world = World::new();
+        let home = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let engine = if is_attended {
+            world.at_most_once().attended_or_on(home.handle().clone())
+        } else {
+            Idempotency::at_most_once(world.store.clone(), world.settings().runtime(home.handle().clone()))
         };
-        let engine = engine.clone();
-        tokio::spawn(async move { engine.execute(operation(), run, panicked).await });
-        started.acquire().await.unwrap().forget();
+        let (started, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let asker = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        asker.block_on(async {
+            let (began, opened) = (Arc::clone(&started), Arc::clone(&gate));
+            let run = move |_: Context| async move {
+                began.add_permits(1);
+                opened.acquire().await.unwrap().forget();
+                Conclusion { value: "ran", disposition: done(), retention: None }
+            };
+            let engine = engine.clone();
+            tokio::spawn(async move { engine.execute(operation(), run, panicked).await });
+            started.acquire().await.unwrap().forget();
+        });
+        drop(asker);
+        gate.add_permits(1);
+        let waiting = operation().wait(Duration::from_secs(20));
+        let again = home.block_on(world.run_as(&engine, waiting, Duration::ZERO, done()));
+        assert!(matches!(again.unwrap(), Answer::Replay(_)), "attended: {is_attended}");
+        assert_eq!(world.runs(), 0, "it did not run again");
+    }
+}
+
+/// Where the handler of an operation runs.
+async fn task_of_a_run(engine: &Idempotency) -> Option<tokio::task::Id> {
+    let (tell, told) = oneshot::channel();
+    let run = move |_: Context| async move {
+        tell.send(tokio::task::try_id()).unwrap();
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    let answer = engine.execute(operation(), run, panicked).await;
+    assert!(matches!(answer, Ok(Answer::Ran { value: "ran", .. })), "{answer:?}");
+    told.await.unwrap()
+}
+
+#[tokio::test]
+async fn only_an_attended_operation_runs_in_the_task_of_whoever_asked() {
+    let home = runtime::Handle::current();
+    let asked = tokio::spawn(async move {
+        let world = World::new;
+        let here = tokio::task::try_id();
+        let attended = world().at_least_once().attended_or_on(home.clone());
+        assert_eq!(task_of_a_run(&attended).await, here);
+        assert_ne!(task_of_a_run(&world().at_least_once()).await, here);
+        let settings = world().settings().runtime(home.clone());
+        let named = Idempotency::at_least_once(world().store, settings).attended_or_on(home);
+        assert_ne!(task_of_a_run(&named).await, here, "the settings name a runtime");
     });
-    drop(asker);
-    gate.add_permits(1);
-    let waiting = operation().wait(Duration::from_secs(20));
-    let again = home.block_on(world.run_as(&engine, waiting, Duration::ZERO, done()));
-    assert!(matches!(again.unwrap(), Answer::Replay(_)));
-    assert_eq!(world.runs(), 0, "it did not run again");
+    asked.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attended_operation_goes_on_wherever_it_is_left() {
+    const STEP: Duration = Duration::from_millis(100);
+    // It is left while the store is asked, while it runs, while it is settled, and before it is asked for at all.
+    for (left_after, runs) in [(STEP / 2, 1), (STEP * 3 / 2, 1), (STEP * 5 / 2, 1), (Duration::ZERO, 0)] {
+        let world = World::new();
+        world.store.next(Verb::Acquire, Fault::Delay(STEP));
+        world.store.next(Verb::Settle, Fault::Delay(STEP));
+        let engine = world.at_most_once().attended_or_on(runtime::Handle::current());
+        let asking = world.run(&engine, STEP, done());
+        if left_after.is_zero() {
+            drop(asking);
+        } else {
+            assert!(tokio::time::timeout(left_after, asking).await.is_err());
+        }
+        // Ends when all that was begun is settled.
+        engine.shutdown().await;
+        assert_eq!(world.runs(), runs, "left after {left_after:?}");
+        assert_eq!(world.record().await.is_some_and(|record| record.replay().is_some()), runs == 1);
+    }
 }
 
 #[tokio::test]
@@ -81,18 +138,4 @@ async fn a_replay_that_the_store_has_at_hand_takes_one_poll() {
     assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
     let again = world.run(&engine, Duration::ZERO, done()).now_or_never();
     assert_replays(&again.expect("a task would not have begun yet"), "paid");
-}
-
-#[tokio::test]
-async fn an_operation_runs_in_a_task_even_if_the_store_answers_at_once() {
-    let asked_in = tokio::task::try_id();
-    let engine = World::new().at_least_once();
-    let run = move |_: Context| async move {
-        assert_ne!(tokio::task::try_id(), asked_in);
-        Conclusion { value: "ran", disposition: done(), retention: None }
-    };
-    let mut asking = Box::pin(engine.execute(operation(), run, panicked));
-    assert!(asking.as_mut().now_or_never().is_none());
-    let answer = asking.await;
-    assert!(matches!(answer, Ok(Answer::Ran { value: "ran", .. })), "{answer:?}");
 }
