@@ -231,3 +231,60 @@ enum Renewed {
     Failed,
     Lost,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::time::Duration;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::engine::{Conclusion, Disposition, Idempotency, Operation, Settings};
+    use crate::{Fingerprint, MemoryStore, Scope, Writes};
+
+    async fn run(engine: &Idempotency, takes: Duration, begun: &Arc<Notify>) {
+        let begun = Arc::clone(begun);
+        let run = move |_| async move {
+            begun.notify_one();
+            tokio::time::sleep(takes).await;
+            Conclusion { value: (), disposition: Disposition::Release { writes: Writes::Discard }, retention: None }
+        };
+        let never =
+            || Conclusion { value: (), disposition: Disposition::Release { writes: Writes::Discard }, retention: None };
+        let operation =
+            Operation::new(Scope::new("acme", "pay"), "k".parse().unwrap(), Fingerprint::of_bytes("pay", b""));
+        engine.execute(operation, run, never).await.unwrap();
+    }
+
+    fn engine() -> Idempotency {
+        Idempotency::at_least_once(Arc::new(MemoryStore::new(NonZeroUsize::MAX)), Settings::new())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_left_of_an_operation_that_has_ended() {
+        let engine = engine();
+        for takes in [Duration::ZERO, Duration::from_secs(25)] {
+            run(&engine, takes, &Arc::default()).await;
+            let pacemaker = engine.shared.pacemaker.lock();
+            assert!(pacemaker.due.is_empty() && pacemaker.begun.is_empty(), "after {takes:?}");
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(engine.shared.pacemaker.lock().task.is_none(), "nothing is waited for");
+    }
+
+    #[test]
+    fn a_task_that_ends_with_its_runtime_makes_room_for_another_one() {
+        let (engine, begun) = (engine(), Arc::new(Notify::new()));
+        let runtime = || runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let first = runtime();
+        first.block_on(async {
+            let (engine, asked) = (engine.clone(), Arc::clone(&begun));
+            tokio::spawn(async move { run(&engine, Duration::MAX, &asked).await });
+            begun.notified().await;
+        });
+        assert!(engine.shared.pacemaker.lock().task.is_some());
+        drop(first);
+        assert!(engine.shared.pacemaker.lock().task.is_none());
+    }
+}
