@@ -1,5 +1,5 @@
-//! The handler's own task. Requests and responses of actix stay on the thread of their worker, while the engine may go on
-//! elsewhere: the handler waits there for its context, and sends back how it ended.
+//! The handler's own task. Requests and responses of actix stay on the thread of their worker, while the engine runs
+//! where it was told to: the handler waits there for its context, and sends back how it ended.
 
 use std::future::Future;
 use std::panic::resume_unwind;

@@ -42,10 +42,9 @@ impl IdempotencyLayer {
 
     /// On an engine with settings of its own. Layers that share an engine share its shutdown.
     ///
-    /// Unless its settings name a [runtime](Settings::runtime), requests drive it, and renewals and what a dropped request leaves
-    /// behind are on a runtime of this crate's own, wherever the layer is built: a worker of actix is one thread, and a handler
-    /// that does not yield would keep its own lease from being renewed there, and a worker that stops would take settlements
-    /// along.
+    /// Unless its settings name a [runtime](Settings::runtime), it runs on one of this crate's own, wherever the layer is
+    /// built: a worker of actix is one thread, and a handler that does not yield would keep its own lease from being
+    /// renewed there, and a worker that stops would take settlements along.
     #[must_use]
     pub fn new(engine: Idempotency) -> Self {
         Self(Protection::new(crate::runtime::off_the_workers(engine)))

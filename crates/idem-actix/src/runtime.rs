@@ -1,4 +1,4 @@
-//! Where the engines go on that were told nothing else.
+//! Where engines run that were told nothing else.
 
 use std::sync::OnceLock;
 
@@ -8,8 +8,8 @@ use tokio::runtime::{Builder, Runtime};
 /// Engines wait for stores and timers most of the time; a second thread is there for when one is busy.
 const THREADS: usize = 2;
 
-/// The engine, driven by requests and otherwise off the workers, unless it was told where to run. All layers of a process
-/// share the runtime, which is made when it is needed first and lasts as long as the process.
+/// The engine, off the workers unless it was told where to run. All layers of a process share the runtime, which is made when
+/// it is needed first and lasts as long as the process.
 pub(crate) fn off_the_workers(engine: Idempotency) -> Idempotency {
     static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
     if engine.settings().has_runtime() {
@@ -22,7 +22,7 @@ pub(crate) fn off_the_workers(engine: Idempotency) -> Idempotency {
         runtime.inspect_err(|error| tracing::error!(%error, "no threads for idempotent operations")).ok()
     };
     match RUNTIME.get_or_init(start) {
-        Some(runtime) => engine.attended_or_on(runtime.handle().clone()),
+        Some(runtime) => engine.or_on(runtime.handle().clone()),
         None => engine,
     }
 }

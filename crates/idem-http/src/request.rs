@@ -78,7 +78,7 @@ impl RequestBuffer {
 
     fn close_tail(&mut self) {
         if !self.tail.is_empty() {
-            self.chunks.push(std::mem::take(&mut self.tail).freeze());
+            self.chunks.push(self.tail.split().freeze());
         }
     }
 

@@ -70,7 +70,7 @@ pub enum ExecuteError {
     /// The engine is shutting down; the operation did not run.
     #[error("the engine is shutting down, so the operation was not run")]
     ShuttingDown,
-    /// The runtime ended the operation's task.
+    /// The runtime ended the operation's task, or an observer panicked in it.
     #[error("the runtime stopped before the operation ended")]
     Interrupted,
 }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::{self, Handle};
-use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
@@ -20,7 +19,7 @@ use crate::machine::OwnerOutcome;
 /// when the first renewal is due: most operations have ended by then.
 pub(super) struct Heartbeat {
     pacemaker: Arc<Pacemaker>,
-    number: Number,
+    place: Place,
     settling: Arc<AtomicBool>,
 }
 
@@ -33,7 +32,7 @@ impl Heartbeat {
         let first = acquired_at + run.shared().settings.lease / 3;
         let pacemaker = Arc::clone(&run.shared().pacemaker);
         let pulse = Pulse { run, settling: Arc::clone(&settling), until, renewed_at: acquired_at };
-        Self { number: pacemaker.begin_at(first, pulse), pacemaker, settling }
+        Self { place: pacemaker.begin_at(first, pulse), pacemaker, settling }
     }
 
     /// From now on a renewal that is refused is no news: it may come after the settlement.
@@ -44,71 +43,64 @@ impl Heartbeat {
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        self.pacemaker.end(self.number);
+        self.pacemaker.end(self.place);
     }
 }
 
 /// Begins the heartbeats of an engine's operations when they are due, by one task for all of them.
 ///
-/// The task runs on the runtime of the operation that needed it first, and ends when there is nothing to wait for.
-/// Operations on other runtimes do not depend on it: their heartbeats begin at once, in tasks there.
+/// The task runs on the runtime of the operation that needed it first, and ends when there is nothing to wait for. It takes
+/// only what is due after it wakes next by itself: a thread that is to wake it may be the one that is to run it next, and may first run
+/// an operation that computes for long. What it does not take, such as operations on other runtimes, begins at once, in a task
+/// of its own.
 #[derive(Default)]
-pub(super) struct Pacemaker {
-    state: Mutex<Beginnings>,
-    /// Something is due before the task meant to wake.
-    sooner: Notify,
-}
+pub(super) struct Pacemaker(Mutex<Beginnings>);
 
 /// When the first renewal is due, and a number, as several may be due at once.
-type Number = (Instant, u64);
+type Place = (Instant, u64);
 
 #[derive(Default)]
 struct Beginnings {
-    /// Where the task runs, and when it wakes.
-    task: Option<(runtime::Id, Instant)>,
-    due: BTreeMap<Number, (Pulse, Span)>,
-    begun: BTreeMap<Number, AbortHandle>,
+    task: Option<Task>,
+    due: BTreeMap<Place, (Pulse, Span)>,
+    begun: BTreeMap<Place, AbortHandle>,
     last: u64,
+}
+
+/// The task of a pacemaker, as others see it.
+struct Task {
+    runtime: runtime::Id,
+    /// When it wakes; `None` until it runs.
+    wakes_at: Option<Instant>,
 }
 
 impl Pacemaker {
     fn lock(&self) -> MutexGuard<'_, Beginnings> {
-        // No change is left half done by a panic: nothing of somebody else's is called meanwhile.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        // No change is left half done by a panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins a heartbeat at this time, unless it has [ended](Self::end) by then.
-    fn begin_at(self: &Arc<Self>, at: Instant, pulse: Pulse) -> Number {
+    fn begin_at(self: &Arc<Self>, at: Instant, pulse: Pulse) -> Place {
         let (here, span) = (Handle::current(), Span::current());
         let mut state = self.lock();
         state.last += 1;
-        let number = (at, state.last);
-        let is_new = match &mut state.task {
-            Some((there, _)) if *there != here.id() => {
-                drop(state);
-                let beating = here.spawn(pulse.beat(at).instrument(span));
-                self.lock().begun.insert(number, beating.abort_handle());
-                return number;
+        let place = (at, state.last);
+        let is_first = state.task.is_none();
+        let task = state.task.get_or_insert(Task { runtime: here.id(), wakes_at: None });
+        if is_first || task.runtime == here.id() && task.wakes_at.is_some_and(|wakes_at| wakes_at <= at) {
+            state.due.insert(place, (pulse, span));
+            // A runtime that has ended drops a task at once, which takes the lock.
+            drop(state);
+            if is_first {
+                here.spawn(Pacing { pacemaker: Arc::clone(self), runtime: here.id(), is_over: false }.pace());
             }
-            Some((_, wakes_at)) => {
-                if at < *wakes_at {
-                    *wakes_at = at;
-                    self.sooner.notify_one();
-                }
-                false
-            }
-            None => {
-                state.task = Some((here.id(), at));
-                true
-            }
-        };
-        state.due.insert(number, (pulse, span));
-        // A runtime that has ended drops the task at once, which takes the lock.
-        drop(state);
-        if is_new {
-            here.spawn(Pacing { pacemaker: Arc::clone(self), runtime: here.id(), is_over: false }.pace());
+        } else {
+            drop(state);
+            let beating = here.spawn(pulse.beat(at).instrument(span));
+            self.lock().begun.insert(place, beating.abort_handle());
         }
-        number
+        place
     }
 
     /// Begins what is due, in the task on `runtime`, and says when to look again; `None` when there is nothing to wait for.
@@ -118,23 +110,23 @@ impl Pacemaker {
         while let Some(first) = state.due.first_entry() {
             let (at, _) = *first.key();
             if at > now {
-                state.task = Some((runtime, at));
+                state.task = Some(Task { runtime, wakes_at: Some(at) });
                 return Some(at);
             }
-            let (number, (pulse, span)) = first.remove_entry();
+            let (place, (pulse, span)) = first.remove_entry();
             // Under the lock, so that it cannot end before it can be aborted.
             let beating = tokio::spawn(pulse.beat(at).instrument(span));
-            state.begun.insert(number, beating.abort_handle());
+            state.begun.insert(place, beating.abort_handle());
         }
         state.task = None;
         None
     }
 
-    fn end(&self, number: Number) {
+    fn end(&self, place: Place) {
         let mut state = self.lock();
-        let (due, begun) = (state.due.remove(&number), state.begun.remove(&number));
+        let (due, begun) = (state.due.remove(&place), state.begun.remove(&place));
         drop(state);
-        // Outside of the lock: what it holds may be the last of a transaction, or of the engine.
+        // Outside of the lock, as what it holds may be the last of a transaction, or of the engine.
         drop(due);
         if let Some(begun) = begun {
             begun.abort();
@@ -152,10 +144,7 @@ struct Pacing {
 impl Pacing {
     async fn pace(mut self) {
         while let Some(wake_at) = self.pacemaker.begin_what_is_due(self.runtime) {
-            tokio::select! {
-                () = tokio::time::sleep_until(wake_at) => {}
-                () = self.pacemaker.sooner.notified() => {}
-            }
+            tokio::time::sleep_until(wake_at).await;
         }
         // Another one may have its place by now.
         self.is_over = true;

@@ -22,8 +22,9 @@
 //! # }
 //! ```
 //!
-//! Everything between the acquire and the settlement happens in a task of its own: whoever awaits the answer may go
-//! away without cancelling the operation, and its retry gets the replay. The task is in the tracing span of whoever asked.
+//! Everything between the acquire and the settlement happens in a task of its own, or [goes on](Idempotency::or_on) in one: whoever
+//! awaits the answer may go away without cancelling the operation, and its retry gets the replay. The task is in the tracing
+//! span of whoever asked.
 
 mod admit;
 mod attended;
@@ -42,13 +43,16 @@ mod waiters;
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
+use std::task::{self, Poll};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 use attended::Attended;
 pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
@@ -63,6 +67,7 @@ pub use settings::Settings;
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
+use crate::planted;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, StoreError, StoreErrorKind, TransactionalStore};
 use waiters::Waiters;
@@ -77,7 +82,7 @@ pub struct Idempotency {
     shared: Arc<Shared>,
     /// Where operations run; `None` where they are asked for.
     runtime: Option<Handle>,
-    /// Whether they run there only when nobody awaits them any more.
+    /// Whether what a store allows at once runs there only when nobody awaits it any more.
     attended: bool,
 }
 
@@ -153,14 +158,15 @@ impl Idempotency {
         Self { shared, runtime, attended: false }
     }
 
-    /// This engine for a server whose handlers have tasks of their own: unless its [settings](Settings::runtime) name a
-    /// runtime, its operations are driven by whoever awaits them, which saves a task and its way between threads, and go on
-    /// on `runtime` when nobody does any more. Timers and renewals are on `runtime` from the beginning.
+    /// This engine, whose operations run on `runtime` unless its [settings](Settings::runtime) name another one: for
+    /// integrations whose handlers have tasks of their own, and no business on the thread that asks.
     ///
-    /// What it returns has to be polled to its end, or dropped: an operation that is kept unpolled stands still, and its
-    /// lease is renewed all the same.
+    /// An operation that the store allows at once, as one in memory does, is driven by whoever asked for it all the same,
+    /// because the way to another thread and back takes longer; renewals are on `runtime`, and so is what is left when
+    /// the future of [`execute`](Self::execute) is dropped. That future has to be polled to its end, or dropped: while it is
+    /// kept, such an operation stands still, and its lease is renewed.
     #[must_use]
-    pub fn attended_or_on(mut self, runtime: Handle) -> Self {
+    pub fn or_on(mut self, runtime: Handle) -> Self {
         if self.runtime.is_none() {
             self.runtime = Some(runtime);
             self.attended = true;
@@ -222,14 +228,49 @@ impl Idempotency {
             let (sender, receiver) = oneshot::channel();
             let request = engine.shared.acquire_request(&operation);
             let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
-            let asking = execute::ask(Arc::clone(&engine.shared), request, wait, sender);
-            let mut attended = Attended::new(engine, asking, run, on_panic);
-            if let Some(answer) = poll_fn(|context| attended.poll(context)).await {
-                return answer;
+            let mut asking = Box::pin(execute::ask(Arc::clone(&engine.shared), request, wait, sender));
+            // A store that answers at once, as one in memory does, makes a task needless for whoever does not run: nobody
+            // can go away meanwhile. What runs has one, from the beginning or when nobody awaits it any more.
+            let poll = |context: &mut task::Context<'_>| {
+                // Its timers belong to the runtime on which it may go on.
+                let _entered = engine.runtime.as_ref().map(Handle::enter);
+                let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&engine.shared));
+                // As in a task, a panic of an observer ends the operation, and not whoever asked for it.
+                Poll::Ready(catch_unwind(AssertUnwindSafe(poll)))
+            };
+            match poll_fn(poll).await {
+                Ok(Poll::Ready(Ok(granted))) => {
+                    // Done, and large.
+                    drop(asking);
+                    let granted = execute::run_granted(granted, run, on_panic);
+                    if planted!(engine.attended, "no-task-of-its-own" => true) {
+                        Attended::new(engine, granted).await;
+                    } else {
+                        engine.spawn(granted);
+                    }
+                }
+                Ok(Poll::Ready(Err((_, answer)))) => return answer,
+                Ok(Poll::Pending) => {
+                    let driven = execute::drive(Arc::clone(&engine.shared), asking, run, on_panic);
+                    planted!("no-task-of-its-own" => {
+                        Attended::new(engine, driven).await;
+                        return receiver.await.unwrap_or(Err(ExecuteError::Interrupted));
+                    });
+                    engine.spawn(driven);
+                }
+                Err(_) => return Err(ExecuteError::Interrupted),
             }
-            drop(attended);
             receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
         }
+    }
+
+    /// In the span of whoever asked: what the operation logs belongs to the request.
+    fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static) {
+        let driven = driven.in_current_span();
+        match &self.runtime {
+            Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
+            None => self.shared.tasks.spawn(driven),
+        };
     }
 
     /// Refuses new operations, and returns when all that were begun are settled.

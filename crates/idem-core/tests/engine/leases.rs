@@ -56,9 +56,7 @@ async fn a_lease_is_renewed_in_time_also_when_its_acquire_was_slow() {
     let quick = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         // By now another one is waited for, which was asked for later and is due later.
-        let other =
-            Operation::new(Scope::new("acme", "pay"), "other".parse().unwrap(), Fingerprint::of_bytes("pay", b""));
-        world.run_as(&engine, other, Duration::from_secs(60), done()).await
+        world.run_as(&engine, operation_of("other"), Duration::from_secs(60), done()).await
     };
     let renewed = async {
         while world.store.calls(Verb::Renew) == 0 {
@@ -84,8 +82,39 @@ async fn renewed_once_more(world: &World) -> Conclusion<&'static str> {
     Conclusion { value: "ran", disposition: done(), retention: None }
 }
 
+fn operation_of(key: &str) -> Operation {
+    Operation::new(Scope::new("acme", "pay"), key.parse().unwrap(), Fingerprint::of_bytes("pay", b""))
+}
+
 fn one_thread() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// The first operation of an engine, or the first after a while, finds nothing that would renew leases.
+#[test]
+fn an_operation_that_never_yields_keeps_no_other_lease_from_being_renewed() {
+    let world = World::new();
+    let settings = world.settings().lease(Duration::from_millis(150));
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+    let (begun, begins) = std::sync::mpsc::channel();
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let computes = {
+        let engine = engine.clone();
+        let run = move |_: Context| async move {
+            begun.send(()).unwrap();
+            let _ = ends.recv();
+            Conclusion { value: "ran", disposition: done(), retention: None }
+        };
+        let computing = operation_of("computes");
+        runtime.spawn(async move { engine.execute(computing, run, panicked).await })
+    };
+    begins.recv().unwrap();
+    let renewing = world.clone();
+    let run = move |_: Context| async move { renewed_once_more(&renewing).await };
+    assert_ran(&runtime.block_on(engine.execute(operation_of("waits"), run, panicked)));
+    drop(end);
+    assert_ran(&runtime.block_on(computes).unwrap());
 }
 
 /// Operations of one engine on several runtimes: what becomes of one of them must not stop the renewals on another one.
@@ -94,13 +123,10 @@ fn leases_are_renewed_whatever_becomes_of_another_runtime_of_the_same_engine() {
     let world = World::new();
     let settings = world.settings().lease(Duration::from_millis(150));
     let engine = Idempotency::at_least_once(world.store.clone(), settings);
-    let key = |name: &str| {
-        Operation::new(Scope::new("acme", "pay"), name.parse().unwrap(), Fingerprint::of_bytes("pay", b""))
-    };
     let renewed = |name: &str| {
         let renewing = world.clone();
         let run = move |_: Context| async move { renewed_once_more(&renewing).await };
-        assert_ran(&one_thread().block_on(engine.execute(key(name), run, panicked)));
+        assert_ran(&one_thread().block_on(engine.execute(operation_of(name), run, panicked)));
     };
     let first = one_thread();
     let begun = Arc::new(Notify::new());
@@ -113,7 +139,7 @@ fn leases_are_renewed_whatever_becomes_of_another_runtime_of_the_same_engine() {
     };
     first.block_on(async {
         let engine = engine.clone();
-        let hanging = key("hangs");
+        let hanging = operation_of("hangs");
         tokio::spawn(async move { engine.execute(hanging, hangs, panicked).await });
         begun.notified().await;
     });

@@ -18,7 +18,7 @@ fn an_operation_outlives_the_runtime_of_whoever_asked() {
         let world = World::new();
         let home = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let engine = if is_attended {
-            world.at_most_once().attended_or_on(home.handle().clone())
+            world.at_most_once().or_on(home.handle().clone())
         } else {
             Idempotency::at_most_once(world.store.clone(), world.settings().runtime(home.handle().clone()))
         };
@@ -62,11 +62,11 @@ async fn only_an_attended_operation_runs_in_the_task_of_whoever_asked() {
     let asked = tokio::spawn(async move {
         let world = World::new;
         let here = tokio::task::try_id();
-        let attended = world().at_least_once().attended_or_on(home.clone());
+        let attended = world().at_least_once().or_on(home.clone());
         assert_eq!(task_of_a_run(&attended).await, here);
         assert_ne!(task_of_a_run(&world().at_least_once()).await, here);
         let settings = world().settings().runtime(home.clone());
-        let named = Idempotency::at_least_once(world().store, settings).attended_or_on(home);
+        let named = Idempotency::at_least_once(world().store, settings).or_on(home);
         assert_ne!(task_of_a_run(&named).await, here, "the settings name a runtime");
     });
     asked.await.unwrap();
@@ -76,11 +76,18 @@ async fn only_an_attended_operation_runs_in_the_task_of_whoever_asked() {
 async fn an_attended_operation_goes_on_wherever_it_is_left() {
     const STEP: Duration = Duration::from_millis(100);
     // It is left while the store is asked, while it runs, while it is settled, and before it is asked for at all.
-    for (left_after, runs) in [(STEP / 2, 1), (STEP * 3 / 2, 1), (STEP * 5 / 2, 1), (Duration::ZERO, 0)] {
+    for (asked_for, left_after, runs) in [
+        (STEP, STEP / 2, 1),
+        (Duration::ZERO, STEP / 2, 1),
+        (Duration::ZERO, STEP * 3 / 2, 1),
+        (STEP, Duration::ZERO, 0),
+    ] {
         let world = World::new();
-        world.store.next(Verb::Acquire, Fault::Delay(STEP));
+        if !asked_for.is_zero() {
+            world.store.next(Verb::Acquire, Fault::Delay(asked_for));
+        }
         world.store.next(Verb::Settle, Fault::Delay(STEP));
-        let engine = world.at_most_once().attended_or_on(runtime::Handle::current());
+        let engine = world.at_most_once().or_on(runtime::Handle::current());
         let asking = world.run(&engine, STEP, done());
         if left_after.is_zero() {
             drop(asking);

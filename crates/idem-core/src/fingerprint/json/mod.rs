@@ -97,8 +97,6 @@ impl JsonCanonicalizer {
     }
 
     pub(super) fn update(&mut self, mut input: &[u8]) {
-        // The canonical form is about as long; of small bodies the steps by which it grew would cost as much as the reading.
-        self.out.reserve(input.len());
         while let Some((&byte, rest)) = input.split_first() {
             input = match &mut self.expect {
                 Expect::String { state, .. } => match state.read(input, &mut self.out) {
