@@ -14,12 +14,17 @@ use tokio::time::MissedTickBehavior;
 
 use crate::contest::{Contestant, Outcome, Sample, hold, p50, p99};
 use crate::drive::{Work, driven, histogram, sample};
+use crate::limits::say;
+use crate::outside::pgbench;
 use crate::records::Maker;
 use crate::report::{Goal, Report};
 use crate::{Error, Pace, servers};
 
 /// One after another: what a single request waits for, and not what the crowd does.
 const CLIENTS: usize = 1;
+
+/// How many records the small and the large table have.
+const SIZES: (u64, u64) = (100_000, 10_000_000);
 
 /// So many acquires a second while the purge runs, by so many writers.
 const RATE: u64 = 5_000;
@@ -31,16 +36,8 @@ const LIFE: Duration = Duration::from_secs(2);
 pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let server = servers::postgres()?;
     let mut connection = servers::connect(&server).await?;
-    let (few, many) = if pace.quick { (10_000, 300_000) } else { (100_000, 10_000_000) };
-    let mut tables = Vec::new();
-    for (schema, records) in [("small", few), ("large", many)] {
-        let store = PostgresStore::open(PostgresConfig::new(server.url()).schema(schema)).await?;
-        let maker = Maker::new(Arc::new(store));
-        maker.cycle(0).await?;
-        fill(&mut connection, schema, records).await?;
-        tables.push(Stored { name: schema, records, maker });
-    }
-    servers::run(&mut connection, "CHECKPOINT").await?;
+    let (few, many) = if pace.quick { (10_000, 300_000) } else { SIZES };
+    let tables = tables(&server, &mut connection, few, many).await?;
     compare(&format!("Postgres, {few} and {many} records"), 1.25, &tables, pace, report).await?;
     drop(tables);
     purge(&server, &mut connection, pace, report).await?;
@@ -55,6 +52,35 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         tables.push(Stored { name, records, maker });
     }
     compare(&format!("Redis, {few} and {many} records"), 1.15, &tables, pace, report).await
+}
+
+async fn tables(server: &Postgres, connection: &mut PgConnection, few: u64, many: u64) -> Result<Vec<Stored>, Error> {
+    let mut tables = Vec::new();
+    for (schema, records) in [("small", few), ("large", many)] {
+        let store = PostgresStore::open(PostgresConfig::new(server.url()).schema(schema)).await?;
+        let maker = Maker::new(Arc::new(store));
+        maker.cycle(0).await?;
+        fill(connection, schema, records).await?;
+        tables.push(Stored { name: schema, records, maker });
+    }
+    servers::run(connection, "CHECKPOINT").await?;
+    Ok(tables)
+}
+
+/// Rows of the same two tables by their keys and nothing else.
+pub(crate) async fn selects(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let server = servers::postgres()?;
+    let mut connection = servers::connect(&server).await?;
+    // As the scripts have them.
+    let (few, many) = SIZES;
+    drop(tables(&server, &mut connection, few, many).await?);
+    let port = server.port();
+    let by = |name, script: &'static str| Contestant::new(name, move |_| pgbench(port, script, CLIENTS, pace.turn));
+    let contestants = vec![by("small", "small_select.sql"), by("large", "large_select.sql")];
+    let outcome = hold(&format!("Postgres, at most: {few} and {many} rows by key"), pace.rounds, contestants).await?;
+    say(&outcome, "large", "small", p50);
+    report.add(outcome);
+    Ok(())
 }
 
 /// A store with so many settled records.

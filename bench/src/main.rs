@@ -9,6 +9,7 @@ mod drive;
 mod fingerprint;
 mod growth;
 mod http;
+mod limits;
 mod memory;
 mod outside;
 mod page;
@@ -35,7 +36,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 struct Options {
     #[command(subcommand)]
     other: Option<Other>,
-    /// Which groups; default all of them.
+    /// Which groups; default all of them but the limits.
     #[arg(value_enum)]
     groups: Vec<Group>,
     /// Fewer and shorter rounds, and smaller tables: within five minutes, and noisier.
@@ -66,6 +67,8 @@ enum Group {
     Fingerprint,
     Growth,
     Peers,
+    /// What bounds the others; only when it is named.
+    Limits,
 }
 
 /// How long everything takes.
@@ -123,6 +126,9 @@ async fn bench(options: &Options) -> Result<(), Error> {
     }
     if wanted(Group::Growth) {
         growth::run(pace, &mut report).await?;
+    }
+    if options.groups.contains(&Group::Limits) {
+        limits::run(pace, &mut report).await?;
     }
     report.finish(options.json.as_deref(), options.plots.as_deref(), options.page.as_deref())
 }

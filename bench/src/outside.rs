@@ -20,7 +20,7 @@ async fn output(command: &mut Command) -> Result<String, Error> {
 }
 
 /// The number that follows `label`.
-fn number_after(text: &str, label: &str) -> Option<f64> {
+pub(crate) fn number_after(text: &str, label: &str) -> Option<f64> {
     let rest = text.split_once(label)?.1.trim_start();
     rest.split(|character: char| !(character.is_ascii_digit() || character == '.')).next()?.parse().ok()
 }

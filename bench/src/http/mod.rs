@@ -3,6 +3,7 @@
 pub(crate) mod serve;
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use idem_servers::Postgres;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -58,6 +59,19 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
+/// The bare handler beside ones that compute for a while more, as long as a layer that costs nothing else would.
+pub(crate) async fn busy_handlers(busy: &[(&'static str, Duration)], pace: Pace) -> Result<Outcome, Error> {
+    let handlers = std::iter::once((Stack::Bare.name(), Duration::ZERO)).chain(busy.iter().copied());
+    let contestants = handlers.map(|(name, busy)| {
+        Contestant::new(name, move |_| async move {
+            let server = Server::start_with(Stack::Bare, &["--busy-ns", &busy.as_nanos().to_string()]).await?;
+            let process = server.process.id().ok_or("the server has ended")?;
+            wrk(server.port, process, CONNECTIONS, Keys::Few, pace.turn).await
+        })
+    });
+    hold("HTTP, at most: a bare handler that takes longer", pace.rounds, contestants.collect()).await
+}
+
 async fn contest(
     name: &str,
     stacks: &[Stack],
@@ -88,11 +102,15 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start(stack: Stack, postgres: Option<&Postgres>) -> Result<Self, Error> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["serve", stack.name()]).stdout(Stdio::piped()).kill_on_drop(true);
-        if let Some(postgres) = postgres {
-            command.args(["--database", &postgres.url()]);
+        match postgres {
+            Some(postgres) => Self::start_with(stack, &["--database", &postgres.url()]).await,
+            None => Self::start_with(stack, &[]).await,
         }
+    }
+
+    async fn start_with(stack: Stack, options: &[&str]) -> Result<Self, Error> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["serve", stack.name()]).args(options).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn()?;
         let said = process.stdout.take().ok_or("the server says nothing")?;
         let line = BufReader::new(said).lines().next_line().await?;

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use actix_web::{App, HttpServer, web};
 use axum::Router;
@@ -59,6 +60,9 @@ pub(crate) struct Options {
     /// The URL of a Postgres, for those that need one.
     #[arg(long)]
     database: Option<String>,
+    /// For how long the bare handler computes besides, in nanoseconds.
+    #[arg(long, default_value_t = 0)]
+    busy_ns: u64,
 }
 
 /// More than any turn has.
@@ -73,6 +77,16 @@ async fn pay(body: Bytes) -> ([(&'static str, &'static str); 1], &'static str) {
     ([("content-type", "application/json")], ANSWER)
 }
 
+async fn pay_after(busy: Duration, body: Bytes) -> ([(&'static str, &'static str); 1], &'static str) {
+    if !busy.is_zero() {
+        let started = Instant::now();
+        while started.elapsed() < busy {
+            std::hint::spin_loop();
+        }
+    }
+    pay(body).await
+}
+
 async fn pay_on_actix(body: web::Bytes) -> actix_web::HttpResponse {
     std::hint::black_box(body);
     actix_web::HttpResponse::Ok().content_type("application/json").body(ANSWER)
@@ -82,7 +96,10 @@ async fn pay_on_actix(body: web::Bytes) -> actix_web::HttpResponse {
 pub(crate) async fn run(options: &Options) -> Result<(), Error> {
     let database = || options.database.clone().ok_or("--database is missing");
     let app: Router = match options.stack {
-        Stack::Bare => Router::new().route("/pay", post(pay)),
+        Stack::Bare => {
+            let busy = Duration::from_nanos(options.busy_ns);
+            Router::new().route("/pay", post(move |body| pay_after(busy, body)))
+        }
         Stack::Memory => protected(Arc::new(memory()?)),
         Stack::Postgres => protected(Arc::new(PostgresStore::open(PostgresConfig::new(database()?)).await?)),
         Stack::PeerInMemory => peer(MokaStore::builder().max_capacity(RECORDS as u64).build()),

@@ -5,6 +5,8 @@ mod postgres;
 mod redis;
 mod sqlite;
 
+pub(crate) use self::redis::limits as redis_limits;
+pub(crate) use self::sqlite::limits as sqlite_limits;
 use crate::report::Report;
 use crate::{Error, Pace, servers};
 

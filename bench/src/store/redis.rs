@@ -10,10 +10,11 @@ use idem_servers::{Redis, redis_command};
 use super::CLIENTS;
 use crate::contest::{Contestant, Sample, hold, per_second};
 use crate::drive::driven;
-use crate::outside::redis_benchmark;
+use crate::limits::say;
+use crate::outside::{number_after, redis_benchmark};
 use crate::records::Maker;
 use crate::report::{Goal, Report};
-use crate::{Error, Pace};
+use crate::{Error, Pace, servers};
 
 /// Keys that the hand-written settlement finds. Fewer than a turn has settlements, so that they are there after a warm-up.
 const KEYS: u64 = 10_000;
@@ -36,6 +37,40 @@ pub(crate) async fn run(server: &Redis, pace: Pace, report: &mut Report) -> Resu
     for ((name, in_flight), least) in IN_FLIGHT.into_iter().zip([1.5, 0.8]) {
         let what = format!("Redis cycles/s against redis-benchmark, {in_flight} in flight per connection");
         report.judge(&what, Goal::AtLeast(least), outcome.ratio("idem", name, per_second));
+    }
+    report.add(outcome);
+    Ok(())
+}
+
+/// How many cycles a second the server's one thread could do if it did nothing but the project's scripts, by its own clock.
+pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let server = servers::redis()?;
+    let port = server.port();
+    let scripts = Scripts::load(port)?;
+    let maker = Maker::new(Arc::new(RedisStore::open(RedisConfig::new(server.url())).await?));
+    let mut contestants = Vec::new();
+    for (name, in_flight) in IN_FLIGHT {
+        let scripts = &scripts;
+        let known = Arc::new(AtomicU64::new(0));
+        contestants.push(Contestant::new(name, move |_| scripts.cycles(in_flight, pace.turn, Arc::clone(&known))));
+    }
+    let mut idem = driven("idem", CLIENTS, pace.turn, &Arc::default(), maker.cycles());
+    contestants.push(Contestant::new("the scripts alone", move |number| {
+        let turn = (idem.turn)(number);
+        async move {
+            redis_command(port, &["CONFIG", "RESETSTAT"])?;
+            turn.await?;
+            let statistics = redis_command(port, &["INFO", "commandstats"])?;
+            let script =
+                statistics.text().and_then(|text| text.split_once("cmdstat_evalsha:")).map_or("", |(_, rest)| rest);
+            let number = |label| number_after(script, label).ok_or("Redis said no time of its scripts");
+            // A cycle is two of them.
+            Ok(Sample { per_second: number("calls=")? / number("usec=")? * 1e6 / 2.0, ..Sample::default() })
+        }
+    }));
+    let outcome = hold("Redis, at most: cycles, 64 clients", pace.rounds, contestants).await?;
+    for (name, _) in IN_FLIGHT {
+        say(&outcome, "the scripts alone", name, per_second);
     }
     report.add(outcome);
     Ok(())

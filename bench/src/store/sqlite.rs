@@ -1,5 +1,6 @@
 //! SQLite: hand-written statements through the same driver, and the store.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -11,6 +12,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use super::{CLIENTS, crowd};
 use crate::contest::{hold, per_second};
 use crate::drive::{Work, driven};
+use crate::limits::say;
 use crate::records::Maker;
 use crate::report::{Goal, Report};
 use crate::{Error, Pace};
@@ -20,18 +22,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let store =
         SqliteStore::open(SqliteConfig::new(format!("sqlite://{}", folder.path().join("idem.db").display()))).await?;
     let maker = Maker::new(Arc::new(store));
-    let options = SqliteConnectOptions::new()
-        .filename(folder.path().join("hand.db"))
-        .create_if_missing(true)
-        .journal_mode(SqliteJournalMode::Wal)
-        // As durable as the store.
-        .synchronous(SqliteSynchronous::Full)
-        .busy_timeout(std::time::Duration::from_secs(30));
-    // SQLite has one writer; more connections would only wait for each other.
-    let hand = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
-    let table = "CREATE TABLE records (key BLOB PRIMARY KEY, state INTEGER NOT NULL, fingerprint BLOB NOT NULL, \
-        token BLOB NOT NULL, expires_at INTEGER NOT NULL, status INTEGER, response BLOB) WITHOUT ROWID";
-    sqlx::query(table).execute(&hand).await?;
+    let hand = by_hand(&folder.path().join("hand.db")).await?;
     let numbers = Arc::new(AtomicU64::new(0));
     for (clients, least) in [(1, 1.0), (CLIENTS, 3.0)] {
         let hand = hand.clone();
@@ -48,6 +39,62 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         report.judge(&what, Goal::AtLeast(least), outcome.ratio("idem", "by hand", per_second));
         report.add(outcome);
     }
+    Ok(())
+}
+
+/// A cycle whose statements first look, under the write lock, as whoever has something to decide does.
+pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let folder = tempfile::tempdir()?;
+    let hand = by_hand(&folder.path().join("hand.db")).await?;
+    let numbers = Arc::new(AtomicU64::new(0));
+    let pool = hand.clone();
+    let once = move |number| -> Work {
+        let pool = pool.clone();
+        Box::pin(async move { two_statements(&pool, number).await })
+    };
+    let looking = move |number| -> Work {
+        let hand = hand.clone();
+        Box::pin(async move { two_transactions(&hand, number).await })
+    };
+    let contestants = vec![
+        driven("by hand", 1, pace.turn, &numbers, once),
+        driven("a look before each write", 1, pace.turn, &numbers, looking),
+    ];
+    let outcome = hold("SQLite, at most: cycles, 1 client", pace.rounds, contestants).await?;
+    say(&outcome, "a look before each write", "by hand", per_second);
+    report.add(outcome);
+    Ok(())
+}
+
+async fn by_hand(file: &Path) -> Result<SqlitePool, Error> {
+    let options = SqliteConnectOptions::new()
+        .filename(file)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        // As durable as the store.
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(std::time::Duration::from_secs(30));
+    // SQLite has one writer; more connections would only wait for each other.
+    let hand = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
+    let table = "CREATE TABLE records (key BLOB PRIMARY KEY, state INTEGER NOT NULL, fingerprint BLOB NOT NULL, \
+        token BLOB NOT NULL, expires_at INTEGER NOT NULL, status INTEGER, response BLOB) WITHOUT ROWID";
+    sqlx::query(table).execute(&hand).await?;
+    Ok(hand)
+}
+
+/// The same as [`two_statements`], in two exchanges with the connection's thread for each where it has one.
+async fn two_transactions(pool: &SqlitePool, number: u64) -> Result<(), Error> {
+    let key = Sha256::digest(number.to_be_bytes()).to_vec();
+    let token = uuid::Uuid::new_v4().as_bytes().to_vec();
+    let mut connection = pool.acquire().await?;
+    let look =
+        "BEGIN IMMEDIATE; SELECT state, fingerprint, token, expires_at, status, response FROM records WHERE key = ?";
+    sqlx::query(look).bind(&key).fetch_optional(&mut *connection).await?;
+    let insert = "INSERT INTO records (key, state, fingerprint, token, expires_at) VALUES (?, 1, ?, ?, unixepoch() + 86400); COMMIT";
+    sqlx::query(insert).bind(&key).bind(vec![b'f'; 32]).bind(&token).execute(&mut *connection).await?;
+    sqlx::query(look).bind(&key).fetch_optional(&mut *connection).await?;
+    let update = "UPDATE records SET state = 2, status = 200, response = ? WHERE key = ? AND token = ?; COMMIT";
+    sqlx::query(update).bind(vec![b'x'; 512]).bind(&key).bind(&token).execute(&mut *connection).await?;
     Ok(())
 }
 

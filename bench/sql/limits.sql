@@ -1,0 +1,3 @@
+-- The project's record without the project: for what Postgres takes at least for one.
+ALTER DATABASE postgres SET enable_seqscan = off;
+CREATE TABLE same_records (LIKE idem.idem_records INCLUDING ALL) WITH (fillfactor = 25);

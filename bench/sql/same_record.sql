@@ -1,0 +1,4 @@
+\set a random(1, 9000000000000000000)
+\set b random(1, 9000000000000000000)
+INSERT INTO same_records (id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state, acquisition, takeover, lease_until, created_at, updated_at, expires_at, purge_after) SELECT sha256(int8send(:a) || int8send(:b)), 'bench', 'tenant-4711', 'POST /pay', 1, 1, sha256('f'), '\x00112233445566778899aabbccddeeff', 1, 1, 1, 1, at + 30000000, at, at, at + 86430000000, at + 86400000000 FROM (SELECT (extract(epoch FROM now()) * 1000000)::BIGINT AS at) AS clock ON CONFLICT DO NOTHING RETURNING 1;
+UPDATE same_records SET state = 2, acquisition = NULL, takeover = NULL, lease_until = NULL, status = 200, headers = convert_to(repeat('h', 40), 'UTF8'), body = convert_to(repeat('x', 512), 'UTF8'), updated_at = updated_at + 1 WHERE id = sha256(int8send(:a) || int8send(:b)) AND owner = '\x00112233445566778899aabbccddeeff' AND state = 1 RETURNING 1;
