@@ -50,9 +50,9 @@ impl Drop for Heartbeat {
 /// Begins the heartbeats of an engine's operations when they are due, by one task for all of them.
 ///
 /// The task runs on the runtime of the operation that needed it first, and ends when there is nothing to wait for. It takes
-/// only what is due after it wakes next by itself: a thread that is to wake it may be the one that is to run it next, and may first run
-/// an operation that computes for long. What it does not take, such as operations on other runtimes, begins at once, in a task
-/// of its own.
+/// only what is due after it wakes next by itself: if an operation woke it, the thread of that operation might be the one
+/// that runs it, after the operation, which may compute for long. What it does not take, such as operations on other
+/// runtimes, begins at once, in a task of its own.
 #[derive(Default)]
 pub(super) struct Pacemaker(Mutex<Beginnings>);
 
