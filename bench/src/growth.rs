@@ -78,7 +78,7 @@ pub(crate) async fn selects(pace: Pace, report: &mut Report) -> Result<(), Error
     let by = |name, script: &'static str| Contestant::new(name, move |_| pgbench(port, script, CLIENTS, pace.turn));
     let contestants = vec![by("small", "small_select.sql"), by("large", "large_select.sql")];
     let outcome = hold(&format!("Postgres, at most: {few} and {many} rows by key"), pace.rounds, contestants).await?;
-    say(&outcome, "large", "small", p50);
+    say(&outcome, "large", "small", ("p50", p50));
     report.add(outcome);
     Ok(())
 }

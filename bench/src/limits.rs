@@ -1,5 +1,6 @@
-//! `cargo xtask bench limits`: what bounds the other figures. Contestants that do less than any version of this project could do,
-//! by the programs and on the servers by which its goals are measured: a goal beyond one of them is out of reach.
+//! `cargo xtask bench limits`: what bounds the other figures. Contestants that do only a part of what this project does, by the
+//! programs and on the servers by which its goals are measured: a goal beyond one of them is out of reach while that part
+//! is what it is, such as the record, a script, or a call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_servers::Postgres;
 
-use crate::contest::{Contestant, Outcome, hold, p50, per_second};
+use crate::contest::{Contestant, Outcome, Sample, hold, p50, per_second};
 use crate::http::serve::Stack;
 use crate::outside::pgbench;
 use crate::records::Maker;
@@ -30,7 +31,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     store::sqlite_limits(pace, report).await?;
     let handlers = http::busy_handlers(&BUSY, pace).await?;
     for (name, _) in BUSY {
-        say(&handlers, name, Stack::Bare.name(), per_second);
+        say(&handlers, name, Stack::Bare.name(), ("rate", per_second));
     }
     report.add(handlers);
     growth::selects(pace, report).await
@@ -41,6 +42,7 @@ async fn postgres(server: &Postgres, pace: Pace, report: &mut Report) -> Result<
     servers::run(&mut connection, include_str!("../sql/schema.sql")).await?;
     let store = PostgresStore::open(PostgresConfig::new(server.url())).await?;
     servers::run(&mut connection, include_str!("../sql/limits.sql")).await?;
+    // As many as the script of replays asks for.
     Maker::new(Arc::new(store)).fill(10_000).await?;
     servers::run(&mut connection, "VACUUM ANALYZE;\nCHECKPOINT").await?;
     let port = server.port();
@@ -49,7 +51,7 @@ async fn postgres(server: &Postgres, pace: Pace, report: &mut Report) -> Result<
     let batches = |script: &'static str, rows: f64| {
         Contestant::new("the record alone", move |_| async move {
             let sample = pgbench(port, script, 2, pace.turn).await?;
-            Ok(crate::contest::Sample { per_second: sample.per_second * rows, ..Default::default() })
+            Ok(Sample { per_second: sample.per_second * rows, ..Default::default() })
         })
     };
     let contests = [
@@ -81,18 +83,21 @@ async fn postgres(server: &Postgres, pace: Pace, report: &mut Report) -> Result<
     for (name, contestants) in contests {
         let outcome = hold(name, pace.rounds, contestants).await?;
         for limit in ["the record alone", "the call alone"] {
-            say(&outcome, limit, "by hand", per_second);
-            say(&outcome, limit, "bare write", per_second);
-            say(&outcome, limit, "by hand", p50);
+            say(&outcome, limit, "by hand", ("rate", per_second));
+            say(&outcome, limit, "bare write", ("rate", per_second));
+            say(&outcome, limit, "by hand", ("p50", p50));
         }
         report.add(outcome);
     }
     Ok(())
 }
 
+/// A figure of a turn, and what it is called.
+pub(crate) type Figure = (&'static str, fn(&Sample) -> Option<f64>);
+
 /// Prints how many times as much one has as the other, if both took part.
-pub(crate) fn say(outcome: &Outcome, one: &str, other: &str, of: fn(&crate::contest::Sample) -> Option<f64>) {
+pub(crate) fn say(outcome: &Outcome, one: &str, other: &str, (figure, of): Figure) {
     if let Some(ratio) = outcome.ratio(one, other, of) {
-        println!("{one} against {other}: {:.2}x ({:.2} – {:.2})", ratio.median, ratio.min, ratio.max);
+        println!("{figure} of {one} against {other}: {:.2}x ({:.2} – {:.2})", ratio.median, ratio.min, ratio.max);
     }
 }

@@ -26,12 +26,7 @@ pub(crate) async fn run(server: &Redis, pace: Pace, report: &mut Report) -> Resu
     let scripts = Scripts::load(server.port())?;
     let store = RedisStore::open(RedisConfig::new(server.url())).await?;
     let maker = Maker::new(Arc::new(store));
-    let mut contestants = Vec::new();
-    for (name, in_flight) in IN_FLIGHT {
-        let scripts = &scripts;
-        let known = Arc::new(AtomicU64::new(0));
-        contestants.push(Contestant::new(name, move |_| scripts.cycles(in_flight, pace.turn, Arc::clone(&known))));
-    }
+    let mut contestants = scripts.by_hand(pace);
     contestants.push(driven("idem", CLIENTS, pace.turn, &Arc::default(), maker.cycles()));
     let outcome = hold("Redis: acquire and settle, 64 clients", pace.rounds, contestants).await?;
     for ((name, in_flight), least) in IN_FLIGHT.into_iter().zip([1.5, 0.8]) {
@@ -48,12 +43,7 @@ pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error>
     let port = server.port();
     let scripts = Scripts::load(port)?;
     let maker = Maker::new(Arc::new(RedisStore::open(RedisConfig::new(server.url())).await?));
-    let mut contestants = Vec::new();
-    for (name, in_flight) in IN_FLIGHT {
-        let scripts = &scripts;
-        let known = Arc::new(AtomicU64::new(0));
-        contestants.push(Contestant::new(name, move |_| scripts.cycles(in_flight, pace.turn, Arc::clone(&known))));
-    }
+    let mut contestants = scripts.by_hand(pace);
     let mut idem = driven("idem", CLIENTS, pace.turn, &Arc::default(), maker.cycles());
     contestants.push(Contestant::new("the scripts alone", move |number| {
         let turn = (idem.turn)(number);
@@ -70,7 +60,7 @@ pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error>
     }));
     let outcome = hold("Redis, at most: cycles, 64 clients", pace.rounds, contestants).await?;
     for (name, _) in IN_FLIGHT {
-        say(&outcome, "the scripts alone", name, per_second);
+        say(&outcome, "the scripts alone", name, ("rate", per_second));
     }
     report.add(outcome);
     Ok(())
@@ -92,6 +82,14 @@ impl Scripts {
         let (acquire, settle) =
             (load(include_str!("../../lua/acquire.lua"))?, load(include_str!("../../lua/settle.lua"))?);
         Ok(Self { port, acquire, settle })
+    }
+
+    fn by_hand(&self, pace: Pace) -> Vec<Contestant<'_>> {
+        let by_hand = |(name, in_flight)| {
+            let known = Arc::new(AtomicU64::new(0));
+            Contestant::new(name, move |_| self.cycles(in_flight, pace.turn, Arc::clone(&known)))
+        };
+        IN_FLIGHT.into_iter().map(by_hand).collect()
     }
 
     /// One after the other for half of the turn each. `known` is how many requests of a turn the machine has shown to manage.

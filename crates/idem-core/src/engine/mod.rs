@@ -22,8 +22,8 @@
 //! # }
 //! ```
 //!
-//! Everything between the acquire and the settlement happens in a task of its own, or [goes on](Idempotency::or_on) in one: whoever
-//! awaits the answer may go away without cancelling the operation, and its retry gets the replay. The task is in the tracing
+//! Everything between the acquire and the settlement happens in a task of its own, or [goes on](Idempotency::or_on) in one:
+//! whoever awaits the answer may go away without cancelling the operation, and its retry gets the replay. The task is in the tracing
 //! span of whoever asked.
 
 mod admit;
