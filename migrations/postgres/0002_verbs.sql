@@ -13,7 +13,8 @@
 -- The planner is told to use the index, and to keep its plans: one made anew for each call takes longer than the call.
 -- A plan made while the table was nearly empty must not read the whole table when it no longer is. So wherever records are
 -- looked for, there is no other way to them than by their ids: OFFSET 0 keeps a subquery apart from what is around it, and
--- ANY (ids) is there although the join says the same. The purge is left to the planner: what it finds depends on what is in the table.
+-- ANY (ARRAY[wanted.id]) is an equality that no plan can merge by, so that each item looks for its record in the index, and
+-- none reads all of it or compares each item with each record. The purge is left to the planner: what it finds depends on what is in the table.
 
 -- A time "by" microseconds later, at most the last one that there is; NULL when "by" is.
 CREATE FUNCTION "idem".idem_later_v1(at BIGINT, by BIGINT) RETURNS BIGINT
@@ -39,7 +40,7 @@ $$;
 -- made by somebody else since: ask again.
 CREATE FUNCTION "idem".idem_acquire_v1(
     skew BIGINT, ids BYTEA[], locks BIGINT[], namespaces BYTEA[], principals BYTEA[], operations BYTEA[],
-    formats SMALLINT[], fingerprint_algorithms INTEGER[], fingerprints BYTEA[], owners BYTEA[], takeovers SMALLINT[],
+    formats BIGINT[], fingerprint_algorithms BIGINT[], fingerprints BYTEA[], owners BYTEA[], takeovers BIGINT[],
     leases BIGINT[], retentions BIGINT[]
 ) RETURNS TABLE (
     item BIGINT, seen INTEGER, now BIGINT, version BIGINT,
@@ -204,7 +205,7 @@ BEGIN
             AS given (id, owner, lease, retention, number)
         ORDER BY given.id
     ) AS wanted
-    WHERE known.id = wanted.id AND known.id = ANY (ids)
+    WHERE known.id = ANY (ARRAY[wanted.id])
         AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
     RETURNING wanted.number;
 END
@@ -230,7 +231,7 @@ BEGIN
         SELECT * FROM unnest(ids, owners, names, datas) WITH ORDINALITY AS given (id, owner, name, data, number)
         ORDER BY given.id
     ) AS wanted
-    WHERE known.id = wanted.id AND known.id = ANY (ids)
+    WHERE known.id = ANY (ARRAY[wanted.id])
         AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
     RETURNING wanted.number;
 END
@@ -239,7 +240,7 @@ $$;
 -- Ends runs; answers the items that it applied to. "waits" says when a retryable failure may run again, and is NULL for
 -- every other end.
 CREATE FUNCTION "idem".idem_settle_v1(
-    skew BIGINT, ids BYTEA[], owners BYTEA[], states SMALLINT[], waits BIGINT[], statuses INTEGER[], headers BYTEA[],
+    skew BIGINT, ids BYTEA[], owners BYTEA[], states BIGINT[], waits BIGINT[], statuses BIGINT[], headers BYTEA[],
     bodies BYTEA[], retentions BIGINT[]
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
@@ -273,7 +274,7 @@ BEGIN
             AS given (id, owner, state, wait, status, headers, body, retention, number)
         ORDER BY given.id
     ) AS wanted
-    WHERE known.id = wanted.id AND known.id = ANY (ids)
+    WHERE known.id = ANY (ARRAY[wanted.id])
         AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
     RETURNING wanted.number;
 END
@@ -294,7 +295,7 @@ BEGIN
     USING (
         SELECT * FROM unnest(ids, owners) WITH ORDINALITY AS given (id, owner, number) ORDER BY given.id
     ) AS wanted
-    WHERE known.id = wanted.id AND known.id = ANY (ids)
+    WHERE known.id = ANY (ARRAY[wanted.id])
         AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
         AND CASE known.takeover
             WHEN 1 THEN known.attempt = 1 AND known.checkpoint_name IS NULL

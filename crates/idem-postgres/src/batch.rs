@@ -1,13 +1,15 @@
 //! Many verbs in one statement, and their answers out of its rows.
 
-use idem_core::codec::{FlatRecord, takeover_number};
-use idem_core::{Acquire, RECORD_FORMAT, StoreError, planted};
-use sqlx::Row as _;
-use sqlx::postgres::PgRow;
+use std::sync::Arc;
 
-use crate::config::micros;
+use idem_core::codec::FlatRecord;
+use idem_core::{StoreError, planted};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Row as _};
+
+use crate::arguments::{self, Arguments, Call, Written};
 use crate::error::unreadable;
-use crate::literal::{Sql, readable};
+use crate::literal::Sql;
 use crate::row::seen;
 use crate::schema::Schema;
 use crate::verb::{Answer, Placed, Verb, misanswered};
@@ -55,38 +57,36 @@ pub(crate) struct Calls {
     schema: Schema,
     /// By kind: what stands before the arguments.
     openings: [String; KINDS],
+    /// By kind: the call with its arguments apart. `None` where sessions are given to somebody else next, who would be asked
+    /// to do what this one has prepared.
+    prepared: Option<[Arc<str>; KINDS]>,
 }
 
 impl Calls {
-    /// `is_prepared` where each session was told [`preparation`](Self::preparation).
-    pub(crate) fn new(schema: &Schema, is_prepared: bool) -> Self {
+    pub(crate) fn new(schema: &Schema, may_prepare: bool) -> Self {
         let mut openings: [String; KINDS] = Default::default();
-        for (kind, function, _) in FUNCTIONS {
-            openings[kind] = match is_prepared {
-                true => format!("EXECUTE {function}("),
-                false => opening(schema, kind, function),
-            };
-        }
-        Self { schema: schema.clone(), openings }
-    }
-
-    /// Makes a session keep the calls prepared: to parse and plan one is an eighth of the server's time for it.
-    pub(crate) fn preparation(schema: &Schema) -> String {
-        let prepare = |(kind, function, arguments): (usize, &str, usize)| {
+        let mut prepared: [Arc<str>; KINDS] = Default::default();
+        for (kind, function, arguments) in FUNCTIONS {
+            let opening = format!("SELECT {kind} AS kind, * FROM {}.{function}(", schema.quoted());
             let places = (1..=arguments).map(|place| format!("${place}")).collect::<Vec<_>>().join(",");
-            format!("PREPARE {function} AS {}{places});", opening(schema, kind, function))
-        };
-        FUNCTIONS.map(prepare).concat()
+            prepared[kind] = format!("{opening}{places})").into();
+            openings[kind] = opening;
+        }
+        Self { schema: schema.clone(), openings, prepared: may_prepare.then_some(prepared) }
     }
 }
 
-fn opening(schema: &Schema, kind: usize, function: &str) -> String {
-    format!("SELECT {kind} AS kind, * FROM {}.{function}(", schema.quoted())
+/// What is sent for a number of verbs.
+pub(crate) enum Message {
+    /// A transaction, as text.
+    Text(String),
+    /// A call that the session prepares when it first sees it, with its arguments as they are: to write them as text and
+    /// to read that takes both ends longer.
+    Prepared(Call),
 }
 
-/// A statement for a number of verbs.
+/// What a message asks for.
 pub(crate) struct Batch {
-    pub(crate) sql: String,
     /// By kind and item: which verb it is.
     places: [Vec<usize>; KINDS],
     unanswered: Vec<Option<Answer>>,
@@ -100,7 +100,7 @@ impl Batch {
         begin: Option<&str>,
         skew: i64,
         verbs: impl Iterator<Item = &'a Verb> + Clone,
-    ) -> Self {
+    ) -> (Message, Self) {
         let mut places: [Vec<usize>; KINDS] = Default::default();
         let mut unanswered = Vec::new();
         for (place, verb) in verbs.clone().enumerate() {
@@ -108,18 +108,27 @@ impl Batch {
             // The verbs of owners answer only the items that they applied to.
             unanswered.push(matches!(kind(verb), RENEW..=RELEASE).then_some(Answer::Applied(false)));
         }
-        let mut sql = Sql::default();
-        sql.push(begin.unwrap_or_default());
-        Statement { calls, skew, sql: &mut sql }.write(&places, verbs);
-        if begin.is_some() {
-            sql.push("COMMIT");
-        }
-        Self { sql: sql.into_text(), places, unanswered }
+        let message = match (begin, &calls.prepared, the_only(&places)) {
+            (None, Some(prepared), Some(of_kind)) if !prepared[of_kind].is_empty() && !is_confirmed(verbs.clone()) => {
+                let call = sqlx::query(AssertSqlSafe(Arc::clone(&prepared[of_kind])));
+                Message::Prepared(with_arguments(of_kind, call, skew, verbs))
+            }
+            _ => {
+                let mut sql = Sql::default();
+                sql.push(begin.unwrap_or_default());
+                Statement { calls, skew, sql: &mut sql }.write(&places, verbs);
+                if begin.is_some() {
+                    sql.push("COMMIT");
+                }
+                Message::Text(sql.into_text())
+            }
+        };
+        (message, Self { places, unanswered })
     }
 
     /// The answer to each verb. One whose row cannot be read has an error of its own.
     pub(crate) fn answers(self, rows: &[PgRow]) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-        let Self { places, unanswered, .. } = self;
+        let Self { places, unanswered } = self;
         let mut answers: Vec<_> = unanswered.into_iter().map(|answer| answer.ok_or_else(misanswered)).collect();
         // The locks that come first have a row without columns.
         for row in rows.iter().filter(|row| !row.is_empty()) {
@@ -139,12 +148,40 @@ impl Batch {
     }
 }
 
+/// The kind of all verbs, if it is one.
+fn the_only(places: &[Vec<usize>; KINDS]) -> Option<usize> {
+    let mut kinds = places.iter().enumerate().filter(|(_, items)| !items.is_empty()).map(|(kind, _)| kind);
+    kinds.next().filter(|_| kinds.next().is_none())
+}
+
+fn is_confirmed<'a>(mut verbs: impl Iterator<Item = &'a Verb>) -> bool {
+    verbs.any(|verb| matches!(verb, Verb::Look { confirmed: true, .. }))
+}
+
 fn placed(row: &PgRow) -> Result<Placed, StoreError> {
     match row.try_get::<i32, _>(2).map_err(unreadable)? {
         1 => Ok(Placed::Done),
         2 => Ok(Placed::Changed),
         3 => Ok(Placed::Held),
         _ => Err(misanswered()),
+    }
+}
+
+/// A call of the function of that kind, with what is in `verbs` for it.
+fn with_arguments<'a, A: Arguments>(
+    kind: usize,
+    call: A,
+    skew: i64,
+    verbs: impl Iterator<Item = &'a Verb> + Clone,
+) -> A {
+    match kind {
+        RENEW => arguments::renew(call, skew, verbs),
+        CHECKPOINT => arguments::checkpoint(call, skew, verbs),
+        SETTLE => arguments::settle(call, skew, verbs),
+        RELEASE => arguments::release(call, skew, verbs),
+        ACQUIRE => arguments::acquire(call, skew, verbs),
+        LOOK => arguments::look(call, skew, verbs),
+        _ => call,
     }
 }
 
@@ -161,16 +198,17 @@ impl Statement<'_> {
             if items.is_empty() {
                 continue;
             }
-            let verbs = verbs.clone().filter(move |verb| kind(verb) == of_kind);
             match of_kind {
-                ACQUIRE => self.acquire(verbs),
-                LOOK => self.look(verbs),
-                RENEW => self.renew(verbs),
-                CHECKPOINT => self.checkpoint(verbs),
-                SETTLE => self.settle(verbs),
-                RELEASE => self.release(verbs),
-                _ => self.place(verbs),
+                REPLACE | REMOVE => self.place(verbs.clone().filter(move |verb| kind(verb) == of_kind)),
+                _ => self.call(of_kind, verbs.clone()),
             }
+        }
+        if is_confirmed(verbs) && !planted!("unconfirmed-look") {
+            // A commit waits for standbys only if its transaction has written to the log; then for all that is before it
+            // there, and so for what was seen. It has to be one transaction: after a failover, another may be on another
+            // server.
+            self.sql.push("SELECT WHERE CASE current_setting('synchronous_standby_names') WHEN '' THEN FALSE ELSE ");
+            self.sql.push("pg_logical_emit_message(TRUE,'idem'::TEXT,''::TEXT) IS NULL END;");
         }
     }
 
@@ -185,105 +223,10 @@ impl Statement<'_> {
         }
     }
 
-    fn call(&mut self, kind: usize) -> &mut Sql {
-        self.sql.push(&self.calls.openings[kind]).number(self.skew)
-    }
-
-    fn acquire<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        let items = verbs.filter_map(|verb| match verb {
-            Verb::Acquire { request, lock } => Some((request, *lock)),
-            _ => None,
-        });
-        let requests = items.clone().map(|(request, _)| request);
-        let text = |of: fn(&Acquire) -> Option<&str>| {
-            requests.clone().map(move |request| of(request).map(readable)).collect::<Vec<_>>()
-        };
-        let namespaces = text(|request| Some(&request.origin.namespace));
-        let principals = text(|request| request.origin.scope.principal());
-        let operations = text(|request| Some(request.origin.scope.operation()));
-        let number = |of: fn(&Acquire) -> i64| requests.clone().map(move |request| Some(of(request)));
-        let sql = self.call(ACQUIRE).push(",");
-        sql.byte_strings(requests.clone().map(|request| Some(request.id.as_bytes().as_slice()))).push(",");
-        sql.numbers(items.clone().map(|(_, lock)| Some(lock))).push(",");
-        for texts in [namespaces, principals, operations] {
-            sql.byte_strings(texts.iter().map(Option::as_deref)).push(",");
-        }
-        let format = |_: &Acquire| planted!(i64::from(RECORD_FORMAT), "next-format" => i64::from(RECORD_FORMAT) + 1);
-        sql.numbers(number(format)).push(",");
-        sql.numbers(number(|request| i64::from(request.fingerprint.algorithm().number()))).push(",");
-        sql.byte_strings(requests.clone().map(|request| Some(request.fingerprint.digest().as_slice()))).push(",");
-        sql.byte_strings(requests.clone().map(|request| Some(request.owner.as_bytes().as_slice()))).push(",");
-        sql.numbers(number(|request| takeover_number(request.takeover))).push(",");
-        sql.numbers(number(|request| micros(request.term.lease))).push(",");
-        sql.numbers(number(|request| micros(request.term.retention))).push(");");
-    }
-
-    fn look<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        let items = verbs.clone().filter_map(|verb| match verb {
-            Verb::Look { id, lock, .. } => Some((id, *lock)),
-            _ => None,
-        });
-        let is_confirmed = verbs.clone().any(|verb| matches!(verb, Verb::Look { confirmed: true, .. }));
-        let sql = self.call(LOOK).push(",");
-        sql.byte_strings(items.clone().map(|(id, _)| Some(id.as_bytes().as_slice()))).push(",");
-        sql.numbers(items.map(|(_, lock)| lock)).push(");");
-        if is_confirmed && !planted!("unconfirmed-look") {
-            // A commit waits for standbys only if its transaction has written to the log; then for all that is before it
-            // there, and so for what was seen. It has to be one transaction: after a failover, another may be on another
-            // server.
-            sql.push("SELECT WHERE CASE current_setting('synchronous_standby_names') WHEN '' THEN FALSE ELSE ");
-            sql.push("pg_logical_emit_message(TRUE,'idem'::TEXT,''::TEXT) IS NULL END;");
-        }
-    }
-
-    fn renew<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        let items = verbs.filter_map(|verb| match verb {
-            Verb::Renew { id, owner, term } => Some((id, owner, term)),
-            _ => None,
-        });
-        let sql = self.call(RENEW).push(",");
-        sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
-        sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
-        sql.numbers(items.clone().map(|(.., term)| Some(micros(term.lease)))).push(",");
-        sql.numbers(items.map(|(.., term)| Some(micros(term.retention)))).push(");");
-    }
-
-    fn checkpoint<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        let items = verbs.filter_map(|verb| match verb {
-            Verb::Checkpoint { id, owner, checkpoint } => Some((id, owner, checkpoint)),
-            _ => None,
-        });
-        let sql = self.call(CHECKPOINT).push(",");
-        sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
-        sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
-        sql.byte_strings(items.clone().map(|(.., checkpoint)| Some(checkpoint.name.as_bytes()))).push(",");
-        sql.byte_strings(items.map(|(.., checkpoint)| Some(&checkpoint.data[..]))).push(");");
-    }
-
-    fn settle<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        let items = verbs.filter_map(|verb| match verb {
-            Verb::Settle { id, owner, end } => Some((id, owner, end)),
-            _ => None,
-        });
-        let sql = self.call(SETTLE).push(",");
-        sql.byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice()))).push(",");
-        sql.byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice()))).push(",");
-        sql.numbers(items.clone().map(|(.., end)| Some(end.state))).push(",");
-        sql.numbers(items.clone().map(|(.., end)| end.wait)).push(",");
-        sql.numbers(items.clone().map(|(.., end)| Some(end.status))).push(",");
-        sql.byte_strings(items.clone().map(|(.., end)| Some(&end.headers[..]))).push(",");
-        sql.byte_strings(items.clone().map(|(.., end)| end.body.as_deref())).push(",");
-        sql.numbers(items.map(|(.., end)| Some(end.retention))).push(");");
-    }
-
-    fn release<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        let items = verbs.filter_map(|verb| match verb {
-            Verb::Release { id, owner } => Some((id, owner)),
-            _ => None,
-        });
-        let sql = self.call(RELEASE).push(",");
-        sql.byte_strings(items.clone().map(|(id, _)| Some(id.as_bytes().as_slice()))).push(",");
-        sql.byte_strings(items.map(|(_, owner)| Some(owner.as_bytes().as_slice()))).push(");");
+    fn call<'a>(&mut self, kind: usize, verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        self.sql.push(&self.calls.openings[kind]);
+        with_arguments(kind, Written { sql: self.sql, is_first: true }, self.skew, verbs);
+        self.sql.push(");");
     }
 
     /// Decisions of the state machine, one by one: they are rare.

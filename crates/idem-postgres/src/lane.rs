@@ -17,7 +17,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::batch::{Batch, Calls};
+use crate::batch::{Batch, Calls, Message};
 use crate::error::{connect_error, copy, is_connection_lost, is_unprepared, store_error};
 use crate::verb::{Answer, Verb, misanswered};
 
@@ -27,8 +27,11 @@ const MAX_BATCH: usize = 64;
 /// The most bytes that one statement brings along, for the same reason.
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 
-/// How many verbs may wait; further callers wait for room.
-const QUEUE: usize = 1024;
+/// How many verbs a lane chooses from: enough that those of either family fill a statement.
+const WAITING: usize = 4 * MAX_BATCH;
+
+/// How many more may wait; further callers wait for room.
+const ARRIVING: usize = 1024 - WAITING;
 
 /// How long a connection may stay unused. Firewalls forget quiet connections without telling.
 const IDLE: Duration = Duration::from_secs(60);
@@ -72,11 +75,11 @@ impl LaneSettings {
 
 impl Lanes {
     pub(crate) fn start(settings: &LaneSettings, connections: NonZeroU32) -> Self {
-        let (sender, jobs) = mpsc::channel(QUEUE);
-        let jobs = Arc::new(Mutex::new(jobs));
+        let (sender, arriving) = mpsc::channel(ARRIVING);
+        let queue = Arc::new(Mutex::new(Queue { arriving, waiting: Vec::with_capacity(WAITING) }));
         for _ in 0..connections.get() {
             let lane = Lane { settings: settings.clone(), connection: None };
-            tokio::spawn(lane.serve(Arc::clone(&jobs)));
+            tokio::spawn(lane.serve(Arc::clone(&queue)));
         }
         Self(sender)
     }
@@ -91,6 +94,39 @@ impl Lanes {
     }
 }
 
+/// What no lane has taken yet.
+struct Queue {
+    arriving: mpsc::Receiver<Job>,
+    /// Has come before what is arriving.
+    waiting: Vec<Job>,
+}
+
+impl Queue {
+    /// The verbs of the next statement: the oldest, and those of its family that have come since. Each function that a
+    /// statement calls costs as much as several verbs do, so that clients who begin and clients who settle had better not
+    /// share one. None when nobody is left to ask for anything.
+    ///
+    /// `after_many` says that the lane has just answered several, whose next verbs are worth the moment in which they come.
+    ///
+    /// Cancel-safe: what has arrived and is not returned stays here.
+    async fn next(&mut self, after_many: bool) -> Vec<Job> {
+        if self.waiting.is_empty() {
+            self.arriving.recv_many(&mut self.waiting, WAITING).await;
+        }
+        if after_many {
+            // Those who were answered just now, and ask for the next thing at once, are about to run.
+            tokio::task::yield_now().await;
+        }
+        while self.waiting.len() < WAITING
+            && let Ok(job) = self.arriving.try_recv()
+        {
+            self.waiting.push(job);
+        }
+        let Some(family) = self.waiting.first().map(|job| job.verb.family()) else { return Vec::new() };
+        self.waiting.extract_if(.., |job| job.verb.family() == family).take(MAX_BATCH).collect()
+    }
+}
+
 struct Lane {
     settings: LaneSettings,
     /// `None` before it is needed, after it was not needed for a while, and after it failed.
@@ -98,13 +134,16 @@ struct Lane {
 }
 
 impl Lane {
-    async fn serve(mut self, queue: Arc<Mutex<mpsc::Receiver<Job>>>) {
-        let mut jobs = Vec::with_capacity(MAX_BATCH);
+    async fn serve(mut self, queue: Arc<Mutex<Queue>>) {
+        let mut were_many = false;
         loop {
-            let next = async { queue.lock().await.recv_many(&mut jobs, MAX_BATCH).await };
+            let next = async { queue.lock().await.next(were_many).await };
             match timeout(IDLE, next).await {
-                Ok(0) => break,
-                Ok(_) => self.work(&mut jobs).await,
+                Ok(jobs) if jobs.is_empty() => break,
+                Ok(mut jobs) => {
+                    were_many = jobs.len() > 1;
+                    self.work(&mut jobs).await;
+                }
                 Err(_) => self.disconnect().await,
             }
         }
@@ -208,11 +247,15 @@ impl Lane {
             Patience::None => Some(settings.begin_impatient.as_str()),
         };
         let verbs = verbs.iter().map(AsRef::as_ref);
-        let mut batch = Batch::new(&settings.calls, begin, settings.offset.micros(), verbs);
-        let sql = std::mem::take(&mut batch.sql);
+        let (message, batch) = Batch::new(&settings.calls, begin, settings.offset.micros(), verbs);
+        let asked = async {
+            match message {
+                Message::Text(sql) => sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection).await,
+                Message::Prepared(call) => call.fetch_all(&mut connection).await,
+            }
+        };
         // Whatever ends this early drops the connection, and with it the transaction.
-        let rows: Vec<PgRow> = match timeout(limit, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection)).await
-        {
+        let rows: Vec<PgRow> = match timeout(limit, asked).await {
             Ok(Ok(rows)) => rows,
             Ok(Err(error)) if is_connection_lost(&error) || is_unprepared(&error) => {
                 return Err(Failure::Lost(store_error("do a verb", error)));

@@ -42,6 +42,9 @@ pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRA
 /// there for everything else.
 const UPKEEP: u32 = 2;
 
+/// Room for the statements that a connection for verbs prepares, one for each function that it calls.
+const PREPARED: usize = 16;
+
 /// The answer while a transaction runs the operation. That has no lease: the key is free, or answered, as soon as it ends,
 /// and nobody knows when that is.
 pub(crate) const IN_PROGRESS: AcquireOutcome = AcquireOutcome::InProgress { retry_after: Duration::from_secs(1) };
@@ -97,12 +100,13 @@ impl PostgresStore {
         goodbye.map_err(|error| store_error("close the first connection", error))?;
         let prelude = prelude(config.statement_timeout, config.lock_timeout);
         let lanes = LaneSettings {
-            options: options.clone(),
+            // Whatever the URL says: what sqlx prepares and has no room to remember stays in the session.
+            options: options.clone().statement_cache_capacity(PREPARED),
             calls: Calls::new(&schema, !config.pooled),
             // A session that is given to somebody else after each transaction has to be told each time.
             session: match config.pooled {
                 true => String::new(),
-                false => session(config.statement_timeout, config.lock_timeout) + &Calls::preparation(&schema),
+                false => session(config.statement_timeout, config.lock_timeout),
             },
             begin: config.pooled.then(|| format!("{BEGIN}{prelude}")),
             begin_impatient: format!("{BEGIN}{}", self::prelude(config.statement_timeout, IMPATIENT)),

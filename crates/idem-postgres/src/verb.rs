@@ -51,6 +51,13 @@ impl Verb {
         }
     }
 
+    pub(crate) fn family(&self) -> Family {
+        match self {
+            Self::Acquire { .. } | Self::Look { .. } => Family::Asks,
+            _ => Family::Changes,
+        }
+    }
+
     /// About how many bytes it brings along.
     pub(crate) fn weight(&self) -> usize {
         match self {
@@ -62,6 +69,15 @@ impl Verb {
             _ => 0,
         }
     }
+}
+
+/// Verbs that go together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// What is there? Makes a record at most.
+    Asks,
+    /// Changes one that is there.
+    Changes,
 }
 
 /// How a run ends, in columns. Times count from when the database does it.

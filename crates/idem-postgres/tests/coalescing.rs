@@ -19,7 +19,7 @@ use idem_testkit::fixture::{KEPT, checkpoint, completed, request};
 use proxy::Proxy;
 use sqlx::PgConnection;
 use sqlx::postgres::PgConnectOptions;
-use world::{World, eventually, join_all, port_of_shared, sql};
+use world::{World, at_port, eventually, join_all, port_of_shared, sql};
 
 const MANY: usize = 200;
 
@@ -309,4 +309,46 @@ async fn different_verbs_on_the_same_records_never_deadlock() {
     }
     drop((here, there));
     assert_eq!(two.deadlocks().await, 0, "statements waited for each other in a circle");
+}
+
+#[tokio::test]
+async fn clients_who_begin_and_clients_who_settle_share_no_statement() {
+    let (proxy, world) = one_lane(patient).await;
+    let held = world.lease(&request()).await.unwrap();
+    let leases = join_all((0..20).map(|_| async { world.lease(&request()).await.unwrap() })).await;
+    let mut holder = hold(&world, &held).await;
+    let before = proxy.statements();
+    let requests: Vec<_> = std::iter::repeat_with(request).take(leases.len()).collect();
+    let end = completed();
+    let pairs = join_all(leases.iter().zip(&requests).map(|(lease, request)| async {
+        tokio::join!(world.store.settle(lease, &end, KEPT), world.store.acquire(request))
+    }));
+    let meanwhile = async {
+        waits(&world).await;
+        // The others are polled first, and so in the queue when the row is let go.
+        tokio::join!(pairs, sql(&mut holder, "ROLLBACK")).0
+    };
+    let (settled, pairs) = tokio::join!(world.settle(&held), meanwhile);
+    settled.unwrap();
+    for ((settled, acquired), request) in pairs.into_iter().zip(&requests) {
+        assert_eq!(settled.unwrap(), OwnerOutcome::Applied);
+        let AcquireOutcome::Acquired(lease) = acquired.unwrap() else { panic!("another's answer") };
+        assert_eq!((lease.id, lease.owner), (request.id, request.owner), "another's answer");
+    }
+    assert_eq!(proxy.statements() - before, 3, "the one that waits, one of settlements, one of acquires");
+}
+
+#[tokio::test]
+async fn a_call_is_prepared_once_whatever_the_url_says() {
+    let proxy = Proxy::start(port_of_shared()).await;
+    let schema = support::Schema::new();
+    let url = at_port(proxy.port);
+    let separator = if url.contains('?') { '&' } else { '?' };
+    let url = format!("{url}{separator}statement-cache-capacity=0");
+    let store = PostgresStore::open(schema.config_at(&url).verb_connections(NonZeroU32::MIN)).await.unwrap();
+    for _ in 0..20 {
+        let AcquireOutcome::Acquired(lease) = store.acquire(&request()).await.unwrap() else { panic!("not acquired") };
+        assert_eq!(store.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
+    }
+    assert_eq!(proxy.preparations(), 2, "one for acquires and one for settlements");
 }

@@ -105,24 +105,24 @@ async fn lost_answers_to_verbs_are_asked_for_again_and_make_no_second_owner() {
     let (proxy, world) = behind_proxy().await;
     for lose in LOSSES.into_iter().chain([Lose::Preparations]).cycle().take(12) {
         let request = request();
-        proxy.lose(lose, "EXECUTE idem_acquire_v1", 1);
+        proxy.lose(lose, "idem_acquire_v1", 1);
         let lease = world.lease(&request).await.unwrap();
         assert!(proxy.has_lost());
         assert_eq!((lease.owner, lease.attempt), (request.owner, 1), "{lose:?}");
         let duplicate = world.store.acquire(&repeat_of(&request)).await.unwrap();
         assert!(matches!(duplicate, AcquireOutcome::InProgress { .. }), "{lose:?}: {duplicate:?}");
-        proxy.lose(lose, "EXECUTE idem_checkpoint_v1", 1);
+        proxy.lose(lose, "idem_checkpoint_v1", 1);
         let outcome = world.store.checkpoint(&lease, &checkpoint("charged")).await.unwrap();
         assert_eq!(outcome, OwnerOutcome::Applied, "{lose:?}");
-        proxy.lose(lose, "EXECUTE idem_renew_v1", 1);
+        proxy.lose(lose, "idem_renew_v1", 1);
         assert_eq!(world.store.renew(&lease, request.term).await.unwrap(), OwnerOutcome::Applied, "{lose:?}");
-        proxy.lose(lose, "EXECUTE idem_settle_v1", 1);
+        proxy.lose(lose, "idem_settle_v1", 1);
         world.settle(&lease).await.unwrap();
         assert!(proxy.has_lost());
         let record = world.store.peek(&lease.id).await.unwrap().unwrap();
         assert!(record.replay().is_some() && record.owner == request.owner, "{lose:?}: {record:?}");
         let lease = world.lease(&transactional()).await.unwrap();
-        proxy.lose(lose, "EXECUTE idem_release_v1", 1);
+        proxy.lose(lose, "idem_release_v1", 1);
         let released = world.store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
         assert_eq!(released, OwnerOutcome::Applied, "{lose:?}");
         assert_eq!(world.store.peek(&lease.id).await.unwrap(), None, "{lose:?}");
@@ -133,13 +133,13 @@ async fn lost_answers_to_verbs_are_asked_for_again_and_make_no_second_owner() {
 async fn an_answer_lost_twice_is_an_error_that_says_that_it_may_have_happened() {
     let (proxy, world) = behind_proxy().await;
     let request = request();
-    proxy.lose(Lose::Answer, "EXECUTE idem_acquire_v1", 2);
+    proxy.lose(Lose::Answer, "idem_acquire_v1", 2);
     let error = world.store.acquire(&request).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     assert!(error.is_retryable() && error.is_indeterminate(), "{error:?}");
     let lease = world.lease(&request).await.unwrap();
     assert_eq!(lease.attempt, 1, "the same token is the same owner");
-    proxy.lose(Lose::Answer, "EXECUTE idem_settle_v1", 2);
+    proxy.lose(Lose::Answer, "idem_settle_v1", 2);
     let error = world.settle(&lease).await.unwrap_err();
     assert!(error.is_retryable() && error.is_indeterminate(), "{error:?}");
     world.settle(&lease).await.unwrap();
@@ -152,7 +152,7 @@ async fn an_answer_lost_with_the_server_is_an_error_that_says_that_it_may_have_h
     let world = World::shared_through(proxy.port, |config| config.verb_connections(NonZeroU32::MIN)).await;
     let request = request();
     let lease = world.lease(&request).await.unwrap();
-    proxy.lose(Lose::Answer, "EXECUTE idem_settle_v1", 1);
+    proxy.lose(Lose::Answer, "idem_settle_v1", 1);
     // Nobody accepts the connection over which it would be sent again.
     proxy.lead_to(0);
     let error = world.settle(&lease).await.unwrap_err();
@@ -169,13 +169,13 @@ async fn batches_whose_answers_are_lost_lose_nothing() {
     for lose in LOSSES.into_iter().chain([Lose::Preparations]) {
         let requests: Vec<_> = std::iter::repeat_with(request).take(100).collect();
         // Both sessions lose it once: each batch is sent a second time, and no batch a third.
-        proxy.lose(lose, "EXECUTE idem_acquire_v1", 1);
+        proxy.lose(lose, "idem_acquire_v1", 1);
         let leases = join_all(requests.iter().map(|request| world.lease(request))).await;
         let leases: Vec<_> = leases.into_iter().map(Result::unwrap).collect();
         assert!(
             leases.iter().zip(&requests).all(|(lease, request)| lease.owner == request.owner && lease.attempt == 1)
         );
-        proxy.lose(lose, "EXECUTE idem_settle_v1", 1);
+        proxy.lose(lose, "idem_settle_v1", 1);
         for settled in join_all(leases.iter().map(|lease| world.settle(lease))).await {
             settled.unwrap();
         }
@@ -203,7 +203,7 @@ async fn a_server_that_falls_silent_is_given_up_in_time() {
     let (proxy, world) = behind_proxy().await;
     let start = Instant::now();
     let request = request();
-    proxy.lose(Lose::EverythingSilently, "EXECUTE idem_acquire_v1", 1);
+    proxy.lose(Lose::EverythingSilently, "idem_acquire_v1", 1);
     let error = world.store.acquire(&request).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
     assert!(error.is_indeterminate() && start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());

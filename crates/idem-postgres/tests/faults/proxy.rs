@@ -1,5 +1,6 @@
 //! A TCP proxy that counts statements, and loses messages or answers when it is told to.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,10 +35,19 @@ struct Plan {
 /// A statement as text.
 const QUERY: u8 = b'Q';
 
+/// A statement gets a name.
+const PARSE: u8 = b'P';
+
+/// The first message of those that do what has a name, with arguments; the last is [`SYNC`].
+const BIND: u8 = b'B';
+
+const SYNC: u8 = b'S';
+
 struct Shared {
     upstream: AtomicU16,
     plan: Mutex<Option<Plan>>,
     statements: AtomicUsize,
+    preparations: AtomicUsize,
     /// Changes when all connections are to end.
     end: watch::Sender<()>,
 }
@@ -57,6 +67,7 @@ impl Proxy {
             upstream: upstream.into(),
             plan: Mutex::new(None),
             statements: AtomicUsize::new(0),
+            preparations: AtomicUsize::new(0),
             end: watch::Sender::new(()),
         });
         let carrier = Arc::clone(&shared);
@@ -81,6 +92,11 @@ impl Proxy {
     /// How many statements went to the server.
     pub fn statements(&self) -> usize {
         self.shared.statements.load(Ordering::SeqCst)
+    }
+
+    /// How many statements got a name.
+    pub fn preparations(&self) -> usize {
+        self.shared.preparations.load(Ordering::SeqCst)
     }
 
     /// New connections lead elsewhere from now on.
@@ -126,28 +142,62 @@ async fn requests(
     // The first message has no type.
     let start = message(&mut client, None).await?;
     server.write_all(&start).await?;
+    let mut names = HashMap::new();
     loop {
         let kind = client.read_u8().await?;
-        let message = message(&mut client, Some(kind)).await?;
-        let lose = shared.planned(kind, &message);
+        let mut message = message(&mut client, Some(kind)).await?;
+        let text = match kind {
+            QUERY => Some(message[5..].to_vec()),
+            PARSE => {
+                let (name, text) = words(&message);
+                names.insert(name.to_vec(), text.to_vec());
+                shared.preparations.fetch_add(1, Ordering::SeqCst);
+                None
+            }
+            BIND => Some(names.get(words(&message).1).cloned().unwrap_or_default()),
+            _ => None,
+        };
+        let lose = text.and_then(|text| shared.planned(&text));
+        if kind == BIND && lose.is_some() {
+            loop {
+                let kind = client.read_u8().await?;
+                message.extend(self::message(&mut client, Some(kind)).await?);
+                if kind == SYNC {
+                    break;
+                }
+            }
+        }
         match lose {
             Some(Lose::Statement) => return Ok(()),
             Some(lose @ (Lose::Answer | Lose::EverythingSilently)) => {
                 mute.send_replace(Some(lose));
                 server.write_all(&message).await?;
             }
-            Some(Lose::Preparations) => server.write_all(&after("DEALLOCATE ALL;", &message)).await?,
+            Some(Lose::Preparations) => server.write_all(&forgotten(kind, message)).await?,
             Some(Lose::Connection) => return server.write_all(&message).await,
             None => server.write_all(&message).await?,
         }
     }
 }
 
-/// A statement with another one in front, as one message.
-fn after(first: &str, statement: &[u8]) -> Vec<u8> {
+/// What stands before the first and the second zero of a message.
+fn words(message: &[u8]) -> (&[u8], &[u8]) {
+    let mut words = message[5..].split(|byte| *byte == 0);
+    (words.next().unwrap_or_default(), words.next().unwrap_or_default())
+}
+
+/// The same, asked of a session that does not know any more what it has prepared.
+fn forgotten(kind: u8, mut statement: Vec<u8>) -> Vec<u8> {
+    const FIRST: &str = "DEALLOCATE ALL;";
+    if kind == BIND {
+        let (portal, name) = words(&statement);
+        let (start, length) = (5 + portal.len() + 1, name.len());
+        statement[start..start + length].fill(b'x');
+        return statement;
+    }
     let (head, text) = statement.split_at(5);
-    let length = u32::try_from(head.len() - 1 + first.len() + text.len()).unwrap();
-    [&head[..1], &length.to_be_bytes(), first.as_bytes(), text].concat()
+    let length = u32::try_from(head.len() - 1 + FIRST.len() + text.len()).unwrap();
+    [&head[..1], &length.to_be_bytes(), FIRST.as_bytes(), text].concat()
 }
 
 /// A whole message: its type, if it has one, its length, its body.
@@ -161,12 +211,12 @@ async fn message(client: &mut OwnedReadHalf, kind: Option<u8>) -> io::Result<Vec
 }
 
 impl Shared {
-    fn planned(&self, kind: u8, message: &[u8]) -> Option<Lose> {
-        self.statements.fetch_add(usize::from(kind == QUERY), Ordering::SeqCst);
+    fn planned(&self, text: &[u8]) -> Option<Lose> {
+        self.statements.fetch_add(1, Ordering::SeqCst);
         let mut plan = self.plan.lock().unwrap();
-        let plan = plan.as_mut().filter(|plan| plan.times > 0 && kind == QUERY)?;
+        let plan = plan.as_mut().filter(|plan| plan.times > 0)?;
         let marker = plan.marker.as_bytes();
-        let is_there = marker.is_empty() || message.windows(marker.len()).any(|window| window == marker);
+        let is_there = marker.is_empty() || text.windows(marker.len()).any(|window| window == marker);
         is_there.then(|| {
             plan.times -= 1;
             plan.lose
