@@ -11,6 +11,7 @@ mod support;
 mod world;
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use idem_core::{Acquire, AcquireOutcome, IdempotencyStore, Lease, OwnerOutcome, Settlement, StoreErrorKind};
@@ -351,4 +352,31 @@ async fn a_call_is_prepared_once_whatever_the_url_says() {
         assert_eq!(store.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
     }
     assert_eq!(proxy.preparations(), 2, "one for acquires and one for settlements");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn those_who_are_answered_together_come_again_together() {
+    const CLIENTS: usize = 32;
+    const CYCLES: usize = 40;
+    let (proxy, world) = one_lane(patient).await;
+    let world = Arc::new(world);
+    let before = proxy.statements();
+    let clients: Vec<_> = std::iter::repeat_with(|| {
+        let world = Arc::clone(&world);
+        tokio::spawn(async move {
+            for _ in 0..CYCLES {
+                let lease = world.lease(&request()).await.unwrap();
+                world.settle(&lease).await.unwrap();
+            }
+        })
+    })
+    .take(CLIENTS)
+    .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+    let statements = proxy.statements() - before;
+    println!("{statements} statements carried {CYCLES} cycles of {CLIENTS} clients");
+    // Twice as many as cycles, and some more where the lane is woken before all of them have come.
+    assert!(2 * statements <= 7 * CYCLES, "{statements} statements");
 }
