@@ -1,9 +1,9 @@
 //! The way to the database: a few connections, each with a task of its own that carries many verbs at once.
 //!
-//! While a statement is on its way, the verbs that arrive wait in a queue, and the next statement takes them together:
-//! one round trip and one sync to the disk serve many. When nothing is on its way a verb goes at once; no timer ever
-//! holds one back. Since the tasks own the connections and see every statement to its end, a caller who goes away
-//! cancels only its own answer, and no connection is ever left in the middle of something.
+//! While a statement is on its way, the verbs that arrive wait in a queue, and the next statement takes them together,
+//! those that ask or those that change something: one round trip and one sync to the disk serve many. When nothing is on
+//! its way a verb goes at once; no timer ever holds one back. Since the tasks own the connections and see every statement to
+//! its end, a caller who goes away cancels only its own answer, and no connection is ever left in the middle of something.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
