@@ -51,6 +51,7 @@ CREATE FUNCTION "idem".idem_acquire_v1(
 )
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -129,6 +130,7 @@ CREATE FUNCTION "idem".idem_look_v1(skew BIGINT, ids BYTEA[], locks BIGINT[]) RE
 )
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -173,6 +175,7 @@ $$;
 CREATE FUNCTION "idem".idem_lock_v1(ids BYTEA[]) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 BEGIN
@@ -186,6 +189,7 @@ CREATE FUNCTION "idem".idem_renew_v1(
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -217,6 +221,7 @@ CREATE FUNCTION "idem".idem_checkpoint_v1(
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -245,6 +250,7 @@ CREATE FUNCTION "idem".idem_settle_v1(
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -285,6 +291,7 @@ $$;
 CREATE FUNCTION "idem".idem_release_v1(skew BIGINT, ids BYTEA[], owners BYTEA[]) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
@@ -315,7 +322,7 @@ CREATE FUNCTION "idem".idem_replace_v1(
 ) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
     IF lock IS NOT NULL AND NOT pg_try_advisory_xact_lock_shared(lock) THEN
@@ -357,7 +364,7 @@ $$;
 CREATE FUNCTION "idem".idem_remove_v1(id BYTEA, version BIGINT) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
     DELETE FROM "idem".idem_records AS known
@@ -391,7 +398,7 @@ CREATE FUNCTION "idem".idem_put_v1(
 ) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = 0
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = 0
 AS $$
 #variable_conflict use_variable
 DECLARE
@@ -449,7 +456,7 @@ $$;
 CREATE FUNCTION "idem".idem_owns_v1(skew BIGINT, lock BIGINT, record BYTEA, token BYTEA) RETURNS BOOLEAN
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
-SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock_shared(lock) THEN
@@ -469,6 +476,7 @@ $$;
 -- again is left as it is: a transaction that runs it would find it changed.
 CREATE FUNCTION "idem".idem_purge_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
+SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
 DECLARE

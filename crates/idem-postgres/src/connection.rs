@@ -61,13 +61,24 @@ pub(crate) async fn prepare(connection: &mut PgConnection, pooled: bool, questio
     if pooled {
         return Ok(());
     }
-    let direct = sqlx::raw_sql("SELECT current_setting('idem.direct', TRUE)").fetch_one(&mut *connection).await?;
+    expect_direct(connection).await?;
+    let last = format!("{questions}SET default_transaction_read_only = on");
+    sqlx::raw_sql(AssertSqlSafe(last)).execute(connection).await.map(drop)
+}
+
+/// The options of a connection whose session is to be this client's own, and an option by which to see that it is.
+pub(crate) fn direct(options: PgConnectOptions) -> PgConnectOptions {
+    options.options([("idem.direct", "on")])
+}
+
+/// Refuses a session that may be somebody else's next.
+pub(crate) async fn expect_direct(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let direct = sqlx::raw_sql("SELECT current_setting('idem.direct', TRUE)").fetch_one(connection).await?;
     if direct.try_get::<Option<String>, _>(0)?.as_deref() != Some("on") {
         // A proxy that ignores what it does not know.
         return Err(sqlx::Error::Configuration(NEEDS_OPTIONS.into()));
     }
-    let last = format!("{questions}SET default_transaction_read_only = on");
-    sqlx::raw_sql(AssertSqlSafe(last)).execute(connection).await.map(drop)
+    Ok(())
 }
 
 /// What to say when start-up options do not reach the server.
@@ -78,7 +89,7 @@ const NEEDS_OPTIONS: &str =
 ///
 /// Outside of those transactions nothing can be written: whatever ends one before its time, nothing is committed without
 /// its record after that. A transaction-pooling proxy cannot do that for one client alone, and would do it to all; so
-/// there is an option by which to see that the session is this client's own.
+/// the session has to be this client's own.
 pub(crate) fn handlers_options(
     options: PgConnectOptions,
     config: &PostgresConfig,
@@ -87,7 +98,7 @@ pub(crate) fn handlers_options(
     if config.pooled {
         return options;
     }
-    options.options([("idem.direct", "on")]).options(vigilance(server.notices_closed_clients))
+    direct(options).options(vigilance(server.notices_closed_clients))
 }
 
 /// What is set in each of a handler's transactions: how long it may leave it alone, and [`vigilance`] where a session cannot
@@ -111,7 +122,7 @@ fn vigilance(notices_closed_clients: bool) -> impl Iterator<Item = (&'static str
     keepalives.into_iter().chain(closed)
 }
 
-/// Why there is no connection for handlers.
+/// Why there is no connection with a session of its own.
 pub(crate) fn no_session(error: sqlx::Error) -> StoreError {
     if matches!(error, sqlx::Error::Configuration(_)) || is_protocol_violation(&error) {
         return StoreError::new(StoreErrorKind::Misconfigured, NEEDS_OPTIONS).with_source(error);

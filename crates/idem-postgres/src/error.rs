@@ -85,9 +85,10 @@ pub(crate) fn is_of_a_replica(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == "0A000")
 }
 
-/// Whether the session has forgotten what it was told at its beginning: a handler or a proxy has made it.
+/// Whether the session has forgotten what it has prepared, because a handler or a proxy has made it, or has prepared what is
+/// not so any more: a function that was made anew with another result.
 pub(crate) fn is_unprepared(error: &sqlx::Error) -> bool {
-    state(error).is_some_and(|state| state == "26000")
+    state(error).is_some_and(|state| matches!(state.as_str(), "26000" | "0A000"))
 }
 
 /// Whether there is no transaction any more in which to go on.

@@ -7,8 +7,10 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::future::poll_fn;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use idem_core::{StoreError, StoreErrorKind, TimeOffset, planted};
@@ -18,7 +20,8 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::batch::{Batch, Calls, Message};
-use crate::error::{connect_error, copy, is_connection_lost, is_unprepared, store_error};
+use crate::connection::{expect_direct, no_session};
+use crate::error::{copy, is_connection_lost, is_unprepared, store_error};
 use crate::verb::{Answer, Verb, misanswered};
 
 /// The most verbs in one statement: enough to share its costs, few enough that the first is not kept waiting by the last.
@@ -53,8 +56,9 @@ pub(crate) struct Lanes(mpsc::Sender<Job>);
 pub(crate) struct LaneSettings {
     pub(crate) options: PgConnectOptions,
     pub(crate) calls: Calls,
-    /// What is said once on a new connection, so that it need not be said again with each statement.
-    pub(crate) session: String,
+    /// What is said once on a new connection, so that it need not be said again with each statement. `None` where a session
+    /// is given to somebody else after each transaction.
+    pub(crate) session: Option<String>,
     /// How a transaction begins, where that is not known from the session.
     pub(crate) begin: Option<String>,
     /// The same, for verbs whose batch has waited for a row as long as it may.
@@ -66,8 +70,9 @@ pub(crate) struct LaneSettings {
 impl LaneSettings {
     async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
         let mut connection = self.options.connect().await?;
-        if !self.session.is_empty() {
-            sqlx::raw_sql(AssertSqlSafe(self.session.clone())).execute(&mut connection).await?;
+        if let Some(session) = &self.session {
+            expect_direct(&mut connection).await?;
+            sqlx::raw_sql(AssertSqlSafe(session.clone())).execute(&mut connection).await?;
         }
         Ok(connection)
     }
@@ -106,16 +111,10 @@ impl Queue {
     /// statement calls costs as much as several verbs do, so that clients who begin and clients who settle had better not
     /// share one. None when nobody is left to ask for anything.
     ///
-    /// `after_many` says that the lane has just answered several, whose next verbs are worth the moment in which they come.
-    ///
     /// Cancel-safe: what has arrived and is not returned stays here.
-    async fn next(&mut self, after_many: bool) -> Vec<Job> {
+    async fn next(&mut self) -> Vec<Job> {
         if self.waiting.is_empty() {
             self.arriving.recv_many(&mut self.waiting, WAITING).await;
-        }
-        if after_many {
-            // Those who were answered just now, and ask for the next thing at once, are about to run.
-            tokio::task::yield_now().await;
         }
         while self.waiting.len() < WAITING
             && let Ok(job) = self.arriving.try_recv()
@@ -135,14 +134,17 @@ struct Lane {
 
 impl Lane {
     async fn serve(mut self, queue: Arc<Mutex<Queue>>) {
-        let mut were_many = false;
         loop {
-            let next = async { queue.lock().await.next(were_many).await };
+            let next = async { queue.lock().await.next().await };
             match timeout(IDLE, next).await {
                 Ok(jobs) if jobs.is_empty() => break,
                 Ok(mut jobs) => {
-                    were_many = jobs.len() > 1;
+                    let are_many = jobs.len() > 1;
                     self.work(&mut jobs).await;
+                    if are_many {
+                        // Those who were answered just now are about to run, and to ask for the next thing.
+                        step_behind().await;
+                    }
                 }
                 Err(_) => self.disconnect().await,
             }
@@ -235,7 +237,7 @@ impl Lane {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => match timeout(limit, settings.connect()).await {
-                Ok(connection) => connection.map_err(|error| Failure::Away(connect_error(error)))?,
+                Ok(connection) => connection.map_err(|error| Failure::Away(no_session(error)))?,
                 Err(_) => {
                     let message = format!("Postgres did not accept a connection within {limit:?}");
                     return Err(Failure::Away(StoreError::new(StoreErrorKind::Unavailable, message)));
@@ -280,6 +282,20 @@ impl Lane {
         self.connection = Some(connection);
         batch.answers(&rows).map_err(Failure::Away)
     }
+}
+
+/// Lets those run who are ready to, on this thread; another one that has nothing to do may go on with this task. With tokio's
+/// `yield_now` no other could, however long the next task keeps this thread.
+async fn step_behind() {
+    let mut is_behind = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut is_behind, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 type Answers = Vec<Result<Answer, StoreError>>;

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::batch::Calls;
 use crate::begin::TransactionSettings;
 use crate::config::PostgresConfig;
-use crate::connection::handlers_options;
+use crate::connection::{direct, handlers_options};
 use crate::error::{connect_error, store_error};
 use crate::health::{self, DurabilityReport};
 use crate::lane::{LaneSettings, Lanes};
@@ -99,15 +99,12 @@ impl PostgresStore {
         let goodbye = connection.close().await;
         goodbye.map_err(|error| store_error("close the first connection", error))?;
         let prelude = prelude(config.statement_timeout, config.lock_timeout);
+        // Whatever the URL says: what sqlx prepares and has no room to remember stays in the session.
+        let for_verbs = options.clone().statement_cache_capacity(PREPARED);
         let lanes = LaneSettings {
-            // Whatever the URL says: what sqlx prepares and has no room to remember stays in the session.
-            options: options.clone().statement_cache_capacity(PREPARED),
+            options: if config.pooled { for_verbs } else { direct(for_verbs) },
             calls: Calls::new(&schema, !config.pooled),
-            // A session that is given to somebody else after each transaction has to be told each time.
-            session: match config.pooled {
-                true => String::new(),
-                false => session(config.statement_timeout, config.lock_timeout),
-            },
+            session: (!config.pooled).then(|| session(config.statement_timeout, config.lock_timeout)),
             begin: config.pooled.then(|| format!("{BEGIN}{prelude}")),
             begin_impatient: format!("{BEGIN}{}", self::prelude(config.statement_timeout, IMPATIENT)),
             offset: config.offset.clone(),

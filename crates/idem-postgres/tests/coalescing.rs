@@ -380,3 +380,24 @@ async fn those_who_are_answered_together_come_again_together() {
     // Twice as many as cycles, and some more where the lane is woken before all of them have come.
     assert!(2 * statements <= 7 * CYCLES, "{statements} statements");
 }
+
+#[tokio::test]
+async fn a_proxy_that_comes_between_later_and_gives_sessions_to_others_is_refused() {
+    let (proxy, world) = one_lane(|config| config).await;
+    let lease = world.lease(&request()).await.unwrap();
+    let refused = async || {
+        let error = world.settle(&lease).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
+        assert!(error.to_string().contains("through_transaction_pooler()"), "{error}");
+    };
+    let pooler: PgConnectOptions = idem_servers::pgbouncer_url().parse().unwrap();
+    proxy.lead_to(pooler.get_port());
+    proxy.cut();
+    refused().await;
+    proxy.lead_to(port_of_shared());
+    world.settle(&lease).await.unwrap();
+    // One that does not say so.
+    proxy.ignore_options();
+    proxy.cut();
+    refused().await;
+}

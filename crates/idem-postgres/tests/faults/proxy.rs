@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -48,6 +48,7 @@ struct Shared {
     plan: Mutex<Option<Plan>>,
     statements: AtomicUsize,
     preparations: AtomicUsize,
+    ignores_options: AtomicBool,
     /// Changes when all connections are to end.
     end: watch::Sender<()>,
 }
@@ -68,6 +69,7 @@ impl Proxy {
             plan: Mutex::new(None),
             statements: AtomicUsize::new(0),
             preparations: AtomicUsize::new(0),
+            ignores_options: AtomicBool::new(false),
             end: watch::Sender::new(()),
         });
         let carrier = Arc::clone(&shared);
@@ -97,6 +99,11 @@ impl Proxy {
     /// How many statements got a name.
     pub fn preparations(&self) -> usize {
         self.shared.preparations.load(Ordering::SeqCst)
+    }
+
+    /// From now on, start-up options do not reach the server.
+    pub fn ignore_options(&self) {
+        self.shared.ignores_options.store(true, Ordering::SeqCst);
     }
 
     /// New connections lead elsewhere from now on.
@@ -141,7 +148,8 @@ async fn requests(
 ) -> io::Result<()> {
     // The first message has no type.
     let start = message(&mut client, None).await?;
-    server.write_all(&start).await?;
+    let ignores = shared.ignores_options.load(Ordering::SeqCst);
+    server.write_all(&if ignores { without_options(&start) } else { start }).await?;
     let mut names = HashMap::new();
     loop {
         let kind = client.read_u8().await?;
@@ -178,6 +186,16 @@ async fn requests(
             None => server.write_all(&message).await?,
         }
     }
+}
+
+/// A start-up message without the options in it: the length, the version, and names with their values.
+fn without_options(start: &[u8]) -> Vec<u8> {
+    const HEAD: usize = 8;
+    let words: Vec<_> = start[HEAD..].split_inclusive(|byte| *byte == 0).collect();
+    let others = words.chunks(2).filter(|pair| pair[0] != b"options\0").flatten().copied();
+    let parameters = others.collect::<Vec<_>>().concat();
+    let length = u32::try_from(HEAD + parameters.len()).unwrap();
+    [&length.to_be_bytes(), &start[4..HEAD], &parameters].concat()
 }
 
 /// What stands before the first and the second zero of a message.
