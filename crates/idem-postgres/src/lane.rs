@@ -7,16 +7,15 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::future::poll_fn;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use idem_core::{StoreError, StoreErrorKind, TimeOffset, planted};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::batch::{Batch, Calls, Message};
@@ -38,6 +37,10 @@ const ARRIVING: usize = 1024 - WAITING;
 
 /// How long a connection may stay unused. Firewalls forget quiet connections without telling.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// How long a lane that has answered several lets others run first, at most. A task that yields goes on when its thread has come
+/// to the others; should one of them keep that busy, another thread goes on with it then.
+const STEP: Duration = Duration::from_millis(1);
 
 /// How much longer than the server may take the client waits, for the way there and back.
 const GRACE: Duration = Duration::from_secs(1);
@@ -143,7 +146,7 @@ impl Lane {
                     self.work(&mut jobs).await;
                     if are_many {
                         // Those who were answered just now are about to run, and to ask for the next thing.
-                        step_behind().await;
+                        let _ = timeout(STEP, yield_now()).await;
                     }
                 }
                 Err(_) => self.disconnect().await,
@@ -282,20 +285,6 @@ impl Lane {
         self.connection = Some(connection);
         batch.answers(&rows).map_err(Failure::Away)
     }
-}
-
-/// Lets those run who are ready to, on this thread; another one that has nothing to do may go on with this task. With tokio's
-/// `yield_now` no other could, however long the next task keeps this thread.
-async fn step_behind() {
-    let mut is_behind = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut is_behind, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 type Answers = Vec<Result<Answer, StoreError>>;

@@ -401,3 +401,45 @@ async fn a_proxy_that_comes_between_later_and_gives_sessions_to_others_is_refuse
     proxy.cut();
     refused().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_who_keeps_its_thread_keeps_nobody_elses_verbs() {
+    const KEPT_BUSY: Duration = Duration::from_secs(1);
+    let (_proxy, world) = one_lane(patient).await;
+    let world = Arc::new(world);
+    let mut waited = Duration::ZERO;
+    for round in 0..8 {
+        let held = world.lease(&request()).await.unwrap();
+        let mut holder = hold(&world, &held).await;
+        let first = tokio::spawn({
+            let world = Arc::clone(&world);
+            async move { world.settle(&held).await.unwrap() }
+        });
+        waits(&world).await;
+        let (busy, is_busy) = tokio::sync::oneshot::channel();
+        let mut busy = Some(busy);
+        let callers: Vec<_> = std::iter::repeat_with(|| {
+            let (world, busy) = (Arc::clone(&world), busy.take());
+            tokio::spawn(async move {
+                world.lease(&request()).await.unwrap();
+                if let Some(busy) = busy {
+                    busy.send(()).unwrap();
+                    std::thread::sleep(KEPT_BUSY);
+                }
+            })
+        })
+        .take(8)
+        .collect();
+        sql(&mut holder, "ROLLBACK").await;
+        is_busy.await.unwrap();
+        let start = Instant::now();
+        world.lease(&request()).await.unwrap();
+        waited = waited.max(start.elapsed());
+        println!("round {round}: {:?}", start.elapsed());
+        first.await.unwrap();
+        for caller in callers {
+            caller.await.unwrap();
+        }
+    }
+    assert!(waited < KEPT_BUSY / 2, "{waited:?}");
+}
