@@ -84,7 +84,7 @@ impl LaneSettings {
 impl Lanes {
     pub(crate) fn start(settings: &LaneSettings, connections: NonZeroU32) -> Self {
         let (sender, arriving) = mpsc::channel(ARRIVING);
-        let queue = Arc::new(Mutex::new(Queue { arriving, waiting: Vec::with_capacity(WAITING) }));
+        let queue = Arc::new(Mutex::new(Queue::new(arriving)));
         for _ in 0..connections.get() {
             let lane = Lane { settings: settings.clone(), connection: None };
             tokio::spawn(lane.serve(Arc::clone(&queue)));
@@ -107,12 +107,19 @@ struct Queue {
     arriving: mpsc::Receiver<Job>,
     /// Has come before what is arriving.
     waiting: Vec<Job>,
+    /// Whether the oldest was left behind the last time.
+    has_passed_over: bool,
 }
 
 impl Queue {
-    /// The verbs of the next statement: the oldest, and those of its family that have come since. Each function that a
-    /// statement calls costs as much as several verbs do, so that clients who begin and clients who settle had better not
-    /// share one. None when nobody is left to ask for anything.
+    fn new(arriving: mpsc::Receiver<Job>) -> Self {
+        Self { arriving, waiting: Vec::with_capacity(WAITING), has_passed_over: false }
+    }
+
+    /// The verbs of the next statement, of one family: each function that a statement calls costs as much as several verbs
+    /// do, so that clients who begin and clients who settle had better not share one. The family that more are waiting of goes
+    /// first, as a few stragglers would fill no statement; the oldest is passed over once at most. None when nobody is left
+    /// to ask for anything.
     ///
     /// Cancel-safe: what has arrived and is not returned stays here.
     async fn next(&mut self) -> Vec<Job> {
@@ -124,7 +131,10 @@ impl Queue {
         {
             self.waiting.push(job);
         }
-        let Some(family) = self.waiting.first().map(|job| job.verb.family()) else { return Vec::new() };
+        let Some(oldest) = self.waiting.first().map(|job| job.verb.family()) else { return Vec::new() };
+        let of_its_family = self.waiting.iter().filter(|job| job.verb.family() == oldest).count();
+        self.has_passed_over = !self.has_passed_over && of_its_family < self.waiting.len() - of_its_family;
+        let family = if self.has_passed_over { oldest.other() } else { oldest };
         self.waiting.extract_if(.., |job| job.verb.family() == family).take(MAX_BATCH).collect()
     }
 }
@@ -362,5 +372,50 @@ impl Failure {
             Self::Refused(error) => Self::Refused(error.indeterminate()),
             Self::Away(error) => Self::Away(error.indeterminate()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use idem_core::RecordId;
+
+    use super::*;
+    use crate::verb::Family;
+
+    #[tokio::test]
+    async fn the_larger_family_goes_first_and_the_oldest_is_passed_over_once_at_most() {
+        let (sender, arriving) = mpsc::channel(64);
+        let mut queue = Queue::new(arriving);
+        let arrive = |family, count| {
+            for _ in 0..count {
+                let id = RecordId::from_bytes([7; 32]);
+                let verb = match family {
+                    Family::Asks => Verb::Look { id, lock: None, confirmed: false },
+                    Family::Changes => Verb::Remove { id, version: 1 },
+                };
+                assert!(sender.try_send(Job { verb, answer: oneshot::channel().0 }).is_ok(), "there is room");
+            }
+        };
+        let mut next = async || {
+            let jobs = queue.next().await;
+            let family = jobs.first().map(|job| job.verb.family());
+            assert!(jobs.iter().all(|job| Some(job.verb.family()) == family), "one family");
+            (family, jobs.len())
+        };
+        arrive(Family::Asks, 1);
+        arrive(Family::Changes, 1);
+        assert_eq!(next().await, (Some(Family::Asks), 1), "the oldest of as many");
+        arrive(Family::Asks, 2);
+        arrive(Family::Changes, 1);
+        assert_eq!(next().await, (Some(Family::Changes), 2), "as many again");
+        arrive(Family::Changes, 3);
+        assert_eq!(next().await, (Some(Family::Changes), 3), "more are waiting of it");
+        arrive(Family::Changes, 5);
+        assert_eq!(next().await, (Some(Family::Asks), 2), "once at most");
+        arrive(Family::Asks, 6);
+        assert_eq!(next().await, (Some(Family::Asks), 6), "others were the oldest then");
+        assert_eq!(next().await, (Some(Family::Changes), 5));
+        drop(sender);
+        assert_eq!(next().await, (None, 0), "nobody is left");
     }
 }

@@ -80,6 +80,15 @@ pub(crate) enum Family {
     Changes,
 }
 
+impl Family {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Asks => Self::Changes,
+            Self::Changes => Self::Asks,
+        }
+    }
+}
+
 /// How a run ends, in columns. Times count from when the database does it.
 #[derive(Clone)]
 pub(crate) struct End {
