@@ -49,10 +49,10 @@ impl Drop for Heartbeat {
 
 /// Begins the heartbeats of an engine's operations when they are due, by one task for all of them.
 ///
-/// The task runs on the runtime of the operation that needed it first, and ends when there is nothing to wait for. It takes
-/// only what is due after it wakes next by itself: if an operation woke it, the thread of that operation might be the one
-/// that runs it, after the operation, which may compute for long. What it does not take, such as operations on other
-/// runtimes, begins at once, in a task of its own.
+/// The task runs on the runtime of the operation that needed it first, at least until that one's renewal would be due, and
+/// ends when there is nothing to wait for. It takes only what is due after it wakes next by itself: if an operation woke it,
+/// the thread of that operation might be the one that runs it, after the operation, which may compute for long. What it does
+/// not take, such as operations on other runtimes, begins at once, in a task of its own.
 #[derive(Default)]
 pub(super) struct Pacemaker(Mutex<Beginnings>);
 
@@ -93,7 +93,7 @@ impl Pacemaker {
             // A runtime that has ended drops a task at once, which takes the lock.
             drop(state);
             if is_first {
-                here.spawn(Pacing { pacemaker: Arc::clone(self), runtime: here.id(), is_over: false }.pace());
+                here.spawn(Pacing { pacemaker: Arc::clone(self), runtime: here.id(), is_over: false }.pace(at));
             }
         } else {
             drop(state);
@@ -103,11 +103,17 @@ impl Pacemaker {
         place
     }
 
-    /// Begins what is due, in the task on `runtime`, and says when to look again; `None` when there is nothing to wait for.
-    fn begin_what_is_due(&self, runtime: runtime::Id) -> Option<Instant> {
+    /// Begins what is due, in the task on `runtime`, and says when to look again. When there is nothing to wait for that is
+    /// `stay_until`, and after it never again.
+    fn begin_what_is_due(&self, runtime: runtime::Id, stay_until: Instant) -> Option<Instant> {
         let mut state = self.lock();
         let now = Instant::now();
-        while let Some(first) = state.due.first_entry() {
+        loop {
+            let Some(first) = state.due.first_entry() else {
+                let wakes_at = (now < stay_until).then_some(stay_until);
+                state.task = wakes_at.map(|_| Task { runtime, wakes_at });
+                return wakes_at;
+            };
             let (at, _) = *first.key();
             if at > now {
                 state.task = Some(Task { runtime, wakes_at: Some(at) });
@@ -118,8 +124,6 @@ impl Pacemaker {
             let beating = tokio::spawn(pulse.beat(at).instrument(span));
             state.begun.insert(place, beating.abort_handle());
         }
-        state.task = None;
-        None
     }
 
     fn end(&self, place: Place) {
@@ -142,8 +146,10 @@ struct Pacing {
 }
 
 impl Pacing {
-    async fn pace(mut self) {
-        while let Some(wake_at) = self.pacemaker.begin_what_is_due(self.runtime) {
+    /// `stay_until` is when the operation that made this is due. Most operations have ended before a task of theirs would
+    /// run at all, and if this one ended then, each would make another.
+    async fn pace(mut self, stay_until: Instant) {
+        while let Some(wake_at) = self.pacemaker.begin_what_is_due(self.runtime, stay_until) {
             tokio::time::sleep_until(wake_at).await;
         }
         // Another one may have its place by now.
@@ -260,6 +266,18 @@ mod tests {
         }
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert!(engine.shared.pacemaker.lock().task.is_none(), "nothing is waited for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn operations_that_end_at_once_share_one_task() {
+        let (engine, begun) = (engine(), Instant::now());
+        let wakes_at = || engine.shared.pacemaker.lock().task.as_ref().and_then(|task| task.wakes_at);
+        for after in [0, 9] {
+            tokio::time::sleep_until(begun + Duration::from_secs(after)).await;
+            run(&engine, Duration::ZERO, &Arc::default()).await;
+            tokio::task::yield_now().await;
+            assert_eq!(wakes_at(), Some(begun + Duration::from_secs(10)), "the task of the first, after {after} s");
+        }
     }
 
     #[test]
