@@ -16,7 +16,7 @@ use crate::contest::{Contestant, Outcome, Sample, hold, p50, p99};
 use crate::drive::{Work, driven, histogram, sample};
 use crate::limits::say;
 use crate::outside::pgbench;
-use crate::records::Maker;
+use crate::records::{Maker, scattered};
 use crate::report::{Goal, Report};
 use crate::{Error, Pace, servers};
 
@@ -42,7 +42,12 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let mut connection = servers::connect(&server).await?;
     let (few, many) = if pace.quick { (10_000, 300_000) } else { SIZES };
     let tables = tables(&server, &mut connection, few, many).await?;
-    compare(&format!("Postgres, {few} and {many} records"), 1.25, &tables, pace, report).await?;
+    let name = format!("Postgres, {few} and {many} records");
+    let before = blocks_read(&mut connection).await?;
+    compare(&name, 1.25, &tables, pace, report).await?;
+    let read = blocks_read(&mut connection).await? - before;
+    report.note(format!("{name}: Postgres read {read} blocks of the large table that it did not have in its memory"));
+    report.add(of_the_latest(&name, &tables, few, pace).await?);
     drop(tables);
     purge(&server, &mut connection, pace, report).await?;
     drop((connection, server));
@@ -114,6 +119,29 @@ async fn compare(name: &str, most: f64, tables: &[Stored], pace: Pace, report: &
         report.add(outcome);
     }
     Ok(())
+}
+
+/// Replays of the latest records of each table, as many of the large one as there are in the small one: what is left of the growth
+/// when all that is asked for is in memory.
+async fn of_the_latest(name: &str, tables: &[Stored], most: u64, pace: Pace) -> Result<Outcome, Error> {
+    let contestants = tables.iter().map(|table| {
+        let (maker, first) = (Arc::clone(&table.maker), table.records.saturating_sub(most));
+        let replay = move |number| -> Work {
+            let maker = Arc::clone(&maker);
+            Box::pin(async move { maker.replay(first + scattered(number, most)).await })
+        };
+        driven(table.name, CLIENTS, pace.turn, &Arc::default(), replay)
+    });
+    hold(&format!("{name}: replay of the latest {most}"), pace.rounds, contestants.collect()).await
+}
+
+/// How many blocks of the large table and its indexes the server has read from outside of its own memory.
+async fn blocks_read(connection: &mut PgConnection) -> Result<u64, Error> {
+    // Sessions report what they did a second late at most.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let read = "SELECT (heap_blks_read + idx_blks_read)::TEXT FROM pg_statio_user_tables \
+         WHERE schemaname = 'large' AND relname = 'idem_records'";
+    Ok(text(connection, read).await?.parse()?)
 }
 
 /// Copies record 0 under the ids of the numbers up to `records`, with times of their own, as if they had come one after another

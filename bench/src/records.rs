@@ -118,7 +118,7 @@ fn response() -> StoredResponse {
 }
 
 /// Numbers as if at random, the same in each run: below `bound`.
-fn scattered(number: u64, bound: u64) -> u64 {
+pub(crate) fn scattered(number: u64, bound: u64) -> u64 {
     // The multiplier of Knuth's MMIX; consecutive numbers go far apart.
     number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) % bound.max(1)
 }
