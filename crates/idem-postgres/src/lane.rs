@@ -133,7 +133,8 @@ impl Queue {
         }
         let Some(oldest) = self.waiting.first().map(|job| job.verb.family()) else { return Vec::new() };
         let of_its_family = self.waiting.iter().filter(|job| job.verb.family() == oldest).count();
-        self.has_passed_over = !self.has_passed_over && of_its_family < self.waiting.len() - of_its_family;
+        let others = self.waiting.len() - of_its_family;
+        self.has_passed_over = !self.has_passed_over && of_its_family < others.min(MAX_BATCH);
         let family = if self.has_passed_over { oldest.other() } else { oldest };
         self.waiting.extract_if(.., |job| job.verb.family() == family).take(MAX_BATCH).collect()
     }
@@ -384,7 +385,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_larger_family_goes_first_and_the_oldest_is_passed_over_once_at_most() {
-        let (sender, arriving) = mpsc::channel(64);
+        let (sender, arriving) = mpsc::channel(WAITING);
         let mut queue = Queue::new(arriving);
         let arrive = |family, count| {
             for _ in 0..count {
@@ -415,6 +416,11 @@ mod tests {
         arrive(Family::Asks, 6);
         assert_eq!(next().await, (Some(Family::Asks), 6), "others were the oldest then");
         assert_eq!(next().await, (Some(Family::Changes), 5));
+        arrive(Family::Asks, MAX_BATCH);
+        arrive(Family::Changes, MAX_BATCH + 1);
+        assert_eq!(next().await, (Some(Family::Asks), MAX_BATCH), "it fills a statement");
+        assert_eq!(next().await, (Some(Family::Changes), MAX_BATCH));
+        assert_eq!(next().await, (Some(Family::Changes), 1));
         drop(sender);
         assert_eq!(next().await, (None, 0), "nobody is left");
     }

@@ -3,15 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::runtime::{self, Handle};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
-use super::Context;
 use super::observer::Event;
+use super::{Context, alarm};
 use crate::machine::OwnerOutcome;
+
+/// For how long the task of a [`Pacemaker`] stays when there is nothing to wait for. Most operations have ended before it runs at
+/// all: each would make another one.
+const STAY: Duration = Duration::from_secs(1);
 
 /// Renews a lease in a task of its own until dropped.
 ///
@@ -49,10 +54,11 @@ impl Drop for Heartbeat {
 
 /// Begins the heartbeats of an engine's operations when they are due, by one task for all of them.
 ///
-/// The task runs on the runtime of the operation that needed it first, at least until that one's renewal would be due, and
-/// ends when there is nothing to wait for. It takes only what is due after it wakes next by itself: if an operation woke it,
-/// the thread of that operation might be the one that runs it, after the operation, which may compute for long. What it does
-/// not take, such as operations on other runtimes, begins at once, in a task of its own.
+/// The task runs on the runtime of the operation that needed it first, and ends a while after there is nothing to wait for. It
+/// takes only what is due after it wakes next by itself: if an operation woke it, the thread of that operation might be the
+/// one that runs it, after the operation, which may compute for long. What it does not take, such as operations on other
+/// runtimes, begins at once, in a task of its own. For each of these tasks there is an [`alarm`], as its timer alone might not
+/// go off.
 #[derive(Default)]
 pub(super) struct Pacemaker(Mutex<Beginnings>);
 
@@ -93,12 +99,14 @@ impl Pacemaker {
             // A runtime that has ended drops a task at once, which takes the lock.
             drop(state);
             if is_first {
-                here.spawn(Pacing { pacemaker: Arc::clone(self), runtime: here.id(), is_over: false }.pace(at));
+                let stay_until = at.min(Instant::now() + STAY);
+                let pacing = Pacing { pacemaker: Arc::clone(self), runtime: here.id(), is_over: false };
+                spawn_for_others(&here, pacing.pace(stay_until));
             }
         } else {
             drop(state);
-            let beating = here.spawn(pulse.beat(at).instrument(span));
-            self.lock().begun.insert(place, beating.abort_handle());
+            let beating = spawn_for_others(&here, pulse.beat(at).instrument(span));
+            self.lock().begun.insert(place, beating);
         }
         place
     }
@@ -138,6 +146,14 @@ impl Pacemaker {
     }
 }
 
+/// Spawns a task that another thread takes over while this one computes.
+fn spawn_for_others(runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    let spawned = runtime.spawn(task).abort_handle();
+    // What a thread of tokio has spawned last stays with it, to be run next; now that is this one.
+    drop(runtime.spawn(async {}));
+    spawned
+}
+
 /// The task of a pacemaker. When it is cut off, because its runtime ends, the next operation makes another one.
 struct Pacing {
     pacemaker: Arc<Pacemaker>,
@@ -146,10 +162,10 @@ struct Pacing {
 }
 
 impl Pacing {
-    /// `stay_until` is when the operation that made this is due. Most operations have ended before a task of theirs would
-    /// run at all, and if this one ended then, each would make another.
     async fn pace(mut self, stay_until: Instant) {
+        let here = Handle::current();
         while let Some(wake_at) = self.pacemaker.begin_what_is_due(self.runtime, stay_until) {
+            let _alarm = alarm::set(&here, wake_at);
             tokio::time::sleep_until(wake_at).await;
         }
         // Another one may have its place by now.
@@ -179,11 +195,13 @@ impl Pulse {
     /// Renews, from `next` on.
     async fn beat(mut self, mut next: Instant) {
         let lease = self.run.shared().settings.lease;
+        let here = Handle::current();
         loop {
             // A tenth of the lease early: the operation needs time to stop what it does.
-            let alarm = self.renewed_at + lease - lease / 10;
+            let about_to_end = self.renewed_at + lease - lease / 10;
+            let _alarms = [alarm::set(&here, next), alarm::set(&here, about_to_end)];
             tokio::select! {
-                () = tokio::time::sleep_until(alarm), if !self.run.lost().is_cancelled() => {
+                () = tokio::time::sleep_until(about_to_end), if !self.run.lost().is_cancelled() => {
                     tracing::warn!(record = %self.run.id(), "the lease is about to end and could not be renewed");
                     self.run.shared().observe(&Event::LeaseLost);
                     self.run.lost().cancel();
@@ -209,7 +227,7 @@ impl Pulse {
     async fn renew_at(&self, next: Instant) -> Renewed {
         tokio::time::sleep_until(next).await;
         // Without a lease there is nothing to renew, and one that is held for as long as anyone may is renewed no more: from
-        // here on only the alarm is due.
+        // here on only its end is told.
         let Some(lease) = self.run.lease().filter(|_| next < self.until) else { return std::future::pending().await };
         let sent = Instant::now();
         let shared = self.run.shared();
@@ -230,7 +248,6 @@ enum Renewed {
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroUsize;
-    use std::time::Duration;
 
     use tokio::sync::Notify;
 
@@ -272,12 +289,14 @@ mod tests {
     async fn operations_that_end_at_once_share_one_task() {
         let (engine, begun) = (engine(), Instant::now());
         let wakes_at = || engine.shared.pacemaker.lock().task.as_ref().and_then(|task| task.wakes_at);
-        for after in [0, 9] {
-            tokio::time::sleep_until(begun + Duration::from_secs(after)).await;
+        for after in [0, 900] {
+            tokio::time::sleep_until(begun + Duration::from_millis(after)).await;
             run(&engine, Duration::ZERO, &Arc::default()).await;
             tokio::task::yield_now().await;
-            assert_eq!(wakes_at(), Some(begun + Duration::from_secs(10)), "the task of the first, after {after} s");
+            assert_eq!(wakes_at(), Some(begun + STAY), "the task of the first, after {after} ms");
         }
+        tokio::time::sleep(STAY).await;
+        assert!(engine.shared.pacemaker.lock().task.is_none(), "nothing is waited for");
     }
 
     #[test]

@@ -27,6 +27,7 @@
 //! span of whoever asked.
 
 mod admit;
+mod alarm;
 mod attended;
 #[cfg(idem_planted_bugs)]
 mod bugs;

@@ -118,6 +118,53 @@ fn an_operation_that_never_yields_keeps_no_other_lease_from_being_renewed() {
     assert_ran(&runtime.block_on(computes).unwrap());
 }
 
+/// Awaits further renewals from outside of the runtime that is to make them.
+fn assert_renewed(world: &World, times: u64) {
+    let before = world.store.calls(Verb::Renew);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while world.store.calls(Verb::Renew) < before + times {
+        assert!(Instant::now() < deadline, "no lease is renewed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// An event wakes one thread of a runtime that has nothing to do, and the operation keeps that one busy: another has to be woken, or
+/// nobody looks at timers.
+#[test]
+fn an_operation_that_never_yields_is_renewed_in_a_process_that_does_nothing_else() {
+    let world = World::new();
+    let settings = world.settings().lease(Duration::from_millis(600));
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    for (name, another_before) in [("soon", Some("another")), ("later", None)] {
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let engine = engine.clone();
+        let run = move |_: Context| async move {
+            let _ = ends.recv();
+            Conclusion { value: "ran", disposition: done(), retention: None }
+        };
+        let computes = runtime.spawn(async move {
+            if let Some(another) = another_before {
+                let ends = |_: Context| async { Conclusion { value: "ran", disposition: done(), retention: None } };
+                assert_ran(&engine.execute(operation_of(another), ends, panicked).await);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            engine.execute(operation_of(name), run, panicked).await
+        });
+        assert_renewed(&world, 2);
+        // The thread that looks at timers now becomes busy as well, with something else.
+        let disturbs = runtime.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let _ = stopped.recv();
+        });
+        assert_renewed(&world, 3);
+        drop((end, stop));
+        assert_ran(&runtime.block_on(computes).unwrap());
+        runtime.block_on(disturbs).unwrap();
+    }
+}
+
 /// Operations of one engine on several runtimes: what becomes of one of them must not stop the renewals on another one.
 #[test]
 fn leases_are_renewed_whatever_becomes_of_another_runtime_of_the_same_engine() {
