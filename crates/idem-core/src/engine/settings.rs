@@ -78,6 +78,9 @@ impl Settings {
     ///
     /// Default 30 s: a crashed owner's key is stuck for that long at most, and two renewals may fail before it is lost.
     ///
+    /// Renewals need a thread of the runtime: an operation that computes for long without yielding keeps one busy, and on a
+    /// runtime with one thread it is not renewed meanwhile. `spawn_blocking` is for what computes, or blocks.
+    ///
     /// # Panics
     /// When the lease is zero.
     #[must_use]
