@@ -7,9 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::Instant;
+
+/// How long after a timer an alarm rings: a timer that somebody waits for has gone off by then, a tick of tokio's wheel and one of
+/// the kernel's clock late, a millisecond each. If one has not, nobody waits, and whoever is woken will.
+const AFTER: Duration = Duration::from_millis(5);
 
 static ALARMS: Alarms =
     Alarms { state: Mutex::new(State { due: BTreeMap::new(), last: 0, has_thread: false }), changed: Condvar::new() };
@@ -46,13 +51,14 @@ fn lock() -> MutexGuard<'static, State> {
     ALARMS.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes sure that a thread of `runtime` looks at its timers at this time, if one is left that does not compute.
+/// Has a thread of `runtime` look at its timers soon after this time, if one is left that does not compute. For a timer that
+/// goes off in time, drop this then.
 pub(super) fn set(runtime: &Handle, at: Instant) -> Alarm {
     let mut state = lock();
     if !state.has_thread {
         let started = thread::Builder::new().name("idem-alarms".to_owned()).spawn(ring);
         if let Err(error) = started {
-            // As much as there was without it.
+            drop(state);
             let error = &error as &dyn std::error::Error;
             tracing::error!(error, "operations that never yield may lose their leases");
             return Alarm(None);
@@ -60,7 +66,7 @@ pub(super) fn set(runtime: &Handle, at: Instant) -> Alarm {
         state.has_thread = true;
     }
     state.last += 1;
-    let place = (at, state.last);
+    let place = (at + AFTER, state.last);
     state.due.insert(place, runtime.clone());
     if state.due.first_key_value().is_some_and(|(first, _)| *first == place) {
         ALARMS.changed.notify_one();
@@ -68,7 +74,17 @@ pub(super) fn set(runtime: &Handle, at: Instant) -> Alarm {
     Alarm(Some(place))
 }
 
+/// Should the thread end by a panic, such as one of what a runtime does for each task, the next alarm starts another.
+struct Running;
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        lock().has_thread = false;
+    }
+}
+
 fn ring() {
+    let _running = Running;
     let mut state = lock();
     loop {
         let Some(first) = state.due.first_entry() else {

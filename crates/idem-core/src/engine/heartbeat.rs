@@ -14,8 +14,8 @@ use super::observer::Event;
 use super::{Context, alarm};
 use crate::machine::OwnerOutcome;
 
-/// For how long the task of a [`Pacemaker`] stays when there is nothing to wait for. Most operations have ended before it runs at
-/// all: each would make another one.
+/// For how long the task of a [`Pacemaker`] stays at least, counted from when it is made. Most operations have ended before it
+/// runs at all: each would make another one.
 const STAY: Duration = Duration::from_secs(1);
 
 /// Renews a lease in a task of its own until dropped.
@@ -54,7 +54,7 @@ impl Drop for Heartbeat {
 
 /// Begins the heartbeats of an engine's operations when they are due, by one task for all of them.
 ///
-/// The task runs on the runtime of the operation that needed it first, and ends a while after there is nothing to wait for. It
+/// The task runs on the runtime of the operation that needed it first, and ends when it wakes and finds nothing to wait for. It
 /// takes only what is due after it wakes next by itself: if an operation woke it, the thread of that operation might be the
 /// one that runs it, after the operation, which may compute for long. What it does not take, such as operations on other
 /// runtimes, begins at once, in a task of its own. For each of these tasks there is an [`alarm`], as its timer alone might not
@@ -199,7 +199,8 @@ impl Pulse {
         loop {
             // A tenth of the lease early: the operation needs time to stop what it does.
             let about_to_end = self.renewed_at + lease - lease / 10;
-            let _alarms = [alarm::set(&here, next), alarm::set(&here, about_to_end)];
+            // The second is for the answer to the renewal.
+            let _alarms = [next, next + lease / 10, about_to_end].map(|at| alarm::set(&here, at));
             tokio::select! {
                 () = tokio::time::sleep_until(about_to_end), if !self.run.lost().is_cancelled() => {
                     tracing::warn!(record = %self.run.id(), "the lease is about to end and could not be renewed");
