@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use idem_core::machine;
 use idem_core::{
-    Acquire, AcquireOutcome, Fingerprint, IdempotencyKey, OnMismatch, Origin, OwnerAction, OwnerToken, Record,
+    Acquire, AcquireOutcome, Command, Fingerprint, IdempotencyKey, OnMismatch, Origin, OwnerAction, OwnerToken, Record,
     RecordIdentity, Scope, Settlement, StoredResponse, Takeover, Term, Timestamp,
 };
 
@@ -15,13 +15,11 @@ use idem_core::{
 pub(crate) type Piece = (&'static str, fn(&Fixture));
 
 pub(crate) const ALL: [Piece; 8] = [
-    ("transition_acquire", |fixture| drop(black_box(machine::acquire(None, black_box(&fixture.request), fixture.now)))),
-    ("transition_replay", |fixture| {
-        drop(black_box(machine::acquire(Some(black_box(&fixture.settled)), &fixture.request, fixture.now)));
-    }),
+    ("transition_acquire", |fixture| decide(None, Command::Acquire(&fixture.request), fixture)),
+    ("transition_replay", |fixture| decide(Some(&fixture.settled), Command::Acquire(&fixture.request), fixture)),
     ("transition_settle", |fixture| {
         let action = OwnerAction::Settle(&fixture.settlement, fixture.request.term.retention);
-        drop(black_box(machine::apply(Some(black_box(&fixture.acquired)), fixture.request.owner, action, fixture.now)));
+        decide(Some(&fixture.acquired), Command::Owner(fixture.request.owner, action), fixture);
     }),
     ("record_id", |fixture| {
         black_box(fixture.identity.record_id(black_box(&fixture.scope), &fixture.key));
@@ -38,6 +36,10 @@ pub(crate) const ALL: [Piece; 8] = [
         drop(black_box(idem_http::parse_key_header(values.into_iter())));
     }),
 ];
+
+fn decide(record: Option<&Record>, command: Command<'_>, fixture: &Fixture) {
+    drop(black_box(machine::transition(black_box(record), black_box(command), fixture.now)));
+}
 
 pub(crate) struct Fixture {
     request: Acquire,
