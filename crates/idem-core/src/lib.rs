@@ -8,8 +8,6 @@ pub mod fingerprint;
 mod key;
 pub mod machine;
 pub mod memory;
-#[doc(hidden)]
-pub mod planted;
 mod record;
 mod record_id;
 mod scope;

@@ -8,7 +8,6 @@ use sha2::{Digest, Sha256};
 
 use crate::encoding::{Sink, put_field, put_optional};
 use crate::key::IdempotencyKey;
-use crate::planted;
 use crate::scope::Scope;
 
 /// Names the encoding below; a changed encoding gets a new name, because it moves every record.
@@ -104,12 +103,11 @@ impl RecordIdentity {
             let mut sink = sink;
             put_field(&mut sink, ENCODING);
             put_field(&mut sink, self.namespace.as_bytes());
-            let within = planted!(scope, "scope-left-out-of-the-id" => &Scope::single_tenant(""));
-            put_optional(&mut sink, within.principal().map(str::as_bytes));
-            put_field(&mut sink, within.operation().as_bytes());
+            put_optional(&mut sink, scope.principal().map(str::as_bytes));
+            put_field(&mut sink, scope.operation().as_bytes());
             put_field(&mut sink, key.as_str().as_bytes());
         };
-        match planted!(&self.secret, "secret-ignored" => &None) {
+        match &self.secret {
             None => {
                 let mut hash = Sha256::new();
                 encode(&mut hash);

@@ -11,7 +11,6 @@ use bytes::Bytes;
 pub use headers::{decode_headers, encode_headers};
 
 use crate::fingerprint::{Algorithm, Fingerprint};
-use crate::planted;
 use crate::record::{
     Acquisition, Checkpoint, Failure, OwnerToken, RECORD_FORMAT, Record, State, StoredBody, StoredResponse, Takeover,
 };
@@ -108,7 +107,7 @@ impl From<&Record> for FlatRecord {
             _ => None,
         };
         Self {
-            format: planted!(i64::from(RECORD_FORMAT), "next-format" => i64::from(RECORD_FORMAT) + 1),
+            format: i64::from(RECORD_FORMAT),
             fingerprint_algorithm: i64::from(record.fingerprint.algorithm().number()),
             fingerprint: record.fingerprint.digest().to_vec(),
             owner: record.owner.as_bytes().to_vec(),
@@ -137,8 +136,7 @@ impl TryFrom<FlatRecord> for Record {
     type Error = CodecError;
 
     fn try_from(flat: FlatRecord) -> Result<Self, CodecError> {
-        let is_next = planted!("next-format" if flat.format == i64::from(RECORD_FORMAT) + 1);
-        if flat.format != i64::from(RECORD_FORMAT) && !is_next {
+        if flat.format != i64::from(RECORD_FORMAT) {
             return Err(CodecError::UnknownFormat(flat.format));
         }
         let digest = flat.fingerprint.as_slice().try_into().map_err(|_| CodecError::Damaged("fingerprint"))?;

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::late_acquires::{give_back_when_taken, never_answered};
 use super::observer::Event;
-use super::settle::release_behind;
 use super::waiters::Place;
 use super::{Backend, Operation, Shared};
 use crate::machine::{Acquire, AcquireOutcome, Lease, Origin};
-use crate::planted;
-use crate::record::{Acquisition, OwnerToken};
+use crate::record::OwnerToken;
 use crate::store::{Begin, StoreError, StoreTransaction};
 
 /// The first and the longest pause between two looks at a record that another process runs.
@@ -23,7 +23,7 @@ pub(super) enum Admission {
     Run(Admitted),
     /// It does not run; the outcome is not `Acquired`.
     Answered(AcquireOutcome),
-    /// Whoever asked has gone while waiting.
+    /// The caller has gone while it waited.
     Gone,
 }
 
@@ -32,9 +32,23 @@ pub(super) struct Admitted {
     pub(super) lease: Lease,
     pub(super) transaction: Option<Box<dyn StoreTransaction>>,
     pub(super) renew: bool,
-    /// Before the acquire was sent, so that a lease counted from here ends before the store's does.
+    /// Before the first acquire was sent that may have taken the lease: counted from here it ends before the store's does.
     pub(super) acquired_at: Instant,
+    /// Whether an acquire had no answer, so that the store may yet execute it.
+    pub(super) is_unclear: bool,
+    pub(super) permit: OwnedSemaphorePermit,
 }
+
+/// A request on its way to an admission. All its acquires have one owner token.
+struct AcquireAttempt<'a> {
+    shared: &'a Arc<Shared>,
+    request: &'a Acquire,
+    /// When the first acquire was sent that has no answer: the store may yet execute it.
+    unclear_since: Option<Instant>,
+}
+
+/// What an acquire brought: the right to execute with a lease, its transaction, and whether it is to be renewed.
+type Acquired = (Lease, Option<Box<dyn StoreTransaction>>, bool);
 
 impl Shared {
     pub(super) fn acquire_request(&self, operation: &Operation) -> Acquire {
@@ -56,83 +70,125 @@ impl Shared {
         request: &Acquire,
         wait: Duration,
         gone: impl Future<Output = ()>,
+        permit: OwnedSemaphorePermit,
     ) -> Result<Admission, StoreError> {
         let deadline = Instant::now() + wait.min(self.settings.max_wait);
-        let first = self.acquire(request).await?;
+        let mut attempt = AcquireAttempt { shared: self, request, unclear_since: None };
+        let first = attempt.acquire(permit).await?;
         if !first.is_in_progress() || Instant::now() >= deadline {
             return Ok(first);
         }
         match self.waiters.enter(request.id) {
             // Boxed, because few requests wait, and all of them would have the room for it.
-            Some(place) => Box::pin(self.wait(request, first, place, deadline, gone)).await,
+            Some(place) => Box::pin(attempt.wait(first, place, deadline, gone)).await,
             None => Ok(first),
         }
     }
+}
 
+impl AcquireAttempt<'_> {
     async fn wait(
-        self: &Arc<Self>,
-        request: &Acquire,
+        mut self,
         first: Admission,
         place: Place<'_>,
         deadline: Instant,
         gone: impl Future<Output = ()>,
     ) -> Result<Admission, StoreError> {
+        let (shared, request) = (self.shared, self.request);
         let mut gone = std::pin::pin!(gone);
         let mut poll = FIRST_POLL;
         loop {
             // Listening begins before looking, so that a settlement in between is not missed.
             let mut settled = std::pin::pin!(place.settled.notified());
             settled.as_mut().enable();
+            let permits = tokio::select! {
+                // First, as it looks once more at its deadline.
+                biased;
+                permits = shared.permits_to_look() => permits,
+                () = tokio::time::sleep_until(deadline) => return Ok(first),
+                () = gone.as_mut() => return Ok(Admission::Gone),
+                () = shared.closing.cancelled() => return Ok(first),
+            };
             // It was in progress: a store that went away since is no reason to say, or to do, anything else.
-            let Ok(look) = self.acquire(request).await else { return Ok(first) };
+            let Some((looking, permit)) = permits else { return Ok(first) };
+            let Ok(look) = self.acquire(permit).await else { return Ok(first) };
+            drop(looking);
+            if !look.is_in_progress() {
+                return Ok(look);
+            }
             let now = Instant::now();
-            if !look.is_in_progress() || now >= deadline {
+            if now >= deadline {
                 return Ok(look);
             }
             let pause = jittered(poll, request.owner).min(deadline - now);
             poll = (poll * 2).min(LAST_POLL);
             tokio::select! {
-                () = settled => planted!("waiter-does-not-look-again" => return Ok(super::bugs::unasked(request))),
+                () = settled => {}
                 () = tokio::time::sleep(pause) => {}
                 () = gone.as_mut() => return Ok(Admission::Gone),
-                () = self.closing.cancelled() => return Ok(look),
+                () = shared.closing.cancelled() => return Ok(look),
             }
         }
     }
 
-    /// One acquire. When its answer is lost it is repeated once with the same token, which is safe; if that fails too,
-    /// a lease that it may have taken is given back in the background.
-    async fn acquire(self: &Arc<Self>, request: &Acquire) -> Result<Admission, StoreError> {
-        // A repeat does not extend what the first try may have taken.
-        let acquired_at = Instant::now();
-        let answer = match self.acquire_once(request, acquired_at).await {
+    /// One acquire. When its answer is lost it is repeated once with the same token, which is safe. `permit` is kept only if the
+    /// operation is to run.
+    async fn acquire(&mut self, permit: OwnedSemaphorePermit) -> Result<Admission, StoreError> {
+        let sent = Instant::now();
+        let answer = match self.acquire_once().await {
             // Boxed, as it happens seldom.
-            Err(error) if error.is_retryable() => match Box::pin(self.acquire_once(request, acquired_at)).await {
-                // What was known is not forgotten because the store fails otherwise now.
-                Err(_) if error.knows_a_record() => Err(error),
+            Err(error) if error.is_retryable() => match Box::pin(self.acquire_once()).await {
+                // A record that was known of is not forgotten because the store fails in another way now.
+                Err(_) if error.has_existing_record() => Err(error),
                 answer => answer,
             },
             answer => answer,
         };
-        if answer.is_err() {
-            release_behind(self, never_answered(request));
+        Ok(match answer? {
+            Ok((lease, transaction, renew)) => {
+                self.shared.observe(&Event::Acquired { acquisition: lease.acquisition, attempt: lease.attempt });
+                // An acquire that was given up, of this try or of an earlier look, may be the one that took the lease.
+                let unclear_since = self.unclear_since.take();
+                let (acquired_at, is_unclear) = (unclear_since.unwrap_or(sent), unclear_since.is_some());
+                Admission::Run(Admitted { lease, transaction, renew, acquired_at, is_unclear, permit })
+            }
+            Err(outcome) => Admission::Answered(outcome),
+        })
+    }
+
+    async fn acquire_once(&mut self) -> Result<Result<Acquired, AcquireOutcome>, StoreError> {
+        // Unclear until it is answered, also when this future is dropped before.
+        let before = self.unclear_since;
+        self.unclear_since = before.or_else(|| Some(Instant::now()));
+        let answer = match &self.shared.backend {
+            Backend::Leased(store, _) => {
+                let answer = self.shared.bounded(store.acquire(self.request)).await;
+                answer.map(|outcome| match outcome {
+                    AcquireOutcome::Acquired(lease) => Ok((lease, None, true)),
+                    outcome => Err(outcome),
+                })
+            }
+            Backend::Transactional(store) => {
+                let answer = self.shared.bounded(store.begin(self.request)).await;
+                answer.map(|begun| match begun {
+                    Begin::Acquired { lease, transaction, renew } => Ok((lease, Some(transaction), renew)),
+                    Begin::Answered(outcome) => Err(outcome),
+                })
+            }
+        };
+        if answer.as_ref().map_or_else(|error| !error.is_indeterminate(), |_| true) {
+            self.unclear_since = before;
         }
         answer
     }
+}
 
-    async fn acquire_once(&self, request: &Acquire, acquired_at: Instant) -> Result<Admission, StoreError> {
-        let (lease, transaction, renew) = match &self.backend {
-            Backend::Leased(store, _) => match self.bounded(store.acquire(request)).await? {
-                AcquireOutcome::Acquired(lease) => (lease, None, true),
-                outcome => return Ok(Admission::Answered(outcome)),
-            },
-            Backend::Transactional(store) => match self.bounded(store.begin(request)).await? {
-                Begin::Acquired { lease, transaction, renew } => (lease, Some(transaction), renew),
-                Begin::Answered(outcome) => return Ok(Admission::Answered(outcome)),
-            },
-        };
-        self.observe(&Event::Acquired { acquisition: lease.acquisition, attempt: lease.attempt });
-        Ok(Admission::Run(Admitted { lease, transaction, renew, acquired_at }))
+/// A lease that an acquire without an answer may take is given back, unless the operation runs under it.
+impl Drop for AcquireAttempt<'_> {
+    fn drop(&mut self) {
+        if self.unclear_since.is_some() {
+            give_back_when_taken(self.shared, never_answered(self.request.id, self.request.owner));
+        }
     }
 }
 
@@ -140,11 +196,6 @@ impl Admission {
     fn is_in_progress(&self) -> bool {
         matches!(self, Self::Answered(AcquireOutcome::InProgress { .. }))
     }
-}
-
-/// The lease that an acquire would have, had its answer come. Stores look only at its id and its owner.
-fn never_answered(request: &Acquire) -> Lease {
-    Lease { id: request.id, owner: request.owner, attempt: 0, acquisition: Acquisition::Fresh, checkpoint: None }
 }
 
 /// Half to all of `pause`. The owner token is random and each waiter has its own, so waiters do not move in step.

@@ -10,7 +10,6 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use super::{Contract, Shared};
 use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome};
-use crate::planted;
 use crate::record::{Acquisition, Checkpoint};
 use crate::record_id::RecordId;
 use crate::store::{StoreError, StoreTransaction};
@@ -107,11 +106,7 @@ impl Context {
     /// A key for a call to another system, the same on every attempt, different for every `step`.
     #[must_use]
     pub fn downstream_key(&self, step: &str) -> String {
-        let id = self.run.id;
-        planted!(
-            id.downstream_key(step),
-            "downstream-key-of-the-attempt" => id.downstream_key(&format!("{step} {}", self.attempt()))
-        )
+        self.run.id.downstream_key(step)
     }
 
     /// Completes when this run no longer owns its record, or is about to lose it by the local monotonic clock: stop

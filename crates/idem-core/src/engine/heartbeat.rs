@@ -48,6 +48,7 @@ impl Heartbeat {
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
+        self.expect_the_end();
         self.pacemaker.end(self.place);
     }
 }
@@ -176,7 +177,12 @@ impl Pacing {
 impl Drop for Pacing {
     fn drop(&mut self) {
         if !self.is_over {
-            self.pacemaker.lock().task = None;
+            let mut state = self.pacemaker.lock();
+            state.task = None;
+            // Their runtime has ended. Dropping them tells operations that go on elsewhere that they are not renewed.
+            let orphans = std::mem::take(&mut state.due);
+            drop(state);
+            drop(orphans);
         }
     }
 }
@@ -214,7 +220,9 @@ impl Pulse {
                     }
                     // Soon again: a third of the lease is left for a few more tries.
                     Renewed::Failed => next = Instant::now() + lease / 10,
-                    Renewed::Lost if self.settling.load(Ordering::Relaxed) => return,
+                    // It may follow this run's own settlement, so it is not reported. Until that is acknowledged, it forbids
+                    // to answer with success.
+                    Renewed::Lost if self.settling.load(Ordering::Relaxed) => return self.run.lost().cancel(),
                     Renewed::Lost => {
                         tracing::warn!(record = %self.run.id(), "somebody else owns the record of a running operation");
                         self.run.shared().observe(&Event::LeaseLost);
@@ -236,6 +244,17 @@ impl Pulse {
             Ok(OwnerOutcome::Applied) => Renewed::At(sent),
             Ok(OwnerOutcome::LeaseLost) => Renewed::Lost,
             Err(_) => Renewed::Failed,
+        }
+    }
+}
+
+/// Renewals that end before their run, by a panic or with their runtime, tell the run.
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        if !self.settling.load(Ordering::Relaxed) && !self.run.lost().is_cancelled() {
+            tracing::error!(record = %self.run.id(), "the renewals of a lease ended before its operation");
+            self.run.shared().observe(&Event::LeaseLost);
+            self.run.lost().cancel();
         }
     }
 }

@@ -28,13 +28,16 @@
 
 mod admit;
 mod alarm;
+mod answer;
+mod ask;
 mod attended;
-#[cfg(idem_planted_bugs)]
-mod bugs;
 mod context;
 mod contract;
 mod execute;
+mod granted;
 mod heartbeat;
+mod hold;
+mod late_acquires;
 mod observer;
 mod probe;
 mod run;
@@ -43,24 +46,22 @@ mod settle;
 mod waiters;
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{self, Poll};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::Instrument as _;
 
-use attended::Attended;
+pub use answer::{Answer, ExecuteError};
 pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
-use execute::Handler;
-pub use execute::{Answer, ExecuteError};
 use heartbeat::Pacemaker;
+use late_acquires::LateAcquires;
 pub use observer::{Event, Observer};
 pub use probe::{Probe, Probed};
 pub use run::{Ran, RunError};
@@ -68,7 +69,6 @@ pub use settings::Settings;
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
-use crate::planted;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, StoreError, StoreErrorKind, TransactionalStore};
 use waiters::Waiters;
@@ -113,12 +113,38 @@ impl Operation {
     }
 }
 
+/// How many waiting duplicates ask the store at once, as each needs a permit to run meanwhile: one settlement may wake a thousand
+/// of them, and must not keep other operations out.
+const LOOKS_AT_ONCE: usize = 32;
+
+/// How long a shutdown whose time is over waits for settlements that it has given up.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// A shutdown was over before all operations were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{running} operations did not end within the time of the shutdown; they end with their runtime")]
+#[non_exhaustive]
+pub struct Unfinished {
+    /// The operations that still run.
+    pub running: usize,
+}
+
 struct Shared {
     backend: Backend,
     settings: Settings,
     tasks: TaskTracker,
-    /// Cancelled by [`Idempotency::shutdown`]: settlements that the store does not take are then given up.
+    /// Cancelled when [`Idempotency::shutdown`] begins: waiters are answered.
     closing: CancellationToken,
+    /// Cancelled when its time is over: settlements that the store does not take are given up.
+    giving_up: CancellationToken,
+    /// The permits of operations that run.
+    running: Arc<Semaphore>,
+    /// Settlements that go on behind their answers.
+    behind: AtomicUsize,
+    late_acquires: LateAcquires,
+    /// How many waiters may look at once.
+    looks: Semaphore,
+    observer_panics: AtomicU64,
     waiters: Arc<Waiters>,
     pacemaker: Arc<Pacemaker>,
 }
@@ -150,10 +176,23 @@ impl Idempotency {
     }
 
     fn new(backend: Backend, settings: Settings) -> Self {
-        let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key));
-        let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
+        let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key, settings.max_waiters));
+        let running = Arc::new(Semaphore::new(settings.most_running()));
         let runtime = settings.runtime.clone();
-        let shared = Arc::new(Shared { backend, settings, tasks, closing, waiters, pacemaker: Arc::default() });
+        let shared = Arc::new(Shared {
+            backend,
+            settings,
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            giving_up: CancellationToken::new(),
+            running,
+            behind: AtomicUsize::new(0),
+            late_acquires: LateAcquires::default(),
+            looks: Semaphore::new(LOOKS_AT_ONCE),
+            observer_panics: AtomicU64::new(0),
+            waiters,
+            pacemaker: Arc::default(),
+        });
         let listener: Weak<Waiters> = Arc::downgrade(&shared.waiters);
         shared.store().on_settled(listener);
         Self { shared, runtime, attended: false }
@@ -187,100 +226,57 @@ impl Idempotency {
         &self.shared.settings
     }
 
-    /// How many requests wait in this process for the end of another one's run: a gauge. More than
-    /// [`max_waiters_per_key`](Settings::max_waiters_per_key) never wait for one key.
+    /// The operations that run now, from their acquire until their record is settled: a gauge, at most
+    /// [`max_running`](Settings::max_running).
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.shared.settings.most_running().saturating_sub(self.shared.running.available_permits())
+    }
+
+    /// The settlements that go on behind their answers, because the store did not take them in time: a gauge. Each is also
+    /// counted by [`running`](Self::running).
+    #[must_use]
+    pub fn settling(&self) -> usize {
+        self.shared.behind.load(Ordering::Relaxed)
+    }
+
+    /// How often the [observer](Settings::observer) has panicked: a counter.
+    #[must_use]
+    pub fn observer_panics(&self) -> u64 {
+        self.shared.observer_panics.load(Ordering::Relaxed)
+    }
+
+    /// The requests that wait in this process for the end of another one's run: a gauge, at most
+    /// [`max_waiters`](Settings::max_waiters), and [`max_waiters_per_key`](Settings::max_waiters_per_key) for one key.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.waiters.count()
     }
 
-    /// Runs `run` unless it ran before, and settles what it concludes before this answers.
+    /// Refuses new operations, and returns when all that were begun are settled, at the latest after `within`.
     ///
-    /// `run` says by its [`Conclusion`] what repeats shall get and what this caller gets now. When it panics,
-    /// `on_panic` concludes in its place.
+    /// Waiting duplicates are answered at once. After `within`, settlements that the store does not take are given up: their
+    /// keys are free, or answered, after one lease. Operations that still run are not cancelled; they end with their runtime.
+    /// Give it somewhat less than what the supervisor allows: 25 s suits the 30 s of Kubernetes.
     ///
     /// # Errors
-    /// [`ExecuteError`] when the store could not say whether it may run, or whether its end is committed.
+    /// [`Unfinished`] when `within` is over first.
     ///
     /// # Cancellation safety
-    /// Dropping the returned future cancels neither the operation nor its settlement.
-    pub fn execute<T, F, R, P>(
-        &self,
-        operation: Operation,
-        run: F,
-        on_panic: P,
-    ) -> impl Future<Output = Result<Answer<T>, ExecuteError>> + Send + use<T, F, R, P>
-    where
-        T: Send + 'static,
-        F: FnOnce(Context) -> R + Send + 'static,
-        R: Future<Output = Conclusion<T>> + Send + 'static,
-        P: FnOnce() -> Conclusion<T> + Send + 'static,
-    {
-        // What is large has a place of its own on the heap from the beginning: it would have one in each of the futures
-        // that hand it down, and would keep it there after its end.
-        let run: Handler<T> = Box::new(move |context| Box::pin(run(context)));
-        let engine = self.clone();
-        async move {
-            // Counted before looking, so that a shutdown that begins in between waits for it.
-            let _counted = engine.shared.tasks.token();
-            if engine.shared.tasks.is_closed() {
-                return Err(ExecuteError::ShuttingDown);
-            }
-            let (sender, receiver) = oneshot::channel();
-            let request = engine.shared.acquire_request(&operation);
-            let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
-            let mut asking = Box::pin(execute::ask(Arc::clone(&engine.shared), request, wait, sender));
-            // A store that answers at once, as one in memory does, makes a task needless for whoever does not run: nobody
-            // can go away meanwhile. What runs has one, from the beginning or when nobody awaits it any more.
-            let poll = |context: &mut task::Context<'_>| {
-                // Its timers belong to the runtime on which it may go on.
-                let _entered = engine.runtime.as_ref().map(Handle::enter);
-                let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&engine.shared));
-                // As in a task, a panic of an observer ends the operation, and not whoever asked for it.
-                Poll::Ready(catch_unwind(AssertUnwindSafe(poll)))
-            };
-            match poll_fn(poll).await {
-                Ok(Poll::Ready(Ok(granted))) => {
-                    // Done, and large.
-                    drop(asking);
-                    let granted = execute::run_granted(granted, run, on_panic);
-                    if planted!(engine.attended, "no-task-of-its-own" => true) {
-                        Attended::new(engine, granted).await;
-                    } else {
-                        engine.spawn(granted);
-                    }
-                }
-                Ok(Poll::Ready(Err((_, answer)))) => return answer,
-                Ok(Poll::Pending) => {
-                    let driven = execute::drive(Arc::clone(&engine.shared), asking, run, on_panic);
-                    planted!("no-task-of-its-own" => {
-                        Attended::new(engine, driven).await;
-                        return receiver.await.unwrap_or(Err(ExecuteError::Interrupted));
-                    });
-                    engine.spawn(driven);
-                }
-                Err(_) => return Err(ExecuteError::Interrupted),
-            }
-            receiver.await.unwrap_or(Err(ExecuteError::Interrupted))
-        }
-    }
-
-    /// In the span of whoever asked: what the operation logs belongs to the request.
-    fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static) {
-        let driven = driven.in_current_span();
-        match &self.runtime {
-            Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
-            None => self.shared.tasks.spawn(driven),
-        };
-    }
-
-    /// Refuses new operations, and returns when all that were begun are settled.
-    ///
-    /// Settlements that the store does not take are given up; their keys are free, or answered, after one lease.
-    pub async fn shutdown(&self) {
+    /// New operations stay refused if the future is dropped; call it again to wait on.
+    pub async fn shutdown(&self, within: Duration) -> Result<(), Unfinished> {
         self.shared.tasks.close();
         self.shared.closing.cancel();
-        self.shared.tasks.wait().await;
+        let ended = tokio::time::timeout(within, self.shared.tasks.wait()).await;
+        self.shared.giving_up.cancel();
+        if ended.is_ok() {
+            return Ok(());
+        }
+        // What was given up just now ends at once.
+        match tokio::time::timeout(LAST_WORDS, self.shared.tasks.wait()).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(Unfinished { running: self.running() }),
+        }
     }
 }
 
@@ -315,9 +311,22 @@ impl Shared {
     }
 
     fn observe(&self, event: &Event<'_>) {
-        if let Some(observer) = &self.settings.observer {
-            observer.observe(event);
+        let Some(observer) = &self.settings.observer else { return };
+        if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {
+            self.observer_panics.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(?event, "an observer panicked; the operation goes on");
         }
+    }
+
+    /// What a waiter needs to ask the store once more; never `None`, as neither semaphore is closed.
+    async fn permits_to_look(&self) -> Option<(SemaphorePermit<'_>, OwnedSemaphorePermit)> {
+        let look = self.looks.acquire().await.ok()?;
+        Some((look, Arc::clone(&self.running).acquire_owned().await.ok()?))
+    }
+
+    /// A permit for one operation to run; `None` when too many do.
+    fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.running).try_acquire_owned().ok()
     }
 }
 

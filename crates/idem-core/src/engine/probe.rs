@@ -12,15 +12,18 @@ use super::Context;
 use crate::machine::Settlement;
 use crate::record::StoredResponse;
 
-/// Somebody who can ask the system where the effect would be.
+/// Asks the system where the effect would be whether a crashed run took effect.
 ///
-/// A crash under AtMostOnce leaves nobody who knows whether the operation took effect. Where the other system can tell,
-/// for example because the run gave it a [downstream key](Context::downstream_key), the outcome need not stay unknown.
+/// After a crash under AtMostOnce no process knows it. Where the other system can tell, for example because the run gave it a
+/// [downstream key](Context::downstream_key), the outcome need not stay unknown.
 #[async_trait]
 pub trait Probe: fmt::Debug + Send + Sync + 'static {
     /// Says whether an earlier run of this operation took effect. It is asked under a lease that is renewed meanwhile.
     ///
-    /// Be sure: `DidNotHappen` lets the operation run. An effect that may still be under way is `Unknown`, or an error.
+    /// [`DidNotHappen`](Probed::DidNotHappen) lets the operation run, once the store has confirmed the lease. It is safe only
+    /// if the effect cannot happen later either: the earlier run may stand still in a suspended process, or its request may be
+    /// on its way. So have the other system prevent it, for example by voiding the downstream key, and answer `Unknown`, or an
+    /// error, where it cannot. The model checker (`cargo xtask model`) shows two effects for a probe that only looks.
     ///
     /// # Errors
     /// When it cannot be found out now. The repeat is then told to come back, and the next one asks again.
@@ -33,9 +36,9 @@ pub trait Probe: fmt::Debug + Send + Sync + 'static {
 pub enum Probed {
     /// It took effect; this is the answer that it would have given.
     Happened(StoredResponse),
-    /// It did not, and will not any more: it may run.
+    /// It did not, and cannot any more: it may run.
     DidNotHappen,
-    /// Nobody will ever know.
+    /// It cannot be found out, now or later.
     Unknown,
 }
 
@@ -44,7 +47,8 @@ pub enum Probed {
 /// When it cannot be found out now the key is given back: the record stays, and the next repeat asks again.
 pub(super) async fn find_out(context: &Context) -> Option<Settlement> {
     let found = match &context.shared().settings.probe {
-        Some(probe) => AssertUnwindSafe(probe.probe(context)).catch_unwind().await,
+        // Called inside, as it may panic before it returns a future.
+        Some(probe) => AssertUnwindSafe(async { probe.probe(context).await }).catch_unwind().await,
         // Some other engine on this store has a probe, and this one does not: it cannot have asked to probe.
         None => Ok(Ok(Probed::Unknown)),
     };

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::answer::{Answer, ExecuteError};
 use super::contract::{Conclusion, Disposition};
-use super::execute::{Answer, ExecuteError};
 use super::{Context, Idempotency, Operation};
 use crate::machine::{Replay, ReplayKind};
 use crate::record::{StoredBody, StoredResponse};

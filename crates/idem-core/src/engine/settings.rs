@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 use super::observer::Observer;
 use super::probe::Probe;
@@ -25,6 +26,8 @@ pub struct Settings {
     pub(super) wait: Duration,
     pub(super) max_wait: Duration,
     pub(super) max_waiters_per_key: NonZeroUsize,
+    pub(super) max_waiters: NonZeroUsize,
+    pub(super) max_running: NonZeroUsize,
     pub(super) backoff: Duration,
     pub(super) max_backoff: Duration,
     pub(super) max_attempts: NonZeroU32,
@@ -54,6 +57,8 @@ impl Settings {
             wait: Duration::ZERO,
             max_wait: Duration::from_secs(30),
             max_waiters_per_key: NonZeroUsize::new(1024).unwrap_or(NonZeroUsize::MIN),
+            max_waiters: NonZeroUsize::new(4096).unwrap_or(NonZeroUsize::MIN),
+            max_running: NonZeroUsize::new(1024).unwrap_or(NonZeroUsize::MIN),
             backoff: Duration::from_secs(1),
             max_backoff: Duration::from_secs(60),
             max_attempts: NonZeroU32::new(10).unwrap_or(NonZeroU32::MIN),
@@ -133,6 +138,30 @@ impl Settings {
         self
     }
 
+    /// The most duplicates that may wait at once over all keys; further ones are told that the operation is in progress.
+    ///
+    /// Default 4096: each asks the store about once a second, so that waiting costs the store a few thousand looks a second at
+    /// most.
+    #[must_use]
+    pub fn max_waiters(mut self, limit: NonZeroUsize) -> Self {
+        self.max_waiters = limit;
+        self
+    }
+
+    /// The most operations that this engine runs at once; further requests get
+    /// [`ExecuteError::Overloaded`](super::ExecuteError::Overloaded) before the store is asked.
+    ///
+    /// A client that disconnects cancels nothing, so limits around the request do not bound the operations behind it. An
+    /// operation counts from its acquire until its record is settled, also behind its answer while the store is away.
+    ///
+    /// Default 1024: more than a process does well at once, and little enough memory to survive. Raise it for handlers that
+    /// mostly wait.
+    #[must_use]
+    pub fn max_running(mut self, limit: NonZeroUsize) -> Self {
+        self.max_running = limit;
+        self
+    }
+
     /// How long a retryable failure rests after its first attempt; the time doubles up to `max`. Default 1 s to 60 s:
     /// soon enough for a passing fault, and no more than a request a minute for a lasting one.
     #[must_use]
@@ -150,6 +179,9 @@ impl Settings {
     }
 
     /// How long to wait for the store. Default 2 s: far above a healthy store's answer, far below a client's patience.
+    ///
+    /// Keep it below a sixth of the [lease](Self::lease): an acquire is tried twice, and a lease whose acquire took longer than
+    /// a third of it has to be confirmed before the operation runs.
     #[must_use]
     pub fn store_timeout(mut self, limit: Duration) -> Self {
         self.store_timeout = limit.min(LONGEST);
@@ -205,6 +237,11 @@ impl Settings {
     #[must_use]
     pub fn has_runtime(&self) -> bool {
         self.runtime.is_some()
+    }
+
+    /// [`max_running`](Self::max_running), as far as a semaphore can count.
+    pub(super) fn most_running(&self) -> usize {
+        self.max_running.get().min(Semaphore::MAX_PERMITS)
     }
 
     pub(super) fn term(&self) -> Term {

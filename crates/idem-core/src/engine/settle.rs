@@ -2,17 +2,17 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::Shared;
-use super::heartbeat::Heartbeat;
+use super::hold::Held;
 use super::observer::Event;
 use crate::machine::{Lease, OwnerOutcome, Settlement};
-use crate::planted;
-use crate::record::Record;
+use crate::record::{Record, State};
 use crate::store::{StoreError, StoreErrorKind, StoreTransaction, Writes};
 
 /// How long a caller waits for its operation's settlement when the store does not take it.
@@ -24,8 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The first and the longest pause between two tries of a settlement.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LAST_PAUSE: Duration = Duration::from_secs(2);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const LAST_PAUSE: Duration = Duration::from_secs(2);
 
 /// How a settlement ended, as far as the caller is concerned.
 pub(super) enum Settled {
@@ -46,22 +46,20 @@ pub(super) struct Ending {
 }
 
 impl Shared {
-    /// Settles a run that holds a lease. When the store does not take it in time, the caller gets its answer and the
-    /// settlement goes on in the background, with the lease alive, for as long as a lease may be held.
-    pub(super) async fn settle_leased(
-        self: &Arc<Self>,
-        lease: &Lease,
-        ending: &Ending,
-        heartbeat: Heartbeat,
-    ) -> Settled {
-        heartbeat.expect_the_end();
-        planted!("answer-before-the-settlement" => return self.settle_behind(lease.clone(), ending.clone(), heartbeat));
+    /// Settles a run that holds a lease.
+    ///
+    /// When the store does not take it in time, the settlement goes on in the background, with the lease alive, for as long as a
+    /// lease may be held. The caller gets its answer if the lease still holds; if not, another owner may answer differently.
+    pub(super) async fn settle_leased(self: &Arc<Self>, lease: &Lease, ending: &Ending, held: Held) -> Settled {
+        held.expect_the_end();
         let answer = self.persist(PATIENCE, || self.store().settle(lease, &ending.settlement, ending.retention)).await;
         match answer {
-            Ok(OwnerOutcome::Applied) => self.settled(),
-            Ok(OwnerOutcome::LeaseLost) => Settled::Lost,
-            // Somebody else has written it, such as a newer version that took over: what everybody else is told by then this
-            // run cannot know.
+            Ok(outcome) => {
+                held.give_back_late_acquire(self, lease);
+                if outcome == OwnerOutcome::Applied { self.settled() } else { Settled::Lost }
+            }
+            // Another owner has written it, such as a newer version that took over. This run cannot know what other callers
+            // are told by then.
             Err(error) if error.kind() == StoreErrorKind::Corrupt => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "a settlement was given up");
                 self.observe(&Event::SettlementLost);
@@ -70,25 +68,10 @@ impl Shared {
             Err(error) => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
                 self.observe(&Event::SettlementDelayed);
-                let (shared, limit) = (Arc::clone(self), self.settings.held_at_most);
-                let (lease, ending) = (lease.clone(), ending.clone());
-                let behind = async move {
-                    let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
-                    let settled = tokio::select! {
-                        answer = shared.persist(limit, settle) => matches!(answer, Ok(OwnerOutcome::Applied)),
-                        () = shared.closing.cancelled() => false,
-                    };
-                    drop(heartbeat);
-                    if settled {
-                        shared.settled();
-                    } else {
-                        tracing::error!(record = %lease.id, "a settlement was given up");
-                        shared.observe(&Event::SettlementLost);
-                    }
-                    shared.waiters.wake(&lease.id);
-                };
+                let is_lost = held.lost.is_cancelled();
+                let behind = settle_behind(Arc::clone(self), lease.clone(), ending.clone(), held);
                 self.tasks.spawn(behind.in_current_span());
-                Settled::Ours
+                if is_lost { Settled::Unclear(error) } else { Settled::Ours }
             }
         }
     }
@@ -99,8 +82,21 @@ impl Shared {
         lease: &Lease,
         ending: &Ending,
         transaction: Box<dyn StoreTransaction>,
+        held: &Held,
     ) -> Settled {
-        planted!("answer-before-the-commit" => return self.commit_behind(ending, transaction));
+        held.expect_the_end();
+        let settled = self.commit(lease, ending, transaction).await;
+        // However it ended, nothing runs under its owner token any more.
+        held.give_back_late_acquire(self, lease);
+        settled
+    }
+
+    async fn commit(
+        self: &Arc<Self>,
+        lease: &Lease,
+        ending: &Ending,
+        transaction: Box<dyn StoreTransaction>,
+    ) -> Settled {
         let finish = transaction.finish(&ending.settlement, ending.retention, ending.writes);
         let late =
             |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {COMMIT_PATIENCE:?}"));
@@ -133,8 +129,11 @@ impl Shared {
         Settled::Ours
     }
 
-    /// Repeats a verb that is safe to repeat until the store answers, or for `patience`: the last try comes at its end, not at
-    /// the last pause that fits, so that a store that is back within it is not missed.
+    /// Repeats a verb that is safe to repeat until the store answers, or for `patience`. The last try comes at its end, so that
+    /// a store that is back within it is not missed.
+    ///
+    /// Whatever the error is: credentials that are rotated, privileges that are revoked and proxies that are full look like a
+    /// wrong configuration, and pass. Only a record that cannot be read stays so.
     async fn persist<T, V>(&self, patience: Duration, verb: impl Fn() -> V) -> Result<T, StoreError>
     where
         V: Future<Output = Result<T, StoreError>>,
@@ -143,7 +142,7 @@ impl Shared {
         let mut pause = FIRST_PAUSE;
         loop {
             match self.bounded(verb()).await {
-                Err(error) if error.is_retryable() && Instant::now() < give_up_at => {}
+                Err(error) if error.kind() != StoreErrorKind::Corrupt && Instant::now() < give_up_at => {}
                 answer => return answer,
             }
             let left = give_up_at.saturating_duration_since(Instant::now());
@@ -153,17 +152,61 @@ impl Shared {
     }
 }
 
-fn is_settled_by(record: &Record, lease: &Lease) -> bool {
-    record.owner == lease.owner && record.attempt == lease.attempt && record.replay().is_some()
+/// Goes on with a settlement behind its answer, for as long as a lease may be held.
+async fn settle_behind(shared: Arc<Shared>, lease: Lease, ending: Ending, held: Held) {
+    let _counted = DelayedSettlement::count(&shared.behind);
+    let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
+    let answer = tokio::select! {
+        answer = shared.persist(shared.settings.held_at_most, settle) => answer.ok(),
+        () = shared.giving_up.cancelled() => None,
+    };
+    // One that was given up has had its effect: its record must not be given back.
+    if answer.is_some() {
+        held.give_back_late_acquire(&shared, &lease);
+    }
+    if answer == Some(OwnerOutcome::Applied) {
+        shared.observe(&Event::Settled);
+    } else {
+        tracing::error!(record = %lease.id, "a settlement was given up");
+        shared.observe(&Event::SettlementLost);
+    }
+    drop(held);
+    shared.waiters.wake(&lease.id);
 }
 
-/// Gives a key back in the background, as far as the store can be reached; otherwise its lease runs out.
+/// One of the settlements that go on behind their answers.
+struct DelayedSettlement<'a>(&'a AtomicUsize);
+
+impl<'a> DelayedSettlement<'a> {
+    fn count(behind: &'a AtomicUsize) -> Self {
+        behind.fetch_add(1, Ordering::Relaxed);
+        Self(behind)
+    }
+}
+
+impl Drop for DelayedSettlement<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether this run's settlement was committed: the record then has this run's token and is not in progress.
+fn is_settled_by(record: &Record, lease: &Lease) -> bool {
+    let is_in_progress = matches!(record.state, State::InProgress { .. });
+    record.owner == lease.owner && record.attempt == lease.attempt && !is_in_progress
+}
+
+/// Gives a key back in the background, for as long as its lease lasts; then it is over.
 pub(super) fn release_behind(shared: &Arc<Shared>, lease: Lease) {
     let (shared, tasks) = (Arc::clone(shared), shared.tasks.clone());
     let release = async move {
-        let retention = shared.settings.retention;
-        let release = || shared.store().settle(&lease, &Settlement::Released, retention);
-        if shared.persist(PATIENCE, release).await.is_ok() {
+        let settings = &shared.settings;
+        let release = || shared.store().settle(&lease, &Settlement::Released, settings.retention);
+        let released = tokio::select! {
+            answer = shared.persist(settings.lease.min(settings.held_at_most), release) => answer.is_ok(),
+            () = shared.giving_up.cancelled() => false,
+        };
+        if released {
             shared.waiters.wake(&lease.id);
         }
     };

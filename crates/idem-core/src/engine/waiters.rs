@@ -10,10 +10,17 @@ use tokio::sync::Notify;
 use crate::record_id::RecordId;
 use crate::store::SettlementListener;
 
-/// Who waits for which record, bounded per record.
+/// The duplicates that wait, by record; bounded per record and in all.
 pub(super) struct Waiters {
-    limit: usize,
-    waiting: Mutex<HashMap<RecordId, Waiting>>,
+    most_per_record: usize,
+    most: usize,
+    waiting: Mutex<ByRecord>,
+}
+
+#[derive(Default)]
+struct ByRecord {
+    count: usize,
+    records: HashMap<RecordId, Waiting>,
 }
 
 struct Waiting {
@@ -22,34 +29,39 @@ struct Waiting {
 }
 
 impl Waiters {
-    pub(super) fn new(limit: NonZeroUsize) -> Self {
-        Self { limit: limit.get(), waiting: Mutex::default() }
+    pub(super) fn new(most_per_record: NonZeroUsize, most: NonZeroUsize) -> Self {
+        Self { most_per_record: most_per_record.get(), most: most.get(), waiting: Mutex::default() }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, HashMap<RecordId, Waiting>> {
-        // Every change is one step on one entry, so a panic leaves the map whole.
+    fn waiting(&self) -> MutexGuard<'_, ByRecord> {
+        // Nothing panics while it is held.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place among those who wait for `id`; `None` when they are too many.
+    /// Takes a place among the waiters of `id`; `None` when they are too many, of this record or in all.
     pub(super) fn enter(&self, id: RecordId) -> Option<Place<'_>> {
         let mut waiting = self.waiting();
-        let entry = waiting.entry(id).or_insert_with(|| Waiting { count: 0, settled: Arc::default() });
-        if entry.count == self.limit {
+        if waiting.count == self.most {
+            return None;
+        }
+        let entry = waiting.records.entry(id).or_insert_with(|| Waiting { count: 0, settled: Arc::default() });
+        if entry.count == self.most_per_record {
             return None;
         }
         entry.count += 1;
-        Some(Place { waiters: self, id, settled: Arc::clone(&entry.settled) })
+        let settled = Arc::clone(&entry.settled);
+        waiting.count += 1;
+        Some(Place { waiters: self, id, settled })
     }
 
-    /// How many wait, for whatever.
+    /// How many wait, over all records.
     pub(super) fn count(&self) -> usize {
-        self.waiting().values().map(|waiting| waiting.count).sum()
+        self.waiting().count
     }
 
     /// Wakes everyone who waits for `id`.
     pub(super) fn wake(&self, id: &RecordId) {
-        if let Some(waiting) = self.waiting().get(id) {
+        if let Some(waiting) = self.waiting().records.get(id) {
             waiting.settled.notify_waiters();
         }
     }
@@ -71,7 +83,9 @@ pub(super) struct Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut entry) = self.waiters.waiting().entry(self.id) {
+        let mut waiting = self.waiters.waiting();
+        waiting.count -= 1;
+        if let Entry::Occupied(mut entry) = waiting.records.entry(self.id) {
             entry.get_mut().count -= 1;
             if entry.get().count == 0 {
                 entry.remove();
@@ -85,16 +99,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_bounded_per_record_and_given_back() {
-        let waiters = Waiters::new(NonZeroUsize::new(2).unwrap());
+    fn places_are_bounded_per_record_and_in_all_and_given_back() {
+        let waiters = Waiters::new(NonZeroUsize::new(2).unwrap(), NonZeroUsize::new(3).unwrap());
         let (one, other) = (RecordId::from_bytes([1; 32]), RecordId::from_bytes([2; 32]));
         let first = waiters.enter(one).unwrap();
         let _second = waiters.enter(one).unwrap();
         assert!(waiters.enter(one).is_none());
         assert_eq!(waiters.count(), 2);
-        assert!(waiters.enter(other).is_some());
-        drop(first);
+        let third = waiters.enter(other).unwrap();
+        assert!(waiters.enter(other).is_none(), "three wait in all");
+        drop((first, third));
         assert!(waiters.enter(one).is_some());
-        assert_eq!(waiters.waiting().len(), 1, "a record that nobody waits for takes no room");
+        assert_eq!(waiters.count(), 1);
+        assert_eq!(waiters.waiting().records.len(), 1, "a record that nobody waits for takes no room");
     }
 }

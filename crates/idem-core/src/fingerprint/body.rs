@@ -46,6 +46,15 @@ pub(super) struct BodyHasher {
     form: Form,
 }
 
+/// What counts of a body.
+pub(super) struct HashedBody {
+    /// Names the form. Forms never meet: these bytes differ.
+    pub(super) form: u8,
+    pub(super) digest: [u8; 32],
+    /// The boundary of a multipart body of which the bytes count: with another one, the same bytes are other parts.
+    pub(super) boundary: Option<Vec<u8>>,
+}
+
 enum Form {
     Raw,
     Json(Box<JsonCanonicalizer>),
@@ -62,6 +71,10 @@ impl BodyHasher {
         Self { raw: Sha256::new(), form }
     }
 
+    pub(super) fn holds_body(&self) -> bool {
+        matches!(self.form, Form::Json(_))
+    }
+
     pub(super) fn update(&mut self, chunk: &[u8]) {
         self.raw.update(chunk);
         match &mut self.form {
@@ -71,13 +84,19 @@ impl BodyHasher {
         }
     }
 
-    /// A byte that names the form, and the digest in that form. Forms never meet: their bytes differ.
-    pub(super) fn finish(self) -> (u8, [u8; 32]) {
-        let in_form = match self.form {
-            Form::Raw => None,
-            Form::Json(json) => json.finish().map(|text| (b'J', Sha256::digest(text).into())),
-            Form::Multipart(multipart) => multipart.finish().map(|digest| (b'M', digest)),
-        };
-        in_form.unwrap_or_else(|| (b'R', self.raw.finalize().into()))
+    /// The digest in its form, or of the raw bytes.
+    pub(super) fn finish(self) -> HashedBody {
+        let raw = |boundary| HashedBody { form: b'R', digest: self.raw.finalize().into(), boundary };
+        match self.form {
+            Form::Raw => raw(None),
+            Form::Json(json) => match json.finish() {
+                Some(text) => HashedBody { form: b'J', digest: Sha256::digest(text).into(), boundary: None },
+                None => raw(None),
+            },
+            Form::Multipart(multipart) => match multipart.finish() {
+                Ok(digest) => HashedBody { form: b'M', digest, boundary: None },
+                Err(boundary) => raw(Some(boundary)),
+            },
+        }
     }
 }

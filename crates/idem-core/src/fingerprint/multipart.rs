@@ -2,17 +2,26 @@
 
 use sha2::{Digest, Sha256};
 
+/// What ends a header block: its last line break, and an empty line.
+const EMPTY_LINE: &[u8; 4] = b"\r\n\r\n";
+
 /// Hashes a multipart body part by part.
 ///
 /// A part counts as its header block and its content, byte for byte: every part has a SHA-256 of its own, and the body
 /// is the SHA-256 over those in order. Only the plain layout is understood, which is what clients send: no preamble, no
-/// epilogue, no padding after a boundary. Anything else is doubtful, and the caller uses the raw bytes.
+/// epilogue, no padding after a boundary, and no `--boundary` but at the beginning of a line, where some parsers end a
+/// part. Each part has a header and the empty line that ends it; without them, some parsers take the next delimiter for its
+/// content. Anything else is doubtful, and the caller uses the raw bytes.
 pub(super) struct MultipartHasher {
     /// `CRLF "--" boundary`.
     delimiter: Vec<u8>,
     /// What has arrived and is not decided yet: less than a delimiter and two bytes, between calls.
     pending: Vec<u8>,
     state: State,
+    /// How many bytes of [`EMPTY_LINE`] end what has been read of the part; all of them once it has been there.
+    empty_line: usize,
+    /// The length of its header with the empty line, as far as it has been read.
+    header_bytes: usize,
     part: Sha256,
     parts: Sha256,
 }
@@ -35,7 +44,15 @@ impl MultipartHasher {
         // RFC 2046: 1 to 70 characters.
         let state = if (1..=70).contains(&boundary.len()) { State::Start } else { State::Doubt };
         let delimiter = [b"\r\n--", boundary].concat();
-        Self { delimiter, pending: Vec::new(), state, part: Sha256::new(), parts: Sha256::new() }
+        Self {
+            delimiter,
+            pending: Vec::new(),
+            state,
+            empty_line: 0,
+            header_bytes: 0,
+            part: Sha256::new(),
+            parts: Sha256::new(),
+        }
     }
 
     pub(super) fn update(&mut self, chunk: &[u8]) {
@@ -76,16 +93,21 @@ impl MultipartHasher {
                     [_, _, ..] => self.state = State::Doubt,
                     _ => return at,
                 },
-                State::Part => match find(rest, &self.delimiter) {
-                    Some(length) => {
-                        self.part.update(&rest[..length]);
+                State::Part => match find(rest, &self.delimiter[2..]) {
+                    // A part begins with a line break, and two bytes more than a cut boundary stay undecided.
+                    Some(dashes) if rest[..dashes].ends_with(b"\r\n") => {
+                        self.take(&rest[..dashes - 2]);
                         self.parts.update(self.part.finalize_reset());
-                        at += length + self.delimiter.len();
-                        self.state = State::AfterDelimiter;
+                        at += dashes - 2 + self.delimiter.len();
+                        let (matched, bytes) =
+                            (std::mem::take(&mut self.empty_line), std::mem::take(&mut self.header_bytes));
+                        let has_header = matched == EMPTY_LINE.len() && bytes > EMPTY_LINE.len();
+                        self.state = if has_header { State::AfterDelimiter } else { State::Doubt };
                     }
+                    Some(_) => self.state = State::Doubt,
                     None => {
                         let decided = rest.len().saturating_sub(self.delimiter.len() - 1);
-                        self.part.update(&rest[..decided]);
+                        self.take(&rest[..decided]);
                         return at + decided;
                     }
                 },
@@ -97,10 +119,32 @@ impl MultipartHasher {
         }
     }
 
-    /// The digest of the parts, or `None` when there was any doubt.
-    pub(super) fn finish(self) -> Option<[u8; 32]> {
-        let ended = self.state == State::Closed && self.pending != b"\r";
-        ended.then(|| self.parts.finalize().into())
+    /// Adds to the part.
+    fn take(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            if self.empty_line == EMPTY_LINE.len() {
+                break;
+            }
+            self.header_bytes += 1;
+            self.empty_line = match byte {
+                _ if byte == EMPTY_LINE[self.empty_line] => self.empty_line + 1,
+                b'\r' => 1,
+                _ => 0,
+            };
+        }
+        self.part.update(bytes);
+    }
+
+    /// The digest of the parts.
+    ///
+    /// # Errors
+    /// The boundary when there was any doubt.
+    pub(super) fn finish(mut self) -> Result<[u8; 32], Vec<u8>> {
+        if self.state == State::Closed && self.pending != b"\r" {
+            Ok(self.parts.finalize().into())
+        } else {
+            Err(self.delimiter.split_off(b"\r\n--".len()))
+        }
     }
 }
 
@@ -126,7 +170,7 @@ mod tests {
         for chunk in body.as_bytes().chunks(chunk) {
             hasher.update(chunk);
         }
-        hasher.finish()
+        hasher.finish().ok()
     }
 
     fn body(boundary: &str, parts: &[&str]) -> String {
@@ -138,25 +182,69 @@ mod tests {
 
     #[test]
     fn the_boundary_and_the_chunks_do_not_matter() {
-        let expected = digest("xyz", &body("xyz", &[PART, "\r\n\r\n2"]), usize::MAX);
+        let expected = digest("xyz", &body("xyz", &[PART, "n: 1\r\n\r\n2"]), usize::MAX);
         assert!(expected.is_some());
         for chunk in 1..100 {
-            assert_eq!(digest("other-one", &body("other-one", &[PART, "\r\n\r\n2"]), chunk), expected, "{chunk}");
+            assert_eq!(digest("other-one", &body("other-one", &[PART, "n: 1\r\n\r\n2"]), chunk), expected, "{chunk}");
         }
     }
 
     #[test]
     fn parts_their_order_and_their_borders_matter() {
-        let bodies = [body("b", &["\r\n1", "\r\n2"]), body("b", &["\r\n2", "\r\n1"]), body("b", &["\r\n1\r\n2"])];
+        let bodies = [
+            body("b", &["n:\r\n\r\n1", "n:\r\n\r\n2"]),
+            body("b", &["n:\r\n\r\n2", "n:\r\n\r\n1"]),
+            body("b", &["n:\r\n\r\n1\r\nn:\r\n\r\n2"]),
+        ];
         let digests: Vec<_> = bodies.iter().map(|body| digest("b", body, 3)).collect();
         assert!(digests.iter().all(Option::is_some));
         assert!(digests[0] != digests[1] && digests[0] != digests[2] && digests[1] != digests[2]);
     }
 
     #[test]
+    fn a_boundary_that_does_not_begin_a_line_is_doubtful() {
+        for before in ["\r", "\n", "\n\r", "\r\r", "x", "\r\n-", "\r\n "] {
+            let body = body("b", &[&format!("n:\r\n\r\nhi{before}--b\r\nn:\r\n\r\n999")]);
+            let line_break = body.replacen(&format!("{before}--b"), "\r\n--b", 1);
+            assert!(digest("b", &line_break, 7).is_some());
+            for chunk in 1..body.len() {
+                assert_eq!(digest("b", &body, chunk), None, "{before:?} in chunks of {chunk}");
+            }
+        }
+    }
+
+    #[test]
     fn an_empty_part_is_a_part() {
-        assert_ne!(digest("b", "--b\r\n--b--", 2).unwrap(), digest("b", "--b\r\n\r\n--b--", 2).unwrap());
-        assert_ne!(digest("b", "--b\r\n--b--", 2).unwrap(), digest("b", "--b--", 2).unwrap());
+        let [none, one, two] = [&[][..], &["n:\r\n\r\n"], &["n:\r\n\r\n", "n:\r\n\r\n"]]
+            .map(|parts| digest("b", &body("b", parts), 2).unwrap());
+        assert!(none != one && none != two && one != two);
+    }
+
+    #[test]
+    fn a_part_without_a_header_and_its_end_is_doubtful() {
+        for part in [
+            "",
+            "\r\n",
+            "\r\n\r\n",
+            "\r\n\r\n1",
+            "\r\n\r\n\nname: a\r\n\r\n",
+            "\r\nname: a",
+            "\r\nname: a\r\n",
+            "\r\nname: a\r\n\r",
+            "\r\nname: a\n\n1",
+            "\r\na\r\rb\r\n",
+        ] {
+            let text = format!("--b{part}\r\n--b--");
+            for chunk in 1..text.len() {
+                assert_eq!(digest("b", &text, chunk), None, "{part:?} in chunks of {chunk}");
+            }
+        }
+        for part in ["\r\nname: a\r\n\r\n", "\r\na\r\r\n\r\n1"] {
+            let text = format!("--b{part}\r\n--b--");
+            for chunk in 1..text.len() {
+                assert!(digest("b", &text, chunk).is_some(), "{part:?} in chunks of {chunk}");
+            }
+        }
     }
 
     #[test]
@@ -172,7 +260,7 @@ mod tests {
         assert_eq!(kept(&mut hasher, "\r"), 1);
         assert_eq!(kept(&mut hasher, "epilogue"), 0);
         assert_eq!(kept(&mut hasher, "epilogue"), 0);
-        assert_eq!(hasher.finish(), None);
+        assert_eq!(hasher.finish(), Err(b"b".to_vec()));
         assert_eq!(kept(&mut MultipartHasher::new(b"b"), "--b no line break"), 0);
         assert_eq!(kept(&mut MultipartHasher::new(b"b"), "preamble"), 0);
     }

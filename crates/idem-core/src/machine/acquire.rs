@@ -2,7 +2,6 @@
 
 use super::command::{Acquire, AcquireOutcome, Lease, OnMismatch, Replay, ReplayKind};
 use super::current;
-use crate::planted;
 use crate::record::{Acquisition, Failure, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 
@@ -25,10 +24,10 @@ pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (O
         return start(None, Acquisition::Fresh, 1, request, now);
     };
     let unchanged = |outcome| (Some(record.clone()), outcome);
-    let same_request = record.fingerprint == request.fingerprint || planted!("fingerprint-not-compared");
+    let same_request = record.fingerprint == request.fingerprint;
     let mismatch = AcquireOutcome::Mismatch { stored_algorithm: record.fingerprint.algorithm() };
     // An attempt number that cannot grow would break the fencing, so a record that reaches the end is settled instead.
-    let next_attempt = record.attempt.checked_add(planted!(1, "attempt-does-not-grow" => 0));
+    let next_attempt = record.attempt.checked_add(1);
     match standing(record) {
         Standing::Settled(replay) if same_request || request.on_mismatch == OnMismatch::ReplayOriginal => {
             unchanged(AcquireOutcome::Replay(replay))
@@ -109,8 +108,7 @@ fn start(
     request: &Acquire,
     now: Timestamp,
 ) -> (Option<Record>, AcquireOutcome) {
-    let lease = planted!(request.term.lease, "lease-equal-to-retention" => request.term.retention);
-    let lease_until = now.saturating_add(lease);
+    let lease_until = now.saturating_add(request.term.lease);
     let record = Record {
         fingerprint: request.fingerprint,
         owner: request.owner,

@@ -2,7 +2,6 @@
 
 use super::command::{OwnerAction, OwnerOutcome, Settlement};
 use super::current;
-use crate::planted;
 use crate::record::{Acquisition, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 
@@ -26,17 +25,9 @@ pub fn apply(
         return (record.cloned(), if released { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost });
     };
     let unchanged = |outcome| (Some(record.clone()), outcome);
-    let anybody_may = match action {
-        OwnerAction::Renew(_) => planted!("no-owner-check-in-renew"),
-        OwnerAction::Checkpoint(_) => planted!("no-owner-check-in-checkpoint"),
-        OwnerAction::Settle(..) => planted!("no-owner-check-in-settle"),
-    };
-    if record.owner != owner && !anybody_may {
+    if record.owner != owner {
         return unchanged(OwnerOutcome::LeaseLost);
     }
-    planted!("renewal-revives-a-settled-record" => if let OwnerAction::Renew(term) = action {
-        return (Some(planted::revived(record, term, now)), OwnerOutcome::Applied);
-    });
     let State::InProgress { acquisition, takeover, .. } = record.state else {
         let repeated = matches!(action, OwnerAction::Settle(settlement, _) if is_settled_so(&record.state, settlement));
         return unchanged(if repeated { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost });

@@ -2,19 +2,20 @@
 
 use std::error::Error;
 use std::fmt;
-
-type Source = Box<dyn Error + Send + Sync>;
+use std::sync::Arc;
 
 /// The store could not answer.
 ///
 /// Opaque: match on [`kind`](Self::kind), follow [`source`](Error::source), and let
-/// [`is_retryable`](Self::is_retryable) and [`is_indeterminate`](Self::is_indeterminate) advise.
+/// [`is_retryable`](Self::is_retryable) and [`is_indeterminate`](Self::is_indeterminate) advise. Clones share the source, so that
+/// every caller of a batch that failed gets the whole error.
+#[derive(Clone)]
 pub struct StoreError {
     kind: StoreErrorKind,
     message: String,
     indeterminate: bool,
-    knows_a_record: bool,
-    source: Option<Source>,
+    has_existing_record: bool,
+    source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 /// The kinds of [`StoreError`].
@@ -39,13 +40,13 @@ impl StoreError {
     #[must_use]
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
         let indeterminate = kind == StoreErrorKind::Timeout;
-        Self { kind, message: message.into(), indeterminate, knows_a_record: false, source: None }
+        Self { kind, message: message.into(), indeterminate, has_existing_record: false, source: None }
     }
 
     /// With the error that caused it.
     #[must_use]
-    pub fn with_source(mut self, source: impl Into<Source>) -> Self {
-        self.source = Some(source.into());
+    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.source = Some(Arc::from(source.into()));
         self
     }
 
@@ -58,8 +59,8 @@ impl StoreError {
 
     /// Says that there is a record, of an operation that has run or may have, which the store cannot answer with for now.
     #[must_use]
-    pub fn about_a_record(mut self) -> Self {
-        self.knows_a_record = true;
+    pub fn with_existing_record(mut self) -> Self {
+        self.has_existing_record = true;
         self
     }
 
@@ -81,8 +82,8 @@ impl StoreError {
     /// Whether the store knows of a record, and only cannot answer with it. Then nobody may run the operation, not even
     /// without protection.
     #[must_use]
-    pub fn knows_a_record(&self) -> bool {
-        self.knows_a_record
+    pub fn has_existing_record(&self) -> bool {
+        self.has_existing_record
     }
 
     /// Whether the step may have taken effect although no answer came.
@@ -105,6 +106,7 @@ impl fmt::Debug for StoreError {
             .field("kind", &self.kind)
             .field("message", &self.message)
             .field("indeterminate", &self.indeterminate)
+            .field("has_existing_record", &self.has_existing_record)
             .field("source", &self.source)
             .finish()
     }
@@ -126,9 +128,21 @@ mod tests {
         assert!(unavailable.is_retryable() && !unavailable.is_indeterminate());
         assert!(StoreError::new(StoreErrorKind::Timeout, "slow").is_indeterminate());
         assert!(!StoreError::new(StoreErrorKind::Corrupt, "format 9").is_retryable());
-        assert!(!unavailable.knows_a_record());
-        assert!(StoreError::new(StoreErrorKind::Unavailable, "too few replicas").about_a_record().knows_a_record());
+        assert!(!unavailable.has_existing_record());
+        assert!(
+            StoreError::new(StoreErrorKind::Unavailable, "too few replicas")
+                .with_existing_record()
+                .has_existing_record()
+        );
         assert!(unavailable.indeterminate().is_indeterminate());
+    }
+
+    #[test]
+    fn a_clone_is_the_whole_error() {
+        let error = StoreError::new(StoreErrorKind::Unavailable, "too few replicas");
+        let error = error.indeterminate().with_existing_record().with_source("NOREPLICAS");
+        assert_eq!(format!("{:?}", error.clone()), format!("{error:?}"));
+        assert_eq!(error.clone().source().unwrap().to_string(), "NOREPLICAS");
     }
 
     #[test]

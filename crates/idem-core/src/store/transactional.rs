@@ -18,8 +18,9 @@ pub trait TransactionalStore: DurableStore {
     /// Asks for the right to execute, and opens a transaction for whoever gets it.
     ///
     /// # Errors
-    /// [`StoreError`] as from [`IdempotencyStore::acquire`](super::IdempotencyStore::acquire). Also when only the transaction cannot be opened, the record
-    /// may be held by `request.owner` afterwards: begin again with the same token, or settle it as released.
+    /// [`StoreError`] as from [`IdempotencyStore::acquire`](super::IdempotencyStore::acquire). It is
+    /// [indeterminate](StoreError::is_indeterminate) also when only the transaction cannot be opened and the record may be held by
+    /// `request.owner`: begin again with the same token, or settle it as released.
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError>;
 }
 

@@ -39,7 +39,7 @@ async fn a_caller_that_goes_away_cancels_nothing() {
     let engine = world.at_least_once();
     let call = world.run(&engine, Duration::from_secs(1), done());
     assert!(tokio::time::timeout(Duration::from_millis(500), call).await.is_err());
-    engine.shutdown().await;
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
     assert_eq!(world.runs(), 1);
     assert_replays(&world.run(&world.at_least_once(), Duration::ZERO, done()).await, "paid");
 }
@@ -133,7 +133,7 @@ async fn shutdown_refuses_what_is_new_and_awaits_what_runs() {
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
     let start = tokio::time::Instant::now();
-    engine.shutdown().await;
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(4));
     assert_ran(&running.await.unwrap());
     let refused = world.run(&engine, Duration::ZERO, done()).await;

@@ -4,10 +4,10 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use idem_core::engine::{Answer, Conclusion, Context, ExecuteError, Idempotency};
+use idem_core::engine::{Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency};
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, MemoryStore, OwnerOutcome, Record,
-    RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term,
+    RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term, Writes,
 };
 use idem_testkit::{Fault, Verb};
 use tokio::time::Instant;
@@ -41,7 +41,7 @@ async fn an_acquire_that_keeps_failing_runs_nothing_and_leaves_no_key_stuck() {
         assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
         assert_eq!(world.runs(), 0);
         // What the lost acquires may have taken is given back behind the answer, without waiting for a lease.
-        engine.shutdown().await;
+        engine.shutdown(Duration::from_secs(60)).await.unwrap();
         assert_eq!(world.record().await, None, "{trouble:?}");
     }
 }
@@ -114,7 +114,7 @@ async fn a_settlement_that_keeps_failing_does_not_keep_the_answer_back_and_goes_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settlement_is_given_up_when_the_lease_may_not_be_held_any_longer_or_at_shutdown() {
+async fn a_settlement_is_given_up_when_the_lease_may_not_be_held_any_longer_or_a_shutdown_is_over() {
     let held = Duration::from_secs(60);
     for shut_down in [false, true] {
         let world = World::new();
@@ -126,14 +126,167 @@ async fn a_settlement_is_given_up_when_the_lease_may_not_be_held_any_longer_or_a
         assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
         if shut_down {
             let start = Instant::now();
-            engine.shutdown().await;
-            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+            engine.shutdown(Duration::from_secs(3)).await.unwrap();
+            let took = start.elapsed();
+            assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(4), "{took:?}");
         } else {
             // The last try comes when the time is over.
             tokio::time::sleep(held + Duration::from_millis(1)).await;
         }
         assert_eq!(world.events.count("SettlementLost"), 1);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_goes_on_behind_its_answer_whatever_the_kind_of_error() {
+    let kinds =
+        [StoreErrorKind::Unavailable, StoreErrorKind::Timeout, StoreErrorKind::Capacity, StoreErrorKind::Misconfigured];
+    for kind in kinds {
+        let world = World::new();
+        let engine = world.at_most_once();
+        for _ in 0..10_000 {
+            world.store.next(Verb::Settle, Fault::Refuse(kind));
+        }
+        assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+        assert_eq!((engine.settling(), engine.running()), (1, 1), "{kind:?}");
+        assert_eq!((world.events.count("SettlementDelayed"), world.events.count("SettlementLost")), (1, 0), "{kind:?}");
+        // Credentials are back, or the proxy has room again.
+        world.store.heal();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(is_completed(&world).await, "{kind:?}");
+        assert_eq!((engine.settling(), engine.running()), (0, 0), "{kind:?}");
+        assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_whose_lease_is_over_is_not_answered_before_its_settlement() {
+    let world = World::new();
+    let settings = world.settings().lease(Duration::from_secs(4));
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    for verb in [Verb::Renew, Verb::Settle] {
+        for _ in 0..10_000 {
+            world.store.next(verb, Fault::ErrorBefore);
+        }
+    }
+    let unclear = world.run(&engine, Duration::ZERO, done()).await;
+    assert!(matches!(unclear, Err(ExecuteError::CommitUnclear(_))), "{unclear:?}");
+    assert_eq!(engine.settling(), 1);
+    // The settlement goes on, and a repeat gets the answer.
+    world.store.heal();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_given_back_whatever_the_kind_of_error_was_at_first() {
+    let world = World::new();
+    let engine = world.at_most_once();
+    for _ in 0..4 {
+        world.store.next(Verb::Settle, Fault::Refuse(StoreErrorKind::Misconfigured));
+    }
+    let release = || Disposition::Release { writes: Writes::Discard };
+    assert_ran(&world.run(&engine, Duration::ZERO, release()).await);
+    assert_eq!(world.record().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_behind_its_answer_is_awaited_by_a_shutdown() {
+    let world = World::new();
+    let engine = world.at_most_once();
+    for _ in 0..10_000 {
+        world.store.next(Verb::Settle, Fault::ErrorBefore);
+    }
+    assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+    let heal = async {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        world.store.heal();
+    };
+    let (ended, ()) = tokio::join!(engine.shutdown(Duration::from_secs(20)), heal);
+    ended.unwrap();
+    assert!(is_completed(&world).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_says_how_many_operations_did_not_end_in_time() {
+    let world = World::new();
+    let engine = world.at_most_once();
+    let slow = tokio::spawn({
+        let (world, engine) = (world.clone(), engine.clone());
+        async move { world.run(&engine, Duration::from_secs(100), done()).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let unfinished = engine.shutdown(Duration::from_secs(5)).await.unwrap_err();
+    assert_eq!(unfinished.running, 1);
+    let refused = world.run(&engine, Duration::ZERO, done()).await;
+    assert!(matches!(refused, Err(ExecuteError::ShuttingDown)), "{refused:?}");
+    // It is not cancelled.
+    assert_ran(&slow.await.unwrap());
+    engine.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_leaves_its_key_free_or_answered_after_a_lease() {
+    for verb in [Verb::Acquire, Verb::Renew, Verb::Settle] {
+        let world = World::new();
+        let engine = world.at_least_once();
+        world.store.next(verb, Fault::Panic);
+        let first = world.run(&engine, Duration::from_secs(40), done()).await;
+        match verb {
+            // The run is told that its lease is not renewed any more, and goes on.
+            Verb::Renew => {
+                assert_ran(&first);
+                assert_eq!(world.events.count("LeaseLost"), 1);
+            }
+            _ => assert!(matches!(first, Err(ExecuteError::Interrupted)), "{verb:?}: {first:?}"),
+        }
+        assert_eq!((engine.running(), engine.settling()), (0, 0), "{verb:?}");
+        world.clock.advance(Duration::from_secs(30));
+        let again = world.run(&engine, Duration::ZERO, done()).await;
+        assert!(matches!(again, Ok(Answer::Ran { .. } | Answer::Replay(_))), "{verb:?}: {again:?}");
+        engine.shutdown(Duration::from_secs(60)).await.unwrap();
+    }
+}
+
+/// Panics at one of its calls.
+#[derive(Debug, Default)]
+struct Panics {
+    at: usize,
+    calls: std::sync::atomic::AtomicUsize,
+}
+
+impl idem_core::engine::Observer for Panics {
+    fn observe(&self, _: &idem_core::engine::Event<'_>) {
+        let call = self.calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        assert_ne!(call, self.at, "as planned");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_observer_changes_nothing_whichever_event_it_is_told() {
+    let mut told = 0;
+    for at in 0..20 {
+        let world = World::new();
+        let panics = Arc::new(Panics { at, ..Panics::default() });
+        let engine = Idempotency::at_most_once(world.store.clone(), world.settings().observer(panics.clone()));
+        // Renewals and the first settlements fail, so that those events are told as well.
+        world.store.next(Verb::Renew, Fault::ErrorBefore);
+        for _ in 0..12 {
+            world.store.next(Verb::Settle, Fault::ErrorBefore);
+        }
+        let run = move |context: Context| async move {
+            let lost = tokio::time::timeout(Duration::from_secs(70), context.lease_lost()).await.is_ok();
+            assert!(!lost, "event {at}: renewals ended");
+            Conclusion { value: "ran", disposition: done(), retention: None }
+        };
+        assert_ran(&engine.execute(operation(), run, panicked).await);
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+        let calls = panics.calls.load(std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(engine.observer_panics(), u64::from(at < calls), "event {at} of {calls}");
+        told = told.max(calls);
+    }
+    assert!((5..20).contains(&told), "{told} events");
 }
 
 #[tokio::test(start_paused = true)]

@@ -341,7 +341,8 @@ async fn a_context_has_keys_for_others_and_refuses_what_makes_no_sense() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_counted_from_the_first_acquire_even_if_its_answer_was_lost() {
     let world = World::new();
-    let lease = Duration::from_secs(3);
+    // A third of it is more than the time after which an answer counts as lost.
+    let lease = Duration::from_secs(9);
     let engine = Idempotency::at_least_once(world.store.clone(), world.settings().lease(lease));
     world.store.next(Verb::Acquire, Fault::LostAnswer);
     for _ in 0..100 {
@@ -379,4 +380,38 @@ async fn limits_beyond_all_reason_are_as_good_as_none() {
     let engine = Idempotency::at_least_once(world.store.clone(), settings.lease(Duration::MAX));
     let forever = operation().wait(Duration::MAX);
     assert_ran(&world.run_as(&engine, forever, Duration::from_secs(1), done()).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operation_whose_acquire_was_slow_begins_only_under_a_lease_that_was_confirmed() {
+    let lease = Duration::from_secs(3);
+    let settings = |world: &World| world.settings().lease(lease).store_timeout(Duration::from_secs(10));
+    // Slower than a third of the lease: a renewal is acknowledged first.
+    let world = World::new();
+    let engine = Idempotency::at_most_once(world.store.clone(), settings(&world));
+    world.store.next(Verb::Acquire, Fault::Delay(Duration::from_millis(1100)));
+    let renewed = world.clone();
+    let run = move |_: Context| async move {
+        assert!(renewed.store.calls(Verb::Renew) >= 1, "nothing has confirmed the lease");
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&engine.execute(operation(), run, panicked).await);
+
+    // Its answer comes after the lease is over, and another run is there: it does not run.
+    let world = World::new();
+    let engine = Idempotency::at_least_once(world.store.clone(), settings(&world));
+    world.store.next(Verb::Acquire, Fault::AnswerLater(Duration::from_secs(4)));
+    let slow = tokio::spawn({
+        let (world, engine) = (world.clone(), engine.clone());
+        async move { world.run(&engine, Duration::ZERO, done()).await }
+    });
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    world.clock.advance(lease);
+    let other = tokio::spawn({
+        let (world, engine) = (world.clone(), engine.clone());
+        async move { world.run(&engine, Duration::from_secs(5), done()).await }
+    });
+    assert_in_progress(&slow.await.unwrap());
+    assert_ran(&other.await.unwrap());
+    assert_eq!(world.runs(), 1);
 }

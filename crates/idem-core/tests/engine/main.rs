@@ -3,7 +3,9 @@
 
 mod contracts;
 mod faults;
+mod late_acquires;
 mod leases;
+mod limits;
 mod probes;
 mod runtimes;
 mod support;

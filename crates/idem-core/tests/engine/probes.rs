@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::engine::{Answer, Conclusion, Context, Disposition, Idempotency, Probe, Probed};
+use idem_core::engine::{Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency, Probe, Probed};
 use idem_core::{ReplayKind, StoredResponse, Writes};
 use idem_testkit::{Fault, Verb};
 
@@ -120,4 +120,68 @@ async fn a_panic_of_the_probe_runs_nothing() {
     let engine = Idempotency::at_most_once(world.store.clone(), world.settings().probe(Arc::new(Panics)));
     let run = |_: Context| async { Conclusion { value: "ran", disposition: done(), retention: None } };
     assert_in_progress(&engine.execute(operation(), run, panicked).await);
+}
+
+/// Says after a while that it did not happen.
+#[derive(Debug)]
+struct Slow(Duration);
+
+#[async_trait]
+impl Probe for Slow {
+    async fn probe(&self, _: &Context) -> Result<Probed, Box<dyn std::error::Error + Send + Sync>> {
+        tokio::time::sleep(self.0).await;
+        Ok(Probed::DidNotHappen)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operation_whose_lease_was_lost_while_it_was_probed_does_not_run() {
+    // By renewals that may not go on, and by a process that stood still meanwhile.
+    for renewed in [false, true] {
+        let (world, _, _) = crashed(None).await;
+        let probing = |takes| {
+            let settings = world.settings().probe(Arc::new(Slow(takes)));
+            let held_at_most = if renewed { Duration::from_secs(600) } else { Duration::from_secs(5) };
+            Idempotency::at_most_once(world.store.clone(), settings.held_at_most(held_at_most))
+        };
+        let slow = tokio::spawn({
+            let (world, engine) = (world.clone(), probing(Duration::from_secs(9)));
+            async move { world.run(&engine, Duration::ZERO, done()).await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // By the store's clock its lease is over.
+        world.clock.advance(Duration::from_secs(30));
+        assert_ran(&world.run(&probing(Duration::ZERO), Duration::ZERO, done()).await);
+        // It is told what the other run has settled.
+        assert_replays(&slow.await.unwrap(), "paid");
+        assert_eq!(world.runs(), 1, "renewed: {renewed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operation_does_not_run_when_the_store_does_not_confirm_its_lease_after_the_probe() {
+    let (world, _, _) = crashed(None).await;
+    let settings = world.settings().probe(Arc::new(Slow(Duration::from_secs(1))));
+    let engine = Idempotency::at_most_once(world.store.clone(), settings);
+    world.store.next(Verb::Renew, Fault::ErrorBefore);
+    let refused = world.run(&engine, Duration::ZERO, done()).await;
+    assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
+    assert_eq!(world.runs(), 0);
+    // Its key is given back behind the answer, and the next repeat probes again.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+    assert_eq!(world.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_takes_longer_than_a_lease_is_renewed_meanwhile_and_then_runs() {
+    let (world, _, _) = crashed(None).await;
+    let settings = world.settings().probe(Arc::new(Slow(Duration::from_secs(100))));
+    let engine = Idempotency::at_most_once(world.store.clone(), settings);
+    let run = |context: Context| async move {
+        let lost = tokio::time::timeout(Duration::from_secs(40), context.lease_lost()).await.is_ok();
+        assert!(!lost, "its lease is renewed");
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&engine.execute(operation(), run, panicked).await);
 }

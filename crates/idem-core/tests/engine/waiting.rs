@@ -151,7 +151,7 @@ async fn a_shutdown_does_not_wait_for_those_who_wait() {
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
     let start = Instant::now();
-    engine.shutdown().await;
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
     assert!(start.elapsed() < Duration::from_millis(1), "{:?}", start.elapsed());
     assert_in_progress(&waiting.await.unwrap());
 }

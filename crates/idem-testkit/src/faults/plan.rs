@@ -40,8 +40,17 @@ pub enum Fault {
     ErrorAfter,
     /// It is executed after this time on tokio's clock, and answers.
     Delay(Duration),
+    /// It is executed, and answers after this time.
+    AnswerLater(Duration),
     /// It is executed and never answers.
     LostAnswer,
+    /// It never answers, and is executed after this time, whether or not the caller still waits: what a store that stalled
+    /// delivers when it goes on.
+    Late(Duration),
+    /// It is not executed, and answers this kind of error.
+    Refuse(StoreErrorKind),
+    /// It panics before it is executed.
+    Panic,
 }
 
 /// The script of each verb, chance for when the scripts are over, and counters.
@@ -105,8 +114,11 @@ impl Plan {
     pub(super) async fn call<T>(
         &self,
         verb: Verb,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
+        call: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+    {
         match self.draw(verb) {
             Fault::None => call.await,
             Fault::ErrorBefore => Err(StoreError::new(StoreErrorKind::Unavailable, "injected before the call")),
@@ -118,11 +130,26 @@ impl Plan {
                 tokio::time::sleep(delay).await;
                 call.await
             }
+            Fault::AnswerLater(delay) => {
+                let answer = call.await;
+                tokio::time::sleep(delay).await;
+                answer
+            }
             Fault::LostAnswer => {
                 call.await?;
                 self.lock().fired += 1;
                 std::future::pending().await
             }
+            Fault::Late(delay) => {
+                tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    // The caller gave up long ago.
+                    let _ = call.await;
+                });
+                std::future::pending().await
+            }
+            Fault::Refuse(kind) => Err(StoreError::new(kind, "injected instead of the call")),
+            Fault::Panic => panic!("injected instead of the call"),
         }
     }
 }

@@ -91,15 +91,18 @@ impl<S: ?Sized> FaultyStore<S> {
 #[async_trait]
 impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        self.plan.call(Verb::Acquire, self.inner.acquire(request)).await
+        let (inner, request) = (Arc::clone(&self.inner), request.clone());
+        self.plan.call(Verb::Acquire, async move { inner.acquire(&request).await }).await
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        self.plan.call(Verb::Renew, self.inner.renew(lease, term)).await
+        let (inner, lease) = (Arc::clone(&self.inner), lease.clone());
+        self.plan.call(Verb::Renew, async move { inner.renew(&lease, term).await }).await
     }
 
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
-        self.plan.call(Verb::Checkpoint, self.inner.checkpoint(lease, checkpoint)).await
+        let (inner, lease, checkpoint) = (Arc::clone(&self.inner), lease.clone(), checkpoint.clone());
+        self.plan.call(Verb::Checkpoint, async move { inner.checkpoint(&lease, &checkpoint).await }).await
     }
 
     async fn settle(
@@ -108,11 +111,13 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
         settlement: &Settlement,
         retention: Duration,
     ) -> Result<OwnerOutcome, StoreError> {
-        self.plan.call(Verb::Settle, self.inner.settle(lease, settlement, retention)).await
+        let (inner, lease, settlement) = (Arc::clone(&self.inner), lease.clone(), settlement.clone());
+        self.plan.call(Verb::Settle, async move { inner.settle(&lease, &settlement, retention).await }).await
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        self.plan.call(Verb::Peek, self.inner.peek(id)).await
+        let (inner, id) = (Arc::clone(&self.inner), *id);
+        self.plan.call(Verb::Peek, async move { inner.peek(&id).await }).await
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
@@ -128,7 +133,8 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
 #[async_trait]
 impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {
     async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
-        self.plan.call(Verb::Look, self.inner.look(id)).await
+        let (inner, id) = (Arc::clone(&self.inner), *id);
+        self.plan.call(Verb::Look, async move { inner.look(&id).await }).await
     }
 
     fn identity(&self) -> [u8; 16] {
@@ -139,7 +145,8 @@ impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {
 #[async_trait]
 impl<S: TransactionalStore + ?Sized> TransactionalStore for FaultyStore<S> {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
-        Ok(match self.plan.call(Verb::Begin, self.inner.begin(request)).await? {
+        let (inner, request) = (Arc::clone(&self.inner), request.clone());
+        Ok(match self.plan.call(Verb::Begin, async move { inner.begin(&request).await }).await? {
             Begin::Acquired { lease, transaction, renew } => {
                 let transaction = Box::new(FaultyTransaction { inner: transaction, plan: Arc::clone(&self.plan) });
                 Begin::Acquired { lease, transaction, renew }

@@ -24,7 +24,8 @@ impl StoreTransaction for FaultyTransaction {
         writes: Writes,
     ) -> Result<OwnerOutcome, StoreError> {
         // A call that fails before it is executed drops the inner transaction, which rolls it back.
-        self.plan.call(Verb::Finish, self.inner.finish(settlement, retention, writes)).await
+        let (inner, settlement) = (self.inner, settlement.clone());
+        self.plan.call(Verb::Finish, async move { inner.finish(&settlement, retention, writes).await }).await
     }
 
     fn as_any_mut(&mut self) -> &mut (dyn Any + Send) {

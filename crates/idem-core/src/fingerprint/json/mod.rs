@@ -1,27 +1,40 @@
 //! A streaming JSON canonicaliser.
 //!
 //! One pass over the text, in chunks of any size, writes a canonical form into one buffer; no tree is built. An object
-//! whose members did not come in order is put in order when it closes, by moving the pieces of the buffer. Whatever is
-//! doubtful ends the pass: the caller then uses the raw bytes.
+//! whose members did not come in order is put in order when it closes. Whatever is doubtful ends the pass: the caller
+//! then uses the raw bytes.
 //!
 //! The canonical form can be read back in one way only, so that equal forms mean equal documents:
 //! `"` characters `0xFF` for a string (UTF-8 has no such byte), `#` lexeme `,` for a number, `t`, `f` or `n`, and
-//! `{` members `}` and `[` elements `]`, where a member is its name and its value.
+//! `{` members `}` and `[` elements `]`, where a member is its name and its value. An object or array whose form is
+//! longer than [`MAX_INLINE`] bytes is `=` and the SHA-256 of its form: each byte is then moved at one level only, so
+//! that hostile nesting takes linear time.
+//!
+//! # Memory
+//! The buffer grows to at most 1.5 times the text (`1,` becomes `#1,`), and [`MAX_MEMBERS`] members to 384 KiB. Either
+//! vector may hold twice its length, and half as much again while it is moved.
 
 mod number;
 mod string;
 
 use std::cmp::Ordering;
-use std::ops::Range;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use super::pointer::JsonPointer;
-use crate::planted;
 use number::NumberState;
 use string::StringState;
 
 /// More than documents need, and one level more than `serde_json` reads: what a handler would refuse is compared raw.
 const MAX_DEPTH: usize = 128;
+
+/// The most members that all open objects may have together. A body of the default limit that has more has members of
+/// less than 32 bytes each in one object. They are held until their object closes, so a body with more is compared raw.
+pub(super) const MAX_MEMBERS: usize = 32 * 1024;
+
+/// The longest form of an object or array, in bytes, that stands inside the form of its container.
+const MAX_INLINE: usize = 512;
 
 pub(super) struct JsonCanonicalizer {
     out: Vec<u8>,
@@ -69,8 +82,8 @@ struct Container {
     sorted: bool,
     /// Where the present member or element begins in the output.
     item_start: usize,
-    /// The name of the present member, as a range of the output.
-    name: Range<usize>,
+    /// Where the name of the present member ends in the output.
+    name_end: usize,
     /// How many elements have begun.
     elements: usize,
     /// Whether the present member or element is ignored.
@@ -85,10 +98,29 @@ struct Container {
     item_ignored_twice: bool,
 }
 
-/// A closed member of an open object, as ranges of the output.
+/// A closed member of an open object, as places in the output.
+#[derive(Clone, Copy)]
 struct Member {
-    name: Range<usize>,
-    whole: Range<usize>,
+    /// Where it begins; its name begins one byte later.
+    start: u32,
+    name_end: u32,
+    end: u32,
+}
+
+impl Member {
+    /// `None` when the output is longer than a place can say.
+    fn new(start: usize, name_end: usize, end: usize) -> Option<Self> {
+        let place = |at: usize| u32::try_from(at).ok();
+        Some(Self { start: place(start)?, name_end: place(name_end)?, end: place(end)? })
+    }
+
+    fn name<'a>(&self, out: &'a [u8]) -> &'a [u8] {
+        &out[self.start as usize + 1..self.name_end as usize]
+    }
+
+    fn whole<'a>(&self, out: &'a [u8]) -> &'a [u8] {
+        &out[self.start as usize..self.end as usize]
+    }
 }
 
 impl JsonCanonicalizer {
@@ -227,7 +259,7 @@ impl JsonCanonicalizer {
             first_member: self.members.len(),
             sorted: true,
             item_start: self.out.len(),
-            name: 0..0,
+            name_end: 0,
             elements: 0,
             item_ignored: false,
             pointers,
@@ -248,7 +280,7 @@ impl JsonCanonicalizer {
         }
         let depth = self.containers.len();
         if let Some(object) = self.containers.last_mut() {
-            object.name = characters;
+            object.name_end = characters.end;
             if !object.pointers.is_empty() {
                 object.enter(&self.ignored, depth - 1, text);
                 if object.item_ignored_twice {
@@ -263,7 +295,6 @@ impl JsonCanonicalizer {
     fn close_number(&mut self) {
         match self.expect {
             Expect::Number(state) if state.is_complete() => {
-                planted!("numbers-through-f64" => planted::through_f64(&mut self.out));
                 self.out.push(b',');
                 self.close_value();
             }
@@ -282,9 +313,10 @@ impl JsonCanonicalizer {
             container.item_ignored = false;
             self.out.truncate(container.item_start);
         } else if container.is_object {
-            let member = Member { name: container.name.clone(), whole: container.item_start..self.out.len() };
+            let member = Member::new(container.item_start, container.name_end, self.out.len());
+            let Some(member) = member.filter(|_| self.members.len() < MAX_MEMBERS) else { return self.doubt() };
             if let Some(before) = self.members[container.first_member..].last() {
-                match self.out[before.name.clone()].cmp(&self.out[member.name.clone()]) {
+                match before.name(&self.out).cmp(member.name(&self.out)) {
                     Ordering::Less => {}
                     Ordering::Equal => return self.doubt(),
                     Ordering::Greater => container.sorted = false,
@@ -296,32 +328,56 @@ impl JsonCanonicalizer {
 
     fn close_container(&mut self) {
         let Some(container) = self.containers.pop() else { return self.doubt() };
-        if !container.sorted && !self.sort_members(&container) {
+        let members = &mut self.members[container.first_member..];
+        if !container.sorted && !sort(members, &self.out) {
             return self.doubt();
         }
-        self.members.truncate(container.first_member);
-        self.out.push(if container.is_object { b'}' } else { b']' });
-        self.close_value();
-    }
-
-    /// Puts the members of an object in the order of their names; false when two have the same name.
-    fn sort_members(&mut self, object: &Container) -> bool {
-        let members = &mut self.members[object.first_member..];
-        let out = &self.out;
-        members.sort_unstable_by(|one, other| out[one.name.clone()].cmp(&out[other.name.clone()]));
-        if members.windows(2).any(|pair| out[pair[0].name.clone()] == out[pair[1].name.clone()]) {
-            return false;
+        let begin = container.start - 1;
+        if self.out.len() - begin >= MAX_INLINE {
+            let digest = container.digest(members, &self.out);
+            self.out.truncate(begin);
+            self.out.push(b'=');
+            self.out.extend_from_slice(&digest);
+        } else {
+            if !container.sorted {
+                // Short, so a copy costs little.
+                let mut sorted = Vec::with_capacity(self.out.len() - container.start);
+                members.iter().for_each(|member| sorted.extend_from_slice(member.whole(&self.out)));
+                self.out.truncate(container.start);
+                self.out.extend_from_slice(&sorted);
+            }
+            self.out.push(container.end());
         }
-        // Piece by piece rather than byte by byte: hostile nesting has every level moved once for each level around it.
-        let pieces: Vec<&[u8]> = members.iter().map(|member| &out[member.whole.clone()]).collect();
-        let sorted = pieces.concat();
-        self.out.truncate(object.start);
-        self.out.extend_from_slice(&sorted);
-        true
+        self.members.truncate(container.first_member);
+        self.close_value();
     }
 }
 
+/// Puts the members of an object in the order of their names; false when two have the same name.
+fn sort(members: &mut [Member], out: &[u8]) -> bool {
+    members.sort_unstable_by(|one, other| one.name(out).cmp(other.name(out)));
+    members.windows(2).all(|pair| pair[0].name(out) != pair[1].name(out))
+}
+
 impl Container {
+    /// The byte that ends its form.
+    fn end(&self) -> u8 {
+        if self.is_object { b'}' } else { b']' }
+    }
+
+    /// The SHA-256 of its form, which is the rest of `out` but for the order of its members and its end.
+    fn digest(&self, members: &[Member], out: &[u8]) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        if self.sorted {
+            hash.update(&out[self.start - 1..]);
+        } else {
+            hash.update(b"{");
+            members.iter().for_each(|member| hash.update(member.whole(out)));
+        }
+        hash.update([self.end()]);
+        hash.finalize().into()
+    }
+
     /// Notes which ignored pointers lead into the item called `token`, and whether one ends there. `depth` counts the
     /// containers around this one.
     fn enter(&mut self, ignored: &[JsonPointer], depth: usize, token: &str) {

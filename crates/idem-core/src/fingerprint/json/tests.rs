@@ -184,6 +184,48 @@ fn a_doubtful_text_keeps_nothing_in_memory() {
     assert_eq!(canonicalizer.finish(), None);
 }
 
+#[test]
+fn more_members_than_are_held_are_doubtful() {
+    let object = |members: usize| {
+        let members: Vec<String> = (0..members).map(|at| format!("\"{at}\":1")).collect();
+        format!("{{{}}}", members.join(","))
+    };
+    assert!(canonical(object(MAX_MEMBERS)).is_some());
+    assert_eq!(canonical(object(MAX_MEMBERS + 1)), None);
+    // Those of all open objects count together, and those of a closed one no longer.
+    let half = object(MAX_MEMBERS / 2);
+    assert!(canonical(format!("[{half},{half},{half}]")).is_some());
+    assert!(canonical(half.replacen('{', &format!("{{\"x\":{half},"), 1)).is_some());
+    assert_eq!(canonical(half.replacen('}', &format!(",\"x\":{}}}", object(MAX_MEMBERS / 2 + 1)), 1)), None);
+}
+
+#[test]
+fn a_long_object_or_array_stands_as_its_digest() {
+    // The brackets and two bytes for the string's ends.
+    let array = |length: usize| format!("[\"{}\"]", "x".repeat(length - 4));
+    assert_eq!(canonical(array(MAX_INLINE)).unwrap().len(), MAX_INLINE);
+    let digest = Sha256::digest([b"[\"".as_slice(), &[b'x'; MAX_INLINE - 3], b"\xFF]"].concat());
+    assert_eq!(canonical(array(MAX_INLINE + 1)).unwrap(), [b"=".as_slice(), &digest].concat());
+    // In order or not.
+    let long = "y".repeat(MAX_INLINE);
+    let digest = Sha256::digest(
+        format!("{{\"a~#1,\"b~\"{long}~}}")
+            .into_bytes()
+            .iter()
+            .map(|&byte| if byte == b'~' { 0xFF } else { byte })
+            .collect::<Vec<u8>>(),
+    );
+    for text in [format!("{{\"a\":1,\"b\":\"{long}\"}}"), format!("{{\"b\":\"{long}\",\"a\":1}}")] {
+        assert_eq!(canonical(text).unwrap(), [b"=".as_slice(), &digest].concat());
+    }
+    // Inside of others.
+    assert_same(&[
+        &format!(r#"{{"x":{{"a":1,"b":"{long}"}},"w":2}}"#),
+        &format!(r#"{{"w":2,"x":{{"b":"{long}","a":1}}}}"#),
+    ]);
+    assert_doubtful(&[&format!(r#"{{"b":"{long}","a":1,"b":2}}"#)]);
+}
+
 #[track_caller]
 fn assert_ignored(ignored: &[&str], text: &str, without: &str) {
     let form = canonical_ignoring(text.as_bytes(), ignored);

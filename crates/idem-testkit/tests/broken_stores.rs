@@ -1,4 +1,4 @@
-//! The suite can fail: stores with a planted bug are found out, by the cases that are there for it and by the
+//! The suite can fail: broken stores are found out, by the cases that are there for it and by the
 //! state-machine check.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "the helpers of tests fail by panicking, too")]
@@ -243,7 +243,7 @@ fn assert_diverges(bug: Bug) {
     assert!((1..=8).contains(&steps), "the failure was not shrunk: {failure}");
 }
 
-macro_rules! planted {
+macro_rules! found {
     ($($name:ident: $bug:ident, [$($case:literal),+], $diverges:literal;)+) => {
         $(
             #[test]
@@ -257,7 +257,7 @@ macro_rules! planted {
     };
 }
 
-planted! {
+found! {
     an_acquire_that_ignores_the_lease_is_found: AcquireIgnoresTheLease,
         ["a_live_lease_turns_others_away", "one_of_many_first_requests_runs", "the_self_test_passes"], true;
     an_acquire_that_ignores_the_fingerprint_is_found: AcquireIgnoresTheFingerprint,

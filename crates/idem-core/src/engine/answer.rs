@@ -1,0 +1,106 @@
+//! What a request for an operation gets, and what a record answers.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::observer::Event;
+use super::{Context, Shared};
+use crate::machine::{AcquireOutcome, Replay};
+use crate::store::StoreError;
+
+/// What a request for an operation gets.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every answer")]
+pub enum Answer<T> {
+    /// It ran now, and this is what it concluded.
+    Ran {
+        /// The value of its [`Conclusion`].
+        value: T,
+        /// Which attempt it was.
+        attempt: u32,
+        /// Whether a record protected it. False only when failing open.
+        protected: bool,
+    },
+    /// It ran before, and this is its answer.
+    Replay(Replay),
+    /// It runs now, elsewhere.
+    InProgress {
+        /// When its lease ends, if it is not renewed.
+        retry_after: Duration,
+    },
+    /// It failed, and its next attempt has to wait.
+    Backoff {
+        /// How long.
+        retry_after: Duration,
+    },
+    /// The key belongs to another request.
+    Mismatch,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecuteError {
+    /// The store could not say whether the operation may run; it did not run. Repeat the request later.
+    #[error("the idempotency store could not answer, so the operation was not run")]
+    NotAdmitted(#[source] StoreError),
+    /// The operation ran, and it is not known how its record ended: a transaction whose commit got no answer, or a run
+    /// that was superseded. Repeat the request: it gets the answer, or runs again if everything was rolled back.
+    #[error("the operation ran, and it is not known how its record ended")]
+    CommitUnclear(#[source] StoreError),
+    /// The operation kept its transaction beyond its end, so everything was rolled back.
+    #[error("the operation still held its transaction when it ended, so it was rolled back; drop the guard before")]
+    TransactionHeld,
+    /// The engine is shutting down; the operation did not run.
+    #[error("the engine is shutting down, so the operation was not run")]
+    ShuttingDown,
+    /// As many operations run as [may](super::Settings::max_running); this one did not run. Repeat the request later.
+    #[error("{limit} operations run already, which is the most that may; repeat the request later")]
+    Overloaded {
+        /// The most that may run at once.
+        limit: usize,
+    },
+    /// The operation's task was ended by its runtime, or by a panic of the store.
+    #[error("the runtime stopped before the operation ended")]
+    Interrupted,
+}
+
+pub(super) type Outcome<T> = Result<Answer<T>, ExecuteError>;
+
+/// The channel to the caller.
+pub(super) type Reply<T> = oneshot::Sender<Outcome<T>>;
+
+/// What a store said to a request that does not run.
+pub(super) fn answered<T>(shared: &Shared, outcome: AcquireOutcome) -> Answer<T> {
+    let (event, answer) = match outcome {
+        AcquireOutcome::Replay(replay) => (Event::Replayed, Answer::Replay(replay)),
+        AcquireOutcome::Backoff { retry_after } => (Event::Backoff, Answer::Backoff { retry_after }),
+        AcquireOutcome::Mismatch { .. } => (Event::Mismatch, Answer::Mismatch),
+        AcquireOutcome::InProgress { retry_after } => (Event::InProgress, Answer::InProgress { retry_after }),
+        // A store that answers so from `begin` breaks its contract; turning the caller away is what stays safe.
+        AcquireOutcome::Acquired(_) => (Event::InProgress, Answer::InProgress { retry_after: shared.settings.lease }),
+    };
+    shared.observe(&event);
+    answer
+}
+
+/// What the record says now; `None` when there is none for this request. Another request may have the key by now, when
+/// the run took longer than lease and retention.
+pub(super) async fn recorded<T>(context: &Context) -> Result<Option<Answer<T>>, ExecuteError> {
+    let shared = context.shared();
+    let record = shared.bounded(shared.store().peek(context.id())).await.map_err(ExecuteError::CommitUnclear)?;
+    let record = record.filter(|record| record.fingerprint == *context.fingerprint());
+    Ok(record.map(|record| match record.replay() {
+        Some(replay) => Answer::Replay(replay),
+        None => Answer::InProgress { retry_after: shared.settings.backoff },
+    }))
+}
+
+/// Nothing ran, so a record that cannot be read makes nothing unclear.
+pub(super) fn not_admitted(error: ExecuteError) -> ExecuteError {
+    match error {
+        ExecuteError::CommitUnclear(error) => ExecuteError::NotAdmitted(error),
+        error => error,
+    }
+}

@@ -1,0 +1,83 @@
+//! The first step of an operation: the store is asked whether it may run.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::Shared;
+use super::admit::{Admission, Admitted};
+use super::answer::{ExecuteError, Outcome, Reply, answered};
+use super::context::Context;
+use super::contract::Contract;
+use super::granted::Granted;
+use super::observer::Event;
+use crate::fingerprint::Fingerprint;
+use crate::machine::Acquire;
+use crate::record_id::RecordId;
+use crate::store::StoreError;
+
+/// An operation that was asked for, and what the store said to it.
+pub(super) struct Asked<T> {
+    id: RecordId,
+    fingerprint: Fingerprint,
+    admission: Result<Admission, StoreError>,
+    reply: Reply<T>,
+}
+
+/// Asks the store whether an operation may run.
+#[expect(clippy::manual_async_fn, reason = "the future of an `async fn` has room for each argument twice")]
+pub(super) fn ask<T>(
+    shared: Arc<Shared>,
+    request: Acquire,
+    wait: Duration,
+    mut reply: Reply<T>,
+    permit: OwnedSemaphorePermit,
+) -> impl Future<Output = Asked<T>> {
+    async move {
+        let admission = shared.admit(&request, wait, reply.closed(), permit).await;
+        Asked { id: request.id, fingerprint: request.fingerprint, admission, reply }
+    }
+}
+
+impl<T> Asked<T> {
+    /// The operation if it is to run; else the answer, and who waits for it.
+    pub(super) fn granted(self, shared: &Arc<Shared>) -> Result<Granted<T>, (Reply<T>, Outcome<T>)> {
+        let Self { id, fingerprint, admission, reply } = self;
+        let context = |lease, transaction| Context::new(Arc::clone(shared), id, fingerprint, lease, transaction);
+        match admission {
+            Ok(Admission::Run(Admitted { lease, transaction, renew, acquired_at, is_unclear, permit })) => {
+                let context = context(Some(lease), transaction);
+                let renewed_from = renew.then_some(acquired_at);
+                Ok(Granted { context, renewed_from, is_acquire_unclear: is_unclear, permit, reply })
+            }
+            Ok(Admission::Answered(outcome)) => Err((reply, Ok(answered(shared, outcome)))),
+            // The caller does not listen any more.
+            Ok(Admission::Gone) => Err((reply, Err(ExecuteError::Interrupted))),
+            Err(error) if shared.may_fail_open(&error) => {
+                let Some(permit) = shared.permit() else { return Err((reply, Err(shared.overloaded()))) };
+                tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
+                shared.observe(&Event::FailedOpen);
+                let context = context(None, None);
+                Ok(Granted { context, renewed_from: None, is_acquire_unclear: false, permit, reply })
+            }
+            Err(error) => Err((reply, Err(ExecuteError::NotAdmitted(error)))),
+        }
+    }
+}
+
+impl Shared {
+    /// Failing open is for a store that is away. One that answers something unreadable may hold the record of a run that
+    /// took effect, and one that is set up wrongly would fail open for ever.
+    fn may_fail_open(&self, error: &StoreError) -> bool {
+        let is_away = error.is_retryable() && !error.has_existing_record();
+        self.settings.fail_open && self.contract() != Contract::Transactional && is_away
+    }
+
+    /// The error of an operation for which there is no permit.
+    pub(super) fn overloaded(&self) -> ExecuteError {
+        self.observe(&Event::Overloaded);
+        ExecuteError::Overloaded { limit: self.settings.most_running() }
+    }
+}

@@ -1,0 +1,183 @@
+//! An operation that the store allows to run: run → settle → reply.
+//!
+//! A probe may come first, which finds out how an earlier run ended. Whoever drives this is chosen by [`execute`](super::execute).
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use super::Shared;
+use super::answer::{Answer, ExecuteError, Outcome, Reply, not_admitted, recorded};
+use super::context::Context;
+use super::contract::{Conclusion, Contract, Disposition};
+use super::heartbeat::Heartbeat;
+use super::hold::{Held, Refusal, is_recent};
+use super::late_acquires::give_back_when_taken;
+use super::observer::Event;
+use super::probe::find_out;
+use super::settle::{Ending, Settled, release_behind};
+use crate::machine::{Lease, Settlement};
+use crate::record::Acquisition;
+use crate::store::Writes;
+
+/// The shortest time for which a run may ask its record to be kept.
+const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
+
+/// What runs when the store allows it.
+pub(super) type Handler<T> = Box<dyn FnOnce(Context) -> Handling<T> + Send>;
+type Handling<T> = Pin<Box<dyn Future<Output = Conclusion<T>> + Send>>;
+
+/// An operation that is to run.
+pub(super) struct Granted<T> {
+    pub(super) context: Context,
+    /// When its lease was asked for; `None` when there is none to be renewed.
+    pub(super) renewed_from: Option<Instant>,
+    pub(super) is_acquire_unclear: bool,
+    pub(super) permit: OwnedSemaphorePermit,
+    pub(super) reply: Reply<T>,
+}
+
+impl<T> Granted<T> {
+    /// Runs the operation, settles what it concludes, and answers the caller.
+    pub(super) async fn carry_out(self, run: Handler<T>, on_panic: impl FnOnce() -> Conclusion<T> + Send) {
+        let Self { context, renewed_from, is_acquire_unclear, permit, reply } = self;
+        let heartbeat = renewed_from.map(|acquired_at| Heartbeat::start(context.clone(), acquired_at));
+        let held = Held { heartbeat, lost: context.lost().clone(), is_acquire_unclear, _permit: permit };
+        // Nobody waits any more when the client has gone; its retry gets the replay.
+        let _ = reply.send(run_and_settle(&context, renewed_from, held, run, on_panic).await);
+    }
+}
+
+async fn run_and_settle<T>(
+    context: &Context,
+    renewed_from: Option<Instant>,
+    mut held: Held,
+    run: Handler<T>,
+    on_panic: impl FnOnce() -> Conclusion<T> + Send,
+) -> Outcome<T> {
+    let is_probe = context.acquisition() == Acquisition::Probe;
+    if is_probe && let Some(finding) = Box::pin(find_out(context)).await {
+        return Box::pin(settle_finding(context, finding, held)).await;
+    }
+    // Nothing is awaited between this check and the first step of the operation.
+    if let Some(held_from) = renewed_from
+        && (is_probe || !is_recent(context, held_from))
+        && let Err(refusal) = Box::pin(held.confirm(context)).await
+    {
+        return Box::pin(refuse(context, held, refusal)).await;
+    }
+    let conclusion = conclude(context, run, on_panic).await;
+    match context.lease() {
+        Some(lease) => settle(context, lease, held, conclusion).await,
+        None => Ok(Answer::Ran { value: conclusion.value, attempt: context.attempt(), protected: false }),
+    }
+}
+
+async fn conclude<T>(
+    context: &Context,
+    run: Handler<T>,
+    on_panic: impl FnOnce() -> Conclusion<T> + Send,
+) -> Conclusion<T> {
+    let own = context.clone();
+    // Called inside, as it may panic before it returns a future. Nothing that a panic could leave half changed is looked at
+    // afterwards but the transaction, which is discarded.
+    match AssertUnwindSafe(async move { run(own).await }).catch_unwind().await {
+        Ok(conclusion) => conclusion,
+        Err(_) => {
+            tracing::error!("an idempotent operation panicked");
+            context.shared().observe(&Event::Panicked);
+            on_panic()
+        }
+    }
+}
+
+/// Settles a run by its conclusion, and answers what holds then.
+///
+/// Boxed, as it comes at the end: the run would hold the room for it all the time.
+fn settle<T>(
+    context: &Context,
+    lease: &Lease,
+    held: Held,
+    conclusion: Conclusion<T>,
+) -> Pin<Box<impl Future<Output = Outcome<T>>>> {
+    let Conclusion { value, disposition, retention } = conclusion;
+    let shared = context.shared();
+    let ending = shared.ending(disposition, retention, lease.attempt);
+    Box::pin(async move {
+        let settled = if shared.contract() == Contract::Transactional {
+            let Some(transaction) = context.take_transaction() else {
+                release_behind(shared, lease.clone());
+                held.give_back_late_acquire(shared, lease);
+                return Err(ExecuteError::TransactionHeld);
+            };
+            shared.settle_transaction(lease, &ending, transaction, &held).await
+        } else {
+            shared.settle_leased(lease, &ending, held).await
+        };
+        shared.waiters.wake(&lease.id);
+        match settled {
+            Settled::Ours => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
+            Settled::Lost => Box::pin(superseded(context, value)).await,
+            Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
+        }
+    })
+}
+
+/// Settles what a probe found about an earlier run, and answers what the record says then.
+async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held) -> Outcome<T> {
+    let shared = context.shared();
+    let ending = Ending { settlement, writes: Writes::Discard, retention: shared.settings.retention };
+    let Some(lease) = context.lease() else { return Err(ExecuteError::Interrupted) };
+    // If another owner has settled it, the record says how.
+    shared.settle_leased(lease, &ending, held).await;
+    shared.waiters.wake(&lease.id);
+    let later = Answer::InProgress { retry_after: shared.settings.backoff };
+    Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
+}
+
+/// The answer to an operation that does not run, because its lease may be another owner's by now.
+async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> Outcome<T> {
+    let shared = context.shared();
+    tracing::warn!(record = %context.id(), "an operation did not run, because its lease was not certain to hold");
+    drop(held);
+    if let Some(lease) = context.lease() {
+        give_back_when_taken(shared, lease.clone());
+    }
+    match refusal {
+        Refusal::Unconfirmed(error) => Err(ExecuteError::NotAdmitted(error)),
+        Refusal::Lost => {
+            shared.observe(&Event::LeaseLost);
+            let later = Answer::InProgress { retry_after: shared.settings.backoff };
+            Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
+        }
+    }
+}
+
+/// The answer of a run that somebody else superseded: what the record says, so that all callers are told the same.
+async fn superseded<T>(context: &Context, value: T) -> Outcome<T> {
+    let shared = context.shared();
+    tracing::warn!(record = %context.id(), "an operation ended after it had lost its lease");
+    shared.observe(&Event::LeaseLost);
+    Ok(match recorded(context).await? {
+        Some(answer) => answer,
+        // The record is gone. A transaction was rolled back; what a lease protects has happened all the same.
+        None if shared.contract() == Contract::Transactional => {
+            Answer::InProgress { retry_after: shared.settings.backoff }
+        }
+        None => Answer::Ran { value, attempt: context.attempt(), protected: true },
+    })
+}
+
+impl Shared {
+    fn ending(&self, disposition: Disposition, retention: Option<Duration>, attempt: u32) -> Ending {
+        let (settlement, writes) = self.contract().settlement(disposition, attempt, &self.settings);
+        // What is kept for no time at all is gone before its settlement can be repeated.
+        let retention = retention.unwrap_or(self.settings.retention).max(SHORTEST_RETENTION);
+        Ending { settlement, writes, retention }
+    }
+}

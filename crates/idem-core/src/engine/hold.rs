@@ -1,0 +1,81 @@
+//! What a run holds until its record is settled, and whether it still holds its lease when it begins.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::heartbeat::Heartbeat;
+use super::late_acquires::{give_back_when_taken, never_answered};
+use super::{Context, Shared};
+use crate::machine::{Lease, OwnerOutcome};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// The most renewals before a run. A store that takes a third of a lease for each of them is too slow to run anything under it.
+const ROUNDS: u32 = 3;
+
+/// Held from the acquire to the settlement.
+pub(super) struct Held {
+    /// `None` when there is no lease to renew.
+    pub(super) heartbeat: Option<Heartbeat>,
+    /// Cancelled when the lease is lost, or about to end unrenewed.
+    pub(super) lost: CancellationToken,
+    /// Whether an acquire of this run had no answer, so that the store may yet execute it.
+    pub(super) is_acquire_unclear: bool,
+    /// One of those that [may run](super::Settings::max_running).
+    pub(super) _permit: OwnedSemaphorePermit,
+}
+
+/// Why an operation does not run although it was acquired.
+pub(super) enum Refusal {
+    /// Another owner has its record, or may have it by now.
+    Lost,
+    /// The store did not confirm the lease.
+    Unconfirmed(StoreError),
+}
+
+/// Whether a lease that was asked for, or renewed, at `held_from` certainly holds now. A third of it may have passed: renewals
+/// are due then, and a clock that runs a little fast does no harm.
+pub(super) fn is_recent(context: &Context, held_from: Instant) -> bool {
+    held_from.elapsed() < context.shared().settings.lease / 3
+}
+
+impl Held {
+    /// From now on a renewal that is refused is no news: it may come after the settlement.
+    pub(super) fn expect_the_end(&self) {
+        if let Some(heartbeat) = &self.heartbeat {
+            heartbeat.expect_the_end();
+        }
+    }
+
+    /// Nothing runs under the owner token of `lease` any more: if an acquire of it had no answer, what it takes is given back.
+    pub(super) fn give_back_late_acquire(&self, shared: &Arc<Shared>, lease: &Lease) {
+        if self.is_acquire_unclear {
+            give_back_when_taken(shared, never_answered(lease.id, lease.owner));
+        }
+    }
+
+    /// Has the store acknowledge a renewal, directly before the operation runs: another owner may have taken over since the
+    /// lease was asked for. When it returns `Ok`, the lease [is recent](is_recent).
+    pub(super) async fn confirm(&mut self, context: &Context) -> Result<(), Refusal> {
+        let Some(lease) = context.lease() else { return Ok(()) };
+        let shared = context.shared();
+        for _ in 0..ROUNDS {
+            let sent = Instant::now();
+            match shared.bounded(shared.store().renew(lease, shared.settings.term())).await {
+                // The heartbeat has told meanwhile that the lease ended: the operation would be told to stop at once.
+                Ok(OwnerOutcome::Applied) if context.lost().is_cancelled() => return Err(Refusal::Lost),
+                Ok(OwnerOutcome::Applied) if is_recent(context, sent) => {
+                    self.heartbeat = Some(Heartbeat::start(context.clone(), sent));
+                    return Ok(());
+                }
+                Ok(OwnerOutcome::Applied) => {}
+                Ok(OwnerOutcome::LeaseLost) => return Err(Refusal::Lost),
+                Err(error) => return Err(Refusal::Unconfirmed(error)),
+            }
+        }
+        let message = "the store takes more than a third of a lease to renew it; lengthen the lease";
+        Err(Refusal::Unconfirmed(StoreError::new(StoreErrorKind::Timeout, message)))
+    }
+}

@@ -1,0 +1,132 @@
+//! Leases that an acquire without an answer may take later.
+//!
+//! A store that stalls delivers what is in its sockets when it goes on. By then the engine has answered that nothing ran, so
+//! such an acquire takes a lease without an owner: its key would be stuck for a lease, and under AtMostOnce its outcome would be
+//! reported as unknown although nothing ran. Such a lease is given back as soon as it appears.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::Shared;
+use super::observer::Event;
+use super::settle::{FIRST_PAUSE, LAST_PAUSE};
+use crate::machine::{Lease, OwnerOutcome, Settlement};
+use crate::record::{Acquisition, OwnerToken};
+use crate::record_id::RecordId;
+use crate::store::StoreErrorKind;
+
+/// How many such leases an engine waits for at most: each is a task of less than a kilobyte.
+const MOST: usize = 50_000;
+
+/// How many of them it asks the store about at once, so that a store that recovers is not overrun.
+const AT_ONCE: usize = 64;
+
+/// How soon the store is asked again after its first answer: what stalled is delivered about then.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The bounds on this work.
+#[derive(Debug)]
+pub(super) struct LateAcquires {
+    awaited: Arc<Semaphore>,
+    in_flight: Semaphore,
+}
+
+impl Default for LateAcquires {
+    fn default() -> Self {
+        Self { awaited: Arc::new(Semaphore::new(MOST)), in_flight: Semaphore::new(AT_ONCE) }
+    }
+}
+
+/// The lease that an acquire would have, had its answer come. Stores look only at its id and its owner.
+pub(super) fn never_answered(id: RecordId, owner: OwnerToken) -> Lease {
+    Lease { id, owner, attempt: 0, acquisition: Acquisition::Fresh, checkpoint: None }
+}
+
+/// Gives `lease` back in the background if it appears. Ends when the store has answered for as long as a lease lasts.
+///
+/// No operation may run under its owner token, now or later.
+pub(super) fn give_back_when_taken(shared: &Arc<Shared>, lease: Lease) {
+    if Handle::try_current().is_err() {
+        tracing::error!(record = %lease.id, "an acquire without an answer is not waited for: its runtime has ended");
+        shared.observe(&Event::AcquireForgotten);
+        return;
+    }
+    match Arc::clone(&shared.late_acquires.awaited).try_acquire_owned() {
+        Ok(permit) => {
+            shared.tasks.spawn(give_back(Arc::clone(shared), lease, permit).in_current_span());
+        }
+        Err(_) => {
+            tracing::error!(record = %lease.id, "an acquire without an answer is not waited for: {MOST} are already");
+            shared.observe(&Event::AcquireForgotten);
+        }
+    }
+}
+
+async fn give_back(shared: Arc<Shared>, lease: Lease, _permit: OwnedSemaphorePermit) {
+    let length = shared.settings.lease;
+    let give_up_at = Instant::now() + shared.settings.held_at_most;
+    // A lease that appears later is stuck for a third of its time at most.
+    let looks = [SOON.min(length / 6), length / 3, length * 2 / 3, length];
+    let mut answered: Option<(Instant, usize)> = None;
+    let mut pause = FIRST_PAUSE;
+    let mut has_woken = false;
+    loop {
+        let is_last = shared.closing.is_cancelled() || Instant::now() >= give_up_at;
+        let released = tokio::select! {
+            released = release(&shared, &lease) => released,
+            () = shared.giving_up.cancelled() => return,
+        };
+        let next = match released {
+            Released::Answered { applied } => {
+                if applied && !std::mem::replace(&mut has_woken, true) {
+                    shared.waiters.wake(&lease.id);
+                }
+                pause = FIRST_PAUSE;
+                let (since, done) = answered.unwrap_or_else(|| (Instant::now(), 0));
+                answered = Some((since, done + 1));
+                match looks.get(done) {
+                    Some(look) => since + *look,
+                    None => return,
+                }
+            }
+            // It stalls, or stalls again.
+            Released::Unanswered => {
+                answered = None;
+                pause = (pause * 2).min(LAST_PAUSE);
+                Instant::now() + pause
+            }
+            Released::Unreadable => return,
+        };
+        if is_last {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep_until(next) => {}
+            () = shared.closing.cancelled() => {}
+        }
+    }
+}
+
+enum Released {
+    Answered {
+        applied: bool,
+    },
+    Unanswered,
+    /// The record cannot be read, and so not be given back.
+    Unreadable,
+}
+
+async fn release(shared: &Shared, lease: &Lease) -> Released {
+    let Ok(_permit) = shared.late_acquires.in_flight.acquire().await else { return Released::Unanswered };
+    let release = shared.store().settle(lease, &Settlement::Released, shared.settings.retention);
+    match shared.bounded(release).await {
+        Ok(outcome) => Released::Answered { applied: outcome == OwnerOutcome::Applied },
+        Err(error) if error.kind() == StoreErrorKind::Corrupt => Released::Unreadable,
+        Err(_) => Released::Unanswered,
+    }
+}

@@ -1,0 +1,56 @@
+//! How many operations may run.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use idem_core::engine::{ExecuteError, Idempotency, Operation};
+use idem_core::{Fingerprint, Scope};
+use idem_testkit::Verb;
+
+use crate::support::{World, assert_ran, assert_replays, done, operation};
+
+#[tokio::test(start_paused = true)]
+async fn as_many_operations_run_as_may_and_others_are_refused_before_the_store_is_asked() {
+    let world = World::new();
+    let engine = Idempotency::at_least_once(world.store.clone(), world.settings().max_running(NonZeroUsize::MIN));
+    let first = tokio::spawn({
+        let (world, engine) = (world.clone(), engine.clone());
+        async move { world.run(&engine, Duration::from_secs(10), done()).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Its client leaves, and it runs on.
+    first.abort();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(engine.running(), 1);
+    let asked = world.store.calls(Verb::Acquire);
+    let refused = world.run(&engine, Duration::ZERO, done()).await;
+    assert!(matches!(refused, Err(ExecuteError::Overloaded { limit: 1 })), "{refused:?}");
+    assert_eq!((world.store.calls(Verb::Acquire), world.events.count("Overloaded")), (asked, 1));
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(engine.running(), 0);
+    assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_duplicate_that_waits_takes_no_place_from_operations() {
+    let world = World::new();
+    let two = NonZeroUsize::new(2).unwrap();
+    let engine = Idempotency::at_least_once(world.store.clone(), world.settings().max_running(two));
+    let run = |operation, takes| {
+        let (world, engine) = (world.clone(), engine.clone());
+        tokio::spawn(async move { world.run_as(&engine, operation, takes, done()).await })
+    };
+    let first = run(operation(), Duration::from_secs(10));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waits = run(operation().wait(Duration::from_secs(20)), Duration::ZERO);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!((engine.running(), engine.waiting()), (1, 1));
+    // Another operation takes the second place: the duplicate goes on waiting, and gets its answer.
+    let other = Operation::new(Scope::new("acme", "pay"), "other".parse().unwrap(), Fingerprint::of_bytes("pay", b""));
+    let other = run(other, Duration::from_secs(30));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(engine.running(), 2);
+    assert_ran(&first.await.unwrap());
+    assert_replays(&waits.await.unwrap(), "paid");
+    assert_ran(&other.await.unwrap());
+}
