@@ -6,26 +6,70 @@ use idem_core::{StoreError, StoreErrorKind};
 
 // Primary result codes, https://www.sqlite.org/rescode.html.
 const ERROR: i32 = 1;
+const PERM: i32 = 3;
+const BUSY: i32 = 5;
+const LOCKED: i32 = 6;
+const NO_MEMORY: i32 = 7;
+const READ_ONLY: i32 = 8;
+const IO_ERROR: i32 = 10;
 const CORRUPT: i32 = 11;
 const FULL: i32 = 13;
-const READ_ONLY: i32 = 8;
+const CANNOT_OPEN: i32 = 14;
+const PROTOCOL: i32 = 15;
+const TOO_BIG: i32 = 18;
+const CONSTRAINT: i32 = 19;
+const AUTHORIZATION: i32 = 23;
 const NOT_A_DATABASE: i32 = 26;
-
-const BUSY: i32 = 5;
 
 /// A read transaction cannot be upgraded, because somebody wrote since it began (extended code).
 const BUSY_SNAPSHOT: i32 = 517;
 
 /// The store's error for `error`, which came while the store tried to `what`.
+///
+/// A file that cannot be written is an outage: it could be when the store was opened, and may be again when whoever changed
+/// its mode or mounted it read-only is done.
 pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
-    let (kind, hint) = match extended_code(&error).map(|code| code & 0xFF) {
-        Some(FULL) => (StoreErrorKind::Capacity, "the disk is full"),
-        Some(CORRUPT | NOT_A_DATABASE) => (StoreErrorKind::Corrupt, "the database file is damaged"),
-        Some(READ_ONLY) => (StoreErrorKind::Misconfigured, "the database file cannot be written"),
-        Some(ERROR) => (StoreErrorKind::Misconfigured, "the tables are not what they should be"),
-        _ => (StoreErrorKind::Unavailable, "SQLite could not answer"),
+    let (kind, hint) = reason(&error);
+    StoreError::new(kind, format!("could not {what}: {hint}")).with_source(error)
+}
+
+/// [`store_error`], while the store is opened: a file that cannot be written then is a matter of its set-up.
+pub(crate) fn opening_error(what: &str, error: sqlx::Error) -> StoreError {
+    let (kind, hint) = reason(&error);
+    let kind = match primary_code(&error) {
+        Some(READ_ONLY | PERM | AUTHORIZATION) => StoreErrorKind::Misconfigured,
+        _ => kind,
     };
     StoreError::new(kind, format!("could not {what}: {hint}")).with_source(error)
+}
+
+fn reason(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
+    let unavailable = |hint| (StoreErrorKind::Unavailable, hint);
+    let Some(code) = primary_code(error) else {
+        return match error {
+            sqlx::Error::PoolTimedOut => unavailable("no connection came free in time"),
+            sqlx::Error::PoolClosed => unavailable("the connection pool was closed"),
+            sqlx::Error::WorkerCrashed => unavailable("the thread of the connection ended"),
+            _ => unavailable("SQLite could not answer"),
+        };
+    };
+    match code {
+        FULL => (StoreErrorKind::Capacity, "the disk is full, or max_page_count is reached"),
+        NO_MEMORY => (StoreErrorKind::Capacity, "SQLite has no memory left"),
+        TOO_BIG => (StoreErrorKind::Capacity, "a value is larger than SQLite stores"),
+        CORRUPT | NOT_A_DATABASE => (StoreErrorKind::Corrupt, "the database file is damaged"),
+        BUSY | LOCKED | PROTOCOL => {
+            unavailable("another connection kept the database locked for longer than busy_timeout")
+        }
+        READ_ONLY | PERM | AUTHORIZATION => {
+            unavailable("the database file cannot be written; check its mode, its folder's, and the mount")
+        }
+        CANNOT_OPEN => unavailable("the database file cannot be opened; check its path and the modes of its folder"),
+        IO_ERROR => unavailable("the disk failed to read or write the database file; see the system's log"),
+        ERROR => (StoreErrorKind::Misconfigured, "the tables are not what they should be"),
+        CONSTRAINT => (StoreErrorKind::Misconfigured, "a constraint or a trigger of the tables refused it"),
+        _ => unavailable("SQLite could not answer"),
+    }
 }
 
 /// Whether a transaction was refused its first write because its snapshot is old. It has written nothing then.
@@ -35,12 +79,16 @@ pub(crate) fn is_old_snapshot(error: &sqlx::Error) -> bool {
 
 /// Whether another connection is in the way.
 pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
-    extended_code(error).is_some_and(|code| code & 0xFF == BUSY)
+    primary_code(error) == Some(BUSY)
 }
 
 /// The error of a record that is there and cannot be understood.
 pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "could not read a record").with_source(error)
+}
+
+fn primary_code(error: &sqlx::Error) -> Option<i32> {
+    extended_code(error).map(|code| code & 0xFF)
 }
 
 fn extended_code(error: &sqlx::Error) -> Option<i32> {

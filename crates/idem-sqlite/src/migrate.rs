@@ -5,7 +5,7 @@
 use idem_core::{StoreError, StoreErrorKind};
 use sqlx::{Row, SqliteConnection};
 
-use crate::error::store_error;
+use crate::error::opening_error;
 
 /// One step of the schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub fn migrations() -> &'static [Migration] {
 
 /// Brings the schema up to date, in one transaction; any number of processes may do so at once.
 pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {
-    let failed = |error| store_error("bring the schema up to date", error);
+    let failed = |error| opening_error("bring the schema up to date", error);
     // The write lock comes first, so that only one process at a time looks and applies.
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *connection).await.map_err(failed)?;
     apply(connection).await?;
@@ -40,14 +40,14 @@ pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), Sto
 }
 
 async fn apply(connection: &mut SqliteConnection) -> Result<(), StoreError> {
-    let failed = |error| store_error("bring the schema up to date", error);
-    let table = "CREATE TABLE IF NOT EXISTS idem_migrations (
+    let failed = |error| opening_error("bring the schema up to date", error);
+    let table = "CREATE TABLE IF NOT EXISTS main.idem_migrations (
         version INTEGER NOT NULL PRIMARY KEY,
         name TEXT NOT NULL,
         applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
     ) STRICT";
     sqlx::raw_sql(table).execute(&mut *connection).await.map_err(failed)?;
-    let newest = sqlx::query("SELECT coalesce(max(version), 0) FROM idem_migrations");
+    let newest = sqlx::query("SELECT coalesce(max(version), 0) FROM main.idem_migrations");
     let newest: u32 = newest.fetch_one(&mut *connection).await.and_then(|row| row.try_get(0)).map_err(failed)?;
     if newest as usize > MIGRATIONS.len() {
         let message = format!(
@@ -58,7 +58,7 @@ async fn apply(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     }
     for migration in MIGRATIONS.iter().filter(|migration| migration.version > newest) {
         sqlx::raw_sql(migration.sql).execute(&mut *connection).await.map_err(failed)?;
-        sqlx::query("INSERT INTO idem_migrations (version, name) VALUES (?, ?)")
+        sqlx::query("INSERT INTO main.idem_migrations (version, name) VALUES (?, ?)")
             .bind(migration.version)
             .bind(migration.name)
             .execute(&mut *connection)

@@ -2,17 +2,21 @@
 //!
 //! What is asked for while a task reads gathers, and is read together with the next statement: to hand it to the thread of a
 //! connection and to be handed its answer costs more than SQLite takes to find a row.
+//!
+//! The tasks have one fate: when one panics, the others end as well, their callers get an error at once, and the next caller
+//! starts all of them again.
 
 use std::sync::Arc;
 
-use idem_core::{Record, RecordId, StoreError, StoreErrorKind};
+use idem_core::{Record, RecordId, StoreError};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::JoinSet;
 
 use crate::error::store_error;
+use crate::queue::Queue;
 use crate::row::{Found, load};
-use crate::writer::copy;
 
 /// Two, so that whoever asks while a large answer is read finds somebody who has time.
 const TASKS: usize = 2;
@@ -21,37 +25,36 @@ const TASKS: usize = 2;
 /// and that the first is not kept waiting by the last.
 const MAX_BATCH: usize = 16;
 
-/// How many may wait; further callers wait for room.
-const QUEUE: usize = 1024;
-
-struct Question {
+pub(crate) struct Question {
     id: RecordId,
     answer: oneshot::Sender<Result<Option<Record>, StoreError>>,
 }
 
-/// The way to the readers. Their tasks end when all clones are gone.
+/// The way to the readers.
 #[derive(Debug, Clone)]
-pub(crate) struct Readers(mpsc::Sender<Question>);
+pub(crate) struct Readers(Queue<Question>);
 
 impl Readers {
-    pub(crate) fn start(options: &SqliteConnectOptions) -> Self {
-        let (sender, questions) = mpsc::channel(QUEUE);
-        let questions = Arc::new(Mutex::new(questions));
-        for _ in 0..TASKS {
-            let reader = Reader { connection: None, options: options.clone() };
-            tokio::spawn(reader.serve(Arc::clone(&questions)));
-        }
-        Self(sender)
+    pub(crate) fn start(options: SqliteConnectOptions) -> Self {
+        Self(Queue::start(move |questions| serve(options.clone(), questions)))
     }
 
     /// The record with this id, expired or not.
     pub(crate) async fn read(&self, id: RecordId) -> Result<Option<Record>, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        let message = "the runtime in which the SQLite store was opened has ended";
-        let gone = || StoreError::new(StoreErrorKind::Unavailable, message);
-        self.0.send(Question { id, answer }).await.map_err(|_| gone())?;
-        answered.await.unwrap_or_else(|_| Err(gone()))
+        self.0.ask(|answer| Question { id, answer }).await?
     }
+}
+
+/// Runs the readers until there is nobody left to ask, or one of them panics: the others are aborted then.
+async fn serve(options: SqliteConnectOptions, questions: mpsc::Receiver<Question>) {
+    let questions = Arc::new(Mutex::new(questions));
+    let mut readers = JoinSet::new();
+    for _ in 0..TASKS {
+        let reader = Reader { connection: None, options: options.clone() };
+        readers.spawn(reader.serve(Arc::clone(&questions)));
+    }
+    drop(questions);
+    while let Some(Ok(())) = readers.join_next().await {}
 }
 
 struct Reader {
@@ -91,7 +94,7 @@ impl Reader {
         }
         for Question { id, answer } in batch.drain(..) {
             let row = found.as_ref().and_then(|found| found.get(&id).map(Result::as_ref).transpose());
-            let record = row.map(|row| row.map(|row| row.record.clone())).map_err(copy);
+            let record = row.map(|row| row.map(|row| row.record.clone())).map_err(StoreError::clone);
             // Whoever stopped waiting since will ask again.
             let _ = answer.send(record);
         }

@@ -76,7 +76,7 @@ pub(crate) async fn load(
     let count = ids.len().next_power_of_two();
     let (columns, places) = (CHANGING.join(", "), vec!["?"; count].join(", "));
     let sql = format!(
-        "{before}SELECT {columns}, id, namespace, principal, operation FROM idem_records WHERE id IN ({places})"
+        "{before}SELECT {columns}, id, namespace, principal, operation FROM main.idem_records WHERE id IN ({places})"
     );
     let mut query = sqlx::query(AssertSqlSafe(sql));
     let padding = ids.last().into_iter().cycle().take(count - ids.len());
@@ -106,7 +106,7 @@ pub(crate) async fn save(
         let values = vec!["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"; rows.len()];
         let changes = CHANGING.map(|column| format!("{column} = excluded.{column}"));
         sql = format!(
-            "INSERT INTO idem_records ({}, id, namespace, principal, operation) VALUES {} \
+            "INSERT INTO main.idem_records ({}, id, namespace, principal, operation) VALUES {} \
              ON CONFLICT (id) DO UPDATE SET {};",
             CHANGING.join(", "),
             values.join(", "),
@@ -114,7 +114,7 @@ pub(crate) async fn save(
         );
     }
     if !gone.is_empty() {
-        sql.push_str(&format!("DELETE FROM idem_records WHERE id IN ({});", vec!["?"; gone.len()].join(", ")));
+        sql.push_str(&format!("DELETE FROM main.idem_records WHERE id IN ({});", vec!["?"; gone.len()].join(", ")));
     }
     sql.push_str(after);
     if sql.is_empty() {

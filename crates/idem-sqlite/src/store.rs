@@ -16,31 +16,42 @@ use sqlx::{ConnectOptions, Connection, Row, SqliteConnection, SqlitePool};
 use tokio::time::Instant;
 
 use crate::config::SqliteConfig;
-use crate::error::{is_busy, store_error};
+use crate::error::{is_busy, opening_error, store_error};
 use crate::migrate::migrate;
 use crate::reader::Readers;
+use crate::slots::Slots;
 use crate::transaction::SqliteTransaction;
 use crate::writer::{Verb, Writer};
 
 /// Connections for the store's upkeep: a purge, and a look at how the database is.
 const UPKEEP: u32 = 2;
 
+/// How old a connection in a pool gets. SQLite opens a file that cannot be written for reading only, and the connection stays so
+/// when the file can be written again.
+const LIFETIME: Duration = Duration::from_secs(10);
+
 /// How long to wait before a busy database is opened again.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Records in a SQLite file. Clones share everything.
 ///
-/// Open it inside the tokio runtime that will use it: its readers and its writer are tasks there.
+/// Open it inside the tokio runtime that will use it: its readers and its writer are tasks there. If that runtime ends, they
+/// are started again on the runtime of the next caller. A runtime that exists and that no thread drives does not answer.
 #[derive(Debug, Clone)]
 pub struct SqliteStore {
     upkeep: SqlitePool,
     transactions: SqlitePool,
+    slots: Slots,
     readers: Readers,
     writer: Writer,
     clock: Arc<dyn Clock>,
     durability: Durability,
     identity: [u8; 16],
 }
+
+/// Counts what a handler left on its connection: temporary tables, views and triggers, and attached databases.
+const LEFT_BEHIND: &str = "SELECT (SELECT count(*) FROM sqlite_temp_master) \
+    + (SELECT count(*) FROM pragma_database_list WHERE seq > 1)";
 
 /// Opens the first connection. While several processes switch a new file to write-ahead mode, SQLite says that it is
 /// busy without waiting.
@@ -49,7 +60,7 @@ async fn connect(options: &SqliteConnectOptions, patience: Duration) -> Result<S
     loop {
         match options.connect().await {
             Err(error) if is_busy(&error) && Instant::now() < give_up_at => tokio::time::sleep(BUSY_PAUSE).await,
-            answer => return answer.map_err(|error| store_error("open the database", error)),
+            answer => return answer.map_err(|error| opening_error("open the database", error)),
         }
     }
 }
@@ -73,21 +84,22 @@ impl SqliteStore {
     /// [`StoreError`] when the file cannot be opened or holds a schema of a newer version.
     pub async fn open(config: SqliteConfig) -> Result<Self, StoreError> {
         let options = config.connect_options()?;
-        let failed = |error| store_error("open the database", error);
+        let failed = |error| opening_error("open the database", error);
         let mut connection = connect(&options, config.busy_timeout).await?;
         migrate(&mut connection).await?;
-        let identity = sqlx::query("SELECT identity FROM idem_identity").fetch_one(&mut connection).await;
+        let identity = sqlx::query("SELECT identity FROM main.idem_identity").fetch_one(&mut connection).await;
         let identity: Vec<u8> = identity.and_then(|row| row.try_get(0)).map_err(failed)?;
         let identity = identity.try_into().map_err(|_| {
             StoreError::new(StoreErrorKind::Corrupt, "the database has no identity of 16 bytes in idem_identity")
         })?;
         connection.close().await.map_err(failed)?;
         // A file does not go away as a server does: asking before every use would only take time.
-        let upkeep = SqlitePoolOptions::new().max_connections(UPKEEP).test_before_acquire(false);
+        let upkeep = SqlitePoolOptions::new().max_connections(UPKEEP).max_lifetime(LIFETIME).test_before_acquire(false);
         // A connection whose transaction could not be ended, because SQLite or the handler had ended it already, would
         // open only a savepoint for its next borrower, and commit nothing.
         let transactions = SqlitePoolOptions::new()
             .max_connections(config.max_transactions.get())
+            .max_lifetime(LIFETIME)
             .test_before_acquire(false)
             .after_release(|connection, _| {
                 Box::pin(async move {
@@ -96,7 +108,9 @@ impl SqliteStore {
                     connection.lock_handle().await?.remove_commit_hook();
                     // A transaction that the handler began by itself, of which sqlx knows nothing. Mostly there is none.
                     let _ = sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await;
-                    Ok(!connection.is_in_transaction())
+                    // Temporary objects come before those of the database in the next handler's SQL.
+                    let left: i64 = sqlx::query(LEFT_BEHIND).fetch_one(&mut *connection).await?.try_get(0)?;
+                    Ok(left == 0 && !connection.is_in_transaction())
                 })
             });
         let durability = match config.synchronous {
@@ -106,7 +120,8 @@ impl SqliteStore {
         Ok(Self {
             upkeep: upkeep.connect_lazy_with(options.clone()),
             transactions: transactions.connect_lazy_with(options.clone()),
-            readers: Readers::start(&options),
+            slots: Slots::new(config.max_transactions),
+            readers: Readers::start(options.clone()),
             writer: Writer::start(options, Arc::clone(&config.clock)),
             clock: config.clock,
             durability,
@@ -136,7 +151,7 @@ impl SqliteStore {
     /// # Errors
     /// [`StoreError`] when it does not answer.
     pub async fn health(&self) -> Result<SqliteHealth, StoreError> {
-        let query = sqlx::query("SELECT sqlite_version(), (SELECT count(*) FROM idem_records)");
+        let query = sqlx::query("SELECT sqlite_version(), (SELECT count(*) FROM main.idem_records)");
         let failed = |error| store_error("ask for the health of the database", error);
         let row = query.fetch_one(&self.upkeep).await.map_err(failed)?;
         let records: i64 = row.try_get(1).map_err(failed)?;
@@ -149,6 +164,20 @@ impl SqliteStore {
 
     pub(crate) fn clock(&self) -> &dyn Clock {
         self.clock.as_ref()
+    }
+
+    /// The answer to a request that changes nothing, as most repeats: from a reader, without waiting for the writer.
+    async fn unchanged(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
+        let before = self.readers.read(request.id).await?;
+        let (next, outcome) = machine::acquire(before.as_ref(), request, self.clock.now());
+        Ok((next == before).then_some(outcome))
+    }
+
+    async fn change(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        match self.writer.run(Verb::Acquire(request.clone())).await? {
+            Outcome::Acquire(outcome) => Ok(outcome),
+            Outcome::Owner(_) => Err(misanswered()),
+        }
     }
 
     async fn write_as_owner(&self, verb: Verb) -> Result<OwnerOutcome, StoreError> {
@@ -167,15 +196,9 @@ pub(crate) fn misanswered() -> StoreError {
 #[async_trait]
 impl IdempotencyStore for SqliteStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        // Most repeats change nothing: they are answered by a reader, without waiting for the writer.
-        let before = self.readers.read(request.id).await?;
-        let (next, outcome) = machine::acquire(before.as_ref(), request, self.clock.now());
-        if next == before {
-            return Ok(outcome);
-        }
-        match self.writer.run(Verb::Acquire(request.clone())).await? {
-            Outcome::Acquire(outcome) => Ok(outcome),
-            Outcome::Owner(_) => Err(misanswered()),
+        match self.unchanged(request).await? {
+            Some(outcome) => Ok(outcome),
+            None => self.change(request).await,
         }
     }
 
@@ -216,8 +239,8 @@ impl Purge for SqliteStore {
     async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
         // An expiry is never before the end of the lease (a constraint of the table), so no live lease is met.
         let query = sqlx::query(
-            "DELETE FROM idem_records WHERE id IN \
-             (SELECT id FROM idem_records WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)",
+            "DELETE FROM main.idem_records WHERE id IN \
+             (SELECT id FROM main.idem_records WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)",
         );
         let now = self.clock.now().unix_micros();
         let purged = query.bind(now).bind(limit.get()).execute(&self.upkeep).await;
@@ -241,13 +264,26 @@ impl DurableStore for SqliteStore {
 #[async_trait]
 impl TransactionalStore for SqliteStore {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
+        let known = match self.unchanged(request).await? {
+            Some(AcquireOutcome::Acquired(lease)) => Some(AcquireOutcome::Acquired(lease)),
+            Some(outcome) => return Ok(Begin::Answered(outcome)),
+            None => None,
+        };
+        // Before the record is changed: a caller that the queue has no room for leaves nothing behind.
+        let waiting = self.slots.enter()?;
         // The in-progress mark commits on its own: the handler's transaction must not hold the one write lock before
         // the handler writes.
-        let lease = match self.acquire(request).await? {
+        let outcome = match known {
+            Some(outcome) => outcome,
+            None => self.change(request).await?,
+        };
+        let lease = match outcome {
             AcquireOutcome::Acquired(lease) => lease,
             outcome => return Ok(Begin::Answered(outcome)),
         };
-        let transaction = SqliteTransaction::begin(self.clone(), lease.clone()).await?;
+        // By now the record is held.
+        let transaction = SqliteTransaction::begin(self.clone(), lease.clone(), waiting).await;
+        let transaction = transaction.map_err(StoreError::indeterminate)?;
         Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true })
     }
 }

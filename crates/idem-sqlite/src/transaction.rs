@@ -13,6 +13,7 @@ use idem_core::{
 use sqlx::{Sqlite, SqliteConnection, Transaction};
 
 use crate::error::{is_old_snapshot, store_error};
+use crate::slots::{Slot, Waiting};
 use crate::store::{SqliteStore, misanswered};
 use crate::writer::transitions;
 
@@ -27,10 +28,13 @@ pub struct SqliteTransaction {
     transaction: Transaction<'static, Sqlite>,
     store: SqliteStore,
     lease: Lease,
+    slot: Slot,
 }
 
 impl SqliteTransaction {
-    pub(crate) async fn begin(store: SqliteStore, lease: Lease) -> Result<Self, StoreError> {
+    pub(crate) async fn begin(store: SqliteStore, lease: Lease, waiting: Waiting) -> Result<Self, StoreError> {
+        // Waits in the caller's own future: what a task waits for, it would go on waiting for when its caller is gone.
+        let slot = waiting.slot().await?;
         let pool = store.pool().clone();
         // In a task of its own: a pool's `begin` that is dropped midway would hand the next borrower an open
         // transaction. The task ends in any case, and an unused transaction is rolled back.
@@ -39,18 +43,21 @@ impl SqliteTransaction {
             sqlx::raw_sql("SAVEPOINT idem").execute(&mut *transaction).await?;
             // Until the record is written, nothing commits on this connection, whoever ends the transaction.
             transaction.lock_handle().await?.set_commit_hook(|| false);
-            Ok(transaction)
+            Ok((transaction, slot))
         });
         let begun = begin.await.map_err(|error| {
-            StoreError::new(StoreErrorKind::Unavailable, "the runtime ended while a transaction began")
-                .with_source(error)
+            StoreError::new(
+                StoreErrorKind::Unavailable,
+                "the task that begins a transaction was cancelled or has panicked",
+            )
+            .with_source(error)
         })?;
-        let transaction = begun.map_err(|error| store_error("begin a transaction", error))?;
-        Ok(Self { transaction, store, lease })
+        let (transaction, slot) = begun.map_err(|error| store_error("begin a transaction", error))?;
+        Ok(Self { transaction, store, lease, slot })
     }
 
     async fn discard(self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
-        let Self { transaction, store, lease } = self;
+        let Self { transaction, store, lease, slot } = self;
         // Without a transaction there is nothing to roll back, and a connection that cannot say so is not used again.
         if let Err(error) = transaction.rollback().await {
             tracing::warn!(
@@ -58,16 +65,20 @@ impl SqliteTransaction {
                 "a handler's transaction could not be rolled back"
             );
         }
+        drop(slot);
         store.settle(&lease, settlement, retention).await
     }
 
     async fn keep(mut self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
         // Fails when the handler, or an error that it overlooked, has ended the transaction: then what it wrote is not
         // what would be committed here.
-        let released = sqlx::raw_sql("RELEASE idem").execute(&mut *self.transaction).await;
-        released.map_err(|error| store_error("settle: the transaction was ended before the handler was", error))?;
+        if let Err(error) = sqlx::raw_sql("RELEASE idem").execute(&mut *self.transaction).await {
+            let message = "could not settle: the transaction was ended before the handler was, by the handler, or by SQLite \
+                 after an error such as a full disk; nothing of it is committed";
+            return Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error));
+        }
         // Takes the write lock, so that the row cannot change between being read and being written.
-        let lock = sqlx::query("UPDATE idem_records SET updated_at = updated_at WHERE id = ?");
+        let lock = sqlx::query("UPDATE main.idem_records SET updated_at = updated_at WHERE id = ?");
         let locked = lock.bind(self.lease.id.as_bytes().as_slice()).execute(&mut *self.transaction).await;
         match locked {
             // The handler has only read, and somebody else has written since: there is nothing to keep.

@@ -4,6 +4,9 @@
 //! on its way, verbs that arrive gather, and the next commit takes them all (group commit): one sync to the disk
 //! serves many verbs, and none waits longer than it would for its own. Since the task does the work, a caller that is
 //! dropped midway leaves nothing half done.
+//!
+//! The task may panic, as by a clock that does, or end with its runtime. Its callers then get an error at once, and the next
+//! caller starts it again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,13 +15,14 @@ use std::time::Duration;
 use idem_core::memory::Clock;
 use idem_core::{
     Acquire, Checkpoint, Command, Origin, Outcome, OwnerAction, OwnerToken, RecordId, Settlement, StoreError,
-    StoreErrorKind, StoredBody, Term, machine,
+    StoredBody, Term, machine,
 };
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::store_error;
+use crate::queue::Queue;
 use crate::row::{Row, Source, load, save};
 
 /// The most verbs in one commit: enough to share a sync, few enough that the first is not kept waiting by the last.
@@ -26,9 +30,6 @@ const MAX_BATCH: usize = 128;
 
 /// The most bytes that one commit brings along, unless a single verb has more: they are in memory several times.
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
-
-/// How many verbs may wait; further callers wait for room.
-const QUEUE: usize = 1024;
 
 /// A verb that may change a record: [`Command`], owned.
 pub(crate) enum Verb {
@@ -72,29 +73,24 @@ impl Verb {
     }
 }
 
-struct Job {
+pub(crate) struct Job {
     verb: Verb,
     answer: oneshot::Sender<Result<Outcome, StoreError>>,
 }
 
-/// The way to the writer. The task ends when all clones are gone.
+/// The way to the writer.
 #[derive(Debug, Clone)]
-pub(crate) struct Writer(mpsc::Sender<Job>);
+pub(crate) struct Writer(Queue<Job>);
 
 impl Writer {
     pub(crate) fn start(options: SqliteConnectOptions, clock: Arc<dyn Clock>) -> Self {
-        let (sender, jobs) = mpsc::channel(QUEUE);
-        tokio::spawn(Task { connection: None, options, clock }.serve(jobs));
-        Self(sender)
+        let task = move || Task { connection: None, options: options.clone(), clock: Arc::clone(&clock) };
+        Self(Queue::start(move |jobs| task().serve(jobs)))
     }
 
-    /// Hands a verb over and awaits its answer.
+    /// Hands a verb over and awaits its answer. A verb whose caller is gone before its batch begins is not done.
     pub(crate) async fn run(&self, verb: Verb) -> Result<Outcome, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        let message = "the runtime in which the SQLite store was opened has ended";
-        let gone = || StoreError::new(StoreErrorKind::Unavailable, message);
-        self.0.send(Job { verb, answer }).await.map_err(|_| gone())?;
-        answered.await.unwrap_or_else(|_| Err(gone().indeterminate()))
+        self.0.ask(|answer| Job { verb, answer }).await?
     }
 }
 
@@ -134,7 +130,7 @@ impl Task {
             Ok(answers) => answers,
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, verbs = batch.len(), "a commit failed");
-                batch.iter().map(|_| Err(copy(&error))).collect()
+                batch.iter().map(|_| Err(error.clone())).collect()
             }
         };
         for (job, answer) in batch.into_iter().zip(answers) {
@@ -181,7 +177,7 @@ pub(crate) async fn transitions(
     let now = clock.now();
     let mut changed = HashMap::<RecordId, Option<Row>>::new();
     let answers = verbs.iter().map(|(id, origin, command)| {
-        let stored = rows.get(*id).map(Result::as_ref).transpose().map_err(copy)?;
+        let stored = rows.get(*id).map(Result::as_ref).transpose().map_err(StoreError::clone)?;
         let before = changed.get(*id).map_or(stored, Option::as_ref);
         let (next, outcome) = machine::transition(before.map(|row| &row.record), *command, now);
         if next.as_ref() != before.map(|row| &row.record) {
@@ -207,10 +203,4 @@ pub(crate) async fn transitions(
         _ => store_error("commit", error).indeterminate(),
     })?;
     Ok(answers)
-}
-
-/// The same error for another caller; its source stays with the first, in the log.
-pub(crate) fn copy(error: &StoreError) -> StoreError {
-    let copy = StoreError::new(error.kind(), error.to_string());
-    if error.is_indeterminate() { copy.indeterminate() } else { copy }
 }

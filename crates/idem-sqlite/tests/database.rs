@@ -143,13 +143,3 @@ async fn health_counts_and_purge_empties() {
     assert_eq!(database.store.purge(limit).await.unwrap(), 2);
     assert_eq!(database.store.health().await.unwrap().records, 0);
 }
-
-#[test]
-fn a_store_whose_runtime_has_ended_says_so() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let database = runtime.block_on(Database::new());
-    runtime.shutdown_background();
-    let other = tokio::runtime::Runtime::new().unwrap();
-    let error = other.block_on(database.store.acquire(&request())).unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
-}

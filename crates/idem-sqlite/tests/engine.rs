@@ -9,7 +9,7 @@ use std::time::Duration;
 use idem_core::engine::{
     Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency, Operation, Settings, TransactionError,
 };
-use idem_core::{Fingerprint, IdempotencyKey, Scope, StoredResponse, Writes};
+use idem_core::{Fingerprint, IdempotencyKey, IdempotencyStore as _, RecordIdentity, Scope, StoredResponse, Writes};
 use idem_sqlite::{SqliteStore, SqliteTransaction};
 use idem_testkit::fixture::LEASE;
 use idem_testkit::{Fault, FaultyStore, Verb};
@@ -94,13 +94,47 @@ async fn a_commit_whose_answer_is_lost_is_found_in_the_record() {
 }
 
 #[tokio::test]
+async fn a_commit_of_a_failure_that_may_be_retried_is_found_in_the_record_too() {
+    for lost in [Fault::ErrorAfter, Fault::LostAnswer] {
+        let world = World::new().await;
+        let engine = world.engine();
+        world.store.next(Verb::Finish, lost);
+        let run = |_: Context| async {
+            let response = StoredResponse::new(503, "the bank is closed");
+            let disposition = Disposition::Retry { response, after: Some(Duration::from_secs(60)) };
+            Conclusion { value: "ran", disposition, retention: None }
+        };
+        assert_ran(&engine.execute(operation("k"), run, panicked).await);
+        let again = pay(&engine, "k").await;
+        assert!(matches!(again, Ok(Answer::Backoff { .. })), "{again:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_begin_that_fails_after_its_lease_leaves_no_key_stuck() {
+    let world = World::new().await;
+    let engine = world.engine();
+    // The lease is committed, and then no transaction can be opened.
+    world.database.store.pool().close().await;
+    let refused = pay(&engine, "k").await;
+    assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
+    // It is given back behind the answer, long before it is over.
+    let id = RecordIdentity::new("idem").record_id(&Scope::new("acme", "pay"), &"k".parse().unwrap());
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while world.database.store.peek(&id).await.unwrap().is_some() {
+        assert!(tokio::time::Instant::now() < deadline, "the key is stuck");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_commit_that_did_not_happen_answers_nobody_and_frees_the_key() {
     let world = World::new().await;
     let engine = world.engine();
     world.store.next(Verb::Finish, Fault::ErrorBefore);
     let unclear = pay(&engine, "k").await;
     assert!(matches!(unclear, Err(ExecuteError::CommitUnclear(_))), "{unclear:?}");
-    engine.shutdown().await;
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
     assert_eq!(world.effects().await, 0);
     let engine = world.engine();
     assert_ran(&pay(&engine, "k").await);
@@ -183,7 +217,7 @@ async fn a_transaction_that_is_kept_beyond_the_end_is_rolled_back() {
     let answer = engine.execute(operation("k"), run, panicked).await;
     assert!(matches!(answer, Err(ExecuteError::TransactionHeld)), "{answer:?}");
     drop(release);
-    engine.shutdown().await;
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
     assert_eq!(world.effects().await, 0);
     assert_ran(&pay(&world.engine(), "k").await);
 }
@@ -242,7 +276,7 @@ async fn a_shutdown_awaits_transactions() {
         done(Writes::Keep)
     };
     drop(tokio::time::timeout(Duration::from_millis(1), engine.execute(operation("k"), run, panicked)).await);
-    engine.shutdown().await;
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
     assert_eq!(world.effects().await, 1);
     assert_replays(&pay(&world.engine(), "k").await);
 }

@@ -29,7 +29,7 @@ impl Database {
     }
 
     /// Syncing to the disk is not what these tests are about, and takes most of their time.
-    fn config(folder: &TempDir) -> SqliteConfig {
+    pub fn config(folder: &TempDir) -> SqliteConfig {
         let url = format!("sqlite://{}", folder.path().join("records.db").display());
         SqliteConfig::new(url).dangerous_synchronous_normal()
     }
