@@ -7,8 +7,14 @@
 -- old record in the way, a repeated settlement) are left to it: it reads a row, and puts its decision in place with
 -- idem_replace_v1 or idem_remove_v1 if the row is still the same.
 --
+-- Another role may be able to create objects in a schema on the session's path. A function in PL/pgSQL therefore sets a path
+-- that leads to pg_catalog alone. The small functions in SQL have none, as the planner would not inline them then: their names
+-- are bound when they are created, and qualified.
+--
 -- "skew" is added to the server's clock; it is 0 outside of tests. A lock is 64 bits of a record id: held exclusively
--- by the transaction in which an operation runs, shared by a statement that makes a record.
+-- by the transaction in which an operation runs, shared by a statement that makes a record. That transaction then holds
+-- a second one exclusively, lock # 2, which lookups try. Lookups must not hold the first one, not even for a moment: a
+-- transaction that begins would take them for another run.
 --
 -- The planner is told to use the index, and to keep its plans: one made anew for each call takes longer than the call.
 -- A plan made while the table was nearly empty must not read the whole table when it no longer is. So wherever records are
@@ -18,21 +24,22 @@
 
 -- A time "by" microseconds later, at most the last one that there is; NULL when "by" is.
 CREATE FUNCTION "idem".idem_later_v1(at BIGINT, by BIGINT) RETURNS BIGINT
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN by > 9223372036854775807 - at THEN 9223372036854775807 ELSE at + by END
-$$;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN by OPERATOR(pg_catalog.>) (9223372036854775807 OPERATOR(pg_catalog.-) at) THEN 9223372036854775807
+    ELSE at OPERATOR(pg_catalog.+) by
+END;
 
 CREATE FUNCTION "idem".idem_now_v1(skew BIGINT) RETURNS BIGINT
-LANGUAGE sql VOLATILE AS $$
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::BIGINT + skew
-$$;
+LANGUAGE sql VOLATILE
+RETURN (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::BIGINT
+    OPERATOR(pg_catalog.+) skew;
 
 -- Where rows are spread over partitions, no index can tell that two of them have the same id. There, this keeps others
 -- from making a record with one of these ids until the transaction ends; where there is one table, its index does.
 CREATE FUNCTION "idem".idem_exclude_v1(locks BIGINT[]) RETURNS VOID
-LANGUAGE sql VOLATILE AS $$
-    SELECT NULL::VOID
-$$;
+LANGUAGE sql VOLATILE
+RETURN NULL::pg_catalog.void;
 
 -- Makes the records that are not there yet, and reads those that are.
 --
@@ -50,7 +57,7 @@ CREATE FUNCTION "idem".idem_acquire_v1(
     expires_at BIGINT
 )
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
@@ -129,7 +136,7 @@ CREATE FUNCTION "idem".idem_look_v1(skew BIGINT, ids BYTEA[], locks BIGINT[]) RE
     expires_at BIGINT
 )
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
@@ -141,11 +148,12 @@ BEGIN
     -- Before the rows are read, in a statement of its own: whoever ran the operation until now has then committed, and
     -- the next statement sees what it made.
     --
-    -- It is tried and let go at once: lookers that kept it would keep each other from beginning.
+    -- The lock is released at once. A transaction that begins waits for it.
     SELECT array_agg(
         CASE
             WHEN lock IS NULL THEN TRUE
-            WHEN pg_try_advisory_lock_shared(lock) THEN pg_advisory_unlock_shared(lock)
+            WHEN pg_catalog.pg_try_advisory_lock_shared(lock OPERATOR(pg_catalog.#) 2::BIGINT)
+            THEN pg_catalog.pg_advisory_unlock_shared(lock OPERATOR(pg_catalog.#) 2::BIGINT)
             ELSE FALSE
         END
         ORDER BY number
@@ -174,7 +182,7 @@ $$;
 -- Locks rows in the order of their ids, for a statement that calls several of the functions below.
 CREATE FUNCTION "idem".idem_lock_v1(ids BYTEA[]) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
@@ -188,7 +196,7 @@ CREATE FUNCTION "idem".idem_renew_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], leases BIGINT[], retentions BIGINT[]
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
@@ -220,7 +228,7 @@ CREATE FUNCTION "idem".idem_checkpoint_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], names BYTEA[], datas BYTEA[]
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
@@ -249,7 +257,7 @@ CREATE FUNCTION "idem".idem_settle_v1(
     bodies BYTEA[], retentions BIGINT[]
 ) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
@@ -290,7 +298,7 @@ $$;
 -- left behind is not removed: the state machine decides on it.
 CREATE FUNCTION "idem".idem_release_v1(skew BIGINT, ids BYTEA[], owners BYTEA[]) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$
@@ -321,7 +329,7 @@ CREATE FUNCTION "idem".idem_replace_v1(
     created_at BIGINT, updated_at BIGINT, expires_at BIGINT, purge_after BIGINT
 ) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
@@ -363,7 +371,7 @@ $$;
 -- Removes the row that the state machine decided on, if that is still the same row: 1 done, 2 another row by now.
 CREATE FUNCTION "idem".idem_remove_v1(id BYTEA, version BIGINT) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
@@ -377,7 +385,9 @@ $$;
 -- by now. sqlx names statements by a number that counts anew on every connection to the proxy, so those of two clients
 -- are called the same.
 CREATE FUNCTION "idem".idem_unprepare_v1() RETURNS VOID
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
 DECLARE
     statement TEXT;
 BEGIN
@@ -390,14 +400,21 @@ $$;
 -- Makes or replaces a record as settled, in the transaction in which its operation ran, which has held the lock since.
 -- Fails with the state IDM01 when the record is not the one that the transaction began with (version NULL: none). Waits for
 -- others at most "patience" milliseconds, whatever lock_timeout the handler has set, and leaves that as it is.
+--
+-- "was_over": the row had expired when the transaction began. A purge may have removed it since, or a dropped partition. Then
+-- a new row is made: while the lock is held, no other session makes one.
+--
+-- "mark" is given where the handler's writes are discarded: the value of the setting idem.mark before the store's savepoint.
+-- Fails with the state IDM02 if the setting has another value: ROLLBACK TO then went to a savepoint of the handler's that has
+-- the same name.
 CREATE FUNCTION "idem".idem_put_v1(
     patience BIGINT, skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, namespace BYTEA, principal BYTEA,
     operation BYTEA, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT,
     state SMALLINT, wait BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA,
-    body BYTEA, created_at BIGINT, retention BIGINT
+    body BYTEA, created_at BIGINT, retention BIGINT, was_over BOOLEAN, mark BIGINT
 ) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = 0
 AS $$
 #variable_conflict use_variable
@@ -406,22 +423,14 @@ DECLARE
     not_before CONSTANT BIGINT := "idem".idem_later_v1(at, wait);
     expires_at CONSTANT BIGINT := "idem".idem_later_v1(coalesce(not_before, at), retention);
 BEGIN
-    PERFORM set_config('lock_timeout', patience::TEXT, TRUE);
+    IF mark IS NOT NULL AND pg_catalog.current_setting('idem.mark', TRUE) IS DISTINCT FROM mark::pg_catalog.text THEN
+        RAISE 'the handler has made a savepoint with the name of the store''s' USING ERRCODE = 'IDM02';
+    END IF;
+    PERFORM pg_catalog.set_config('lock_timeout', patience::TEXT, TRUE);
     LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
     -- A statement that makes this record for somebody else, and has looked before this one commits, must not go on then.
     PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
-    IF version IS NULL THEN
-        INSERT INTO "idem".idem_records (
-            id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
-            not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, updated_at, expires_at,
-            purge_after
-        ) VALUES (
-            id, convert_from(namespace, 'UTF8'), convert_from(principal, 'UTF8'), convert_from(operation, 'UTF8'),
-            format, fingerprint_algorithm, fingerprint, owner, attempt, state, not_before, checkpoint_name,
-            checkpoint_data, status, headers, body, created_at, at, expires_at, expires_at
-        )
-        ON CONFLICT DO NOTHING;
-    ELSE
+    IF version IS NOT NULL THEN
         UPDATE "idem".idem_records AS known SET
             format = idem_put_v1.format,
             fingerprint_algorithm = idem_put_v1.fingerprint_algorithm,
@@ -443,7 +452,23 @@ BEGIN
             expires_at = expires_at,
             purge_after = expires_at
         WHERE known.id = idem_put_v1.id AND known.xmin::TEXT::BIGINT = version;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        IF NOT was_over OR EXISTS (SELECT FROM "idem".idem_records AS known WHERE known.id = idem_put_v1.id) THEN
+            RAISE 'the record belongs to somebody else by now' USING ERRCODE = 'IDM01';
+        END IF;
     END IF;
+    INSERT INTO "idem".idem_records (
+        id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
+        not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, updated_at, expires_at,
+        purge_after
+    ) VALUES (
+        id, pg_catalog.convert_from(namespace, 'UTF8'), pg_catalog.convert_from(principal, 'UTF8'),
+        pg_catalog.convert_from(operation, 'UTF8'), format, fingerprint_algorithm, fingerprint, owner, attempt, state,
+        not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, at, expires_at, expires_at
+    )
+    ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RAISE 'the record belongs to somebody else by now' USING ERRCODE = 'IDM01';
     END IF;
@@ -455,7 +480,7 @@ $$;
 -- operation over between the question and the write; nor can a transaction begin to.
 CREATE FUNCTION "idem".idem_owns_v1(skew BIGINT, lock BIGINT, record BYTEA, token BYTEA) RETURNS BOOLEAN
 LANGUAGE plpgsql VOLATILE
-SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
@@ -476,6 +501,7 @@ $$;
 -- again is left as it is: a transaction that runs it would find it changed.
 CREATE FUNCTION "idem".idem_purge_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
 SET enable_indexscan = on SET enable_nestloop = on
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 AS $$

@@ -9,7 +9,8 @@
 -- around the boundary between two partitions could both succeed.
 LOCK TABLE "idem".idem_records IN ACCESS EXCLUSIVE MODE;
 
--- One row: how much time a partition covers, in microseconds.
+-- One row: how much time a partition covers, in microseconds. The replica that makes or drops partitions holds its lock:
+-- unlike an advisory lock, only a role with a privilege on the table can take it.
 CREATE TABLE "idem".idem_partitioning (
     one BOOLEAN NOT NULL PRIMARY KEY DEFAULT TRUE CHECK (one),
     period BIGINT NOT NULL CHECK (period >= 1000000)
@@ -42,7 +43,9 @@ CREATE TABLE "idem".idem_records_rest PARTITION OF "idem".idem_records DEFAULT W
 
 -- The lock of an id while a record is made. It is not the lock that a running transaction holds on the same id.
 CREATE OR REPLACE FUNCTION "idem".idem_exclude_v1(locks BIGINT[]) RETURNS VOID
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
 DECLARE
     lock BIGINT;
 BEGIN
@@ -58,8 +61,10 @@ $$;
 -- Makes the partitions of this period and the next two, and removes at most "most" records that are over from where they
 -- have no partition of their own; says how many. Attaching one locks only those out who need idem_records_rest, for a
 -- moment. Periods in which nobody made partitions get none: idem_records_rest has their records.
-CREATE FUNCTION "idem".idem_make_partitions_v1(skew BIGINT, lock BIGINT, most INTEGER) RETURNS INTEGER
-LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION "idem".idem_make_partitions_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
 #variable_conflict use_column
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
@@ -67,11 +72,11 @@ DECLARE
     next_start BIGINT;
     removed INTEGER;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(lock) THEN
+    SELECT period INTO length FROM "idem".idem_partitioning FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
         -- Another replica is at it.
         RETURN 0;
     END IF;
-    SELECT period INTO length FROM "idem".idem_partitioning;
     SELECT greatest(max(end_at), at - at % length) INTO next_start FROM "idem".idem_partitions;
     WHILE next_start <= at + 2 * length LOOP
         BEGIN
@@ -108,7 +113,9 @@ $$;
 -- That while is a minute, or the period if that is shorter: far longer than a statement may take. One that was decided
 -- when a record was about to be over, and extends it, has then ended.
 CREATE FUNCTION "idem".idem_past_partition_v1(skew BIGINT) RETURNS TEXT
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
 #variable_conflict use_column
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
@@ -135,14 +142,17 @@ $$;
 -- A record that is over stays so, wherever it is: acquiring its key again moves it to the newest partition. The one
 -- exception is a transaction that ran longer than records are kept, and has committed into the partition of the time when
 -- it began: that is looked for once nobody can do it any more.
-CREATE FUNCTION "idem".idem_drop_partition_v1(skew BIGINT, lock BIGINT, past TEXT) RETURNS BOOLEAN
-LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION "idem".idem_drop_partition_v1(skew BIGINT, past TEXT) RETURNS BOOLEAN
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
 #variable_conflict use_column
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
     last_end BIGINT;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(lock) THEN
+    PERFORM FROM "idem".idem_partitioning FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
         RETURN FALSE;
     END IF;
     LOCK TABLE "idem".idem_records IN ACCESS EXCLUSIVE MODE;

@@ -1,11 +1,11 @@
 -- What tells this database from every other one.
-CREATE TABLE idem_identity (
+CREATE TABLE main.idem_identity (
     identity BLOB NOT NULL PRIMARY KEY CHECK (length(identity) = 16)
 ) STRICT;
-INSERT INTO idem_identity (identity) VALUES (randomblob(16));
+INSERT INTO main.idem_identity (identity) VALUES (randomblob(16));
 
 -- Records of idempotent operations, one row each. Times are microseconds since 1970-01-01T00:00:00Z.
-CREATE TABLE idem_records (
+CREATE TABLE main.idem_records (
     -- SHA-256 or HMAC-SHA-256 over (namespace, scope, key).
     id BLOB NOT NULL PRIMARY KEY CHECK (length(id) = 32),
     -- Where the id came from, for operators to read; no decision looks at these. A single-tenant scope has no principal.
@@ -52,4 +52,4 @@ CREATE TABLE idem_records (
 ) STRICT;
 
 -- What the purge looks for.
-CREATE INDEX idem_records_expires_at ON idem_records (expires_at);
+CREATE INDEX main.idem_records_expires_at ON idem_records (expires_at);

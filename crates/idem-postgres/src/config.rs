@@ -8,9 +8,7 @@ use idem_core::{StoreError, StoreErrorKind, TimeOffset};
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 
-/// Longer than anybody waits for a verb, and shorter than the time for which a partition is kept beyond its last record:
-/// a statement that extends it has ended by then.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::timeouts::{LOCK_TIMEOUT, LONGEST_STATEMENT_TIMEOUT, MIGRATION_WAIT, STATEMENT_TIMEOUT};
 
 /// Where the database is and how it is used.
 #[derive(Clone)]
@@ -18,6 +16,7 @@ pub struct PostgresConfig {
     options: Result<PgConnectOptions, String>,
     pub(crate) schema: String,
     pub(crate) migrate: bool,
+    pub(crate) migration_wait: Duration,
     pub(crate) partitioned: Option<Duration>,
     pub(crate) verb_connections: NonZeroU32,
     pub(crate) max_transactions: NonZeroU32,
@@ -76,12 +75,13 @@ impl PostgresConfig {
             options,
             schema: "idem".to_owned(),
             migrate: true,
+            migration_wait: MIGRATION_WAIT,
             partitioned: None,
             verb_connections: NonZeroU32::new(2).unwrap_or(NonZeroU32::MIN),
             max_transactions: NonZeroU32::new(16).unwrap_or(NonZeroU32::MIN),
             isolation: Isolation::default(),
-            statement_timeout: Duration::from_secs(2),
-            lock_timeout: Duration::from_millis(500),
+            statement_timeout: STATEMENT_TIMEOUT,
+            lock_timeout: LOCK_TIMEOUT,
             idle_in_transaction: Duration::from_secs(600),
             pooled: false,
             offset: TimeOffset::default(),
@@ -101,6 +101,16 @@ impl PostgresConfig {
     #[must_use]
     pub fn without_migrating(mut self) -> Self {
         self.migrate = false;
+        self
+    }
+
+    /// How long opening the store waits for a lock of another session, such as one that brings the schema up to date. Default
+    /// 60 s: longer than another replica takes to migrate. Spreading many records over [partitions](Self::partitioned) may take
+    /// longer; other replicas that start meanwhile then fail, and have to be started again. The error names the session that
+    /// holds the lock, and so does the log after some seconds.
+    #[must_use]
+    pub fn migration_wait(mut self, wait: Duration) -> Self {
+        self.migration_wait = wait;
         self
     }
 
@@ -149,7 +159,7 @@ impl PostgresConfig {
     /// beginning, and after 5 s at the end.
     #[must_use]
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
-        self.statement_timeout = timeout.min(LONGEST_TIMEOUT);
+        self.statement_timeout = timeout.min(LONGEST_STATEMENT_TIMEOUT);
         self
     }
 
@@ -211,11 +221,6 @@ impl fmt::Debug for PostgresConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("PostgresConfig").field("schema", &self.schema).finish_non_exhaustive()
     }
-}
-
-/// Microseconds as SQL takes them. More than there are is as good as for ever.
-pub(crate) fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -5,20 +5,48 @@ use std::io;
 
 use idem_core::{StoreError, StoreErrorKind};
 
-/// The store's own state: a record is not the one that a decision was made on (`migrations/postgres/0002_verbs.sql`).
+/// The store's own states (`migrations/postgres/0002_verbs.sql`): the record is not the one that a decision was made on; a
+/// handler has made a savepoint with the name of the store's.
 const CHANGED: &str = "IDM01";
+const SHADOWED: &str = "IDM02";
 
-/// The store's error for `error`, which came while the store tried to `what`.
-///
-/// States are those of <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+/// The store's error for `error`, met while it was opened and tried to `what`. A missing privilege, user, database or table is
+/// [`Misconfigured`](StoreErrorKind::Misconfigured).
 pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
+    told(what, error, |kind| kind)
+}
+
+/// The same for a store that is open. It has worked, and passwords, privileges and servers may be changed back: the same
+/// errors are [`Unavailable`](StoreErrorKind::Unavailable).
+pub(crate) fn outage(what: &str, error: sqlx::Error) -> StoreError {
+    told(what, error, |kind| match kind {
+        StoreErrorKind::Misconfigured => StoreErrorKind::Unavailable,
+        kind => kind,
+    })
+}
+
+fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorKind) -> StoreError {
     let Some(state) = state(&error) else {
         // Without an answer of the server nobody knows whether the statement took effect.
         return StoreError::new(StoreErrorKind::Unavailable, format!("could not {what}: Postgres cannot be reached"))
             .with_source(error)
             .indeterminate();
     };
-    let (kind, hint) = match (state.as_str(), state.get(..2).unwrap_or_default()) {
+    let (kind, hint) = meaning(&state);
+    let words = match kind {
+        // The server's message may quote a value that was to be stored.
+        StoreErrorKind::Corrupt => String::new(),
+        _ => error.as_database_error().map(|error| format!(": {}", error.message())).unwrap_or_default(),
+    };
+    let may_be_done = may_be_done(&error);
+    let message = format!("could not {what}: {hint} (SQLSTATE {state}{words})");
+    let error = StoreError::new(judge(kind), message).with_source(error);
+    if may_be_done { error.indeterminate() } else { error }
+}
+
+/// States are those of <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
+    match (state, state.get(..2).unwrap_or_default()) {
         ("57014", _) => (StoreErrorKind::Timeout, "the statement took longer than it may"),
         ("55P03", _) => (StoreErrorKind::Timeout, "somebody else holds the record"),
         ("53300", _) => (StoreErrorKind::Unavailable, "the server has no connection left; raise max_connections"),
@@ -32,27 +60,50 @@ pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
         ("42501", _) => (StoreErrorKind::Misconfigured, "the user lacks a privilege"),
         (_, "28" | "3D") => (StoreErrorKind::Misconfigured, "the database does not let this user in"),
         (_, "53" | "54") => (StoreErrorKind::Capacity, "the server has no room"),
+        // Poolers use it for any failure of theirs; a server for an internal error, which a repetition may not meet.
+        ("XX000", _) => (StoreErrorKind::Unavailable, "Postgres, or a pooler, met an error of its own"),
         (_, "XX" | "22" | "23") => (StoreErrorKind::Corrupt, "Postgres refused what was to be written or read"),
         (_, "42") => (StoreErrorKind::Misconfigured, "the schema is not what it should be"),
         _ => (StoreErrorKind::Unavailable, "Postgres could not answer"),
-    };
-    let ended = is_connection_lost(&error);
-    let message = format!("could not {what}: {hint} (SQLSTATE {state})");
-    let error = StoreError::new(kind, message).with_source(error);
-    if ended { error.indeterminate() } else { error }
+    }
 }
 
-/// The store's error when no connection could be made: nothing was asked, so nothing was done.
+/// The error of an open store when no connection could be made. Nothing was asked, so nothing was done.
 pub(crate) fn connect_error(error: sqlx::Error) -> StoreError {
-    if matches!(error, sqlx::Error::PoolTimedOut) {
-        let message = "no connection to Postgres was free or could be made in time";
-        return StoreError::new(StoreErrorKind::Unavailable, message).with_source(error);
-    }
-    if state(&error).is_some() {
-        return store_error("connect", error);
-    }
-    StoreError::new(StoreErrorKind::Unavailable, "could not connect to Postgres").with_source(error)
+    let message = match &error {
+        sqlx::Error::PoolTimedOut => "no connection to Postgres was free or could be made in time".to_owned(),
+        // A proxy that ignores start-up options was put in between.
+        sqlx::Error::Configuration(why) => format!("could not connect to Postgres: {why}"),
+        sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::TimedOut => {
+            format!("could not connect to Postgres: {why}")
+        }
+        error => match (state(error), error.as_database_error()) {
+            (Some(state), Some(said)) => {
+                let hint = if state == PROTOCOL_VIOLATION { PROXY } else { meaning(&state).1 };
+                format!("could not connect to Postgres: {hint} (SQLSTATE {state}: {})", said.message())
+            }
+            _ => "could not connect to Postgres".to_owned(),
+        },
+    };
+    StoreError::new(StoreErrorKind::Unavailable, message).with_source(error)
 }
+
+/// The error of opening a store when no connection could be made. A server's word about the user or the database is certain.
+/// A proxy's [`PROTOCOL_VIOLATION`] is not.
+pub(crate) fn open_error(error: sqlx::Error) -> StoreError {
+    match state(&error).map(|state| meaning(&state).0) {
+        Some(StoreErrorKind::Misconfigured) => store_error("connect", error),
+        _ => connect_error(error),
+    }
+}
+
+/// PgBouncer uses this state for everything that it refuses: it is full, a start-up option is unknown, a password is wrong, a
+/// database cannot be reached. Only its message differs, and that changes between versions. So no decision depends on the
+/// message; it is passed on.
+const PROTOCOL_VIOLATION: &str = "08P01";
+
+const PROXY: &str =
+    "the server or a proxy refused; a proxy that takes no start-up options needs through_transaction_pooler()";
 
 /// Whether the connection is of no use any more: no answer came, or the server said that it ends.
 pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
@@ -60,6 +111,20 @@ pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
         // 25P03: the server ended a transaction that was idle for too long, and its connection.
         state.starts_with("08") || matches!(state.as_str(), "57P01" | "57P02" | "57P03" | "57P05" | "25006" | "25P03")
     })
+}
+
+/// Whether the statement may have been done in spite of the error: no answer came, or a pooler that has lost the server sent an
+/// error of its own. Poolers use class 58 and XX000 for that.
+pub(crate) fn may_be_done(error: &sqlx::Error) -> bool {
+    is_connection_lost(error) || state(error).is_some_and(|state| state.starts_with("58") || state == "XX000")
+}
+
+/// Whether the error may be the answer to an earlier statement, which a handler did not await.
+///
+/// Not one that only the store's own statements meet, and not one after which there is no transaction any more: class 40.
+pub(crate) fn may_be_the_handlers(error: &sqlx::Error) -> bool {
+    let state = state(error).unwrap_or_default();
+    !may_be_done(error) && !state.starts_with("40") && !matches!(state.as_str(), "55P03" | CHANGED | SHADOWED)
 }
 
 /// Whether the server may take a connection soon: it is not up yet, or has too many at the moment.
@@ -75,9 +140,14 @@ pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == CHANGED)
 }
 
-/// Whether whoever answered could not make sense of what it was sent, such as a start-up option.
+/// Whether the handler has made a savepoint with the name of the store's.
+pub(crate) fn is_shadowed(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == SHADOWED)
+}
+
+/// Whether a server or proxy refused the connection as a [`PROTOCOL_VIOLATION`].
 pub(crate) fn is_protocol_violation(error: &sqlx::Error) -> bool {
-    state(error).is_some_and(|state| state == "08P01")
+    state(error).is_some_and(|state| state == PROTOCOL_VIOLATION)
 }
 
 /// Whether the server refused to begin a transaction that writes: it has become a replica.
@@ -97,17 +167,17 @@ pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| matches!(state.as_str(), "3B001" | "25P01" | "25P02"))
 }
 
+/// The error of a transaction that its handler has ended.
+pub(crate) fn out_of_transaction(error: sqlx::Error) -> StoreError {
+    let message = "the handler has ended its transaction, or an error in it that it overlooked has";
+    StoreError::new(StoreErrorKind::Unavailable, message).with_source(error)
+}
+
 /// The error of a record that is there and cannot be understood.
 pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "could not read a record").with_source(error)
 }
 
-/// The same error for another caller of the same statement; its source stays with the first, in the log.
-pub(crate) fn copy(error: &StoreError) -> StoreError {
-    let copy = StoreError::new(error.kind(), error.to_string());
-    if error.is_indeterminate() { copy.indeterminate() } else { copy }
-}
-
-fn state(error: &sqlx::Error) -> Option<String> {
+pub(crate) fn state(error: &sqlx::Error) -> Option<String> {
     error.as_database_error()?.code().map(|code| code.into_owned())
 }

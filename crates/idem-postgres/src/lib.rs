@@ -1,32 +1,26 @@
 #![doc = include_str!("../README.md")]
 
-mod arguments;
 mod batch;
-mod begin;
 mod config;
-mod connection;
+mod connect;
 mod error;
-mod guard;
-mod health;
-mod lane;
-mod literal;
-mod migrate;
-mod partitions;
-mod planted;
 mod purger;
-mod row;
+mod records;
 mod schema;
-mod sessions;
+mod sql;
 mod store;
+mod timeouts;
 mod transaction;
-mod verb;
+mod upkeep;
 
 pub use config::{Isolation, PostgresConfig};
-pub use guard::Guard;
-pub use health::{DurabilityReport, PostgresHealth};
+pub use connect::server::DurabilityReport;
 pub use idem_core::TimeOffset;
-pub use migrate::{Migration, migrations};
-pub use partitions::partitioning;
 pub use purger::{Purger, PurgerSettings};
+pub use schema::migrate::{Migration, migrations};
+pub use schema::partitions::partitioning;
 pub use store::PostgresStore;
-pub use transaction::PostgresTransaction;
+pub use transaction::guard::Guard;
+pub use transaction::handler_transaction::PostgresTransaction;
+pub use upkeep::health::{PostgresHealth, SelfTestReport};
+pub use upkeep::privileges::OpenSchema;

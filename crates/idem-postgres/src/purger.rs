@@ -8,7 +8,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::partitions;
 use crate::store::PostgresStore;
 
 /// How records whose time is over are removed, each default with its reason.
@@ -82,7 +81,10 @@ impl Purger {
         let task = tokio::spawn(async move {
             let mut pause = settings.shortest_pause;
             loop {
-                pause = work(&store, &settings, pause).await;
+                let (store, settings) = (store.clone(), settings.clone());
+                let longer = (pause * 2).min(settings.longest_pause);
+                // In a task of its own, as it may panic, for example in the application's tracing subscriber.
+                pause = tokio::spawn(async move { work(&store, &settings, pause).await }).await.unwrap_or(longer);
                 tokio::select! {
                     () = sleep(jittered(pause)) => {}
                     // Stopped, or dropped.
@@ -123,7 +125,7 @@ async fn work(store: &PostgresStore, settings: &PurgerSettings, last: Duration) 
 
 /// Removes what is over: whole partitions where there are any, else rows. Says how many rows.
 async fn purge(store: &PostgresStore, batch: NonZeroU32) -> Result<u32, StoreError> {
-    match partitions::maintain(store, batch).await? {
+    match store.maintain_partitions(batch).await? {
         Some(removed) => Ok(removed),
         None => store.purge(batch).await,
     }

@@ -382,12 +382,12 @@ async fn those_who_are_answered_together_come_again_together() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_comes_between_later_and_gives_sessions_to_others_is_refused() {
+async fn a_proxy_that_comes_between_later_and_gives_sessions_to_others_is_an_outage_that_says_why() {
     let (proxy, world) = one_lane(|config| config).await;
     let lease = world.lease(&request()).await.unwrap();
     let refused = async || {
         let error = world.settle(&lease).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
         assert!(error.to_string().contains("through_transaction_pooler()"), "{error}");
     };
     let pooler: PgConnectOptions = idem_servers::pgbouncer_url().parse().unwrap();

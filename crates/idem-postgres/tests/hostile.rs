@@ -122,19 +122,64 @@ async fn what_a_handler_writes_after_it_has_ended_its_transaction_is_refused() {
 }
 
 #[tokio::test]
-async fn a_handler_may_take_the_role_of_a_tenant_and_has_to_give_it_back() {
-    let setup = setup(|config| config.max_transactions(NonZeroU32::MIN)).await;
-    let role = format!("{}_tenant", setup.schema.name);
-    sql(&mut connection().await, format!("CREATE ROLE {role}")).await;
-    for (give_back, is_settled) in [("", false), (";RESET ROLE", true)] {
-        let (request, mut transaction) = setup.begin().await;
-        let set = format!("SET ROLE {role}{give_back}");
-        sqlx::raw_sql(AssertSqlSafe(set)).execute(handlers(&mut *transaction)).await.unwrap();
-        assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.is_ok(), is_settled);
-        assert_eq!(setup.store.peek(&request.id).await.unwrap().is_some(), is_settled);
+async fn a_handler_may_take_the_role_of_a_tenant_and_need_not_give_it_back() {
+    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await] {
+        let role = format!("{}_tenant", setup.schema.name);
+        let grants = format!("CREATE ROLE {role};GRANT USAGE ON SCHEMA {0} TO {role}", setup.schema.name);
+        let grants = format!("{grants};GRANT INSERT ON {0}.effects TO {role}", setup.schema.name);
+        sql(&mut connection().await, grants).await;
+        for set in ["SET ROLE", "SET LOCAL ROLE", "SET SESSION AUTHORIZATION", "SET LOCAL SESSION AUTHORIZATION"] {
+            for writes in [Writes::Keep, Writes::Discard] {
+                for settlement in [completed(), retryable(), Settlement::Released] {
+                    let before = setup.effects().await;
+                    let (request, mut transaction) = setup.begin().await;
+                    let connection = handlers(&mut *transaction);
+                    sqlx::raw_sql(AssertSqlSafe(format!("{set} {role}"))).execute(&mut *connection).await.unwrap();
+                    setup.write(connection).await.unwrap();
+                    let finished = transaction.finish(&settlement, KEPT, writes).await;
+                    assert_eq!(finished.unwrap(), OwnerOutcome::Applied, "{set}");
+                    let is_there = setup.store.peek(&request.id).await.unwrap().is_some();
+                    assert_eq!(is_there, settlement != Settlement::Released);
+                    assert_eq!(setup.effects().await - before, i64::from(writes == Writes::Keep), "{set}");
+                    let (_, mut next) = setup.begin().await;
+                    let user = "SELECT (current_user <> 'postgres')::INT::INT8";
+                    assert_eq!(number(handlers(&mut *next), user).await, 0, "the next handler is a tenant after {set}");
+                }
+            }
+        }
+        let records = format!("DROP OWNED BY {role};DROP ROLE {role}");
+        sql(&mut connection().await, records).await;
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_only_reads_may_say_so() {
+    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await] {
+        for writes in [Writes::Keep, Writes::Discard] {
+            let (request, mut transaction) = setup.begin().await;
+            let read_only = "SET TRANSACTION READ ONLY";
+            sqlx::raw_sql(read_only).execute(handlers(&mut *transaction)).await.unwrap();
+            assert_eq!(transaction.finish(&completed(), KEPT, writes).await.unwrap(), OwnerOutcome::Applied);
+            assert!(setup.store.peek(&request.id).await.unwrap().is_some());
+        }
         setup.pay().await;
     }
-    sql(&mut connection().await, format!("DROP ROLE {role}")).await;
+}
+
+#[tokio::test]
+async fn a_handler_that_resets_its_session_does_not_let_the_next_write_outside_of_its_transaction() {
+    let setup = setup(|config| config.max_transactions(NonZeroU32::MIN)).await;
+    for reset in ["RESET ALL", "SET default_transaction_read_only = off"] {
+        let (_, mut transaction) = setup.begin().await;
+        sqlx::raw_sql(reset).execute(handlers(&mut *transaction)).await.unwrap();
+        assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+        let (_, mut transaction) = setup.begin().await;
+        let connection = handlers(&mut *transaction);
+        sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.unwrap();
+        assert!(setup.write(connection).await.is_err(), "it was committed without a record after {reset}");
+        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+        assert_eq!(setup.effects().await, 0);
+    }
 }
 
 /// Whatever a handler does with a `begin` that fails, in as many rounds as one may try again.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use idem_core::{
     AcquireOutcome, Begin, IdempotencyStore, Lease, OwnerOutcome, Settlement, Term, TransactionalStore, Writes,
 };
-use idem_postgres::{PostgresConfig, PostgresStore, Purger, PurgerSettings, TimeOffset};
+use idem_postgres::{Isolation, PostgresConfig, PostgresStore, Purger, PurgerSettings, TimeOffset};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::PgConnection;
 use support::{Schema, connection, number, sql};
@@ -141,4 +141,33 @@ async fn a_purger_that_comes_after_a_long_time_makes_no_partitions_of_the_past()
     tokio::time::timeout(Duration::from_secs(20), made).await.expect("no partitions are made");
     assert!(number(&mut connection().await, partitions).await <= 4);
     purger.stop().await;
+}
+
+#[tokio::test]
+async fn a_partition_that_goes_under_a_transaction_that_runs_an_expired_record_anew_does_not_undo_it() {
+    for isolation in [Isolation::ReadCommitted, Isolation::RepeatableRead] {
+        let (schema, offset) = (Schema::new(), TimeOffset::default());
+        let config = patient(schema.config()).partitioned(HOUR).time_offset(offset.clone()).isolation(isolation);
+        let store = PostgresStore::open(config).await.unwrap();
+        let old = idem_core::Acquire { term: Term { lease: HOUR, retention: HOUR }, ..request() };
+        let AcquireOutcome::Acquired(lease) = store.acquire(&old).await.unwrap() else { panic!() };
+        assert_eq!(store.settle(&lease, &completed(), HOUR).await.unwrap(), OwnerOutcome::Applied);
+        offset.advance(3 * HOUR);
+        let Begin::Acquired { lease, transaction, .. } = store.begin(&repeat_of(&old)).await.unwrap() else { panic!() };
+        assert_eq!(lease.attempt, 1);
+        let purger = Purger::start_with(store.clone(), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
+        let first =
+            format!("SELECT count(*) FROM pg_class WHERE oid = to_regclass('{}.idem_records_first')", schema.name);
+        let mut watch = connection().await;
+        let dropped = async {
+            while number(&mut watch, first.clone()).await > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), dropped).await.expect("the transaction keeps the partition");
+        assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+        assert!(matches!(store.acquire(&repeat_of(&old)).await.unwrap(), AcquireOutcome::Replay(_)));
+        assert_eq!(rows(&schema).await, 1);
+        purger.stop().await;
+    }
 }

@@ -275,3 +275,137 @@ async fn leased_runs_and_transactions_at_once_run_one_at_a_time() {
         assert_eq!(race.one.peek(&first.id).await.unwrap().is_some(), runs == 1);
     }
 }
+
+#[tokio::test]
+async fn a_purge_does_not_undo_a_transaction_that_runs_an_expired_record_anew() {
+    for writes in [Writes::Keep, Writes::Discard] {
+        let race = Race::new().await;
+        let old = request();
+        race.lease(&old).await;
+        race.offset.advance(LEASE + RETENTION);
+        let Begin::Acquired { lease, transaction, .. } = race.one.begin(&repeat_of(&old)).await.unwrap() else {
+            panic!("not acquired")
+        };
+        assert_eq!(lease.attempt, 1);
+        assert_eq!(race.other.purge(100.try_into().unwrap()).await.unwrap(), 1, "its time is over");
+        assert_eq!(transaction.finish(&completed(), KEPT, writes).await.unwrap(), OwnerOutcome::Applied);
+        assert!(matches!(race.other.acquire(&repeat_of(&old)).await.unwrap(), AcquireOutcome::Replay(_)));
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_that_waits_for_a_purge_of_its_expired_record_commits_whether_it_is_removed_or_not() {
+    for end in ["COMMIT", "ROLLBACK"] {
+        let mut race = Race::new().await;
+        let old = request();
+        race.lease(&old).await;
+        race.offset.advance(LEASE + RETENTION);
+        let Begin::Acquired { transaction, .. } = race.one.begin(&repeat_of(&old)).await.unwrap() else {
+            panic!("not acquired")
+        };
+        // The purge has deleted the row, and has not committed.
+        sql(&mut race.referee, format!("BEGIN;DELETE FROM {}.idem_records", race.schema.name)).await;
+        let finished = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
+        race.until_waiting(1).await;
+        sql(&mut race.referee, end).await;
+        assert_eq!(finished.await.unwrap().unwrap(), OwnerOutcome::Applied, "{end}");
+        let rows = format!("SELECT count(*) FROM {}.idem_records WHERE state = 2", race.schema.name);
+        assert_eq!(number(&mut race.referee, rows).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_was_not_over_and_is_gone_undoes_the_transaction() {
+    let race = Race::new().await;
+    let crashed = request();
+    let lease = race.lease(&crashed).await;
+    race.offset.advance(LEASE);
+    let Begin::Acquired { transaction, .. } = race.one.begin(&repeat_of(&crashed)).await.unwrap() else {
+        panic!("not taken over")
+    };
+    // Its owner is back, and says that it has done nothing.
+    assert_eq!(race.other.settle(&lease, &Settlement::Released, KEPT).await.unwrap(), OwnerOutcome::Applied);
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::LeaseLost);
+    assert_eq!(race.one.peek(&crashed.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_expired_record_that_has_changed_undoes_the_transaction() {
+    let mut race = Race::new().await;
+    let old = request();
+    race.lease(&old).await;
+    race.offset.advance(LEASE + RETENTION);
+    let Begin::Acquired { transaction, .. } = race.one.begin(&repeat_of(&old)).await.unwrap() else {
+        panic!("not acquired")
+    };
+    // Nobody may, but a clock that was set back would let its owner.
+    sql(&mut race.referee, format!("UPDATE {}.idem_records SET updated_at = updated_at + 1", race.schema.name)).await;
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::LeaseLost);
+    let rows = format!("SELECT count(*) FROM {}.idem_records WHERE state = 1", race.schema.name);
+    assert_eq!(number(&mut race.referee, rows).await, 1, "it is as it was");
+}
+
+/// The number of the lock that the transaction of `request` holds as the one who runs it.
+async fn lock_of(race: &mut Race, request: &Acquire) -> i64 {
+    let Begin::Acquired { transaction, .. } = race.one.begin(request).await.unwrap() else { panic!("not acquired") };
+    let held = format!(
+        "SELECT (classid::INT8 << 32) | objid::INT8 FROM pg_locks JOIN pg_stat_activity USING (pid)
+         WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND application_name = '{}'",
+        race.schema.name
+    );
+    let held: Vec<i64> = sql(&mut race.referee, held).await.iter().map(|row| sqlx::Row::get(row, 0)).collect();
+    transaction.finish(&Settlement::Released, KEPT, Writes::Discard).await.unwrap();
+    for lock in &held {
+        sql(&mut race.referee, format!("SELECT pg_advisory_lock({lock})")).await;
+        let leased = race.other.acquire(request).await.unwrap();
+        sql(&mut race.referee, format!("SELECT pg_advisory_unlock({lock})")).await;
+        match leased {
+            AcquireOutcome::InProgress { .. } => return *lock,
+            AcquireOutcome::Acquired(lease) => {
+                race.other.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("no lock keeps others from running it: {held:?}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_only_look_turn_nobody_away() {
+    let mut race = Race::new().await;
+    let request = request();
+    let lock = lock_of(&mut race, &request).await;
+    // Lookers that hardly do anything but hold what they hold for a moment.
+    let look = format!(
+        "DO $$ DECLARE locks INT8[] := array_fill({lock}::INT8, ARRAY[10000]); BEGIN
+             LOOP PERFORM FROM {}.idem_look_v1(0, ARRAY[''::BYTEA], locks); END LOOP;
+         END $$",
+        race.schema.name
+    );
+    let mut lookers = Vec::new();
+    for _ in 0..2 {
+        let (mut session, look) = (connection().await, look.clone());
+        let pid = number(&mut session, "SELECT pg_backend_pid()::INT8").await;
+        let looking = async move { sqlx::raw_sql(sqlx::AssertSqlSafe(look)).execute(&mut session).await };
+        lookers.push((pid, tokio::spawn(looking)));
+    }
+    let looking =
+        format!("SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'DO $$%{lock}%'");
+    while number(&mut race.referee, looking.clone()).await < 2 {
+        tokio::task::yield_now().await;
+    }
+    let mut turned_away = 0;
+    for _ in 0..50 {
+        match race.one.begin(&repeat_of(&request)).await.unwrap() {
+            Begin::Acquired { transaction, .. } => {
+                transaction.finish(&Settlement::Released, KEPT, Writes::Discard).await.unwrap();
+            }
+            Begin::Answered(_) => turned_away += 1,
+        }
+    }
+    for (pid, looker) in lookers {
+        sql(&mut race.referee, format!("SELECT pg_terminate_backend({pid}::INT4)")).await;
+        assert!(looker.await.unwrap().is_err(), "it looked until it was ended");
+    }
+    assert_eq!(turned_away, 0, "nobody ran it");
+}

@@ -207,7 +207,7 @@ async fn the_self_test_says_what_a_record_survives() {
     let schema = Schema::new();
     let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
     let config = PostgresConfig::from_options(options.clone()).schema(&schema.name);
-    let report = PostgresStore::open(config).await.unwrap().self_test().await.unwrap();
+    let report = PostgresStore::open(config).await.unwrap().self_test().await.unwrap().durability;
     let fsync = number(&mut connection().await, "SELECT (current_setting('fsync') = 'on')::INT::INT8").await == 1;
     assert_eq!(report.level, if fsync { Durability::Power } else { Durability::Crash });
     let off = options.options([("synchronous_commit", "off")]);

@@ -230,7 +230,7 @@ async fn nested_transactions_of_the_handler_are_savepoints() {
 #[tokio::test]
 async fn a_handler_that_ends_the_transaction_itself_is_noticed() {
     let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
-    for end in ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "ROLLBACK;BEGIN", "RELEASE SAVEPOINT idem"] {
+    for end in ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "ROLLBACK;BEGIN", "COMMIT;BEGIN;SAVEPOINT idem"] {
         for writes in [Writes::Keep, Writes::Discard] {
             let request = request();
             let (_, mut transaction) = database.begin(&request).await;
@@ -239,7 +239,7 @@ async fn a_handler_that_ends_the_transaction_itself_is_noticed() {
             assert!(error.to_string().contains("has ended its transaction"), "{end}: {error}");
             assert!(!error.is_indeterminate());
             assert_eq!(database.store.peek(&request.id).await.unwrap(), None, "{end}: it is not settled");
-            // The one connection is as good as new.
+            // The one connection is as good as before.
             let (_, mut next) = database.begin(&idem_testkit::fixture::request()).await;
             let before = database.effects().await;
             database.write(&mut *next).await;
@@ -409,18 +409,23 @@ async fn a_handler_that_makes_its_session_forget_harms_nobody() {
 }
 
 #[tokio::test]
-async fn a_connection_serves_one_transaction_after_another_until_one_is_discarded() {
+async fn a_connection_serves_until_sqlx_believes_less_of_it_than_is_so() {
     let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
-    let mut served = Vec::new();
-    for writes in [Writes::Keep, Writes::Keep, Writes::Discard, Writes::Keep] {
+    let serve = async |writes, spoil: bool| {
         let (_, mut transaction) = database.begin(&request()).await;
-        let pid = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut **handlers(&mut *transaction));
-        served.push(pid.await.unwrap());
+        let connection = handlers(&mut *transaction);
+        let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut **connection).await.unwrap();
+        if spoil {
+            sqlx::raw_sql("SELECT 1 / 0").execute(&mut **connection).await.unwrap_err();
+            assert!(connection.begin().await.is_err());
+        }
         assert_eq!(transaction.finish(&completed(), KEPT, writes).await.unwrap(), OwnerOutcome::Applied);
-    }
-    let [first, second, third, last]: [i32; 4] = served.try_into().unwrap();
-    assert_eq!((first, first), (second, third));
-    assert_ne!(third, last, "sqlx may believe something else of it than is so");
+        pid
+    };
+    let first = serve(Writes::Keep, false).await;
+    assert_eq!(serve(Writes::Discard, false).await, first);
+    assert_eq!(serve(Writes::Discard, true).await, first);
+    assert_ne!(serve(Writes::Keep, false).await, first, "the failed begin has brought it up");
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use crate::world::{World, join_all, port_of_shared, transactional};
 const LOSSES: [Lose; 3] = [Lose::Statement, Lose::Connection, Lose::Answer];
 
 /// In every statement that ends a handler's transaction, and in no other.
-const END: &str = "RELEASE SAVEPOINT idem;";
+const END: &str = ";COMMIT";
 
 async fn behind_proxy() -> (Proxy, World) {
     let proxy = Proxy::start(port_of_shared()).await;
@@ -225,15 +225,34 @@ async fn a_commit_whose_answer_never_comes_is_looked_up_before_the_engine_gives_
 }
 
 #[tokio::test]
+async fn an_error_of_a_poolers_own_for_a_commit_is_looked_up() {
+    let (proxy, world) = behind_proxy().await;
+    for state in ["XX000", "58000", "08006"] {
+        for writes in [Writes::Keep, Writes::Discard] {
+            let (request, told) = finish((&proxy, &world), Lose::AnswerForError(state), &completed(), writes).await;
+            assert_eq!(by_sql(&world, &request).await, (1, i64::from(writes == Writes::Keep)));
+            assert_eq!(told.unwrap(), OwnerOutcome::Applied, "{state}: it was committed");
+        }
+        let request = transactional();
+        let mut transaction = world.begin(&request).await.unwrap();
+        world.write(&mut *transaction, &request.id).await.unwrap();
+        proxy.lose(Lose::AnswerForError(state), END, 1);
+        let told = transaction.finish(&Settlement::Released, KEPT, Writes::Keep).await;
+        assert!(told.unwrap_err().is_indeterminate(), "{state}: nothing is left by which to tell");
+    }
+    world.run().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_repeat_needs_no_new_connection() {
     let proxy = Proxy::start(port_of_shared()).await;
     let world = World::shared_through(proxy.port, |config| config.verb_connections(NonZeroU32::MIN)).await;
     let request = transactional();
     let transaction = world.begin(&request).await.unwrap();
     assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
-    // The connection of one whose writes were discarded is not kept.
-    let discarded = world.begin(&transactional()).await.unwrap();
-    assert_eq!(discarded.finish(&completed(), KEPT, Writes::Discard).await.unwrap(), OwnerOutcome::Applied);
+    // The connection of one that was given up is not kept.
+    drop(world.begin(&transactional()).await.unwrap());
+    world.quiet().await;
     world.run().await.unwrap();
     // Nobody listens there.
     proxy.lead_to(1);

@@ -12,7 +12,9 @@ mod crowded;
 mod lost_answers;
 mod outages;
 mod proxy;
+mod refusals;
 mod replicas;
+mod sessions;
 mod standby;
 #[path = "../support/mod.rs"]
 mod support;

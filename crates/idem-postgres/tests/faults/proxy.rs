@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -20,6 +21,8 @@ pub enum Lose {
     Connection,
     /// It ends after the server did the statement, and before a byte of the answer.
     Answer,
+    /// It ends after the server did the statement, with an error of this state for an answer, as a pooler gives one.
+    AnswerForError(&'static str),
     /// The server does the statement, and neither an answer nor an end is ever seen.
     EverythingSilently,
     /// The connection goes on; its session has forgotten its prepared statements.
@@ -48,7 +51,10 @@ struct Shared {
     plan: Mutex<Option<Plan>>,
     statements: AtomicUsize,
     preparations: AtomicUsize,
+    connections: AtomicUsize,
     ignores_options: AtomicBool,
+    /// How many milliseconds each answer takes on its way.
+    latency: AtomicU64,
     /// Changes when all connections are to end.
     end: watch::Sender<()>,
 }
@@ -69,12 +75,15 @@ impl Proxy {
             plan: Mutex::new(None),
             statements: AtomicUsize::new(0),
             preparations: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
             ignores_options: AtomicBool::new(false),
+            latency: AtomicU64::new(0),
             end: watch::Sender::new(()),
         });
         let carrier = Arc::clone(&shared);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                carrier.connections.fetch_add(1, Ordering::SeqCst);
                 tokio::spawn(carry(Arc::clone(&carrier), client));
             }
         });
@@ -101,9 +110,19 @@ impl Proxy {
         self.shared.preparations.load(Ordering::SeqCst)
     }
 
+    /// How many connections were made.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
+    }
+
     /// From now on, start-up options do not reach the server.
     pub fn ignore_options(&self) {
         self.shared.ignores_options.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on, each answer is so much later.
+    pub fn delay(&self, by: Duration) {
+        self.shared.latency.store(u64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
     }
 
     /// New connections lead elsewhere from now on.
@@ -134,7 +153,7 @@ async fn carry(shared: Arc<Shared>, client: TcpStream) {
     let (mute, muted) = watch::channel(None);
     tokio::select! {
         _ = requests(&shared, from_client, to_server, mute) => {}
-        _ = answers(from_server, to_client, muted) => {}
+        _ = answers(&shared, from_server, to_client, muted) => {}
         _ = end.changed() => {}
     }
     // Both sides see the end of the connection.
@@ -177,7 +196,7 @@ async fn requests(
         }
         match lose {
             Some(Lose::Statement) => return Ok(()),
-            Some(lose @ (Lose::Answer | Lose::EverythingSilently)) => {
+            Some(lose @ (Lose::Answer | Lose::AnswerForError(_) | Lose::EverythingSilently)) => {
                 mute.send_replace(Some(lose));
                 server.write_all(&message).await?;
             }
@@ -242,7 +261,15 @@ impl Shared {
     }
 }
 
+/// `ErrorResponse` with its severity, its state and its message.
+fn error(state: &str) -> Vec<u8> {
+    let fields = format!("SERROR\0VERROR\0C{state}\0Mthe pooler has lost the server\0\0");
+    let length = u32::try_from(4 + fields.len()).unwrap();
+    [b"E", &length.to_be_bytes()[..], fields.as_bytes()].concat()
+}
+
 async fn answers(
+    shared: &Shared,
     mut server: OwnedReadHalf,
     mut client: OwnedWriteHalf,
     muted: watch::Receiver<Option<Lose>>,
@@ -252,6 +279,7 @@ async fn answers(
     let (mut buffer, mut swallowed) = (vec![0; 64 * 1024], Vec::new());
     loop {
         let read = server.read(&mut buffer).await?;
+        tokio::time::sleep(Duration::from_millis(shared.latency.load(Ordering::SeqCst))).await;
         let muted = *muted.borrow();
         match muted {
             _ if read == 0 => return Ok(()),
@@ -259,8 +287,10 @@ async fn answers(
             Some(lose) => {
                 swallowed.extend_from_slice(&buffer[..read]);
                 let done = swallowed.len().checked_sub(6).is_some_and(|from| swallowed[from..].starts_with(&READY));
-                if done && lose == Lose::Answer {
-                    return Ok(());
+                match lose {
+                    Lose::Answer if done => return Ok(()),
+                    Lose::AnswerForError(state) if done => return client.write_all(&error(state)).await,
+                    _ => {}
                 }
             }
         }

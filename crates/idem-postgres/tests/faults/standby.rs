@@ -107,7 +107,7 @@ async fn the_report_says_whether_a_standby_is_awaited() {
         (&[PostgresPair::SYNCHRONOUS, "synchronous_commit=local"], false, "no commit waits for any of them"),
     ] {
         let (mut pair, world) = pair(settings).await;
-        let report = world.store.self_test().await.unwrap();
+        let report = world.store.self_test().await.unwrap().durability;
         assert_eq!((report.replication_connections, report.survives_failover()), (1, survives), "{report}");
         assert!(report.to_string().contains(says), "{report}");
         pair.cut_off_standby().unwrap();

@@ -1,4 +1,4 @@
-//! What the store asks of the database, and what it is answered.
+//! Verbs, which the store asks the database to do, and their outcomes.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use idem_core::{
     Term, Timestamp,
 };
 
-use crate::config::micros;
+use crate::sql::micros;
 
-/// One item of a statement; `migrations/postgres/0002_verbs.sql` says what each does. What a `confirmed` look sees is on every
+/// One item of a statement; `migrations/postgres/0002_verbs.sql` says what each does. What a `confirmed` look finds is on every
 /// standby that commits wait for.
 #[derive(Clone)]
 pub(crate) enum Verb {
@@ -19,7 +19,7 @@ pub(crate) enum Verb {
     Look { id: RecordId, lock: Option<i64>, confirmed: bool },
     Renew { id: RecordId, owner: OwnerToken, term: Term },
     Checkpoint { id: RecordId, owner: OwnerToken, checkpoint: Checkpoint },
-    Settle { id: RecordId, owner: OwnerToken, end: End },
+    Settle { id: RecordId, owner: OwnerToken, settlement: FlatSettlement },
     Release { id: RecordId, owner: OwnerToken },
     Replace { id: RecordId, lock: Option<i64>, version: i64, record: Box<FlatRecord> },
     Remove { id: RecordId, version: i64 },
@@ -31,8 +31,8 @@ impl Verb {
         match action {
             OwnerAction::Renew(term) => Self::Renew { id, owner, term },
             OwnerAction::Checkpoint(checkpoint) => Self::Checkpoint { id, owner, checkpoint: checkpoint.clone() },
-            OwnerAction::Settle(settlement, retention) => match End::of(settlement, retention) {
-                Some(end) => Self::Settle { id, owner, end },
+            OwnerAction::Settle(settlement, retention) => match FlatSettlement::of(settlement, retention) {
+                Some(settlement) => Self::Settle { id, owner, settlement },
                 None => Self::Release { id, owner },
             },
         }
@@ -51,17 +51,19 @@ impl Verb {
         }
     }
 
-    pub(crate) fn family(&self) -> Family {
+    pub(crate) fn group(&self) -> VerbGroup {
         match self {
-            Self::Acquire { .. } | Self::Look { .. } => Family::Asks,
-            _ => Family::Changes,
+            Self::Acquire { .. } | Self::Look { .. } => VerbGroup::Lookups,
+            _ => VerbGroup::Updates,
         }
     }
 
-    /// About how many bytes it brings along.
-    pub(crate) fn weight(&self) -> usize {
+    /// About how many bytes of stored data it carries.
+    pub(crate) fn payload_bytes(&self) -> usize {
         match self {
-            Self::Settle { end, .. } => end.headers.len() + end.body.as_ref().map_or(0, Bytes::len),
+            Self::Settle { settlement, .. } => {
+                settlement.headers.len() + settlement.body.as_ref().map_or(0, Bytes::len)
+            }
             Self::Checkpoint { checkpoint, .. } => checkpoint.data.len(),
             Self::Replace { record, .. } => {
                 record.headers.as_ref().map_or(0, Vec::len) + record.body.as_ref().map_or(0, Bytes::len)
@@ -71,40 +73,40 @@ impl Verb {
     }
 }
 
-/// Verbs that go together.
+/// The verbs that may share a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
-    /// What is there? Makes a record at most.
-    Asks,
+pub(crate) enum VerbGroup {
+    /// Acquire and look: they read a record, or create it.
+    Lookups,
     /// Changes one that is there.
-    Changes,
+    Updates,
 }
 
-impl Family {
+impl VerbGroup {
     pub(crate) fn other(self) -> Self {
         match self {
-            Self::Asks => Self::Changes,
-            Self::Changes => Self::Asks,
+            Self::Lookups => Self::Updates,
+            Self::Updates => Self::Lookups,
         }
     }
 }
 
-/// How a run ends, in columns. Times count from when the database does it.
+/// A settlement in columns. Durations count from when the database writes it.
 #[derive(Clone)]
-pub(crate) struct End {
+pub(crate) struct FlatSettlement {
     pub(crate) state: i64,
-    pub(crate) wait: Option<i64>,
+    pub(crate) retry_after: Option<i64>,
     pub(crate) status: i64,
     pub(crate) headers: Vec<u8>,
     pub(crate) body: Option<Bytes>,
     pub(crate) retention: i64,
 }
 
-impl End {
+impl FlatSettlement {
     /// `None` when the settlement is a release, which leaves no answer.
     pub(crate) fn of(settlement: &Settlement, retention: Duration) -> Option<Self> {
         let unknown;
-        let (state, response, wait): (_, &StoredResponse, _) = match settlement {
+        let (state, response, retry_after): (_, &StoredResponse, _) = match settlement {
             Settlement::Completed(response) => (state::COMPLETED, response, None),
             Settlement::FailedTerminal(response) => (state::FAILED_TERMINAL, response, None),
             Settlement::FailedRetryable { response, retry_after } => {
@@ -122,7 +124,7 @@ impl End {
         };
         Some(Self {
             state,
-            wait,
+            retry_after,
             status: i64::from(response.status),
             headers: encode_headers(&response.headers),
             body,
@@ -131,57 +133,57 @@ impl End {
     }
 }
 
-/// The answer to a [`Verb`].
+/// The outcome of a [`Verb`].
 #[derive(Clone)]
-pub(crate) enum Answer {
-    /// To `Acquire` and `Look`.
-    Seen(Seen),
-    /// To the verbs of owners: whether it was done. When not, nothing was.
+pub(crate) enum VerbOutcome {
+    /// Of `Acquire` and `Look`.
+    Found(Lookup),
+    /// Of the verbs of owners: whether it was done.
     Applied(bool),
-    /// To `Replace` and `Remove`.
-    Placed(Placed),
+    /// Of `Replace` and `Remove`.
+    Replaced(ReplaceOutcome),
 }
 
-/// What there was, and when.
+/// What was found, and the time of the server.
 #[derive(Clone)]
-pub(crate) struct Seen {
+pub(crate) struct Lookup {
     pub(crate) now: Timestamp,
     pub(crate) presence: Presence,
-    pub(crate) row: Option<Box<Row>>,
+    pub(crate) row: Option<Box<VersionedRecord>>,
 }
 
-/// What the database knows about an operation.
+/// Whether an operation has a record, or runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// The record was made just now.
-    Made,
-    /// There is a row, and no transaction runs the operation as far as was looked.
-    There,
+    /// The record was created by this verb.
+    Created,
+    /// There is a row. If the lock was tried, no transaction runs the operation.
+    Present,
     /// A transaction runs the operation; there may be a row from before.
-    Held,
-    /// There was nothing when it was looked for.
+    Running,
+    /// There is no row.
     Absent,
 }
 
-/// A row, expired or not.
+/// A record with the version of its row, expired or not.
 #[derive(Clone)]
-pub(crate) struct Row {
-    /// Another one after every change.
+pub(crate) struct VersionedRecord {
+    /// Changes with every write.
     pub(crate) version: i64,
     pub(crate) record: Record,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Placed {
+pub(crate) enum ReplaceOutcome {
     Done,
-    /// The row is not the one that was decided on.
+    /// The row has another version.
     Changed,
     /// A transaction runs the operation.
-    Held,
+    Running,
 }
 
-/// The database answered another verb than it was asked.
-pub(crate) fn misanswered() -> StoreError {
+/// The error of an answer that does not fit its verb.
+pub(crate) fn unexpected_answer() -> StoreError {
     StoreError::new(idem_core::StoreErrorKind::Corrupt, "Postgres answered another verb than it was asked")
         .indeterminate()
 }

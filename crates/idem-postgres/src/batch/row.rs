@@ -6,27 +6,29 @@ use idem_core::{Record, StoreError, Timestamp};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
+use crate::batch::verb::{Lookup, Presence, VersionedRecord};
 use crate::error::unreadable;
-use crate::verb::{Presence, Row, Seen};
 
 /// Reads what `idem_acquire_v1` and `idem_look_v1` return, from the column `first` on.
-pub(crate) fn seen(row: &PgRow, first: usize) -> Result<Seen, StoreError> {
+pub(crate) fn read_lookup(row: &PgRow, first: usize) -> Result<Lookup, StoreError> {
     let column = |offset: usize| first + offset;
     let number: i32 = row.try_get(column(0)).map_err(unreadable)?;
     let now: i64 = row.try_get(column(1)).map_err(unreadable)?;
     let version: Option<i64> = row.try_get(column(2)).map_err(unreadable)?;
     let presence = match number {
-        1 => Presence::Made,
-        2 => Presence::There,
-        3 => Presence::Held,
+        1 => Presence::Created,
+        2 => Presence::Present,
+        3 => Presence::Running,
         4 => Presence::Absent,
         _ => return Err(unreadable(format!("an answer has the number {number}, which means nothing"))),
     };
     let row = match version {
-        Some(version) if presence != Presence::Made => Some(Box::new(Row { version, record: record(row, column(3))? })),
+        Some(version) if presence != Presence::Created => {
+            Some(Box::new(VersionedRecord { version, record: record(row, column(3))? }))
+        }
         _ => None,
     };
-    Ok(Seen { now: Timestamp::from_unix_micros(now), presence, row })
+    Ok(Lookup { now: Timestamp::from_unix_micros(now), presence, row })
 }
 
 fn record(row: &PgRow, first: usize) -> Result<Record, StoreError> {

@@ -1,14 +1,13 @@
 //! What the functions of the schema are called with: one array for each of their parameters, an element for each verb.
 
 use idem_core::codec::takeover_number;
-use idem_core::{Acquire, RECORD_FORMAT, planted};
+use idem_core::{Acquire, RECORD_FORMAT};
 use sqlx::Postgres;
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 
-use crate::config::micros;
-use crate::literal::{Sql, readable};
-use crate::verb::Verb;
+use crate::batch::verb::Verb;
+use crate::sql::{Sql, micros, readable};
 
 /// Where arguments go, one behind the other.
 pub(crate) trait Arguments: Sized {
@@ -18,12 +17,12 @@ pub(crate) trait Arguments: Sized {
 }
 
 /// As literals, behind the opening parenthesis of a call.
-pub(crate) struct Written<'a> {
+pub(crate) struct LiteralArguments<'a> {
     pub(crate) sql: &'a mut Sql,
     pub(crate) is_first: bool,
 }
 
-impl Written<'_> {
+impl LiteralArguments<'_> {
     fn next(&mut self) -> &mut Sql {
         if !std::mem::take(&mut self.is_first) {
             self.sql.push(",");
@@ -32,7 +31,7 @@ impl Written<'_> {
     }
 }
 
-impl Arguments for Written<'_> {
+impl Arguments for LiteralArguments<'_> {
     fn number(mut self, number: i64) -> Self {
         self.next().number(number);
         self
@@ -50,9 +49,9 @@ impl Arguments for Written<'_> {
 }
 
 /// As they are, apart from the statement.
-pub(crate) type Call = Query<'static, Postgres, PgArguments>;
+pub(crate) type PreparedCall = Query<'static, Postgres, PgArguments>;
 
-impl Arguments for Call {
+impl Arguments for PreparedCall {
     fn number(self, number: i64) -> Self {
         self.bind(number)
     }
@@ -77,7 +76,7 @@ pub(crate) fn acquire<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterator<I
     let principals: Vec<_> = text(|request| request.origin.scope.principal()).collect();
     let operations: Vec<_> = text(|request| Some(request.origin.scope.operation())).collect();
     let number = |of: fn(&Acquire) -> i64| requests.clone().map(move |request| Some(of(request)));
-    let format = |_: &Acquire| planted!(i64::from(RECORD_FORMAT), "next-format" => i64::from(RECORD_FORMAT) + 1);
+    let format = |_: &Acquire| i64::from(RECORD_FORMAT);
     to.number(skew)
         .byte_strings(requests.clone().map(|request| Some(request.id.as_bytes().as_slice())))
         .numbers(items.clone().map(|(_, lock)| Some(lock)))
@@ -129,18 +128,18 @@ pub(crate) fn checkpoint<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterato
 
 pub(crate) fn settle<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterator<Item = &'a Verb> + Clone) -> A {
     let items = verbs.filter_map(|verb| match verb {
-        Verb::Settle { id, owner, end } => Some((id, owner, end)),
+        Verb::Settle { id, owner, settlement } => Some((id, owner, settlement)),
         _ => None,
     });
     to.number(skew)
         .byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice())))
         .byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice())))
-        .numbers(items.clone().map(|(.., end)| Some(end.state)))
-        .numbers(items.clone().map(|(.., end)| end.wait))
-        .numbers(items.clone().map(|(.., end)| Some(end.status)))
-        .byte_strings(items.clone().map(|(.., end)| Some(&end.headers[..])))
-        .byte_strings(items.clone().map(|(.., end)| end.body.as_deref()))
-        .numbers(items.map(|(.., end)| Some(end.retention)))
+        .numbers(items.clone().map(|(.., settlement)| Some(settlement.state)))
+        .numbers(items.clone().map(|(.., settlement)| settlement.retry_after))
+        .numbers(items.clone().map(|(.., settlement)| Some(settlement.status)))
+        .byte_strings(items.clone().map(|(.., settlement)| Some(&settlement.headers[..])))
+        .byte_strings(items.clone().map(|(.., settlement)| settlement.body.as_deref()))
+        .numbers(items.map(|(.., settlement)| Some(settlement.retention)))
 }
 
 pub(crate) fn release<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterator<Item = &'a Verb> + Clone) -> A {

@@ -1,18 +1,18 @@
-//! Many verbs in one statement, and their answers out of its rows.
+//! Writes many verbs as one statement, and reads their outcomes from its rows.
 
 use std::sync::Arc;
 
+use idem_core::StoreError;
 use idem_core::codec::FlatRecord;
-use idem_core::{StoreError, planted};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use crate::arguments::{self, Arguments, Call, Written};
+use crate::batch::arguments::{self, Arguments, LiteralArguments, PreparedCall};
+use crate::batch::row::read_lookup;
+use crate::batch::verb::{ReplaceOutcome, Verb, VerbOutcome, unexpected_answer};
 use crate::error::unreadable;
-use crate::literal::Sql;
-use crate::row::seen;
-use crate::schema::Schema;
-use crate::verb::{Answer, Placed, Verb, misanswered};
+use crate::schema::name::Schema;
+use crate::sql::Sql;
 
 /// The kinds of verbs, in the order in which a statement does them.
 ///
@@ -53,62 +53,61 @@ const FUNCTIONS: [(usize, &str, usize); 6] = [
 
 /// How the functions are called.
 #[derive(Debug, Clone)]
-pub(crate) struct Calls {
+pub(crate) struct FunctionCalls {
     schema: Schema,
-    /// By kind: what stands before the arguments.
+    /// By kind: the call up to its arguments.
     openings: [String; KINDS],
-    /// By kind: the call with its arguments apart. `None` where sessions are given to somebody else next, who would be asked
-    /// to do what this one has prepared.
+    /// By kind: the call with parameters. `None` through a transaction pooler, whose sessions do not keep prepared statements for
+    /// one client.
     prepared: Option<[Arc<str>; KINDS]>,
 }
 
-impl Calls {
+impl FunctionCalls {
     pub(crate) fn new(schema: &Schema, may_prepare: bool) -> Self {
         let mut openings: [String; KINDS] = Default::default();
         let mut prepared: [Arc<str>; KINDS] = Default::default();
         for (kind, function, arguments) in FUNCTIONS {
             let opening = format!("SELECT {kind} AS kind, * FROM {}.{function}(", schema.quoted());
-            let places = (1..=arguments).map(|place| format!("${place}")).collect::<Vec<_>>().join(",");
-            prepared[kind] = format!("{opening}{places})").into();
+            let parameters = (1..=arguments).map(|number| format!("${number}")).collect::<Vec<_>>().join(",");
+            prepared[kind] = format!("{opening}{parameters})").into();
             openings[kind] = opening;
         }
         Self { schema: schema.clone(), openings, prepared: may_prepare.then_some(prepared) }
     }
 }
 
-/// What is sent for a number of verbs.
+/// What is sent for a batch.
 pub(crate) enum Message {
     /// A transaction, as text.
     Text(String),
-    /// A call that the session prepares when it first sees it, with its arguments as they are: to write them as text and
-    /// to read that takes both ends longer.
-    Prepared(Call),
+    /// A prepared call with binary arguments, which cost both ends less than text.
+    Prepared(PreparedCall),
 }
 
-/// What a message asks for.
+/// The verbs of a message.
 pub(crate) struct Batch {
-    /// By kind and item: which verb it is.
-    places: [Vec<usize>; KINDS],
-    unanswered: Vec<Option<Answer>>,
+    /// By kind and item: the position of the verb.
+    positions: [Vec<usize>; KINDS],
+    unanswered: Vec<Option<VerbOutcome>>,
 }
 
 impl Batch {
-    /// A transaction that does `verbs`, all in one message. Without `begin` it is the one that a message is by itself, with
-    /// the settings of the session.
+    /// A transaction that does `verbs`, in one message. Without `begin` it is the implicit transaction of a message, with the
+    /// settings of the session.
     pub(crate) fn new<'a>(
-        calls: &Calls,
+        calls: &FunctionCalls,
         begin: Option<&str>,
         skew: i64,
         verbs: impl Iterator<Item = &'a Verb> + Clone,
     ) -> (Message, Self) {
-        let mut places: [Vec<usize>; KINDS] = Default::default();
+        let mut positions: [Vec<usize>; KINDS] = Default::default();
         let mut unanswered = Vec::new();
-        for (place, verb) in verbs.clone().enumerate() {
-            places[kind(verb)].push(place);
+        for (position, verb) in verbs.clone().enumerate() {
+            positions[kind(verb)].push(position);
             // The verbs of owners answer only the items that they applied to.
-            unanswered.push(matches!(kind(verb), RENEW..=RELEASE).then_some(Answer::Applied(false)));
+            unanswered.push(matches!(kind(verb), RENEW..=RELEASE).then_some(VerbOutcome::Applied(false)));
         }
-        let message = match (begin, &calls.prepared, the_only(&places)) {
+        let message = match (begin, &calls.prepared, the_only(&positions)) {
             (None, Some(prepared), Some(of_kind)) if !prepared[of_kind].is_empty() && !is_confirmed(verbs.clone()) => {
                 let call = sqlx::query(AssertSqlSafe(Arc::clone(&prepared[of_kind])));
                 Message::Prepared(with_arguments(of_kind, call, skew, verbs))
@@ -116,32 +115,33 @@ impl Batch {
             _ => {
                 let mut sql = Sql::default();
                 sql.push(begin.unwrap_or_default());
-                Statement { calls, skew, sql: &mut sql }.write(&places, verbs);
+                Statement { calls, skew, sql: &mut sql }.write(&positions, verbs);
                 if begin.is_some() {
                     sql.push("COMMIT");
                 }
                 Message::Text(sql.into_text())
             }
         };
-        (message, Self { places, unanswered })
+        (message, Self { positions, unanswered })
     }
 
-    /// The answer to each verb. One whose row cannot be read has an error of its own.
-    pub(crate) fn answers(self, rows: &[PgRow]) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-        let Self { places, unanswered } = self;
-        let mut answers: Vec<_> = unanswered.into_iter().map(|answer| answer.ok_or_else(misanswered)).collect();
+    /// The outcome of each verb. If a row cannot be read, only its verb gets the error.
+    pub(crate) fn answers(self, rows: &[PgRow]) -> Result<Vec<Result<VerbOutcome, StoreError>>, StoreError> {
+        let Self { positions, unanswered } = self;
+        let mut answers: Vec<_> = unanswered.into_iter().map(|answer| answer.ok_or_else(unexpected_answer)).collect();
         // The locks that come first have a row without columns.
         for row in rows.iter().filter(|row| !row.is_empty()) {
             let kind: i32 = row.try_get(0).map_err(unreadable)?;
             let item: i64 = row.try_get(1).map_err(unreadable)?;
             let kind = usize::try_from(kind).map_err(unreadable)?;
             let item = usize::try_from(item - 1).map_err(unreadable)?;
-            let place = places.get(kind).and_then(|items| items.get(item)).copied().ok_or_else(misanswered)?;
-            let answer = answers.get_mut(place).ok_or_else(misanswered)?;
+            let position =
+                positions.get(kind).and_then(|items| items.get(item)).copied().ok_or_else(unexpected_answer)?;
+            let answer = answers.get_mut(position).ok_or_else(unexpected_answer)?;
             *answer = match kind {
-                ACQUIRE | LOOK => seen(row, 2).map(Answer::Seen),
-                REPLACE | REMOVE => placed(row).map(Answer::Placed),
-                _ => Ok(Answer::Applied(true)),
+                ACQUIRE | LOOK => read_lookup(row, 2).map(VerbOutcome::Found),
+                REPLACE | REMOVE => read_replaced(row).map(VerbOutcome::Replaced),
+                _ => Ok(VerbOutcome::Applied(true)),
             };
         }
         Ok(answers)
@@ -149,8 +149,8 @@ impl Batch {
 }
 
 /// The kind of all verbs, if it is one.
-fn the_only(places: &[Vec<usize>; KINDS]) -> Option<usize> {
-    let mut kinds = places.iter().enumerate().filter(|(_, items)| !items.is_empty()).map(|(kind, _)| kind);
+fn the_only(positions: &[Vec<usize>; KINDS]) -> Option<usize> {
+    let mut kinds = positions.iter().enumerate().filter(|(_, items)| !items.is_empty()).map(|(kind, _)| kind);
     kinds.next().filter(|_| kinds.next().is_none())
 }
 
@@ -158,12 +158,12 @@ fn is_confirmed<'a>(mut verbs: impl Iterator<Item = &'a Verb>) -> bool {
     verbs.any(|verb| matches!(verb, Verb::Look { confirmed: true, .. }))
 }
 
-fn placed(row: &PgRow) -> Result<Placed, StoreError> {
+fn read_replaced(row: &PgRow) -> Result<ReplaceOutcome, StoreError> {
     match row.try_get::<i32, _>(2).map_err(unreadable)? {
-        1 => Ok(Placed::Done),
-        2 => Ok(Placed::Changed),
-        3 => Ok(Placed::Held),
-        _ => Err(misanswered()),
+        1 => Ok(ReplaceOutcome::Done),
+        2 => Ok(ReplaceOutcome::Changed),
+        3 => Ok(ReplaceOutcome::Running),
+        _ => Err(unexpected_answer()),
     }
 }
 
@@ -186,37 +186,38 @@ fn with_arguments<'a, A: Arguments>(
 }
 
 struct Statement<'a> {
-    calls: &'a Calls,
+    calls: &'a FunctionCalls,
     skew: i64,
     sql: &'a mut Sql,
 }
 
 impl Statement<'_> {
-    fn write<'a>(&mut self, places: &[Vec<usize>; KINDS], verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        self.lock(places, verbs.clone());
-        for (of_kind, items) in places.iter().enumerate() {
+    fn write<'a>(&mut self, positions: &[Vec<usize>; KINDS], verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        self.lock(positions, verbs.clone());
+        for (of_kind, items) in positions.iter().enumerate() {
             if items.is_empty() {
                 continue;
             }
             match of_kind {
-                REPLACE | REMOVE => self.place(verbs.clone().filter(move |verb| kind(verb) == of_kind)),
+                REPLACE | REMOVE => self.replace(verbs.clone().filter(move |verb| kind(verb) == of_kind)),
                 _ => self.call(of_kind, verbs.clone()),
             }
         }
-        if is_confirmed(verbs) && !planted!("unconfirmed-look") {
+        if is_confirmed(verbs) {
             // A commit waits for standbys only if its transaction has written to the log; then for all that is before it
             // there, and so for what was seen. It has to be one transaction: after a failover, another may be on another
             // server.
-            self.sql.push("SELECT WHERE CASE current_setting('synchronous_standby_names') WHEN '' THEN FALSE ELSE ");
-            self.sql.push("pg_logical_emit_message(TRUE,'idem'::TEXT,''::TEXT) IS NULL END;");
+            self.sql.push("SELECT WHERE CASE WHEN pg_catalog.current_setting('synchronous_standby_names') ");
+            self.sql.push("OPERATOR(pg_catalog.=) '' THEN FALSE ELSE pg_catalog.pg_logical_emit_message(");
+            self.sql.push("TRUE,'idem'::pg_catalog.text,''::pg_catalog.text) IS NULL END;");
         }
     }
 
     /// Locks the rows that are to change, when several functions change some each: each of them keeps to the order of ids,
     /// but only all of them together keep others from waiting in a circle.
-    fn lock<'a>(&mut self, places: &[Vec<usize>; KINDS], verbs: impl Iterator<Item = &'a Verb> + Clone) {
-        let changing = places[..ACQUIRE].iter().filter(|items| !items.is_empty()).count();
-        let one_by_one = places[REPLACE].len() + places[REMOVE].len();
+    fn lock<'a>(&mut self, positions: &[Vec<usize>; KINDS], verbs: impl Iterator<Item = &'a Verb> + Clone) {
+        let changing = positions[..ACQUIRE].iter().filter(|items| !items.is_empty()).count();
+        let one_by_one = positions[REPLACE].len() + positions[REMOVE].len();
         if changing > 1 || one_by_one > 1 {
             self.sql.push("SELECT FROM ").push(self.calls.schema.quoted()).push(".idem_lock_v1(");
             self.sql.byte_strings(verbs.filter_map(Verb::changes).map(|id| Some(id.as_bytes().as_slice()))).push(");");
@@ -225,12 +226,12 @@ impl Statement<'_> {
 
     fn call<'a>(&mut self, kind: usize, verbs: impl Iterator<Item = &'a Verb> + Clone) {
         self.sql.push(&self.calls.openings[kind]);
-        with_arguments(kind, Written { sql: self.sql, is_first: true }, self.skew, verbs);
+        with_arguments(kind, LiteralArguments { sql: self.sql, is_first: true }, self.skew, verbs);
         self.sql.push(");");
     }
 
     /// Decisions of the state machine, one by one: they are rare.
-    fn place<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb>) {
+    fn replace<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb>) {
         for (item, verb) in verbs.enumerate() {
             let sql = self.sql.push("SELECT ").number(kind(verb) as i32).push(",");
             sql.number(item as i64 + 1).push("::BIGINT,").push(self.calls.schema.quoted());

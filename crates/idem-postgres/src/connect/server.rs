@@ -1,23 +1,26 @@
-//! What the server is, and what it promises.
+//! What the server is, and what an acknowledged record survives on it.
 
 use std::fmt;
 
-use idem_core::{Durability, SelfTestError, StoreError, StoreErrorKind};
+use idem_core::{Durability, StoreError, StoreErrorKind};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use crate::error::store_error;
-use crate::literal::Sql;
-use crate::store::{BEGIN, PostgresStore, rows};
+use crate::sql::rows;
 
 /// The oldest server: 14 is the first that can notice a client's end in the middle of a statement.
 const OLDEST: i32 = 140_000;
 
 /// What is asked of a server, in the order in which it is read below.
-const SETTINGS: &str = "SELECT current_setting('server_version'), current_setting('server_version_num')::INTEGER, \
-    version() LIKE '%linux%', current_setting('server_encoding'), current_setting('fsync') = 'on', \
-    current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'), \
-    current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication)";
+pub(crate) const SETTINGS: &str = "SELECT pg_catalog.current_setting('server_version'), \
+    pg_catalog.current_setting('server_version_num')::INTEGER, \
+    pg_catalog.strpos(pg_catalog.version(), 'linux') OPERATOR(pg_catalog.>) 0, \
+    pg_catalog.current_setting('server_encoding'), \
+    pg_catalog.current_setting('fsync') OPERATOR(pg_catalog.=) 'on', \
+    pg_catalog.current_setting('full_page_writes') OPERATOR(pg_catalog.=) 'on', \
+    pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('synchronous_standby_names'), \
+    (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication)";
 
 /// What is known about the server from the first connection to it.
 #[derive(Debug)]
@@ -54,7 +57,7 @@ impl DurabilityReport {
     }
 
     /// From columns of [`SETTINGS`].
-    fn of(row: &PgRow) -> Result<Self, sqlx::Error> {
+    pub(crate) fn of(row: &PgRow) -> Result<Self, sqlx::Error> {
         let connections: i64 = row.try_get(8)?;
         let settings = (row.try_get(6)?, row.try_get(7)?);
         Ok(Self::new(row.try_get(4)?, row.try_get(5)?, settings, connections.unsigned_abs()))
@@ -116,58 +119,10 @@ impl fmt::Display for DurabilityReport {
 const MAY_LOSE: &str =
     "a failover to a replica may lose the last records, and with them the business writes of the same transactions";
 
-/// How the server is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PostgresHealth {
-    /// The server's version, as in `15.4`.
-    pub version: String,
-    /// About how many records there are, expired ones included: as many as the last `ANALYZE` or `VACUUM` saw. Counting
-    /// them would take minutes on a large table.
-    pub records: u64,
-    /// What an acknowledged record survives.
-    pub durability: DurabilityReport,
-}
-
-impl PostgresStore {
-    /// Proves that the store keeps its promises, on a record of its own (see [`idem_core::self_test`]), and says what an
-    /// acknowledged record survives. Run it at start-up, and log the report.
-    ///
-    /// # Errors
-    /// [`SelfTestError`] says which promise does not hold.
-    pub async fn self_test(&self) -> Result<DurabilityReport, SelfTestError> {
-        idem_core::self_test(self).await?;
-        Ok(self.health().await?.durability)
-    }
-
-    /// How the server is.
-    ///
-    /// # Errors
-    /// [`StoreError`] when it does not answer.
-    pub async fn health(&self) -> Result<PostgresHealth, StoreError> {
-        let what = "ask for the health of the server";
-        let table = format!("{}.idem_records", self.shared.schema.quoted());
-        let mut sql = Sql::default();
-        sql.push(BEGIN).push(&self.shared.prelude).push(SETTINGS);
-        sql.push(", (SELECT coalesce(sum(greatest(reltuples, 0)), 0)::BIGINT FROM pg_class WHERE oid IN (SELECT relid");
-        sql.push(" FROM pg_partition_tree(convert_from(").bytes(table.as_bytes());
-        sql.push(",'UTF8')::REGCLASS) WHERE isleaf));COMMIT");
-        let rows = self.maintain(what, sql, self.shared.patience).await?;
-        let row = rows.first().ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, format!("could not {what}")))?;
-        let failed = |error| store_error(what, error);
-        let records: i64 = row.try_get(9).map_err(failed)?;
-        Ok(PostgresHealth {
-            version: row.try_get(0).map_err(failed)?,
-            records: records.unsigned_abs(),
-            durability: DurabilityReport::of(row).map_err(failed)?,
-        })
-    }
-}
-
 /// Refuses a server that cannot hold records, and says what there is to know about one that can.
 pub(crate) async fn examine(connection: &mut PgConnection) -> Result<Server, StoreError> {
     let what = "ask what the server is";
-    let found = rows(connection, what, format!("{SETTINGS}, pg_is_in_recovery()")).await?;
+    let found = rows(connection, what, format!("{SETTINGS}, pg_catalog.pg_is_in_recovery()")).await?;
     let row = found.first().ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, format!("could not {what}")))?;
     let failed = |error| store_error(what, error);
     let refuse = |message: String| Err(StoreError::new(StoreErrorKind::Misconfigured, message));

@@ -1,10 +1,11 @@
 //! Business writes outside of the store's transactions, only while the operation is still owned.
 
 use idem_core::{Lease, OwnerOutcome, StoreError};
-use sqlx::{PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use crate::literal::Sql;
-use crate::store::{PostgresStore, rows};
+use crate::error::outage;
+use crate::records::Records;
+use crate::sql::Sql;
 
 /// A fence around business writes of a leased run, in the store's database but not in its transaction.
 ///
@@ -20,19 +21,15 @@ pub struct Guard {
     condition: String,
 }
 
-impl PostgresStore {
-    /// The guard of the run that holds `lease`.
-    #[must_use]
-    pub fn guard(&self, lease: &Lease) -> Guard {
-        let mut sql = Sql::default();
-        sql.push(self.shared.schema.quoted()).push(".idem_owns_v1(").number(self.shared.offset.micros()).push(",");
-        sql.number(self.shared.schema.lock(&lease.id)).push(",");
-        sql.bytes(lease.id.as_bytes()).push(",").bytes(lease.owner.as_bytes()).push(")");
-        Guard { condition: sql.into_text() }
-    }
-}
-
 impl Guard {
+    pub(crate) fn new(records: &Records, lease: &Lease) -> Self {
+        let mut sql = Sql::default();
+        sql.push(records.schema.quoted()).push(".idem_owns_v1(").number(records.offset.micros()).push(",");
+        sql.number(records.schema.lock(&lease.id)).push(",");
+        sql.bytes(lease.id.as_bytes()).push(",").bytes(lease.owner.as_bytes()).push(")");
+        Self { condition: sql.into_text() }
+    }
+
     /// An SQL expression that is true while the run owns its operation, for the `WHERE` of a statement:
     /// `INSERT INTO transfers SELECT $1, $2 WHERE …`. No row written means that the lease is lost. It holds nothing but
     /// quoted names and hexadecimal digits.
@@ -41,16 +38,17 @@ impl Guard {
         &self.condition
     }
 
-    /// Asks inside the transaction that is open on `connection`, which is the caller's. After `Applied`, what it writes
+    /// Looks inside the transaction that is open on `connection`, which is the caller's. After `Applied`, what it writes
     /// commits only while the run owns its operation; after `LeaseLost`, roll it back.
     ///
     /// # Errors
     /// [`StoreError`] when the server could not answer; the transaction is then of no use any more.
     pub async fn hold(&self, connection: &mut PgConnection) -> Result<OwnerOutcome, StoreError> {
         let what = "ask whether a lease is still held";
-        let found = rows(connection, what, format!("SELECT {}", self.condition)).await?;
+        let ask = sqlx::raw_sql(AssertSqlSafe(format!("SELECT {}", self.condition)));
+        let found = ask.fetch_all(connection).await.map_err(|error| outage(what, error))?;
         let owned = found.first().map(|row| row.try_get::<bool, _>(0)).transpose();
-        let owned = owned.map_err(|error| crate::error::store_error(what, error))?.unwrap_or_default();
+        let owned = owned.map_err(|error| outage(what, error))?.unwrap_or_default();
         Ok(if owned { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost })
     }
 }

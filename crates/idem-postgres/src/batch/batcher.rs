@@ -1,0 +1,354 @@
+//! The batcher: a few connections, each with a task of its own that runs many verbs in one statement, as in a group commit.
+//!
+//! While a statement runs, arriving verbs wait in a queue. The next statement takes those of one group together: one round trip
+//! and one sync to the disk serve many. When no statement runs, a verb is sent at once; no timer delays it. The tasks own the
+//! connections and await every statement to its end, so a cancelled caller loses only its own answer.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::{StoreError, StoreErrorKind, TimeOffset};
+use sqlx::postgres::{PgConnectOptions, PgRow};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::yield_now;
+use tokio::time::timeout;
+
+use crate::batch::queue::{Job, QUEUE_CAPACITY, Queue};
+use crate::batch::statement::{Batch, FunctionCalls, Message};
+use crate::batch::verb::{Verb, VerbOutcome, unexpected_answer};
+use crate::config::PostgresConfig;
+use crate::connect::options::{direct_options, expect_direct};
+use crate::connect::settings::{local_settings, session_settings};
+use crate::error::{connect_error, is_connection_lost, is_unprepared, outage};
+use crate::schema::name::Schema;
+use crate::sql::BEGIN;
+use crate::timeouts::{RETRY_LOCK_TIMEOUT, ROUND_TRIP, client_timeout, within};
+
+/// The most bytes of stored data in one statement, for the same reason as [`MAX_BATCH`](super::queue::MAX_BATCH).
+const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
+
+/// How many verbs may wait beside those in the queue; further callers wait for room.
+const CHANNEL_CAPACITY: usize = 1024 - QUEUE_CAPACITY;
+
+/// How long a connection may stay unused. Firewalls drop idle connections silently.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a worker that has answered several verbs lets other tasks run first, at most. If one of them keeps the thread busy,
+/// the runtime's timer lets another thread continue the worker.
+const YIELD_TIMEOUT: Duration = Duration::from_millis(1);
+
+/// Room for the statements that a connection for verbs prepares, one for each function that it calls.
+const STATEMENT_CACHE_CAPACITY: usize = 16;
+
+/// Hands verbs to the workers, which end when all clones are dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct Batcher(mpsc::Sender<Job>);
+
+/// How the workers connect, and how their transactions begin.
+#[derive(Clone)]
+pub(crate) struct BatcherSettings {
+    options: PgConnectOptions,
+    calls: FunctionCalls,
+    /// Settings for a new session of this client's own. `None` through a transaction pooler, which gives the session to another
+    /// client after each transaction.
+    session: Option<String>,
+    /// How a transaction begins, with its settings where the session has none.
+    begin: Option<String>,
+    /// The same, for verbs whose batch has waited for a row for `lock_timeout`.
+    begin_with_short_lock_wait: String,
+    offset: TimeOffset,
+    statement_timeout: Duration,
+}
+
+impl BatcherSettings {
+    pub(crate) fn new(config: &PostgresConfig, options: PgConnectOptions, schema: &Schema) -> Self {
+        let (statement_timeout, lock_timeout) = (config.statement_timeout, config.lock_timeout);
+        // Whatever the URL says: what sqlx prepares and has no room to remember stays in the session.
+        let options = options.statement_cache_capacity(STATEMENT_CACHE_CAPACITY);
+        Self {
+            options: if config.pooled { options } else { direct_options(options) },
+            calls: FunctionCalls::new(schema, !config.pooled),
+            session: (!config.pooled).then(|| session_settings(statement_timeout, lock_timeout)),
+            begin: config.pooled.then(|| format!("{BEGIN}{}", local_settings(statement_timeout, lock_timeout))),
+            begin_with_short_lock_wait: format!("{BEGIN}{}", local_settings(statement_timeout, RETRY_LOCK_TIMEOUT)),
+            offset: config.offset.clone(),
+            statement_timeout,
+        }
+    }
+
+    /// Connects. Each step may take as long as a statement.
+    async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
+        let limit = client_timeout(self.statement_timeout);
+        let mut connection = within(limit, self.options.connect()).await?;
+        if let Some(session) = &self.session {
+            within(limit, expect_direct(&mut connection)).await?;
+            within(limit, sqlx::raw_sql(AssertSqlSafe(session.clone())).execute(&mut connection)).await?;
+        }
+        Ok(connection)
+    }
+}
+
+impl Batcher {
+    pub(crate) fn start(settings: &BatcherSettings, connections: NonZeroU32) -> Self {
+        let (sender, arriving) = mpsc::channel(CHANNEL_CAPACITY);
+        let queue = Arc::new(Mutex::new(Queue::new(arriving)));
+        for _ in 0..connections.get() {
+            let (settings, queue) = (settings.clone(), Arc::clone(&queue));
+            tokio::spawn(async move {
+                // A worker may panic, for example in the application's tracing subscriber. The callers of its verbs then get an
+                // error, and a new worker replaces it.
+                while let Err(error) = tokio::spawn(BatchWorker::new(settings.clone()).serve(Arc::clone(&queue))).await
+                    && error.is_panic()
+                {
+                    yield_now().await;
+                }
+            });
+        }
+        Self(sender)
+    }
+
+    /// Runs a verb with others, and awaits its answer.
+    pub(crate) async fn run(&self, verb: Verb) -> Result<VerbOutcome, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        self.0.send(Job { verb, answer }).await.map_err(|_| runtime_ended())?;
+        answered.await.unwrap_or_else(|_| {
+            let message = "the task that carried a verb has ended: it has panicked, or its runtime has ended";
+            Err(StoreError::new(StoreErrorKind::Unavailable, message).indeterminate())
+        })
+    }
+
+    /// Refuses once the workers have ended.
+    pub(crate) fn expect_open(&self) -> Result<(), StoreError> {
+        if self.0.is_closed() { Err(runtime_ended()) } else { Ok(()) }
+    }
+}
+
+fn runtime_ended() -> StoreError {
+    let message = "the runtime in which the Postgres store was opened has ended; open it again";
+    StoreError::new(StoreErrorKind::Unavailable, message)
+}
+
+struct BatchWorker {
+    settings: BatcherSettings,
+    /// `None` before it is needed, after it was not needed for a while, and after it failed.
+    connection: Option<PgConnection>,
+}
+
+impl BatchWorker {
+    fn new(settings: BatcherSettings) -> Self {
+        Self { settings, connection: None }
+    }
+
+    async fn serve(mut self, queue: Arc<Mutex<Queue>>) {
+        loop {
+            let next = async { queue.lock().await.next().await };
+            match timeout(IDLE_TIMEOUT, next).await {
+                Ok(jobs) if jobs.is_empty() => break,
+                Ok(mut jobs) => {
+                    let are_many = jobs.len() > 1;
+                    self.run_jobs(&mut jobs).await;
+                    if are_many {
+                        // The callers that were just answered are about to send their next verbs.
+                        let _ = timeout(YIELD_TIMEOUT, yield_now()).await;
+                    }
+                }
+                Err(_) => self.disconnect().await,
+            }
+        }
+        self.disconnect().await;
+    }
+
+    async fn disconnect(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            let _ = timeout(ROUND_TRIP, connection.close()).await;
+        }
+    }
+
+    async fn run_jobs(&mut self, jobs: &mut Vec<Job>) {
+        loop {
+            // A verb whose caller was cancelled before it began is not run.
+            jobs.retain(|job| !job.answer.is_closed());
+            let mut bytes = 0;
+            let fits = jobs.iter().take_while(|job| {
+                bytes += job.verb.payload_bytes();
+                bytes <= MAX_BATCH_BYTES
+            });
+            let count = fits.count().max(1).min(jobs.len());
+            if count == 0 {
+                return;
+            }
+            self.run_and_reply(jobs.drain(..count).collect()).await;
+        }
+    }
+
+    /// Answers a batch. What is wrong with one verb fails the statement that they share; each then gets a statement of its
+    /// own, so that the error stays with the one that it belongs to.
+    async fn run_and_reply(&mut self, batch: Vec<Job>) {
+        match self.run_batch(&batch, LockWait::Configured).await {
+            Ok(answers) => {
+                for (job, answer) in batch.into_iter().zip(answers) {
+                    job.reply(answer);
+                }
+            }
+            Err(SendError::Refused(error)) if batch.len() > 1 => {
+                let waited = error.kind() == StoreErrorKind::Timeout;
+                let lock_wait = if waited { LockWait::Short } else { LockWait::Configured };
+                let may_be_done = error.is_indeterminate();
+                let mut rest = batch.into_iter();
+                while let Some(job) = rest.next() {
+                    if job.answer.is_closed() {
+                        continue;
+                    }
+                    match self.run_batch(std::slice::from_ref(&job), lock_wait).await {
+                        Ok(answers) => {
+                            job.reply(answers.into_iter().next().unwrap_or_else(|| Err(unexpected_answer())))
+                        }
+                        Err(SendError::Refused(error)) if may_be_done => job.reply(Err(error.indeterminate())),
+                        Err(SendError::Refused(error)) => job.reply(Err(error)),
+                        Err(SendError::ConnectionLost(error) | SendError::Unavailable(error)) => {
+                            fail_all(std::iter::once(job).chain(rest), error);
+                            return;
+                        }
+                    }
+                }
+            }
+            Err(SendError::Refused(error) | SendError::ConnectionLost(error) | SendError::Unavailable(error)) => {
+                fail_all(batch, error)
+            }
+        }
+    }
+
+    /// Sends a statement. If the connection is lost, which is often noticed only then, it is sent once more over another one:
+    /// every verb may be repeated.
+    async fn run_batch(&mut self, jobs: &[Job], lock_wait: LockWait) -> Result<VerbOutcomes, SendError> {
+        let (verbs, positions) = deduplicate(jobs);
+        let answers = match self.send(&verbs, lock_wait).await {
+            Err(SendError::ConnectionLost(error)) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "a connection was lost");
+                // The first statement may have been done, however the second one ends.
+                let sent = self.send(&verbs, lock_wait).await;
+                sent.map_err(|failure| failure.indeterminate())
+            }
+            answers => answers,
+        }?;
+        let answer = |&position: &usize| answers.get(position).cloned().unwrap_or_else(|| Err(unexpected_answer()));
+        Ok(positions.iter().map(answer).collect())
+    }
+
+    async fn send(&mut self, verbs: &[Cow<'_, Verb>], lock_wait: LockWait) -> Result<VerbOutcomes, SendError> {
+        let settings = &self.settings;
+        let limit = client_timeout(settings.statement_timeout);
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => settings.connect().await.map_err(|error| SendError::Unavailable(connect_error(error)))?,
+        };
+        let begin = match lock_wait {
+            LockWait::Configured => settings.begin.as_deref(),
+            LockWait::Short => Some(settings.begin_with_short_lock_wait.as_str()),
+        };
+        let verbs = verbs.iter().map(AsRef::as_ref);
+        let (message, batch) = Batch::new(&settings.calls, begin, settings.offset.micros(), verbs);
+        let asked = async {
+            match message {
+                Message::Text(sql) => sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection).await,
+                Message::Prepared(call) => call.fetch_all(&mut connection).await,
+            }
+        };
+        // An early return drops the connection, which ends the transaction.
+        let rows: Vec<PgRow> = match timeout(limit, asked).await {
+            Ok(Ok(rows)) => rows,
+            Ok(Err(error)) if is_connection_lost(&error) || is_unprepared(&error) => {
+                return Err(SendError::ConnectionLost(outage("do a verb", error)));
+            }
+            Ok(Err(error)) => {
+                let refused = SendError::Refused(outage("do a verb", error));
+                // An explicit transaction is still open; an implicit one has ended with its message.
+                let ended = match begin {
+                    Some(_) => timeout(limit, sqlx::raw_sql("ROLLBACK").execute(&mut connection))
+                        .await
+                        .is_ok_and(|it| it.is_ok()),
+                    None => true,
+                };
+                self.connection = ended.then_some(connection);
+                return Err(refused);
+            }
+            Err(_) => {
+                let message = format!("Postgres did not answer within {limit:?}");
+                return Err(SendError::Unavailable(StoreError::new(StoreErrorKind::Timeout, message)));
+            }
+        };
+        self.connection = Some(connection);
+        batch.answers(&rows).map_err(SendError::Unavailable)
+    }
+}
+
+type VerbOutcomes = Vec<Result<VerbOutcome, StoreError>>;
+
+/// How long a statement may wait for a locked row.
+#[derive(Clone, Copy)]
+enum LockWait {
+    /// For `lock_timeout`.
+    Configured,
+    /// For [`RETRY_LOCK_TIMEOUT`].
+    Short,
+}
+
+/// The verbs of a batch without duplicate lookups, and for each job the position of its verb. Many repeats of one request that
+/// arrive together share one answer, which may be large. Of several acquires of one record, all but the first become lookups.
+fn deduplicate(jobs: &[Job]) -> (Vec<Cow<'_, Verb>>, Vec<usize>) {
+    let mut verbs: Vec<Cow<'_, Verb>> = Vec::with_capacity(jobs.len());
+    let (mut acquires, mut looks) = (HashSet::new(), HashMap::new());
+    let positions = jobs.iter().map(|job| {
+        let look = match &job.verb {
+            Verb::Acquire { request, lock } if !acquires.insert(request.id) => Some((request.id, Some(*lock), false)),
+            Verb::Look { id, lock, confirmed } => Some((*id, *lock, *confirmed)),
+            _ => None,
+        };
+        let position = verbs.len();
+        match look {
+            None => verbs.push(Cow::Borrowed(&job.verb)),
+            Some((id, lock, confirmed)) => {
+                let known = *looks.entry((id, lock, confirmed)).or_insert(position);
+                if known != position {
+                    return known;
+                }
+                verbs.push(Cow::Owned(Verb::Look { id, lock, confirmed }));
+            }
+        }
+        position
+    });
+    let positions = positions.collect();
+    (verbs, positions)
+}
+
+fn fail_all(jobs: impl IntoIterator<Item = Job>, error: StoreError) {
+    tracing::warn!(error = &error as &dyn std::error::Error, "a statement failed");
+    for job in jobs {
+        job.reply(Err(error.clone()));
+    }
+}
+
+/// Why a statement failed.
+enum SendError {
+    /// The connection is lost, or its session has lost its prepared statements; another may do.
+    ConnectionLost(StoreError),
+    /// The server refused the statement as a whole, which did nothing.
+    Refused(StoreError),
+    /// Another try would not help now.
+    Unavailable(StoreError),
+}
+
+impl SendError {
+    /// The same error of a statement that may have been done.
+    fn indeterminate(self) -> Self {
+        match self {
+            Self::ConnectionLost(error) => Self::ConnectionLost(error.indeterminate()),
+            Self::Refused(error) => Self::Refused(error.indeterminate()),
+            Self::Unavailable(error) => Self::Unavailable(error.indeterminate()),
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Verbs that wait go to the database together, in one statement.
+
+pub(crate) mod arguments;
+pub(crate) mod batcher;
+pub(crate) mod queue;
+pub(crate) mod row;
+pub(crate) mod statement;
+pub(crate) mod verb;

@@ -1,0 +1,83 @@
+//! Prepares connections for handlers' transactions, and rolls back on them.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgTransactionManager;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx_core::transaction::TransactionManager as _;
+
+use crate::connect::options::expect_direct;
+use crate::error::{is_connection_lost, may_be_the_handlers};
+use crate::timeouts::within;
+
+/// Rolls back a transaction in any state.
+pub(crate) const ROLLBACK: &str = "ROLLBACK";
+
+/// How many open transactions sqlx must count on a connection for handlers, and on one through a proxy. Through a proxy, nothing
+/// else protects against a handler that calls `begin` again and again in a failed transaction.
+const REQUIRED_DEPTH: usize = 16;
+const REQUIRED_DEPTH_POOLED: usize = 256;
+
+/// The least transaction depth that sqlx must count on a connection for handlers; see [`prepare`].
+pub(crate) fn required_depth(pooled: bool) -> usize {
+    if pooled { REQUIRED_DEPTH_POOLED } else { REQUIRED_DEPTH }
+}
+
+/// The transaction depth that sqlx counts.
+pub(crate) fn depth(connection: &PgConnection) -> usize {
+    PgTransactionManager::get_transaction_depth(connection)
+}
+
+/// Prepares a new connection for handlers' transactions.
+///
+/// The store begins and ends them with messages of its own, each of which does more than that in one round trip. sqlx's
+/// `Connection::begin_with` cannot send them: it discards the rows of the answer. A handler's `begin` must make a savepoint all
+/// the same, and its `commit` must release no more than that. So sqlx's count of open transactions is raised once, and stays
+/// raised by nested `begin`s whose transactions are forgotten: sqlx has no other way to raise it.
+///
+/// If a handler's `begin` fails or is cancelled, sqlx queues up to two ROLLBACKs and lowers its count by as many. At a high
+/// count they name savepoints that do not exist, and the transaction fails. At a count of one, sqlx would end the transaction,
+/// and the handler's next writes would commit without the record; [`handlers_options`](crate::connect::options::handlers_options) says
+/// what prevents that. A session whose count is lower than it was at first is closed.
+///
+/// Each round trip may take `limit`.
+pub(crate) async fn prepare(
+    connection: &mut PgConnection,
+    pooled: bool,
+    prepare_sql: &str,
+    limit: Duration,
+) -> Result<(), sqlx::Error> {
+    while depth(connection) < required_depth(pooled) {
+        std::mem::forget(within(limit, connection.begin()).await?);
+    }
+    within(limit, sqlx::raw_sql(ROLLBACK).execute(&mut *connection)).await?;
+    if pooled {
+        return Ok(());
+    }
+    within(limit, expect_direct(connection)).await?;
+    let last = format!("{prepare_sql}SET default_transaction_read_only = on");
+    within(limit, sqlx::raw_sql(AssertSqlSafe(last)).execute(connection)).await.map(drop)
+}
+
+/// Sends statements the first of which rolls back, so that they may be sent again.
+///
+/// What a handler did not await may have failed: a query that it cancelled, or the ROLLBACK that sqlx queued for a failed
+/// `begin`; see [`prepare`]. sqlx returns such an error instead of sending the next statement. So after an error all answers
+/// are read, and the statements are sent once more.
+pub(crate) async fn roll_back_by(connection: &mut PgConnection, statements: &str) -> Result<(), sqlx::Error> {
+    let send = async |connection: &mut PgConnection| {
+        sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(connection).await.map(drop)
+    };
+    match send(connection).await {
+        Err(error) if may_be_the_handlers(&error) => {
+            // Each round reads one error, and their number is finite.
+            while let Err(error) = connection.ping().await {
+                if is_connection_lost(&error) {
+                    return Err(error);
+                }
+            }
+            send(connection).await
+        }
+        answer => answer,
+    }
+}

@@ -1,0 +1,209 @@
+//! The migrations, and how a database gets them.
+//!
+//! sqlx's `Migrator` sends `CREATE TABLE IF NOT EXISTS` at every start, which fails for a role without CREATE on the schema even
+//! when nothing is to be migrated. It serialises processes by a session-level advisory lock on the name of the database, which
+//! every role can take and a transaction pooler may release in another session. Its default table belongs to the application.
+
+use std::time::{Duration, Instant};
+
+use idem_core::{StoreError, StoreErrorKind};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+
+use crate::error::{state, store_error};
+use crate::schema::name::Schema;
+use crate::schema::partitions;
+use crate::sql::{Sql, in_safe_path, is_true, milliseconds, rows};
+
+/// One step of the schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Migration {
+    /// Counts from 1.
+    pub version: u32,
+    /// What it brings.
+    pub name: &'static str,
+    /// Its statements.
+    pub sql: String,
+}
+
+/// An explicit list: a file in the folder that is not named here is not applied.
+const MIGRATIONS: &[(&str, &str)] = &[
+    ("records", include_str!("../../migrations/0001_records.sql")),
+    ("verbs", include_str!("../../migrations/0002_verbs.sql")),
+];
+
+/// Begins the transaction in which the store is opened; how long it waits for a lock comes last.
+const BEGIN_SAFELY: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;SET LOCAL search_path=pg_catalog,pg_temp;\
+    SET LOCAL client_min_messages=warning;SET LOCAL statement_timeout=0;SET LOCAL lock_timeout=";
+
+/// The states of a server on which another process creates the same object at the same moment: the unique index of a catalog,
+/// a schema, and a table.
+const CREATED_CONCURRENTLY: [&str; 3] = ["23505", "42P06", "42P07"];
+
+/// The migrations in their order, for those who apply them by a tool of their own, in the schema called `schema`, which
+/// has to be there. Each also writes down in `idem_migrations` that it was applied.
+///
+/// Apply each in one transaction, and stop at the first error (`psql --single-transaction --set ON_ERROR_STOP=1`). A text sets
+/// the search path for its statements, so that no object of another role takes the place of a built-in one, and puts it back at
+/// its end; without a transaction that has no effect, and the text fails.
+///
+/// # Errors
+/// [`StoreError`] when `schema` cannot be the name of one.
+pub fn migrations(schema: &str) -> Result<Vec<Migration>, StoreError> {
+    let schema = Schema::new(schema)?;
+    Ok(local_migrations(&schema).collect())
+}
+
+fn local_migrations(schema: &Schema) -> impl Iterator<Item = Migration> {
+    MIGRATIONS.iter().zip(1..).map(|((name, sql), version)| {
+        let noted = format!(
+            "{TABLE_OF_MIGRATIONS};\nINSERT INTO \"idem\".idem_migrations (version, name) VALUES ({version}, '{name}');\n"
+        );
+        Migration { version, name, sql: schema.localise(&in_safe_path(&format!("{noted}{sql}"))) }
+    })
+}
+
+const TABLE_OF_MIGRATIONS: &str = "CREATE TABLE IF NOT EXISTS \"idem\".idem_migrations (
+    version INTEGER NOT NULL PRIMARY KEY,
+    name TEXT NOT NULL,
+    applied_at TIMESTAMPTZ NOT NULL DEFAULT now()
+)";
+
+/// Begins a transaction that waits for a lock at most `lock_timeout`, and says which session it is in.
+pub(crate) async fn begin(connection: &mut PgConnection, lock_timeout: Duration) -> Result<i32, StoreError> {
+    let mut sql = Sql::default();
+    sql.push(BEGIN_SAFELY);
+    sql.number(milliseconds(lock_timeout));
+    sql.push(";SELECT pg_catalog.pg_backend_pid()");
+    let begun = rows(connection, "begin to open the store", sql.into_text()).await?;
+    Ok(begun.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default())
+}
+
+/// Brings the schema up to date, in the transaction that was [begun](begin) with `lock_timeout`; any number of processes may do so at
+/// once.
+pub(crate) async fn migrate(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    partitioned: Option<Duration>,
+    lock_timeout: Duration,
+) -> Result<(), StoreError> {
+    let deadline = Instant::now() + lock_timeout;
+    loop {
+        // Most starts find it up to date, and then need neither a lock nor the right to change anything.
+        if newest(connection, schema).await? == Some(latest())
+            && (partitioned.is_none() || partitions::is_partitioned(connection, schema).await?)
+        {
+            return Ok(());
+        }
+        match apply(connection, schema, partitioned).await {
+            Err(ApplyError::CreatedConcurrently(error)) if Instant::now() > deadline => return Err(error),
+            Err(ApplyError::CreatedConcurrently(_)) => {
+                rows(connection, MIGRATE, "ROLLBACK").await?;
+                begin(connection, lock_timeout).await?;
+            }
+            Err(ApplyError::Other(error)) => return Err(error),
+            Ok(()) => return Ok(()),
+        }
+    }
+}
+
+const MIGRATE: &str = "bring the schema up to date";
+
+enum ApplyError {
+    /// Another process has created the schema or its first table.
+    CreatedConcurrently(StoreError),
+    Other(StoreError),
+}
+
+impl From<StoreError> for ApplyError {
+    fn from(error: StoreError) -> Self {
+        Self::Other(error)
+    }
+}
+
+async fn apply(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    partitioned: Option<Duration>,
+) -> Result<(), ApplyError> {
+    let mut sql = Sql::default();
+    sql.push("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) ");
+    sql.text(schema.name()).push(")");
+    let exists = is_true(&rows(connection, MIGRATE, sql.into_text()).await?);
+    // The lock of a table of the schema: unlike an advisory lock, only a role with a privilege on it can take it. Before there
+    // is one, the catalog's unique indexes let one process after another create it.
+    let mut sql = if exists { String::new() } else { format!("CREATE SCHEMA {};", schema.quoted()) };
+    sql += &schema.localise(TABLE_OF_MIGRATIONS);
+    sql += &schema.localise(";LOCK TABLE \"idem\".idem_migrations IN SHARE ROW EXCLUSIVE MODE");
+    if newest(connection, schema).await?.is_some() {
+        sql = schema.localise("LOCK TABLE \"idem\".idem_migrations IN SHARE ROW EXCLUSIVE MODE");
+    }
+    if let Err(error) = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await {
+        let created = state(&error).is_some_and(|state| CREATED_CONCURRENTLY.contains(&state.as_str()));
+        let error = store_error(MIGRATE, error);
+        return Err(if created { ApplyError::CreatedConcurrently(error) } else { ApplyError::Other(error) });
+    }
+    let applied = newest(connection, schema).await?.unwrap_or_default();
+    for migration in local_migrations(schema).filter(|migration| migration.version > applied) {
+        rows(connection, MIGRATE, migration.sql).await?;
+    }
+    if let Some(period) = partitioned {
+        partitions::apply(connection, schema, period).await?;
+    }
+    Ok(())
+}
+
+/// What tells these records from all others.
+pub(crate) async fn identity(connection: &mut PgConnection, schema: &Schema) -> Result<[u8; 16], StoreError> {
+    let what = "read the identity of the schema";
+    // As text, which is read the same way through every proxy.
+    let sql =
+        format!("SELECT pg_catalog.replace(identity::pg_catalog.text, '-', '') FROM {}.idem_identity", schema.quoted());
+    let found = rows(connection, what, sql).await?;
+    let digits: String = found.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default();
+    let identity = u128::from_str_radix(&digits, 16).map_err(|error| {
+        let message = format!("the table idem_identity of the schema {} is empty; restore its row", schema.quoted());
+        StoreError::new(StoreErrorKind::Misconfigured, message).with_source(error)
+    })?;
+    Ok(identity.to_be_bytes())
+}
+
+/// Refuses a database whose schema is not there or not this version's.
+pub(crate) async fn expect_current(connection: &mut PgConnection, schema: &Schema) -> Result<(), StoreError> {
+    let found = newest(connection, schema).await?;
+    if found == Some(latest()) {
+        return Ok(());
+    }
+    let message = format!(
+        "the schema {} has version {} of idem-postgres's tables, and version {} is needed; apply the migrations",
+        schema.quoted(),
+        found.map_or("none".to_owned(), |found| found.to_string()),
+        latest(),
+    );
+    Err(StoreError::new(StoreErrorKind::Misconfigured, message))
+}
+
+fn latest() -> u32 {
+    u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX)
+}
+
+/// The newest migration that was applied; `None` when there is none.
+async fn newest(connection: &mut PgConnection, schema: &Schema) -> Result<Option<u32>, StoreError> {
+    let what = "look for the version of the schema";
+    if !is_true(&rows(connection, what, schema.look_for_table("idem_migrations").into_text()).await?) {
+        return Ok(None);
+    }
+    let newest = format!("SELECT coalesce(pg_catalog.max(version), 0) FROM {}.idem_migrations", schema.quoted());
+    let newest = rows(connection, what, newest).await?;
+    let newest: i32 = newest.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default();
+    let newest = newest.unsigned_abs();
+    if newest > latest() {
+        let message = format!(
+            "the schema {} has version {newest}, and this version of idem-postgres knows {}; upgrade idem-postgres",
+            schema.quoted(),
+            latest(),
+        );
+        return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
+    }
+    Ok(Some(newest))
+}

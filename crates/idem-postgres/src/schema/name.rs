@@ -1,0 +1,134 @@
+//! The schema's name and identity, and what follows from them.
+
+use std::fmt;
+use std::ops::Deref;
+
+use idem_core::{RecordId, StoreError, StoreErrorKind};
+use sha2::{Digest, Sha256};
+
+use crate::sql::Sql;
+
+/// The longest identifier that Postgres keeps whole, in bytes.
+const LONGEST_NAME: usize = 63;
+
+/// A schema name that is safe to put into SQL.
+#[derive(Debug, Clone)]
+pub(crate) struct Schema {
+    name: String,
+    quoted: String,
+}
+
+impl Schema {
+    pub(crate) fn new(name: &str) -> Result<Self, StoreError> {
+        // These would have to be quoted otherwise inside a function's body, or in a pattern.
+        if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['\0', '$', '\'', '%', '\\']) {
+            let message = format!("{name:?} cannot be the schema: it takes 1 to {LONGEST_NAME} bytes without $ ' % \\");
+            return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
+        }
+        let quoted = format!("\"{}\"", name.replace('"', "\"\""));
+        Ok(Self { name: name.to_owned(), quoted })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name as SQL writes it.
+    pub(crate) fn quoted(&self) -> &str {
+        &self.quoted
+    }
+
+    /// `sql` for this schema. The files in `migrations/` are written for the schema `"idem"`, and every mention of it is
+    /// quoted, which nothing else there is.
+    pub(crate) fn localise(&self, sql: &str) -> String {
+        sql.replace("\"idem\"", &self.quoted)
+    }
+
+    /// Asks the catalog whether there is a table. A name that is resolved may be resolved from a cache, in which a table that
+    /// another replica made a moment ago is not there yet.
+    pub(crate) fn look_for_table(&self, table: &str) -> Sql {
+        let mut sql = Sql::default();
+        sql.push("SELECT EXISTS (SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ");
+        sql.push("ON pg_namespace.oid OPERATOR(pg_catalog.=) relnamespace WHERE nspname OPERATOR(pg_catalog.=) ");
+        sql.text(&self.name).push(" AND relname OPERATOR(pg_catalog.=) ").text(table).push(")");
+        sql
+    }
+
+    /// This schema, with the identity that was read in it.
+    pub(crate) fn identified(self, identity: [u8; 16]) -> IdentifiedSchema {
+        IdentifiedSchema { schema: self, identity }
+    }
+}
+
+/// A schema whose records are told from all others.
+#[derive(Clone)]
+pub(crate) struct IdentifiedSchema {
+    schema: Schema,
+    identity: [u8; 16],
+}
+
+impl IdentifiedSchema {
+    pub(crate) fn identity(&self) -> [u8; 16] {
+        self.identity
+    }
+
+    /// The advisory lock that stands for a record: 64 bits of a digest. Two operations that met in it by chance would only
+    /// turn each other away while they run.
+    ///
+    /// Every role that may connect to the database can take any advisory lock. The random identity keeps a role that cannot
+    /// read the schema from computing one, also when it knows the record and sees the locks of others.
+    pub(crate) fn lock(&self, id: &RecordId) -> i64 {
+        let digest =
+            Sha256::new().chain_update(self.identity).chain_update(id.as_bytes()).chain_update(&self.schema.name);
+        digest.finalize().iter().take(8).fold(0, |number, byte| number << 8 | i64::from(*byte))
+    }
+}
+
+/// Without the identity.
+impl fmt::Debug for IdentifiedSchema {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.schema.fmt(formatter)
+    }
+}
+
+impl Deref for IdentifiedSchema {
+    type Target = Schema;
+
+    fn deref(&self) -> &Schema {
+        &self.schema
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_and_impossible_ones_refused() {
+        assert_eq!(Schema::new("a\"; DROP").unwrap().quoted(), "\"a\"\"; DROP\"");
+        assert_eq!(Schema::new("x").unwrap().localise("SELECT \"idem\".idem_look_v1"), "SELECT \"x\".idem_look_v1");
+        for name in ["", "a\0b", "a$$b", "o'brien", "100%", "a\\b", &"x".repeat(64)] {
+            assert_eq!(Schema::new(name).unwrap_err().kind(), StoreErrorKind::Misconfigured);
+        }
+    }
+
+    #[test]
+    fn locks_differ_by_record_by_schema_and_by_identity_and_never_change() {
+        let schema = |name, identity| Schema::new(name).unwrap().identified([identity; 16]);
+        let (one, id) = (schema("idem", 1), RecordId::from_bytes([7; 32]));
+        for other in [schema("other", 1), schema("idem", 2)] {
+            assert_ne!(one.lock(&id), other.lock(&id));
+        }
+        assert_ne!(one.lock(&id), one.lock(&RecordId::from_bytes([8; 32])));
+        // Processes of different versions must agree on it.
+        assert_eq!(one.lock(&id), -2_873_957_985_813_439_526);
+    }
+
+    #[test]
+    fn the_lock_of_a_known_record_says_nothing_about_that_of_another() {
+        let lock = |identity, id| {
+            Schema::new("idem").unwrap().identified([identity; 16]).lock(&RecordId::from_bytes([id; 32]))
+        };
+        assert_ne!(lock(1, 7) ^ lock(1, 8), lock(2, 7) ^ lock(2, 8));
+    }
+}

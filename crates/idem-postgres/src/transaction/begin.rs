@@ -1,0 +1,243 @@
+//! From a request to a handler's transaction.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::{Acquire, AcquireOutcome, Begin, Record, RecordId, StoreError, StoreErrorKind, machine};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Row as _};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::batch::row::read_lookup;
+use crate::batch::verb::{Lookup, Presence, unexpected_answer};
+use crate::connect::handler_connection::ROLLBACK;
+use crate::connect::sessions::{Permit, Session, Sessions};
+use crate::error::{connect_error, is_connection_lost, is_of_a_replica, is_unprepared, outage, unreadable};
+use crate::records::{IN_PROGRESS, ROUNDS, Records, contended};
+use crate::transaction::handler_transaction::{PostgresTransaction, PreviousRow};
+use crate::transaction::statements::{Mark, TransactionSettings};
+
+const READ_ONLY_SERVER: &str = "could not begin a transaction: default_transaction_read_only is on";
+
+const SESSION_WAS_RESET: &str =
+    "could not begin a transaction: the session has forgotten what it was told at its beginning";
+
+/// Begins transactions for handlers.
+#[derive(Debug)]
+pub(crate) struct Transactions {
+    pub(crate) records: Arc<Records>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) settings: Arc<TransactionSettings>,
+    /// How long the first statements of a transaction may take, client's side included.
+    pub(crate) client_timeout: Duration,
+}
+
+impl Transactions {
+    pub(crate) async fn begin(self: &Arc<Self>, request: &Acquire) -> Result<Begin, StoreError> {
+        // They look up the end of a transaction whose COMMIT got no answer.
+        self.records.batcher.expect_open()?;
+        for _ in 0..ROUNDS {
+            let permit = match self.sessions.try_permit() {
+                Some(permit) => permit,
+                // A repeat waits neither for a handler's connection nor for a new one.
+                None => match self.answer_without_running(request).await? {
+                    Some(outcome) => return Ok(Begin::Answered(outcome)),
+                    None => self.sessions.permit().await?,
+                },
+            };
+            let mut begun = self.begin_transaction(request.id, permit).await?;
+            if self.settings.has_one_snapshot && !self.is_current(request.id, &begun.lookup).await? {
+                let _ = begun.roll_back().await;
+                continue;
+            }
+            let before = begun.lookup.row.as_ref().map(|row| &row.record);
+            let (next, outcome) = machine::acquire(before, request, begun.lookup.now);
+            let is_running = begun.lookup.presence == Presence::Running;
+            let unchanged = next.as_ref() == before;
+            match (outcome, next) {
+                (AcquireOutcome::Acquired(lease), Some(record)) if !is_running => {
+                    let transaction = Box::new(begun.into_handler_transaction(self, request, record));
+                    return Ok(Begin::Acquired { lease, transaction, renew: false });
+                }
+                (AcquireOutcome::Acquired(_), _) => {
+                    begun.roll_back();
+                    return Ok(Begin::Answered(IN_PROGRESS));
+                }
+                (outcome, _) if unchanged => {
+                    begun.roll_back();
+                    return Ok(Begin::Answered(outcome));
+                }
+                (outcome, next) => {
+                    let row = begun.lookup.row.take();
+                    // The lock has to be released before the record can be replaced.
+                    let _ = begun.roll_back().await;
+                    if let Some(outcome) = self.records.replace_and_answer(request, row, next, outcome).await? {
+                        return Ok(Begin::Answered(outcome));
+                    }
+                }
+            }
+        }
+        Err(contended())
+    }
+
+    /// The answer to a request whose operation runs or is settled; `None` if it may have to run.
+    async fn answer_without_running(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
+        let lock = self.records.schema.lock(&request.id);
+        let Lookup { now, presence, row } = self.records.read(request.id, Some(lock)).await?;
+        let before = row.as_ref().map(|row| &row.record);
+        let (next, outcome) = machine::acquire(before, request, now);
+        Ok(match outcome {
+            AcquireOutcome::Acquired(_) if presence == Presence::Running => Some(IN_PROGRESS),
+            AcquireOutcome::Acquired(_) => None,
+            outcome => (next.as_ref() == before).then_some(outcome),
+        })
+    }
+
+    /// Whether a record that was looked up in a transaction is still the same. A transaction of one snapshot may have begun
+    /// before its lock was free, and then does not see what the previous holder of the lock committed.
+    async fn is_current(&self, id: RecordId, lookup: &Lookup) -> Result<bool, StoreError> {
+        let version = |lookup: &Lookup| lookup.row.as_ref().map(|row| row.version);
+        Ok(version(&self.records.read(id, None).await?) == version(lookup))
+    }
+
+    /// Begins a transaction and tries to lock the operation in it.
+    async fn begin_transaction(self: &Arc<Self>, id: RecordId, permit: Permit) -> Result<BegunTransaction, StoreError> {
+        let transactions = Arc::clone(self);
+        let beginning = async move {
+            let Self { records, settings, .. } = &*transactions;
+            let (lock, mark) = (records.schema.lock(&id), Mark::random());
+            let sql = settings.sql(lock, &id, records.offset.micros(), mark);
+            let mut permit = Some(permit);
+            // Each idle connection may have died.
+            for _ in 0..settings.max_transactions {
+                match transactions.try_begin_transaction(permit.take(), &sql, mark).await {
+                    Err(BeginError::SessionUnusable(_)) => {}
+                    Err(BeginError::Other(error)) => return Err(error),
+                    Ok(begun) => return Ok(begun),
+                }
+            }
+            transactions.try_begin_transaction(None, &sql, mark).await.map_err(BeginError::into_error)
+        };
+        let (sender, begun) = oneshot::channel();
+        // In a task of its own: if this caller gives up, the next one gets the session. Otherwise no session would ever be ready
+        // where a new one takes longer than callers wait.
+        tokio::spawn(async move {
+            if let Err(Ok(unwanted)) = sender.send(beginning.await) {
+                unwanted.roll_back();
+            }
+        });
+        // One for a session that is near, one for its first statement.
+        let limit = 2 * self.client_timeout;
+        match timeout(limit, begun).await {
+            Ok(Ok(begun)) => begun,
+            Ok(Err(error)) => {
+                let message =
+                    "the task in which a transaction began has ended: it has panicked, or its runtime has ended";
+                Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
+            }
+            Err(_) => {
+                let message =
+                    format!("a transaction did not begin within {limit:?}; its session is still being made ready");
+                Err(StoreError::new(StoreErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    async fn try_begin_transaction(
+        &self,
+        permit: Option<Permit>,
+        sql: &str,
+        mark: Mark,
+    ) -> Result<BegunTransaction, BeginError> {
+        let permit = match permit {
+            Some(permit) => permit,
+            None => self.sessions.permit().await.map_err(BeginError::Other)?,
+        };
+        let mut session = permit.session().await.map_err(|error| BeginError::Other(connect_error(error)))?;
+        let client_timeout = self.client_timeout;
+        let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session);
+        match timeout(client_timeout, begun).await {
+            Ok(Ok(rows)) => match read_begun(&rows, self.settings.is_direct).map_err(BeginError::Other)? {
+                Ok(lookup) => Ok(BegunTransaction { lookup, session, mark }),
+                Err(why) => Err(BeginError::SessionUnusable(StoreError::new(StoreErrorKind::Unavailable, why))),
+            },
+            Ok(Err(error)) if is_connection_lost(&error) || is_of_a_replica(&error) || is_unprepared(&error) => {
+                Err(BeginError::SessionUnusable(outage("begin a transaction", error)))
+            }
+            Ok(Err(error)) => Err(BeginError::Other(outage("begin a transaction", error))),
+            Err(_) => {
+                let message = format!("a transaction did not begin within {client_timeout:?}");
+                Err(BeginError::Other(StoreError::new(StoreErrorKind::Timeout, message)))
+            }
+        }
+    }
+}
+
+/// A transaction that has begun: it has tried to lock the operation, and looked up its record.
+struct BegunTransaction {
+    lookup: Lookup,
+    session: Session,
+    mark: Mark,
+}
+
+impl BegunTransaction {
+    /// Rolls back in a task of its own; the caller need not wait. If that fails, the connection is closed, which rolls back too.
+    fn roll_back(self) -> JoinHandle<Result<(), StoreError>> {
+        tokio::spawn(self.session.roll_back(ROLLBACK.to_owned()))
+    }
+
+    /// The transaction for the handler. `record` is what the state machine made of the record that was looked up.
+    fn into_handler_transaction(
+        self,
+        transactions: &Transactions,
+        request: &Acquire,
+        record: Record,
+    ) -> PostgresTransaction {
+        let now = self.lookup.now;
+        PostgresTransaction {
+            session: self.session,
+            mark: self.mark,
+            records: Arc::clone(&transactions.records),
+            settings: Arc::clone(&transactions.settings),
+            id: request.id,
+            origin: request.origin.clone(),
+            record,
+            previous: self.lookup.row.map(|row| PreviousRow {
+                version: row.version,
+                was_expired: machine::current(Some(&row.record), now).is_none(),
+            }),
+        }
+    }
+}
+
+enum BeginError {
+    /// Another session may do.
+    SessionUnusable(StoreError),
+    Other(StoreError),
+}
+
+impl BeginError {
+    fn into_error(self) -> StoreError {
+        match self {
+            Self::SessionUnusable(error) | Self::Other(error) => error,
+        }
+    }
+}
+
+/// What the transaction found, or why its session cannot be used. Either the server takes no writes, or an earlier handler has
+/// changed `default_transaction_read_only`, without which a handler could write outside of its transaction.
+fn read_begun(rows: &[PgRow], is_direct: bool) -> Result<Result<Lookup, &'static str>, StoreError> {
+    let [lock, record, ..] = rows else { return Err(unexpected_answer()) };
+    let locked: bool = lock.try_get(0).map_err(unreadable)?;
+    let is_on = |row: &PgRow, column: usize| row.try_get::<String, _>(column).map(|setting| setting == "on");
+    if is_direct && !is_on(lock, 3).map_err(unreadable)? {
+        return Ok(Err(SESSION_WAS_RESET));
+    }
+    if is_on(record, 0).map_err(unreadable)? {
+        return Ok(Err(READ_ONLY_SERVER));
+    }
+    let lookup = read_lookup(record, 2)?;
+    Ok(Ok(if locked { lookup } else { Lookup { presence: Presence::Running, ..lookup } }))
+}

@@ -1,0 +1,160 @@
+//! The statements that every handler's transaction begins with.
+
+use idem_core::{OwnerToken, RecordId};
+
+use crate::config::{Isolation, PostgresConfig};
+use crate::connect::options::transaction_settings;
+use crate::connect::server::Server;
+use crate::schema::name::Schema;
+use crate::sql::{Sql, milliseconds, set_for_transaction};
+
+/// What every handler's transaction begins with.
+#[derive(Debug)]
+pub(crate) struct TransactionSettings {
+    begin: String,
+    lock: BeginStatement,
+    look: BeginStatement,
+    clear_mark: BeginStatement,
+    /// The name of the savepoint before the handler's writes. It is random, so that no handler uses it by chance; [`Mark`] is for
+    /// one that has read it in `pg_stat_activity`. It stays the same for all transactions of this store: `pg_stat_statements`
+    /// keeps an entry for each name.
+    pub(crate) savepoint: String,
+    pub(crate) max_transactions: u32,
+    pub(crate) is_direct: bool,
+    /// How long a statement of the store waits for a row that another session has locked, in milliseconds.
+    pub(crate) lock_timeout: i64,
+    /// Whether all statements of a transaction see one snapshot.
+    pub(crate) has_one_snapshot: bool,
+}
+
+/// The random value of the setting `idem.mark` before the store's savepoint; after it the setting is empty. `ROLLBACK TO` the
+/// store's savepoint restores the value. `ROLLBACK TO` a savepoint that the handler made with the same name does not.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark(pub(crate) i64);
+
+impl Mark {
+    pub(crate) fn random() -> Self {
+        let bytes = OwnerToken::random();
+        Self(bytes.as_bytes().iter().fold(0, |number, &byte| number << 8 | i64::from(byte)))
+    }
+}
+
+impl TransactionSettings {
+    pub(crate) fn new(config: &PostgresConfig, schema: &Schema, server: &Server) -> Self {
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL {}{} NOT DEFERRABLE;",
+            config.isolation.sql(),
+            if config.pooled { "" } else { " READ WRITE" },
+        );
+        let [lock, look, clear_mark] = BeginStatement::all(config, schema, server);
+        Self {
+            begin,
+            lock,
+            look,
+            clear_mark,
+            savepoint: format!("idem_{:016x}", Mark::random().0),
+            max_transactions: config.max_transactions.get(),
+            is_direct: !config.pooled,
+            lock_timeout: milliseconds(config.lock_timeout),
+            has_one_snapshot: config.isolation != Isolation::ReadCommitted,
+        }
+    }
+
+    /// Prepares these statements in a session of this client's own.
+    pub(crate) fn prepare(&self) -> String {
+        [&self.lock, &self.look, &self.clear_mark].map(BeginStatement::prepare).concat()
+    }
+
+    /// Begins a transaction, tries to get the lock of an operation, and looks at its record.
+    pub(crate) fn sql(&self, lock: i64, id: &RecordId, skew: i64, mark: Mark) -> String {
+        let (mut lock_and_mark, mut look) = ([Sql::default(), Sql::default()], [Sql::default(), Sql::default()]);
+        lock_and_mark[0].number(lock);
+        lock_and_mark[1].number(mark.0);
+        look[0].number(skew);
+        look[1].push("ARRAY[").bytes(id.as_bytes()).push("]");
+        let mut sql = Sql::default();
+        sql.push(&self.begin);
+        // A statement of its own: the next one sees what the previous holder of the lock has committed.
+        self.lock.write_call(&mut sql, lock_and_mark);
+        sql.push("SAVEPOINT ").push(&self.savepoint).push(";");
+        self.look.write_call(&mut sql, look);
+        // Takes back the settings, which are not the handler's, and the lock on the table, which else would be kept for as
+        // long as the handler runs, and keep others from dropping a partition.
+        sql.push("ROLLBACK TO SAVEPOINT ").push(&self.savepoint).push(";");
+        self.clear_mark.write_call(&mut sql, []);
+        sql.into_text()
+    }
+}
+
+/// A statement that each transaction begins with. A session of this client's own keeps it prepared: parsing and planning cost
+/// the server more than running it.
+#[derive(Debug)]
+struct BeginStatement {
+    name: &'static str,
+    types: &'static str,
+    /// With `$1` and so on where the arguments belong.
+    text: String,
+    is_prepared: bool,
+}
+
+impl BeginStatement {
+    /// Locks the operation; looks up its record; clears the mark before the handler's writes.
+    fn all(config: &PostgresConfig, schema: &Schema, server: &Server) -> [Self; 3] {
+        let is_prepared = !config.pooled;
+        let statement = |name, types, text: &str| Self { name, types, text: schema.localise(text), is_prepared };
+        // Whatever an earlier handler has set, so that no transaction keeps its key for ever.
+        let settings = set_for_transaction(transaction_settings(config, server));
+        // The first lock is for the one transaction that runs the operation. Lookups try the second one and release it at once
+        // (idem_look_v1), so waiting for it is short. If lookups tried the first one, they would turn a first run away.
+        let lock = format!(
+            "SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1) \
+             THEN pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NOT NULL ELSE FALSE END, \
+             {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \
+             pg_catalog.current_setting('default_transaction_read_only')"
+        );
+        // What the server's default is, which is hidden behind that of the session: somebody may have turned off writing. And
+        // first of all how long to wait, and how to write bytes.
+        let settings = set_for_transaction([
+            ("lock_timeout", milliseconds(config.lock_timeout).to_string()),
+            ("bytea_output", "hex".to_owned()),
+        ]);
+        let look = format!(
+            "SELECT first.read_only, look.* FROM (
+                SELECT {settings} AS done,
+                    pg_catalog.set_config('default_transaction_read_only', NULL, TRUE) AS read_only OFFSET 0
+            ) AS first CROSS JOIN LATERAL (
+                SELECT * FROM \"idem\".idem_look_v1($1,$2,ARRAY[NULL::BIGINT]) WHERE first.done IS NOT NULL OFFSET 0
+            ) AS look"
+        );
+        let unprepare = if config.pooled { ",\"idem\".idem_unprepare_v1()" } else { "" };
+        let clear_mark = format!("SELECT pg_catalog.set_config('idem.mark', '', TRUE){unprepare}");
+        [
+            statement("idem_lock", "(BIGINT, BIGINT)", &lock),
+            statement("idem_look", "(BIGINT, pg_catalog.bytea[])", &look),
+            statement("idem_last", "", &clear_mark),
+        ]
+    }
+
+    /// Prepares it in a session.
+    fn prepare(&self) -> String {
+        let Self { name, types, text, .. } = self;
+        format!("PREPARE {name}{types} AS {text};")
+    }
+
+    fn write_call<const COUNT: usize>(&self, sql: &mut Sql, arguments: [Sql; COUNT]) {
+        let arguments = arguments.map(Sql::into_text);
+        if self.is_prepared {
+            sql.push("EXECUTE ").push(self.name);
+            if COUNT > 0 {
+                sql.push("(").push(&arguments.join(",")).push(")");
+            }
+        } else {
+            let mut text = self.text.clone();
+            for (index, argument) in arguments.iter().enumerate() {
+                text = text.replace(&format!("${}", index + 1), &format!("({argument})"));
+            }
+            sql.push(&text);
+        }
+        sql.push(";");
+    }
+}

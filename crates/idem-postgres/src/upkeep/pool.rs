@@ -1,0 +1,71 @@
+//! Connections for upkeep.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::{StoreError, StoreErrorKind};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
+use sqlx::{AssertSqlSafe, PgPool};
+use tokio::time::timeout;
+
+use crate::error::{connect_error, outage};
+use crate::records::Records;
+use crate::sql::Sql;
+
+/// One connection may read a partition for minutes to see whether it has expired; the other is for everything else.
+const MAX_CONNECTIONS: u32 = 2;
+
+/// Runs statements of the store's upkeep.
+#[derive(Debug)]
+pub(crate) struct Upkeep {
+    pool: PgPool,
+    pub(crate) records: Arc<Records>,
+    /// What each transaction sets first.
+    pub(crate) local_settings: String,
+    /// How long a statement may take, client's side included.
+    pub(crate) client_timeout: Duration,
+}
+
+impl Upkeep {
+    pub(crate) fn new(
+        options: PgConnectOptions,
+        records: Arc<Records>,
+        local_settings: String,
+        client_timeout: Duration,
+    ) -> Self {
+        let options_of_pool = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(client_timeout);
+        Self { pool: options_of_pool.connect_lazy_with(options), records, local_settings, client_timeout }
+    }
+
+    /// Runs a statement in a task of its own. If its future were dropped midway, the pool would get the connection back in the
+    /// middle of it.
+    pub(crate) async fn run(
+        &self,
+        what: &'static str,
+        sql: Sql,
+        client_timeout: Duration,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        self.records.batcher.expect_open()?;
+        let (pool, sql) = (self.pool.clone(), sql.into_text());
+        let work = tokio::spawn(async move {
+            let mut connection = pool.acquire().await.map_err(connect_error)?;
+            let rows = timeout(client_timeout, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection)).await;
+            match rows {
+                Ok(Ok(rows)) => Ok(rows),
+                Ok(Err(error)) => {
+                    connection.close_on_drop();
+                    Err(outage(what, error))
+                }
+                Err(_) => {
+                    connection.close_on_drop();
+                    let message = format!("could not {what} within {client_timeout:?}");
+                    Err(StoreError::new(StoreErrorKind::Timeout, message))
+                }
+            }
+        });
+        work.await.map_err(|error| {
+            let message = format!("could not {what}: the runtime ended");
+            StoreError::new(StoreErrorKind::Unavailable, message).with_source(error).indeterminate()
+        })?
+    }
+}

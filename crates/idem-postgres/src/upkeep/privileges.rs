@@ -1,0 +1,75 @@
+//! Which schemas other roles may create objects in.
+
+use std::fmt;
+
+use idem_core::StoreError;
+use sqlx::Row as _;
+
+use crate::error::store_error;
+use crate::sql::Sql;
+use crate::upkeep::pool::Upkeep;
+
+/// A schema that the store's role uses, its own or one on its search path, and in which other roles may create objects.
+///
+/// A function, operator, type or table in such a schema can take the place of a built-in one in statements that do not
+/// qualify its name. The store's statements do; those of handlers and of other code of the application may not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenSchema {
+    /// Its name.
+    pub name: String,
+    /// The roles that hold the privilege `CREATE` on it: not its owner, not superusers, not the store's role. `PUBLIC` stands
+    /// for all roles.
+    pub roles: Vec<String>,
+}
+
+impl fmt::Display for OpenSchema {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+        let roles = self.roles.iter().map(|role| if role == PUBLIC { role.clone() } else { quoted(role) });
+        write!(
+            formatter,
+            "other roles may create objects in the schema {0}, which can take the place of built-in ones in the application's \
+             SQL; REVOKE CREATE ON SCHEMA {0} FROM {1}",
+            quoted(&self.name),
+            roles.collect::<Vec<_>>().join(", "),
+        )
+    }
+}
+
+impl Upkeep {
+    /// Asks about the schemas on the path that handlers' sessions begin with, and about the store's own.
+    pub(crate) async fn open_schemas(&self) -> Result<Vec<OpenSchema>, StoreError> {
+        let what = "ask which roles may create objects";
+        let mut sql = Sql::default();
+        sql.push(OPEN_SCHEMAS).text(self.records.schema.name()).push(ORDER);
+        let rows = self.run(what, sql, self.client_timeout).await?;
+        let mut open: Vec<OpenSchema> = Vec::new();
+        for row in rows {
+            let failed = |error| store_error(what, error);
+            let (name, role): (String, String) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+            match open.last_mut() {
+                Some(last) if last.name == name => last.roles.push(role),
+                _ => open.push(OpenSchema { name, roles: vec![role] }),
+            }
+        }
+        Ok(open)
+    }
+}
+
+/// The name of all roles together; no role can have it.
+const PUBLIC: &str = "PUBLIC";
+
+/// Without a transaction that sets another path: it is the session's that counts. `pg_database_owner` has no member but the
+/// database's owner.
+const OPEN_SCHEMAS: &str = "SELECT nspname::pg_catalog.text, coalesce(role.rolname::pg_catalog.text, 'PUBLIC') \
+     FROM pg_catalog.pg_namespace CROSS JOIN pg_catalog.aclexplode(coalesce(nspacl, \
+         pg_catalog.acldefault('n'::pg_catalog.\"char\", nspowner))) AS granted \
+     LEFT JOIN pg_catalog.pg_roles AS role ON role.oid OPERATOR(pg_catalog.=) granted.grantee \
+     WHERE granted.privilege_type OPERATOR(pg_catalog.=) 'CREATE' \
+         AND granted.grantee OPERATOR(pg_catalog.<>) nspowner AND role.rolsuper IS NOT TRUE \
+         AND (role.rolname OPERATOR(pg_catalog.=) current_user) IS NOT TRUE \
+         AND (role.rolname OPERATOR(pg_catalog.=) 'pg_database_owner') IS NOT TRUE \
+         AND (nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(FALSE)) OR nspname OPERATOR(pg_catalog.=) ";
+
+const ORDER: &str = ") ORDER BY 1, 2";
