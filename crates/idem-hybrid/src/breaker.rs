@@ -1,8 +1,8 @@
 //! The breaker in front of the fast store.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use failsafe::backoff::{self, Exponential};
 use failsafe::failure_policy::{self, ConsecutiveFailures};
@@ -42,7 +42,8 @@ struct Watched {
     opened: Counter,
     skipped: Counter,
     is_open: AtomicBool,
-    is_being_tried: AtomicBool,
+    /// Since when a caller tries. After [`LAST`] it counts as stuck: its runtime may be one that nothing drives.
+    tried_since: Mutex<Option<Instant>>,
 }
 
 impl Breaker {
@@ -58,7 +59,7 @@ impl Breaker {
             return None;
         }
         let tries = self.is_open();
-        if tries && self.watch.0.is_being_tried.swap(true, Ordering::AcqRel) {
+        if tries && !self.watch.0.begin_to_try() {
             self.watch.0.skipped.count();
             return None;
         }
@@ -92,8 +93,24 @@ impl Permit<'_> {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         if self.tries {
-            self.breaker.watch.0.is_being_tried.store(false, Ordering::Release);
+            self.breaker.watch.0.stop_trying();
         }
+    }
+}
+
+impl Watched {
+    /// `false` while another caller tries.
+    fn begin_to_try(&self) -> bool {
+        let mut since = self.tried_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = since.is_none_or(|since| since.elapsed() >= LAST);
+        if is_free {
+            *since = Some(Instant::now());
+        }
+        is_free
+    }
+
+    fn stop_trying(&self) {
+        *self.tried_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -115,5 +132,27 @@ impl Instrument for Watch {
         if self.0.is_open.swap(false, Ordering::AcqRel) {
             tracing::info!("the fast store answers again");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_that_tries_and_never_ends_keeps_the_others_out_for_a_while_only() {
+        let breaker = Breaker::new();
+        for _ in 0..FAILURES {
+            breaker.permit().unwrap().failed();
+        }
+        assert!(breaker.is_open() && breaker.permit().is_none());
+        std::thread::sleep(FIRST + Duration::from_millis(100));
+        // As of a future that is neither driven nor dropped.
+        std::mem::forget(breaker.permit().unwrap());
+        assert!(breaker.permit().is_none());
+        let long_ago = Instant::now().checked_sub(LAST).unwrap();
+        *breaker.watch.0.tried_since.lock().unwrap() = Some(long_ago);
+        breaker.permit().unwrap().succeeded();
+        assert!(!breaker.is_open());
     }
 }

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
 use idem_core::codec::FlatRecord;
 use idem_core::{
     Acquire, AcquireOutcome, FastEntry, Lease, Look, OwnerToken, Record, RecordId, State, Takeover, Timestamp, machine,
-    planted,
 };
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 
-/// What every entry begins with: who wrote it, and in which form; another form is another number here. Then comes a digest
-/// of what it says, and of whose record.
+/// What every entry begins with: who wrote it, and in which form; another form is another number here. Then comes the
+/// [tag](authenticator), then what it says.
 const MAGIC: &[u8] = b"idem\x01";
-const DIGEST: usize = 32;
+const TAG: usize = 32;
 
 /// A record, and from when until when it may be believed, by the fast store's clock: one that was set back since is not.
 ///
@@ -53,8 +53,7 @@ impl Entry {
 
     /// A copy of a record, if it is settled for good. `seen_at` is a time of the fast store from before the look.
     pub(crate) fn settled(look: Look, seen_at: Timestamp) -> Option<Self> {
-        let life = planted!(look.remaining, "copy-outlives-its-record" => Duration::MAX);
-        let until = seen_at.saturating_add(life);
+        let until = seen_at.saturating_add(look.remaining);
         look.record.replay().map(|_| Self { since: seen_at, until, record: look.record })
     }
 
@@ -104,9 +103,10 @@ impl Entry {
     pub(crate) fn encode(&self, store: &[u8; 16], id: &RecordId) -> Option<FastEntry> {
         let flat = FlatRecord::from(&self.record);
         let form = postcard::to_allocvec(&Form::of(&flat, self)).ok()?;
-        let mut bytes = Vec::with_capacity(MAGIC.len() + DIGEST + form.len());
+        let tag = authenticator(store, id, &form)?.finalize().into_bytes();
+        let mut bytes = Vec::with_capacity(MAGIC.len() + tag.len() + form.len());
         bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(&digest(store, id, &form));
+        bytes.extend_from_slice(&tag);
         bytes.extend_from_slice(&form);
         let rank = if self.is_lock() { lock_rank(self.record.attempt) } else { SETTLED };
         Some(FastEntry { rank, bytes: bytes.into(), until: self.until })
@@ -114,10 +114,9 @@ impl Entry {
 
     /// As it was put there for this record of this store; `None` for everything else.
     pub(crate) fn decode(store: &[u8; 16], id: &RecordId, bytes: &Bytes) -> Option<Self> {
-        let (expected, form) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST)?;
-        if expected != digest(store, id, form) {
-            return None;
-        }
+        let (tag, form) = bytes.strip_prefix(MAGIC)?.split_at_checked(TAG)?;
+        // In constant time.
+        authenticator(store, id, form)?.verify_slice(tag).ok()?;
         let (form, rest) = postcard::take_from_bytes::<Form<'_>>(form).ok()?;
         if !rest.is_empty() {
             return None;
@@ -139,14 +138,19 @@ pub(crate) fn lock_rank(attempt: u32) -> u64 {
     u64::from(attempt)
 }
 
-fn digest(store: &[u8; 16], id: &RecordId, form: &[u8]) -> [u8; DIGEST] {
-    let mut digest = Sha256::new();
+/// HMAC-SHA-256 over everything that is believed of an entry: its form, the record that it is of, and what it says, its times
+/// included. The key is the durable store's [identity](idem_core::DurableStore::identity), which the fast store never sees: a
+/// client of the fast store can remove an entry, or put an earlier one of the same record back, and can make none.
+///
+/// Rank and end, as the fast store knows them, are not covered. By them it chooses what to keep, and nothing is believed.
+fn authenticator(store: &[u8; 16], id: &RecordId, form: &[u8]) -> Option<Hmac<Sha256>> {
+    // A key may have any length.
+    let mut authenticator = Hmac::<Sha256>::new_from_slice(store).ok()?;
     // The only part whose length varies comes last.
-    digest.update(MAGIC);
-    digest.update(store);
-    digest.update(id.as_bytes());
-    digest.update(form);
-    digest.finalize().into()
+    authenticator.update(MAGIC);
+    authenticator.update(id.as_bytes());
+    authenticator.update(form);
+    Some(authenticator)
 }
 
 /// The form of an entry. A checkpoint and the time of a next attempt are not in it: whoever has one is in no entry.

@@ -26,6 +26,17 @@ pub(crate) struct Front {
     unreadable: Counter,
 }
 
+/// What came of putting an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// It, or a more important one, is there.
+    Done,
+    /// It was over when it came.
+    TooLate,
+    /// It may be there, or come later, or never.
+    Unanswered,
+}
+
 /// What the fast store knows of a record.
 pub(crate) struct Sight {
     /// Its time.
@@ -63,11 +74,14 @@ impl Front {
         Some(Sight { now: look.now, entry, is_claimed })
     }
 
-    /// Puts the entry in place, unless a more important one is there. `false` when neither may be there now, or it was over
-    /// when it came.
-    pub(crate) async fn put(&self, id: &RecordId, entry: &Entry) -> bool {
-        let Some(entry) = entry.encode(&self.identity, id) else { return false };
-        self.ask(self.fast.put(id, &entry)).await.is_some_and(|now| now < entry.until)
+    /// Puts the entry in place, unless a more important one is there.
+    pub(crate) async fn put(&self, id: &RecordId, entry: &Entry) -> Put {
+        let Some(entry) = entry.encode(&self.identity, id) else { return Put::TooLate };
+        match self.ask(self.fast.put(id, &entry)).await {
+            Some(now) if now < entry.until => Put::Done,
+            Some(_) => Put::TooLate,
+            None => Put::Unanswered,
+        }
     }
 
     /// Removes the lock of an attempt, for a claim if one is wanted, and says what time it was then; `None` when it may still

@@ -27,6 +27,8 @@ pub(crate) struct Run {
     pub(crate) is_new: bool,
     /// The attempt whose lock was put.
     pub(crate) locked: Option<u32>,
+    /// Whether a lock is on its way to the fast store, or had no answer: it may come there after everything else.
+    pub(crate) is_on_its_way: bool,
 }
 
 impl Runs {
@@ -46,7 +48,7 @@ impl Runs {
                 known.clear();
             }
         }
-        let now = Run { at, lease: request.term.lease, is_new: true, locked: None };
+        let now = Run { at, lease: request.term.lease, is_new: true, locked: None, is_on_its_way: false };
         match known.entry((request.id, request.owner)) {
             Entry::Occupied(first) => Run { is_new: false, ..*first.get() },
             Entry::Vacant(place) => *place.insert(now),
@@ -61,14 +63,30 @@ impl Runs {
     pub(crate) fn lock(&self, id: &RecordId, owner: &OwnerToken, attempt: u32) {
         if let Some(run) = self.known().get_mut(&(*id, *owner)) {
             run.locked = Some(attempt);
+            run.is_on_its_way = true;
         }
     }
 
-    /// The lease lasts for `lease` from this time on. `false` when the run has ended meanwhile, or is not known.
-    pub(crate) fn renew(&self, id: &RecordId, owner: &OwnerToken, at: Option<Timestamp>, lease: Duration) -> bool {
+    /// A lock has come to the fast store.
+    pub(crate) fn has_come(&self, id: &RecordId, owner: &OwnerToken) {
+        if let Some(run) = self.known().get_mut(&(*id, *owner)) {
+            run.is_on_its_way = false;
+        }
+    }
+
+    /// The lease lasts for `lease` from this time on, and a lock that says so is about to be put, if `puts`. `false` when the
+    /// run has ended meanwhile, or is not known.
+    pub(crate) fn renew(
+        &self,
+        id: &RecordId,
+        owner: &OwnerToken,
+        at: Option<Timestamp>,
+        lease: Duration,
+        puts: bool,
+    ) -> bool {
         let mut known = self.known();
         let Some(run) = known.get_mut(&(*id, *owner)) else { return false };
-        *run = Run { at, lease, ..*run };
+        *run = Run { at, lease, is_on_its_way: run.is_on_its_way || puts, ..*run };
         true
     }
 
@@ -91,11 +109,11 @@ mod tests {
         assert_eq!(runs.ask(&request, at(1)).at, at(1));
         assert_eq!(runs.ask(&request, at(2)).at, at(1));
         assert_eq!(runs.ask(&repeat_of(&request), at(2)).at, at(2));
-        assert!(runs.renew(&request.id, &request.owner, at(3), LONGEST));
+        assert!(runs.renew(&request.id, &request.owner, at(3), LONGEST, false));
         assert_eq!(runs.ask(&request, at(4)).at, at(3));
         runs.lock(&request.id, &request.owner, 7);
         assert_eq!(runs.forget(&request.id, &request.owner).unwrap().locked, Some(7));
-        assert!(!runs.renew(&request.id, &request.owner, at(5), LONGEST));
+        assert!(!runs.renew(&request.id, &request.owner, at(5), LONGEST, true));
         assert_eq!(runs.ask(&request, at(6)).at, at(6));
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use idem_core::{
     Acquire, AcquireOutcome, DurableStore, FastStore, Lease, OwnerOutcome, RecordId, Settlement, StoreError,
-    StoreErrorKind, Timestamp, planted,
+    StoreErrorKind, Timestamp,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::config::HybridConfig;
 use crate::entry::Entry;
-use crate::front::{Front, Sight};
+use crate::front::{Front, Put, Sight};
 use crate::metrics::{Counter, HybridMetrics};
 use crate::runs::{Run, Runs};
 
@@ -98,9 +98,6 @@ impl<D: DurableStore + ?Sized> Shared<D> {
                 pause = (pause * 2).min(LAST_PAUSE);
                 continue;
             }
-            planted!("redis-miss-trusted" => if sight.entry.is_none() {
-                return Answer::Given(idem_core::machine::acquire(None, request, sight.now).1);
-            });
             return match sight.answer(request) {
                 Some(outcome) if self.may_answer(&sight, asks_again) => {
                     self.front.answered(&outcome);
@@ -160,9 +157,8 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     pub(crate) async fn lock(&self, request: &Acquire, lease: &Lease, run: Run, at_most: Duration) {
         let Some(asked_at) = run.at.filter(|_| self.config.locks) else { return self.unclaim(&request.id).await };
         self.runs.lock(&lease.id, &lease.owner, lease.attempt);
-        let life = planted!(run.lease.min(at_most), "fast-lock-outlives-its-owner" => Duration::from_secs(3_600));
-        let entry = Entry::lock(request, lease, asked_at, life);
-        if !self.front.put(&request.id, &entry).await {
+        let entry = Entry::lock(request, lease, asked_at, run.lease.min(at_most));
+        if self.put_lock(lease, &entry).await != Put::Done {
             self.unclaim(&request.id).await;
         }
     }
@@ -170,17 +166,29 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     /// Lets the lock of a run last as long as its lease, which was renewed after `sight`.
     pub(crate) async fn relock(self: &Arc<Self>, lease: &Lease, sight: Option<Sight>, lasts: Duration) {
         let seen_at = sight.as_ref().map(|sight| sight.now);
-        if !self.runs.renew(&lease.id, &lease.owner, seen_at, lasts) {
+        let entry = sight.and_then(|Sight { now, entry, .. }| entry?.renewed(lease, now, lasts));
+        if !self.runs.renew(&lease.id, &lease.owner, seen_at, lasts, entry.is_some()) {
             return;
         }
-        let entry = sight.and_then(|Sight { now, entry, .. }| entry?.renewed(lease, now, lasts));
         if let Some(entry) = entry {
-            self.front.put(&lease.id, &entry).await;
+            self.put_lock(lease, &entry).await;
             // The run may have ended meanwhile, and its lock have been removed before this one came.
             if !self.runs.knows(&lease.id, &lease.owner) {
                 self.unlock(lease.id, lease.attempt).await;
             }
         }
+    }
+
+    /// Puts a lock that the run was told of.
+    ///
+    /// # Cancellation safety
+    /// A lock whose caller is gone may still come, as may one that had no answer. The end of the run removes it again later.
+    async fn put_lock(&self, lease: &Lease, entry: &Entry) -> Put {
+        let put = self.front.put(&lease.id, entry).await;
+        if put != Put::Unanswered {
+            self.runs.has_come(&lease.id, &lease.owner);
+        }
+        put
     }
 
     /// Keeps what the durable store answered to somebody who does not run.
@@ -223,33 +231,38 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let attempt = locked.unwrap_or(lease.attempt);
         let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
         let copies = is_final && self.config.caches;
-        match self.front.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await {
-            Some(seen_at) if copies => self.copy_behind(lease.id, seen_at).await,
-            Some(_) => {}
-            None => self.unlock_later(lease.id, attempt, locked.is_some()),
+        let unlocked = self.front.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await;
+        if let Some(seen_at) = unlocked.filter(|_| copies) {
+            self.copy_behind(lease.id, seen_at).await;
+        }
+        // A lock that is on its way comes after its removal.
+        if run.is_some_and(|run| run.is_on_its_way) || unlocked.is_none() && locked.is_some() {
+            self.unlock_later(lease.id, attempt);
         }
     }
 
     /// The run of a transaction that was dropped has ended.
     pub(crate) fn dropped(self: &Arc<Self>, lease: &Lease) {
         let run = self.runs.forget(&lease.id, &lease.owner);
-        if let Some(attempt) = run.and_then(|run| run.locked) {
+        if let Some(Run { locked: Some(attempt), is_on_its_way, .. }) = run {
             let (shared, id) = (Arc::clone(self), lease.id);
-            self.behind(async move { shared.unlock(id, attempt).await });
+            self.behind(async move {
+                shared.unlock(id, attempt).await;
+                if is_on_its_way {
+                    shared.unlock_later(id, attempt);
+                }
+            });
         }
     }
 
     async fn unlock(self: &Arc<Self>, id: RecordId, attempt: u32) {
         if self.front.unlock(&id, attempt, None).await.is_none() {
-            self.unlock_later(id, attempt, true);
+            self.unlock_later(id, attempt);
         }
     }
 
-    /// Tries again to remove a lock, if it `was_put`.
-    fn unlock_later(self: &Arc<Self>, id: RecordId, attempt: u32, was_put: bool) {
-        if !was_put {
-            return;
-        }
+    /// Removes a lock in a while: one that could not be removed, or that may come late.
+    fn unlock_later(self: &Arc<Self>, id: RecordId, attempt: u32) {
         let shared = Arc::clone(self);
         self.behind(async move {
             for pause in PAUSES {
@@ -286,7 +299,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let look = tokio::time::timeout(LOOK, self.durable.look(id)).await;
         let Ok(Ok(look)) = look else { return false };
         match look.and_then(|look| Entry::settled(look, seen_at)) {
-            Some(entry) => self.front.put(id, &entry).await,
+            Some(entry) => self.front.put(id, &entry).await == Put::Done,
             None => false,
         }
     }

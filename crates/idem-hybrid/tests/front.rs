@@ -319,6 +319,67 @@ async fn a_durable_store_that_hangs_is_noticed() {
     assert_eq!(world.asked(), asked + 1, "it was not asked");
 }
 
+/// A caller that goes away has learnt nothing of the durable store; the next one that asks does.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_costs_one_question_to_the_durable_store() {
+    let world = World::new(HybridConfig::new().without_replays_while_durable_fails());
+    let settled = world.settled().await;
+    for _ in 0..3 {
+        world.durable.next(Verb::Acquire, Fault::LostAnswer);
+        assert!(tokio::time::timeout(Duration::from_millis(1), world.store.acquire(&request())).await.is_err());
+        let asked = world.asked();
+        for _ in 0..10 {
+            assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+        }
+        assert_eq!(world.asked(), asked + 1);
+    }
+}
+
+/// What is done behind the callers ends with the runtime of one of them; the next one does it again.
+#[test]
+fn a_copy_whose_runtime_has_ended_is_made_by_the_next_that_misses_it() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (world, request) = (World::new(HybridConfig::new()), request());
+    let first = runtime();
+    first.block_on(async {
+        let lease = world.run(&request).await;
+        world.store.settle(&lease, &completed(), KEPT).await.unwrap();
+    });
+    // Its one thread had no turn for anything else.
+    drop(first);
+    assert_eq!(world.durable.calls(Verb::Look), 0);
+    runtime().block_on(async {
+        assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
+        world.copied(&request).await;
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_done_behind_the_callers_is_limited() {
+    let world = World::new(HybridConfig::new());
+    let settled = world.settled().await;
+    let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    for _ in 0..500 {
+        let mut ended = Vec::new();
+        for _ in 0..4 {
+            let request = request();
+            ended.push(world.run(&request).await);
+        }
+        world.fast.is(FAILS);
+        for lease in ended {
+            // Its lock cannot be removed, and is tried again behind the caller.
+            world.store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
+        }
+        world.fast.is(FINE);
+        // Keeps the breaker closed.
+        assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    }
+    let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks() - before;
+    assert_eq!(alive, 1024);
+    tokio::time::sleep(SECOND * 60).await;
+    assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), before);
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_caller_tries_whether_the_fast_store_is_back() {
     let world = World::new(HybridConfig::new());

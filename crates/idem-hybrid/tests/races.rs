@@ -9,7 +9,7 @@ use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Lease, Settlemen
 use idem_hybrid::HybridConfig;
 use idem_testkit::fixture::{KEPT, repeat_of, request};
 use idem_testkit::{Fault, Verb};
-use support::{FAILS, FINE, PUTS_SLOWLY, World};
+use support::{FAILS, FINE, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -59,6 +59,43 @@ async fn a_lock_that_is_renewed_beside_the_end_of_its_run_goes() {
         world.store.settle(&lease, &settlement, KEPT).await.unwrap();
         renewal.await.unwrap().unwrap();
         assert_eq!(world.fast.inner.entry(&request.id), None, "{settlement:?}");
+    }
+}
+
+/// A heartbeat that ends with its run drops the renewal; what that had sent comes all the same.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_comes_after_the_end_of_its_run_goes() {
+    for is_renewal in [true, false] {
+        for settlement in [Settlement::Released, idem_testkit::fixture::retryable()] {
+            let world = World::new(HybridConfig::new());
+            let request = request();
+            let lease = if is_renewal {
+                let lease = world.run(&request).await;
+                world.fast.is(PUTS_LATE);
+                let renewal = world.store.renew(&lease, request.term);
+                assert!(tokio::time::timeout(SLOWLY / 5, renewal).await.is_err(), "it has been answered");
+                lease
+            } else {
+                world.fast.is(PUTS_LATE);
+                let acquire = world.store.acquire(&request);
+                assert!(tokio::time::timeout(SLOWLY / 5, acquire).await.is_err(), "it has been answered");
+                Lease {
+                    id: request.id,
+                    owner: request.owner,
+                    attempt: 1,
+                    acquisition: idem_core::Acquisition::Fresh,
+                    checkpoint: None,
+                }
+            };
+            // A claim, of whoever asks, is no lock.
+            let lock = || world.fast.inner.entry(&request.id).filter(|entry| entry.rank > 0);
+            world.store.settle(&lease, &settlement, KEPT).await.unwrap();
+            assert_eq!(lock(), None, "it has not come yet");
+            tokio::time::sleep(SLOWLY).await;
+            assert!(lock().is_some(), "it came late");
+            tokio::time::sleep(SECOND * 2).await;
+            assert_eq!(lock(), None, "{settlement:?}, renewal {is_renewal}");
+        }
     }
 }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
-use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, TlsMode};
-use tokio::sync::Mutex;
+use redis::{
+    Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisConnectionInfo, RedisError, TlsMode,
+};
 
 /// The servers, and how they are found.
 #[derive(Clone)]
@@ -16,12 +17,41 @@ pub(crate) enum Servers {
     One(Client),
     /// The one that the Sentinels name: each is asked by a client of its own, as one that hangs must not keep back the
     /// answers of the others.
-    Sentinel(Arc<[Mutex<SentinelClient>]>),
+    Sentinel(Arc<[Sentinel]>),
     /// Those that share the slots of a Cluster. The clients are the servers that the URL names.
     Cluster(Arc<ClusterClient>, Arc<[Client]>),
     /// One server, by the application's own connections.
     #[cfg(feature = "deadpool")]
     Pool(deadpool_redis::Pool),
+}
+
+/// A Sentinel, and what it is asked for.
+pub(crate) struct Sentinel {
+    address: ConnectionAddr,
+    service: String,
+    login: RedisConnectionInfo,
+    db: i64,
+    tls: bool,
+}
+
+impl Sentinel {
+    /// A client for one question. A shared one would be locked while it waits, for ever if its runtime is not driven.
+    fn client(&self) -> Result<SentinelClient, RedisError> {
+        let server = SentinelServerType::Master;
+        let builder = SentinelClientBuilder::new([self.address.clone()], &self.service, server)?;
+        let mut builder = builder.set_client_to_redis_db(self.db);
+        if self.tls {
+            builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
+            builder = builder.set_client_to_sentinel_tls_mode(TlsMode::Secure);
+        }
+        if let Some(username) = self.login.username() {
+            builder = builder.set_client_to_redis_username(username);
+        }
+        if let Some(password) = self.login.password() {
+            builder = builder.set_client_to_redis_password(password);
+        }
+        builder.build()
+    }
 }
 
 /// A URL, read but not yet acted on.
@@ -77,31 +107,27 @@ impl Address {
             }
             Self::Sentinel { nodes, service, db, tls } => {
                 let login = nodes.first().map(|node| node.redis_settings().clone()).unwrap_or_default();
-                let client = |address: ConnectionAddr| -> Result<_, RedisError> {
-                    let builder = SentinelClientBuilder::new([address], &service, SentinelServerType::Master)?;
-                    let mut builder = builder.set_client_to_redis_db(db);
-                    if tls {
-                        builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
-                        builder = builder.set_client_to_sentinel_tls_mode(TlsMode::Secure);
-                    }
-                    if let Some(username) = login.username() {
-                        builder = builder.set_client_to_redis_username(username);
-                    }
-                    if let Some(password) = login.password() {
-                        builder = builder.set_client_to_redis_password(password);
-                    }
-                    Ok(Mutex::new(builder.build()?))
-                };
-                let addresses = nodes.iter().map(|node| node.addr().clone());
-                Servers::Sentinel(addresses.map(client).collect::<Result<_, _>>()?)
+                let sentinels: Arc<[Sentinel]> = nodes
+                    .iter()
+                    .map(|node| Sentinel {
+                        address: node.addr().clone(),
+                        service: service.clone(),
+                        login: login.clone(),
+                        db,
+                        tls,
+                    })
+                    .collect();
+                // What cannot be asked is said now.
+                sentinels.iter().try_for_each(|sentinel| sentinel.client().map(drop))?;
+                Servers::Sentinel(sentinels)
             }
         })
     }
 }
 
 /// The primary that the first Sentinel to answer names, once it has said itself that it is one.
-pub(crate) async fn primary(sentinels: &[Mutex<SentinelClient>]) -> Result<Client, RedisError> {
-    let asking = sentinels.iter().map(|sentinel| async { sentinel.lock().await.async_get_client().await }.boxed());
+pub(crate) async fn primary(sentinels: &[Sentinel]) -> Result<Client, RedisError> {
+    let asking = sentinels.iter().map(|sentinel| async { sentinel.client()?.async_get_client().await }.boxed());
     futures_util::future::select_ok(asking).await.map(|(client, _)| client)
 }
 

@@ -18,21 +18,23 @@ pub(crate) enum Failure {
     Failed { error: RedisError, may_have_run: bool },
 }
 
+/// When a call failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// While the store was opened: what the server refuses then, it refuses because of how it or the store is set up.
+    Opening,
+    /// Later: the same set-up has served before, so a login or a permission that fails is an outage. It ends when the
+    /// operator, or a rotation of credentials, is done.
+    Serving,
+}
+
 impl Failure {
     /// The store's error for it, which came while the store tried to `what`.
-    pub(crate) fn of(self, what: &str) -> StoreError {
+    pub(crate) fn of(self, what: &str, phase: Phase) -> StoreError {
         let error = |kind, hint: &str| StoreError::new(kind, format!("could not {what}: {hint}"));
         let (error, is_indeterminate) = match self {
             Self::NotConnected { error: source, was_sent } => {
-                let (kind, hint) = match source.kind() {
-                    ErrorKind::MasterNameNotFoundBySentinel => {
-                        (StoreErrorKind::Unavailable, "no Sentinel names a primary of this service that is up")
-                    }
-                    ErrorKind::Io | ErrorKind::Client | ErrorKind::ClusterConnectionNotFound => {
-                        (StoreErrorKind::Unavailable, "could not connect to Redis")
-                    }
-                    _ => reason(&source),
-                };
+                let (kind, hint) = not_connected(&source, phase);
                 (error(kind, hint).with_source(source), was_sent)
             }
             Self::NotConnectedInTime { timeout, was_sent } => {
@@ -44,7 +46,7 @@ impl Failure {
                 (error(StoreErrorKind::Timeout, &hint), true)
             }
             Self::Failed { error: source, may_have_run } => {
-                let (kind, hint) = reason(&source);
+                let (kind, hint) = reason(&source, phase);
                 (error(kind, hint).with_source(source), may_have_run)
             }
         };
@@ -52,41 +54,67 @@ impl Failure {
     }
 }
 
+/// What an error means that came before there was a connection.
+fn not_connected(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static str) {
+    match error.kind() {
+        ErrorKind::MasterNameNotFoundBySentinel => {
+            (StoreErrorKind::Unavailable, "no Sentinel names a primary of this service that is up")
+        }
+        ErrorKind::Io | ErrorKind::Client | ErrorKind::ClusterConnectionNotFound => {
+            (StoreErrorKind::Unavailable, "could not connect to Redis")
+        }
+        // There is no code for it.
+        ErrorKind::Server(_) if error.detail().is_some_and(|detail| detail.contains("max number of clients")) => (
+            StoreErrorKind::Unavailable,
+            "Redis takes no further connection; raise maxclients, or lower the clients' number",
+        ),
+        _ => reason(error, phase),
+    }
+}
+
 /// What an error of the server means. The first word of it is a code.
-fn reason(error: &RedisError) -> (StoreErrorKind, &'static str) {
+fn reason(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static str) {
     let unavailable = |hint| (StoreErrorKind::Unavailable, hint);
-    let misconfigured = |hint| (StoreErrorKind::Misconfigured, hint);
     let corrupt = |hint| (StoreErrorKind::Corrupt, hint);
+    let set_up = |hint| match phase {
+        Phase::Opening => (StoreErrorKind::Misconfigured, hint),
+        Phase::Serving => (StoreErrorKind::Unavailable, hint),
+    };
     match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::Io, _) if error.is_timeout() => (StoreErrorKind::Timeout, "Redis did not answer in time"),
         (ErrorKind::Io | ErrorKind::Parse, _) => unavailable("the connection to Redis ended"),
         (ErrorKind::Server(ServerErrorKind::BusyLoading), _) => unavailable("Redis is loading its data"),
-        (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {
+        (ErrorKind::Server(ServerErrorKind::ReadOnly), _) | (_, "READONLY") => {
             unavailable("the server takes no writes: it is a replica; name the primary, or its Sentinels")
+        }
+        (ErrorKind::Server(ServerErrorKind::MasterDown), _) => {
+            unavailable("the server is a replica that has lost its primary; name the primary, or its Sentinels")
         }
         (
             ErrorKind::Server(
                 ServerErrorKind::ClusterDown
-                | ServerErrorKind::MasterDown
                 | ServerErrorKind::Moved
                 | ServerErrorKind::Ask
                 | ServerErrorKind::TryAgain,
             )
             | ErrorKind::ClusterConnectionNotFound,
             _,
-        ) => unavailable("nobody in the Cluster serves this record just now"),
-        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => misconfigured("the user lacks a permission"),
-        (ErrorKind::AuthenticationFailed, _) => misconfigured("Redis does not let this user in"),
-        (_, "READONLY") => unavailable("the server is a replica; name the primary, or its Sentinels"),
-        (_, "NOAUTH" | "WRONGPASS") => misconfigured("Redis does not let this user in"),
+        ) => unavailable("no server of the Cluster serves this record just now"),
+        (ErrorKind::Server(ServerErrorKind::NoPerm), _) => {
+            set_up("the user lacks a permission; grant it what the documentation of idem-redis lists")
+        }
+        (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => {
+            set_up("Redis refused the login; check the user, its password, and whether maxclients is reached")
+        }
+        (_, "DENIED") => set_up("Redis is in protected mode; set a password or protected-mode no"),
         (_, "OOM") => (StoreErrorKind::Capacity, "Redis has no memory left; raise maxmemory"),
         (_, "MISCONF") => unavailable("Redis takes no writes, as it cannot save its data; see its log"),
         (_, "NOREPLICAS") => unavailable("Redis takes no writes, as it has too few replicas"),
-        (_, "BUSY") => unavailable("Redis is busy with somebody's script"),
+        (_, "BUSY" | "UNKILLABLE") => unavailable("Redis is busy with another script"),
         (_, "IDEMFORMAT") => corrupt("another version wrote the record, in a format that this one does not read"),
         (_, "IDEMDAMAGED") => corrupt("the record is damaged"),
         (_, "WRONGTYPE") => corrupt("something that is not a record stands under its key"),
-        (ErrorKind::Server(_), _) => misconfigured("Redis refused a script of the store, or a part of it"),
+        (ErrorKind::Server(_), _) => set_up("Redis refused a command or a script of the store; the source says why"),
         _ => unavailable("Redis could not answer"),
     }
 }
@@ -100,34 +128,60 @@ pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> Stor
 mod tests {
     use super::*;
 
-    fn said(code: &str) -> StoreError {
-        let error = redis::make_extension_error(code.to_owned(), Some("details".to_owned()));
-        Failure::Failed { error, may_have_run: false }.of("acquire")
+    fn said(code: &str, phase: Phase) -> StoreError {
+        // As the driver reads it from the wire.
+        let line = format!("-{code} details\r\n");
+        let error = redis::parse_redis_value(line.as_bytes()).and_then(redis::Value::extract_error).unwrap_err();
+        Failure::Failed { error, may_have_run: false }.of("acquire", phase)
     }
 
     #[test]
     fn the_code_says_what_to_do() {
-        for (code, kind) in [
-            ("OOM", StoreErrorKind::Capacity),
-            ("NOAUTH", StoreErrorKind::Misconfigured),
-            ("NOREPLICAS", StoreErrorKind::Unavailable),
-            ("WRONGTYPE", StoreErrorKind::Corrupt),
-            ("IDEMDAMAGED", StoreErrorKind::Corrupt),
-            ("IDEMFORMAT", StoreErrorKind::Corrupt),
-            ("NEW", StoreErrorKind::Unavailable),
+        use StoreErrorKind::{Capacity, Corrupt, Misconfigured, Unavailable};
+        for (code, opening, serving) in [
+            ("OOM", Capacity, Capacity),
+            ("NOAUTH", Misconfigured, Unavailable),
+            ("WRONGPASS", Misconfigured, Unavailable),
+            ("NOPERM", Misconfigured, Unavailable),
+            ("DENIED", Misconfigured, Unavailable),
+            ("ERR", Misconfigured, Unavailable),
+            ("LOADING", Unavailable, Unavailable),
+            ("MASTERDOWN", Unavailable, Unavailable),
+            ("READONLY", Unavailable, Unavailable),
+            ("MISCONF", Unavailable, Unavailable),
+            ("NOREPLICAS", Unavailable, Unavailable),
+            ("BUSY", Unavailable, Unavailable),
+            ("CLUSTERDOWN", Unavailable, Unavailable),
+            ("TRYAGAIN", Unavailable, Unavailable),
+            ("NEW", Unavailable, Unavailable),
+            ("WRONGTYPE", Corrupt, Corrupt),
+            ("IDEMDAMAGED", Corrupt, Corrupt),
+            ("IDEMFORMAT", Corrupt, Corrupt),
         ] {
-            let error = said(code);
-            assert_eq!(error.kind(), kind, "{code}");
-            assert!(error.source().is_some() && !error.is_indeterminate(), "{error:?}");
+            for (phase, kind) in [(Phase::Opening, opening), (Phase::Serving, serving)] {
+                let error = said(code, phase);
+                assert_eq!(error.kind(), kind, "{code}");
+                assert!(error.source().is_some() && !error.is_indeterminate(), "{error:?}");
+            }
         }
+    }
+
+    #[test]
+    fn a_server_without_room_for_a_connection_is_no_misconfiguration() {
+        let error = redis::parse_redis_value(b"-ERR max number of clients reached\r\n");
+        let error = error.and_then(redis::Value::extract_error).unwrap_err();
+        let error = Failure::NotConnected { error, was_sent: false }.of("acquire", Phase::Opening);
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(error.to_string().contains("raise maxclients"), "{error}");
     }
 
     #[test]
     fn what_may_have_run_is_indeterminate() {
         let timeout = Duration::from_secs(1);
-        assert!(Failure::Timeout { timeout }.of("settle").is_indeterminate());
+        assert!(Failure::Timeout { timeout }.of("settle", Phase::Serving).is_indeterminate());
         for was_sent in [false, true] {
-            assert_eq!(Failure::NotConnectedInTime { timeout, was_sent }.of("settle").is_indeterminate(), was_sent);
+            let error = Failure::NotConnectedInTime { timeout, was_sent }.of("settle", Phase::Serving);
+            assert_eq!(error.is_indeterminate(), was_sent);
         }
     }
 }

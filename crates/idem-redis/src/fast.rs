@@ -11,6 +11,7 @@ use idem_core::{
 use redis::Value;
 
 use crate::config::RedisConfig;
+use crate::error::Phase;
 use crate::keys::Keys;
 use crate::link::Link;
 use crate::notices::Notices;
@@ -66,7 +67,7 @@ impl RedisFastStore {
     async fn run(&self, what: &str, script: &Script, id: &RecordId, args: &[Arg<'_>]) -> Result<Value, StoreError> {
         let key = self.shared.keys.fast(id);
         let call = Call { script, key: key.as_bytes(), args, replicas: None };
-        self.shared.link.run(&call).await.map(|reply| reply.value).map_err(|failure| failure.of(what))
+        self.shared.link.run(&call).await.map(|reply| reply.value).map_err(|failure| failure.of(what, Phase::Serving))
     }
 
     fn now(&self) -> Arg<'_> {
@@ -79,6 +80,8 @@ impl FastStore for RedisFastStore {
     async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
         let args = [self.now(), milliseconds(claim)];
         let answer = self.run("look for an entry", &self.shared.scripts.look, id, &args).await?;
+        // The caller may be turned away by what it finds, and wait.
+        self.shared.notices.keep();
         reply::look(answer)
     }
 

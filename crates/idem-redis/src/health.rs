@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use idem_core::{SelfTestError, StoreError, StoreErrorKind};
 
 use crate::durability::{DurabilityReport, NodeDurability};
+use crate::error::Phase;
 use crate::info::{Info, served_by};
 use crate::link::Link;
 use crate::store::RedisStore;
@@ -43,7 +44,7 @@ impl RedisStore {
     /// # Errors
     /// [`StoreError`] when they do not answer.
     pub async fn health(&self) -> Result<RedisHealth, StoreError> {
-        let primaries = primaries(&self.shared.link).await?;
+        let primaries = primaries(&self.shared.link, Phase::Serving).await?;
         let oldest = primaries.iter().min_by_key(|primary| primary.version_number());
         Ok(RedisHealth {
             version: oldest.map(|primary| primary.text("redis_version").to_owned()).unwrap_or_default(),
@@ -59,7 +60,7 @@ pub(crate) async fn examine(
     min_replicas: u32,
     allow_eviction: bool,
 ) -> Result<DurabilityReport, StoreError> {
-    let primaries = primaries(link).await?;
+    let primaries = primaries(link, Phase::Opening).await?;
     primaries.iter().try_for_each(fits)?;
     let report = report(link, &primaries, min_replicas).await;
     refuse_eviction(&report, allow_eviction)?;
@@ -100,16 +101,18 @@ fn refused(message: impl Into<String>) -> StoreError {
 }
 
 /// What `INFO` says of every primary.
-async fn primaries(link: &Link) -> Result<Vec<Info>, StoreError> {
+async fn primaries(link: &Link, phase: Phase) -> Result<Vec<Info>, StoreError> {
     let what = "ask what the server is";
-    let answers = link.ask_all(redis::cmd("INFO").arg("everything")).await.map_err(|failure| failure.of(what))?;
+    let answers =
+        link.ask_all(redis::cmd("INFO").arg("everything")).await.map_err(|failure| failure.of(what, phase))?;
     let infos = answers.into_iter().map(Info::read).collect::<Result<Vec<_>, _>>()?;
     // The driver asks the servers of a Cluster that it has reached so far.
     if infos.iter().any(|info| info.text("redis_mode") == "cluster") {
         if !link.is_cluster() {
             return Err(refused("this server is part of a Cluster; write redis+cluster:// for its URL"));
         }
-        let slots = link.ask_all(redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|failure| failure.of(what))?;
+        let slots =
+            link.ask_all(redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|failure| failure.of(what, phase))?;
         let served = served_by(slots.into_iter().next().unwrap_or_default())?;
         if infos.len() < served {
             let message = format!("{} of {served} primaries of the Cluster did not answer", served - infos.len());

@@ -12,7 +12,6 @@ mod keys;
 mod link;
 mod lossy;
 mod notices;
-mod planted;
 mod reply;
 mod script;
 mod slot;

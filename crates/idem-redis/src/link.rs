@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use idem_core::planted;
 #[cfg(feature = "deadpool")]
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
@@ -89,8 +88,10 @@ impl Link {
         let mut was_sent = false;
         let mut attempts = 1;
         let mut asking = None;
+        // The same one for every attempt: the others may lead to the same server that has ended them.
+        let slot = self.slot(question);
         loop {
-            let holding = self.hold(question, attempts == ATTEMPTS);
+            let holding = self.hold(slot, attempts == ATTEMPTS);
             let mut held = match tokio::time::timeout_at(deadline, holding).await {
                 Ok(Ok(held)) => held,
                 Ok(Err(error)) => return Err(Failure::NotConnected { error, was_sent }),
@@ -153,20 +154,24 @@ impl Link {
         }
     }
 
-    /// A connection for the question; the one that is being made, if it is to be a new one and one is.
-    async fn hold(&self, question: &Question<'_>, is_new: bool) -> RedisResult<Held<'_>> {
-        #[cfg(feature = "deadpool")]
-        if let Servers::Pool(pool) = &self.servers {
-            let connection = pool.get().await.map_err(pool_error)?;
-            return Ok(Held::Pooled(connection));
-        }
-        let slot = match question {
+    /// Where the connection for the question is.
+    fn slot(&self, question: &Question<'_>) -> &Slot {
+        match question {
             Question::Script(Call { replicas: Some(_), .. }) => {
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.waiting.len();
                 self.waiting.get(turn).unwrap_or(&self.shared)
             }
             _ => &self.shared,
-        };
+        }
+    }
+
+    /// The connection of a slot; the one that is being made, if it is to be a new one and one is.
+    async fn hold<'a>(&'a self, slot: &'a Slot, is_new: bool) -> RedisResult<Held<'a>> {
+        #[cfg(feature = "deadpool")]
+        if let Servers::Pool(pool) = &self.servers {
+            let connection = pool.get().await.map_err(pool_error)?;
+            return Ok(Held::Pooled(connection));
+        }
         let renewed = if is_new { slot.renewed().await } else { None };
         let (connection, generation) = match renewed {
             Some(live) => live,
@@ -236,10 +241,7 @@ impl Held<'_> {
             }
             Question::Script(call) => match self.exchange(call.by_hash(), call, asking).await {
                 // A server that was flushed, restarted or promoted does not know the script.
-                Err(error)
-                    if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-                        && !planted!("no-evalsha-fallback" if crate::planted::was_sent(call)) =>
-                {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                     self.exchange(call.by_source(), call, asking).await
                 }
                 reply => reply,
@@ -318,10 +320,10 @@ fn is_of_no_use(error: &RedisError) -> bool {
 }
 
 /// Whether the server said that it did nothing: it says so before a script's first write. A general error may have come
-/// after it.
+/// after it, and so may a missing permission, since each command of a script needs its own.
 fn is_refusal(error: &RedisError) -> bool {
     match error.kind() {
-        ErrorKind::Server(kind) => kind != ServerErrorKind::ResponseError,
+        ErrorKind::Server(kind) => !matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm),
         ErrorKind::Extension => true,
         _ => false,
     }

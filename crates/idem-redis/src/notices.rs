@@ -52,14 +52,32 @@ impl Notices {
     /// From now on `listener` is told.
     pub(crate) fn tell(&self, listener: Weak<dyn SettlementListener>) {
         self.listeners.add(listener);
+        self.listen(true);
+    }
+
+    /// Starts the subscription again if its task has ended, as with its runtime. For callers that may be about to wait.
+    pub(crate) fn keep(&self) {
+        self.listen(false);
+    }
+
+    fn listen(&self, is_wanted: bool) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(AbortHandle::is_finished) {
+        if task.as_ref().map_or(is_wanted, AbortHandle::is_finished) && is_possible(&self.servers) {
             let (servers, keys, channel) = (self.servers.clone(), self.keys.clone(), self.channel.clone());
             let listeners = Arc::clone(&self.listeners);
             // The runtime that the store was opened in may have ended since.
             let runtime = Handle::try_current().unwrap_or_else(|_| self.runtime.clone());
             *task = Some(runtime.spawn(listen(servers, keys, channel, listeners)).abort_handle());
         }
+    }
+}
+
+/// Whether there is a server to subscribe to: a pool lends its connections for a moment only.
+fn is_possible(servers: &Servers) -> bool {
+    match servers {
+        #[cfg(feature = "deadpool")]
+        Servers::Pool(_) => false,
+        _ => true,
     }
 }
 
@@ -95,11 +113,10 @@ async fn listen(servers: Servers, keys: Keys, channel: Vec<u8>, listeners: Arc<L
     let mut was_refused = false;
     loop {
         match subscribe(&servers, &channel).await {
-            Ok(Some(subscription)) => {
+            Ok(subscription) => {
                 pause = FIRST_PAUSE;
                 follow(subscription, &keys, &listeners).await;
             }
-            Ok(None) => return,
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
                 if !std::mem::replace(&mut was_refused, true) {
                     let message = "the user may not subscribe to settlements, so waiters look from time to time only";
@@ -137,8 +154,7 @@ async fn answers(sink: &mut PubSubSink) -> bool {
     matches!(tokio::time::timeout(PATIENCE, sink.ping::<redis::Value>()).await, Ok(Ok(_)))
 }
 
-/// A subscription; `None` where there is nobody to subscribe to.
-async fn subscribe(servers: &Servers, channel: &[u8]) -> RedisResult<Option<PubSub>> {
+async fn subscribe(servers: &Servers, channel: &[u8]) -> RedisResult<PubSub> {
     let at = async |client: &Client| -> RedisResult<PubSub> {
         let subscribed = async {
             let mut subscription = client.get_async_pubsub().await?;
@@ -148,24 +164,24 @@ async fn subscribe(servers: &Servers, channel: &[u8]) -> RedisResult<Option<PubS
         tokio::time::timeout(PATIENCE, subscribed).await.unwrap_or_else(|_| Err(nobody("it did not answer")))
     };
     match servers {
-        Servers::One(client) => at(client).await.map(Some),
+        Servers::One(client) => at(client).await,
         Servers::Sentinel(sentinels) => {
             let client = tokio::time::timeout(PATIENCE, crate::address::primary(sentinels)).await;
-            at(&client.unwrap_or_else(|_| Err(nobody("no Sentinel answered")))?).await.map(Some)
+            at(&client.unwrap_or_else(|_| Err(nobody("no Sentinel answered")))?).await
         }
         // What is published anywhere in a Cluster is told everywhere in it.
         Servers::Cluster(_, seeds) => {
             let mut failed = nobody("the Cluster has no servers");
             for seed in seeds.iter() {
                 match at(seed).await {
-                    Ok(subscription) => return Ok(Some(subscription)),
+                    Ok(subscription) => return Ok(subscription),
                     Err(error) => failed = error,
                 }
             }
             Err(failed)
         }
         #[cfg(feature = "deadpool")]
-        Servers::Pool(_) => Ok(None),
+        Servers::Pool(_) => Err(nobody("a pool has no subscription")),
     }
 }
 

@@ -2,8 +2,6 @@
 
 use redis::Cmd;
 
-use crate::planted::with_bugs;
-
 /// A script with the digest that names it to a server which has seen it.
 pub(crate) struct Script {
     source: &'static str,
@@ -12,7 +10,6 @@ pub(crate) struct Script {
 
 impl Script {
     fn new(source: &'static str) -> Self {
-        let source = with_bugs(source);
         Self { source, hash: redis::Script::new(source).get_hash().to_owned() }
     }
 }
@@ -87,12 +84,6 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Names the script.
-    #[cfg(idem_planted_bugs)]
-    pub(crate) fn hash(&self) -> &str {
-        &self.script.hash
-    }
-
     /// The call of a script that the server knows.
     pub(crate) fn by_hash(&self) -> Cmd {
         self.command("EVALSHA", &self.script.hash)

@@ -6,13 +6,21 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use redis::{ErrorKind, RedisError, RedisResult};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use crate::connection::Connection;
 
 /// A connection, and which one of those that there were it is.
 pub(crate) type Live = (Connection, u64);
 
-/// Holds one connection, or none until somebody needs it.
+/// What a task that connects has to say; `None` when it was cancelled, or has panicked.
+type Answer = Shared<BoxFuture<'static, Option<RedisResult<Live>>>>;
+
+/// How much longer than its limit a task may take before it counts as stuck: its runtime may be one that nothing drives.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Holds one connection, or none until a caller needs it.
 #[derive(Clone, Default)]
 pub(crate) struct Slot(Arc<Mutex<State>>);
 
@@ -20,8 +28,26 @@ pub(crate) struct Slot(Arc<Mutex<State>>);
 struct State {
     connection: Option<Connection>,
     generation: u64,
-    /// Somebody connects; the others wait for the same connection.
-    attempt: Option<Shared<BoxFuture<'static, RedisResult<Live>>>>,
+    attempt: Option<Attempt>,
+    /// How many attempts there were.
+    attempts: u64,
+}
+
+/// A task that connects; all callers wait for the same connection.
+struct Attempt {
+    number: u64,
+    task: AbortHandle,
+    /// After this it is stuck.
+    until: Instant,
+    answer: Answer,
+}
+
+impl Attempt {
+    /// Whether an answer is still to come. The task itself says so: a flag would stay when the task is cancelled, panics, or
+    /// ends with its runtime.
+    fn is_under_way(&self) -> bool {
+        !self.task.is_finished() && Instant::now() < self.until
+    }
 }
 
 impl Slot {
@@ -33,27 +59,33 @@ impl Slot {
     /// The connection; `connect` makes it if there is none, within `limit`.
     ///
     /// # Cancellation safety
-    /// It is made by a task of its own: whoever has no more time to wait does not take the connection from the others.
+    /// A task of its own makes the connection: a caller that gives up does not take it from the others. If that task ends
+    /// without an answer, because its runtime has ended or it has panicked, the caller starts another one, once.
     pub(crate) async fn get(
         &self,
-        connect: impl FnOnce() -> BoxFuture<'static, RedisResult<Connection>>,
+        connect: impl Fn() -> BoxFuture<'static, RedisResult<Connection>>,
         limit: Duration,
     ) -> RedisResult<Live> {
-        let attempt = {
-            let mut state = self.state();
-            if let Some(connection) = &state.connection {
-                return Ok((connection.clone(), state.generation));
+        for _ in 0..2 {
+            let answer = {
+                let mut state = self.state();
+                if let Some(connection) = &state.connection {
+                    return Ok((connection.clone(), state.generation));
+                }
+                self.attempt(&mut state, &connect, limit)
+            };
+            if let Some(connected) = answer.await {
+                return connected;
             }
-            self.attempt(&mut state, connect, limit)
-        };
-        attempt.await
+        }
+        Err(RedisError::from((ErrorKind::Client, "the task that connects was cancelled or has panicked")))
     }
 
     /// Makes another connection behind the present one, which serves until then.
     pub(crate) fn renew(
         &self,
         generation: u64,
-        connect: impl FnOnce() -> BoxFuture<'static, RedisResult<Connection>>,
+        connect: impl Fn() -> BoxFuture<'static, RedisResult<Connection>>,
         limit: Duration,
     ) {
         let mut state = self.state();
@@ -63,38 +95,51 @@ impl Slot {
         }
     }
 
-    /// The connection that somebody is making, once it is made; `None` when nobody is, or it cannot be made.
+    /// The connection that a task is making, once it is made; `None` when no task is, or it cannot be made.
     pub(crate) async fn renewed(&self) -> Option<Live> {
-        let attempt = self.state().attempt.clone()?;
-        attempt.await.ok()
+        let answer = {
+            let state = self.state();
+            let attempt = state.attempt.as_ref().filter(|attempt| attempt.is_under_way())?;
+            attempt.answer.clone()
+        };
+        answer.await?.ok()
     }
 
     fn attempt(
         &self,
         state: &mut State,
-        connect: impl FnOnce() -> BoxFuture<'static, RedisResult<Connection>>,
+        connect: impl Fn() -> BoxFuture<'static, RedisResult<Connection>>,
         limit: Duration,
-    ) -> Shared<BoxFuture<'static, RedisResult<Live>>> {
-        if let Some(attempt) = &state.attempt {
-            return attempt.clone();
+    ) -> Answer {
+        if let Some(attempt) = state.attempt.as_ref().filter(|attempt| attempt.is_under_way()) {
+            return attempt.answer.clone();
         }
-        let (slot, connecting) = (self.clone(), connect());
+        state.attempts += 1;
+        let (slot, connecting, number) = (self.clone(), connect(), state.attempts);
         let task = tokio::spawn(async move {
             let connected = tokio::time::timeout(limit, connecting).await.unwrap_or_else(|_| Err(too_late()));
-            let mut state = slot.state();
-            state.attempt = None;
-            let connection = connected?;
-            state.generation += 1;
-            state.connection = Some(connection.clone());
-            Ok((connection, state.generation))
+            slot.connected(number, connected)
         });
-        let attempt = async { task.await.unwrap_or_else(|error| Err(std::io::Error::other(error).into())) };
-        let attempt = attempt.boxed().shared();
-        state.attempt = Some(attempt.clone());
-        attempt
+        let (abort, until) = (task.abort_handle(), Instant::now() + limit + GRACE);
+        let answer = async { task.await.ok() }.boxed().shared();
+        state.attempt = Some(Attempt { number, task: abort, until, answer: answer.clone() });
+        answer
     }
 
-    /// Nobody shall be given this connection any more. Whoever has it may go on with it.
+    /// Keeps the connection of an attempt, unless a later attempt has taken its place.
+    fn connected(&self, number: u64, connected: RedisResult<Connection>) -> RedisResult<Live> {
+        let mut state = self.state();
+        if state.attempt.as_ref().is_none_or(|attempt| attempt.number != number) {
+            return Err(too_late());
+        }
+        state.attempt = None;
+        let connection = connected?;
+        state.generation += 1;
+        state.connection = Some(connection.clone());
+        Ok((connection, state.generation))
+    }
+
+    /// No further caller is given this connection. Callers that have it may go on with it.
     pub(crate) fn discard(&self, generation: u64) {
         let mut state = self.state();
         if state.generation == generation {

@@ -14,6 +14,7 @@ use idem_core::{
 
 use crate::config::{RedisConfig, TIMEOUT, micros};
 use crate::durability::DurabilityReport;
+use crate::error::Phase;
 use crate::keys::Keys;
 use crate::link::{Link, Reply};
 use crate::notices::Notices;
@@ -73,7 +74,7 @@ impl RedisStore {
         let args = [self.now(), Arg::from(self.shared.replicas.is_some())];
         let answer = self.change(what, &self.shared.scripts.peek, id, &args).await?;
         match (answer.too_few, reply::peek(answer.value)?) {
-            (Some(found), Some(_)) => Err(self.too_few(what, found).about_a_record()),
+            (Some(found), Some(_)) => Err(self.too_few(what, found).with_existing_record()),
             (_, look) => Ok(look),
         }
     }
@@ -88,7 +89,7 @@ impl RedisStore {
     ) -> Result<Reply, StoreError> {
         let key = self.shared.keys.of(id);
         let call = Call { script, key: key.as_bytes(), args, replicas };
-        self.shared.link.run(&call).await.map_err(|failure| failure.of(what))
+        self.shared.link.run(&call).await.map_err(|failure| failure.of(what, Phase::Serving))
     }
 
     /// Runs a script, and awaits the replicas that were asked for.
@@ -199,7 +200,12 @@ impl IdempotencyStore for RedisStore {
             // A failover could take back what this would tell. What was acquired stays with its token: a release that is
             // on its way while the same token acquires again could come after it, and free what runs by then.
             (Some(found), AcquireOutcome::Acquired(_)) => Err(self.too_few(what, found)),
-            (Some(found), AcquireOutcome::Replay(_)) => Err(self.too_few(what, found).about_a_record()),
+            (Some(found), AcquireOutcome::Replay(_)) => Err(self.too_few(what, found).with_existing_record()),
+            // The caller may wait for the settlement.
+            (_, AcquireOutcome::InProgress { .. }) => {
+                self.shared.notices.keep();
+                Ok(outcome)
+            }
             // Nobody runs for the others, and nobody is told that something has happened.
             _ => Ok(outcome),
         }

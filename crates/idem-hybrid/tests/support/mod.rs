@@ -25,7 +25,7 @@ use idem_testkit::Subject;
 pub use lying::{Lie, LyingFast};
 pub use memory::MemoryFast;
 pub use servers::{Schema, Time, fresh_prefix, servers, servers_at};
-pub use world::{BrittleFast, FAILS, FINE, HANGS, IS_FULL, PUTS_SLOWLY, World};
+pub use world::{BrittleFast, FAILS, FINE, HANGS, IS_FULL, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
 
 /// Longer than anything takes on a loaded machine, so that nothing is given up that would come.
 pub const PATIENCE: Duration = Duration::from_secs(10);

@@ -30,7 +30,7 @@ impl World {
         let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
         let memory = MemoryStore::with_clock(NonZeroUsize::new(1_000).unwrap(), clock.clone());
         let durable = Arc::new(FaultyStore::new(Arc::new(memory)));
-        let fast = Arc::new(BrittleFast { inner: MemoryFast::new(clock.clone()), mode: AtomicU64::new(0) });
+        let fast = Arc::new(BrittleFast { inner: Arc::new(MemoryFast::new(clock.clone())), mode: AtomicU64::new(0) });
         let store = HybridStore::new(durable.clone(), fast.clone(), config);
         Self { store, durable, fast, clock }
     }
@@ -64,7 +64,7 @@ impl World {
 /// A fast store that can be made to fail or to hang.
 #[derive(Debug)]
 pub struct BrittleFast {
-    pub inner: MemoryFast,
+    pub inner: Arc<MemoryFast>,
     mode: AtomicU64,
 }
 
@@ -76,6 +76,9 @@ pub const IS_FULL: u64 = 3;
 /// It takes its time to put something.
 pub const PUTS_SLOWLY: u64 = 4;
 
+/// What is put is on its way, comes even if nobody waits for it any more, and is never answered.
+pub const PUTS_LATE: u64 = 5;
+
 /// How long that is.
 pub const SLOWLY: Duration = Duration::from_millis(50);
 
@@ -86,7 +89,7 @@ impl BrittleFast {
 
     async fn check(&self) -> Result<(), StoreError> {
         match self.mode.load(Ordering::SeqCst) {
-            FINE | IS_FULL | PUTS_SLOWLY => Ok(()),
+            FINE | IS_FULL | PUTS_SLOWLY | PUTS_LATE => Ok(()),
             FAILS => Err(StoreError::new(StoreErrorKind::Unavailable, "down")),
             _ => std::future::pending().await,
         }
@@ -105,6 +108,14 @@ impl FastStore for BrittleFast {
         match self.mode.load(Ordering::SeqCst) {
             IS_FULL => return Err(StoreError::new(StoreErrorKind::Capacity, "no room")),
             PUTS_SLOWLY => tokio::time::sleep(SLOWLY).await,
+            PUTS_LATE => {
+                let (inner, id, entry) = (Arc::clone(&self.inner), *id, entry.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(SLOWLY).await;
+                    inner.put(&id, &entry).await
+                });
+                std::future::pending::<()>().await;
+            }
             _ => {}
         }
         self.inner.put(id, entry).await

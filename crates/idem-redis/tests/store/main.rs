@@ -11,6 +11,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod connecting;
 mod data;
 mod expiry;
 mod fast;
@@ -23,6 +24,7 @@ mod outages;
 #[cfg(feature = "deadpool")]
 mod pool;
 mod proxy;
+mod refusals;
 mod replicas;
 mod scripts;
 mod sweep;

@@ -153,3 +153,23 @@ async fn a_listener_that_is_gone_is_forgotten_and_the_others_are_told() {
     is_told(&world, &other, &told, &completed()).await;
     let AcquireOutcome::Acquired(_) = other.acquire(&request()).await.unwrap() else { panic!() };
 }
+
+/// The subscription belongs to the runtime that made it; the store outlives that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscription_whose_runtime_has_ended_is_made_anew_for_callers_that_may_wait() {
+    let prefix = fresh_prefix();
+    let config = RedisConfig::new(redis_url()).key_prefix(&prefix);
+    let told = Arc::new(Told::default());
+    let listener: Weak<Told> = Arc::downgrade(&told);
+    let opening = config.clone();
+    let opened = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let other = runtime.block_on(RedisStore::open(opening)).unwrap();
+        runtime.block_on(async { other.on_settled(listener) });
+        drop(runtime);
+        other
+    });
+    let other = opened.join().unwrap();
+    let world = World { store: RedisStore::open(config).await.unwrap(), prefix, port: 0 };
+    is_told(&world, &other, &told, &completed()).await;
+}
