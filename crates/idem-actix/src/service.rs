@@ -41,16 +41,16 @@ where
     forward_ready!(inner);
 
     fn call(&self, request: ServiceRequest) -> Answered {
-        match decide(&self.protection, request.request()) {
-            Decision::Pass => {
-                let passed = self.inner.call(request);
-                Box::pin(async move { Ok(passed.await?.map_into_boxed_body()) })
+        let (inner, protection) = (Rc::clone(&self.inner), Rc::clone(&self.protection));
+        // The scope is the application's, and may panic. Over HTTP/2, actix calls services in the task of the connection, which
+        // would end with all of its streams, and awaits their futures in a task for each stream.
+        Box::pin(async move {
+            match decide(&protection, request.request()) {
+                Decision::Pass => Ok(inner.call(request).await?.map_into_boxed_body()),
+                Decision::Refuse(reply) => Ok(refuse(request, reply)),
+                Decision::Receive(arrival) => Box::pin(protect(inner, protection, request, arrival)).await,
             }
-            Decision::Refuse(reply) => Box::pin(std::future::ready(Ok(refuse(request, reply)))),
-            Decision::Receive(arrival) => {
-                Box::pin(protect(Rc::clone(&self.inner), Rc::clone(&self.protection), request, arrival))
-            }
-        }
+        })
     }
 }
 
@@ -71,6 +71,7 @@ fn decide<S: ScopeSource<HttpRequest>>(protection: &Protection<S>, request: &Htt
     let route = route(request);
     let head = RequestHead {
         method: request.method().as_str(),
+        authority: request.uri().authority().map(|authority| authority.as_str()),
         path: request.uri().path(),
         query: request.uri().query(),
         route: Some(&route),

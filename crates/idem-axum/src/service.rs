@@ -12,6 +12,7 @@ use axum::extract::{MatchedPath, OriginalUri, Request};
 use axum::response::Response;
 use futures_util::{FutureExt, TryFutureExt};
 use http::request::Parts;
+use http::uri::Authority;
 use idem_core::engine::{Conclusion, Context};
 use idem_http::{Arrived, Captured, Decision, HttpPolicy, Protection, RequestHead, ResponseDirectives, ScopeSource};
 use tower_service::Service;
@@ -77,14 +78,14 @@ where
                     return Err(response);
                 }
             };
-            let mut data = Data::of(&mut body);
-            let arrived = arrival.receive(&mut data).await.map_err(respond)?;
+            let arrived = arrival.receive(Data::of(&mut body)).await.map_err(respond)?;
             let Arrived { operation, chunks, reservation, .. } = arrived;
-            let trailers = data.trailers;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
             let run = move |context: Context| {
                 head.extensions.insert(context);
-                let request = Request::from_parts(head, sendable(chunks, trailers, None));
+                // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
+                // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
+                let request = Request::from_parts(head, sendable(chunks, None, None));
                 inner.call(request).then(move |Ok(response)| {
                     // The handler has had the body.
                     drop(reservation);
@@ -102,6 +103,7 @@ fn request_head(head: &Parts) -> RequestHead<'_, Fields<'_>> {
     let uri = head.extensions.get::<OriginalUri>().map_or(&head.uri, |original| &original.0);
     RequestHead {
         method: head.method.as_str(),
+        authority: uri.authority().map(Authority::as_str),
         path: uri.path(),
         query: uri.query(),
         route: head.extensions.get::<MatchedPath>().map(MatchedPath::as_str),

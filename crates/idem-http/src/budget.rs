@@ -1,27 +1,65 @@
-//! How many bytes of request bodies may be held at once, over all requests.
+//! How many bytes of request bodies may be held at once, over all requests, and by one principal.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::problem::ProblemKind;
 
 /// A shared budget of bytes. Clones share it.
-#[derive(Debug, Clone)]
+///
+/// # Shares
+/// One principal alone may hold a quarter of the budget, and less while others use it: for each byte of its bodies, three
+/// must be left free. Each further principal that takes what it can so takes a quarter of what is left, where a fixed
+/// quarter would leave nothing after four of them. [`share`](Self::share) sets another fraction.
+///
+/// The only body of a principal at a time is exempt: it is bounded by the budget alone, so that a share never refuses a
+/// request that would be taken on an idle server. So is what belongs to no principal, as in a layer of a single tenant.
+#[derive(Clone)]
 pub struct ByteBudget {
     total: usize,
-    left: Arc<AtomicUsize>,
+    share: usize,
+    state: Arc<Mutex<State>>,
+    /// Principals are known by their keyed hash. Two with the same one would share a share, and nobody can find two.
+    hashes: RandomState,
+}
+
+struct State {
+    left: usize,
+    /// The principals that hold something now.
+    holders: HashMap<u64, Holder>,
+}
+
+#[derive(Default)]
+struct Holder {
+    bodies: usize,
+    bytes: usize,
 }
 
 /// Bytes taken from a budget, given back when dropped.
-#[derive(Debug)]
 pub struct Reservation {
     budget: ByteBudget,
+    principal: Option<u64>,
     bytes: usize,
 }
 
 impl ByteBudget {
-    /// A budget of `bytes`.
+    /// A budget of `bytes`, of which one principal may hold a quarter.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        Self { total: bytes, left: Arc::new(AtomicUsize::new(bytes)) }
+        let state = State { left: bytes, holders: HashMap::new() };
+        Self { total: bytes, share: bytes / 4, state: Arc::new(Mutex::new(state)), hashes: RandomState::new() }
+    }
+
+    /// How many bytes one principal may hold while no other holds any. Default a quarter: four times what most services
+    /// need for their largest client, and three quarters for the others. The whole budget, or more, means no shares; set
+    /// that where one principal stands for many, such as a gateway. Set it before cloning.
+    #[must_use]
+    pub fn share(mut self, bytes: usize) -> Self {
+        self.share = bytes;
+        self
     }
 
     /// All of it, taken or not.
@@ -30,42 +68,236 @@ impl ByteBudget {
         self.total
     }
 
-    /// A reservation of nothing, to be grown.
+    /// A reservation of nothing for a body of `principal`, to be grown. `None` has no share to keep to.
     #[must_use]
-    pub fn reserve_none(&self) -> Reservation {
-        Reservation { budget: self.clone(), bytes: 0 }
+    pub fn reserve_none(&self, principal: Option<&str>) -> Reservation {
+        let principal = principal.map(|principal| self.hashes.hash_one(principal));
+        Reservation { budget: self.clone(), principal, bytes: 0 }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is locked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a principal may hold `held` bytes when `left` are free then.
+    fn is_within_share(&self, held: usize, left: usize) -> bool {
+        let others = self.total.saturating_sub(self.share);
+        held as u128 * others as u128 <= self.share as u128 * left as u128
     }
 }
 
 impl Reservation {
-    /// Takes `bytes` more; false, and nothing is taken, when the budget does not have them.
-    #[must_use]
-    pub fn grow(&mut self, bytes: usize) -> bool {
-        let take = |left: usize| left.checked_sub(bytes);
-        let grown = self.budget.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
-        self.bytes += if grown { bytes } else { 0 };
-        grown
+    /// Takes `bytes` more.
+    ///
+    /// # Errors
+    /// [`ProblemKind::Overloaded`] when the budget does not have them, [`ProblemKind::ShareExceeded`] when the principal holds
+    /// other bodies and may not hold more. Nothing is taken then.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), ProblemKind> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut state = self.budget.state();
+        let left = state.left.checked_sub(bytes).ok_or(ProblemKind::Overloaded)?;
+        if let Some(principal) = self.principal {
+            let is_new = self.bytes == 0;
+            if let Some(holder) = state.holders.get(&principal) {
+                let has_others = holder.bodies > usize::from(!is_new);
+                if has_others && !self.budget.is_within_share(holder.bytes.saturating_add(bytes), left) {
+                    return Err(ProblemKind::ShareExceeded);
+                }
+            }
+            let holder = state.holders.entry(principal).or_default();
+            holder.bodies += usize::from(is_new);
+            holder.bytes += bytes;
+        }
+        state.left = left;
+        self.bytes += bytes;
+        Ok(())
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.budget.left.fetch_add(self.bytes, Ordering::Relaxed);
+        if self.bytes == 0 {
+            return;
+        }
+        let mut state = self.budget.state();
+        state.left += self.bytes;
+        let Some(principal) = self.principal else { return };
+        if let Some(holder) = state.holders.get_mut(&principal) {
+            holder.bodies -= 1;
+            holder.bytes -= self.bytes;
+            if holder.bodies == 0 {
+                state.holders.remove(&principal);
+            }
+        }
+    }
+}
+
+/// Shows no principal, not even hashed.
+impl fmt::Debug for ByteBudget {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let left = self.state().left;
+        formatter
+            .debug_struct("ByteBudget")
+            .field("total", &self.total)
+            .field("share", &self.share)
+            .field("left", &left)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Reservation").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    const OVERLOADED: Result<(), ProblemKind> = Err(ProblemKind::Overloaded);
+    const OVER_SHARE: Result<(), ProblemKind> = Err(ProblemKind::ShareExceeded);
+
+    fn holders(budget: &ByteBudget) -> usize {
+        budget.state().holders.len()
+    }
+
+    fn left(budget: &ByteBudget) -> usize {
+        budget.state().left
+    }
+
+    /// Opens bodies of one byte until one is refused.
+    fn take_all(budget: &ByteBudget, principal: &str) -> Vec<Reservation> {
+        let mut taken = Vec::new();
+        loop {
+            let mut body = budget.reserve_none(Some(principal));
+            if body.grow(1).is_err() {
+                return taken;
+            }
+            taken.push(body);
+        }
+    }
 
     #[test]
     fn what_is_taken_is_given_back() {
         let budget = ByteBudget::new(10);
-        let (mut one, mut other) = (budget.reserve_none(), budget.reserve_none());
-        assert!(one.grow(4) && other.grow(6));
-        assert!(!one.grow(1), "the budget is used up");
-        drop(other);
-        assert!(one.grow(6));
-        assert!(!one.grow(1));
+        for principals in [[None, None], [Some("a"), Some("b")]] {
+            let [mut one, mut other] = principals.map(|principal| budget.reserve_none(principal));
+            assert_eq!((one.grow(4), other.grow(6)), (Ok(()), Ok(())));
+            assert_eq!(one.grow(1), OVERLOADED, "the budget is used up");
+            drop(other);
+            assert_eq!(one.grow(6), Ok(()));
+            assert_eq!(one.grow(1), OVERLOADED);
+        }
+    }
+
+    #[test]
+    fn one_principal_holds_a_quarter_and_the_others_go_on() {
+        let budget = ByteBudget::new(400);
+        let greedy = take_all(&budget, "greedy");
+        assert_eq!(greedy.len(), 100);
+        let mut other = budget.reserve_none(Some("other"));
+        assert_eq!(other.grow(300), Ok(()), "one body has the rest of the budget");
+        assert_eq!(budget.reserve_none(Some("greedy")).grow(1), OVERLOADED);
+        drop((greedy, other));
+        assert_eq!(budget.reserve_none(Some("greedy")).grow(400), Ok(()));
+    }
+
+    #[test]
+    fn many_principals_together_leave_room_for_another() {
+        let budget = ByteBudget::new(19 * 100);
+        let names: Vec<String> = (0..16).map(|at| at.to_string()).collect();
+        let taken: Vec<Vec<Reservation>> = names.iter().map(|name| take_all(&budget, name)).collect();
+        let held: usize = taken.iter().map(Vec::len).sum();
+        assert!(held <= 19 * 100 - 15, "{held} bytes are held");
+        assert_eq!(budget.reserve_none(Some("another")).grow(10), Ok(()));
+    }
+
+    #[test]
+    fn the_only_body_of_a_principal_is_bounded_by_the_budget_alone() {
+        let budget = ByteBudget::new(100);
+        let mut only = budget.reserve_none(Some("a"));
+        assert_eq!((only.grow(50), only.grow(40)), (Ok(()), Ok(())));
+        assert_eq!(budget.reserve_none(Some("a")).grow(1), OVER_SHARE);
+        assert_eq!(only.grow(10), Ok(()), "a refused body is none");
+        assert_eq!(only.grow(1), OVERLOADED);
+    }
+
+    #[test]
+    fn two_bodies_of_a_principal_share_its_share() {
+        let budget = ByteBudget::new(100);
+        let (mut one, mut two) = (budget.reserve_none(Some("a")), budget.reserve_none(Some("a")));
+        assert_eq!((one.grow(10), two.grow(15)), (Ok(()), Ok(())));
+        assert_eq!((one.grow(1), two.grow(1)), (OVER_SHARE, OVER_SHARE));
+        drop(two);
+        assert_eq!(one.grow(1), Ok(()));
+    }
+
+    #[test]
+    fn no_share_is_kept_for_a_single_tenant_and_where_it_is_the_whole_budget() {
+        let (single, whole) = (ByteBudget::new(100), ByteBudget::new(100).share(100));
+        for (budget, principal) in [(&single, None), (&whole, Some("a"))] {
+            let bodies = [60, 40].map(|bytes| {
+                let mut body = budget.reserve_none(principal);
+                assert_eq!(body.grow(bytes), Ok(()));
+                body
+            });
+            drop(bodies);
+        }
+        assert!(ByteBudget::new(usize::MAX).share(usize::MAX).is_within_share(usize::MAX, 0));
+    }
+
+    #[test]
+    fn a_principal_that_holds_nothing_is_forgotten() {
+        let budget = ByteBudget::new(10);
+        let mut bodies: Vec<Reservation> = ["a", "a", "b"].map(|name| budget.reserve_none(Some(name))).into();
+        assert_eq!(holders(&budget), 0, "nothing has arrived");
+        for body in &mut bodies {
+            assert_eq!((body.grow(0), body.grow(1)), (Ok(()), Ok(())));
+        }
+        assert_eq!(holders(&budget), 2);
+        assert_eq!(budget.reserve_none(Some("c")).grow(11), OVERLOADED);
+        bodies.remove(0);
+        assert_eq!(holders(&budget), 2, "it has another body, and the refused one left nothing");
+        bodies.clear();
+        assert_eq!(holders(&budget), 0);
+    }
+
+    #[test]
+    fn no_principal_is_in_debug_output() {
+        let budget = ByteBudget::new(10);
+        let mut body = budget.reserve_none(Some("secret"));
+        assert_eq!(body.grow(1), Ok(()));
+        assert_eq!(format!("{budget:?}"), "ByteBudget { total: 10, share: 2, left: 9, .. }");
+        assert_eq!(format!("{body:?}"), "Reservation { bytes: 1, .. }");
+    }
+
+    proptest! {
+        /// Bodies that grow and end in any order.
+        #[test]
+        fn the_sums_stay_right(steps in prop::collection::vec((0..8_usize, 0..40_usize), 0..60)) {
+            let budget = ByteBudget::new(100);
+            let principal = |at: usize| (at > 0).then(|| (at % 3).to_string());
+            let mut bodies: Vec<Reservation> = (0..8).map(|at| budget.reserve_none(principal(at).as_deref())).collect();
+            for (at, bytes) in steps {
+                if bytes >= 30 {
+                    bodies[at] = budget.reserve_none(principal(at).as_deref());
+                } else {
+                    let _ = bodies[at].grow(bytes);
+                }
+                let held: usize = bodies.iter().map(|body| body.bytes).sum();
+                prop_assert_eq!(left(&budget), 100 - held);
+                let principals = bodies.iter().filter(|body| body.bytes > 0).filter_map(|body| body.principal);
+                let principals: std::collections::HashSet<u64> = principals.collect();
+                prop_assert_eq!(holders(&budget), principals.len());
+            }
+            drop(bodies);
+            prop_assert_eq!((left(&budget), holders(&budget)), (100, 0));
+        }
     }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use idem_core::{BodyFormat, JsonPointer};
 
+use crate::syntax::{BLANKS, unquoted};
+
 /// The format of a body, and the content type as the fingerprint sees it.
 pub(crate) struct Content<'a> {
     pub(crate) format: BodyFormat,
@@ -23,9 +25,12 @@ pub(crate) fn content<'a>(
     let (&[content_type], false) = (content_types, encoded) else { return raw };
     let Ok(text) = std::str::from_utf8(content_type) else { return raw };
     let (media_type, parameters) = text.split_once(';').unwrap_or((text, ""));
-    let media_type = media_type.trim_matches(BLANKS);
+    // Some parsers refuse one with blanks, and others do not.
+    if media_type.contains(BLANKS) {
+        return raw;
+    }
     let lower = media_type.to_ascii_lowercase();
-    if lower == "application/json" || lower.ends_with("+json") {
+    if (lower == "application/json" || lower.ends_with("+json")) && is_utf_8(parameters) {
         return Content { format: BodyFormat::Json { ignored: Arc::clone(ignored) }, content_type: None };
     }
     match lower.starts_with("multipart/").then(|| boundary(parameters)).flatten() {
@@ -36,15 +41,27 @@ pub(crate) fn content<'a>(
     }
 }
 
-/// Optional white space (RFC 9110 section 5.6.3); Unicode knows more, which no handler takes for a space.
-const BLANKS: [char; 2] = [' ', '\t'];
+/// Whether no parameter asks for another charset than that of JSON. A handler that obeys it reads other characters than a
+/// fingerprint does.
+fn is_utf_8(parameters: &str) -> bool {
+    let mut parameters = parameters.split(';').map(|parameter| parameter.trim_matches(BLANKS).to_ascii_lowercase());
+    parameters.all(|parameter| {
+        !parameter.contains("charset") || ["charset=utf-8", "charset=\"utf-8\""].contains(&parameter.as_str())
+    })
+}
 
-/// The boundary, when it is the only parameter and plainly written.
+/// The boundary, when it is the only parameter and written so that all parsers read the same one: of letters, digits and
+/// `'+-._`, and quoted also of what RFC 2046 section 5.1.1 allows besides, without spaces.
 fn boundary(parameters: &str) -> Option<&str> {
-    let (name, value) = parameters.trim_matches(BLANKS).split_once('=')?;
-    let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
-    let plain = !value.is_empty() && !value.contains(['"', '\\', ';']);
-    (name.trim_matches(BLANKS).eq_ignore_ascii_case("boundary") && plain).then_some(value)
+    let (name, value) = parameters.trim_start_matches(BLANKS).split_once('=')?;
+    let (value, others) = match unquoted(value) {
+        Some(quoted) => (quoted, "'+-._=()/,:?"),
+        None => (value, "'+-._"),
+    };
+    let is_plain = value.chars().all(|character| character.is_ascii_alphanumeric() || others.contains(character));
+    // A hyphen at its end may be one of those that close the body.
+    let is_plain = is_plain && !value.is_empty() && !value.ends_with('-');
+    (name.eq_ignore_ascii_case("boundary") && is_plain).then_some(value)
 }
 
 #[cfg(test)]
@@ -58,7 +75,13 @@ mod tests {
 
     #[test]
     fn json_is_recognised_by_its_media_type() {
-        for json in ["application/json", "Application/JSON; charset=utf-8", "application/merge-patch+json"] {
+        for json in [
+            "application/json",
+            "Application/JSON; charset=utf-8",
+            "application/json;Charset=\"UTF-8\"",
+            "application/vnd.api+json; profile=\"https://example.com\"; version=1",
+            "application/merge-patch+json",
+        ] {
             assert_eq!(format_of(&[json], &[]), BodyFormat::json(), "{json}");
         }
         assert_eq!(format_of(&["application/json"], &["identity"]), BodyFormat::json());
@@ -66,9 +89,15 @@ mod tests {
 
     #[test]
     fn the_boundary_of_multipart_is_found_and_left_out() {
-        for value in ["multipart/form-data; boundary=b1", "multipart/form-data;Boundary=\"b1\""] {
+        for (value, boundary) in [
+            ("multipart/form-data; boundary=b1", "b1"),
+            ("multipart/form-data;Boundary=\"b1\"", "b1"),
+            ("multipart/form-data; boundary=----WebKitFormBoundaryAb1", "----WebKitFormBoundaryAb1"),
+            ("multipart/form-data; boundary=\"===============12==\"", "===============12=="),
+            ("multipart/form-data; boundary=\"=_Part:(1/2)?,'+\"", "=_Part:(1/2)?,'+"),
+        ] {
             let content = content(&[value.as_bytes()], std::iter::empty::<&[u8]>(), &Arc::from([]));
-            assert_eq!(content.format, BodyFormat::multipart(*b"b1"), "{value}");
+            assert_eq!(content.format, BodyFormat::multipart(boundary.as_bytes()), "{value}");
             assert_eq!(content.content_type, Some(b"multipart/form-data".as_slice()));
         }
     }
@@ -87,6 +116,30 @@ mod tests {
             (&["multipart/form-data; boundary=b; charset=x"], &[]),
             (&["multipart/form-data; boundary=\"a\\\"b\""], &[]),
         ];
+        let parameters = [
+            ("multipart/form-data", " boundary =b"),
+            ("multipart/form-data", " boundary= b"),
+            ("multipart/form-data", " boundary=b "),
+            ("multipart/form-data", " boundary=\" b\""),
+            ("multipart/form-data", " boundary=\"b"),
+            ("multipart/form-data", " boundary=a=b"),
+            ("multipart/form-data", " boundary=\"\""),
+            ("multipart/form-data", " boundary=--"),
+            ("multipart/form-data", " boundary=b-"),
+            ("multipart/form-data ", " boundary=b"),
+            ("application/json", " charset=utf-16"),
+            ("application/json", " charset=\"UTF-16LE\""),
+            ("application/json", " charset = utf-8"),
+            ("application/json", " charset=utf-8; charset=utf-16"),
+            ("application/json", " charset*=utf-16''x"),
+            ("application/json", " CHARSET=latin1"),
+            ("application/problem+json", " profile=\"x\";charset=utf-7"),
+            ("application/json ", " charset=utf-8"),
+        ];
+        for (media_type, parameters) in parameters {
+            let value = format!("{media_type};{parameters}");
+            assert_eq!(format_of(&[&value], &[]), BodyFormat::Raw, "{value:?}");
+        }
         for (content_types, encodings) in unusual {
             assert_eq!(format_of(content_types, encodings), BodyFormat::Raw, "{content_types:?} {encodings:?}");
         }

@@ -1,6 +1,9 @@
 //! The syntax of the `Idempotency-Key` header field.
 
 use idem_core::{IdempotencyKey, KeyError};
+use sfv::{BareItem, Item, Parser};
+
+use crate::syntax::trim;
 
 /// Why a header field is not an idempotency key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -9,9 +12,9 @@ pub enum KeyHeaderError {
     /// The field stands in the request more than once.
     #[error("the request has more than one idempotency key; send the header once")]
     Repeated,
-    /// A quote that does not close, a backslash that escapes something else than a quote or a backslash, or
-    /// something after the closing quote.
-    #[error("the idempotency key is not a quoted string as RFC 8941 section 3.3.3 has it; send \"abc\" or abc")]
+    /// It begins with a quote and is no structured-field String: a quote that does not close, a backslash that escapes something
+    /// else than a quote or a backslash, or something after the closing quote that is no parameter.
+    #[error("the idempotency key is not a quoted string as RFC 9651 section 3.3.3 has it; send \"abc\" or abc")]
     MalformedString,
     /// A bare key with a comma: a proxy may have joined two header lines.
     #[error("a bare idempotency key cannot have a comma, because joined header lines look so; send it quoted")]
@@ -23,9 +26,9 @@ pub enum KeyHeaderError {
 
 /// Reads the values of all header lines of that name; `None` when there is none.
 ///
-/// The value is an RFC 8941 String (`"abc"`, as draft-ietf-httpapi-idempotency-key-header asks for) or bare (`abc`, as
-/// most clients send); both are the same key. Spaces and tabs around the value are not part of it (RFC 9110 section
-/// 5.5).
+/// The value is a structured-field Item that is a String (`"abc"`, as draft-ietf-httpapi-idempotency-key-header asks for), or
+/// bare (`abc`, as most clients send); both are the same key. Parameters of an Item (`"abc";p=1`) are ignored, as RFC 9651
+/// section 3.1.2 lets them be. Spaces and tabs around the value are not part of it (RFC 9110 section 5.5).
 ///
 /// # Errors
 /// [`KeyHeaderError`]; nothing is truncated, joined or repaired.
@@ -37,36 +40,16 @@ pub fn parse_key_header<'a>(
         return Err(KeyHeaderError::Repeated);
     }
     let value = trim(value);
-    match value.strip_prefix(b"\"") {
-        Some(quoted) => Ok(Some(IdempotencyKey::new(unquote(quoted)?)?)),
-        None if value.contains(&b',') => Err(KeyHeaderError::BareComma),
-        None => Ok(Some(IdempotencyKey::new(value)?)),
+    if value.starts_with(b"\"") {
+        return match Parser::new(value).parse::<Item>() {
+            Ok(Item { bare_item: BareItem::String(key), .. }) => Ok(Some(IdempotencyKey::new(key.as_str())?)),
+            Ok(_) | Err(_) => Err(KeyHeaderError::MalformedString),
+        };
     }
-}
-
-fn trim(value: &[u8]) -> &[u8] {
-    let blank = |byte: &u8| *byte == b' ' || *byte == b'\t';
-    let start = value.iter().position(|byte| !blank(byte)).unwrap_or(value.len());
-    let end = value.iter().rposition(|byte| !blank(byte)).map_or(start, |last| last + 1);
-    &value[start..end]
-}
-
-/// What stands between the quotes, after the opening one was taken.
-fn unquote(quoted: &[u8]) -> Result<Vec<u8>, KeyHeaderError> {
-    let mut key = Vec::with_capacity(quoted.len());
-    let mut bytes = quoted.iter();
-    while let Some(&byte) = bytes.next() {
-        match byte {
-            b'"' if bytes.as_slice().is_empty() => return Ok(key),
-            b'"' => return Err(KeyHeaderError::MalformedString),
-            b'\\' => match bytes.next() {
-                Some(&escaped @ (b'"' | b'\\')) => key.push(escaped),
-                _ => return Err(KeyHeaderError::MalformedString),
-            },
-            byte => key.push(byte),
-        }
+    if value.contains(&b',') {
+        return Err(KeyHeaderError::BareComma);
     }
-    Err(KeyHeaderError::MalformedString)
+    Ok(Some(IdempotencyKey::new(value)?))
 }
 
 #[cfg(test)]
@@ -90,11 +73,30 @@ mod tests {
     }
 
     #[test]
+    fn parameters_of_a_quoted_key_are_ignored() {
+        for value in ["\"abc\";p=1", "\"abc\"; p; q=\"x;y\"; r=?0;s=:aGk=:;t=a/b", "\"abc\";p=1 "] {
+            assert_eq!(parse(&[value]).unwrap().as_deref(), Some("abc"), "{value:?}");
+        }
+        assert_eq!(parse(&["abc;p=1"]).unwrap().as_deref(), Some("abc;p=1"), "a bare key has none");
+    }
+
+    #[test]
     fn whatever_else_is_refused() {
         use KeyHeaderError::{BareComma, Key, MalformedString, Repeated};
         assert_eq!(parse(&["a", "a"]), Err(Repeated));
         assert_eq!(parse(&["a,b"]), Err(BareComma));
-        for malformed in ["\"abc", "\"", "\"a\\\"", "\"a\\b\"", "\"a\"b", "\"a\";p=1", "\"a\", \"b\""] {
+        for malformed in [
+            "\"abc",
+            "\"",
+            "\"a\\\"",
+            "\"a\\b\"",
+            "\"a\"b",
+            "\"a\";P=1",
+            "\"a\";p=",
+            "\"a\" ;p=1",
+            "\"a\", \"b\"",
+            "\"\u{e9}\"",
+        ] {
             assert_eq!(parse(&[malformed]), Err(MalformedString), "{malformed:?}");
         }
         for empty in ["", " \t ", "\"\""] {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod access;
+mod authority;
 mod budget;
 mod content;
 mod directives;
@@ -16,6 +17,7 @@ mod reply;
 mod request;
 mod response;
 mod scope;
+mod syntax;
 
 pub use access::{NotProtected, context_of, optional_transaction_of, transaction_of};
 pub use budget::{ByteBudget, Reservation};

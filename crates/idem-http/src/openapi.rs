@@ -12,7 +12,10 @@ use crate::problem::ProblemKind;
 /// The statuses of the layer's own answers, and what each of them says. More than one kind of problem may have a status,
 /// and the application may use it as well; the `type` tells them apart.
 const ANSWERS: &[(ProblemKind, &str)] = &[
-    (ProblemKind::KeyMissing, "The idempotency key is missing or malformed, or the request body broke off."),
+    (
+        ProblemKind::KeyMissing,
+        "The idempotency key is missing or malformed, or the request broke off or names two hosts.",
+    ),
     (ProblemKind::PrincipalMissing, "The request names nobody to whom the idempotency key belongs."),
     (ProblemKind::BodyTooSlow, "The request body took too long to arrive. Nothing ran."),
     (ProblemKind::InProgress, "The operation runs now, or it failed and rests: repeat it after Retry-After."),
@@ -25,7 +28,8 @@ const ANSWERS: &[(ProblemKind, &str)] = &[
 ];
 
 /// A bare key, which begins with no quote and has no comma, or one in quotes, where a quote and a backslash are escaped: what
-/// [`parse_key_header`](crate::parse_key_header) takes, but for the spaces around it, which are not part of a field's value.
+/// [`parse_key_header`](crate::parse_key_header) takes, but for parameters, which mean nothing, and the spaces around it, which are
+/// not part of a field's value.
 const KEY_PATTERN: &str = r#"^([!#-+\--~][!-+\--~]{0,254}|"([!#-\[\]-~]|\\["\\]){1,255}")$"#;
 
 /// 255 characters, each of them escaped, in quotes.
@@ -48,6 +52,9 @@ impl HttpPolicy {
             if let RefOr::T(response) = response {
                 let problem = || Content::new(Some(problem_schema(*kind)));
                 response.content.entry("application/problem+json".to_owned()).or_insert_with(problem);
+                if !response.headers.keys().any(|name| name.eq_ignore_ascii_case("Cache-Control")) {
+                    put_header(response, "Cache-Control", no_store());
+                }
                 match kind {
                     ProblemKind::InProgress | ProblemKind::StoreUnavailable => {
                         put_header(response, "Retry-After", retry_after());
@@ -73,7 +80,7 @@ impl HttpPolicy {
             .required(if self.is_key_required() { Required::True } else { Required::False })
             .description(Some(
                 "New for every operation, and the same on every repeat of it: 1 to 255 visible ASCII characters. May be \
-                 sent in quotes, as a String of RFC 8941.",
+                 sent in quotes, as a String of RFC 9651.",
             ))
             .schema(Some(Schema::Object(schema.build())))
             .build()
@@ -111,6 +118,14 @@ fn retry_after() -> Header {
     let seconds = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
     let header = HeaderBuilder::new().schema(Schema::Object(seconds.build()));
     header.description(Some("Seconds, after which to repeat the request with the same key.")).build()
+}
+
+/// Not required, as answers of the application may have the status too.
+fn no_store() -> Header {
+    let header = HeaderBuilder::new().schema(Schema::Object(text().build()));
+    header
+        .description(Some("`no-store` on a problem document of the idempotency layer (RFC 9111 section 5.2.2.5)."))
+        .build()
 }
 
 fn challenge() -> Header {
@@ -177,6 +192,7 @@ mod tests {
             let problem = &response["content"]["application/problem+json"]["schema"];
             assert_eq!(problem["required"], serde_json::json!(["type", "title", "detail", "status"]), "{status}");
             assert!(response["headers"]["idempotency-replayed"].is_object());
+            assert!(response["headers"]["Cache-Control"].is_object(), "{status}");
         }
         assert!(described["responses"]["409"]["headers"]["Retry-After"].is_object());
         assert!(described["responses"]["401"]["headers"]["WWW-Authenticate"].is_object());
@@ -217,7 +233,9 @@ mod tests {
         fn the_pattern_takes_what_the_parser_takes(value in r#""?(["\\,]|[ -~]|\\["\\]){0,8}"?"#) {
             // A server leaves out the spaces around a value.
             let value = value.trim_matches(' ');
-            prop_assert_eq!(matches(value), parse_key_header([value.as_bytes()].into_iter()).is_ok());
+            let is_key = parse_key_header([value.as_bytes()].into_iter()).is_ok();
+            let may_have_parameters = value.starts_with('"') && value.contains("\";");
+            prop_assert!(matches(value) == is_key || is_key && may_have_parameters);
         }
     }
 
@@ -259,6 +277,6 @@ mod tests {
         let expected = [(Some("idempotency-key"), header), (Some("prefer"), Some("query")), (Some("Prefer"), header)];
         assert_eq!(named, expected);
         let headers: Vec<_> = once["responses"]["503"]["headers"].as_object().unwrap().keys().collect();
-        assert_eq!(headers, ["Retry-After", "idempotency-replayed"]);
+        assert_eq!(headers, ["Cache-Control", "Retry-After", "idempotency-replayed"]);
     }
 }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use idem_core::engine::{Conclusion, Operation};
 use idem_core::{Fingerprint, FingerprintBuilder, HeaderField, IdempotencyKey, JsonPointer, Scope, StoredResponse};
 
+use crate::authority::host;
 use crate::budget::ByteBudget;
 use crate::content::content;
 use crate::directives::ResponseDirectives;
@@ -29,11 +30,29 @@ pub struct HttpPolicy {
     request_body_limit: usize,
     request_body_timeout: Duration,
     stored_response_limit: usize,
+    response_body_timeout: Duration,
     budget: ByteBudget,
     fingerprint_headers: Vec<String>,
     ignored_members: Arc<[JsonPointer]>,
     allowed_headers: Vec<String>,
 }
+
+/// Request headers of the fingerprint; [`HttpPolicy::fingerprint_header`] says why.
+const FINGERPRINT_HEADERS: [&str; 13] = [
+    "content-type",
+    "content-encoding",
+    "content-language",
+    "content-location",
+    "content-disposition",
+    "content-range",
+    "if-match",
+    "if-none-match",
+    "if-modified-since",
+    "if-unmodified-since",
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+];
 
 /// What a request is to the layer.
 #[derive(Debug)]
@@ -78,8 +97,9 @@ impl HttpPolicy {
             request_body_limit: 1024 * 1024,
             request_body_timeout: Duration::from_secs(60),
             stored_response_limit: 1024 * 1024,
+            response_body_timeout: Duration::from_secs(60),
             budget: ByteBudget::new(256 * 1024 * 1024),
-            fingerprint_headers: vec!["content-type".to_owned(), "content-encoding".to_owned()],
+            fingerprint_headers: FINGERPRINT_HEADERS.map(str::to_owned).to_vec(),
             ignored_members: Arc::from([]),
             allowed_headers: Vec::new(),
         }
@@ -127,7 +147,8 @@ impl HttpPolicy {
     }
 
     /// The largest request body, in bytes. Default 1 MiB; larger ones are refused before anything runs, since the body
-    /// is held in memory until its fingerprint is known.
+    /// is held in memory until its fingerprint is known. That of a JSON body is made when all of it is there, in one go of
+    /// a few milliseconds for each MiB, and meanwhile takes up to five times the body's memory on that thread.
     #[must_use]
     pub fn request_body_limit(mut self, bytes: usize) -> Self {
         self.request_body_limit = bytes;
@@ -155,19 +176,50 @@ impl HttpPolicy {
         self
     }
 
-    /// How many bytes of request bodies may be held at once; share one budget between layers by cloning it. Default
-    /// 256 MiB for each policy: 256 bodies of the default limit, and a share of a small server's memory.
+    /// How long the body of an answer may take to be made, up to its end or to the limit of what is stored. Default 60 s, as
+    /// long as a request's body may take to arrive. Its key, its transaction and a
+    /// [shutdown](idem_core::engine::Idempotency::shutdown) wait for it.
+    ///
+    /// A body that takes longer is one that broke off: the client gets a 500 problem, and the contract says what becomes of the
+    /// operation. An answer that is meant to be slow says so by
+    /// [`do_not_retain_body`](ResponseDirectives::do_not_retain_body), or is an event stream; it is settled before its body.
+    #[must_use]
+    pub fn response_body_timeout(mut self, limit: Duration) -> Self {
+        self.response_body_timeout = limit;
+        self
+    }
+
+    /// How many bytes of request bodies may be held at once, and by one principal; share one budget between layers by
+    /// cloning it. Default 256 MiB for each policy, and a quarter of it for one principal: 256 bodies of the default limit,
+    /// and a share of a small server's memory.
     #[must_use]
     pub fn budget(mut self, budget: ByteBudget) -> Self {
         self.budget = budget;
         self
     }
 
-    /// Adds a request header to the fingerprint. Default `Content-Type` and `Content-Encoding`, which say what the body
-    /// means; most others change between tries.
+    /// Adds a request header to the fingerprint. Defaults:
+    ///
+    /// - what says what the body means, or where it belongs: `Content-Type`, `Content-Encoding`, `Content-Language`,
+    ///   `Content-Location`, `Content-Disposition` and `Content-Range`;
+    /// - preconditions (RFC 9110 section 13.1): `If-Match`, `If-None-Match`, `If-Modified-Since` and `If-Unmodified-Since`. A
+    ///   request with another precondition asks for something else;
+    /// - other methods in disguise: `X-HTTP-Method-Override`, `X-HTTP-Method` and `X-Method-Override`.
+    ///
+    /// `Accept` and its relatives, and `Prefer`, do not count: they ask for another form of the same answer, and a client that
+    /// repeats a request by another library would get 422 for an operation that is done. Most other fields change between
+    /// tries.
+    ///
+    /// `host` counts the authority of the request, by whichever protocol it comes: the field `Host`, the host of a target in
+    /// absolute form, and `:authority`. Name it where one route serves several sites. It is no default, because many proxies
+    /// put the address of the server in its place, which differs between tries. Where it counts, a request that names
+    /// two hosts is refused with 400.
+    ///
+    /// `cookie` counts the same in one line and in the several that HTTP/2 allows (RFC 9113 section 8.2.3).
     #[must_use]
     pub fn fingerprint_header(mut self, name: &str) -> Self {
-        self.fingerprint_headers.push(name.to_ascii_lowercase());
+        let name = name.to_ascii_lowercase();
+        self.fingerprint_headers.push(if name == ":authority" { "host".to_owned() } else { name });
         self
     }
 
@@ -195,11 +247,13 @@ impl HttpPolicy {
         self.key_required
     }
 
-    /// Decides what a request is. `path` and `query` are as they were sent.
+    /// Decides what a request is. `path` and `query` are as they were sent; `authority` is that of the target or of
+    /// `:authority`, if the request has one.
     #[must_use]
     pub fn inspect(
         &self,
         method: &str,
+        authority: Option<&str>,
         path: &str,
         query: Option<&str>,
         headers: &(impl HeaderFields + ?Sized),
@@ -217,18 +271,21 @@ impl HttpPolicy {
             }
         };
         let wait = prefer::wait(headers.values("prefer"));
-        let fingerprint = self.fingerprint(method, path, query, headers);
-        Inspection::Protect(ProtectedRequest { key, wait, fingerprint })
+        match self.fingerprint(method, authority, path, query, headers) {
+            Ok(fingerprint) => Inspection::Protect(ProtectedRequest { key, wait, fingerprint }),
+            Err(problem) => Inspection::Refuse(problem),
+        }
     }
 
     /// The head of a version 1 fingerprint: method, path, query and the listed header fields, in this order.
     fn fingerprint(
         &self,
         method: &str,
+        authority: Option<&str>,
         path: &str,
         query: Option<&str>,
         headers: &(impl HeaderFields + ?Sized),
-    ) -> FingerprintBuilder {
+    ) -> Result<FingerprintBuilder, Problem> {
         let content_types: Vec<&[u8]> = headers.values("content-type").collect();
         let content = content(&content_types, headers.values("content-encoding"), &self.ignored_members);
         let mut fingerprint = FingerprintBuilder::new(content.format);
@@ -238,12 +295,23 @@ impl HttpPolicy {
             fingerprint.field("query", query.as_bytes());
         }
         for name in &self.fingerprint_headers {
-            match content.content_type {
-                Some(content_type) if name == "content-type" => fingerprint.field(name, content_type),
+            match (name.as_str(), content.content_type) {
+                ("content-type", Some(content_type)) => fingerprint.field(name, content_type),
+                ("host", _) => {
+                    if let Some(host) = host(authority, headers.values(name))? {
+                        fingerprint.field(name, &host);
+                    }
+                }
+                ("cookie", _) => {
+                    let crumbs: Vec<&[u8]> = headers.values(name).collect();
+                    if !crumbs.is_empty() {
+                        fingerprint.field(name, &crumbs.join(&b"; "[..]));
+                    }
+                }
                 _ => headers.values(name).for_each(|value| fingerprint.field(name, value)),
             }
         }
-        fingerprint
+        Ok(fingerprint)
     }
 
     /// Begins to collect a response of the handler.
@@ -257,10 +325,11 @@ impl HttpPolicy {
         let mut headers = storable(headers, &self.allowed_headers);
         // A replay is marked by this policy alone; a mark that the handler passed on belongs to somebody else's replay.
         headers.retain(|field| field.name != self.replay_header);
-        ResponseCapture::new(status, headers, directives.cloned().unwrap_or_default(), self.stored_response_limit)
+        let directives = directives.cloned().unwrap_or_default();
+        ResponseCapture::new(status, headers, directives, self.stored_response_limit, self.response_body_timeout)
     }
 
-    /// The conclusion of a handler that panicked, or whose answer broke off under the limit: a 500 problem.
+    /// The conclusion of a handler that panicked, or whose answer broke off or took too long under the limit: a 500 problem.
     #[must_use]
     pub fn handler_failed<T>(&self) -> Conclusion<Result<T, Reply>> {
         let reply = self.problem(&Problem::new(ProblemKind::HandlerFailed));
@@ -271,10 +340,11 @@ impl HttpPolicy {
 }
 
 impl ProtectedRequest {
-    /// Begins to collect the request's body, and keeps what the operation needs besides.
+    /// Begins to collect the request's body, which counts against the share of `principal`, and keeps what the operation
+    /// needs besides.
     #[must_use]
-    pub fn buffer(self, policy: &HttpPolicy) -> (PendingOperation, RequestBuffer) {
-        let buffer = RequestBuffer::new(self.fingerprint, policy.request_body_limit, &policy.budget);
+    pub fn buffer(self, policy: &HttpPolicy, principal: Option<&str>) -> (PendingOperation, RequestBuffer) {
+        let buffer = RequestBuffer::new(self.fingerprint, policy.request_body_limit, &policy.budget, principal);
         (PendingOperation { key: self.key, wait: self.wait }, buffer)
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::syntax::{BLANKS, unquoted};
+
 /// The `wait` preference in the values of the `Prefer` field lines; the first one counts (RFC 7240 section 2), and what
 /// cannot be understood is ignored, as a preference may be.
 pub(crate) fn wait<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<Duration> {
@@ -10,15 +12,13 @@ pub(crate) fn wait<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<Duratio
         .flat_map(|value| split_unquoted(value, ','))
         .filter_map(|preference| split_unquoted(preference, ';').next()?.split_once('='))
         .find(|(name, _)| name.trim_matches(BLANKS).eq_ignore_ascii_case("wait"))
-        .and_then(|(_, seconds)| whole_number(unquoted(seconds.trim_matches(BLANKS))))
+        .and_then(|(_, seconds)| whole_number(seconds.trim_matches(BLANKS)))
         .map(Duration::from_secs)
 }
 
-/// Optional white space (RFC 9110 section 5.6.3); Unicode knows more.
-const BLANKS: [char; 2] = [' ', '\t'];
-
-/// Digits and nothing else: the standard library's numbers may have a plus.
+/// A token or quoted string of digits and nothing else: the standard library's numbers may have a plus.
 fn whole_number(text: &str) -> Option<u64> {
+    let text = unquoted(text).unwrap_or(text);
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
@@ -30,11 +30,6 @@ fn split_unquoted(text: &str, separator: char) -> impl Iterator<Item = &str> {
         escaped = quoted && character == '\\' && !escaped;
         character == separator && !quoted
     })
-}
-
-/// The value of a token or of a quoted string; quotes that are not a pair stay, and make it no number.
-fn unquoted(value: &str) -> &str {
-    value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value)
 }
 
 #[cfg(test)]

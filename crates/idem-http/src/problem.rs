@@ -10,6 +10,9 @@
 //! # key-invalid
 //! Status 400. The header is there, but not as one key of 1 to 255 visible ASCII characters, quoted or bare.
 //!
+//! # host-ambiguous
+//! Status 400. The request names two hosts: one in its target or in `:authority`, and another one in `Host`. Nothing ran. Send one.
+//!
 //! # principal-missing
 //! Status 401. Keys belong to a principal, and the request names none: authenticate.
 //!
@@ -24,6 +27,9 @@
 //!
 //! # overloaded
 //! Status 503. The server holds as many request bodies as it may. Nothing ran; repeat after `Retry-After`.
+//!
+//! # share-exceeded
+//! Status 429. The principal uploads as many request bodies at once as it may. Nothing ran; repeat after `Retry-After`.
 //!
 //! # in-progress
 //! Status 409. The same operation runs now. Repeat after `Retry-After`, with the same key; `Prefer: wait=N` waits for the
@@ -56,7 +62,7 @@
 //! to look.
 //!
 //! # handler-failed
-//! Status 500. The handler panicked, or its answer broke off.
+//! Status 500. The handler panicked, or its answer broke off or took too long.
 //!
 //! # misconfigured
 //! Status 500. The server has put its layers together in a way that cannot work: a route has two idempotency layers, or
@@ -79,6 +85,8 @@ pub enum ProblemKind {
     KeyMissing,
     /// A header that is not a key.
     KeyInvalid,
+    /// Two hosts in one request.
+    HostAmbiguous,
     /// Nobody to whom the key belongs.
     PrincipalMissing,
     /// A request body over the limit.
@@ -89,6 +97,8 @@ pub enum ProblemKind {
     BodyTooSlow,
     /// Too many request bodies at once.
     Overloaded,
+    /// Too many request bodies of one principal at once.
+    ShareExceeded,
     /// It runs now.
     InProgress,
     /// It failed and rests.
@@ -105,7 +115,7 @@ pub enum ProblemKind {
     BodyNotRetained,
     /// The record cannot be read.
     RecordUnreadable,
-    /// The handler panicked or its answer broke off.
+    /// The handler panicked, or its answer broke off or took too long.
     HandlerFailed,
     /// The server is put together wrongly.
     Misconfigured,
@@ -122,6 +132,12 @@ impl ProblemKind {
                 "This request needs an idempotency key in its header, new for every operation and the same on every repeat.",
             ),
             Self::KeyInvalid => (400, "key-invalid", "Idempotency key invalid", "The idempotency key cannot be read."),
+            Self::HostAmbiguous => (
+                400,
+                "host-ambiguous",
+                "Host ambiguous",
+                "The request names one host in its target and another one in the field Host; nothing ran.",
+            ),
             Self::PrincipalMissing => (
                 401,
                 "principal-missing",
@@ -145,6 +161,13 @@ impl ProblemKind {
                 "overloaded",
                 "Too many request bodies",
                 "The server holds as many request bodies as it may; nothing ran, so repeat the request later.",
+            ),
+            // Not 503, which balancers and alarms take for a sick server: the others are served.
+            Self::ShareExceeded => (
+                429,
+                "share-exceeded",
+                "Too many request bodies of one principal",
+                "The principal uploads as many request bodies at once as it may; nothing ran, so repeat the request later.",
             ),
             Self::InProgress => (
                 409,
@@ -223,10 +246,12 @@ impl ProblemKind {
             | Self::Backoff
             | Self::StoreUnavailable
             | Self::Overloaded
+            | Self::ShareExceeded
             | Self::BodyIncomplete
             | Self::BodyTooSlow => ResponseDirectives::new().do_not_store(),
             Self::KeyMissing
             | Self::KeyInvalid
+            | Self::HostAmbiguous
             | Self::PrincipalMissing
             | Self::BodyTooLarge
             | Self::Mismatch
@@ -324,15 +349,17 @@ impl Problem {
 mod tests {
     use super::*;
 
-    const ALL: [ProblemKind; 17] = [
+    const ALL: [ProblemKind; 19] = [
         ProblemKind::KeyMissing,
         ProblemKind::KeyInvalid,
+        ProblemKind::HostAmbiguous,
         ProblemKind::PrincipalMissing,
         ProblemKind::BodyTooLarge,
         ProblemKind::BodyIncomplete,
         ProblemKind::BodyTooSlow,
         ProblemKind::CommitUnclear,
         ProblemKind::Overloaded,
+        ProblemKind::ShareExceeded,
         ProblemKind::InProgress,
         ProblemKind::Backoff,
         ProblemKind::Mismatch,
@@ -362,6 +389,7 @@ mod tests {
             ProblemKind::BodyIncomplete,
             ProblemKind::BodyTooSlow,
             ProblemKind::Overloaded,
+            ProblemKind::ShareExceeded,
             ProblemKind::InProgress,
             ProblemKind::Backoff,
             ProblemKind::StoreUnavailable,

@@ -32,6 +32,9 @@ pub struct Protection<S = ScopeMissing> {
 pub struct RequestHead<'a, F> {
     /// The method.
     pub method: &'a str,
+    /// Host and port of a target in absolute form (RFC 9112 section 3.2.2), or of `:authority`; not the field `Host`, which is
+    /// one of the header fields.
+    pub authority: Option<&'a str>,
     /// The path as the client sent it.
     pub path: &'a str,
     /// The query as the client sent it.
@@ -135,7 +138,8 @@ impl<S> Protection<S> {
     where
         S: ScopeSource<H>,
     {
-        let protected = match self.policy.inspect(head.method, head.path, head.query, &head.headers) {
+        let RequestHead { method, authority, path, query, headers, .. } = head;
+        let protected = match self.policy.inspect(method, *authority, path, *query, headers) {
             Inspection::Pass => return Decision::Pass,
             Inspection::Refuse(problem) => Err(problem),
             Inspection::Protect(protected) => Ok(protected),
@@ -162,7 +166,7 @@ impl<S> Protection<S> {
         let operation = format!("{} {}", head.method, head.route.unwrap_or(head.path));
         let scope = self.scope.scope_of(request, operation);
         let scope = scope.ok_or_else(|| Problem::new(ProblemKind::PrincipalMissing))?;
-        let (pending, buffer) = protected?.buffer(&self.policy);
+        let (pending, buffer) = protected?.buffer(&self.policy, scope.principal());
         let declared = declared_bytes(&head.headers);
         buffer.expect(declared.unwrap_or(0))?;
         // What is encoded has another length, once an outer layer has decoded it.

@@ -49,11 +49,14 @@ impl fmt::Debug for Reply {
     }
 }
 
-/// What describes the body that was not kept, and so must not stand beside another body.
-const REPRESENTATION: &[&str] = &["etag", "last-modified", "accept-ranges", "digest", "repr-digest"];
+/// What describes the body that was not kept, and so must not stand beside another body; and for how long it is fresh, which
+/// would let a cache keep the problem.
+const REPRESENTATION: &[&str] =
+    &["etag", "last-modified", "accept-ranges", "digest", "repr-digest", "cache-control", "expires"];
 
 impl HttpPolicy {
-    /// The answer to a repeat of a settled operation: byte for byte what was stored, and a field that says so.
+    /// The answer to a repeat of a settled operation: byte for byte what was stored, and a field that says so. Whether caches may
+    /// keep it is what the handler said of its answer.
     #[must_use]
     pub fn replay(&self, replay: &Replay) -> Reply {
         let StoredResponse { status, headers, body } = &replay.response;
@@ -81,13 +84,15 @@ impl HttpPolicy {
         reply
     }
 
-    /// The answer that states a problem.
+    /// The answer that states a problem. No cache may keep it: some of its statuses are cacheable by default (RFC 9110 section
+    /// 15.1), and what it says may have changed by the next request.
     #[must_use]
     pub fn problem(&self, problem: &Problem) -> Reply {
         let kind = problem.kind();
         let body = problem.to_json().into();
         let mut reply = Reply { status: kind.status(), headers: Vec::new(), body, problem: Some(kind) };
         reply.field("content-type", "application/problem+json");
+        reply.field("cache-control", "no-store");
         if let Some(seconds) = problem.retry_after_s() {
             reply.field("retry-after", seconds.to_string());
         }
@@ -141,6 +146,8 @@ impl HttpPolicy {
             ExecuteError::TransactionHeld => Problem::new(ProblemKind::HandlerFailed)
                 .detail("The handler kept its transaction beyond its end; its writes were rolled back."),
             ExecuteError::CommitUnclear(_) | ExecuteError::Interrupted => later(ProblemKind::CommitUnclear),
+            ExecuteError::Overloaded { .. } => later(ProblemKind::Overloaded)
+                .detail("The server runs as many operations as it may; nothing ran, so repeat the request later."),
             _ => later(ProblemKind::StoreUnavailable),
         })
     }

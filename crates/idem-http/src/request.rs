@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use idem_core::{Fingerprint, FingerprintBuilder};
 
 use crate::budget::{ByteBudget, Reservation};
@@ -12,12 +12,18 @@ use crate::problem::{Problem, ProblemKind};
 /// so that a body sent byte by byte would take many times what the budget counts.
 const COPIED_BELOW: usize = 4096;
 
+/// They are joined up to this length: a vector that grows may hold twice its length.
+const JOINED_UP_TO: usize = 64 * 1024;
+
 /// Collects a request body. The key is acquired only after the last chunk, so that a slow upload holds no lease.
+///
+/// While it is open, a body takes the memory of its bytes, which the budget counts, and little more. A fingerprint that
+/// would hold more is made in [`finish`](Self::finish): that never waits, so each thread of the runtime makes one at a time.
 pub struct RequestBuffer {
     fingerprint: FingerprintBuilder,
     chunks: Vec<Bytes>,
     /// Short chunks, not yet among the others.
-    tail: BytesMut,
+    tail: Vec<u8>,
     limit: usize,
     length: usize,
     reservation: Reservation,
@@ -34,15 +40,20 @@ pub struct BufferedRequest {
 }
 
 impl RequestBuffer {
-    pub(crate) fn new(fingerprint: FingerprintBuilder, limit: usize, budget: &ByteBudget) -> Self {
+    pub(crate) fn new(
+        fingerprint: FingerprintBuilder,
+        limit: usize,
+        budget: &ByteBudget,
+        principal: Option<&str>,
+    ) -> Self {
         Self {
             fingerprint,
             chunks: Vec::new(),
-            tail: BytesMut::new(),
+            tail: Vec::new(),
             // What is larger than the whole budget can never be taken.
             limit: limit.min(budget.total()),
             length: 0,
-            reservation: budget.reserve_none(),
+            reservation: budget.reserve_none(principal),
         }
     }
 
@@ -57,17 +68,23 @@ impl RequestBuffer {
     /// Takes the next chunk.
     ///
     /// # Errors
-    /// [`ProblemKind::BodyTooLarge`] over the limit of one request, [`ProblemKind::Overloaded`] over that of all.
+    /// [`ProblemKind::BodyTooLarge`] over the limit of one request, [`ProblemKind::Overloaded`] over that of all,
+    /// [`ProblemKind::ShareExceeded`] over that of the principal.
     pub fn push(&mut self, chunk: Bytes) -> Result<(), Problem> {
         self.length = self.length.saturating_add(chunk.len());
         if self.length > self.limit {
             return Err(self.too_large());
         }
-        if !self.reservation.grow(chunk.len()) {
-            return Err(Problem::new(ProblemKind::Overloaded).retry_after(std::time::Duration::from_secs(1)));
+        if let Err(kind) = self.reservation.grow(chunk.len()) {
+            return Err(Problem::new(kind).retry_after(std::time::Duration::from_secs(1)));
         }
-        self.fingerprint.body(&chunk);
+        if !self.fingerprint.holds_body() {
+            self.fingerprint.body(&chunk);
+        }
         if chunk.len() < COPIED_BELOW {
+            if self.tail.len() + chunk.len() > JOINED_UP_TO {
+                self.close_tail();
+            }
             self.tail.extend_from_slice(&chunk);
         } else {
             self.close_tail();
@@ -78,7 +95,8 @@ impl RequestBuffer {
 
     fn close_tail(&mut self) {
         if !self.tail.is_empty() {
-            self.chunks.push(self.tail.split().freeze());
+            // In a box, which has no room for more.
+            self.chunks.push(Bytes::from(std::mem::take(&mut self.tail).into_boxed_slice()));
         }
     }
 
@@ -91,7 +109,10 @@ impl RequestBuffer {
     #[must_use]
     pub fn finish(mut self) -> BufferedRequest {
         self.close_tail();
-        let Self { fingerprint, chunks, reservation, .. } = self;
+        let Self { mut fingerprint, chunks, reservation, .. } = self;
+        if fingerprint.holds_body() {
+            chunks.iter().for_each(|chunk| fingerprint.body(chunk));
+        }
         BufferedRequest { fingerprint: fingerprint.finish(), chunks, reservation }
     }
 
@@ -126,7 +147,11 @@ mod tests {
     use super::*;
 
     fn buffer(limit: usize, budget: usize) -> RequestBuffer {
-        RequestBuffer::new(FingerprintBuilder::new(BodyFormat::Raw), limit, &ByteBudget::new(budget))
+        buffer_of(BodyFormat::Raw, limit, &ByteBudget::new(budget))
+    }
+
+    fn buffer_of(format: BodyFormat, limit: usize, budget: &ByteBudget) -> RequestBuffer {
+        RequestBuffer::new(FingerprintBuilder::new(format), limit, budget, Some("a"))
     }
 
     fn kind(result: Result<(), Problem>) -> Option<ProblemKind> {
@@ -146,7 +171,7 @@ mod tests {
     #[test]
     fn the_budget_of_all_requests_is_kept() {
         let budget = ByteBudget::new(5);
-        let new = || RequestBuffer::new(FingerprintBuilder::new(BodyFormat::Raw), 10, &budget);
+        let new = || buffer_of(BodyFormat::Raw, 10, &budget);
         let (mut one, mut other) = (new(), new());
         assert_eq!(kind(one.push("abc".into())), None);
         assert_eq!(kind(other.push("abc".into())), Some(ProblemKind::Overloaded));
@@ -157,14 +182,42 @@ mod tests {
 
     #[test]
     fn how_a_body_is_cut_does_not_change_the_fingerprint() {
-        let (mut one, mut two) = (buffer(10, 10), buffer(10, 10));
-        one.push("abcd".into()).unwrap();
-        two.push("ab".into()).unwrap();
-        two.push(Bytes::new()).unwrap();
-        two.push("cd".into()).unwrap();
-        let (one, two) = (one.finish(), two.finish());
-        assert_eq!(one.fingerprint, two.fingerprint);
-        assert_eq!(two.chunks.concat(), b"abcd");
+        let text = "{\"b\": 1, \"a\": 2}";
+        for format in [BodyFormat::Raw, BodyFormat::json(), BodyFormat::multipart(*b"b")] {
+            let buffer = || buffer_of(format.clone(), 100, &ByteBudget::new(100));
+            let (mut one, mut two) = (buffer(), buffer());
+            one.push(text.into()).unwrap();
+            for chunk in [&text[..2], "", &text[2..]] {
+                two.push(chunk.to_owned().into()).unwrap();
+            }
+            let (one, two) = (one.finish(), two.finish());
+            assert_eq!(one.fingerprint, two.fingerprint);
+            let mut whole = FingerprintBuilder::new(format);
+            whole.body(text.as_bytes());
+            assert_eq!(two.fingerprint, whole.finish());
+            assert_eq!(two.chunks.concat(), text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_principal_over_its_share_is_told_so_and_when_to_come_back() {
+        let budget = ByteBudget::new(100);
+        let (mut one, mut two) = (buffer_of(BodyFormat::Raw, 100, &budget), buffer_of(BodyFormat::Raw, 100, &budget));
+        one.push(vec![b'x'; 50].into()).unwrap();
+        let refused = two.push("x".into()).unwrap_err();
+        assert_eq!((refused.kind(), refused.retry_after_s()), (ProblemKind::ShareExceeded, Some(1)));
+    }
+
+    #[test]
+    fn short_chunks_are_joined_into_pieces_of_bounded_length() {
+        let mut buffer = buffer(1 << 20, 1 << 20);
+        let body: Vec<u8> = (0..300_000_u32).map(|at| at.to_le_bytes()[0]).collect();
+        for chunk in body.chunks(1_000) {
+            buffer.push(Bytes::copy_from_slice(chunk)).unwrap();
+        }
+        let chunks = buffer.finish().chunks;
+        assert!(chunks.iter().all(|chunk| chunk.len() <= JOINED_UP_TO) && chunks.len() == 5);
+        assert_eq!(chunks.concat(), body);
     }
 
     #[test]

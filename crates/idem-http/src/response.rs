@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use idem_core::engine::{Conclusion, Disposition};
-use idem_core::{HeaderField, StoredBody, StoredResponse, Writes, planted};
+use idem_core::{HeaderField, StoredBody, StoredResponse, Writes};
 
 use crate::directives::ResponseDirectives;
 
@@ -33,7 +33,6 @@ impl Class {
             // the key. A protocol upgrade cannot be replayed either.
             101 | 401 | 403 | 407 | 408 | 421 | 425 | 429 => Self::Refused,
             400..500 => Self::Rejected,
-            500..600 if planted!("release-on-5xx") => Self::Refused,
             _ => Self::Fault,
         }
     }
@@ -56,19 +55,26 @@ pub struct ResponseCapture {
     headers: Vec<HeaderField>,
     directives: ResponseDirectives,
     limit: usize,
+    timeout: Duration,
     length: usize,
     chunks: Vec<Bytes>,
     body_retained: bool,
 }
 
 impl ResponseCapture {
-    pub(crate) fn new(status: u16, headers: Vec<HeaderField>, directives: ResponseDirectives, limit: usize) -> Self {
+    pub(crate) fn new(
+        status: u16,
+        headers: Vec<HeaderField>,
+        directives: ResponseDirectives,
+        limit: usize,
+        timeout: Duration,
+    ) -> Self {
         let is_stream = |field: &HeaderField| {
             field.name == "content-type" && field.value.to_ascii_lowercase().starts_with(b"text/event-stream")
         };
         let body_retained = !directives.body_not_retained && !headers.iter().any(is_stream);
         let class = Class::of(status);
-        Self { class, status, headers, directives, limit, length: 0, chunks: Vec::new(), body_retained }
+        Self { class, status, headers, directives, limit, timeout, length: 0, chunks: Vec::new(), body_retained }
     }
 
     /// Whether the body is wanted at all.
@@ -87,20 +93,27 @@ impl ResponseCapture {
         self.begin()
     }
 
-    /// Reads the body until the response can be settled; `None` when it breaks off before. Otherwise, after
-    /// [`Captured::Enough`], the client has to be sent the rest of the body after the chunks.
+    /// Reads the body until the response can be settled; `None` when it breaks off before, or takes longer than the
+    /// [policy](crate::HttpPolicy::response_body_timeout) allows. Otherwise, after [`Captured::Enough`], the client has to be sent
+    /// the rest of the body after the chunks.
     pub async fn read<E>(
         mut self,
         body: impl Stream<Item = Result<Bytes, E>>,
     ) -> Option<(Conclusion<Vec<Bytes>>, Captured)> {
-        let mut body = pin!(body);
-        let mut wanted = self.begin();
-        while wanted == Captured::More {
-            match body.next().await {
-                None => break,
-                Some(chunk) => wanted = self.push(chunk.ok()?),
+        let (mut body, timeout) = (pin!(body), self.timeout);
+        let reading = async {
+            let mut wanted = self.begin();
+            while wanted == Captured::More {
+                match body.next().await {
+                    None => break,
+                    Some(chunk) => wanted = self.push(chunk.ok()?),
+                }
+                // A body that is always ready, with chunks that are empty, would keep the thread and outlast every timeout.
+                tokio::task::coop::consume_budget().await;
             }
-        }
+            Some(wanted)
+        };
+        let wanted = tokio::time::timeout(timeout, reading).await.ok()??;
         Some((self.conclude(), wanted))
     }
 
@@ -109,8 +122,7 @@ impl ResponseCapture {
     pub fn conclude(self) -> Conclusion<Vec<Bytes>> {
         let Self { class, status, headers, directives, chunks, body_retained, .. } = self;
         let body = if body_retained { StoredBody::Retained(joined(&chunks)) } else { StoredBody::NotRetained };
-        let kept = planted!(status, "tombstone-without-its-status" => if body_retained { status } else { 200 });
-        let response = StoredResponse { status: kept, headers: Arc::from(headers), body };
+        let response = StoredResponse { status, headers: Arc::from(headers), body };
         let disposition = disposition(class, &directives, response);
         Conclusion { value: chunks, disposition, retention: directives.retention }
     }
@@ -131,9 +143,9 @@ impl fmt::Debug for ResponseCapture {
 }
 
 fn disposition(class: Class, directives: &ResponseDirectives, response: StoredResponse) -> Disposition {
-    let keep = class == Class::Done || directives.keep_writes || planted!("rejection-keeps-its-writes");
+    let keep = class == Class::Done || directives.keep_writes;
     let writes = if keep { Writes::Keep } else { Writes::Discard };
-    if directives.do_not_store || planted!("oversized-body-runs-again" if response.body == StoredBody::NotRetained) {
+    if directives.do_not_store {
         return Disposition::Release { writes };
     }
     if let Some(after) = directives.retryable {

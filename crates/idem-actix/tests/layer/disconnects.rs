@@ -169,7 +169,7 @@ async fn an_engine_that_is_shut_down_before_the_workers_stop_settles_what_left_c
         gate.add_permits(1);
     });
     world.server.pause().await;
-    rt::time::timeout(PATIENCE, world.layer.engine().shutdown()).await.unwrap();
+    world.layer.engine().shutdown(PATIENCE).await.unwrap();
     assert_eq!(world.runs.count(), 1, "the handler was awaited");
     world.server.stop(true).await;
     opened.await.unwrap();

@@ -10,6 +10,7 @@ mod extractors;
 #[cfg(feature = "openapi")]
 mod openapi;
 mod order;
+mod panics;
 mod routing;
 mod stacking;
 mod stores;

@@ -1,8 +1,9 @@
 //! Where a layer can stand, and which requests share keys.
 
+use actix_web::http::Version;
 use actix_web::test::init_service;
 use actix_web::{App, HttpRequest, HttpResponse, guard, web};
-use idem_actix::ProblemKind;
+use idem_actix::{HttpPolicy, ProblemKind};
 
 use crate::support::{Runs, at_most_once, counted, post, send};
 
@@ -132,4 +133,30 @@ async fn a_path_that_is_written_otherwise_is_the_same_operation() {
     send(&on_the_route, post("/p", "k")).await.assert_run(2);
     send(&on_the_route, post("/%70", "k")).await.assert_problem(ProblemKind::Mismatch);
     assert_eq!(runs.count(), 2);
+}
+
+/// Two sites of which each has the page, as guards keep them apart.
+#[actix_web::test]
+async fn two_sites_never_share_an_answer_where_the_host_counts() {
+    let layer = at_most_once().policy(HttpPolicy::new().fingerprint_header("host"));
+    let site = |host: &'static str| {
+        web::resource("/p")
+            .guard(guard::Host(host))
+            .wrap(layer.clone())
+            .route(web::post().to(move || std::future::ready(host)))
+    };
+    let app = init_service(App::new().service(site("a.example")).service(site("b.example"))).await;
+    let over_http_1 = |host: &'static str| post("/p", "k").insert_header(("host", host));
+    let over_http_2 = |target| post(target, "k").version(Version::HTTP_2);
+    let first = send(&app, over_http_2("http://a.example/p")).await;
+    assert_eq!((first.text(), first.is_replay()), ("a.example", false));
+    send(&app, over_http_1("a.example")).await.assert_replay_of(&first);
+    for other in [over_http_2("http://b.example/p"), over_http_1("b.example")] {
+        send(&app, other).await.assert_problem(ProblemKind::Mismatch);
+    }
+    // Its guard takes the field over HTTP/1.1, and the target over HTTP/2.
+    for version in [Version::HTTP_11, Version::HTTP_2] {
+        let two_hosts = post("http://a.example/p", "k").version(version).insert_header(("host", "b.example"));
+        send(&app, two_hosts).await.assert_problem(ProblemKind::HostAmbiguous);
+    }
 }

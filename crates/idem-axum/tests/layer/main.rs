@@ -9,6 +9,7 @@ mod extractors;
 #[cfg(feature = "openapi")]
 mod openapi;
 mod order;
+mod panics;
 mod request_bodies;
 mod response_bodies;
 mod routing;

@@ -150,3 +150,25 @@ async fn the_handler_gets_the_request_as_it_was_sent() {
     let answer = send(&router, request).await;
     assert_eq!(answer.text(), r#"POST /p?q=1 Some("k") Some("1") b"\0bytes""#);
 }
+
+#[tokio::test]
+async fn a_host_counts_where_it_is_named_whichever_protocol_it_came_by() {
+    let runs = Runs::default();
+    let layer = at_most_once().policy(HttpPolicy::new().fingerprint_header("host"));
+    let router = Router::new().nest("/v1", Router::new().route("/p", on_post(counted(&runs)).layer(layer)));
+    let over_http_1 = |host| with(post("/v1/p", "k"), "host", host);
+    let over_http_2 = |target| {
+        let mut request = post(target, "k");
+        *request.version_mut() = http::Version::HTTP_2;
+        request
+    };
+    let first = send(&router, over_http_1("a.example")).await;
+    first.assert_run(1);
+    send(&router, over_http_2("http://a.example/v1/p")).await.assert_replay_of(&first);
+    for other in [over_http_1("b.example"), over_http_2("http://b.example/v1/p"), post("/v1/p", "k")] {
+        send(&router, other).await.assert_problem(ProblemKind::Mismatch);
+    }
+    let two_hosts = with(over_http_2("http://a.example/v1/p"), "host", "b.example");
+    send(&router, two_hosts).await.assert_problem(ProblemKind::HostAmbiguous);
+    assert_eq!(runs.count(), 1);
+}

@@ -1,6 +1,7 @@
 //! A store that cannot answer.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::routing::post as on_post;
@@ -157,7 +158,7 @@ async fn an_engine_that_shuts_down_refuses_new_operations() {
     let router = route(&runs, layer.clone());
     let first = send(&router, post("/p", "k")).await;
     first.assert_run(1);
-    layer.engine().shutdown().await;
+    layer.engine().shutdown(Duration::from_secs(60)).await.unwrap();
     for key in ["k", "other"] {
         send(&router, post("/p", key)).await.assert_problem(ProblemKind::StoreUnavailable);
     }

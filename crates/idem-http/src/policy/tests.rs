@@ -16,7 +16,7 @@ enum Decision {
 }
 
 fn decide(policy: &HttpPolicy, method: &str, headers: &Fields<'_>) -> Decision {
-    match policy.inspect(method, "/p", None, headers) {
+    match policy.inspect(method, None, "/p", None, headers) {
         Inspection::Pass => Decision::Pass,
         Inspection::Refuse(problem) => Decision::Refuse(problem.kind()),
         Inspection::Protect(_) => Decision::Protect,
@@ -34,19 +34,21 @@ fn protected(inspection: Inspection) -> ProtectedRequest {
 #[derive(Clone)]
 struct Sent<'a> {
     method: &'a str,
+    authority: Option<&'a str>,
     path: &'a str,
     query: Option<&'a str>,
     headers: Vec<(&'a str, &'a [u8])>,
     body: &'a [u8],
 }
 
-const SENT: Sent<'_> = Sent { method: "POST", path: "/p", query: None, headers: Vec::new(), body: b"{\"a\":1}" };
+const SENT: Sent<'_> =
+    Sent { method: "POST", authority: None, path: "/p", query: None, headers: Vec::new(), body: b"{\"a\":1}" };
 
 impl Sent<'_> {
     fn fingerprint(&self, policy: &HttpPolicy) -> Fingerprint {
         let headers: Vec<_> = self.headers.iter().copied().chain([KEY]).collect();
-        let inspection = policy.inspect(self.method, self.path, self.query, headers.as_slice());
-        let (_, mut buffer) = protected(inspection).buffer(policy);
+        let inspection = policy.inspect(self.method, self.authority, self.path, self.query, headers.as_slice());
+        let (_, mut buffer) = protected(inspection).buffer(policy, Some("acme"));
         buffer.push(Bytes::copy_from_slice(self.body)).unwrap();
         buffer.finish().fingerprint
     }
@@ -115,7 +117,7 @@ fn a_key_that_cannot_be_read_is_refused_also_where_it_is_optional() {
 #[test]
 fn a_refused_key_is_explained_and_not_repeated() {
     let inspection =
-        HttpPolicy::new().inspect("POST", "/p", None, &[("idempotency-key", b"secret key".as_slice())][..]);
+        HttpPolicy::new().inspect("POST", None, "/p", None, &[("idempotency-key", b"secret key".as_slice())][..]);
     let Inspection::Refuse(problem) = inspection else { panic!("accepted") };
     let document: serde_json::Value = serde_json::from_slice(&problem.to_json()).unwrap();
     let detail = document["detail"].as_str().unwrap();
@@ -194,6 +196,68 @@ fn a_header_can_be_added_to_the_fingerprint_with_all_its_lines() {
 }
 
 #[test]
+fn preconditions_methods_in_disguise_and_what_says_where_a_body_belongs_count_by_default() {
+    let policy = HttpPolicy::new();
+    for name in FINGERPRINT_HEADERS {
+        let of = |value: &'static [u8]| Sent { headers: vec![(name, value)], ..SENT }.fingerprint(&policy);
+        assert_ne!(of(b"1"), SENT.fingerprint(&policy), "{name}");
+        assert_ne!(of(b"1"), of(b"2"), "{name}");
+    }
+}
+
+#[test]
+fn what_asks_for_another_form_of_the_answer_does_not_count() {
+    let policy = HttpPolicy::new();
+    for name in ["accept", "accept-language", "accept-encoding", "accept-charset", "prefer", "te"] {
+        let with = Sent { headers: vec![(name, b"1")], ..SENT };
+        assert_eq!(with.fingerprint(&policy), SENT.fingerprint(&policy), "{name}");
+    }
+}
+
+#[test]
+fn a_host_counts_where_it_is_named_and_the_same_by_every_protocol() {
+    for name in ["Host", ":authority"] {
+        let policy = HttpPolicy::new().fingerprint_header(name);
+        let of = |authority, headers: &Fields<'_>| {
+            Sent { authority, headers: headers.to_vec(), ..SENT }.fingerprint(&policy)
+        };
+        let (a, b) = (("host", b"a.example".as_slice()), ("host", b"b.example".as_slice()));
+        let over_http_1 = of(None, &[a]);
+        assert_eq!(of(Some("a.example"), &[]), over_http_1, "HTTP/2");
+        assert_eq!(of(Some("a.example"), &[a]), over_http_1, "HTTP/1.1 in absolute form");
+        assert_eq!(of(Some("A.EXAMPLE"), &[]), over_http_1, "a host has no case");
+        assert_ne!(of(Some("b.example"), &[]), over_http_1);
+        assert_ne!(of(None, &[b]), over_http_1);
+        assert_ne!(of(None, &[]), over_http_1);
+    }
+    let policy = HttpPolicy::new();
+    let elsewhere = Sent { authority: Some("a.example"), ..SENT };
+    assert_eq!(elsewhere.fingerprint(&policy), SENT.fingerprint(&policy), "it is no default");
+}
+
+#[test]
+fn a_request_that_names_two_hosts_is_refused_where_the_host_counts() {
+    let policy = HttpPolicy::new().fingerprint_header("host");
+    let other = ("host", b"b.example".as_slice());
+    let inspect = |policy: &HttpPolicy| match policy.inspect("POST", Some("a.example"), "/p", None, &[KEY, other][..]) {
+        Inspection::Refuse(problem) => Some(problem.kind()),
+        _ => None,
+    };
+    assert_eq!(inspect(&policy), Some(ProblemKind::HostAmbiguous));
+    assert_eq!(inspect(&HttpPolicy::new()), None, "it is none of its business where the host does not count");
+}
+
+#[test]
+fn cookies_count_the_same_in_one_line_and_in_several() {
+    let policy = HttpPolicy::new().fingerprint_header("Cookie");
+    let of = |headers: &Fields<'_>| Sent { headers: headers.to_vec(), ..SENT }.fingerprint(&policy);
+    let crumbs = of(&[("cookie", b"a=1"), ("cookie", b"b=2")]);
+    assert_eq!(crumbs, of(&[("cookie", b"a=1; b=2")]), "HTTP/2 allows either (RFC 9113 section 8.2.3)");
+    assert_ne!(crumbs, of(&[("cookie", b"b=2"), ("cookie", b"a=1")]));
+    assert_ne!(of(&[]), of(&[("cookie", b"")]));
+}
+
+#[test]
 fn json_bodies_count_by_their_meaning_and_numbers_as_written() {
     assert_eq!(json(r#"{"a":1,"b":2}"#), json("{ \"b\": 2,\n \"a\": 1 }"));
     assert_ne!(json(r#"{"a":1}"#), json(r#"{"a":1.0}"#));
@@ -251,8 +315,8 @@ fn the_boundary_of_multipart_does_not_count_and_its_parts_do() {
 #[test]
 fn the_wait_that_a_client_prefers_reaches_the_operation() {
     let operation = |prefer: &[u8]| {
-        let inspection = HttpPolicy::new().inspect("POST", "/p", None, &[KEY, ("prefer", prefer)][..]);
-        let (pending, buffer) = protected(inspection).buffer(&HttpPolicy::new());
+        let inspection = HttpPolicy::new().inspect("POST", None, "/p", None, &[KEY, ("prefer", prefer)][..]);
+        let (pending, buffer) = protected(inspection).buffer(&HttpPolicy::new(), Some("acme"));
         let operation = pending.complete(Scope::single_tenant("POST /p"), buffer.finish().fingerprint);
         format!("{operation:?}")
     };
@@ -265,7 +329,7 @@ fn the_wait_that_a_client_prefers_reaches_the_operation() {
 fn the_limits_of_a_policy_are_those_of_its_buffers() {
     let budget = ByteBudget::new(6);
     let policy = HttpPolicy::new().request_body_limit(4).budget(budget.clone());
-    let buffer = || protected(policy.inspect("POST", "/p", None, &[KEY][..])).buffer(&policy).1;
+    let buffer = || protected(policy.inspect("POST", None, "/p", None, &[KEY][..])).buffer(&policy, Some("acme")).1;
     let kind = |result: Result<(), Problem>| result.map_err(|problem| problem.kind());
     let mut first = buffer();
     assert_eq!(kind(first.expect(5)), Err(ProblemKind::BodyTooLarge));
@@ -284,7 +348,8 @@ fn a_failed_handler_is_a_fault_with_a_problem_and_no_body_of_its_own() {
     let Disposition::Fault { response } = conclusion.disposition else { panic!("not a fault") };
     assert_eq!(response.status, 500);
     let fields: Vec<_> = response.headers.iter().map(|field| (field.name.clone(), field.value.clone())).collect();
-    assert_eq!(fields, [("content-type".into(), "application/problem+json".into())]);
+    let no_store = ("cache-control".into(), "no-store".into());
+    assert_eq!(fields, [("content-type".into(), "application/problem+json".into()), no_store]);
     let StoredBody::Retained(body) = &response.body else { panic!("a tombstone") };
     let document: serde_json::Value = serde_json::from_slice(body).unwrap();
     assert_eq!(document["type"], ProblemKind::HandlerFailed.type_uri());
@@ -293,9 +358,9 @@ fn a_failed_handler_is_a_fault_with_a_problem_and_no_body_of_its_own() {
 #[test]
 fn what_a_request_says_is_not_in_debug_output() {
     let headers = [("idempotency-key", b"secret-key".as_slice()), ("authorization", b"secret-token")];
-    let protected = protected(HttpPolicy::new().inspect("POST", "/p", None, &headers[..]));
+    let protected = protected(HttpPolicy::new().inspect("POST", None, "/p", None, &headers[..]));
     assert!(!format!("{protected:?}").contains("secret"), "{protected:?}");
-    let (pending, mut buffer) = protected.buffer(&HttpPolicy::new());
+    let (pending, mut buffer) = protected.buffer(&HttpPolicy::new(), Some("acme"));
     assert!(!format!("{pending:?}").contains("secret"), "{pending:?}");
     buffer.push("secret-body".into()).unwrap();
     assert!(!format!("{buffer:?}").contains("secret"), "the buffer shows the body: {buffer:?}");

@@ -22,7 +22,15 @@ fn protection() -> Protection<impl ScopeSource<Head>> {
 }
 
 fn post(headers: &Fields) -> RequestHead<'_, &Fields> {
-    RequestHead { method: "POST", path: "/p/1", query: None, route: Some("/p/{id}"), headers, is_protected: false }
+    RequestHead {
+        method: "POST",
+        authority: None,
+        path: "/p/1",
+        query: None,
+        route: Some("/p/{id}"),
+        headers,
+        is_protected: false,
+    }
 }
 
 fn arrival<S: ScopeSource<Head>>(protection: &Protection<S>) -> Box<Arrival> {

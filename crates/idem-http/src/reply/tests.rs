@@ -49,6 +49,8 @@ fn a_tombstone_keeps_the_fields_of_the_operation_and_none_of_its_body() {
         ("accept-ranges", b"bytes"),
         ("digest", b"sha-256=x"),
         ("repr-digest", b"sha-256=:x:"),
+        ("cache-control", b"max-age=3600"),
+        ("expires", b"Mon, 01 Jan 2029 00:00:00 GMT"),
         ("x-payment", b"1"),
         ("x-payment", b"2"),
     ];
@@ -56,6 +58,7 @@ fn a_tombstone_keeps_the_fields_of_the_operation_and_none_of_its_body() {
     assert_eq!((reply.status, reply.problem), (410, Some(ProblemKind::BodyNotRetained)));
     let expected: &[(&str, &[u8])] = &[
         ("content-type", b"application/problem+json"),
+        ("cache-control", b"no-store"),
         ("location", b"/p/1"),
         ("x-payment", b"1"),
         ("x-payment", b"2"),
@@ -72,8 +75,11 @@ fn an_unknown_outcome_is_its_problem_and_nothing_of_the_record() {
     for body in [StoredBody::Retained("stored".into()), StoredBody::NotRetained] {
         let reply = HttpPolicy::new().replay(&replay(200, headers, body, ReplayKind::OutcomeUnknown));
         assert_eq!((reply.status, reply.problem), (504, Some(ProblemKind::OutcomeUnknown)));
-        let expected: &[(&str, &[u8])] =
-            &[("content-type", b"application/problem+json"), ("idempotency-replayed", b"true")];
+        let expected: &[(&str, &[u8])] = &[
+            ("content-type", b"application/problem+json"),
+            ("cache-control", b"no-store"),
+            ("idempotency-replayed", b"true"),
+        ];
         assert_eq!(reply.headers, fields(expected));
         assert!(document(&reply).get("original_status").is_none());
     }
@@ -84,7 +90,8 @@ fn a_problem_has_the_status_of_its_kind_and_says_when_to_come_again() {
     let problem = Problem::new(ProblemKind::InProgress).retry_after(Duration::from_millis(2100));
     let reply = HttpPolicy::new().problem(&problem);
     assert_eq!((reply.status, reply.problem), (409, Some(ProblemKind::InProgress)));
-    let expected: &[(&str, &[u8])] = &[("content-type", b"application/problem+json"), ("retry-after", b"3")];
+    let expected: &[(&str, &[u8])] =
+        &[("content-type", b"application/problem+json"), ("cache-control", b"no-store"), ("retry-after", b"3")];
     assert_eq!(reply.headers, fields(expected));
     assert_eq!(reply.body, Bytes::from(problem.to_json()));
 }
@@ -92,14 +99,18 @@ fn a_problem_has_the_status_of_its_kind_and_says_when_to_come_again() {
 #[test]
 fn a_problem_without_a_time_has_no_retry_after() {
     let reply = HttpPolicy::new().problem(&Problem::new(ProblemKind::Mismatch));
-    assert_eq!(reply.headers, fields(&[("content-type", b"application/problem+json")]));
+    assert_eq!(reply.headers, fields(&[("content-type", b"application/problem+json"), ("cache-control", b"no-store")]));
 }
 
 #[test]
 fn only_a_missing_principal_is_challenged_by_the_scheme_of_the_policy() {
     let headers = |policy: HttpPolicy| policy.problem(&Problem::new(ProblemKind::PrincipalMissing)).headers;
     let expected = |challenge: &'static [u8]| {
-        fields(&[("content-type", b"application/problem+json"), ("www-authenticate", challenge)])
+        fields(&[
+            ("content-type", b"application/problem+json"),
+            ("cache-control", b"no-store"),
+            ("www-authenticate", challenge),
+        ])
     };
     assert_eq!(headers(HttpPolicy::new()), expected(b"Bearer"));
     assert_eq!(headers(HttpPolicy::new().challenge("Basic realm=\"pay\"")), expected(b"Basic realm=\"pay\""));
@@ -120,6 +131,7 @@ fn every_failure_of_the_engine_has_its_answer() {
         (ExecuteError::CommitUnclear(store(StoreErrorKind::Unavailable)), unclear),
         (ExecuteError::TransactionHeld, (500, Some(ProblemKind::HandlerFailed), None)),
         (ExecuteError::ShuttingDown, unavailable),
+        (ExecuteError::Overloaded { limit: 1 }, (503, Some(ProblemKind::Overloaded), Some("1"))),
         (ExecuteError::Interrupted, unclear),
     ];
     for (error, (status, problem, retry_after)) in cases {

@@ -185,3 +185,34 @@ fn what_a_response_says_is_not_in_debug_output() {
     capture.push("secret-body".into());
     assert!(!format!("{capture:?}").contains("secret"), "the capture shows the response: {capture:?}");
 }
+
+/// How a body ends under a limit of a second, and after how long by the clock of the test.
+async fn read_within_a_second(body: impl Stream<Item = Result<Bytes, ()>>) -> (Option<Captured>, Duration) {
+    let capture = HttpPolicy::new().response_body_timeout(Duration::from_secs(1)).capture(200, NO_HEADERS, None);
+    let began = tokio::time::Instant::now();
+    let read = capture.read(body).await;
+    (read.map(|(_, captured)| captured), began.elapsed())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_takes_too_long_broke_off_however_much_of_it_came() {
+    let never_ends = futures_util::stream::pending();
+    assert_eq!(read_within_a_second(never_ends).await, (None, Duration::from_secs(1)));
+    let trickles = futures_util::stream::unfold((), async |()| {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Some((Ok(Bytes::from_static(b"x")), ()))
+    });
+    assert_eq!(read_within_a_second(trickles).await, (None, Duration::from_secs(1)));
+    let in_time = futures_util::stream::once(async {
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        Ok(Bytes::from_static(b"x"))
+    });
+    assert_eq!(read_within_a_second(in_time).await, (Some(Captured::More), Duration::from_millis(900)));
+}
+
+/// On a clock that goes on while the stream keeps the thread.
+#[tokio::test]
+async fn a_body_of_empty_chunks_without_end_is_too_long_as_well() {
+    let endless = futures_util::stream::repeat_with(|| Ok(Bytes::new()));
+    assert_eq!(read_within_a_second(endless).await.0, None);
+}
