@@ -5,8 +5,8 @@ use std::time::Duration;
 use sqlx::{ConnectOptions, Connection};
 
 use crate::support::{
-    Answer, Backend, Contract, Framework, Request, Server, Setup, eventually, on_every_backend, on_every_framework,
-    refusal,
+    Answer, Backend, Contract, Framework, OPERATOR, Request, Server, Setup, eventually, on_every_backend,
+    on_every_framework, refusal,
 };
 
 on_every_backend! {
@@ -14,11 +14,12 @@ on_every_backend! {
     a_client_may_decline_to_wait,
     the_body_limit_is_exact_and_nothing_runs_beyond_it,
     retention_ends_and_the_key_is_free_again,
-    the_health_page_names_the_store,
+    the_page_of_operators_names_the_store,
 }
 
 on_every_framework! {
     a_store_that_cannot_answer_is_503_and_nothing_runs,
+    strangers_learn_that_the_service_answers_and_nothing_else,
 }
 
 #[test]
@@ -114,6 +115,22 @@ fn retention_ends_and_the_key_is_free_again(setup: Setup) {
     assert_eq!(server.effects(), 2);
 }
 
+fn strangers_learn_that_the_service_answers_and_nothing_else(setup: Setup) {
+    let server = Server::start_on(setup, Contract::AtMostOnce, &[]);
+    assert_eq!(server.send(&Request::pay("k")).status, 201);
+    for request in [Request::get("/healthz"), Request::get("/healthz").without("Authorization")] {
+        let answer = server.send(&request);
+        assert_eq!((answer.status, answer.json()), (200, serde_json::json!({ "status": "ok" })));
+    }
+    for stranger in [Request::get("/operator/health"), Request::get("/operator/health").without("Authorization")] {
+        assert_eq!(server.send(&stranger).status, 401);
+    }
+    let operator = Request::pay("k").tenant(OPERATOR);
+    assert_eq!(server.send(&operator).status, 401, "its token would be in a record");
+    assert_eq!(server.health()["records"], 1);
+    assert!(!server.log().contains(OPERATOR));
+}
+
 #[test]
 fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
     let server = Server::start(Contract::AtMostOnce, &[]);
@@ -162,17 +179,16 @@ fn memory_keeps_no_contract_that_needs_a_transaction_and_forgets_with_its_proces
     assert_eq!((server.send(&Request::pay("k")).status, server.effects()), (201, 2));
 }
 
-fn the_health_page_names_the_store(setup: Setup) {
+fn the_page_of_operators_names_the_store(setup: Setup) {
     let server = Server::start_on(setup, Contract::AtMostOnce, &[]);
-    let answer = server.send(&Request::get("/healthz"));
-    let health = answer.json();
+    let health = server.health();
     let (store, counted) = match setup.backend {
         Backend::Memory => ("memory", "records"),
         Backend::Sqlite => ("sqlite", "records"),
         Backend::Postgres | Backend::PgBouncer | Backend::Hybrid => ("postgres", "records"),
         Backend::Redis | Backend::RedisSentinel | Backend::RedisCluster => ("redis", "keys"),
     };
-    assert_eq!((answer.status, &health["status"], &health["store"]), (200, &"ok".into(), &store.into()));
+    assert_eq!((&health["status"], &health["store"]), (&"ok".into(), &store.into()));
     assert!(
         health["version"].as_str().is_some_and(|version| version.starts_with(|first: char| first.is_ascii_digit()))
     );

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod away;
+mod bodies;
 mod crashes;
 mod decisions;
 mod disconnects;
@@ -9,4 +10,5 @@ mod hybrid;
 mod postgres;
 mod readme;
 mod redis;
+mod slow_clients;
 mod support;

@@ -36,6 +36,8 @@ pub(crate) enum Body {
 pub(crate) enum End {
     Whole,
     BrokenOff,
+    /// Not at all.
+    Never,
     /// By a last event, which comes when a test says so.
     Held(Stay),
 }
@@ -89,6 +91,7 @@ impl End {
         match self {
             Self::Whole => None,
             Self::BrokenOff => Some(Err(BrokenOff)),
+            Self::Never => std::future::pending().await,
             Self::Held(stay) => {
                 stay.released().await;
                 Some(Ok(Bytes::from_static(b"data: last\n\n")))

@@ -1,9 +1,11 @@
 //! The command line.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
+use subtle::ConstantTimeEq;
 
 /// A payments API that survives retries: the same Idempotency-Key moves money once.
 ///
@@ -88,9 +90,44 @@ pub(crate) struct Config {
     /// The largest answer that is stored, in bytes.
     #[arg(long, env = "PAYMENTS_STORED_LIMIT", default_value_t = 1024 * 1024)]
     pub(crate) stored_limit: usize,
+    /// How long a client may take for the head of a request, keep a connection without one, and take nothing of its answer.
+    #[arg(long, env = "PAYMENTS_CLIENT_TIMEOUT_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u32).range(1000..))]
+    pub(crate) client_timeout_ms: u32,
+    /// The bearer token of operators, to whom /operator/health says what the store is and how much it holds. Default: none, and
+    /// no such page. Set it by the environment variable: every user of the machine can read arguments.
+    #[arg(long, env = "PAYMENTS_OPERATOR_TOKEN", hide_env_values = true)]
+    pub(crate) operator_token: Option<OperatorToken>,
     /// Obey the request header X-Simulate, for tests.
     #[arg(long, env = "PAYMENTS_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) simulate: bool,
+}
+
+/// What an operator shows. `Debug` does not.
+#[derive(Clone)]
+pub(crate) struct OperatorToken(String);
+
+impl OperatorToken {
+    /// In a time that does not depend on where the two differ.
+    pub(crate) fn is(&self, token: &str) -> bool {
+        self.0.as_bytes().ct_eq(token.as_bytes()).into()
+    }
+}
+
+impl FromStr for OperatorToken {
+    type Err = String;
+
+    fn from_str(token: &str) -> Result<Self, String> {
+        if token.is_empty() || token.contains(|character: char| !character.is_ascii_graphic()) {
+            return Err("a token is visible ASCII characters without spaces".to_owned());
+        }
+        Ok(Self(token.to_owned()))
+    }
+}
+
+impl fmt::Debug for OperatorToken {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("OperatorToken")
+    }
 }
 
 /// The frameworks by name.
@@ -186,8 +223,8 @@ pub(crate) enum UnknownPlace {
     NothingToSpare,
 }
 
-impl std::fmt::Display for UnknownPlace {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for UnknownPlace {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Store => {
                 "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST, \

@@ -23,7 +23,7 @@ pub(crate) fn describe(payments: &HttpPolicy, quotes: &HttpPolicy) -> OpenApi {
         .path(QUOTES.0, PathItem::new(HttpMethod::Post, make_quote(quotes)))
         .path(PAYMENT.0, get(show_payment()))
         .path(LEDGER.0, get(show_ledger()))
-        .path(HEALTH.0, get(OperationBuilder::new().response("200", open_json("The store answers.")).build()))
+        .path(HEALTH.0, get(OperationBuilder::new().response("200", open_json("The service answers.")).build()))
         .path(DESCRIPTION.0, get(OperationBuilder::new().response("200", open_json("This document.")).build()));
     let components = ComponentsBuilder::new()
         .schema(NewPayment::name(), NewPayment::schema())

@@ -1,11 +1,13 @@
 //! What the service does, whatever framework carries its requests.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use idem_core::engine::{Context, Idempotency};
 use idem_http::HttpPolicy;
 use idem_hybrid::HybridMetrics;
 
-use crate::answer::Answer;
+use crate::answer::{Answer, End};
 use crate::config::Config;
 use crate::ledger::{Ledger, NewPayment};
 use crate::openapi;
@@ -25,7 +27,11 @@ pub(crate) const RUNNING: (&str, &str) = ("/v1/running", "DELETE, GET, HEAD, POS
 /// What arrived, by any method: behind a layer with a policy unlike the default, and inside of CORS and compression. There
 /// only under `--simulate`.
 pub(crate) const MIRROR: &str = "/v1/mirror";
+/// Whether this process answers, for anybody, and without a question to the store: a page that asks would be a way to keep the
+/// store busy, and one that counts would tell how much business there is.
 pub(crate) const HEALTH: (&str, &str) = ("/healthz", READ);
+/// What the store says about itself, for operators.
+pub(crate) const STORE_HEALTH: (&str, &str) = ("/operator/health", READ);
 pub(crate) const DESCRIPTION: (&str, &str) = ("/openapi.json", READ);
 const READ: &str = "GET, HEAD";
 
@@ -75,11 +81,18 @@ impl Service {
             .replay_header(MIRROR_REPLAY_HEADER)
             .methods(&["POST", "PUT", "GET"])
             .fingerprint_header("X-Version")
+            .fingerprint_header("Host")
+            .fingerprint_header("Cookie")
+            .response_body_timeout(Duration::from_millis(500))
             .allow_stored_header("X-Request-Id")
     }
 
     pub(crate) fn body_limit(&self) -> usize {
         self.config.body_limit
+    }
+
+    pub(crate) fn client_timeout(&self) -> Duration {
+        Duration::from_millis(self.config.client_timeout_ms.into())
     }
 
     pub(crate) fn is_simulating(&self) -> bool {
@@ -166,6 +179,8 @@ impl Service {
         let mut document = serde_json::json!(self.running.stages(tenant));
         // Of all tenants.
         document["waiting"] = self.engine.waiting().into();
+        document["contract"] = self.config.contract.name().into();
+        document["is_cached"] = self.config.cache.is_some().into();
         document["memory_bytes"] = memory_bytes().into();
         Answer::json(200, &document)
     }
@@ -189,7 +204,10 @@ impl Service {
     }
 
     /// Says what arrived.
-    pub(crate) fn mirror(&self, method: &str, is_protected: bool, body: &[u8]) -> Answer {
+    pub(crate) fn mirror(&self, asked: &Asked<'_>, method: &str, is_protected: bool, body: &[u8]) -> Answer {
+        if asked.simulate == Some(b"endless") {
+            return Answer::json(200, &"").stream(100, End::Never, "application/octet-stream");
+        }
         let id = uuid::Uuid::new_v4().to_string();
         let document = serde_json::json!({
             "id": id,
@@ -206,7 +224,17 @@ impl Service {
         Answer::json(200, &openapi::describe(&self.policy(), &self.quotes_policy()))
     }
 
-    pub(crate) async fn show_health(&self) -> Answer {
+    pub(crate) fn show_health(&self) -> Answer {
+        Answer::json(200, &serde_json::json!({ "status": "ok" }))
+    }
+
+    pub(crate) async fn show_store_health(&self, asked: Asked<'_>) -> Answered {
+        let operator = self.config.operator_token.as_ref().ok_or(Problem::NotFound)?;
+        bearer_token(&asked).filter(|token| operator.is(token)).ok_or(Problem::Unauthenticated)?;
+        Ok(self.store_health().await)
+    }
+
+    async fn store_health(&self) -> Answer {
         match self.store.health().await {
             Ok(health) => {
                 let Health { store, version, counted, count, cache } = health;
@@ -229,12 +257,19 @@ impl Service {
     /// The tenant: in this example, whatever bearer token the client sends. A real service looks up whose token it is, and
     /// names the account: principals are stored readable, and a token is a secret.
     pub(crate) fn tenant(&self, asked: &Asked<'_>) -> Option<String> {
-        let value = std::str::from_utf8(asked.authorization?).ok()?;
-        let (scheme, token) = value.split_once(' ')?;
-        let token = token.trim();
+        let token = bearer_token(asked)?;
         let is_known = self.config.tenants.is_empty() || self.config.tenants.iter().any(|tenant| tenant == token);
-        (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && is_known).then(|| token.to_owned())
+        // Else a record would show it.
+        let is_operator = self.config.operator_token.as_ref().is_some_and(|operator| operator.is(token));
+        (is_known && !is_operator).then(|| token.to_owned())
     }
+}
+
+fn bearer_token<'a>(asked: &Asked<'a>) -> Option<&'a str> {
+    let value = std::str::from_utf8(asked.authorization?).ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
 /// What this process has of the machine's memory, where the system says it.

@@ -13,6 +13,8 @@ use crate::running::Stay;
 /// What to simulate, read from a comma list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Simulation {
+    /// Is written to the log when the handler begins.
+    say: Option<String>,
     hold_before: bool,
     hold_after: bool,
     hold_answer: bool,
@@ -70,6 +72,7 @@ impl Simulation {
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), Problem> {
         match name {
+            "say" => self.say = Some(value.to_owned()),
             "hold-before" => self.hold_before = true,
             "hold-after" => self.hold_after = true,
             "hold-answer" => self.hold_answer = true,
@@ -112,6 +115,9 @@ impl Simulation {
 
     /// What happens before the effect; an answer is given in its place.
     pub(crate) async fn before(&self, run: &Stay) -> Option<Answer> {
+        if let Some(said) = &self.say {
+            tracing::warn!(said, "simulated: the handler begins");
+        }
         if self.hold_before {
             run.released().await;
         }

@@ -8,7 +8,7 @@ mod server;
 pub(crate) use gates::{Gate, Gates, Orphan};
 pub(crate) use idem_http_suite::{Answer, Contract, Request, eventually};
 pub(crate) use postgres::{Schemas, Sql};
-pub(crate) use server::{Backend, Framework, Server, Setup, refusal};
+pub(crate) use server::{Backend, Framework, OPERATOR, Server, Setup, refusal};
 
 /// Makes a test of each function for each framework and backend, such as `actix_on_postgres::two_payments_are_two`.
 macro_rules! on_every_backend {

@@ -87,6 +87,9 @@ impl From<Backend> for Setup {
 /// The connections between PgBouncer and Postgres: a few handlers in their transactions, and room for the verbs.
 const POOL_CONNECTIONS: u16 = 6;
 
+/// What an operator shows.
+pub(crate) const OPERATOR: &str = "operator-of-this-test";
+
 /// Where the records of one server are.
 enum Records {
     /// In its folder.
@@ -151,6 +154,7 @@ impl Server {
     fn start_with(records: Records, pooler: Option<PgBouncer>, contract: Contract, args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let mut all = vec!["--contract".to_owned(), contract.name().to_owned(), "--simulate".to_owned()];
+        all.extend(["--operator-token", OPERATOR].map(str::to_owned));
         all.extend(args.iter().map(|&arg| arg.to_owned()));
         match &records {
             Records::Folder => {}
@@ -218,10 +222,17 @@ impl Server {
         answer.json()["effects"].as_u64().unwrap()
     }
 
+    /// What the store says about itself, to an operator.
+    pub(crate) fn health(&self) -> serde_json::Value {
+        let answer = self.send(&Request::get("/operator/health").tenant(OPERATOR));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    }
+
     /// How many records there are.
     pub(crate) fn records(&self) -> u64 {
         match &self.records {
-            Records::Folder => self.send(&Request::get("/healthz")).json()["records"].as_u64().unwrap(),
+            Records::Folder => self.health()["records"].as_u64().unwrap(),
             // There, the server itself only estimates.
             Records::Postgres(schemas) => schemas.records(),
             // There, it counts the keys of all.

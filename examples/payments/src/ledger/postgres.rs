@@ -1,7 +1,8 @@
 //! The ledger in Postgres, in a schema of its own.
 //!
-//! Every statement names its schema, and every read is in a transaction: behind a transaction-pooling proxy, such as
-//! PgBouncer, there is no session that could remember a search path or a statement that was prepared.
+//! Every statement names its schema, and every read is in a transaction with a search path of built-in names alone. Another
+//! role that may create objects in a schema on the path could otherwise redefine a function. Behind a transaction-pooling
+//! proxy, such as PgBouncer, there is no session that could remember a path or a statement that was prepared.
 
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use crate::config::SchemaName;
 
 /// Half of the advisory lock under which the tables are made; the other half is made of the schema's name.
 const TABLES_LOCK: i32 = 0x7061_7973;
+
+/// Begins the ledger's own transactions.
+const BEGIN: &str = "BEGIN;SET LOCAL search_path=pg_catalog,pg_temp";
 
 const TABLES: &str = r"
     CREATE SCHEMA IF NOT EXISTS {schema};
@@ -62,7 +66,9 @@ impl PostgresLedger {
 
     /// One replica after the other: `IF NOT EXISTS` alone fails when two make the same thing at once.
     async fn make_tables(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let mut transaction = connection.begin().await?;
+        let mut transaction = connection.begin_with(BEGIN).await?;
+        // Every role that may connect could hold it.
+        sqlx::raw_sql("SET LOCAL lock_timeout='30s'").execute(&mut *transaction).await?;
         let lock = self.query("SELECT pg_advisory_xact_lock($1, hashtext($2))");
         lock.bind(TABLES_LOCK).bind(self.schema.as_str()).execute(&mut *transaction).await?;
         sqlx::raw_sql(AssertSqlSafe(self.in_schema(TABLES))).execute(&mut *transaction).await?;
@@ -108,7 +114,7 @@ impl PostgresLedger {
     }
 
     pub(super) async fn insert_alone(&self, tenant: &str, payment: &Payment, attempt: u32) -> Result<(), sqlx::Error> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_with(BEGIN).await?;
         self.insert(&mut transaction, tenant, payment, attempt).await?;
         transaction.commit().await
     }
@@ -118,7 +124,7 @@ impl PostgresLedger {
             "SELECT id, amount, currency, recipient, created_at FROM {schema}.payments WHERE tenant = $1 \
              ORDER BY created_at, id",
         );
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_with(BEGIN).await?;
         query.bind(tenant).fetch_all(&mut *transaction).await?.iter().map(read).collect()
     }
 
@@ -126,14 +132,14 @@ impl PostgresLedger {
         let query = self.query(
             "SELECT id, amount, currency, recipient, created_at FROM {schema}.payments WHERE tenant = $1 AND id = $2",
         );
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_with(BEGIN).await?;
         query.bind(tenant).bind(id).fetch_optional(&mut *transaction).await?.as_ref().map(read).transpose()
     }
 
     pub(super) async fn totals(&self, tenant: &str) -> Result<Totals, sqlx::Error> {
         let query =
             self.query("SELECT count(*), coalesce(sum(amount), 0)::BIGINT FROM {schema}.ledger WHERE tenant = $1");
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_with(BEGIN).await?;
         let row = query.bind(tenant).fetch_one(&mut *transaction).await?;
         Ok(Totals { effects: row.try_get(0)?, total: row.try_get(1)? })
     }

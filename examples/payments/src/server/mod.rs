@@ -1,5 +1,6 @@
 //! The frameworks, and the signals at which they stop.
 
+mod connections;
 mod on_actix;
 mod on_axum;
 
@@ -18,6 +19,10 @@ use crate::service::Service;
 /// How long open connections may hold up a shutdown; requests that run are awaited beyond that.
 const CLOSE_CONNECTIONS_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long operations may take to end and be settled after the service was asked to stop. With the time for connections it
+/// is less than the 30 s after which supervisors kill a process.
+const END_OPERATIONS_WITHIN: Duration = Duration::from_secs(15);
+
 /// Serves until a signal asks to stop, and until everything that was begun then is settled.
 pub(crate) async fn serve(
     framework: Framework,
@@ -29,8 +34,24 @@ pub(crate) async fn serve(
     let service = Arc::new(service);
     match framework {
         Framework::Axum => on_axum::serve(listener, engine, service, signals).await,
-        Framework::Actix => on_actix::serve(listener, engine, service, signals).await,
+        Framework::Actix => {
+            give_up_on_slow_readers(&listener, service.client_timeout())?;
+            on_actix::serve(listener, engine, service, signals).await
+        }
     }
+}
+
+/// Has the system end connections whose clients take nothing of their answers for so long; they inherit it from their listener.
+/// actix-web has no limit for writing, and no place for one.
+///
+/// It does not end all of them: a client whose system takes a few bytes now and then counts as one that reads. A proxy in front
+/// with a least rate does.
+fn give_up_on_slow_readers(listener: &TcpListener, timeout: Duration) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    socket2::SockRef::from(listener).set_tcp_user_timeout(Some(timeout))?;
+    #[cfg(not(target_os = "linux"))]
+    tracing::info!(?listener, ?timeout, "this system knows no such limit; a proxy in front has to");
+    Ok(())
 }
 
 /// SIGTERM and SIGINT.

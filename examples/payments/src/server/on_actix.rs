@@ -17,11 +17,12 @@ use actix_web::{App, Error, HttpRequest, HttpResponse, HttpServer, Resource, Res
 use idem_actix::{IdempotencyContext, IdempotencyLayer};
 use idem_core::engine::Idempotency;
 
-use super::{CLOSE_CONNECTIONS_WITHIN, Signals};
+use super::{CLOSE_CONNECTIONS_WITHIN, END_OPERATIONS_WITHIN, Signals};
 use crate::answer::{Answer, Body, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service,
+    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, STORE_HEALTH,
+    Service,
 };
 
 /// The engine ends before the workers, which take along what runs on them. Handlers run in tasks of their own, and those
@@ -39,6 +40,7 @@ pub(super) async fn serve(
     let for_mirror = service.is_simulating().then(|| idempotency.clone().policy(service.mirror_policy()));
     let idempotency = idempotency.policy(service.policy());
     let limit = PayloadConfig::new(service.body_limit());
+    let client_timeout = service.client_timeout();
     let service = Data::from(service);
     let app = move || {
         let pay = web::post().to(create_payment).wrap(idempotency.clone()).wrap(from_fn(simulate_outside));
@@ -63,10 +65,12 @@ pub(super) async fn serve(
                     .route(web::post().to(time_out_run)),
             )
             .service(page(HEALTH, read().to(show_health)))
+            .service(page(STORE_HEALTH, read().to(show_store_health)))
             .service(page(DESCRIPTION, read().to(show_description)))
             .default_service(web::to(async || Answer::from(Problem::NotFound)))
     };
-    let server = HttpServer::new(app).disable_signals().shutdown_timeout(CLOSE_CONNECTIONS_WITHIN.as_secs());
+    let server = HttpServer::new(app).client_request_timeout(client_timeout).keep_alive(client_timeout);
+    let server = server.disable_signals().shutdown_timeout(CLOSE_CONNECTIONS_WITHIN.as_secs());
     let server = server.listen_auto_h2c(listener)?.run();
     let handle = server.handle();
     let mut server = tokio::spawn(server);
@@ -75,7 +79,9 @@ pub(super) async fn serve(
         () = signals.asked_to_stop() => {}
     }
     handle.pause().await;
-    engine.shutdown().await;
+    if let Err(unfinished) = engine.shutdown(END_OPERATIONS_WITHIN).await {
+        tracing::warn!("{unfinished}");
+    }
     handle.stop(true).await;
     Ok(server.await??)
 }
@@ -132,7 +138,8 @@ async fn mirror_request(
     request: HttpRequest,
     body: Result<Bytes, Error>,
 ) -> Result<Answer, Problem> {
-    Ok(service.mirror(request.method().as_str(), context.is_some(), &whole(body)?))
+    let asked = asked(request.headers());
+    Ok(service.mirror(&asked, request.method().as_str(), context.is_some(), &whole(body)?))
 }
 
 async fn list_payments(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
@@ -160,7 +167,11 @@ async fn time_out_run(service: Data<Service>, request: HttpRequest) -> Result<An
 }
 
 async fn show_health(service: Data<Service>) -> Answer {
-    service.show_health().await
+    service.show_health()
+}
+
+async fn show_store_health(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
+    service.show_store_health(asked(request.headers())).await
 }
 
 async fn show_description(service: Data<Service>) -> Answer {

@@ -18,11 +18,12 @@ use idem_core::engine::Idempotency;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 
-use super::{CLOSE_CONNECTIONS_WITHIN, Signals};
+use super::{CLOSE_CONNECTIONS_WITHIN, END_OPERATIONS_WITHIN, Signals, connections};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, Service,
+    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, STORE_HEALTH,
+    Service,
 };
 
 type App = State<Arc<Service>>;
@@ -36,24 +37,16 @@ pub(super) async fn serve(
     signals: Signals,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let client_timeout = service.client_timeout();
     let router = router(engine.clone(), service);
-    let server = axum::serve(listener, router).with_graceful_shutdown(async { drop(stopped.await) });
-    let mut server = tokio::spawn(server.into_future());
-    tokio::select! {
-        served = &mut server => return Ok(served??),
-        () = signals.asked_to_stop() => {}
-    }
-    drop(stop);
-    let served = tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, &mut server).await;
-    if served.is_err() {
+    let open = connections::serve(listener, router, client_timeout, signals.asked_to_stop()).await;
+    if tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, open.shutdown()).await.is_err() {
         tracing::warn!("some connections did not close in time");
     }
-    engine.shutdown().await;
-    match served {
-        Ok(served) => Ok(served??),
-        Err(_) => Ok(()),
+    if let Err(unfinished) = engine.shutdown(END_OPERATIONS_WITHIN).await {
+        tracing::warn!("{unfinished}");
     }
+    Ok(())
 }
 
 /// The pages. `engine` protects `POST /v1/payments`.
@@ -75,6 +68,7 @@ fn router(engine: Idempotency, service: Arc<Service>) -> Router {
         .route(LEDGER.0, other_methods(get(show_ledger), LEDGER.1))
         .route(RUNNING.0, other_methods(get(show_running).delete(release_run).post(time_out_run), RUNNING.1))
         .route(HEALTH.0, other_methods(get(show_health), HEALTH.1))
+        .route(STORE_HEALTH.0, other_methods(get(show_store_health), STORE_HEALTH.1))
         .route(DESCRIPTION.0, other_methods(get(show_description), DESCRIPTION.1))
         .fallback(async || Answer::from(Problem::NotFound))
         .with_state(service)
@@ -126,10 +120,11 @@ async fn mirror(
     State(service): App,
     context: Option<IdempotencyContext>,
     method: Method,
+    headers: HeaderMap,
     request: Request,
 ) -> Result<Answer, Problem> {
     let body = whole(&service, request.into_body()).await?;
-    Ok(service.mirror(method.as_str(), context.is_some(), &body))
+    Ok(service.mirror(&asked(&headers), method.as_str(), context.is_some(), &body))
 }
 
 async fn list_payments(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
@@ -157,7 +152,11 @@ async fn time_out_run(State(service): App, headers: HeaderMap) -> Result<Answer,
 }
 
 async fn show_health(State(service): App) -> Answer {
-    service.show_health().await
+    service.show_health()
+}
+
+async fn show_store_health(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
+    service.show_store_health(asked(&headers)).await
 }
 
 async fn show_description(State(service): App) -> Answer {
