@@ -6,10 +6,14 @@
 #[allow(dead_code, unused_imports, unused_macros, reason = "the other tests of whole systems use more of it")]
 mod support;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use idem_http_suite::{CASES, Contract, Report, differences, run};
+use idem_http_suite::{CASES, Contract, Protocol, Report, differences, run};
 use support::{Backend, Framework, Server, Setup};
 
 /// What runners of tests call it.
@@ -31,6 +35,9 @@ const STORES: &[(&str, Backend)] = &[
 ///
 /// Less of it for the cache: whoever finds a claim in it waits for so long, and of a thousand one after the other would.
 const PATIENT: &[&str] = &["--store-timeout-ms", "25000", "--cache-timeout-ms", "2000", "--backoff-ms", "6000"];
+
+/// Cells that are filled at once: a cell waits for most of its time.
+const AT_ONCE: usize = 4;
 
 /// What the server may have needed at its peak, with bodies of megabytes and more than a thousand waiting clients.
 const MEMORY_LIMIT_BYTES: u64 = 512 * 1024 * 1024;
@@ -70,20 +77,30 @@ fn main() -> ExitCode {
 }
 
 fn fill(stores: &[&(&'static str, Backend)]) -> Vec<Cell> {
-    println!("running {} cases on {} stores", CASES.len(), stores.len());
-    let mut cells = Vec::new();
-    for &&(store, backend) in stores {
-        for &contract in backend.contracts() {
-            cells.extend(Framework::ALL.map(|framework| {
-                let server = Server::start_on(Setup { framework, backend }, contract, PATIENT);
-                let began = Instant::now();
-                let report = run(server.address, contract);
-                let (took, memory_bytes) = (began.elapsed(), peak_memory(&server));
-                Cell { store, contract, framework, report, took, memory_bytes }
-            }));
+    let frameworks = |&&(store, backend): &&(&'static str, Backend)| {
+        let contracts = backend.contracts().iter();
+        contracts.flat_map(move |&contract| Framework::ALL.map(|framework| (store, backend, contract, framework)))
+    };
+    let places: Vec<_> = stores.iter().flat_map(frameworks).collect();
+    println!("running {} cases on {} stores, in {} cells, {AT_ONCE} at once", CASES.len(), stores.len(), places.len());
+    let (next, cells) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&(store, backend, contract, framework)) = places.get(number) else { return };
+                    let server = Server::start_on(Setup { framework, backend }, contract, PATIENT);
+                    let began = Instant::now();
+                    let report = run(server.address, contract);
+                    let (took, memory_bytes) = (began.elapsed(), peak_memory(&server));
+                    let cell = Cell { store, contract, framework, report, took, memory_bytes };
+                    cells.lock().unwrap().insert(number, cell);
+                }
+            });
         }
-    }
-    cells
+    });
+    cells.into_inner().unwrap().into_values().collect()
 }
 
 /// The largest share of memory that the server has had.
@@ -94,19 +111,28 @@ fn peak_memory(server: &Server) -> u64 {
 }
 
 fn judge(cells: &[Cell]) -> ExitCode {
-    println!("\n{} cases over sockets: how many passed, in how long, and the server's peak of memory\n", CASES.len());
-    println!("| store     | contract      | framework | passed |   time | memory |");
-    println!("|-----------|---------------|-----------|--------|--------|--------|");
+    for protocol in Protocol::ALL {
+        let count = CASES.iter().filter(|case| case.runs_over(protocol)).count();
+        println!("\n{count} of {} cases run over {}", CASES.len(), protocol.name());
+        for case in CASES.iter().filter(|case| !case.runs_over(protocol)) {
+            println!("  not {}: {}", case.name, case.only.map_or("", |(_, why)| why));
+        }
+    }
+    println!("\nhow many passed over HTTP/1.1 + HTTP/2, in how long, and the server's peak of memory\n");
+    println!("| store     | contract      | framework |        passed |   time | memory |");
+    println!("|-----------|---------------|-----------|---------------|--------|--------|");
     for cell in cells {
         let Cell { store, contract, framework, report, took, memory_bytes } = cell;
         let (contract, framework, mebibytes) = (contract.name(), framework.name(), memory_bytes >> 20);
         let (score, seconds) = (report.score(), took.as_secs_f32());
-        println!("| {store:9} | {contract:13} | {framework:9} | {score:>6} | {seconds:4.1} s | {mebibytes:2} MiB |");
+        println!("| {store:9} | {contract:13} | {framework:9} | {score:>13} | {seconds:4.1} s | {mebibytes:2} MiB |");
     }
     let mut failures = Vec::new();
     for cell in cells {
         let place = format!("{} on {} under {}", cell.framework.name(), cell.store, cell.contract.name());
         failures.extend(cell.report.failed.iter().map(|(case, reason)| format!("{place}: {case}: {reason}")));
+        let by_protocol = cell.report.differences_of_protocols();
+        failures.extend(by_protocol.iter().map(|what| format!("HTTP/1.1 and HTTP/2 differ by {place}: {what}")));
         if cell.memory_bytes > MEMORY_LIMIT_BYTES {
             failures.push(format!("{place}: the server had {} MiB", cell.memory_bytes >> 20));
         }

@@ -27,6 +27,8 @@ pub(crate) async fn run(servers: &Servers) -> Result<(), Error> {
     for (variable, url) in &variables {
         println!("{variable}={url}");
     }
+    println!("Postgres: {}", servers.postgres.output_of(&["postgres", "--version"]).await?);
+    println!("Redis: {}", servers.redis.output_of(&["redis-server", "--version"]).await?);
     let mut failed = Vec::new();
     for (package, left_out) in SUITES {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

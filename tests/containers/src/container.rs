@@ -100,6 +100,15 @@ impl Container {
         Ok(())
     }
 
+    /// What a command in it prints.
+    pub(crate) async fn output_of(&self, words: &[&str]) -> Result<String, Error> {
+        let command = ExecCommand::new(words.iter().copied());
+        let failed = |error| format!("{}: {}: {error}", self.host, words.join(" "));
+        let mut executed = self.container.exec(command).await.map_err(failed)?;
+        let printed = executed.stdout_to_vec().await.map_err(failed)?;
+        Ok(String::from_utf8_lossy(&printed).trim().to_owned())
+    }
+
     /// Asks until there is no objection any more. The error shows the last one, and what the container said.
     pub(crate) async fn wait_until<T>(&self, mut check: impl AsyncFnMut() -> Result<T, Error>) -> Result<T, Error> {
         let began = Instant::now();

@@ -11,33 +11,29 @@ struct Kind {
     /// Names another image, which comes before all.
     variable: &'static str,
     official: &'static str,
-    /// The one that `cargo xtask images` makes.
+    /// The one that `cargo xtask images` makes, without its tag.
     own: &'static str,
 }
 
-const POSTGRES: Kind = Kind {
-    name: "Postgres",
-    variable: "IDEM_POSTGRES_IMAGE",
-    official: "postgres:17",
-    own: "idem-test/postgres:latest",
-};
+const POSTGRES: Kind =
+    Kind { name: "Postgres", variable: "IDEM_POSTGRES_IMAGE", official: "postgres:17", own: "idem-test/postgres" };
 const REDIS: Kind = Kind {
     name: "Redis, Sentinels and Cluster",
     variable: "IDEM_REDIS_IMAGE",
     official: "redis:7",
-    own: "idem-test/redis:latest",
+    own: "idem-test/redis",
 };
 const PGBOUNCER: Kind = Kind {
     name: "PgBouncer",
     variable: "IDEM_PGBOUNCER_IMAGE",
     official: "edoburu/pgbouncer:v1.24.1-p1",
-    own: "idem-test/pgbouncer:latest",
+    own: "idem-test/pgbouncer",
 };
 const PAYMENTS: Kind = Kind {
     name: "the example",
     variable: "IDEM_PAYMENTS_IMAGE",
     official: "idem-test/payments:latest",
-    own: "idem-test/payments:latest",
+    own: "idem-test/payments",
 };
 
 /// How long an image may take to come. Without a network, Docker can wait for minutes.
@@ -53,33 +49,38 @@ pub(crate) struct Images {
 }
 
 impl Images {
-    /// Finds or gets them, and says which they are.
-    pub(crate) async fn choose() -> Result<Self, Error> {
+    /// Finds or gets them, and says which they are. The servers are those of a release of Debian if one is named.
+    pub(crate) async fn choose(release: Option<&str>) -> Result<Self, Error> {
         Ok(Self {
-            postgres: POSTGRES.choose().await?,
-            redis: REDIS.choose().await?,
-            pgbouncer: PGBOUNCER.choose().await?,
-            payments: PAYMENTS.choose().await?,
+            postgres: POSTGRES.choose(release).await?,
+            redis: REDIS.choose(release).await?,
+            pgbouncer: PGBOUNCER.choose(release).await?,
+            payments: PAYMENTS.choose(None).await?,
         })
     }
 }
 
 impl Kind {
-    async fn choose(&self) -> Result<String, Error> {
-        let (image, reason) = self.find().await?;
+    async fn choose(&self, release: Option<&str>) -> Result<String, Error> {
+        let (image, reason) = self.find(release).await?;
         println!("{}: image {image} ({reason})", self.name);
         Ok(image)
     }
 
     /// The image that somebody names, else the one that was made here, else the official one.
-    async fn find(&self) -> Result<(String, &'static str), Error> {
+    async fn find(&self, release: Option<&str>) -> Result<(String, &'static str), Error> {
         let advice = |error: Error| format!("{error}; run `cargo xtask images`, or name another by {}", self.variable);
         if let Ok(named) = std::env::var(self.variable) {
             provide(&named).await.map_err(|error| format!("{}: {error}", self.variable))?;
             return Ok((named, self.variable));
         }
-        if is_there(self.own).await {
-            return Ok((self.own.into(), "made by `cargo xtask images`"));
+        let own = format!("{}:{}", self.own, release.unwrap_or("latest"));
+        if is_there(&own).await {
+            return Ok((own, "made by `cargo xtask images`"));
+        }
+        // No other version is a substitute for the one that was asked for.
+        if let Some(release) = release {
+            return Err(format!("there is no image {own}; run `cargo xtask images --release {release}`").into());
         }
         provide(self.official).await.map_err(advice)?;
         Ok((self.official.into(), "official"))

@@ -36,6 +36,9 @@ struct Options {
     /// On which stores the example runs for the cases over sockets; default all of them.
     #[arg(long, value_enum)]
     store: Vec<Store>,
+    /// The servers of this release of Debian, as in `trixie`, out of the images that `cargo xtask images --release` makes.
+    #[arg(long)]
+    release: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -82,7 +85,7 @@ async fn run_until_stopped(options: &Options) -> Result<(), Error> {
 
 async fn run(options: &Options) -> Result<(), Error> {
     let is_wanted = |suite| options.only.is_empty() || options.only.contains(&suite);
-    let images = Images::choose().await?;
+    let images = Images::choose(options.release.as_deref()).await?;
     let began = Instant::now();
     let network = Network::new();
     let servers = Servers::start(&network, &images).await?;

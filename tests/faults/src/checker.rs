@@ -23,6 +23,23 @@ pub struct Promise {
     pub settles_behind: Option<Behind>,
     /// So long after everything is well again each key has a definite answer.
     pub live_within: Duration,
+    /// A success that was answered sooner than this is settled: no lease was over by then, and no settlement given up.
+    pub lease: Duration,
+}
+
+/// What is known besides what clients saw.
+#[derive(Debug, Clone, Default)]
+#[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
+pub struct Known {
+    /// The keys whose handler began at least once.
+    pub begun: BTreeSet<Key>,
+    /// From when to when an owner may have died, or an answer of a store may have been lost for as long as a lease. Of a stall
+    /// that is only its beginning: what was sent later is not carried out before its end, and its lease begins then.
+    pub losses: Vec<(Duration, Duration)>,
+    /// From when to when leases may have been over too early, as the clock of a store was put forward.
+    pub jumps: Vec<(Duration, Duration)>,
+    /// From when to when stores stood still.
+    pub stalls: Vec<(Duration, Duration)>,
 }
 
 /// What is promised of settlements that come after their answer.
@@ -36,14 +53,14 @@ pub struct Behind {
 }
 
 impl Promise {
-    /// How long after its end an operation that ran may be settled.
-    pub(crate) fn settled_late_by(&self, operation: &Operation) -> Duration {
-        match self.settles_behind {
-            Some(Behind { patience, delay }) if operation.is_run() && operation.ended - operation.began >= patience => {
-                delay
-            }
-            _ => Duration::ZERO,
+    /// How long after its end an operation that ran may be settled. A store that stands still takes nothing before its end.
+    pub(crate) fn settled_late_by(&self, operation: &Operation, known: &Known) -> Duration {
+        let Some(Behind { patience, delay }) = self.settles_behind else { return Duration::ZERO };
+        if !operation.is_run() || operation.ended - operation.began < patience {
+            return Duration::ZERO;
         }
+        let stalled = known.stalls.iter().filter(|(from, until)| *from <= operation.ended && operation.ended <= *until);
+        delay + stalled.map(|(_, until)| *until - operation.ended).max().unwrap_or_default()
     }
 }
 
@@ -83,6 +100,10 @@ pub enum What {
     FalseMismatch,
     /// An outcome that is unknown although nothing may be.
     OutcomeUnknown,
+    /// An outcome that is unknown although no handler ever began, and no owner died.
+    UnknownAndNeverRun,
+    /// An effect of a later attempt than the one whose success was answered in time.
+    EffectAfterSuccess,
     /// No definite answer in time.
     NoAnswer,
     /// The answers have no order in which each of them was true when it was given.
@@ -107,11 +128,19 @@ pub struct Seen {
     pub takeovers: u64,
     /// Requests without an answer.
     pub unknown: u64,
+    /// Keys that were asked for first while a store stood still.
+    pub stalled: u64,
 }
 
 /// Checks a history against what really happened. `well_from` is when the last fault was over.
 #[must_use]
-pub fn check(history: &[Operation], effects: &[Payment], promise: Promise, well_from: Duration) -> Vec<Violation> {
+pub fn check(
+    history: &[Operation],
+    effects: &[Payment],
+    known: &Known,
+    promise: Promise,
+    well_from: Duration,
+) -> Vec<Violation> {
     let mut operations = BTreeMap::<&Key, Vec<&Operation>>::new();
     for operation in history {
         operations.entry(&operation.key).or_default().push(operation);
@@ -128,11 +157,17 @@ pub fn check(history: &[Operation], effects: &[Payment], promise: Promise, well_
         let mut broken = BTreeSet::new();
         effects_of_key(made, promise, &mut broken);
         answers_of_key(key, of_key, made, promise, &mut broken);
-        order_of_key(of_key, promise, &mut broken);
+        order_of_key(of_key, known, promise, &mut broken);
+        if is_unknown_for_nothing(key, of_key, known, promise) {
+            broken.insert(What::UnknownAndNeverRun);
+        }
+        if !promise.at_most_one_effect && has_effect_after_success(of_key, made, known, promise) {
+            broken.insert(What::EffectAfterSuccess);
+        }
         if !is_answered(of_key, well_from, promise.live_within) {
             broken.insert(What::NoAnswer);
         }
-        if !is_linearizable(of_key, promise) {
+        if !is_linearizable(of_key, known, promise) {
             broken.insert(What::NoOrder);
         }
         violations.extend(broken.into_iter().map(|what| Violation { key: key.clone(), what }));
@@ -202,7 +237,7 @@ fn answers_of_key(
 }
 
 /// What was settled, as somebody was told, is settled for everybody who asks afterwards.
-fn order_of_key(operations: &[&Operation], promise: Promise, broken: &mut BTreeSet<What>) {
+fn order_of_key(operations: &[&Operation], known: &Known, promise: Promise, broken: &mut BTreeSet<What>) {
     let word = |operation: &Operation| operation.answer.as_ref().map(Answer::word);
     let is_settled = |operation: &&&Operation| {
         // A run that lost its lease answers its own client, and settles nothing.
@@ -211,7 +246,7 @@ fn order_of_key(operations: &[&Operation], promise: Promise, broken: &mut BTreeS
     };
     let settled = || operations.iter().filter(is_settled);
     let Some(told_at) = settled().map(|operation| operation.ended).min() else { return };
-    let settled_at = settled().map(|operation| operation.ended + promise.settled_late_by(operation)).min();
+    let settled_at = settled().map(|operation| operation.ended + promise.settled_late_by(operation, known)).min();
     let settled_at = settled_at.unwrap_or(told_at);
     let after = |time: Duration| operations.iter().filter(move |operation| operation.began > time);
     if after(settled_at + promise.stale_lock).any(|operation| word(operation) == Some(Word::InProgress)) {
@@ -222,13 +257,43 @@ fn order_of_key(operations: &[&Operation], promise: Promise, broken: &mut BTreeS
     }
 }
 
+/// Whether the outcome of a key is unknown although nothing of it ever began. Who may have died with its key, and whose answer
+/// may have been lost for as long as a lease, is not judged.
+fn is_unknown_for_nothing(key: &Key, operations: &[&Operation], known: &Known, promise: Promise) -> bool {
+    let is_unknown =
+        |operation: &&&Operation| operation.answer.as_ref().is_some_and(|answer| answer.word() == Word::Unknown);
+    let Some(told) = operations.iter().filter(is_unknown).map(|operation| operation.began).min() else { return false };
+    let asked = || operations.iter().filter(|operation| operation.began <= told);
+    // Who was answered otherwise may still let go of the key, or have a lease on it.
+    let over =
+        |operation: &Operation| operation.ended + if operation.began < told { promise.lease } else { Duration::ZERO };
+    let met = |(from, until): &(Duration, Duration)| {
+        asked().any(|operation| operation.began <= *until && over(operation) >= *from)
+    };
+    !known.begun.contains(key) && !known.losses.iter().any(met)
+}
+
+/// Whether a key has an effect of a later attempt than the one of which a client was told in time that it succeeded. A run
+/// that took as long as a lease may have lost it, and what a store did not take for seconds is settled behind the answer.
+fn has_effect_after_success(operations: &[&Operation], made: &[&Payment], known: &Known, promise: Promise) -> bool {
+    let jumped = |operation: &Operation| {
+        known.jumps.iter().any(|(from, until)| operation.began <= *until && operation.ended >= *from)
+    };
+    let in_time = operations.iter().filter(|operation| {
+        operation.is_run() && operation.ended - operation.began < promise.lease && !jumped(operation)
+    });
+    let told = in_time.filter_map(|operation| operation.answer.as_ref()?.payment.as_ref());
+    let settled = told.filter_map(|told| made.iter().find(|made| made.id == told.id)).map(|made| made.attempt).min();
+    settled.is_some_and(|settled| made.iter().any(|made| made.attempt > settled))
+}
+
 fn is_answered(operations: &[&Operation], well_from: Duration, within: Duration) -> bool {
     operations.iter().any(|operation| operation.ended <= well_from + within && operation.is_answered())
 }
 
 /// Counts what a run has seen.
 #[must_use]
-pub fn seen(history: &[Operation], effects: &[Payment]) -> Seen {
+pub fn seen(history: &[Operation], effects: &[Payment], known: &Known) -> Seen {
     let mut seen = Seen { operations: history.len() as u64, ..Seen::default() };
     for operation in history {
         let Some(answer) = &operation.answer else {
@@ -244,6 +309,13 @@ pub fn seen(history: &[Operation], effects: &[Payment]) -> Seen {
             Word::Settled | Word::Later => {}
         }
     }
+    let mut first = BTreeMap::<&Key, Duration>::new();
+    for operation in history {
+        let began = first.entry(&operation.key).or_insert(operation.began);
+        *began = operation.began.min(*began);
+    }
+    let is_within = |began: &&Duration| known.stalls.iter().any(|(from, until)| from <= *began && *began <= until);
+    seen.stalled = first.values().filter(is_within).count() as u64;
     seen.takeovers += effects.iter().filter(|effect| effect.attempt > 1).count() as u64;
     seen
 }

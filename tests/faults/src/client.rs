@@ -39,6 +39,9 @@ const STUBBORNNESS: Duration = Duration::from_secs(8);
 /// The same where everything is well.
 pub(crate) const LONGEST: Duration = Duration::from_secs(60);
 
+/// What a handler writes into the log of its service when it begins, before the name of its key.
+const BEGUN: &str = "begun:";
+
 /// Fields that are not the same in a replay, and need not be.
 const OF_THE_MOMENT: [&str; 5] = ["connection", "content-length", "date", "idempotency-replayed", "transfer-encoding"];
 
@@ -84,6 +87,9 @@ impl Client {
         let world = Arc::clone(&self.world);
         let goes_on = || world.over.load(Ordering::Relaxed) && began.elapsed() < LONGEST;
         while began.elapsed() < patience || goes_on() {
+            while world.hush.load(Ordering::Relaxed) {
+                sleep(Duration::from_millis(2)).await;
+            }
             let answer = self.ask(key, amount).await;
             match answer {
                 Some(answer) if answer.is_definite() => return Some(answer),
@@ -137,7 +143,7 @@ impl Client {
             ("authorization", format!("Bearer tenant-{}", key.tenant)),
             ("content-type", "application/json".to_owned()),
             ("idempotency-key", format!("key-{}", key.key)),
-            ("x-simulate", format!("delay-before={delay}{shape}")),
+            ("x-simulate", format!("say={}{},delay-before={delay}{shape}", BEGUN, name(key))),
         ];
         for (name, value) in fields {
             if let Ok(value) = value.parse() {
@@ -238,6 +244,19 @@ impl Received {
         (self.status, fields, &self.body).hash(&mut digest);
         digest.finish()
     }
+}
+
+fn name(key: &Key) -> String {
+    format!("{}-{}", key.tenant, key.key)
+}
+
+/// The keys whose handler has begun, by the log of a service.
+pub(crate) fn begun(log: &str) -> impl Iterator<Item = Key> {
+    log.split(BEGUN).skip(1).filter_map(|rest| {
+        let length = rest.find(|end: char| end != '-' && !end.is_ascii_digit())?;
+        let (tenant, key) = rest[..length].split_once('-')?;
+        Some(Key { tenant: tenant.parse().ok()?, key: key.parse().ok()? })
+    })
 }
 
 /// For what a payment was made, by the name of its recipient.

@@ -1,16 +1,21 @@
 //! Causes the faults of the schedule, one after the other.
 
+mod access;
+mod pooler;
+mod squatter;
+
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use idem_faults::{Fault, Kind, Planned, Proxy, Weather};
+use idem_faults::{Fault, Kind, Known, Planned, Proxy, Weather};
 use idem_servers::redis_command;
 use sqlx::{Connection, Row};
 use tokio::time::sleep;
 
 use crate::Error;
 use crate::service::Service;
-use crate::world::Servers;
+use crate::world::{LEASE, Servers, World};
 
 /// Every value becomes garbage, and stays as long as what it was.
 const GARBLE: &str = "
@@ -23,28 +28,47 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
 end
 return count";
 
+/// Weather that nobody has met by then is over.
+const HARMLESS: Duration = Duration::from_secs(4);
+
+/// So long nobody asks for anything before a stall.
+const HUSH: Duration = Duration::from_millis(400);
+
 /// What was caused, and whether it was noticed by anyone.
 #[derive(Debug, Default)]
 pub(crate) struct Caused {
     /// How often, by kind.
     pub(crate) faults: BTreeMap<Kind, u64>,
-    /// Connections and answers that came to harm, by the kind of weather.
+    /// How often somebody came to harm, by the kinds of which that can be said.
     pub(crate) harmed: BTreeMap<Kind, u64>,
+    /// What explains what clients saw, but for the keys that began.
+    pub(crate) known: Known,
 }
 
 /// Follows the schedule to its end. Everything is well again then.
 pub(crate) async fn follow(
     planned: &[Planned],
-    started: Instant,
+    world: &World,
     servers: &mut Servers,
     services: &mut [Service],
 ) -> Result<Caused, Error> {
     let mut caused = Caused::default();
+    let started = world.started;
     for Planned { at, fault } in planned {
         sleep(at.saturating_sub(started.elapsed())).await;
-        cause(fault, servers, services, &mut caused)
+        let began = started.elapsed();
+        cause(fault, world, servers, services, &mut caused)
             .await
             .map_err(|error| format!("{} at {:.1} s: {error}", fault.kind, at.as_secs_f64()))?;
+        let span = (began, started.elapsed());
+        match fault.kind {
+            // It says itself when it began.
+            Kind::StallPostgres(_) | Kind::StallRedis(_) => {}
+            _ => caused.known.losses.push(span),
+        }
+        if fault.kind == Kind::ShiftPostgres {
+            caused.known.jumps.push(span);
+        }
         *caused.faults.entry(fault.kind).or_default() += 1;
     }
     Ok(caused)
@@ -52,10 +76,16 @@ pub(crate) async fn follow(
 
 async fn cause(
     fault: &Fault,
+    world: &World,
     servers: &mut Servers,
     services: &mut [Service],
     caused: &mut Caused,
 ) -> Result<(), Error> {
+    if let Kind::StallPostgres(_) | Kind::StallRedis(_) = fault.kind {
+        return stall(fault, world, servers, services, &mut caused.known).await;
+    }
+    let pooler = servers.pooler.as_mut();
+    let mut harm = |times: u64| *caused.harmed.entry(fault.kind).or_default() += times;
     let service = services.get_mut(fault.service).ok_or("there is no such service")?;
     let (postgres, redis) = (servers.postgres.as_mut(), servers.redis.as_mut());
     let (no_postgres, no_redis) = ("there is no Postgres", "there is no Redis");
@@ -133,9 +163,92 @@ async fn cause(
         }
         Kind::FlushRedis => drop(redis_command(redis.ok_or(no_redis)?.port(), &["FLUSHALL"])?),
         Kind::GarbleRedis => drop(redis_command(redis.ok_or(no_redis)?.port(), &["EVAL", GARBLE, "0"])?),
-        Kind::ToService(_) => blow(fault, &service.to_service, caused).await,
-        Kind::ToPostgres(_) => blow(fault, service.to_postgres.as_ref().ok_or(no_postgres)?, caused).await,
-        Kind::ToRedis(_) => blow(fault, service.to_redis.as_ref().ok_or(no_redis)?, caused).await,
+        Kind::RotatePostgres => {
+            harm(access::rotate_postgres(postgres.ok_or(no_postgres)?, fault.way, fault.lasts).await?);
+        }
+        Kind::RevokePostgres => {
+            harm(access::revoke_postgres(postgres.ok_or(no_postgres)?, fault.way, fault.lasts).await?);
+        }
+        Kind::SquatLocks => harm(squatter::squat(postgres.ok_or(no_postgres)?.port(), fault.lasts).await?),
+        Kind::RotateRedis => harm(access::rotate_redis(redis.ok_or(no_redis)?.port(), fault.lasts).await?),
+        Kind::RevokeRedis => harm(access::revoke_redis(redis.ok_or(no_redis)?.port(), fault.way, fault.lasts).await?),
+        Kind::FillPooler => harm(pooler::fill(pooler.ok_or("there is no PgBouncer")?, fault.lasts).await?),
+        Kind::KillPooler => {
+            let pooler = pooler.ok_or("there is no PgBouncer")?;
+            pooler.kill()?;
+            sleep(fault.lasts).await;
+            tokio::task::block_in_place(|| pooler.start_again())?;
+        }
+        Kind::ToService(_) => harm(blow(fault, &service.to_service).await),
+        Kind::ToPostgres(_) => harm(blow(fault, service.to_postgres.as_ref().ok_or(no_postgres)?).await),
+        Kind::ToRedis(_) => harm(blow(fault, service.to_redis.as_ref().ok_or(no_redis)?).await),
+        Kind::StallPostgres(_) | Kind::StallRedis(_) => {}
+    }
+    Ok(())
+}
+
+/// Who stands still.
+#[derive(Debug, Clone, Copy)]
+enum Stalled {
+    /// The server, with all its processes.
+    Server,
+    /// What all services send, and what they are answered.
+    AllServices,
+    /// The same of one of them.
+    OneService(usize),
+}
+
+/// Lets a store stand still, and deliver afterwards what it was sent meanwhile.
+async fn stall(
+    fault: &Fault,
+    world: &World,
+    servers: &mut Servers,
+    services: &[Service],
+    known: &mut Known,
+) -> Result<(), Error> {
+    let stalled = [Stalled::Server, Stalled::AllServices, Stalled::OneService(fault.service)][fault.way % 3];
+    let is_postgres = matches!(fault.kind, Kind::StallPostgres(_));
+    let held = |service: usize| match stalled {
+        Stalled::Server => false,
+        Stalled::AllServices => true,
+        Stalled::OneService(one) => one == service,
+    };
+    let proxies = || {
+        let held = services.iter().enumerate().filter(|(number, _)| held(*number));
+        held.filter_map(
+            |(_, service)| if is_postgres { service.to_postgres.as_ref() } else { service.to_redis.as_ref() },
+        )
+    };
+    let is_server = matches!(stalled, Stalled::Server);
+    // What is asked for first while it stands still meets connections on which nothing is on its way, and is carried out later.
+    let began = world.started.elapsed();
+    world.hush.store(true, Ordering::Relaxed);
+    sleep(HUSH).await;
+    if is_server {
+        tokio::task::block_in_place(|| freeze(servers, is_postgres, true))?;
+    }
+    proxies().for_each(|proxy| proxy.weather(Weather::BlackHole));
+    let stands = world.started.elapsed();
+    world.hush.store(false, Ordering::Relaxed);
+    sleep(fault.lasts).await;
+    known.stalls.push((stands, world.started.elapsed()));
+    known.losses.push((began, stands));
+    if is_server {
+        tokio::task::block_in_place(|| freeze(servers, is_postgres, false))?;
+    }
+    proxies().for_each(|proxy| proxy.weather(Weather::Clear));
+    // Also where the schedule is late.
+    sleep(fault.kind.calm(LEASE)).await;
+    Ok(())
+}
+
+fn freeze(servers: &mut Servers, is_postgres: bool, is_frozen: bool) -> Result<(), Error> {
+    match (is_postgres, servers.postgres.as_mut(), servers.redis.as_mut()) {
+        (true, Some(postgres), _) if is_frozen => postgres.freeze()?,
+        (true, Some(postgres), _) => postgres.thaw()?,
+        (false, _, Some(redis)) if is_frozen => redis.pause()?,
+        (false, _, Some(redis)) => redis.resume()?,
+        _ => return Err("there is no such store".into()),
     }
     Ok(())
 }
@@ -148,10 +261,17 @@ async fn seconds_ahead(url: &str) -> Result<f64, Error> {
     Ok(theirs - SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
 
-async fn blow(fault: &Fault, proxy: &Proxy, caused: &mut Caused) {
+/// Says how often something came to harm.
+async fn blow(fault: &Fault, proxy: &Proxy) -> u64 {
     let before = proxy.harmed();
     proxy.weather(fault.weather);
     sleep(fault.lasts.max(Duration::from_millis(300))).await;
+    // A cache that has just failed is left alone for a while: the weather stays until somebody meets it.
+    let give_up_at = Instant::now() + HARMLESS;
+    let is_met = || matches!(fault.weather, Weather::Delay(_)) || proxy.harmed() > before;
+    while !is_met() && Instant::now() < give_up_at {
+        sleep(Duration::from_millis(20)).await;
+    }
     proxy.weather(Weather::Clear);
-    *caused.harmed.entry(fault.kind).or_default() += proxy.harmed() - before;
+    proxy.harmed() - before
 }

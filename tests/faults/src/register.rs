@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use crate::checker::Promise;
+use crate::checker::{Known, Promise};
 use crate::history::{Operation, Word};
 
 /// What a key is, as far as clients can tell.
@@ -58,7 +58,7 @@ struct Event {
 }
 
 /// Whether the answers for one key have an order.
-pub(crate) fn is_linearizable(operations: &[&Operation], promise: Promise) -> bool {
+pub(crate) fn is_linearizable(operations: &[&Operation], known: &Known, promise: Promise) -> bool {
     let mut events = Vec::new();
     // Since when somebody who was told nothing for good may claim the key, by the amount.
     let mut untold = BTreeMap::<i64, Duration>::new();
@@ -79,7 +79,7 @@ pub(crate) fn is_linearizable(operations: &[&Operation], promise: Promise) -> bo
         };
         // A lock in front of the store may be left over for so long.
         let stale = if matches!(claim, Claim::Running) { promise.stale_lock } else { Duration::ZERO };
-        let late_by = promise.settled_late_by(operation);
+        let late_by = promise.settled_late_by(operation, known);
         let (began, ended) = (began.saturating_sub(stale), *ended + late_by);
         events.push(Event { began, ended, amount: *amount, claim, is_behind: !late_by.is_zero() });
     }

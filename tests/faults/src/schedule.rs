@@ -1,5 +1,6 @@
 //! Which faults come when: all of it follows from a seed.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use crate::random::Random;
 pub enum Store {
     /// Postgres alone.
     Postgres,
+    /// Postgres through PgBouncer.
+    Pooled,
     /// Postgres, with Redis in front.
     Hybrid,
     /// Redis alone.
@@ -65,6 +68,18 @@ pub enum Kind {
     FillPostgres,
     /// Its clock is put forward or back for a while, by more than a lease.
     ShiftPostgres,
+    /// Postgres stands still, or all that is sent to it is held up; then it carries out what it was sent.
+    StallPostgres(Stall),
+    /// The role of the services may not log in, or has another password, and its sessions are ended.
+    RotatePostgres,
+    /// The role of the services may not use the tables, the functions or the schema of the store.
+    RevokePostgres,
+    /// A role that has nothing but a login takes every advisory lock that it sees, again and again.
+    SquatLocks,
+    /// PgBouncer turns its clients away, and takes no new ones.
+    FillPooler,
+    /// PgBouncer crashes.
+    KillPooler,
     /// Redis crashes.
     KillRedis,
     /// Redis stands still.
@@ -73,6 +88,12 @@ pub enum Kind {
     RestartRedis,
     /// Redis has no memory left.
     FillRedis,
+    /// Redis stands still, or all that is sent to it is held up; then it carries out what it was sent.
+    StallRedis(Stall),
+    /// The services' user of Redis has another password, and its connections are ended.
+    RotateRedis,
+    /// The services' user of Redis may not call scripts, write, or touch keys.
+    RevokeRedis,
     /// Redis loses everything. Only where it holds nothing but copies.
     FlushRedis,
     /// What Redis holds becomes garbage. Only where it holds nothing but copies.
@@ -83,6 +104,22 @@ pub enum Kind {
     ToRedis(Bad),
     /// The network between clients and a service.
     ToService(Bad),
+}
+
+/// How long a store stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(clippy::exhaustive_enums, reason = "it is a list of faults")]
+pub enum Stall {
+    /// For longer than a lease, and longer than a settlement is awaited.
+    Short,
+    /// For so long that every client has gone.
+    Long,
+}
+
+impl Stall {
+    fn lasts(self) -> Duration {
+        Duration::from_secs(if self == Self::Short { 10 } else { 60 })
+    }
 }
 
 /// Bad weather.
@@ -129,7 +166,16 @@ pub struct Fault {
     pub weather: Weather,
     /// By how much a clock is ahead, where it is a clock, in seconds.
     pub ahead: i64,
+    /// Chooses among the ways in which a kind comes about, where it has several.
+    pub way: usize,
 }
+
+/// Between two faults it is calm for so long at least, and for up to so long more, or less where time is short.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_millis(1700);
+const SHORT_PAUSE: Duration = Duration::from_millis(500);
+
+const ONE_SECOND: Duration = Duration::from_secs(1);
 
 /// A pause that outlives a lease, in leases.
 const PAUSE_IN_LEASES: f64 = 1.5;
@@ -140,48 +186,182 @@ const HOUR: i64 = 3600;
 /// How wrong the clock of Postgres is, in leases: runs lose theirs, or keep them when they should not.
 const JUMP_IN_LEASES: i64 = 2;
 
-/// The schedule of one cell: faults one after the other, each kind about as often as each other one.
-#[must_use]
-pub fn plan(cell: Cell, seed: u64, lasts: Duration, lease: Duration, services: usize) -> Vec<Planned> {
-    // Cells with the same seed differ.
-    let mut random = Random::new(
-        seed ^ cell.name().bytes().fold(0_u64, |mixed, byte| mixed.wrapping_mul(31).wrapping_add(u64::from(byte))),
-    );
-    let kinds = cell.kinds();
-    let mut planned = Vec::new();
-    let mut round = Vec::new();
-    let mut at = Duration::from_millis(500);
-    // The last of them is over well before the end.
-    while at + 3 * lease < lasts {
-        if round.is_empty() {
-            round.clone_from(&kinds);
-        }
-        let kind = round.swap_remove(random.below(round.len() as u64) as usize);
-        let time = Duration::from_millis(100 + random.below(1400));
-        let lasts = if kind == Kind::PauseService { lease.mul_f64(PAUSE_IN_LEASES) } else { time };
-        let service = random.below(services as u64) as usize;
-        let weather = kind.weather(&mut random);
-        let direction = if random.chance(500) { 1 } else { -1 };
-        let ahead =
-            direction * if kind == Kind::ShiftPostgres { JUMP_IN_LEASES * lease.as_secs() as i64 } else { HOUR };
-        planned.push(Planned { at, fault: Fault { kind, service, lasts, weather, ahead } });
-        at += lasts + Duration::from_millis(300 + random.below(1700));
-    }
-    upgrade(&mut planned, services);
-    planned
+/// A cell, its time, and its faults.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
+pub struct Share {
+    /// The cell.
+    pub cell: Cell,
+    /// How long it takes.
+    pub lasts: Duration,
+    /// What befalls it.
+    pub planned: Vec<Planned>,
 }
 
-/// From the middle on, one service after the other.
-fn upgrade(planned: &mut [Planned], services: usize) {
-    let half = planned.len() / 2;
-    for service in 0..services {
-        if let Some(Planned { fault, .. }) = planned.get_mut(half + service * half / services.max(1)) {
-            *fault = Fault { kind: Kind::UpgradeService, service, weather: Weather::Clear, ..*fault };
+/// The least that a cell needs beside a long stall, and the share from which each cell has its own.
+const LEAST: Duration = Duration::from_secs(20);
+const AMPLE: Duration = Duration::from_secs(240);
+
+/// The schedules of all cells, which take `total` together. Each kind comes about as often as each other one in its cell, and
+/// where time is short, each kind comes in one of the cells before any comes in a second one.
+///
+/// A long stall comes once in each cell, or where time is short in one of them, or not at all where there is too little time.
+#[must_use]
+pub fn plan(cells: &[Cell], seed: u64, total: Duration, lease: Duration, services: usize) -> Vec<Share> {
+    let mut random = Random::new(seed);
+    let count = cells.len().max(1) as u32;
+    let stalls = long_stalls(cells, total / count, &mut random);
+    let stalled = |stalls: &[(Cell, Kind)]| stalls.iter().map(|(_, kind)| kind.takes(lease)).sum::<Duration>();
+    let stalls = if stalled(&stalls) + LEAST * count <= total { stalls } else { Vec::new() };
+    let share = total.saturating_sub(stalled(&stalls)) / count;
+    let mut missing: BTreeSet<Kind> = cells.iter().flat_map(|cell| cell.kinds()).collect();
+    let mut shares = Vec::new();
+    for (number, &cell) in cells.iter().enumerate() {
+        let later: BTreeSet<Kind> = cells[number + 1..].iter().flat_map(|cell| cell.kinds()).collect();
+        let urgency = |kind: &Kind| match missing.contains(kind) {
+            // It fits nowhere else.
+            true if !later.contains(kind) || !kind.takes(lease).is_zero() => 2,
+            true => 1,
+            false => 0,
+        };
+        let long: Vec<Kind> = stalls.iter().filter(|(of, _)| *of == cell).map(|(_, kind)| *kind).collect();
+        let lasts = share + long.iter().map(|kind| kind.takes(lease)).sum::<Duration>();
+        // Cells with the same seed differ.
+        let mixed = |mixed: u64, byte: u8| mixed.wrapping_mul(31).wrapping_add(u64::from(byte));
+        let random = Random::new(seed ^ cell.name().bytes().fold(0, mixed));
+        let pause = if share < AMPLE { SHORT_PAUSE } else { PAUSE };
+        let planned = Planner { random, cell, lasts, pause, lease, services }.plan(&long, urgency);
+        for planned in &planned {
+            missing.remove(&planned.fault.kind);
         }
+        shares.push(Share { cell, lasts, planned });
+    }
+    shares
+}
+
+/// Which cells have which long stalls.
+fn long_stalls(cells: &[Cell], share: Duration, random: &mut Random) -> Vec<(Cell, Kind)> {
+    let mut stalls = Vec::new();
+    for kind in [Kind::StallPostgres(Stall::Long), Kind::StallRedis(Stall::Long)] {
+        let of: Vec<Cell> = cells.iter().filter(|cell| cell.long_stalls().contains(&kind)).copied().collect();
+        if share >= AMPLE {
+            stalls.extend(of.into_iter().map(|cell| (cell, kind)));
+        } else if let Some(cell) = of.get(random.below(of.len() as u64) as usize) {
+            stalls.push((*cell, kind));
+        }
+    }
+    stalls
+}
+
+/// Makes the schedule of one cell: faults one after the other.
+struct Planner {
+    random: Random,
+    cell: Cell,
+    lasts: Duration,
+    /// The longest between two faults.
+    pause: Duration,
+    lease: Duration,
+    services: usize,
+}
+
+impl Planner {
+    fn plan(mut self, long: &[Kind], urgency: impl Fn(&Kind) -> u8) -> Vec<Planned> {
+        let mut planned = Vec::new();
+        let mut at = Duration::from_millis(500);
+        // From the middle on, one service after the other gets its next version.
+        let (lasts, services) = (self.lasts, self.services);
+        let due = |service: usize| lasts * (services + service) as u32 / (2 * services) as u32;
+        let mut upgrades = (0..services).map(|service| (due(service), service)).peekable();
+        let mut round = self.shuffled(self.cell.kinds());
+        // Taken from the end.
+        round.sort_by_key(urgency);
+        for kind in long {
+            let place = round.len() - (self.random.below(3) as usize).min(round.len());
+            round.insert(place, *kind);
+        }
+        loop {
+            let mut has_planned = false;
+            while let Some(kind) = round.pop() {
+                if let Some((_, service)) = upgrades.next_if(|(from, _)| *from <= at) {
+                    let fault = Fault { service, ..self.fault(Kind::UpgradeService) };
+                    at = self.place(&mut planned, at, fault);
+                }
+                let fault = self.fault(kind);
+                // The last of them is over well before the end.
+                if at + fault.lasts + 2 * self.lease < self.lasts {
+                    at = self.place(&mut planned, at, fault);
+                    has_planned = true;
+                }
+            }
+            if !has_planned {
+                return planned;
+            }
+            round = self.shuffled(self.cell.kinds());
+        }
+    }
+
+    /// Says when the next one may begin.
+    fn place(&mut self, planned: &mut Vec<Planned>, at: Duration, fault: Fault) -> Duration {
+        planned.push(Planned { at, fault });
+        at + fault.lasts
+            + fault.kind.calm(self.lease)
+            + SHORTEST_PAUSE
+            + self.pause.mul_f64(self.random.below(1000) as f64 / 1000.0)
+    }
+
+    fn shuffled(&mut self, mut kinds: Vec<Kind>) -> Vec<Kind> {
+        let mut shuffled = Vec::new();
+        while !kinds.is_empty() {
+            shuffled.push(kinds.swap_remove(self.random.below(kinds.len() as u64) as usize));
+        }
+        shuffled
+    }
+
+    fn fault(&mut self, kind: Kind) -> Fault {
+        let random = &mut self.random;
+        let time = Duration::from_millis(100 + random.below(1400));
+        let lasts = match kind {
+            Kind::PauseService => self.lease.mul_f64(PAUSE_IN_LEASES),
+            Kind::StallPostgres(stall) | Kind::StallRedis(stall) => stall.lasts(),
+            Kind::FillPooler | Kind::SquatLocks => 2 * ONE_SECOND + time.mul_f64(0.7),
+            Kind::RotatePostgres | Kind::RevokePostgres | Kind::RotateRedis | Kind::RevokeRedis => ONE_SECOND + time,
+            _ => time,
+        };
+        let service = random.below(self.services as u64) as usize;
+        let weather = kind.weather(random);
+        let direction = if random.chance(500) { 1 } else { -1 };
+        let jump = JUMP_IN_LEASES * self.lease.as_secs() as i64;
+        let ahead = direction * if kind == Kind::ShiftPostgres { jump } else { HOUR };
+        Fault { kind, service, lasts, weather, ahead, way: random.number() as usize }
     }
 }
 
 impl Kind {
+    /// How long it is calm after it: what a stall leaves behind comes to light when leases are over.
+    #[must_use]
+    pub fn calm(self, lease: Duration) -> Duration {
+        match self {
+            Self::StallPostgres(_) | Self::StallRedis(_) => 2 * lease,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// How long a stall takes with the calm after it, and the longest pause to the next fault.
+    fn takes(self, lease: Duration) -> Duration {
+        let (Self::StallPostgres(stall) | Self::StallRedis(stall)) = self else { return Duration::ZERO };
+        stall.lasts() + self.calm(lease) + 2 * ONE_SECOND
+    }
+
+    /// Whether clients lose answers by it.
+    #[must_use]
+    pub fn loses_answers(self) -> bool {
+        match self {
+            Self::KillService | Self::PauseService => true,
+            Self::ToService(bad) => bad != Bad::Delay,
+            _ => false,
+        }
+    }
+
     fn weather(self, random: &mut Random) -> Weather {
         let (Self::ToPostgres(bad) | Self::ToRedis(bad) | Self::ToService(bad)) = self else { return Weather::Clear };
         match bad {
@@ -197,9 +377,10 @@ impl Kind {
 
 impl Cell {
     /// Those that are tried.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self { store: Store::Postgres, contract: Contract::Transactional },
         Self { store: Store::Postgres, contract: Contract::AtMostOnce },
+        Self { store: Store::Pooled, contract: Contract::AtLeastOnce },
         Self { store: Store::Hybrid, contract: Contract::Transactional },
         Self { store: Store::Hybrid, contract: Contract::AtMostOnce },
         Self { store: Store::Redis, contract: Contract::AtLeastOnce },
@@ -210,10 +391,30 @@ impl Cell {
     pub fn name(self) -> String {
         let store = match self.store {
             Store::Postgres => "postgres",
+            Store::Pooled => "pooled",
             Store::Hybrid => "hybrid",
             Store::Redis => "redis",
         };
         format!("{store}/{}", self.contract.name())
+    }
+
+    /// Whether records are in Postgres.
+    #[must_use]
+    pub fn has_postgres(self) -> bool {
+        self.store != Store::Redis
+    }
+
+    /// Whether records are in Redis, or copies of them.
+    #[must_use]
+    pub fn has_redis(self) -> bool {
+        matches!(self.store, Store::Hybrid | Store::Redis)
+    }
+
+    /// The kinds that befall it once, if there is time.
+    #[must_use]
+    pub fn long_stalls(self) -> Vec<Kind> {
+        let postgres = self.has_postgres().then_some(Kind::StallPostgres(Stall::Long));
+        postgres.into_iter().chain(self.has_redis().then_some(Kind::StallRedis(Stall::Long))).collect()
     }
 
     /// The kinds of fault that befall it again and again.
@@ -221,13 +422,18 @@ impl Cell {
     pub fn kinds(self) -> Vec<Kind> {
         let mut kinds = vec![Kind::KillService, Kind::PauseService, Kind::ReplaceService, Kind::ShiftService];
         kinds.extend(BAD.map(Kind::ToService));
-        if self.store != Store::Redis {
+        if self.has_postgres() {
             kinds.extend([Kind::KillPostgres, Kind::RestartPostgres, Kind::EndSessions]);
-            kinds.extend([Kind::FillPostgres, Kind::ShiftPostgres]);
+            kinds.extend([Kind::FillPostgres, Kind::ShiftPostgres, Kind::StallPostgres(Stall::Short)]);
+            kinds.extend([Kind::RotatePostgres, Kind::RevokePostgres, Kind::SquatLocks]);
             kinds.extend(BAD.map(Kind::ToPostgres));
         }
-        if self.store != Store::Postgres {
+        if self.store == Store::Pooled {
+            kinds.extend([Kind::FillPooler, Kind::KillPooler]);
+        }
+        if self.has_redis() {
             kinds.extend([Kind::KillRedis, Kind::PauseRedis, Kind::RestartRedis, Kind::FillRedis]);
+            kinds.extend([Kind::StallRedis(Stall::Short), Kind::RotateRedis, Kind::RevokeRedis]);
             kinds.extend(BAD.map(Kind::ToRedis));
         }
         if self.store == Store::Hybrid {
@@ -269,44 +475,69 @@ mod tests {
     use super::*;
 
     const LEASE: Duration = Duration::from_secs(2);
-    const LASTS: Duration = Duration::from_secs(360);
+    const HALF_AN_HOUR: Duration = Duration::from_secs(1800);
+    const FIVE_MINUTES: Duration = Duration::from_secs(300);
 
-    #[test]
-    fn the_same_seed_gives_the_same_schedule_and_another_one_another() {
-        for cell in Cell::ALL {
-            assert_eq!(plan(cell, 7, LASTS, LEASE, 2), plan(cell, 7, LASTS, LEASE, 2));
-            assert_ne!(plan(cell, 7, LASTS, LEASE, 2), plan(cell, 8, LASTS, LEASE, 2));
-        }
-        let [one, other] = [Cell::ALL[0], Cell::ALL[1]].map(|cell| plan(cell, 7, LASTS, LEASE, 2));
-        assert_ne!(one, other);
+    fn kinds_of(share: &Share) -> BTreeSet<Kind> {
+        share.planned.iter().map(|planned| planned.fault.kind).collect()
     }
 
     #[test]
-    fn every_kind_comes_and_none_is_under_way_at_the_end() {
-        for cell in Cell::ALL {
-            let planned = plan(cell, 7, LASTS, LEASE, 2);
-            let kinds: BTreeSet<_> = planned.iter().map(|planned| planned.fault.kind).collect();
-            let expected: BTreeSet<_> = cell.kinds().into_iter().chain([Kind::UpgradeService]).collect();
-            assert_eq!(kinds, expected, "{}", cell.name());
-            assert!(planned.iter().all(|planned| planned.at + planned.fault.lasts < LASTS));
+    fn the_same_seed_gives_the_same_schedule_and_another_one_another() {
+        let shares = |seed| plan(&Cell::ALL, seed, HALF_AN_HOUR, LEASE, 2);
+        assert_eq!(shares(7), shares(7));
+        for (one, other) in shares(7).iter().zip(shares(8)) {
+            assert_ne!(one.planned, other.planned);
+        }
+        assert_ne!(shares(7)[0].planned, shares(7)[1].planned);
+    }
+
+    #[test]
+    fn every_kind_comes_in_each_cell_and_none_is_under_way_at_the_end() {
+        for share in plan(&Cell::ALL, 7, HALF_AN_HOUR, LEASE, 2) {
+            let (cell, lasts, planned) = (share.cell, share.lasts, &share.planned);
+            let mut expected: BTreeSet<_> = cell.kinds().into_iter().chain([Kind::UpgradeService]).collect();
+            expected.extend(cell.long_stalls());
+            assert_eq!(kinds_of(&share), expected, "{}", cell.name());
+            assert!(planned.iter().all(|planned| planned.at + planned.fault.lasts < lasts));
             assert!(planned.windows(2).all(|pair| pair[0].at + pair[0].fault.lasts < pair[1].at));
         }
     }
 
     #[test]
+    fn every_kind_comes_in_five_minutes_in_one_cell_or_another() {
+        for seed in 1..50 {
+            let shares = plan(&Cell::ALL, seed, FIVE_MINUTES, LEASE, 2);
+            assert!(shares.iter().map(|share| share.lasts).sum::<Duration>() <= FIVE_MINUTES);
+            let kinds: BTreeSet<_> = shares.iter().flat_map(kinds_of).collect();
+            let long = [Kind::StallPostgres(Stall::Long), Kind::StallRedis(Stall::Long), Kind::UpgradeService];
+            let expected: BTreeSet<_> = Cell::ALL.iter().flat_map(|cell| cell.kinds()).chain(long).collect();
+            let left_out: Vec<_> = expected.difference(&kinds).collect();
+            assert!(left_out.is_empty(), "seed {seed}: {left_out:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_is_too_short_for_a_long_stall_has_none() {
+        let shares = plan(&Cell::ALL, 7, Duration::from_secs(120), LEASE, 2);
+        let long = [Kind::StallPostgres(Stall::Long), Kind::StallRedis(Stall::Long)];
+        assert!(shares.iter().all(|share| long.iter().all(|kind| !kinds_of(share).contains(kind))));
+    }
+
+    #[test]
     fn every_service_is_upgraded_once_in_the_second_half() {
-        for cell in Cell::ALL {
-            let planned = plan(cell, 7, LASTS, LEASE, 2);
-            let upgrades = planned.iter().filter(|planned| planned.fault.kind == Kind::UpgradeService);
+        for share in plan(&Cell::ALL, 7, HALF_AN_HOUR, LEASE, 2) {
+            let upgrades = share.planned.iter().filter(|planned| planned.fault.kind == Kind::UpgradeService);
             let upgrades: Vec<_> = upgrades.map(|planned| (planned.fault.service, planned.at)).collect();
             let [(0, first), (1, second)] = upgrades[..] else { panic!("{upgrades:?}") };
-            assert!(first > LASTS / 3 && second > first + LASTS / 6, "{first:?} {second:?}");
+            assert!(first > share.lasts / 3 && second > first + share.lasts / 6, "{first:?} {second:?}");
         }
     }
 
     #[test]
     fn half_an_hour_has_more_than_three_hundred_faults_of_more_than_ten_kinds() {
-        let faults: usize = Cell::ALL.map(|cell| plan(cell, 1, LASTS, LEASE, 2).len()).iter().sum();
+        let shares = plan(&Cell::ALL, 1, HALF_AN_HOUR, LEASE, 2);
+        let faults: usize = shares.iter().map(|share| share.planned.len()).sum();
         assert!(faults >= 300, "{faults}");
         assert!(Cell::ALL.iter().all(|cell| cell.kinds().len() >= 10));
     }

@@ -10,7 +10,7 @@ use idem_faults::{Cell, Contract, Proxy, Store};
 use idem_servers::Clock;
 
 use crate::Error;
-use crate::world::LEASE;
+use crate::world::{LEASE, PASSWORD, USER};
 
 /// How long a service may need to start, or to stop when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -24,7 +24,7 @@ pub(crate) struct Service {
     folder: PathBuf,
     name: String,
     program: PathBuf,
-    /// The next version, which is a build with planted bugs: one of them is another format of records.
+    /// The next version: a patched build that writes another format of records.
     next: PathBuf,
     /// Its own.
     pub(crate) clock: Clock,
@@ -53,11 +53,15 @@ impl Service {
         let mut args: Vec<String> =
             ["--listen", "127.0.0.1:0", "--simulate", "--contract", cell.contract.name()].map(str::to_owned).to_vec();
         args.extend(["--lease-ms".to_owned(), LEASE.as_millis().to_string()]);
-        let postgres =
-            to_postgres.as_ref().map(|proxy| format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()));
-        let redis = to_redis.as_ref().map(|proxy| format!("redis://127.0.0.1:{}", proxy.port()));
+        let postgres = to_postgres
+            .as_ref()
+            .map(|proxy| format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{}/postgres", proxy.port()));
+        let redis = to_redis.as_ref().map(|proxy| format!("redis://{USER}:{PASSWORD}@127.0.0.1:{}", proxy.port()));
+        if cell.store == Store::Pooled {
+            args.push("--pooler".to_owned());
+        }
         let stores = match cell.store {
-            Store::Postgres | Store::Hybrid => [("--store", postgres), ("--cache", redis)],
+            Store::Postgres | Store::Pooled | Store::Hybrid => [("--store", postgres), ("--cache", redis)],
             Store::Redis => [("--store", redis), ("--cache", None)],
         };
         for (flag, url) in stores {
@@ -89,6 +93,15 @@ impl Service {
         Ok(service)
     }
 
+    /// What its processes have written.
+    pub(crate) fn log(&self) -> Result<String, Error> {
+        Ok(String::from_utf8_lossy(&std::fs::read(self.log_file())?).into_owned())
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.folder.join(format!("{}.log", self.name))
+    }
+
     /// Starts a process, trying for a while: what it needs may still be on its way back.
     pub(crate) fn launch(&mut self) -> Result<(), Error> {
         let give_up_at = Instant::now() + PATIENCE;
@@ -103,7 +116,7 @@ impl Service {
 
     fn try_launch(&mut self) -> Result<(), Error> {
         let program = &self.program;
-        let log = File::options().create(true).append(true).open(self.folder.join(format!("{}.log", self.name)))?;
+        let log = File::options().create(true).append(true).open(self.log_file())?;
         let mut process = Command::new(program)
             .args(&self.args)
             .args(["--framework", if self.is_actix { "actix" } else { "axum" }])

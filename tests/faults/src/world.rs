@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use idem_faults::{Behind, Cell, Contract, Key, Operation, Payment, Promise, Store};
-use idem_servers::{Postgres, Redis, redis_command};
+use idem_servers::{PgBouncer, Postgres, Redis, redis_command};
 use sqlx::{Connection, Row};
 use tempfile::TempDir;
 
@@ -48,7 +48,8 @@ const POSTGRES_ACCOUNTS: &str = "
         END LOOP;
         RETURN NULL;
     END $$;
-    CREATE TRIGGER transfer AFTER INSERT ON payments.ledger FOR EACH ROW EXECUTE FUNCTION payments.transfer();";
+    CREATE TRIGGER transfer AFTER INSERT ON payments.ledger FOR EACH ROW EXECUTE FUNCTION payments.transfer();
+    GRANT SELECT, UPDATE ON payments.accounts TO payments;";
 
 /// The same where one writes at a time.
 const SQLITE_ACCOUNTS: &str = "
@@ -60,6 +61,28 @@ const SQLITE_ACCOUNTS: &str = "
         UPDATE accounts SET balance = balance + NEW.amount, received = received + NEW.amount
             WHERE name = (NEW.id + 7) % 20;
     END;";
+
+/// The role and the user of the services, and their password while nothing is wrong.
+pub(crate) const USER: &str = "payments";
+pub(crate) const PASSWORD: &str = "first";
+
+/// The services get a role without any privilege but that of making their schemas, and have to say its password. The other one
+/// may log in, and nothing else. Files of a server of its own may be written by its superuser.
+const ROLES: &str = "
+    CREATE ROLE payments LOGIN PASSWORD 'first';
+    GRANT CREATE ON DATABASE postgres TO payments;
+    CREATE ROLE stranger LOGIN;
+    DO $$ BEGIN EXECUTE format(
+        'COPY (SELECT unnest(ARRAY[''host all payments all scram-sha-256'', ''host all all all trust'', ''local all all trust'']))
+            TO %L', current_setting('hba_file'));
+    END $$;
+    SELECT pg_reload_conf();";
+
+/// As many connections to Postgres as a few handlers and the verbs of two services need.
+const POOL_SIZE: u16 = 10;
+
+/// A PgBouncer that was refused by its server waits for 15 s by default: faults would last longer than they are planned to.
+const POOLER: [&str; 2] = ["server_login_retry = 1", "admin_users = postgres"];
 
 /// A database.
 enum Ledger {
@@ -75,6 +98,8 @@ pub(crate) struct World {
     pub(crate) ports: Vec<u16>,
     pub(crate) keys: AtomicU64,
     pub(crate) over: AtomicBool,
+    /// Nobody asks for anything new, for a moment.
+    pub(crate) hush: AtomicBool,
     pub(crate) history: Mutex<Vec<Operation>>,
 }
 
@@ -86,6 +111,7 @@ impl World {
             ports: services.iter().map(|service| service.to_service.port()).collect(),
             keys: AtomicU64::new(0),
             over: AtomicBool::new(false),
+            hush: AtomicBool::new(false),
             history: Mutex::default(),
         }
     }
@@ -100,22 +126,42 @@ impl World {
 #[derive(Debug)]
 pub(crate) struct Servers {
     pub(crate) postgres: Option<Postgres>,
+    pub(crate) pooler: Option<PgBouncer>,
     pub(crate) redis: Option<Redis>,
     pub(crate) folder: TempDir,
 }
 
 impl Servers {
-    pub(crate) fn start(cell: Cell) -> Result<Self, Error> {
-        let postgres = (cell.store != Store::Redis).then(Postgres::start_with_own_clock).transpose()?;
-        // Alone, it has to survive its crashes.
-        let durable = ["--appendonly", "yes", "--appendfsync", "always"];
-        let settings: &[&str] = if cell.store == Store::Redis { &durable } else { &[] };
-        let redis = (cell.store != Store::Postgres).then(|| Redis::start_with(settings)).transpose()?;
-        Ok(Self { postgres, redis, folder: TempDir::new()? })
+    pub(crate) async fn start(cell: Cell) -> Result<Self, Error> {
+        let mut servers = tokio::task::block_in_place(|| Self::start_alone(cell))?;
+        if let Some(postgres) = &servers.postgres {
+            sqlx::raw_sql(ROLES).execute(&mut sqlx::PgConnection::connect(&postgres.url()).await?).await?;
+            if cell.store == Store::Pooled {
+                let url = format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{}/postgres", postgres.port());
+                let pooler = tokio::task::block_in_place(|| PgBouncer::start_with(&url, POOL_SIZE, &POOLER))?;
+                servers.pooler = Some(pooler);
+            }
+        }
+        Ok(servers)
+    }
+
+    fn start_alone(cell: Cell) -> Result<Self, Error> {
+        let postgres = cell.has_postgres().then(Postgres::start_with_own_clock).transpose()?;
+        // Written down, so that it is there after a restart.
+        let password = format!(">{PASSWORD}");
+        let mut settings = vec!["--user", USER, "on", &password, "~*", "&*", "+@all"];
+        if cell.store == Store::Redis {
+            // Alone, it has to survive its crashes.
+            settings.extend(["--appendonly", "yes", "--appendfsync", "always"]);
+        }
+        let redis = cell.has_redis().then(|| Redis::start_with(&settings)).transpose()?;
+        Ok(Self { postgres, pooler: None, redis, folder: TempDir::new()? })
     }
 
     pub(crate) fn ports(&self) -> Ports {
-        Ports { postgres: self.postgres.as_ref().map(Postgres::port), redis: self.redis.as_ref().map(Redis::port) }
+        let pooler = self.pooler.as_ref().map(PgBouncer::port);
+        let postgres = self.postgres.as_ref().map(Postgres::port);
+        Ports { postgres: pooler.or(postgres), redis: self.redis.as_ref().map(Redis::port) }
     }
 
     /// What really happened: the ledger, in the order in which it was written.
@@ -241,7 +287,7 @@ const SETTLES_BEHIND: Behind = Behind { patience: Duration::from_secs(5), delay:
 pub(crate) fn promise(cell: Cell) -> Promise {
     let stale_lock = match (cell.store, cell.contract) {
         (Store::Hybrid, _) => LEASE + Duration::from_secs(1),
-        (Store::Postgres | Store::Redis, _) => Duration::ZERO,
+        (Store::Postgres | Store::Pooled | Store::Redis, _) => Duration::ZERO,
     };
     Promise {
         at_most_one_effect: cell.contract != Contract::AtLeastOnce,
@@ -249,5 +295,6 @@ pub(crate) fn promise(cell: Cell) -> Promise {
         stale_lock,
         settles_behind: (cell.contract == Contract::AtMostOnce).then_some(SETTLES_BEHIND),
         live_within: LEASE + MARGIN,
+        lease: LEASE,
     }
 }

@@ -17,6 +17,7 @@ mod key_header;
 mod multipart_body;
 mod record_codec;
 mod redis_answer;
+mod same_reading;
 
 #[path = "../../../crates/idem-redis/src/error.rs"]
 #[allow(dead_code, reason = "what happens before there is an answer needs a connection")]
@@ -29,8 +30,12 @@ mod keys;
 mod prefer;
 #[path = "../../../crates/idem-redis/src/reply.rs"]
 mod reply;
+#[path = "../../../crates/idem-http/src/syntax.rs"]
+#[allow(dead_code, reason = "other modules use more of it")]
+mod syntax;
 
 pub use choices::Choices;
+pub use memory::{Taken, taken};
 
 /// Something that reads outside input, and what has to be true of it.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +54,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "multipart_body", check: |input| with_its_oracle(input, multipart_body::check) },
     Target { name: "record_codec", check: |input| with_its_oracle(input, record_codec::check) },
     Target { name: "redis_answer", check: |input| with_its_oracle(input, redis_answer::check) },
+    Target { name: "same_reading", check: |input| with_its_oracle(input, same_reading::check) },
 ];
 
 impl Target {

@@ -13,9 +13,11 @@ pub const PAYMENT: &str = r#"{"amount": 1250, "currency": "EUR", "recipient": "a
 #[derive(Debug, Clone)]
 pub struct Request {
     pub(crate) method: &'static str,
-    target: String,
-    headers: Vec<(String, Vec<u8>)>,
-    body: Vec<u8>,
+    /// `Host`, or `:authority`.
+    pub(crate) host: String,
+    pub(crate) target: String,
+    pub(crate) headers: Vec<(String, Vec<u8>)>,
+    pub(crate) body: Vec<u8>,
 }
 
 /// What came back; the body is without its transfer coding.
@@ -32,7 +34,8 @@ pub struct Answer {
 
 impl Request {
     fn new(method: &'static str, target: &str) -> Self {
-        let request = Self { method, target: target.to_owned(), headers: Vec::new(), body: Vec::new() };
+        let request =
+            Self { method, host: "test".to_owned(), target: target.to_owned(), headers: Vec::new(), body: Vec::new() };
         request.tenant("acme")
     }
 
@@ -64,6 +67,13 @@ impl Request {
     #[must_use]
     pub fn method(mut self, method: &'static str) -> Self {
         self.method = method;
+        self
+    }
+
+    /// To another host.
+    #[must_use]
+    pub fn host(mut self, host: &str) -> Self {
+        self.host = host.to_owned();
         self
     }
 
@@ -115,7 +125,8 @@ impl Request {
 
     /// The bytes of the head, whose last line is still to come.
     fn head(&self, framing: &str) -> Vec<u8> {
-        let mut bytes = format!("{} {} HTTP/1.1\r\nHost: test\r\n{framing}", self.method, self.target).into_bytes();
+        let mut bytes =
+            format!("{} {} HTTP/1.1\r\nHost: {}\r\n{framing}", self.method, self.target, self.host).into_bytes();
         for (name, value) in &self.headers {
             bytes.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
         }
@@ -359,6 +370,7 @@ impl Answer {
         assert!(document["title"].is_string() && document["detail"].is_string(), "{document}");
         let (page, kind) = document["type"].as_str().unwrap().split_once('#')?;
         assert_eq!(page, "https://docs.rs/idem-http/latest/idem_http/problem/index.html");
+        assert_eq!(self.values("cache-control"), [b"no-store"], "a cache may keep {self:?}");
         Some(kind.to_owned())
     }
 

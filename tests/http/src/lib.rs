@@ -2,10 +2,12 @@
 //! every framework and every store to the same answers.
 //!
 //! Each case is a function of a [`Target`], listed in [`CASES`]. Cases panic when something is wrong.
-#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
 
 mod cases;
 mod client;
+mod exchange;
+mod http2;
 mod limits;
 mod run;
 mod target;
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 
 pub use cases::{CASES, Case};
 pub use client::{Answer, Connection, PAYMENT, Request};
+pub use exchange::Protocol;
 pub use limits::allow_many_connections;
 pub use run::{Report, differences, run};
 pub use target::{Contract, Target};

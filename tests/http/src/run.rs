@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::cases::CASES;
+use crate::cases::{CASES, Case};
+use crate::exchange::Protocol;
 use crate::target::{Contract, Target};
 use crate::transcript::Entry;
 
@@ -18,38 +19,59 @@ const AT_ONCE: usize = 8;
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
-    /// The names of those that passed.
-    pub passed: Vec<&'static str>,
-    /// The names of those that failed, and why.
-    pub failed: Vec<(&'static str, String)>,
-    /// What was answered, by case.
-    pub transcripts: BTreeMap<&'static str, Vec<Entry>>,
+    /// The names of those that passed, by protocol.
+    pub passed: Vec<(Protocol, &'static str)>,
+    /// Those that failed, and why.
+    pub failed: Vec<(String, String)>,
+    /// What was answered, by case and protocol.
+    pub transcripts: BTreeMap<(&'static str, Protocol), Vec<Entry>>,
 }
 
 impl Report {
-    /// How many cases passed of how many.
+    /// How many cases passed of how many, over HTTP/1.1 and over HTTP/2.
     #[must_use]
     pub fn score(&self) -> String {
-        format!("{}/{}", self.passed.len(), CASES.len())
+        let of = |protocol| {
+            let passed = self.passed.iter().filter(|(by, _)| *by == protocol).count();
+            format!("{passed}/{}", CASES.iter().filter(|case| case.runs_over(protocol)).count())
+        };
+        Protocol::ALL.map(of).join(" + ")
+    }
+
+    /// The answers in which one protocol differs from the other, case by case.
+    #[must_use]
+    pub fn differences_of_protocols(&self) -> Vec<String> {
+        let [one, other] = Protocol::ALL;
+        let both = CASES.iter().filter(|case| case.only.is_none()).map(|case| case.name);
+        both.flat_map(|case| differences_in(case, self.of(case, one), self.of(case, other))).collect()
+    }
+
+    fn of(&self, case: &'static str, protocol: Protocol) -> &[Entry] {
+        self.transcripts.get(&(case, protocol)).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Runs every case, a few at a time.
+/// Runs every case by each protocol that can express it, a few at a time.
 #[must_use]
 pub fn run(address: SocketAddr, contract: Contract) -> Report {
     let (next, report) = (AtomicUsize::new(0), Mutex::new(Report::default()));
+    let of = |protocol| CASES.iter().filter(move |case| case.runs_over(protocol)).map(move |case| (case, protocol));
+    let all: Vec<(&Case, Protocol)> = Protocol::ALL.into_iter().flat_map(of).collect();
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                while let Some(&(name, case)) = CASES.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let target = Target::new(address, contract);
-                    let outcome = catch_unwind(AssertUnwindSafe(|| case(&target)));
+                while let Some(&(case, protocol)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let target = Target::new(address, contract, protocol);
+                    let outcome = catch_unwind(AssertUnwindSafe(|| (case.run)(&target)));
                     let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
                     match outcome {
-                        Ok(()) => report.passed.push(name),
-                        Err(panic) => report.failed.push((name, message(panic.as_ref()))),
+                        Ok(()) => report.passed.push((protocol, case.name)),
+                        Err(panic) => {
+                            let name = format!("{} over {}", case.name, protocol.name());
+                            report.failed.push((name, message(panic.as_ref())));
+                        }
                     }
-                    report.transcripts.insert(name, target.into_transcript());
+                    report.transcripts.insert((case.name, protocol), target.into_transcript());
                 }
             });
         }
@@ -67,15 +89,19 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
 pub fn differences(one: &Report, other: &Report) -> Vec<String> {
     let mut differences = Vec::new();
     let cases: BTreeSet<_> = one.transcripts.keys().chain(other.transcripts.keys()).collect();
-    for case in cases {
-        let [entries, others] = [one, other].map(|report| report.transcripts.get(case).map_or(&[][..], Vec::as_slice));
-        if entries.len() != others.len() {
-            differences.push(format!("{case}: {} answers and {}", entries.len(), others.len()));
-        }
-        let pairs = entries.iter().zip(others).enumerate().filter(|(_, (one, other))| one != other);
-        differences.extend(pairs.map(|(at, (one, other))| format!("{case}, answer {at}:\n{one}\n---\n{other}")));
+    for &(case, protocol) in cases {
+        let name = format!("{case} over {}", protocol.name());
+        differences.extend(differences_in(&name, one.of(case, protocol), other.of(case, protocol)));
     }
     differences
+}
+
+fn differences_in(name: &str, entries: &[Entry], others: &[Entry]) -> Vec<String> {
+    let counts =
+        (entries.len() != others.len()).then(|| format!("{name}: {} answers and {}", entries.len(), others.len()));
+    let pairs = entries.iter().zip(others).enumerate().filter(|(_, (one, other))| one != other);
+    let pairs = pairs.map(|(at, (one, other))| format!("{name}, answer {at}:\n{one}\n---\n{other}"));
+    counts.into_iter().chain(pairs).collect()
 }
 
 #[cfg(test)]
@@ -85,7 +111,7 @@ mod tests {
 
     fn report(case: &'static str, answers: &[(u16, &str)]) -> Report {
         let entry = |&(status, body): &(u16, &str)| Entry::of(&Answer::new(status, Vec::new(), body.into()), "tenant");
-        let transcripts = BTreeMap::from([(case, answers.iter().map(entry).collect())]);
+        let transcripts = BTreeMap::from([((case, Protocol::Http1), answers.iter().map(entry).collect())]);
         Report { transcripts, ..Report::default() }
     }
 

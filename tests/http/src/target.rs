@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::client::{Answer, Request};
 use crate::eventually;
+use crate::exchange::{Exchange, Line, Protocol};
 use crate::transcript::Entry;
 
 /// What is promised across a crash; it decides what some answers have to be.
@@ -61,16 +62,17 @@ pub(crate) struct Stages {
 pub struct Target {
     address: SocketAddr,
     contract: Contract,
+    protocol: Protocol,
     tenant: String,
     transcript: Mutex<Vec<Entry>>,
 }
 
 impl Target {
-    /// For one case.
+    /// For one case, by one protocol.
     #[must_use]
-    pub fn new(address: SocketAddr, contract: Contract) -> Self {
+    pub fn new(address: SocketAddr, contract: Contract, protocol: Protocol) -> Self {
         let tenant = format!("tenant-{}", Uuid::new_v4().simple());
-        Self { address, contract, tenant, transcript: Mutex::default() }
+        Self { address, contract, protocol, tenant, transcript: Mutex::default() }
     }
 
     /// Where it listens.
@@ -83,6 +85,12 @@ impl Target {
     #[must_use]
     pub fn contract(&self) -> Contract {
         self.contract
+    }
+
+    /// What its requests are sent by.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
     }
 
     /// Whose payments the case makes.
@@ -112,7 +120,37 @@ impl Target {
     /// Sends a request, and puts the answer into the transcript.
     #[must_use]
     pub fn send(&self, request: &Request) -> Answer {
-        self.note(request.send(self.address))
+        self.note(self.ask(request))
+    }
+
+    /// The same without a word in the transcript.
+    ///
+    /// # Panics
+    /// When there is no answer.
+    #[must_use]
+    pub fn ask(&self, request: &Request) -> Answer {
+        self.ask_by(self.protocol, request)
+    }
+
+    /// The same by this protocol.
+    pub(crate) fn ask_by(&self, protocol: Protocol, request: &Request) -> Answer {
+        let answer = Exchange::begin(protocol, self.address, request).answer();
+        answer.unwrap_or_else(|| panic!("no answer over {} to {request:?}", protocol.name()))
+    }
+
+    /// Sends a request on a connection of its own, without reading the answer.
+    pub(crate) fn begin(&self, request: &Request) -> Exchange {
+        Exchange::begin(self.protocol, self.address, request)
+    }
+
+    /// Sends the head of a request, which declares so many bytes, or says nothing of them.
+    pub(crate) fn upload(&self, request: &Request, declared_bytes: Option<usize>) -> Exchange {
+        Exchange::upload(self.protocol, self.address, request, declared_bytes)
+    }
+
+    /// A connection for one request after the other.
+    pub(crate) fn connect(&self) -> Line {
+        Line::open(self.protocol, self.address)
     }
 
     /// Puts an answer into the transcript that was read in another way. Leave out what depends on who is faster.
@@ -183,7 +221,7 @@ impl Target {
     /// When the server does not say.
     #[must_use]
     pub fn is_cached(&self) -> bool {
-        self.get("/healthz").send(self.address).json()["cache"].is_object()
+        self.get("/v1/running").send(self.address).json()["is_cached"].as_bool().unwrap()
     }
 
     /// Looks for a while whether the run that is held is there still.

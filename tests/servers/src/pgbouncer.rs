@@ -18,8 +18,11 @@ use crate::{Error, port, processes, programs};
 #[derive(Debug)]
 pub struct PgBouncer {
     // Before the folder, which the keeper removes itself.
-    _keeper: Keeper,
-    _folder: TempDir,
+    keeper: Keeper,
+    folder: TempDir,
+    port: u16,
+    /// The process id while it runs.
+    server: Option<u32>,
     url: String,
     version: String,
     origin: String,
@@ -36,6 +39,15 @@ impl PgBouncer {
     /// [`Error::Missing`] if this machine has no `pgbouncer`; otherwise an error with its log if it does not listen
     /// within a minute. The server behind is not asked for anything.
     pub fn start(postgres: &str, pool_size: u16) -> Result<PgBouncer, Error> {
+        PgBouncer::start_with(postgres, pool_size, &[])
+    }
+
+    /// [`start`](Self::start) with settings as in `pgbouncer.ini`: `&["server_login_retry = 1"]`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub fn start_with(postgres: &str, pool_size: u16, settings: &[&str]) -> Result<PgBouncer, Error> {
         let upstream = Upstream::parse(postgres)?;
         let program = programs::find("pgbouncer").ok_or_else(|| Error::Missing {
             what: "`pgbouncer` is neither on PATH nor in /usr/sbin".into(),
@@ -45,47 +57,101 @@ impl PgBouncer {
         const ATTEMPTS: usize = 5;
         let mut attempt = 1;
         loop {
-            match PgBouncer::start_once(&program, &upstream, pool_size) {
+            match PgBouncer::start_once(&program, &upstream, pool_size, settings) {
                 Err(Error::Failed { log, .. }) if attempt < ATTEMPTS && log.contains("in use") => attempt += 1,
                 result => return result,
             }
         }
     }
 
-    fn start_once(program: &Path, upstream: &Upstream, pool_size: u16) -> Result<PgBouncer, Error> {
+    fn start_once(program: &Path, upstream: &Upstream, pool_size: u16, settings: &[&str]) -> Result<PgBouncer, Error> {
         let folder = TempDir::with_prefix("idem-pgbouncer-").map_err(Error::io("make a temporary folder"))?;
         let account = Account::for_owner_of(folder.path())?;
         let port = port::free()?;
         let configuration = folder.path().join("pgbouncer.ini");
-        std::fs::write(&configuration, configure(upstream, port, pool_size)).map_err(Error::io("write a file"))?;
+        let text = configure(upstream, port, pool_size, settings);
+        std::fs::write(&configuration, text).map_err(Error::io("write a file"))?;
         if let Some(account) = account {
             account.own(&configuration)?;
         }
         // What other signals mean differs between its versions.
-        let mut keeper = Keeper::start(account, folder.path(), keeper::KILL, [program.into(), configuration.into()])?;
-        let server = keeper.start_server()?;
-        // Its own word, as somebody else may answer on the port.
-        let listens = format!("listening on 127.0.0.1:{port}");
-        keeper.wait_until("did not listen", || {
-            if !processes::is_running(server)? {
-                return Err(keeper.error("pgbouncer ended while it started"));
-            }
-            Ok(std::fs::read_to_string(folder.path().join("log")).unwrap_or_default().contains(&listens))
-        })?;
+        let keeper = Keeper::start(account, folder.path(), keeper::KILL, [program.into(), configuration.into()])?;
         let output = Command::new(program).arg("--version").output().map_err(Error::io("run pgbouncer --version"))?;
-        Ok(PgBouncer {
-            _keeper: keeper,
-            _folder: folder,
+        let mut pgbouncer = PgBouncer {
+            keeper,
+            folder,
+            port,
+            server: None,
             url: format!("postgres://{}@127.0.0.1:{port}/{}", upstream.user, upstream.database),
             version: String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned(),
             origin: program.display().to_string(),
+        };
+        pgbouncer.start_again()?;
+        Ok(pgbouncer)
+    }
+
+    /// Starts it on the same port after [`kill`](Self::kill), and waits until it listens.
+    ///
+    /// # Errors
+    ///
+    /// If it is running, or does not listen within a minute.
+    pub fn start_again(&mut self) -> Result<(), Error> {
+        if self.server.is_some() {
+            return Err(Error::failed("pgbouncer is running already"));
+        }
+        // Its own word of this start, as somebody else may answer on the port.
+        let listens = format!("listening on 127.0.0.1:{}", self.port);
+        let path = self.folder.path().join("log");
+        let times = || std::fs::read_to_string(&path).unwrap_or_default().matches(&listens).count();
+        let before = times();
+        let server = self.keeper.start_server()?;
+        self.server = Some(server);
+        self.keeper.wait_until("did not listen", || {
+            if !processes::is_running(server)? {
+                return Err(self.keeper.error("pgbouncer ended while it started"));
+            }
+            Ok(times() > before)
         })
+    }
+
+    /// Crashes it: `kill -9`. Its clients and its server see their connections end. One that is not running stays so.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end within a minute.
+    pub fn kill(&mut self) -> Result<(), Error> {
+        let Some(server) = self.server else { return Ok(()) };
+        self.keeper.signal("KILL", &[server])?;
+        self.keeper.reap(server)?;
+        self.server = None;
+        Ok(())
+    }
+
+    /// The port on 127.0.0.1. It stays the same when it starts again.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The URL of its console for `postgres`, whom the setting `admin_users` has to name.
+    #[must_use]
+    pub fn console(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/pgbouncer", self.port)
     }
 
     /// `postgres://USER@127.0.0.1:PORT/DATABASE`, with the user and the database of the server's URL.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// What it has written to its log, its earlier runs included.
+    ///
+    /// # Errors
+    ///
+    /// If the log cannot be read.
+    pub fn log(&self) -> Result<String, Error> {
+        self.keeper.log()
     }
 
     /// As in `PgBouncer 1.18.0`.
@@ -103,11 +169,13 @@ impl PgBouncer {
 
 /// There is no `ignore_startup_parameters` and nothing else that helps a client: what works here has to work behind a
 /// PgBouncer that knows nothing of the application. Without a socket, a port that is taken is an error and not a warning.
-fn configure(upstream: &Upstream, port: u16, pool_size: u16) -> String {
+fn configure(upstream: &Upstream, port: u16, pool_size: u16, settings: &[&str]) -> String {
     format!(
         "[databases]\n{}\n\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
-         auth_type = any\npool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 500\n{}\n",
+         auth_type = any\npool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 500\n{}\n{}\n",
         upstream.databases(),
-        upstream.encryption()
+        upstream.encryption(),
+        // The last one of a name counts.
+        settings.join("\n")
     )
 }

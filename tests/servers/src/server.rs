@@ -16,6 +16,16 @@ pub(crate) trait Server: fmt::Debug + Send + Sync {
     fn pause(&mut self) -> Result<(), Error>;
     fn resume(&mut self) -> Result<(), Error>;
 
+    /// [`pause`](Self::pause), with every child of it.
+    fn freeze(&mut self) -> Result<(), Error> {
+        self.pause()
+    }
+
+    /// Ends a [`freeze`](Self::freeze).
+    fn thaw(&mut self) -> Result<(), Error> {
+        self.resume()
+    }
+
     /// Whether there is room for another byte in any file of its.
     fn set_room(&mut self, _: bool) -> Result<(), Error> {
         Err(Error::failed("the disk of a container cannot be filled"))

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use crate::ended::{Site, Verb};
 use crate::engine::Setting;
+use crate::panics::Culprit;
 use crate::sweep::Case;
 use crate::world::Place;
 
@@ -11,6 +13,8 @@ use crate::world::Place;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Row {
     Engine(Setting),
+    Panics(Culprit),
+    Ended(Site, Verb),
     Store(Place, Case),
 }
 
@@ -19,6 +23,8 @@ impl Row {
     pub(crate) fn names(self) -> [&'static str; 2] {
         match self {
             Self::Engine(setting) => ["engine", setting.name()],
+            Self::Panics(culprit) => ["engine", culprit.name()],
+            Self::Ended(site, verb) => [site.name(), verb.name()],
             Self::Store(place, case) => [place.name(), case.name()],
         }
     }

@@ -154,7 +154,7 @@ impl Remains {
             self.judge(death, &second).await?;
             let third = self.run(&engine, None).await;
             hold!(is_the_same(&second, &third), "{second:?} was repeated as {third:?}");
-            engine.shutdown().await;
+            engine.shutdown(PATIENCE).await?;
             Ok(())
         })
     }
@@ -197,7 +197,7 @@ impl Remains {
         runtime.block_on(async {
             let engine = self.engine(None).await?;
             let told = drop_at_await(at, self.run(&engine, None)).await;
-            engine.shutdown().await;
+            engine.shutdown(PATIENCE).await?;
             let engine = self.engine(None).await?;
             let again = self.run(&engine, None).await;
             match &again {
@@ -208,7 +208,7 @@ impl Remains {
             }
             let effects = self.effects().await?;
             hold!(effects == 1, "{effects} effects");
-            engine.shutdown().await;
+            engine.shutdown(PATIENCE).await?;
             Ok(told.is_none())
         })
     }

@@ -2,9 +2,11 @@
 //! byte.
 
 mod coverage;
+mod ended;
 mod engine;
 mod harm;
 mod leased;
+mod panics;
 mod proxy;
 mod sweep;
 mod transactions;
@@ -20,7 +22,9 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use coverage::{Coverage, Row};
+use ended::Site;
 use engine::Setting;
+use panics::Culprit;
 use sweep::{Case, Pass, Sweep};
 use world::Place;
 
@@ -98,6 +102,27 @@ async fn run(options: &Options) -> BTreeMap<Row, Coverage> {
             let _job = jobs.acquire_owned().await;
             (Row::Engine(setting), setting.sweep().await)
         });
+    }
+    for culprit in Culprit::ALL.into_iter().filter(|culprit| options.wants(Store::Engine, culprit.name())) {
+        let jobs = Arc::clone(&jobs);
+        sweeps.spawn(async move {
+            let _job = jobs.acquire_owned().await;
+            (Row::Panics(culprit), culprit.sweep().await)
+        });
+    }
+    for site in Site::ALL {
+        let store = match site {
+            Site::Sqlite => Store::Sqlite,
+            Site::Postgres | Site::PostgresPooled => Store::Postgres,
+            Site::Redis | Site::RedisSentinel | Site::RedisCluster => Store::Redis,
+        };
+        for verb in site.verbs().into_iter().filter(|verb| options.wants(store, verb.name())) {
+            let jobs = Arc::clone(&jobs);
+            sweeps.spawn(async move {
+                let _job = jobs.acquire_owned().await;
+                (Row::Ended(site, verb), ended::sweep(site, verb).await)
+            });
+        }
     }
     for (store, place) in PLACES {
         for case in Case::all(place).into_iter().filter(|case| options.wants(store, case.name())) {

@@ -104,6 +104,11 @@ impl Proxy {
         state.is_cut
     }
 
+    /// Whether the cut was made since the proxy was armed.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.shared.state().is_cut
+    }
+
     /// How many bytes were carried in a direction since the proxy was armed.
     pub(crate) fn carried(&self, direction: Direction) -> usize {
         self.shared.state().carried[direction as usize]

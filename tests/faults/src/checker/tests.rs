@@ -10,6 +10,7 @@ const ONCE: Promise = Promise {
     stale_lock: Duration::ZERO,
     settles_behind: None,
     live_within: Duration::from_secs(5),
+    lease: Duration::from_secs(2),
 };
 
 const OFTEN: Promise = Promise { at_most_one_effect: false, ..ONCE };
@@ -26,6 +27,11 @@ fn problem(status: u16, kind: &str) -> Answer {
     Answer { status, is_replay: false, problem: Some(kind.to_owned()), digest: 0, payment: None }
 }
 
+/// Its handler began, and nothing was wrong.
+fn known_to_run() -> Known {
+    Known { begun: BTreeSet::from([KEY]), ..Known::default() }
+}
+
 /// One request in each second.
 fn history(answers: impl IntoIterator<Item = Option<Answer>>) -> Vec<Operation> {
     let operation = |(at, answer)| Operation {
@@ -40,12 +46,15 @@ fn history(answers: impl IntoIterator<Item = Option<Answer>>) -> Vec<Operation> 
 
 /// What is found besides the order, which breaks together with most rules and has tests of its own.
 fn found(history: &[Operation], effects: &[Payment], promise: Promise) -> Vec<What> {
-    let found = check(history, effects, promise, Duration::ZERO).into_iter().map(|violation| violation.what);
+    let found =
+        check(history, effects, &known_to_run(), promise, Duration::ZERO).into_iter().map(|violation| violation.what);
     found.filter(|what| *what != What::NoOrder).collect()
 }
 
 fn has_order(history: &[Operation], promise: Promise) -> bool {
-    !check(history, &[], promise, Duration::ZERO).iter().any(|violation| violation.what == What::NoOrder)
+    !check(history, &[], &known_to_run(), promise, Duration::ZERO)
+        .iter()
+        .any(|violation| violation.what == What::NoOrder)
 }
 
 /// What is found when these are the answers, and one payment was made.
@@ -71,7 +80,8 @@ fn a_history_as_promised_has_nothing_to_find() {
 fn a_second_effect_is_found_although_all_answers_are_the_same() {
     let told = history([Some(paid("a", false)), Some(paid("a", true))]);
     assert_eq!(found(&told, &[payment("a", 1), payment("b", 2)], ONCE), [What::TwoEffects(2)]);
-    assert_eq!(found(&told, &[payment("a", 1), payment("b", 2)], OFTEN), []);
+    let late = [at(0, 2000, Some(paid("a", false))), at(3000, 3500, Some(paid("a", true)))];
+    assert_eq!(found(&late, &[payment("a", 1), payment("b", 2)], OFTEN), [], "its lease may have been over");
     assert_eq!(found(&told, &[payment("a", 1), payment("b", 1)], OFTEN), [What::AttemptTwice]);
     assert_eq!(found(&told, &[payment("a", 2), payment("b", 1)], OFTEN), [], "its lease was over, and it went on");
 }
@@ -165,9 +175,17 @@ fn what_was_seen_is_counted() {
         Some(problem(409, "in-progress")),
         Some(problem(504, "outcome-unknown")),
     ];
-    let counted = seen(&history(answers), &[payment("a", 1), payment("b", 2)]);
-    let expected =
-        Seen { operations: 6, successes: 1, replays: 1, mismatches: 1, in_progress: 1, takeovers: 2, unknown: 1 };
+    let counted = seen(&history(answers), &[payment("a", 1), payment("b", 2)], &Known::default());
+    let expected = Seen {
+        operations: 6,
+        successes: 1,
+        replays: 1,
+        mismatches: 1,
+        in_progress: 1,
+        takeovers: 2,
+        unknown: 1,
+        stalled: 0,
+    };
     assert_eq!(counted, expected);
 }
 
@@ -267,7 +285,10 @@ fn a_settlement_behind_its_answer_is_in_order_for_its_time_and_only_after_an_ans
         let told = [at(0, ran, Some(paid("aa", false))), at(repeated, repeated + 10, Some(answer))];
         let effects = [payment("aa", 1)];
         let found = |promise| -> Vec<What> {
-            check(&told, &effects, promise, Duration::ZERO).into_iter().map(|violation| violation.what).collect()
+            check(&told, &effects, &known_to_run(), promise, Duration::ZERO)
+                .into_iter()
+                .map(|violation| violation.what)
+                .collect()
         };
         assert_eq!(found(behind), wrong, "{ran} {repeated}");
         assert!(found(ONCE).contains(&What::NoOrder), "{ran} {repeated}");
@@ -293,6 +314,65 @@ fn a_settlement_behind_its_answer_may_come_too_late_for_its_lease_and_no_other_m
     assert!(!has_order(&after(4900, [unknown(), unknown()]), behind), "it was settled before it was answered");
     assert!(!has_order(&after(5000, [unknown(), Some(paid("a", true))]), behind), "unknown is for good");
     assert!(!has_order(&after(5000, [Some(paid("a", true)), unknown()]), behind), "it was settled");
+}
+
+#[test]
+fn an_effect_of_a_later_attempt_after_a_success_in_time_is_found_where_runs_may_repeat() {
+    let told = [at(0, 1900, Some(paid("a", false))), at(5000, 5500, Some(paid("b", false)))];
+    let effects = [payment("a", 1), payment("b", 2)];
+    let broken = |known: &Known| -> Vec<What> {
+        check(&told, &effects, known, OFTEN, Duration::ZERO).into_iter().map(|violation| violation.what).collect()
+    };
+    assert!(broken(&known_to_run()).contains(&What::EffectAfterSuccess));
+    let jump = (Duration::from_millis(1500), Duration::from_millis(2500));
+    let known = Known { jumps: vec![jump], ..known_to_run() };
+    assert!(!broken(&known).contains(&What::EffectAfterSuccess), "its lease was over too early");
+    let earlier = [payment("a", 1), payment("b", 1)];
+    assert_eq!(found(&told[..1], &earlier[..1], OFTEN), []);
+}
+
+#[test]
+fn an_unknown_outcome_of_what_never_ran_is_found_unless_something_was_lost() {
+    let unknown = Promise { may_be_unknown: true, live_within: Duration::from_secs(60), ..ONCE };
+    let told = [at(10_000, 12_000, None), at(30_000, 30_500, Some(problem(504, "outcome-unknown")))];
+    let broken = |known: &Known| -> Vec<What> {
+        check(&told, &[], known, unknown, Duration::ZERO).into_iter().map(|violation| violation.what).collect()
+    };
+    let lost = |from, until| Known {
+        losses: vec![(Duration::from_millis(from), Duration::from_millis(until))],
+        ..Known::default()
+    };
+    assert_eq!(broken(&Known::default()), [What::UnknownAndNeverRun]);
+    assert_eq!(broken(&known_to_run()), [], "it ran, and died");
+    assert_eq!(broken(&lost(9000, 9900)), [What::UnknownAndNeverRun], "nobody had asked yet");
+    assert_eq!(broken(&lost(9000, 10_000)), [], "its owner may have died");
+    assert_eq!(broken(&lost(14_000, 15_000)), [], "it was let go of until then");
+    assert_eq!(broken(&lost(14_100, 29_000)), [What::UnknownAndNeverRun], "it was free by then");
+    assert_eq!(broken(&lost(31_000, 32_000)), [What::UnknownAndNeverRun], "that came later");
+}
+
+#[test]
+fn keys_that_were_asked_for_first_in_a_stall_are_counted() {
+    let known = Known { stalls: vec![(Duration::from_millis(900), Duration::from_millis(1900))], ..Known::default() };
+    let other = Operation { key: Key { tenant: 1, key: 8 }, ..at(1000, 1500, None) };
+    let first = at(500, 600, None);
+    assert_eq!(seen(&[at(1000, 1500, None), first, other], &[], &known).stalled, 1);
+}
+
+#[test]
+fn a_settlement_behind_its_answer_may_wait_for_the_end_of_a_stall() {
+    let behind = Some(Behind { patience: Duration::from_secs(5), delay: Duration::from_secs(2) });
+    let behind = Promise { settles_behind: behind, live_within: Duration::from_secs(10), ..ONCE };
+    let told = [
+        at(0, 6000, Some(paid("a", false))),
+        at(61_000, 61_010, Some(problem(409, "in-progress"))),
+        at(62_500, 62_510, Some(paid("a", true))),
+    ];
+    let until =
+        |seconds| Known { stalls: vec![(Duration::from_secs(1), Duration::from_secs(seconds))], ..known_to_run() };
+    let broken = |known: &Known| check(&told, &[payment("a", 1)], known, behind, Duration::ZERO);
+    assert_eq!(broken(&until(60)), []);
+    assert_eq!(broken(&until(58)).len(), 2, "it had time enough since the stall");
 }
 
 #[test]

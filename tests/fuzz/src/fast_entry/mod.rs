@@ -8,9 +8,10 @@ mod stores;
 
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use idem_core::codec::FlatRecord;
 use idem_core::{Acquire, AcquireOutcome, Record, RecordId, State, Timestamp};
-use sha2::{Digest as _, Sha256};
+use sha2::Sha256;
 
 use crate::bytes_of::array;
 use crate::records;
@@ -72,8 +73,10 @@ fn made_up(rest: &[u8]) -> Result<()> {
 }
 
 fn sealed(identity: &[u8; 16], id: &RecordId, form: &[u8]) -> Bytes {
-    let digest = Sha256::digest([MAGIC, identity, id.as_bytes(), form].concat());
-    [MAGIC, &digest, form].concat().into()
+    // A key may have any length.
+    let Ok(mut tag) = Hmac::<Sha256>::new_from_slice(identity) else { return Bytes::new() };
+    tag.update(&[MAGIC, id.as_bytes(), form].concat());
+    [MAGIC, &tag.finalize().into_bytes(), form].concat().into()
 }
 
 /// The record that an entry speaks of, if it is one of the record that is asked for, and holds now.

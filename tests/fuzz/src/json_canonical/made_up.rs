@@ -5,7 +5,7 @@ use arbitrary::{Result, Unstructured};
 use super::value::Json;
 use crate::bytes_of::text;
 
-pub(super) fn document(bytes: &[u8]) -> Result<Json> {
+pub(crate) fn document(bytes: &[u8]) -> Result<Json> {
     value(&mut Unstructured::new(bytes), 0)
 }
 

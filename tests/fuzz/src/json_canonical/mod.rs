@@ -4,10 +4,10 @@
 //! document is made up. All of it goes by fingerprints: that of a text that is not JSON is that of its bytes.
 
 mod change;
-mod made_up;
+pub(crate) mod made_up;
 mod reader;
 mod value;
-mod writer;
+pub(crate) mod writer;
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use crate::choices::Choices;
 
 /// Equal if two documents mean the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Json {
+pub(crate) enum Json {
     Literal(&'static str),
     Number(String),
     String(String),

@@ -4,7 +4,7 @@ use super::value::Json;
 use crate::choices::Choices;
 
 /// Members in another order, other white space, other escapes: whatever must not matter.
-pub(super) fn write(value: &Json, choices: &mut Choices) -> String {
+pub(crate) fn write(value: &Json, choices: &mut Choices) -> String {
     let mut writer = Writer { text: String::new(), choices };
     writer.space();
     writer.value(value);

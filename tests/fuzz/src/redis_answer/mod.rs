@@ -10,7 +10,7 @@ mod made_up;
 use idem_core::{Acquire, AcquireOutcome, RecordId, StoreError, StoreErrorKind};
 use redis::Value;
 
-use crate::error::Failure;
+use crate::error::{Failure, Phase};
 use crate::info::{self, Info};
 use crate::keys::Keys;
 use crate::{records, reply};
@@ -83,11 +83,11 @@ fn an_error_of_the_server_is_an_error(value: Value) {
     let Err(error) = value.extract_error() else { return };
     let is_about_a_record = matches!(error.code(), Some("IDEMFORMAT" | "IDEMDAMAGED" | "WRONGTYPE"));
     for may_have_run in [false, true] {
-        let error = Failure::Failed { error: error.clone(), may_have_run }.of("acquire");
+        let error = Failure::Failed { error: error.clone(), may_have_run }.of("acquire", Phase::Serving);
         assert_eq!(error.kind() == StoreErrorKind::Corrupt, is_about_a_record, "{error:?}");
         assert!(!may_have_run || error.is_indeterminate(), "{error:?}");
     }
-    let unconnected = Failure::NotConnected { error, was_sent: true }.of("acquire");
+    let unconnected = Failure::NotConnected { error, was_sent: true }.of("acquire", Phase::Serving);
     assert!(unconnected.is_indeterminate(), "{unconnected:?}");
 }
 

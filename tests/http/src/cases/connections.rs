@@ -1,7 +1,8 @@
 //! Connections that carry more than one request.
 
 use super::uploads::LIMIT;
-use crate::client::{Answer, Connection, Request};
+use crate::client::{Connection, Request};
+use crate::exchange::Protocol;
 use crate::target::{Contract, Target};
 
 pub(super) fn a_connection_serves_on_after_each_kind_of_answer(target: &Target) {
@@ -33,23 +34,21 @@ pub(super) fn a_connection_serves_on_after_each_kind_of_answer(target: &Target) 
         ("a fault", target.pay("fault").simulate("status-before=500"), 500),
         ("its repeat", target.pay("fault"), fault),
     ];
-    let held = target.pay("held").simulate("hold-before").begin(target.address());
+    let held = target.begin(&target.pay("held").simulate("hold-before"));
     target.await_run();
-    let mut connection = Connection::open(target.address());
+    let mut connection = target.connect();
     for (what, request, status) in requests {
-        // It may answer and close before it has been sent all.
-        connection.try_write(&request.to_bytes());
-        let answer = connection.answer(request.method).unwrap_or_else(|| panic!("the connection ended at {what}"));
+        let answer = connection.ask(&request).unwrap_or_else(|| panic!("the connection ended at {what}"));
         let closes = answer.header("connection") == Some("close");
         assert_eq!(target.note(answer).status, status, "{what}");
         // A body that is refused by the head of its request need not be read; then the connection ends, and says so.
         assert!(!closes || (request.method == "POST" && [400, 401, 413].contains(&status)), "{what}");
-        if closes || status == 413 {
-            connection = Connection::open(target.address());
+        if closes || (status == 413 && target.protocol() == Protocol::Http1) {
+            connection = target.connect();
         }
     }
     target.release();
-    assert_eq!(Answer::read(held, "POST").unwrap().status, 201);
+    assert_eq!(held.answer().unwrap().status, 201);
 }
 
 /// A body that is refused unread must not be taken for the next request on its connection.

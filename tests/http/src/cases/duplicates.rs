@@ -1,15 +1,15 @@
 //! Requests with one key at the same time.
 
-use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::PATIENCE;
 use crate::client::{Answer, Request};
+use crate::exchange::Exchange;
 use crate::target::Target;
 
 pub(super) fn a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back(target: &Target) {
-    let running = target.pay("k").simulate("hold-before").begin(target.address());
+    let running = target.begin(&target.pay("k").simulate("hold-before"));
     target.await_run();
     let duplicate = target.send(&target.pay("k"));
     assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")));
@@ -17,22 +17,22 @@ pub(super) fn a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back
     assert!((1..=30).contains(&duplicate.retry_after().unwrap()), "{duplicate:?}");
     assert!(!duplicate.is_replay());
     target.release();
-    let first = target.note(Answer::read(running, "POST").unwrap());
+    let first = target.note(running.answer().unwrap());
     assert_eq!((first.status, target.effects()), (201, 1));
 }
 
 /// A run that is held, and the same request on many more connections.
-fn storm(target: &Target, clients: u64, request: &Request) -> (TcpStream, Vec<TcpStream>) {
-    let first = target.pay("k").simulate("hold-before").begin(target.address());
+fn storm(target: &Target, clients: u64, request: &Request) -> (Exchange, Vec<Exchange>) {
+    let first = target.begin(&target.pay("k").simulate("hold-before"));
     target.await_run();
-    (first, (0..clients).map(|_| request.begin(target.address())).collect())
+    (first, (0..clients).map(|_| target.begin(request)).collect())
 }
 
 /// The server counts those who wait whoever they are, so that only one storm of them may be on its way.
 static STORM: Mutex<()> = Mutex::new(());
 
 /// The same when all of the others wait.
-fn waiting_storm(target: &Target, clients: u64) -> (TcpStream, Vec<TcpStream>, MutexGuard<'static, ()>) {
+fn waiting_storm(target: &Target, clients: u64) -> (Exchange, Vec<Exchange>, MutexGuard<'static, ()>) {
     let alone = STORM.lock().unwrap_or_else(PoisonError::into_inner);
     let (first, others) = storm(target, clients, &target.pay("k").waiting());
     // What is over before the last of them has come is nobody's fault but the machine's.
@@ -42,14 +42,14 @@ fn waiting_storm(target: &Target, clients: u64) -> (TcpStream, Vec<TcpStream>, M
     (first, others, alone)
 }
 
-fn read_all(streams: Vec<TcpStream>) -> impl Iterator<Item = Answer> {
-    streams.into_iter().map(|stream| Answer::read(stream, "POST").unwrap())
+fn read_all(streams: Vec<Exchange>) -> impl Iterator<Item = Answer> {
+    streams.into_iter().map(|stream| stream.answer().unwrap())
 }
 
 pub(super) fn a_client_may_ask_to_wait(target: &Target) {
     let (first, waiting, _alone) = waiting_storm(target, 1);
     target.release();
-    let first = target.note(Answer::read(first, "POST").unwrap());
+    let first = target.note(first.answer().unwrap());
     assert_eq!((first.status, first.is_replay()), (201, false));
     for waited in read_all(waiting) {
         assert!(waited.is_replay());
@@ -58,7 +58,7 @@ pub(super) fn a_client_may_ask_to_wait(target: &Target) {
 }
 
 pub(super) fn a_wait_ends_when_the_client_said(target: &Target) {
-    let running = target.pay("k").simulate("hold-before").begin(target.address());
+    let running = target.begin(&target.pay("k").simulate("hold-before"));
     target.await_run();
     let began = Instant::now();
     let duplicate = target.send(&target.pay("k").header("Prefer", "wait=1"));
@@ -67,7 +67,7 @@ pub(super) fn a_wait_ends_when_the_client_said(target: &Target) {
     assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")));
     assert!(duplicate.retry_after().is_some());
     target.release();
-    let first = target.note(Answer::read(running, "POST").unwrap());
+    let first = target.note(running.answer().unwrap());
     assert_eq!((first.status, target.effects()), (201, 1));
 }
 
@@ -77,14 +77,14 @@ pub(super) fn of_100_duplicates_one_runs_and_the_others_are_turned_away(target: 
         assert_eq!((other.status, other.problem().as_deref()), (409, Some("in-progress")));
     }
     target.release();
-    assert_eq!(Answer::read(first, "POST").unwrap().status, 201);
+    assert_eq!(first.answer().unwrap().status, 201);
     assert_eq!(target.effects(), 1);
 }
 
 pub(super) fn of_100_duplicates_that_wait_all_get_the_same_answer(target: &Target) {
     let (first, others, _alone) = waiting_storm(target, 100);
     target.release();
-    let first = Answer::read(first, "POST").unwrap();
+    let first = first.answer().unwrap();
     assert_eq!((first.status, first.is_replay()), (201, false));
     for other in read_all(others) {
         assert!(other.is_replay());
@@ -106,7 +106,7 @@ pub(super) fn of_1000_that_wait_for_one_key_none_runs_again_and_each_takes_littl
         assert!(taken < AT_REST + CLIENTS * BYTES_PER_WAITER, "{taken} bytes while {CLIENTS} wait");
     }
     target.release();
-    let first = Answer::read(first, "POST").unwrap();
+    let first = first.answer().unwrap();
     assert_eq!((first.status, first.is_replay()), (201, false));
     for other in read_all(others) {
         assert!(other.is_replay(), "{other:?}");

@@ -1,6 +1,7 @@
 //! What a replay keeps, and what it leaves out.
 
-use crate::client::{Answer, Connection};
+use crate::client::Answer;
+use crate::exchange::Protocol;
 use crate::target::{Contract, Target};
 
 const MEBIBYTE: usize = 1024 * 1024;
@@ -45,6 +46,9 @@ pub(super) fn a_cookie_reaches_the_first_client_only(target: &Target) {
     assert_eq!(again.body, first.body);
 }
 
+/// Those of one connection.
+const OF_THE_CONNECTION: [&str; 2] = ["keep-alive", "x-hop"];
+
 pub(super) fn fields_of_the_moment_reach_the_first_client_only(target: &Target) {
     const MOMENTARY: [&str; 9] = [
         "access-control-allow-origin",
@@ -58,9 +62,16 @@ pub(super) fn fields_of_the_moment_reach_the_first_client_only(target: &Target) 
         "x-ratelimit-remaining",
         "x-request-id",
     ];
-    let (first, again) = twice(target, "k", "momentary");
+    let request = target.pay("k").simulate("momentary");
+    let (first, again) = (target.ask(&request), target.ask(&request));
+    for answer in [&first, &again] {
+        let _ = target.note(answer.clone().without(&OF_THE_CONNECTION));
+    }
+    assert!(!first.is_replay() && again.is_replay());
     for name in MOMENTARY {
-        assert!(first.header(name).is_some(), "{name}");
+        // HTTP/2 has no such fields, and servers may leave out what the handler said of them.
+        let may_lack = target.protocol() == Protocol::Http2 && OF_THE_CONNECTION.contains(&name);
+        assert!(may_lack || first.header(name).is_some(), "{name}");
         assert_eq!(again.header(name), None, "{name}");
     }
     assert_eq!(first.header("date"), Some("Thu, 01 Jan 2015 00:00:00 GMT"));
@@ -109,7 +120,10 @@ pub(super) fn an_answer_without_content_is_replayed_without_any(target: &Target)
     let (first, again) = twice(target, "k", "status=204");
     assert_eq!((first.status, again.status), (204, 204));
     for answer in [&first, &again] {
-        assert!(answer.body.is_empty() && answer.values("content-length").is_empty(), "{answer:?}");
+        let length = answer.header("content-length");
+        // Hyper says 0 over HTTP/2, whoever has made the answer.
+        let says_nothing = length.is_none() || (target.protocol() == Protocol::Http2 && length == Some("0"));
+        assert!(answer.body.is_empty() && says_nothing, "{answer:?}");
     }
 }
 
@@ -121,8 +135,7 @@ pub(super) fn an_event_stream_is_not_kept_and_never_runs_again(target: &Target) 
 }
 
 pub(super) fn an_event_stream_is_sent_as_it_comes(target: &Target) {
-    let mut connection = Connection::open(target.address());
-    connection.write(&target.pay("k").simulate("events-held").to_bytes());
+    let mut connection = target.begin(&target.pay("k").simulate("events-held"));
     let head = connection.head().unwrap();
     assert_eq!((head.status, head.header("content-type")), (201, Some("text/event-stream")));
     assert_eq!(connection.chunk().unwrap().len(), 100, "the first events are here before the last one is made");
@@ -149,7 +162,7 @@ pub(super) fn an_answer_that_breaks_off_is_no_success(target: &Target) {
 }
 
 pub(super) fn an_answer_that_breaks_off_beyond_what_is_kept_was_made(target: &Target) {
-    let broken = target.pay("k").simulate("break-off=3000000").try_send(target.address());
+    let broken = target.begin(&target.pay("k").simulate("break-off=3000000")).answer();
     assert!(broken.is_none(), "the client sees that the body is not whole");
     let again = target.send(&target.pay("k"));
     assert_eq!((again.status, again.problem().as_deref()), (410, Some("body-not-retained")));

@@ -45,7 +45,7 @@ pub(super) fn whatever_is_not_one_key_is_refused_and_leaves_no_record(target: &T
 
 pub(super) fn a_key_with_control_bytes_never_gets_through(target: &Target) {
     for value in [b"a\x01b".as_slice(), b"a\x7Fb", b"\x00"] {
-        let answer = target.keyless().header("Idempotency-Key", value).send(target.address());
+        let answer = target.ask(&target.keyless().header("Idempotency-Key", value));
         assert_eq!(answer.status, 400, "{value:?}");
     }
     assert_eq!(target.effects(), 0);

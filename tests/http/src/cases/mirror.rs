@@ -21,20 +21,20 @@ fn mirrored(target: &Target, method: &'static str) -> Request {
     target.get("/v1/mirror").method(method)
 }
 
-fn keyed(target: &Target, method: &'static str) -> Request {
+pub(super) fn keyed(target: &Target, method: &'static str) -> Request {
     mirrored(target, method).header("X-Operation-Key", "k").body("{}")
 }
 
 /// Sends a request, and notes what the layer and the page say.
-fn send(target: &Target, request: &Request) -> Answer {
-    let answer = request.send(target.address());
+pub(super) fn send(target: &Target, request: &Request) -> Answer {
+    let answer = target.ask(request);
     let mut noted = answer.clone().without(&OF_OTHERS);
     noted.body = plain(&answer);
     let _ = target.note(noted);
     answer
 }
 
-fn is_replay(answer: &Answer) -> bool {
+pub(super) fn is_replay(answer: &Answer) -> bool {
     assert!(!answer.is_replay(), "the mark has another name here");
     answer.header("x-operation-replayed") == Some("true")
 }
@@ -69,7 +69,7 @@ pub(super) fn methods_that_are_safe_and_those_that_are_not_named_create_no_recor
         let request = mirrored(target, method).header("X-Operation-Key", "k");
         // A record of the first would be replayed to the second, and make the third a mismatch.
         for request in [request.clone(), request.clone(), request.target("/v1/mirror?x=1")] {
-            let answer = request.send(target.address());
+            let answer = target.ask(&request);
             assert_eq!((answer.status, is_replay(&answer), answer.problem()), (200, false, None), "{method}");
             // Some middleware for CORS answers OPTIONS itself.
             if !["HEAD", "OPTIONS"].contains(&method) {
@@ -97,7 +97,7 @@ pub(super) fn cors_outside_lets_pages_send_keys_and_see_replays(target: &Target)
         .header("Origin", "https://one.test")
         .header("Access-Control-Request-Method", "POST")
         .header("Access-Control-Request-Headers", "x-operation-key");
-    let allowed = preflight.send(target.address());
+    let allowed = target.ask(&preflight);
     assert_eq!(allowed.status, 200, "{allowed:?}");
     let named = allowed.header("access-control-allow-headers").unwrap().to_ascii_lowercase();
     assert!(named.contains("x-operation-key"), "{named}");

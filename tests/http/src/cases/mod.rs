@@ -5,30 +5,53 @@ mod disconnects;
 mod duplicates;
 mod fidelity;
 mod fingerprints;
-mod http2;
 mod keys;
 mod mirror;
+mod protocols;
 mod settlements;
 mod timeouts;
 mod uploads;
 
+use crate::exchange::Protocol;
 use crate::target::Target;
 
-/// A name, and what has to hold of a server.
-pub type Case = (&'static str, fn(&Target));
-
-macro_rules! table {
-    ($($module:ident: $($case:ident)+;)+) => {
-        &[$($((stringify!($case), $module::$case as fn(&Target)),)+)+]
-    };
+/// What has to hold of a server.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Case {
+    /// Its name.
+    pub name: &'static str,
+    pub(crate) run: fn(&Target),
+    /// The only protocol by which it can run, and why.
+    pub only: Option<(Protocol, &'static str)>,
 }
 
-/// All of them. A new one joins by its line here.
+impl Case {
+    /// Whether it can run by this protocol.
+    #[must_use]
+    pub fn runs_over(&self, protocol: Protocol) -> bool {
+        self.only.is_none_or(|(only, _)| only == protocol)
+    }
+}
+
+macro_rules! table {
+    ($($module:ident: $($case:ident $([$only:ident: $why:literal])?)+;)+) => {
+        &[$($(Case {
+            name: stringify!($case),
+            run: $module::$case,
+            only: table!(@ $($only $why)?),
+        },)+)+]
+    };
+    (@) => { None };
+    (@ $only:ident $why:literal) => { Some((Protocol::$only, $why)) };
+}
+
+/// All of them. A new one joins by its line here, and says it if only one protocol can express it.
 pub const CASES: &[Case] = table! {
     keys:
         a_quoted_and_a_bare_key_are_the_same_whatever_the_case_of_the_header_name
         whatever_is_not_one_key_is_refused_and_leaves_no_record
-        a_key_with_control_bytes_never_gets_through
+        a_key_with_control_bytes_never_gets_through [Http1: "a server resets the stream of a malformed field instead of an answer"]
         the_longest_key_is_a_key_quoted_or_not
         two_tenants_with_the_same_key_never_meet
         two_routes_with_the_same_key_never_meet
@@ -86,23 +109,26 @@ pub const CASES: &[Case] = table! {
         a_client_that_leaves_after_the_effect_finds_its_payment_made_once
         a_client_that_leaves_after_the_settlement_finds_its_answer
         a_client_that_leaves_during_its_answer_finds_that_it_was_made;
-    http2:
-        http_2_gets_the_same_answers
-        an_http_2_stream_that_is_reset_during_its_upload_leaves_nothing_behind
-        an_http_2_stream_that_is_reset_before_or_after_the_effect_finds_its_payment_made_once
-        an_http_2_stream_that_is_reset_after_the_settlement_finds_its_answer
-        an_http_2_stream_that_is_reset_during_its_answer_finds_that_it_was_made;
+    protocols:
+        what_came_by_one_protocol_is_replayed_by_the_other
+        the_host_is_the_same_whichever_protocol_names_it
+        a_target_in_absolute_form_names_its_host [Http1: "a target has no other form over HTTP/2"]
+        a_host_beside_another_one_is_refused [Http2: "a request with two fields of that name is malformed over HTTP/1.1"]
+        cookies_in_several_fields_are_those_in_one
+        trailers_of_a_request_change_nothing
+        an_answer_that_never_ends_is_a_fault
+        streams_of_one_connection_do_not_wait_for_one_another [Http2: "a connection of HTTP/1.1 has no streams"];
     uploads:
         a_body_at_the_limit_is_taken_and_a_larger_one_is_refused
         a_body_that_declares_too_much_is_refused_before_it_is_sent
         a_body_in_chunks_over_the_limit_is_refused_while_it_arrives
         a_slow_upload_holds_no_lease
         how_a_body_is_cut_does_not_matter
-        a_client_that_asks_before_it_sends_is_answered;
+        a_client_that_asks_before_it_sends_is_answered [Http1: "these servers await the body without asking for it"];
     connections:
         a_connection_serves_on_after_each_kind_of_answer
-        what_a_refused_body_says_is_never_obeyed
-        pipelined_requests_are_answered_in_their_order
+        what_a_refused_body_says_is_never_obeyed [Http1: "frames have lengths, so that no body can be taken for a request"]
+        pipelined_requests_are_answered_in_their_order [Http1: "requests have streams instead of an order"]
         a_page_that_is_not_there_or_takes_no_such_method_says_so
         the_description_names_the_key_and_the_answers_of_the_layer;
 };

@@ -105,7 +105,7 @@ pub(super) fn a_fault_runs_again_when_the_contract_says_so(target: &Target) {
             assert_eq!((next.status, next.problem().as_deref()), (409, Some("backoff")));
             assert!((1..=60).contains(&next.retry_after().unwrap()), "{next:?}");
             let answer = eventually("the end of the backoff", || {
-                let answer = target.pay("k").send(target.address());
+                let answer = target.ask(&target.pay("k"));
                 (answer.status != 409).then_some(answer)
             });
             (target.note(answer), "2")
@@ -131,7 +131,7 @@ pub(super) fn a_handler_may_say_how_its_answer_is_settled(target: &Target) {
     let short = target.pay("retain-for");
     let first = target.send(&short.clone().simulate("retain-for=1"));
     let next = eventually("the end of its retention", || {
-        let answer = short.send(target.address());
+        let answer = target.ask(&short);
         // A store in front may take a run for one in progress for a while after its end.
         (!answer.is_replay() && answer.status != 409).then_some(answer)
     });

@@ -6,14 +6,14 @@ use crate::target::{Contract, Target};
 
 /// The answer to a request whose time ends when it is held.
 fn timed_out(target: &Target, hold: &str, request: &Request) -> Answer {
-    let held = request.begin(target.address());
+    let held = target.begin(request);
     if hold == "hold-before" {
         target.await_run();
     } else {
         target.await_effect();
     }
     target.time_out();
-    let answer = target.note(Answer::read(held, "POST").unwrap());
+    let answer = target.note(held.answer().unwrap());
     assert_eq!((answer.status, &answer.json()["type"]), (504, &"urn:payments:problem:timed-out".into()));
     answer
 }

@@ -2,6 +2,7 @@
 
 use crate::PAYMENT;
 use crate::client::{Answer, Connection};
+use crate::exchange::{Exchange, Protocol};
 use crate::target::Target;
 
 /// The default limit of request bodies.
@@ -21,39 +22,38 @@ pub(super) fn a_body_at_the_limit_is_taken_and_a_larger_one_is_refused(target: &
         assert_eq!(target.send(&request).status, 201, "{length}");
         assert!(target.send(&request).is_replay(), "{length}");
     }
-    let mut connection = Connection::open(target.address());
-    connection.write(&target.pay("k").head_of(LIMIT + 1));
+    let mut upload = target.upload(&target.pay("k"), Some(LIMIT + 1));
     // It may close before it has been sent all.
-    connection.try_write(padded(LIMIT / 2).as_bytes());
-    assert_too_large(&target.note(connection.answer("POST").unwrap()));
+    upload.write(padded(LIMIT / 2).as_bytes());
+    assert_too_large(&target.note(upload.answer().unwrap()));
     assert_eq!(target.effects(), 2);
 }
 
 pub(super) fn a_body_that_declares_too_much_is_refused_before_it_is_sent(target: &Target) {
-    let mut connection = Connection::open(target.address());
-    connection.write(&target.pay("k").head_of(LIMIT + 1));
-    assert_too_large(&target.note(connection.answer("POST").unwrap()));
+    let upload = target.upload(&target.pay("k"), Some(LIMIT + 1));
+    assert_too_large(&target.note(upload.answer().unwrap()));
     assert_eq!(target.effects(), 0);
 }
 
 pub(super) fn a_body_in_chunks_over_the_limit_is_refused_while_it_arrives(target: &Target) {
-    let mut connection = Connection::open(target.address());
-    connection.write(&target.pay("k").head_of_chunks());
-    let chunk = [b"10000\r\n".as_slice(), &[b' '; 0x10000], b"\r\n"].concat();
+    let mut upload = target.upload(&target.pay("k"), None);
     // Seventeen of them are over the limit; the last chunk, which would end the body, never comes.
     for _ in 0..17 {
-        connection.try_write(&chunk);
+        upload.write(&[b' '; 0x10000]);
     }
-    assert_too_large(&target.note(connection.answer("POST").unwrap()));
+    assert_too_large(&target.note(upload.answer().unwrap()));
     assert_eq!(target.effects(), 0);
 }
 
 /// A payment of which the server has the head, and awaits the body.
-pub(super) fn awaited_upload(target: &Target, key: &str) -> Connection {
-    let mut connection = Connection::open(target.address());
-    connection.write(&target.pay(key).header("Expect", "100-continue").head_of(PAYMENT.len()));
-    assert_eq!(connection.head().unwrap().status, 100);
-    connection
+pub(super) fn awaited_upload(target: &Target, key: &str) -> Exchange {
+    let mut upload = target.upload(&target.pay(key).header("Expect", "100-continue"), Some(PAYMENT.len()));
+    match target.protocol() {
+        Protocol::Http1 => assert_eq!(upload.head().unwrap().status, 100),
+        // A server need not ask for the body, and these do not.
+        Protocol::Http2 => target.await_stages("the head", |stages| stages.open == 1),
+    }
+    upload
 }
 
 pub(super) fn a_slow_upload_holds_no_lease(target: &Target) {
@@ -63,7 +63,8 @@ pub(super) fn a_slow_upload_holds_no_lease(target: &Target) {
     let fast = target.send(&request);
     assert_eq!((fast.status, fast.is_replay()), (201, false));
     slow.write(&PAYMENT.as_bytes()[10..]);
-    let slow = target.note(slow.answer("POST").unwrap());
+    slow.end();
+    let slow = target.note(slow.answer().unwrap());
     assert!(slow.is_replay());
     assert_eq!(slow.essence(), fast.essence());
     assert_eq!(target.effects(), 1);
@@ -71,21 +72,21 @@ pub(super) fn a_slow_upload_holds_no_lease(target: &Target) {
 
 pub(super) fn how_a_body_is_cut_does_not_matter(target: &Target) {
     let first = target.send(&target.pay("k"));
-    let mut connection = Connection::open(target.address());
-    connection.write(&target.pay("k").head_of_chunks());
+    let mut upload = target.upload(&target.pay("k"), None);
     for byte in PAYMENT.bytes() {
-        connection.write(&[b'1', b'\r', b'\n', byte, b'\r', b'\n']);
+        upload.write(&[byte]);
     }
-    connection.write(b"0\r\n\r\n");
-    let again = target.note(connection.answer("POST").unwrap());
+    upload.end();
+    let again = target.note(upload.answer().unwrap());
     assert!(again.is_replay());
     assert_eq!(again.essence(), first.essence());
 }
 
 pub(super) fn a_client_that_asks_before_it_sends_is_answered(target: &Target) {
-    let mut connection = awaited_upload(target, "k");
-    connection.write(PAYMENT.as_bytes());
-    assert_eq!(target.note(connection.answer("POST").unwrap()).status, 201);
+    let mut upload = awaited_upload(target, "k");
+    upload.write(PAYMENT.as_bytes());
+    upload.end();
+    assert_eq!(target.note(upload.answer().unwrap()).status, 201);
     // Where the answer is a refusal, the framework may or may not let it send its body first.
     let mut connection = Connection::open(target.address());
     connection.write(&target.keyless().header("Expect", "100-continue").head_of(PAYMENT.len()));

@@ -13,6 +13,9 @@ use tokio::net::TcpStream;
 
 use crate::Error;
 
+/// What an operator shows.
+const OPERATOR: &str = "operator";
+
 /// Killed when dropped.
 #[derive(Debug)]
 pub(super) struct Service {
@@ -52,7 +55,7 @@ impl Service {
         let mut process = Command::new(&program)
             .args(["--listen", "127.0.0.1:0", "--store", postgres, "--cache", redis, "--simulate"])
             // Whoever waits for a connection on a busy machine shall not be told that the store is away.
-            .args(["--contract", "transactional", "--store-timeout-ms", "10000"])
+            .args(["--contract", "transactional", "--store-timeout-ms", "10000", "--operator-token", OPERATOR])
             .env("RUST_LOG", "error")
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -79,7 +82,8 @@ impl Service {
     }
 
     pub(super) async fn cache(&self) -> Result<Cache, Error> {
-        let request = Request::get("/healthz").header("host", "payments").body(Full::default())?;
+        let request = Request::get("/operator/health").header("host", "payments");
+        let request = request.header("authorization", format!("Bearer {OPERATOR}")).body(Full::default())?;
         let answer = self.connect().await?.send(request).await?;
         let health: serde_json::Value = serde_json::from_slice(&answer.body)?;
         let number = |value: &serde_json::Value| value.as_u64().ok_or("the health page lacks a number");

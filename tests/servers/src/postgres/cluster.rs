@@ -130,12 +130,6 @@ impl Cluster {
         }
     }
 
-    /// Stops the server with all its children: nobody is answered any more, and nothing is written.
-    pub(super) fn freeze(&mut self) -> Result<(), Error> {
-        let family = self.family()?;
-        self.keeper.signal("STOP", &family)
-    }
-
     /// Sends a signal to the child of the server that calls itself `name`, as in `walreceiver`, and gives its process id;
     /// `None` when there is none.
     pub(super) fn signal_child(&mut self, name: &str, signal: &str) -> Result<Option<u32>, Error> {
@@ -260,6 +254,17 @@ impl Server for Cluster {
     fn resume(&mut self) -> Result<(), Error> {
         let server = self.running()?;
         self.keeper.signal("CONT", &[server])
+    }
+
+    /// Nobody is answered any more, and nothing is written.
+    fn freeze(&mut self) -> Result<(), Error> {
+        let family = self.family()?;
+        self.keeper.signal("STOP", &family)
+    }
+
+    fn thaw(&mut self) -> Result<(), Error> {
+        let family = self.family()?;
+        self.keeper.signal("CONT", &family)
     }
 
     /// By the limit for the size of a file, which fails a write as a full disk does, and needs no disk. Only the soft limit

@@ -169,6 +169,25 @@ impl Postgres {
         self.server.resume()
     }
 
+    /// Holds it up with all its children: what clients send is accepted by the operating system, and nobody answers. The
+    /// server carries it out after [`thaw`](Self::thaw), for clients that have gone as well.
+    ///
+    /// # Errors
+    ///
+    /// If it is not running.
+    pub fn freeze(&mut self) -> Result<(), Error> {
+        self.server.freeze()
+    }
+
+    /// Ends a [`freeze`](Self::freeze).
+    ///
+    /// # Errors
+    ///
+    /// If it is not running.
+    pub fn thaw(&mut self) -> Result<(), Error> {
+        self.server.thaw()
+    }
+
     /// Leaves it no room for another byte in any file. The first transaction that writes makes it crash, as it does where
     /// there is no room for its log, and there is no coming up again either.
     ///

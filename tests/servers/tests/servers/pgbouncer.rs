@@ -30,6 +30,21 @@ fn clients_share_as_many_connections_as_the_pool_has() {
 }
 
 #[test]
+fn pgbouncer_that_crashed_starts_again_on_its_port() {
+    let postgres = Postgres::start().unwrap();
+    let mut pgbouncer = PgBouncer::start(&postgres.url(), 2).unwrap();
+    let port = pgbouncer.port();
+    for _ in 0..2 {
+        assert_eq!(ask(port, "SELECT 1").unwrap(), "1");
+        pgbouncer.kill().unwrap();
+        assert!(Client::connect(port).is_err(), "it is gone");
+        pgbouncer.start_again().unwrap();
+    }
+    assert_eq!(ask(port, "SELECT 1").unwrap(), "1");
+    assert!(pgbouncer.start_again().is_err(), "it runs");
+}
+
+#[test]
 fn pgbouncer_is_gone_when_it_is_dropped() {
     let pgbouncer = PgBouncer::start("postgres://postgres@127.0.0.1:1/postgres", 2).unwrap();
     let port = port(pgbouncer.url());

@@ -117,6 +117,22 @@ fn a_paused_server_can_be_stopped_killed_and_dropped() {
 }
 
 #[test]
+fn a_frozen_server_carries_out_afterwards_what_it_was_sent() {
+    let mut postgres = Postgres::start().unwrap();
+    let port = postgres.port();
+    ask(port, "CREATE TABLE kept (value int)").unwrap();
+    let mut client = Client::connect(port).unwrap();
+    postgres.freeze().unwrap();
+    assert!(client.ask("INSERT INTO kept VALUES (7)").is_err(), "its session stands still as well");
+    drop(client);
+    postgres.thaw().unwrap();
+    let give_up_at = Instant::now() + Duration::from_secs(20);
+    while ask(port, "SELECT value FROM kept").unwrap() != "7" {
+        assert!(Instant::now() < give_up_at, "it was sent, and is not carried out");
+    }
+}
+
+#[test]
 fn a_full_disk_fails_what_writes_and_loses_nothing_that_was_written() {
     let mut postgres = Postgres::start().unwrap();
     let port = postgres.port();
