@@ -2,7 +2,8 @@
 
 use std::error::Error;
 
-use crate::command::{cargo, output_of, run, workspace};
+use crate::command::{cargo, output_of, require_cargo_tool, run, workspace};
+use crate::gates::published::published;
 
 pub(crate) fn format() -> Result<(), Box<dyn Error>> {
     run(&mut cargo(&["fmt", "--all", "--", "--check"]))?;
@@ -29,9 +30,7 @@ pub(crate) fn core_is_pure() -> Result<(), Box<dyn Error>> {
 }
 
 pub(crate) fn mutants() -> Result<(), Box<dyn Error>> {
-    if output_of(&mut cargo(&["mutants", "--version"])).is_err() {
-        return Err("cargo-mutants is missing; run `cargo install --locked cargo-mutants`".into());
-    }
+    require_cargo_tool("mutants")?;
     let mut command = cargo(&["mutants", "-p", "idem-core", "--jobs", "2"]);
     command.env("PROPTEST_CASES", "64");
     println!("> cargo mutants -p idem-core --jobs 2");
@@ -52,24 +51,12 @@ const EMBEDDED: &[(&str, &str, &str)] = &[
     ("idem-redis", "lua", "fast_put.lua"),
 ];
 
-/// Packs all published crates; the archive of a crate that embeds SQL must carry it.
+/// Packs all published crates and builds them from their archives. The archive of a crate that embeds SQL must carry it.
 pub(crate) fn packages() -> Result<(), Box<dyn Error>> {
-    let published = [
-        "idem-core",
-        "idem-http",
-        "idem-axum",
-        "idem-actix",
-        "idem-sqlite",
-        "idem-postgres",
-        "idem-redis",
-        "idem-hybrid",
-        "idem-testkit",
-    ];
-    let selection = published.iter().flat_map(|package| ["-p", package]);
-    // What is in the registry already cannot be known here, so the crates are packed and not built from the archives.
-    let mut args = vec!["package", "--no-verify", "--allow-dirty"];
-    args.extend(selection);
-    run(&mut cargo(&args))?;
+    let packages = published()?;
+    // Cargo builds each from the archives of the others, so that none needs a release of another.
+    let mut command = cargo(&["package", "--allow-dirty"]);
+    run(command.args(packages.iter().flat_map(|package| ["-p", &package.name])))?;
     for (package, folder, file) in EMBEDDED {
         let list = output_of(&mut cargo(&["package", "--allow-dirty", "--list", "-p", package]))?;
         let path = format!("{folder}/{file}");

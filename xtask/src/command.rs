@@ -41,6 +41,14 @@ pub(crate) fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
+/// Fails where this tool of cargo is missing, and says how to install it.
+pub(crate) fn require_cargo_tool(name: &str) -> Result<(), Box<dyn Error>> {
+    if output_of(&mut cargo(&[name, "--version"])).is_err() {
+        return Err(format!("cargo-{name} is missing; run `cargo install --locked cargo-{name}`").into());
+    }
+    Ok(())
+}
+
 /// Whether this machine is one on which Debian's packages can be installed without asking anybody.
 pub(crate) fn may_install() -> bool {
     let user = Command::new("id").arg("--user").output();

@@ -7,6 +7,7 @@ mod conformance;
 mod containers;
 mod docker;
 mod fuzz;
+mod gates;
 mod images;
 mod model;
 mod planted;
@@ -40,8 +41,10 @@ enum Task {
     },
     /// Sends the example, by each framework, requests that schemathesis makes out of its description (needs python3).
     Schemathesis(schemathesis::Options),
-    /// Everything that a change has to pass: format, lints, documentation, tests, model, packages.
+    /// Everything that a change has to pass: format, lints, documentation, gates, tests, model.
     Ci(model::Options),
+    /// Runs one gate, or all that `ci` runs: features, dependencies, public items, packages and more.
+    Gate(gates::Options),
     /// Searches every situation that crashes and lost messages can lead to, for each contract.
     Model(model::Options),
     /// Compares stores with the model of the state machine in many more random sequences of verbs than tests try.
@@ -84,7 +87,7 @@ enum Task {
     PlantedBugs(planted::Options),
     /// Measures what the safety costs, as ratios between contestants that take turns; `--check` counts instructions.
     Bench(bench::Options),
-    /// Packs every crate that is published, and checks that what it embeds is inside.
+    /// Packs and builds every crate that is published, and checks that what it embeds is inside.
     Package,
 }
 
@@ -104,10 +107,11 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             checks::format()?;
             checks::lints()?;
             checks::documentation()?;
+            gates::run_all()?;
             test::run()?;
             model::run(&options)?;
-            checks::packages()?;
         }
+        Task::Gate(options) => gates::run(&options)?,
         Task::Model(options) => model::run(&options)?,
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Long { check } => {

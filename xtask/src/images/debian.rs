@@ -15,10 +15,11 @@ use crate::docker::{self, docker};
 const RELEASE: &str = "bookworm";
 const MIRROR: &str = "http://deb.debian.org/debian";
 
-/// Makes the image unless it is there, and gives its name.
-pub(super) fn provide(again: bool) -> Result<String, Box<dyn Error>> {
+/// Makes the image of a release, or of the one that this machine has, unless it is there; gives its name.
+pub(super) fn provide(release: Option<&str>, again: bool) -> Result<String, Box<dyn Error>> {
     let began = Instant::now();
-    let (mirror, release) = source();
+    let (mirror, own_release) = source();
+    let release = release.map_or(own_release, str::to_owned);
     let name = format!("{FAMILY}/debian:{release}");
     if !again && docker::has_image(&name) {
         println!("{name}: there already, {}", docker::size_of(&name)?);

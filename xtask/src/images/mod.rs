@@ -30,16 +30,26 @@ pub(crate) struct Options {
     /// Makes them again, also those that are there: for newer packages.
     #[arg(long)]
     again: bool,
+    /// Another release of Debian than that of this machine, as in `trixie`: its name becomes the tag of the images.
+    #[arg(long, value_parser = release)]
+    release: Option<String>,
+}
+
+/// The name of a release, which becomes a part of an address and a tag.
+fn release(name: &str) -> Result<String, String> {
+    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase());
+    if is_name { Ok(name.into()) } else { Err("a release of Debian has a name such as trixie".into()) }
 }
 
 /// Makes the images that are not there, and says which are.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     docker::expect_engine()?;
-    let base = debian::provide(options.again)?;
+    let base = debian::provide(options.release.as_deref(), options.again)?;
+    let tag = options.release.as_deref().unwrap_or("latest");
     for server in SERVERS {
         let began = Instant::now();
         let folder = workspace().join("tests/containers/images").join(server);
-        let name = format!("{FAMILY}/{server}");
+        let name = format!("{FAMILY}/{server}:{tag}");
         let made_of = digest([folder.join("Dockerfile"), folder.join("entrypoint")], &docker::id_of(&base)?)?;
         if !options.again && docker::label_of(&name, MADE_OF).as_deref() == Some(&made_of) {
             println!("{name}: there already, {}", docker::size_of(&name)?);

@@ -7,25 +7,25 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use super::patches::patched_copy;
 use super::suites::{SUITES, Suite, Target};
 use crate::command::{self, cargo, workspace};
 
-/// What no feature of a crate can ask for.
-const FLAG: &str = "--cfg idem_planted_bugs";
-
-/// Lets a command of cargo build with the bugs, in a folder of their own, so that neither build undoes the other. Gives the folder.
-fn with_bugs(command: &mut Command) -> PathBuf {
-    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+/// Has a command of cargo build a copy of the tree that contains the bugs, in a target folder of that copy, so that neither
+/// build undoes the other. Returns that target folder.
+fn with_bugs(command: &mut Command) -> Result<PathBuf, Box<dyn Error>> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
     let folder = target.join("planted-bugs");
-    command.env("RUSTFLAGS", format!("{flags} {FLAG}")).arg("--target-dir").arg(&folder);
-    folder
+    let tree = folder.join("tree");
+    patched_copy(&tree)?;
+    command.current_dir(tree).arg("--target-dir").arg(&folder);
+    Ok(folder)
 }
 
 /// The example with the bugs, of which the one that is named at its start is on.
 pub(crate) fn example() -> Result<PathBuf, Box<dyn Error>> {
     let mut command = cargo(&["build", "--quiet", "-p", "payments"]);
-    let folder = with_bugs(&mut command);
+    let folder = with_bugs(&mut command)?;
     command::run(&mut command)?;
     Ok(folder.join("debug/payments"))
 }
@@ -48,8 +48,8 @@ impl Binaries {
         let mut command = cargo(&["test", "--no-run", "--message-format=json-render-diagnostics", "--all-features"]);
         command.arg("--lib").args(packages.iter().flat_map(|package| ["-p", package]));
         command.args(tests.iter().flat_map(|test| ["--test", test])).stderr(Stdio::inherit());
-        let folder = with_bugs(&mut command);
-        println!("> RUSTFLAGS=\"{FLAG}\" cargo test --no-run, in {}", folder.display());
+        let folder = with_bugs(&mut command)?;
+        println!("> cargo test --no-run, in {}", folder.display());
         let output = command.output()?;
         if !output.status.success() {
             return Err(format!("the build with the planted bugs: {}", output.status).into());

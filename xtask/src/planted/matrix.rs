@@ -27,15 +27,18 @@ impl Matrix {
         self.rows.push(Row { bug: bug.name, outcomes });
     }
 
-    /// The bugs that no suite has noticed.
-    pub(super) fn survivors(&self) -> Vec<&'static str> {
-        self.rows.iter().filter(|row| !row.is_killed()).map(|row| row.bug).collect()
+    /// The bugs that a suite has not noticed, each with such suites.
+    pub(super) fn survivors(&self) -> Vec<String> {
+        self.rows.iter().filter_map(Row::survivor).collect()
     }
 }
 
 impl Row {
-    fn is_killed(&self) -> bool {
-        self.outcomes.iter().any(|(_, outcome)| outcome.is_killed())
+    /// Which suites have not noticed it; `None` if each has.
+    fn survivor(&self) -> Option<String> {
+        let blind = self.outcomes.iter().filter(|(_, outcome)| !outcome.is_killed());
+        let blind: Vec<&str> = blind.map(|(suite, _)| *suite).collect();
+        (!blind.is_empty()).then(|| format!("{} ({})", self.bug, blind.join(", ")))
     }
 
     /// What stands for the outcome of a suite; nothing where it was not run.
@@ -44,7 +47,7 @@ impl Row {
             None => ' ',
             Some((_, Outcome::Survived)) => 'S',
             Some((_, Outcome::TimedOut)) => 'T',
-            Some((_, Outcome::Killed(_) | Outcome::Hung)) => 'K',
+            Some((_, Outcome::Killed(_))) => 'K',
         }
     }
 }
@@ -68,6 +71,6 @@ impl fmt::Display for Matrix {
             write!(formatter, " {number} {suite}{}", if number == self.suites.len() { "." } else { "," })?;
         }
         let killed = self.rows.len() - self.survivors().len();
-        write!(formatter, "\n{killed} of {} planted bugs are killed", self.rows.len())
+        write!(formatter, "\n{killed} of {} planted bugs are killed by each of their suites", self.rows.len())
     }
 }

@@ -1,18 +1,19 @@
 //! `cargo xtask planted-bugs`: every known way to break a promise is noticed by the suites that are there for it.
 //!
-//! One build contains all bugs (see `idem_core::planted`), and an environment variable turns one of them on. The suites have to
-//! pass without any of them first: else their failures would say nothing.
+//! One build of a [patched](patches) copy of the tree contains all bugs. An environment variable turns one of them on. The
+//! suites must pass without any of them first; their failures would say nothing if they did not.
 
 mod bugs;
 mod build;
 mod matrix;
+mod patches;
 mod suites;
 mod trial;
 
 use std::error::Error;
 use std::time::Instant;
 
-use bugs::{BUGS, Bug};
+use bugs::{Bug, bugs};
 use build::Binaries;
 pub(crate) use build::example;
 use matrix::Matrix;
@@ -25,15 +26,15 @@ use crate::servers::Servers;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// A bug by its name; default all of them. May be given again.
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(BUGS.iter().map(|bug| bug.name)))]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(bugs().map(|bug| bug.name)))]
     bug: Vec<String>,
 }
 
-/// Tries the bugs on the suites, prints who noticed which, and fails if one was noticed by nobody.
+/// Tries the bugs on the suites, prints who noticed which, and fails if a suite missed one of its bugs.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let is_chosen = |bug: &&Bug| options.bug.is_empty() || options.bug.iter().any(|name| name == bug.name);
-    let bugs: Vec<&Bug> = BUGS.iter().filter(is_chosen).collect();
+    let bugs: Vec<&Bug> = bugs().filter(is_chosen).collect();
     let is_needed = |suite: &&Suite| bugs.iter().any(|bug| bug.suites.contains(&suite.name));
     let suites: Vec<&Suite> = SUITES.iter().filter(is_needed).collect();
     let binaries = Binaries::build()?;
@@ -57,6 +58,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     println!("in {} s, the build included", began.elapsed().as_secs());
     match matrix.survivors().join(", ") {
         survivors if survivors.is_empty() => Ok(()),
-        survivors => Err(format!("no suite has noticed: {survivors}").into()),
+        survivors => Err(format!("not noticed: {survivors}").into()),
     }
 }

@@ -29,8 +29,6 @@ const FEWER: [(&str, &str); 2] = [("IDEM_CASES", "40"), ("PROPTEST_CASES", "256"
 pub(super) enum Outcome {
     /// A test failed, of this name.
     Killed(String),
-    /// It did not end, and the bug is one that makes tests wait.
-    Hung,
     /// It did not end.
     TimedOut,
     /// All tests passed.
@@ -41,7 +39,6 @@ impl fmt::Display for Outcome {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Killed(by) => write!(formatter, "killed by {by}"),
-            Self::Hung => formatter.write_str("killed, as it hung"),
             Self::TimedOut => write!(formatter, "timed out after {} s", LIMIT.as_secs()),
             Self::Survived => formatter.write_str("survived"),
         }
@@ -51,7 +48,7 @@ impl fmt::Display for Outcome {
 impl Outcome {
     /// Whether the suite has noticed the bug.
     pub(super) fn is_killed(&self) -> bool {
-        matches!(self, Self::Killed(_) | Self::Hung)
+        matches!(self, Self::Killed(_))
     }
 }
 
@@ -94,7 +91,6 @@ fn attempt(
     let ended = wait(&mut child, || Ok(bug.is_some() && first_failure(&read()?).is_some()))?;
     let printed = read()?;
     Ok(match (first_failure(&printed), ended) {
-        (None, None) if bug.is_some_and(|bug| bug.hangs) => Outcome::Hung,
         (None, None) => Outcome::TimedOut,
         (None, Some(status)) if status.success() => {
             if tests(&printed) == 0 {

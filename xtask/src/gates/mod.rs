@@ -1,0 +1,101 @@
+//! `cargo xtask gate`: what a change has to pass besides the tests, one check at a time.
+
+mod circles;
+mod dependencies;
+mod features;
+mod manifests;
+mod planted;
+mod public_api;
+pub(crate) mod published;
+mod rust_version;
+mod semver;
+
+use std::error::Error;
+
+use crate::checks;
+
+/// Which gate.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The gate; default all that `ci` runs.
+    #[arg(value_enum)]
+    gate: Option<Gate>,
+    /// Rewrites what `public-api` compares with.
+    #[arg(long)]
+    bless: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Gate {
+    /// No planted bug is in the product.
+    Planted,
+    /// No files of a crate import each other in a circle.
+    Circles,
+    /// Every published manifest has what a registry and docs.rs show.
+    Manifests,
+    /// Licences, duplicate versions and sources of all dependencies (needs cargo-deny).
+    Dependencies,
+    /// Known vulnerabilities of all dependencies (needs cargo-deny and GitHub; not part of `ci`).
+    Advisories,
+    /// Every published crate compiles with each feature alone and with none (needs cargo-hack).
+    Features,
+    /// No published crate uses what is newer than its `rust-version`.
+    RustVersion,
+    /// The public items are those that `api/` lists (needs cargo-public-api).
+    PublicApi,
+    /// The version tells of every breaking change since the last release (needs cargo-semver-checks).
+    Semver,
+    /// Every published crate compiles from its archive.
+    Packages,
+}
+
+/// The gates of `ci`, quick ones first.
+///
+/// Advisories are missing: a new one would fail a change that has nothing to do with it. A workflow asks for them daily.
+const CI: [Gate; 9] = [
+    Gate::Planted,
+    Gate::Circles,
+    Gate::Manifests,
+    Gate::Dependencies,
+    Gate::Features,
+    Gate::RustVersion,
+    Gate::PublicApi,
+    Gate::Semver,
+    Gate::Packages,
+];
+
+/// Runs one gate, or all that `ci` runs.
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    if options.bless {
+        return match options.gate {
+            Some(Gate::PublicApi) => public_api::bless(),
+            _ => Err("--bless belongs to the gate public-api".into()),
+        };
+    }
+    match options.gate {
+        Some(gate) => gate.run(),
+        None => run_all(),
+    }
+}
+
+/// Runs the gates of `ci`.
+pub(crate) fn run_all() -> Result<(), Box<dyn Error>> {
+    CI.into_iter().try_for_each(Gate::run)
+}
+
+impl Gate {
+    fn run(self) -> Result<(), Box<dyn Error>> {
+        match self {
+            Self::Planted => planted::check(),
+            Self::Circles => circles::check(),
+            Self::Manifests => manifests::check(),
+            Self::Dependencies => dependencies::check(),
+            Self::Advisories => dependencies::advisories(),
+            Self::Features => features::check(),
+            Self::RustVersion => rust_version::check(),
+            Self::PublicApi => public_api::check(),
+            Self::Semver => semver::check(),
+            Self::Packages => checks::packages(),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What bugs of the engine do. This file is in patched copies of the tree only.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::Shared;
+use super::admit::{Admission, Admitted};
+use super::hold::Held;
+use super::settle::{Ending, Settled};
+use crate::machine::{Acquire, Lease};
+use crate::record::Acquisition;
+use crate::store::StoreTransaction;
+
+/// The right to execute, which nobody gave.
+pub(super) fn unasked(shared: &Shared, request: &Acquire, otherwise: Admission) -> Admission {
+    let Some(permit) = shared.permit() else { return otherwise };
+    let lease =
+        Lease { id: request.id, owner: request.owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
+    let acquired_at = Instant::now();
+    Admission::Run(Admitted { lease, transaction: None, renew: true, acquired_at, is_unclear: false, permit })
+}
+
+impl Shared {
+    /// Settles after the caller was answered.
+    pub(super) fn settle_after_the_answer(self: &Arc<Self>, lease: Lease, ending: Ending, held: Held) -> Settled {
+        let shared = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let _ = shared.store().settle(&lease, &ending.settlement, ending.retention).await;
+            drop(held);
+            shared.waiters.wake(&lease.id);
+        });
+        Settled::Ours
+    }
+
+    /// Commits after the caller was answered.
+    pub(super) fn commit_after_the_answer(&self, ending: &Ending, transaction: Box<dyn StoreTransaction>) -> Settled {
+        let Ending { settlement, writes, retention } = ending.clone();
+        self.tasks.spawn(async move { transaction.finish(&settlement, retention, writes).await });
+        Settled::Ours
+    }
+}

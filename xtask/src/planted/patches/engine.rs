@@ -1,0 +1,207 @@
+//! Bugs in the engine of idem-core.
+
+use super::{Patch, edit, patch};
+
+pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "settlement-given-up-on-some-errors",
+        &["engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "Err(error) if error.kind() != StoreErrorKind::Corrupt && Instant::now() < give_up_at => {}",
+        "Err(error) if (if PLANTED { error.is_retryable() } else { error.kind() != StoreErrorKind::Corrupt })
+            && Instant::now() < give_up_at => {}",
+    ),
+    patch(
+        "success-told-after-the-lease-is-over",
+        &["engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "let is_lost = held.lost.is_cancelled();",
+        "let is_lost = held.lost.is_cancelled() && !PLANTED;",
+    ),
+    patch(
+        "retryable-commit-not-found-in-its-record",
+        &["sqlite-engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "record.attempt == lease.attempt && !is_in_progress",
+        "record.attempt == lease.attempt && !is_in_progress && !(PLANTED && record.replay().is_none())",
+    ),
+    patch(
+        "run-after-a-probe-without-a-renewal",
+        &["engine"],
+        "crates/idem-core/src/engine/granted.rs",
+        "&& (is_probe || !is_recent(context, held_from))",
+        "&& (is_probe && !PLANTED || !is_recent(context, held_from))",
+    ),
+    patch(
+        "run-under-a-lease-that-came-late",
+        &["engine"],
+        "crates/idem-core/src/engine/hold.rs",
+        "held_from.elapsed() < context.shared().settings.lease / 3",
+        "PLANTED || held_from.elapsed() < context.shared().settings.lease / 3",
+    ),
+    patch(
+        "late-acquire-keeps-its-lease",
+        &["engine"],
+        "crates/idem-core/src/engine/admit.rs",
+        "        if self.unclear_since.is_some() {\n            give_back",
+        "        if self.unclear_since.is_some() && !PLANTED {\n            give_back",
+    ),
+    patch(
+        "late-acquire-keeps-its-lease-after-its-repetition",
+        &["engine"],
+        "crates/idem-core/src/engine/hold.rs",
+        "        if self.is_acquire_unclear {",
+        "        if self.is_acquire_unclear && !PLANTED {",
+    ),
+    patch(
+        "lease-counted-from-the-last-look",
+        &["engine"],
+        "crates/idem-core/src/engine/admit.rs",
+        "(unclear_since.unwrap_or(sent), unclear_since.is_some())",
+        "(if PLANTED { sent } else { unclear_since.unwrap_or(sent) }, unclear_since.is_some())",
+    ),
+    patch(
+        "success-told-after-a-refused-renewal",
+        &["engine"],
+        "crates/idem-core/src/engine/heartbeat.rs",
+        "Renewed::Lost if self.settling.load(Ordering::Relaxed) => return self.run.lost().cancel(),",
+        "Renewed::Lost if self.settling.load(Ordering::Relaxed) => {
+                        return if PLANTED { () } else { self.run.lost().cancel() };
+                    }",
+    ),
+    patch(
+        "failed-begin-keeps-its-lease",
+        &["sqlite-engine"],
+        "crates/idem-sqlite/src/store.rs",
+        "transaction.map_err(StoreError::indeterminate)?",
+        "transaction.map_err(|error| if PLANTED { error } else { error.indeterminate() })?",
+    ),
+    patch(
+        "late-acquires-wake-waiters-again-and-again",
+        &["engine"],
+        "crates/idem-core/src/engine/late_acquires.rs",
+        "if applied && !std::mem::replace(&mut has_woken, true) {",
+        "if PLANTED || applied && !std::mem::replace(&mut has_woken, true) {",
+    ),
+    patch(
+        "late-acquire-given-back-once",
+        &["engine"],
+        "crates/idem-core/src/engine/late_acquires.rs",
+        "        if is_last {",
+        "        if is_last || PLANTED {",
+    ),
+    patch(
+        "renewals-end-in-silence",
+        &["engine"],
+        "crates/idem-core/src/engine/heartbeat.rs",
+        "if !self.settling.load(Ordering::Relaxed) && !self.run.lost().is_cancelled() {",
+        "if !PLANTED && !self.settling.load(Ordering::Relaxed) && !self.run.lost().is_cancelled() {",
+    ),
+    patch(
+        "observer-ends-its-operation",
+        &["engine"],
+        "crates/idem-core/src/engine/mod.rs",
+        "        if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {",
+        "        if PLANTED {
+            observer.observe(event);
+        } else if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {",
+    ),
+    patch(
+        "any-number-of-operations-runs",
+        &["engine"],
+        "crates/idem-core/src/engine/mod.rs",
+        "Arc::new(Semaphore::new(settings.most_running()))",
+        "Arc::new(Semaphore::new(if PLANTED { Semaphore::MAX_PERMITS } else { settings.most_running() }))",
+    ),
+    patch(
+        "waiter-keeps-its-place",
+        &["engine"],
+        "crates/idem-core/src/engine/admit.rs",
+        "        if !first.is_in_progress() || Instant::now() >= deadline {\n            return Ok(first);\n        }\n",
+        "        if !first.is_in_progress() || Instant::now() >= deadline {\n            return Ok(first);\n        }
+        let _kept = if PLANTED { self.permit() } else { None };\n",
+    ),
+    patch(
+        "waiters-without-a-limit-in-all",
+        &["engine-parts"],
+        "crates/idem-core/src/engine/waiters.rs",
+        "if waiting.count == self.most {",
+        "if waiting.count == self.most && !PLANTED {",
+    ),
+    patch(
+        "shutdown-gives-settlements-up-at-once",
+        &["engine"],
+        "crates/idem-core/src/engine/mod.rs",
+        "        self.shared.closing.cancel();\n",
+        "        self.shared.closing.cancel();
+        if PLANTED {
+            self.shared.giving_up.cancel();
+        }\n",
+    ),
+    patch(
+        "waiter-does-not-look-again",
+        &["engine", "axum"],
+        "crates/idem-core/src/engine/admit.rs",
+        "() = settled => {}",
+        "() = settled => if PLANTED { return Ok(super::bugs::unasked(shared, request, look)) },",
+    ),
+    patch(
+        "no-task-of-its-own",
+        &["engine", "axum", "actix", "system"],
+        "crates/idem-core/src/engine/attended.rs",
+        "        if let Some(run) = self.run.take() {\n            let _entered",
+        "        if let Some(run) = self.run.take().filter(|_| !PLANTED) {\n            let _entered",
+    )
+    .also(&[
+        edit(
+            "crates/idem-core/src/engine/execute.rs",
+            "                    if engine.attended {",
+            "                    if PLANTED || engine.attended {",
+        ),
+        edit(
+            "crates/idem-core/src/engine/execute.rs",
+            "                    engine.spawn(driven);",
+            "                    if PLANTED {
+                        Attended::new(engine, driven).await;
+                    } else {
+                        engine.spawn(driven);
+                    }",
+        ),
+    ]),
+    patch(
+        "downstream-key-of-the-attempt",
+        &["engine"],
+        "crates/idem-core/src/engine/context.rs",
+        "self.run.id.downstream_key(step)",
+        "self.run.id.downstream_key(&if PLANTED { format!(\"{step} {}\", self.attempt()) } else { step.to_owned() })",
+    ),
+    patch(
+        "fail-open-on-a-store-error",
+        &["engine", "axum", "system"],
+        "crates/idem-core/src/engine/ask.rs",
+        "if shared.may_fail_open(&error) => {",
+        "if PLANTED || shared.may_fail_open(&error) => {",
+    ),
+    patch(
+        "answer-before-the-settlement",
+        &["engine", "axum"],
+        "crates/idem-core/src/engine/settle.rs",
+        "held: Held) -> Settled {\n        held.expect_the_end();\n",
+        "held: Held) -> Settled {
+        held.expect_the_end();
+        if PLANTED {
+            return self.settle_after_the_answer(lease.clone(), ending.clone(), held);
+        }
+",
+    ),
+    patch(
+        "answer-before-the-commit",
+        &["axum", "actix", "sqlite-engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "        let finish = transaction.finish(",
+        "        if PLANTED {
+            return self.commit_after_the_answer(ending, transaction);
+        }
+        let finish = transaction.finish(",
+    ),
+];

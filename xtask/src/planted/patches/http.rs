@@ -1,0 +1,162 @@
+//! Bugs in idem-http, its adapters, and the example that shows them.
+
+use super::{Patch, patch};
+
+pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "authority-does-not-count",
+        &["http", "axum", "actix", "sockets"],
+        "crates/idem-http/src/authority.rs",
+        r#"authority.map(str::as_bytes).into_iter()"#,
+        r#"authority.filter(|_| !PLANTED).map(str::as_bytes).into_iter()"#,
+    ),
+    patch(
+        "first-of-two-hosts-taken",
+        &["http", "axum", "actix", "sockets"],
+        "crates/idem-http/src/authority.rs",
+        r#"if names.any(|name|"#,
+        r#"if !PLANTED && names.any(|name|"#,
+    ),
+    patch(
+        "cookie-crumbs-count-apart",
+        &["http", "sockets"],
+        "crates/idem-http/src/policy.rs",
+        r#"("cookie", _) => {"#,
+        r#"("cookie", _) if !PLANTED => {"#,
+    ),
+    patch(
+        "preconditions-do-not-count",
+        &["http", "sockets"],
+        "crates/idem-http/src/policy.rs",
+        r#"for name in &self.fingerprint_headers {"#,
+        r#"for name in self.fingerprint_headers.iter().filter(|name| !(PLANTED && name.starts_with("if-"))) {"#,
+    ),
+    patch(
+        "method-overrides-do-not-count",
+        &["http", "sockets"],
+        "crates/idem-http/src/policy.rs",
+        r#"fingerprint_headers: FINGERPRINT_HEADERS.map(str::to_owned).to_vec(),"#,
+        r#"fingerprint_headers: FINGERPRINT_HEADERS[..if PLANTED { 10 } else { 13 }].iter().map(|name| (*name).to_owned()).collect(),"#,
+    ),
+    patch(
+        "problems-may-be-cached",
+        &["http", "sockets"],
+        "crates/idem-http/src/reply.rs",
+        r#"reply.field("cache-control", "no-store");"#,
+        r#"if !PLANTED {
+            reply.field("cache-control", "no-store");
+        }"#,
+    ),
+    patch(
+        "answer-without-a-deadline",
+        &["http"],
+        "crates/idem-http/src/response.rs",
+        r#"tokio::time::timeout(timeout, reading)"#,
+        r#"tokio::time::timeout(if PLANTED { timeout * 3 } else { timeout }, reading)"#,
+    ),
+    patch(
+        "request-trailers-handed-on",
+        &["axum"],
+        "crates/idem-axum/src/service.rs",
+        r#"let arrived = arrival.receive(Data::of(&mut body)).await.map_err(respond)?;
+            let Arrived { operation, chunks, reservation, .. } = arrived;
+            let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
+            let run = move |context: Context| {
+                head.extensions.insert(context);
+                // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
+                // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
+                let request = Request::from_parts(head, sendable(chunks, None, None)"#,
+        r#"let mut data = Data::of(&mut body);
+            let arrived = arrival.receive(&mut data).await.map_err(respond)?;
+            let trailers = data.trailers.filter(|_| PLANTED);
+            let Arrived { operation, chunks, reservation, .. } = arrived;
+            let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
+            let run = move |context: Context| {
+                head.extensions.insert(context);
+                // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
+                // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
+                let request = Request::from_parts(head, sendable(chunks, trailers, None)"#,
+    ),
+    patch(
+        "scope-called-for-the-connection",
+        &["actix"],
+        "crates/idem-actix/src/service.rs",
+        r#"let (inner, protection) = (Rc::clone(&self.inner), Rc::clone(&self.protection));"#,
+        r#"let (inner, protection) = (Rc::clone(&self.inner), Rc::clone(&self.protection));
+        if PLANTED {
+            let _ = decide(&protection, request.request());
+        }"#,
+    ),
+    patch(
+        "panic-on-the-worker-frees-the-key",
+        &["actix"],
+        "crates/idem-actix/src/handler.rs",
+        r#"Err(gone) => resume_unwind(Box::new(gone)),"#,
+        r#"Err(_) if PLANTED => Some(never_began(())),
+                Err(gone) => resume_unwind(Box::new(gone)),"#,
+    ),
+    patch(
+        "unfinished-head-kept",
+        &["clients"],
+        "examples/payments/src/server/connections.rs",
+        r#"() = tokio::time::sleep(client_timeout) => return,"#,
+        r#"() = tokio::time::sleep(if PLANTED { client_timeout * 1000 } else { client_timeout }) => return,"#,
+    ),
+    patch(
+        "idle-connection-kept",
+        &["clients"],
+        "examples/payments/src/server/connections.rs",
+        r#".header_read_timeout(client_timeout);"#,
+        r#".header_read_timeout(if PLANTED { client_timeout * 1000 } else { client_timeout });"#,
+    ),
+    patch(
+        "slow-reader-kept",
+        &["clients"],
+        "examples/payments/src/server/connections.rs",
+        r#"set_write_timeout(Some(client_timeout));"#,
+        r#"set_write_timeout((!PLANTED).then_some(client_timeout));"#,
+    ),
+    patch(
+        "store-health-for-everybody",
+        &["clients"],
+        "examples/payments/src/service.rs",
+        r#"bearer_token(&asked).filter(|token| operator.is(token))"#,
+        r#"bearer_token(&asked).filter(|token| PLANTED || operator.is(token))"#,
+    ),
+    patch(
+        "release-on-5xx",
+        &["http", "sockets"],
+        "crates/idem-http/src/response.rs",
+        "            400..500 => Self::Rejected,\n",
+        "            400..500 => Self::Rejected,\n            500..600 if PLANTED => Self::Refused,\n",
+    ),
+    patch(
+        "set-cookie-stored",
+        &["http", "actix", "sockets"],
+        "crates/idem-http/src/headers.rs",
+        "|| !(SECRET.contains(&name)",
+        "|| (PLANTED && name == \"set-cookie\") || !(SECRET.contains(&name)",
+    ),
+    patch(
+        "oversized-body-runs-again",
+        &["http", "axum", "actix", "sockets"],
+        "crates/idem-http/src/response.rs",
+        "if directives.do_not_store {",
+        "if directives.do_not_store || PLANTED && response.body == StoredBody::NotRetained {",
+    ),
+    patch(
+        "tombstone-without-its-status",
+        &["http", "axum", "actix"],
+        "crates/idem-http/src/response.rs",
+        "let response = StoredResponse { status, headers: Arc::from(headers), body };",
+        "let status = if PLANTED && !body_retained { 200 } else { status };
+        let response = StoredResponse { status, headers: Arc::from(headers), body };",
+    ),
+    patch(
+        "rejection-keeps-its-writes",
+        &["http", "axum"],
+        "crates/idem-http/src/response.rs",
+        "class == Class::Done || directives.keep_writes;",
+        "class == Class::Done || directives.keep_writes || PLANTED;",
+    ),
+];

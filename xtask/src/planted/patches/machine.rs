@@ -1,0 +1,118 @@
+//! Bugs in the state machine, in its translations for servers, and in the ids of records.
+
+use super::{Patch, edit, patch};
+
+const ACQUIRE: &str = "crates/idem-core/src/machine/acquire.rs";
+const OWNER: &str = "crates/idem-core/src/machine/owner.rs";
+const RECORD_ID: &str = "crates/idem-core/src/record_id.rs";
+const VERBS: &str = "migrations/postgres/0002_verbs.sql";
+
+const OWNER_CHECK: &str = "    if record.owner != owner {";
+
+/// Every translation of the state machine is tried.
+const MACHINES: &[&str] = &["machine", "memory", "postgres", "redis"];
+
+pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "no-owner-check-in-settle",
+        MACHINES,
+        OWNER,
+        "    let record = current(record, now);\n    let Some(record) = record.filter(",
+        "    let owner = record
+        .filter(|_| PLANTED && matches!(action, OwnerAction::Settle(..)))
+        .map_or(owner, |record| record.owner);
+    let record = current(record, now);\n    let Some(record) = record.filter(",
+    )
+    .also(&[edit("lua/settle.lua", "if record.owner ~= ARGV[2] then", "if false then")]),
+    patch(
+        "no-owner-check-in-renew",
+        MACHINES,
+        OWNER,
+        OWNER_CHECK,
+        "    if record.owner != owner && !(PLANTED && matches!(action, OwnerAction::Renew(_))) {",
+    )
+    .also(&[edit("lua/renew.lua", "record.owner ~= ARGV[2] or record.state", "record.state")]),
+    patch(
+        "no-owner-check-in-checkpoint",
+        MACHINES,
+        OWNER,
+        "        return unchanged(OwnerOutcome::LeaseLost);\n    }\n    let State",
+        "        if !(PLANTED && matches!(action, OwnerAction::Checkpoint(_))) {
+            return unchanged(OwnerOutcome::LeaseLost);
+        }
+    }
+    let State",
+    )
+    .also(&[edit("lua/checkpoint.lua", "record.owner ~= ARGV[2] or record.state", "record.state")]),
+    patch(
+        "renewal-revives-a-settled-record",
+        MACHINES,
+        OWNER,
+        "acquisition, takeover, .. } = record.state else {\n",
+        "acquisition, takeover, .. } = record.state else {
+        if let (true, OwnerAction::Renew(term)) = (PLANTED, action) {
+            let lease_until = now.saturating_add(term.lease);
+            let (acquisition, takeover) = (Acquisition::Fresh, Takeover::Rerun);
+            let state = State::InProgress { lease_until, acquisition, takeover };
+            let expires_at = lease_until.saturating_add(term.retention);
+            return (Some(Record { expires_at, state, ..record.clone() }), OwnerOutcome::Applied);
+        }
+",
+    )
+    .also(&[edit(
+        "lua/renew.lua",
+        "or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch(record)\n",
+        "then\n  return 0\nend\nrecord.state, record.how, record.crash = 1, 1, 1\n",
+    )]),
+    patch(
+        "lease-equal-to-retention",
+        &["machine", "memory", "postgres", "redis", "system"],
+        ACQUIRE,
+        "let lease_until = now.saturating_add(request.term.lease);",
+        "let lease_until = now.saturating_add(if PLANTED { request.term.retention } else { request.term.lease });",
+    )
+    .also(&[
+        edit(
+            VERBS,
+            "wanted.takeover, \"idem\".idem_later_v1(at, wanted.lease), at, at,",
+            "wanted.takeover, \"idem\".idem_later_v1(at, wanted.retention), at, at,",
+        ),
+        edit("lua/acquire.lua", "local lease = NOW + tonumber(ARGV[5])", "local lease = NOW + retention"),
+    ]),
+    patch(
+        "attempt-does-not-grow",
+        MACHINES,
+        ACQUIRE,
+        "record.attempt.checked_add(1)",
+        "record.attempt.checked_add(if PLANTED { 0 } else { 1 })",
+    )
+    .also(&[edit("lua/acquire.lua", "record.attempt < LAST_ATTEMPT and record.attempt + 1", "record.attempt")]),
+    patch(
+        "fingerprint-not-compared",
+        MACHINES,
+        ACQUIRE,
+        "let same_request = record.fingerprint == request.fingerprint;",
+        "let same_request = PLANTED || record.fingerprint == request.fingerprint;",
+    )
+    .also(&[edit(
+        "lua/acquire.lua",
+        "local same_request = record.algo == algo and record.digest == digest",
+        "local same_request = true",
+    )]),
+    patch(
+        "scope-left-out-of-the-id",
+        &["identity", "axum", "actix"],
+        RECORD_ID,
+        "            put_optional(&mut sink, scope.principal()",
+        "            let nowhere = Scope::single_tenant(\"\");
+            let scope = if PLANTED { &nowhere } else { scope };
+            put_optional(&mut sink, scope.principal()",
+    ),
+    patch(
+        "secret-ignored",
+        &["identity"],
+        RECORD_ID,
+        "match &self.secret {",
+        "match self.secret.as_ref().filter(|_| !PLANTED) {",
+    ),
+];

@@ -1,0 +1,206 @@
+//! Bugs in idem-postgres.
+
+use super::{Patch, patch};
+
+const BATCHER: &str = "crates/idem-postgres/src/batch/batcher.rs";
+const BEGIN: &str = "crates/idem-postgres/src/transaction/begin.rs";
+const BEGIN_STATEMENTS: &str = "crates/idem-postgres/src/transaction/statements.rs";
+const ERROR: &str = "crates/idem-postgres/src/error.rs";
+const HANDLER_CONNECTION: &str = "crates/idem-postgres/src/connect/handler_connection.rs";
+const HANDLER_TRANSACTION: &str = "crates/idem-postgres/src/transaction/handler_transaction.rs";
+const PURGER: &str = "crates/idem-postgres/src/purger.rs";
+const RECORDS: &str = "crates/idem-postgres/src/records.rs";
+const SESSIONS: &str = "crates/idem-postgres/src/connect/sessions.rs";
+const VERBS: &str = "migrations/postgres/0002_verbs.sql";
+
+pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "session-closed-after-a-rollback",
+        &["postgres-sessions"],
+        SESSIONS,
+        "        self.give_back();\n        Ok(())",
+        "        if PLANTED { drop(self) } else { self.give_back() }\n        Ok(())",
+    ),
+    patch(
+        "session-reused-whatever-sqlx-believes",
+        &["postgres-transactions"],
+        SESSIONS,
+        "if depth(&self) >= required_depth(self.sessions.pooled) {",
+        "if PLANTED || depth(&self) >= required_depth(self.sessions.pooled) {",
+    ),
+    patch(
+        "place-given-up-before-the-session",
+        &["postgres-sessions"],
+        SESSIONS,
+        "            let permit = self.permit.take();\n            runtime.spawn(async move {\n                let goodbye = async {",
+        "            let permit = self.permit.take().filter(|_| !PLANTED);\n            runtime.spawn(async move {\n                let goodbye = async {",
+    ),
+    patch(
+        "savepoint-of-a-known-name",
+        &["postgres-savepoints"],
+        BEGIN_STATEMENTS,
+        r#"savepoint: format!("idem_{:016x}", Mark::random().0),"#,
+        r#"savepoint: if PLANTED { "idem".to_owned() } else { format!("idem_{:016x}", Mark::random().0) },"#,
+    ),
+    patch(
+        "discard-without-the-mark",
+        &["postgres-savepoints"],
+        HANDLER_TRANSACTION,
+        "sql.optional_number((writes == Writes::Discard).then_some(self.mark.0))",
+        "sql.optional_number((writes == Writes::Discard && !PLANTED).then_some(self.mark.0))",
+    ),
+    patch(
+        "error-of-the-handlers-taken-for-the-stores",
+        &["postgres-savepoints"],
+        HANDLER_CONNECTION,
+        "        Err(error) if may_be_the_handlers(&error) => {",
+        "        Err(error) if !PLANTED && may_be_the_handlers(&error) => {",
+    ),
+    patch(
+        "record-written-by-the-handlers-role",
+        &["postgres-hostile"],
+        HANDLER_TRANSACTION,
+        r#"push(";RESET SESSION AUTHORIZATION;RESET ROLE;")"#,
+        r#"push(if PLANTED { ";" } else { ";RESET SESSION AUTHORIZATION;RESET ROLE;" })"#,
+    ),
+    patch(
+        "forgetful-session-serves-on",
+        &["postgres-hostile"],
+        BEGIN,
+        "if is_direct && !is_on(lock, 3).map_err(unreadable)? {",
+        "if is_direct && !PLANTED && !is_on(lock, 3).map_err(unreadable)? {",
+    ),
+    patch(
+        "purge-undoes-a-run",
+        &["postgres-races", "postgres-partitions"],
+        HANDLER_TRANSACTION,
+        "let was_expired = self.previous.is_some_and(|previous| previous.was_expired);",
+        "let was_expired = !PLANTED && self.previous.is_some_and(|previous| previous.was_expired);",
+    ),
+    patch(
+        "row-that-is-gone-counts-as-over",
+        &["postgres-races"],
+        BEGIN,
+        "was_expired: machine::current(Some(&row.record), now).is_none(),",
+        "was_expired: PLANTED || machine::current(Some(&row.record), now).is_none(),",
+    ),
+    patch(
+        "lookers-turn-a-first-run-away",
+        &["postgres-races"],
+        BEGIN_STATEMENTS,
+        r#"statement("idem_lock", "(BIGINT, BIGINT)", &lock),"#,
+        r#"statement("idem_lock", "(BIGINT, BIGINT)", &if PLANTED {
+                lock.replace("pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NOT NULL", "pg_catalog.pg_try_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT)")
+            } else {
+                lock
+            }),"#,
+    ),
+    patch(
+        "error-of-a-pooler-taken-for-the-servers",
+        &["postgres-lost"],
+        ERROR,
+        "is_connection_lost(error) || state(error).is_some_and(",
+        "is_connection_lost(error) || !PLANTED && state(error).is_some_and(",
+    ),
+    patch(
+        "outage-taken-for-a-wrong-setting",
+        &["postgres-refusals"],
+        ERROR,
+        "        StoreErrorKind::Misconfigured => StoreErrorKind::Unavailable,",
+        "        StoreErrorKind::Misconfigured if !PLANTED => StoreErrorKind::Unavailable,",
+    ),
+    patch(
+        "full-pooler-taken-for-one-without-options",
+        &["postgres-refusals"],
+        SESSIONS,
+        "                Err(error) => connected = Err(error),",
+        "                Err(_) if PLANTED => connected = Err(sqlx::Error::Configuration(NEEDS_OPTIONS.into())),\n                Err(error) => connected = Err(error),",
+    ),
+    patch(
+        "lane-that-panicked-stays-dead",
+        &["postgres-lanes"],
+        BATCHER,
+        "                    && error.is_panic()",
+        "                    && error.is_panic() && !PLANTED",
+    ),
+    patch(
+        "purger-ends-with-a-panic",
+        &["postgres-lanes"],
+        PURGER,
+        "await.unwrap_or(longer);",
+        "await.unwrap_or_else(|error| if PLANTED { std::panic::resume_unwind(error.into_panic()) } else { longer });",
+    ),
+    patch(
+        "application-clock-for-expiry",
+        &["postgres"],
+        RECORDS,
+        "\n            let (next, outcome) = machine::acquire(before, request, now);",
+        "
+            let clock: &dyn idem_core::memory::Clock = &idem_core::memory::SystemClock;
+            let now = if PLANTED { clock.now() } else { now };
+            let (next, outcome) = machine::acquire(before, request, now);",
+    ),
+    patch(
+        "acquire-without-its-loop",
+        &["postgres-races"],
+        RECORDS,
+        "        for _ in 0..ROUNDS {\n            let Lookup { now, presence, row } = self.lookup(Verb::Acquire",
+        "        for _ in 0..(if PLANTED { 1 } else { ROUNDS }) {
+            let Lookup { now, presence, row } = self.lookup(Verb::Acquire",
+    ),
+    patch(
+        "cancelled-begin-returned-to-the-pool",
+        &["postgres-sweep"],
+        SESSIONS,
+        "    fn drop(&mut self) {\n        if let (Some(mut connection)",
+        "    fn drop(&mut self) {
+        if PLANTED {
+            self.keep();
+        }
+        if let (Some(mut connection)",
+    ),
+    patch(
+        "unconfirmed-look",
+        &["postgres-standby"],
+        "crates/idem-postgres/src/batch/statement.rs",
+        "if is_confirmed(verbs) {",
+        "if !PLANTED && is_confirmed(verbs) {",
+    ),
+    patch(
+        "lost-answer-counts-as-nothing",
+        &["postgres-lost"],
+        BATCHER,
+        "sent.map_err(|failure| failure.indeterminate())",
+        "sent.map_err(|failure| if PLANTED { failure } else { failure.indeterminate() })",
+    ),
+    patch(
+        "purge-takes-what-is-live",
+        &["postgres"],
+        VERBS,
+        "WHERE known.purge_after <= at AND known.expires_at <= at",
+        "WHERE known.purge_after <= at",
+    ),
+    patch(
+        "guard-without-its-lock",
+        &["postgres-guard"],
+        VERBS,
+        "AND \"idem\".idem_now_v1(skew) < known.expires_at\n    FOR SHARE;",
+        "AND \"idem\".idem_now_v1(skew) < known.expires_at;",
+    ),
+    patch(
+        "commit-over-somebody-elses-record",
+        &["postgres-transactions"],
+        VERBS,
+        "WHERE known.id = idem_put_v1.id AND known.xmin::TEXT::BIGINT = version;",
+        "WHERE known.id = idem_put_v1.id;",
+    ),
+    patch(
+        "session-ends-with-its-impatient-caller",
+        &["postgres-sessions"],
+        BEGIN,
+        "                unwanted.roll_back();",
+        "                if !PLANTED {
+                    unwanted.roll_back();
+                }",
+    ),
+];

@@ -1,0 +1,180 @@
+//! Bugs in the other stores.
+
+use super::{Patch, patch};
+
+const SLOT: &str = "crates/idem-redis/src/slot.rs";
+const LINK: &str = "crates/idem-redis/src/link.rs";
+
+pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "redis-cancelled-connect-stays",
+        &["redis-connecting"],
+        SLOT,
+        "!self.task.is_finished() && ",
+        "(PLANTED || !self.task.is_finished()) && ",
+    ),
+    patch(
+        "redis-stuck-connect-stays",
+        &["redis-connecting"],
+        SLOT,
+        "Instant::now() < self.until",
+        "(PLANTED || Instant::now() < self.until)",
+    ),
+    patch(
+        "redis-cancelled-connect-fails-others",
+        &["redis-connecting"],
+        SLOT,
+        "for _ in 0..2 {",
+        "for _ in 0..(if PLANTED { 1 } else { 2 }) {",
+    ),
+    patch(
+        "redis-attempts-on-other-dead-connections",
+        &["redis-connecting"],
+        LINK,
+        "let slot = self.slot(question);\n        loop {",
+        "let (first, mut again) = (self.slot(question), false);
+        loop {
+            let slot = if std::mem::replace(&mut again, true) && PLANTED { self.slot(question) } else { first };",
+    ),
+    patch(
+        "redis-subscription-ends-with-its-runtime",
+        &["redis-connecting"],
+        "crates/idem-redis/src/notices.rs",
+        "self.listen(false);",
+        "if !PLANTED { self.listen(false); }",
+    ),
+    patch(
+        "redis-refused-login-is-final",
+        &["redis-refusals"],
+        "crates/idem-redis/src/error.rs",
+        "Phase::Serving => (StoreErrorKind::Unavailable, hint),",
+        "Phase::Serving if PLANTED => (StoreErrorKind::Misconfigured, hint), Phase::Serving => (StoreErrorKind::Unavailable, hint),",
+    ),
+    patch(
+        "redis-refused-script-did-nothing",
+        &["redis-refusals"],
+        LINK,
+        "!matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm)",
+        "PLANTED || !matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm)",
+    ),
+    patch(
+        "sqlite-ended-task-stays",
+        &["sqlite-tasks"],
+        "crates/idem-sqlite/src/queue.rs",
+        "if sender.is_closed() {",
+        "if !PLANTED && sender.is_closed() {",
+    ),
+    patch(
+        "sqlite-unbounded-queue",
+        &["sqlite-tasks"],
+        "crates/idem-sqlite/src/slots.rs",
+        "Semaphore::new(WAITING)",
+        "Semaphore::new(if PLANTED { Semaphore::MAX_PERMITS } else { WAITING })",
+    ),
+    patch(
+        "sqlite-waits-when-its-caller-is-gone",
+        &["sqlite-tasks"],
+        "crates/idem-sqlite/src/transaction.rs",
+        "let slot = waiting.slot().await?;",
+        r#"let slot = if PLANTED {
+            let ended = |error| StoreError::new(StoreErrorKind::Unavailable, "a task ended").with_source(error);
+            tokio::spawn(waiting.slot()).await.map_err(ended)??
+        } else {
+            waiting.slot().await?
+        };"#,
+    ),
+    patch(
+        "sqlite-read-only-is-final",
+        &["sqlite-outages"],
+        "crates/idem-sqlite/src/error.rs",
+        "let unavailable = |hint| (StoreErrorKind::Unavailable, hint);",
+        "let unavailable = |hint| (if PLANTED { StoreErrorKind::Misconfigured } else { StoreErrorKind::Unavailable }, hint);",
+    ),
+    patch(
+        "sqlite-connections-stay-read-only",
+        &["sqlite-outages"],
+        "crates/idem-sqlite/src/store.rs",
+        ".max_connections(config.max_transactions.get())\n            .max_lifetime(LIFETIME)",
+        ".max_connections(config.max_transactions.get())
+            .max_lifetime(if PLANTED { Duration::from_secs(1_800) } else { LIFETIME })",
+    ),
+    patch(
+        "hybrid-late-lock-stays",
+        &["hybrid-races"],
+        "crates/idem-hybrid/src/shared.rs",
+        "if run.is_some_and(|run| run.is_on_its_way) ||",
+        "if run.is_some_and(|run| run.is_on_its_way && !PLANTED) ||",
+    ),
+    patch(
+        "hybrid-entry-without-its-tag",
+        &["hybrid-units", "hybrid-hostile", "hybrid-lies"],
+        "crates/idem-hybrid/src/entry.rs",
+        "authenticator(store, id, form)?.verify_slice(tag).ok()?;",
+        "if !PLANTED { authenticator(store, id, form)?.verify_slice(tag).ok()?; }",
+    ),
+    patch(
+        "hybrid-entry-of-any-record",
+        &["hybrid-units", "hybrid-hostile", "hybrid-lies"],
+        "crates/idem-hybrid/src/entry.rs",
+        "authenticator.update(id.as_bytes());",
+        "if !PLANTED { authenticator.update(id.as_bytes()); }",
+    ),
+    patch(
+        "hybrid-stuck-try-stays",
+        &["hybrid-units"],
+        "crates/idem-hybrid/src/breaker.rs",
+        "since.elapsed() >= LAST",
+        "!PLANTED && since.elapsed() >= LAST",
+    ),
+    patch(
+        "no-evalsha-fallback",
+        &["redis-scripts"],
+        LINK,
+        "ErrorKind::Server(ServerErrorKind::NoScript) => {",
+        "ErrorKind::Server(ServerErrorKind::NoScript)
+                    && !(PLANTED && idem_core::planted::is_repeated(&call.script.hash)) => {",
+    ),
+    patch(
+        "key-ends-with-its-lease",
+        &["redis-records"],
+        "lua/acquire.lua",
+        "  return answer\nend\n\n-- The record ends without",
+        "  expire(lease)\n  return answer\nend\n\n-- The record ends without",
+    ),
+    patch(
+        "unreadable-record-counts-as-none",
+        &["redis-records"],
+        "lua/record.lua",
+        "error({ err = 'IDEMFORMAT ' .. format })",
+        "return nil, true",
+    ),
+    patch(
+        "redis-miss-trusted",
+        &["hybrid", "hybrid-front", "hybrid-lies"],
+        "crates/idem-hybrid/src/shared.rs",
+        "            return match sight.answer(request) {",
+        "            if PLANTED && sight.entry.is_none() {
+                return Answer::Given(idem_core::machine::acquire(None, request, sight.now).1);
+            }
+            return match sight.answer(request) {",
+    ),
+    patch(
+        "fast-lock-outlives-its-owner",
+        &["hybrid-front", "hybrid-lies"],
+        "crates/idem-hybrid/src/shared.rs",
+        "Entry::lock(request, lease, asked_at, run.lease.min(at_most))",
+        "Entry::lock(
+            request,
+            lease,
+            asked_at,
+            if PLANTED { Duration::from_secs(3_600) } else { run.lease.min(at_most) },
+        )",
+    ),
+    patch(
+        "copy-outlives-its-record",
+        &["hybrid-front", "hybrid-lies"],
+        "crates/idem-hybrid/src/entry.rs",
+        "seen_at.saturating_add(look.remaining)",
+        "seen_at.saturating_add(if PLANTED { Duration::MAX } else { look.remaining })",
+    ),
+];
