@@ -9,7 +9,7 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse, forward_ready};
 use actix_web::{Error, HttpMessage, HttpRequest};
 use idem_core::engine::Context;
-use idem_http::{Arrival, Decision, Protection, Reply, RequestHead, ScopeSource};
+use idem_http::{Decision, IncomingRequest, Protection, Reply, RequestHead, ScopeSource};
 
 use crate::convert::{Fields, arriving, payload, respond};
 use crate::handler;
@@ -48,7 +48,7 @@ where
             match decide(&protection, request.request()) {
                 Decision::Pass => Ok(inner.call(request).await?.map_into_boxed_body()),
                 Decision::Refuse(reply) => Ok(refuse(request, reply)),
-                Decision::Receive(arrival) => Box::pin(protect(inner, protection, request, arrival)).await,
+                Decision::Receive(incoming) => Box::pin(protect(inner, protection, request, incoming)).await,
             }
         })
     }
@@ -85,19 +85,19 @@ async fn protect<I, S, B>(
     inner: Rc<I>,
     protection: Rc<Protection<S>>,
     mut request: ServiceRequest,
-    arrival: Box<Arrival>,
+    incoming: Box<IncomingRequest>,
 ) -> Result<ServiceResponse, Error>
 where
     I: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
     B: MessageBody + 'static,
 {
-    let arrived = match arrival.receive(arriving(&mut request)).await {
-        Ok(arrived) => arrived,
+    let received = match protection.receive(incoming, arriving(&mut request)).await {
+        Ok(received) => received,
         Err(reply) => return Ok(refuse(request, reply)),
     };
-    request.set_payload(payload(arrived.chunks));
-    let (run, handled) = handler::prepare(inner, protection.shared_policy(), request, arrived.reservation);
-    let outcome = protection.execute(arrived.operation, run).await;
+    request.set_payload(payload(received.chunks));
+    let (run, handled) = handler::prepare(inner, protection.shared_policy(), request, received.reservation);
+    let outcome = protection.execute(received.operation, run).await;
     handled.await.answer(outcome, protection.shared_policy())
 }
 

@@ -14,7 +14,9 @@ use futures_util::{FutureExt, TryFutureExt};
 use http::request::Parts;
 use http::uri::Authority;
 use idem_core::engine::{Conclusion, Context};
-use idem_http::{Arrived, Captured, Decision, HttpPolicy, Protection, RequestHead, ResponseDirectives, ScopeSource};
+use idem_http::{
+    Captured, Decision, HttpPolicy, Protection, ReceivedRequest, RequestHead, ResponseDirectives, ScopeSource,
+};
 use tower_service::Service;
 
 use crate::convert::{Data, Fields, respond, sendable};
@@ -70,16 +72,16 @@ where
         mut body: Body,
     ) -> impl Future<Output = Result<impl Future<Output = Result<Response, Response>> + Send, Response>> + Send {
         async move {
-            let arrival = match self.protection.decide(&head, &request_head(&head)) {
-                Decision::Receive(arrival) => arrival,
+            let incoming = match self.protection.decide(&head, &request_head(&head)) {
+                Decision::Receive(incoming) => incoming,
                 Decision::Refuse(reply) => return Err(respond(reply)),
                 Decision::Pass => {
                     let Ok(response) = self.inner.call(Request::from_parts(head, body)).await;
                     return Err(response);
                 }
             };
-            let arrived = arrival.receive(Data::of(&mut body)).await.map_err(respond)?;
-            let Arrived { operation, chunks, reservation, .. } = arrived;
+            let received = self.protection.receive(incoming, Data::of(&mut body)).await.map_err(respond)?;
+            let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
             let run = move |context: Context| {
                 head.extensions.insert(context);

@@ -75,9 +75,9 @@ impl HttpPolicy {
     fn key_parameter(&self) -> Parameter {
         let schema = text().min_length(Some(1)).max_length(Some(KEY_MAX_CHARACTERS)).pattern(Some(KEY_PATTERN));
         ParameterBuilder::new()
-            .name(self.key_header_name())
+            .name(&self.key_header)
             .parameter_in(ParameterIn::Header)
-            .required(if self.is_key_required() { Required::True } else { Required::False })
+            .required(if self.key_required { Required::True } else { Required::False })
             .description(Some(
                 "New for every operation, and the same on every repeat of it: 1 to 255 visible ASCII characters. May be \
                  sent in quotes, as a String of RFC 9651.",

@@ -1,44 +1,33 @@
-//! The decisions on a request before it runs, and the settings that they follow.
+//! How HTTP requests are protected: the settings.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use idem_core::engine::{Conclusion, Operation};
-use idem_core::{Fingerprint, FingerprintBuilder, HeaderField, IdempotencyKey, JsonPointer, Scope, StoredResponse};
+use idem_core::JsonPointer;
 
-use crate::authority::host;
 use crate::budget::ByteBudget;
-use crate::content::content;
-use crate::directives::ResponseDirectives;
-use crate::headers::{HeaderFields, storable};
-use crate::key_header::parse_key_header;
-use crate::prefer;
-use crate::problem::{Problem, ProblemKind};
-use crate::reply::Reply;
-use crate::request::RequestBuffer;
-use crate::response::{ResponseCapture, fault};
 
 /// How HTTP requests are protected. Everything has a default.
 #[derive(Debug, Clone)]
 pub struct HttpPolicy {
-    key_header: String,
+    pub(crate) key_header: String,
     pub(crate) replay_header: Bytes,
     pub(crate) challenge: Bytes,
-    key_required: bool,
-    methods: Vec<String>,
-    request_body_limit: usize,
-    request_body_timeout: Duration,
-    stored_response_limit: usize,
-    response_body_timeout: Duration,
-    budget: ByteBudget,
-    fingerprint_headers: Vec<String>,
-    ignored_members: Arc<[JsonPointer]>,
-    allowed_headers: Vec<String>,
+    pub(crate) key_required: bool,
+    pub(crate) methods: Vec<String>,
+    pub(crate) request_body_limit: usize,
+    pub(crate) request_body_timeout: Duration,
+    pub(crate) stored_response_limit: usize,
+    pub(crate) response_body_timeout: Duration,
+    pub(crate) budget: ByteBudget,
+    pub(crate) fingerprint_headers: Vec<String>,
+    pub(crate) ignored_members: Arc<[JsonPointer]>,
+    pub(crate) allowed_headers: Vec<String>,
 }
 
 /// Request headers of the fingerprint; [`HttpPolicy::fingerprint_header`] says why.
-const FINGERPRINT_HEADERS: [&str; 13] = [
+pub(crate) const FINGERPRINT_HEADERS: [&str; 13] = [
     "content-type",
     "content-encoding",
     "content-language",
@@ -53,30 +42,6 @@ const FINGERPRINT_HEADERS: [&str; 13] = [
     "x-http-method",
     "x-method-override",
 ];
-
-/// What a request is to the layer.
-#[derive(Debug)]
-#[expect(clippy::exhaustive_enums, reason = "adapters must handle every decision")]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is taken apart at once, and most protected requests are this variant"
-)]
-pub enum Inspection {
-    /// None of its business: pass it on untouched. No record is made.
-    Pass,
-    /// Answer with this problem; nothing runs.
-    Refuse(Problem),
-    /// Protect it.
-    Protect(ProtectedRequest),
-}
-
-/// A request that is to be protected, once its body has arrived.
-#[derive(Debug)]
-pub struct ProtectedRequest {
-    key: IdempotencyKey,
-    wait: Option<Duration>,
-    fingerprint: FingerprintBuilder,
-}
 
 impl Default for HttpPolicy {
     fn default() -> Self {
@@ -163,12 +128,6 @@ impl HttpPolicy {
         self
     }
 
-    /// How long an adapter awaits a request body.
-    #[must_use]
-    pub fn body_timeout(&self) -> Duration {
-        self.request_body_timeout
-    }
-
     /// The largest response body that is stored, in bytes. Default 1 MiB; the record of a larger one is a tombstone.
     #[must_use]
     pub fn stored_response_limit(mut self, bytes: usize) -> Self {
@@ -182,7 +141,8 @@ impl HttpPolicy {
     ///
     /// A body that takes longer is one that broke off: the client gets a 500 problem, and the contract says what becomes of the
     /// operation. An answer that is meant to be slow says so by
-    /// [`do_not_retain_body`](ResponseDirectives::do_not_retain_body), or is an event stream; it is settled before its body.
+    /// [`do_not_retain_body`](crate::ResponseDirectives::do_not_retain_body), or is an event stream; it is settled before its
+    /// body.
     #[must_use]
     pub fn response_body_timeout(mut self, limit: Duration) -> Self {
         self.response_body_timeout = limit;
@@ -236,137 +196,4 @@ impl HttpPolicy {
         self.allowed_headers.push(name.to_ascii_lowercase());
         self
     }
-
-    #[cfg(feature = "openapi")]
-    pub(crate) fn key_header_name(&self) -> &str {
-        &self.key_header
-    }
-
-    #[cfg(feature = "openapi")]
-    pub(crate) fn is_key_required(&self) -> bool {
-        self.key_required
-    }
-
-    /// Decides what a request is. `path` and `query` are as they were sent; `authority` is that of the target or of
-    /// `:authority`, if the request has one.
-    #[must_use]
-    pub fn inspect(
-        &self,
-        method: &str,
-        authority: Option<&str>,
-        path: &str,
-        query: Option<&str>,
-        headers: &(impl HeaderFields + ?Sized),
-    ) -> Inspection {
-        if !self.methods.iter().any(|protected| protected == method) {
-            return Inspection::Pass;
-        }
-        let key = match parse_key_header(headers.values(&self.key_header)) {
-            Ok(Some(key)) => key,
-            Ok(None) if self.key_required => return Inspection::Refuse(Problem::new(ProblemKind::KeyMissing)),
-            Ok(None) => return Inspection::Pass,
-            Err(error) => {
-                let problem = Problem::new(ProblemKind::KeyInvalid).detail(format!("The header is refused: {error}."));
-                return Inspection::Refuse(problem);
-            }
-        };
-        let wait = prefer::wait(headers.values("prefer"));
-        match self.fingerprint(method, authority, path, query, headers) {
-            Ok(fingerprint) => Inspection::Protect(ProtectedRequest { key, wait, fingerprint }),
-            Err(problem) => Inspection::Refuse(problem),
-        }
-    }
-
-    /// The head of a version 1 fingerprint: method, path, query and the listed header fields, in this order.
-    fn fingerprint(
-        &self,
-        method: &str,
-        authority: Option<&str>,
-        path: &str,
-        query: Option<&str>,
-        headers: &(impl HeaderFields + ?Sized),
-    ) -> Result<FingerprintBuilder, Problem> {
-        let content_types: Vec<&[u8]> = headers.values("content-type").collect();
-        let content = content(&content_types, headers.values("content-encoding"), &self.ignored_members);
-        let mut fingerprint = FingerprintBuilder::new(content.format);
-        fingerprint.field("method", method.as_bytes());
-        fingerprint.field("path", path.as_bytes());
-        if let Some(query) = query {
-            fingerprint.field("query", query.as_bytes());
-        }
-        for name in &self.fingerprint_headers {
-            match (name.as_str(), content.content_type) {
-                ("content-type", Some(content_type)) => fingerprint.field(name, content_type),
-                ("host", _) => {
-                    if let Some(host) = host(authority, headers.values(name))? {
-                        fingerprint.field(name, &host);
-                    }
-                }
-                ("cookie", _) => {
-                    let crumbs: Vec<&[u8]> = headers.values(name).collect();
-                    if !crumbs.is_empty() {
-                        fingerprint.field(name, &crumbs.join(&b"; "[..]));
-                    }
-                }
-                _ => headers.values(name).for_each(|value| fingerprint.field(name, value)),
-            }
-        }
-        Ok(fingerprint)
-    }
-
-    /// Begins to collect a response of the handler.
-    #[must_use]
-    pub fn capture(
-        &self,
-        status: u16,
-        headers: &(impl HeaderFields + ?Sized),
-        directives: Option<&ResponseDirectives>,
-    ) -> ResponseCapture {
-        let mut headers = storable(headers, &self.allowed_headers);
-        // A replay is marked by this policy alone; a mark that the handler passed on belongs to somebody else's replay.
-        headers.retain(|field| field.name != self.replay_header);
-        let directives = directives.cloned().unwrap_or_default();
-        ResponseCapture::new(status, headers, directives, self.stored_response_limit, self.response_body_timeout)
-    }
-
-    /// The conclusion of a handler that panicked, or whose answer broke off or took too long under the limit: a 500 problem.
-    #[must_use]
-    pub fn handler_failed<T>(&self) -> Conclusion<Result<T, Reply>> {
-        let reply = self.problem(&Problem::new(ProblemKind::HandlerFailed));
-        let field = |(name, value): &(Bytes, Bytes)| HeaderField { name: name.clone(), value: value.clone() };
-        let headers = reply.headers.iter().map(field).collect();
-        fault(StoredResponse { headers, ..StoredResponse::new(reply.status, reply.body.clone()) }, Err(reply))
-    }
 }
-
-impl ProtectedRequest {
-    /// Begins to collect the request's body, which counts against the share of `principal`, and keeps what the operation
-    /// needs besides.
-    #[must_use]
-    pub fn buffer(self, policy: &HttpPolicy, principal: Option<&str>) -> (PendingOperation, RequestBuffer) {
-        let buffer = RequestBuffer::new(self.fingerprint, policy.request_body_limit, &policy.budget, principal);
-        (PendingOperation { key: self.key, wait: self.wait }, buffer)
-    }
-}
-
-/// An operation that lacks its fingerprint, because the body is still arriving.
-#[derive(Debug)]
-pub struct PendingOperation {
-    key: IdempotencyKey,
-    wait: Option<Duration>,
-}
-
-impl PendingOperation {
-    /// The operation of the request in `scope`.
-    #[must_use]
-    pub fn complete(self, scope: Scope, fingerprint: Fingerprint) -> Operation {
-        let operation = Operation::new(scope, self.key, fingerprint);
-        match self.wait {
-            Some(wait) => operation.wait(wait),
-            None => operation,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -263,10 +263,16 @@ impl ProblemKind {
         }
     }
 
+    /// The end of the `type` URI, such as `key-missing`: a name for metrics and logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.text().1
+    }
+
     /// The `type` URI.
     #[must_use]
     pub fn type_uri(self) -> String {
-        format!("{TYPE_BASE}{}", self.text().1)
+        format!("{TYPE_BASE}{}", self.name())
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use idem_core::engine::ExecuteError;
-use idem_core::{Replay, ReplayKind, StoreError, StoreErrorKind, StoredBody, StoredResponse};
+use idem_core::engine::{Conclusion, Disposition, ExecuteError};
+use idem_core::{HeaderField, Replay, ReplayKind, StoreError, StoreErrorKind, StoredBody, StoredResponse};
 
 use crate::headers::HeaderFields;
 use crate::policy::HttpPolicy;
@@ -135,6 +135,16 @@ impl HttpPolicy {
                 reply
             }
         }
+    }
+
+    /// The conclusion of a handler that panicked, or whose answer broke off or took too long under the limit: a 500 problem.
+    #[must_use]
+    pub fn handler_failed<T>(&self) -> Conclusion<Result<T, Reply>> {
+        let reply = self.problem(&Problem::new(ProblemKind::HandlerFailed));
+        let field = |(name, value): &(Bytes, Bytes)| HeaderField { name: name.clone(), value: value.clone() };
+        let headers = reply.headers.iter().map(field).collect();
+        let response = StoredResponse { headers, ..StoredResponse::new(reply.status, reply.body.clone()) };
+        Conclusion { value: Err(reply), disposition: Disposition::Fault { response }, retention: None }
     }
 
     /// The answer when the engine has none.

@@ -1,11 +1,16 @@
 //! A request body on its way in: counted, fingerprinted, kept.
 
 use std::fmt;
+use std::time::Duration;
 
 use bytes::Bytes;
-use idem_core::{Fingerprint, FingerprintBuilder};
+use idem_core::engine::Operation;
+use idem_core::{Fingerprint, FingerprintBuilder, IdempotencyKey, Scope};
 
 use crate::budget::{ByteBudget, Reservation};
+use crate::head::KeyedHead;
+use crate::headers::{HeaderFields, declared_bytes};
+use crate::policy::HttpPolicy;
 use crate::problem::{Problem, ProblemKind};
 
 /// Chunks shorter than this are copied together: each chunk costs memory of its own and keeps alive what it was cut from,
@@ -15,11 +20,97 @@ const COPIED_BELOW: usize = 4096;
 /// They are joined up to this length: a vector that grows may hold twice its length.
 const JOINED_UP_TO: usize = 64 * 1024;
 
+/// A request whose body is still to come: give it to [`Protection::receive`](crate::Protection::receive).
+pub struct IncomingRequest {
+    scope: Scope,
+    key: IdempotencyKey,
+    /// How long the client prefers to wait for another request's run.
+    wait: Option<Duration>,
+    /// The length that the body must have, if that is known.
+    expected_bytes: Option<u64>,
+    body: BodyBuffer,
+}
+
+/// A request that is ready to run.
+#[non_exhaustive]
+pub struct ReceivedRequest {
+    /// What it asks for, to be given to [`Protection::execute`](crate::Protection::execute).
+    pub operation: Operation,
+    /// The body, in one or more chunks, none of them empty.
+    pub chunks: Vec<Bytes>,
+    /// Its share of the budget; drop it when the handler has had the body.
+    pub reservation: Reservation,
+}
+
+/// Why no more of a request body comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "adapters must say which it is")]
+pub enum BodyError {
+    /// It broke off.
+    Incomplete,
+    /// It is over a limit of the framework's own.
+    TooLarge,
+}
+
+impl IncomingRequest {
+    /// Refuses a body by its declared length, before anything of it is read.
+    pub(crate) fn new(
+        scope: Scope,
+        head: KeyedHead,
+        headers: &impl HeaderFields,
+        policy: &HttpPolicy,
+    ) -> Result<Self, Problem> {
+        let KeyedHead { key, wait, fingerprint } = head;
+        let body = BodyBuffer::new(fingerprint, policy.request_body_limit, &policy.budget, scope.principal());
+        let declared = declared_bytes(headers);
+        body.expect(declared.unwrap_or(0))?;
+        // What is encoded has another length, once an outer layer has decoded it.
+        let expected_bytes = declared.filter(|_| headers.values("content-encoding").next().is_none());
+        Ok(Self { scope, key, wait, expected_bytes, body })
+    }
+
+    /// The name of the operation.
+    pub(crate) fn operation(&self) -> &str {
+        self.scope.operation()
+    }
+
+    /// Takes the next chunk of the body.
+    pub(crate) fn push(&mut self, chunk: Bytes) -> Result<(), Problem> {
+        self.body.push(chunk)
+    }
+
+    /// Refuses a body that is shorter than its head declares.
+    ///
+    /// A body that breaks off is an error, so one that ends in good order and is too short was changed on its way. One that is
+    /// longer was put there by somebody who wanted it so.
+    pub(crate) fn expect_whole(&self) -> Result<(), Problem> {
+        if self.expected_bytes.is_none_or(|expected| self.body.length as u64 >= expected) {
+            return Ok(());
+        }
+        Err(Problem::new(ProblemKind::Misconfigured).detail(
+            "The request body was consumed before it came to the idempotency layer, or a part of it. What reads it has to put \
+             all of it back for the layers inside, or to stand inside of this one; nothing ran.",
+        ))
+    }
+
+    /// The body has ended.
+    pub(crate) fn finish(self) -> ReceivedRequest {
+        let Self { scope, key, wait, body, .. } = self;
+        let (fingerprint, chunks, reservation) = body.finish();
+        let operation = Operation::new(scope, key, fingerprint);
+        let operation = match wait {
+            Some(wait) => operation.wait(wait),
+            None => operation,
+        };
+        ReceivedRequest { operation, chunks, reservation }
+    }
+}
+
 /// Collects a request body. The key is acquired only after the last chunk, so that a slow upload holds no lease.
 ///
 /// While it is open, a body takes the memory of its bytes, which the budget counts, and little more. A fingerprint that
 /// would hold more is made in [`finish`](Self::finish): that never waits, so each thread of the runtime makes one at a time.
-pub struct RequestBuffer {
+struct BodyBuffer {
     fingerprint: FingerprintBuilder,
     chunks: Vec<Bytes>,
     /// Short chunks, not yet among the others.
@@ -29,23 +120,8 @@ pub struct RequestBuffer {
     reservation: Reservation,
 }
 
-/// A request body that has arrived.
-pub struct BufferedRequest {
-    /// The digest of the request.
-    pub fingerprint: Fingerprint,
-    /// The body, in one or more chunks, none of them empty.
-    pub chunks: Vec<Bytes>,
-    /// Its share of the budget; hold it for as long as the body is held.
-    pub reservation: Reservation,
-}
-
-impl RequestBuffer {
-    pub(crate) fn new(
-        fingerprint: FingerprintBuilder,
-        limit: usize,
-        budget: &ByteBudget,
-        principal: Option<&str>,
-    ) -> Self {
+impl BodyBuffer {
+    fn new(fingerprint: FingerprintBuilder, limit: usize, budget: &ByteBudget, principal: Option<&str>) -> Self {
         Self {
             fingerprint,
             chunks: Vec::new(),
@@ -57,26 +133,19 @@ impl RequestBuffer {
         }
     }
 
-    /// Refuses a body by its declared length, before anything of it is read.
-    ///
-    /// # Errors
-    /// [`ProblemKind::BodyTooLarge`] when `length` is over the limit.
-    pub fn expect(&self, length: u64) -> Result<(), Problem> {
+    /// Refuses a body whose declared length is over the limit.
+    fn expect(&self, length: u64) -> Result<(), Problem> {
         if length > self.limit as u64 { Err(self.too_large()) } else { Ok(()) }
     }
 
-    /// Takes the next chunk.
-    ///
-    /// # Errors
-    /// [`ProblemKind::BodyTooLarge`] over the limit of one request, [`ProblemKind::Overloaded`] over that of all,
-    /// [`ProblemKind::ShareExceeded`] over that of the principal.
-    pub fn push(&mut self, chunk: Bytes) -> Result<(), Problem> {
+    /// Takes the next chunk, unless it is over the limit of one request, of the principal, or of all.
+    fn push(&mut self, chunk: Bytes) -> Result<(), Problem> {
         self.length = self.length.saturating_add(chunk.len());
         if self.length > self.limit {
             return Err(self.too_large());
         }
         if let Err(kind) = self.reservation.grow(chunk.len()) {
-            return Err(Problem::new(kind).retry_after(std::time::Duration::from_secs(1)));
+            return Err(Problem::new(kind).retry_after(Duration::from_secs(1)));
         }
         if !self.fingerprint.holds_body() {
             self.fingerprint.body(&chunk);
@@ -100,20 +169,13 @@ impl RequestBuffer {
         }
     }
 
-    /// The bytes that have arrived.
-    pub(crate) fn length(&self) -> u64 {
-        self.length as u64
-    }
-
-    /// The body has ended.
-    #[must_use]
-    pub fn finish(mut self) -> BufferedRequest {
+    fn finish(mut self) -> (Fingerprint, Vec<Bytes>, Reservation) {
         self.close_tail();
         let Self { mut fingerprint, chunks, reservation, .. } = self;
         if fingerprint.holds_body() {
             chunks.iter().for_each(|chunk| fingerprint.body(chunk));
         }
-        BufferedRequest { fingerprint: fingerprint.finish(), chunks, reservation }
+        (fingerprint.finish(), chunks, reservation)
     }
 
     fn too_large(&self) -> Problem {
@@ -122,21 +184,33 @@ impl RequestBuffer {
     }
 }
 
-/// Shows none of the body.
-impl fmt::Debug for RequestBuffer {
+impl From<BodyError> for Problem {
+    fn from(error: BodyError) -> Self {
+        Self::new(match error {
+            BodyError::Incomplete => ProblemKind::BodyIncomplete,
+            BodyError::TooLarge => ProblemKind::BodyTooLarge,
+        })
+    }
+}
+
+/// Shows neither the key nor the body.
+impl fmt::Debug for IncomingRequest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scope, wait, expected_bytes, body, .. } = self;
         formatter
-            .debug_struct("RequestBuffer")
-            .field("limit", &self.limit)
-            .field("length", &self.length)
+            .debug_struct("IncomingRequest")
+            .field("scope", scope)
+            .field("wait", wait)
+            .field("expected_bytes", expected_bytes)
+            .field("length", &body.length)
             .finish_non_exhaustive()
     }
 }
 
 /// Shows none of the body.
-impl fmt::Debug for BufferedRequest {
+impl fmt::Debug for ReceivedRequest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("BufferedRequest").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
+        formatter.debug_struct("ReceivedRequest").field("operation", &self.operation).finish_non_exhaustive()
     }
 }
 
@@ -146,12 +220,12 @@ mod tests {
 
     use super::*;
 
-    fn buffer(limit: usize, budget: usize) -> RequestBuffer {
+    fn buffer(limit: usize, budget: usize) -> BodyBuffer {
         buffer_of(BodyFormat::Raw, limit, &ByteBudget::new(budget))
     }
 
-    fn buffer_of(format: BodyFormat, limit: usize, budget: &ByteBudget) -> RequestBuffer {
-        RequestBuffer::new(FingerprintBuilder::new(format), limit, budget, Some("a"))
+    fn buffer_of(format: BodyFormat, limit: usize, budget: &ByteBudget) -> BodyBuffer {
+        BodyBuffer::new(FingerprintBuilder::new(format), limit, budget, Some("a"))
     }
 
     fn kind(result: Result<(), Problem>) -> Option<ProblemKind> {
@@ -191,11 +265,11 @@ mod tests {
                 two.push(chunk.to_owned().into()).unwrap();
             }
             let (one, two) = (one.finish(), two.finish());
-            assert_eq!(one.fingerprint, two.fingerprint);
+            assert_eq!(one.0, two.0);
             let mut whole = FingerprintBuilder::new(format);
             whole.body(text.as_bytes());
-            assert_eq!(two.fingerprint, whole.finish());
-            assert_eq!(two.chunks.concat(), text.as_bytes());
+            assert_eq!(two.0, whole.finish());
+            assert_eq!(two.1.concat(), text.as_bytes());
         }
     }
 
@@ -215,7 +289,7 @@ mod tests {
         for chunk in body.chunks(1_000) {
             buffer.push(Bytes::copy_from_slice(chunk)).unwrap();
         }
-        let chunks = buffer.finish().chunks;
+        let (_, chunks, _) = buffer.finish();
         assert!(chunks.iter().all(|chunk| chunk.len() <= JOINED_UP_TO) && chunks.len() == 5);
         assert_eq!(chunks.concat(), body);
     }
@@ -227,7 +301,7 @@ mod tests {
         for chunk in ["a".into(), "b".into(), long.clone(), Bytes::new(), long.clone(), "c".into()] {
             buffer.push(chunk).unwrap();
         }
-        let chunks = buffer.finish().chunks;
+        let (_, chunks, _) = buffer.finish();
         assert_eq!(chunks, [Bytes::from("ab"), long.clone(), long.clone(), Bytes::from("c")]);
         assert_eq!(chunks[1].as_ptr(), long.as_ptr());
     }

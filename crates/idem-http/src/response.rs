@@ -11,6 +11,8 @@ use idem_core::engine::{Conclusion, Disposition};
 use idem_core::{HeaderField, StoredBody, StoredResponse, Writes};
 
 use crate::directives::ResponseDirectives;
+use crate::headers::{HeaderFields, storable};
+use crate::policy::HttpPolicy;
 
 /// What a status says about the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +63,25 @@ pub struct ResponseCapture {
     body_retained: bool,
 }
 
+impl HttpPolicy {
+    /// Begins to collect a response of the handler.
+    #[must_use]
+    pub fn capture(
+        &self,
+        status: u16,
+        headers: &(impl HeaderFields + ?Sized),
+        directives: Option<&ResponseDirectives>,
+    ) -> ResponseCapture {
+        let mut headers = storable(headers, &self.allowed_headers);
+        // A replay is marked by this policy alone; a mark that the handler passed on belongs to somebody else's replay.
+        headers.retain(|field| field.name != self.replay_header);
+        let directives = directives.cloned().unwrap_or_default();
+        ResponseCapture::new(status, headers, directives, self.stored_response_limit, self.response_body_timeout)
+    }
+}
+
 impl ResponseCapture {
-    pub(crate) fn new(
+    fn new(
         status: u16,
         headers: Vec<HeaderField>,
         directives: ResponseDirectives,
@@ -165,11 +184,6 @@ pub(crate) fn joined(chunks: &[Bytes]) -> Bytes {
         [chunk] => chunk.clone(),
         chunks => chunks.concat().into(),
     }
-}
-
-/// The conclusion of a handler that panicked, or whose answer broke off: a fault with this response.
-pub(crate) fn fault<T>(response: StoredResponse, value: T) -> Conclusion<T> {
-    Conclusion { value, disposition: Disposition::Fault { response }, retention: None::<Duration> }
 }
 
 /// The conclusion of a run whose handler never began, as when what was to run it has ended before: the key is free.

@@ -7,7 +7,7 @@ use actix_web::test::init_service;
 use actix_web::{App, Error, web};
 use idem_actix::{Idempotency, IdempotencyContext, IdempotencyLayer, ProblemKind, Settings, SingleTenant};
 use idem_core::MemoryStore;
-use idem_core::engine::{Event, Observer};
+use idem_core::engine::{Event, EventKind, Observer};
 use idem_testkit::{Fault, FaultyStore, Verb};
 use tokio::runtime::Handle;
 use tokio::task::LocalSet;
@@ -20,10 +20,10 @@ struct Log(Mutex<Vec<&'static str>>);
 
 impl Observer for Log {
     fn observe(&self, event: &Event<'_>) {
-        let name = match event {
-            Event::FailedOpen => "failed open",
-            Event::SettlementDelayed => "settlement delayed",
-            Event::SettlementLost => "settlement lost",
+        let name = match event.kind {
+            EventKind::FailedOpen => "failed open",
+            EventKind::SettlementDelayed => "settlement delayed",
+            EventKind::SettlementLost => "settlement lost",
             _ => return,
         };
         self.0.lock().unwrap().push(name);

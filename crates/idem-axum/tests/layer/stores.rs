@@ -8,7 +8,7 @@ use axum::routing::post as on_post;
 use http::StatusCode;
 use idem_axum::{Idempotency, IdempotencyContext, IdempotencyLayer, ProblemKind, Settings};
 use idem_core::MemoryStore;
-use idem_core::engine::{Event, Observer};
+use idem_core::engine::{Event, EventKind, Observer};
 use idem_testkit::{Fault, FaultyStore, Verb};
 
 use crate::support::{Database, Runs, counted, memory, post, post_and_wait, send};
@@ -19,10 +19,10 @@ struct Log(Mutex<Vec<&'static str>>);
 
 impl Observer for Log {
     fn observe(&self, event: &Event<'_>) {
-        let name = match event {
-            Event::FailedOpen => "failed open",
-            Event::SettlementDelayed => "settlement delayed",
-            Event::SettlementLost => "settlement lost",
+        let name = match event.kind {
+            EventKind::FailedOpen => "failed open",
+            EventKind::SettlementDelayed => "settlement delayed",
+            EventKind::SettlementLost => "settlement lost",
             _ => return,
         };
         self.0.lock().unwrap().push(name);

@@ -7,7 +7,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::late_acquires::{give_back_when_taken, never_answered};
-use super::observer::Event;
+use super::observer::{Durations, EventKind, Subject};
 use super::waiters::Place;
 use super::{Backend, Operation, Shared};
 use crate::machine::{Acquire, AcquireOutcome, Lease, Origin};
@@ -43,6 +43,8 @@ pub(super) struct Admitted {
 struct AcquireAttempt<'a> {
     shared: &'a Arc<Shared>,
     request: &'a Acquire,
+    subject: Subject,
+    durations: &'a mut Durations,
     /// When the first acquire was sent that has no answer: the store may yet execute it.
     unclear_since: Option<Instant>,
 }
@@ -71,16 +73,24 @@ impl Shared {
         wait: Duration,
         gone: impl Future<Output = ()>,
         permit: OwnedSemaphorePermit,
+        durations: &mut Durations,
     ) -> Result<Admission, StoreError> {
         let deadline = Instant::now() + wait.min(self.settings.max_wait);
-        let mut attempt = AcquireAttempt { shared: self, request, unclear_since: None };
+        let subject = Subject::of(request);
+        let mut attempt =
+            AcquireAttempt { shared: self, request, subject, unclear_since: None, durations: &mut *durations };
         let first = attempt.acquire(permit).await?;
         if !first.is_in_progress() || Instant::now() >= deadline {
             return Ok(first);
         }
         match self.waiters.enter(request.id) {
             // Boxed, because few requests wait, and all of them would have the room for it.
-            Some(place) => Box::pin(attempt.wait(first, place, deadline, gone)).await,
+            Some(place) => {
+                let (began, asked) = (Instant::now(), attempt.durations.store);
+                let admission = Box::pin(attempt.wait(first, place, deadline, gone)).await;
+                durations.wait = began.elapsed().saturating_sub(durations.store.saturating_sub(asked));
+                admission
+            }
             None => Ok(first),
         }
     }
@@ -135,18 +145,12 @@ impl AcquireAttempt<'_> {
     /// operation is to run.
     async fn acquire(&mut self, permit: OwnedSemaphorePermit) -> Result<Admission, StoreError> {
         let sent = Instant::now();
-        let answer = match self.acquire_once().await {
-            // Boxed, as it happens seldom.
-            Err(error) if error.is_retryable() => match Box::pin(self.acquire_once()).await {
-                // A record that was known of is not forgotten because the store fails in another way now.
-                Err(_) if error.has_existing_record() => Err(error),
-                answer => answer,
-            },
-            answer => answer,
-        };
+        let answer = self.acquire_or_repeat().await;
+        self.durations.store += sent.elapsed();
         Ok(match answer? {
             Ok((lease, transaction, renew)) => {
-                self.shared.observe(&Event::Acquired { acquisition: lease.acquisition, attempt: lease.attempt });
+                let kind = EventKind::Acquired(lease.acquisition);
+                self.shared.observe(&self.subject, Some(lease.attempt), kind);
                 // An acquire that was given up, of this try or of an earlier look, may be the one that took the lease.
                 let unclear_since = self.unclear_since.take();
                 let (acquired_at, is_unclear) = (unclear_since.unwrap_or(sent), unclear_since.is_some());
@@ -156,20 +160,32 @@ impl AcquireAttempt<'_> {
         })
     }
 
+    async fn acquire_or_repeat(&mut self) -> Result<Result<Acquired, AcquireOutcome>, StoreError> {
+        match self.acquire_once().await {
+            // Boxed, as it happens seldom.
+            Err(error) if error.is_retryable() => match Box::pin(self.acquire_once()).await {
+                // A record that was known of is not forgotten because the store fails in another way now.
+                Err(_) if error.has_existing_record() => Err(error),
+                answer => answer,
+            },
+            answer => answer,
+        }
+    }
+
     async fn acquire_once(&mut self) -> Result<Result<Acquired, AcquireOutcome>, StoreError> {
         // Unclear until it is answered, also when this future is dropped before.
         let before = self.unclear_since;
         self.unclear_since = before.or_else(|| Some(Instant::now()));
         let answer = match &self.shared.backend {
             Backend::Leased(store, _) => {
-                let answer = self.shared.bounded(store.acquire(self.request)).await;
+                let answer = self.shared.bounded(&self.subject, store.acquire(self.request)).await;
                 answer.map(|outcome| match outcome {
                     AcquireOutcome::Acquired(lease) => Ok((lease, None, true)),
                     outcome => Err(outcome),
                 })
             }
             Backend::Transactional(store) => {
-                let answer = self.shared.bounded(store.begin(self.request)).await;
+                let answer = self.shared.bounded(&self.subject, store.begin(self.request)).await;
                 answer.map(|begun| match begun {
                     Begin::Acquired { lease, transaction, renew } => Ok((lease, Some(transaction), renew)),
                     Begin::Answered(outcome) => Err(outcome),
@@ -187,7 +203,7 @@ impl AcquireAttempt<'_> {
 impl Drop for AcquireAttempt<'_> {
     fn drop(&mut self) {
         if self.unclear_since.is_some() {
-            give_back_when_taken(self.shared, never_answered(self.request.id, self.request.owner));
+            give_back_when_taken(self.shared, &self.subject, never_answered(self.request.id, self.request.owner));
         }
     }
 }

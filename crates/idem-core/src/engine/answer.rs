@@ -1,10 +1,11 @@
 //! What a request for an operation gets, and what a record answers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::observer::Event;
+use super::observer::{Durations, Subject};
 use super::{Context, Shared};
 use crate::machine::{AcquireOutcome, Replay};
 use crate::store::StoreError;
@@ -68,28 +69,77 @@ pub enum ExecuteError {
 
 pub(super) type Outcome<T> = Result<Answer<T>, ExecuteError>;
 
-/// The channel to the caller.
-pub(super) type Reply<T> = oneshot::Sender<Outcome<T>>;
+/// The way back to the caller. Each request is told to the observer once, also when this is dropped unused.
+pub(super) struct Reply<T> {
+    /// `None` when the request is decided.
+    caller: Option<oneshot::Sender<Outcome<T>>>,
+    shared: Arc<Shared>,
+    subject: Subject,
+    pub(super) durations: Durations,
+}
+
+impl<T> Reply<T> {
+    pub(super) fn new(shared: Arc<Shared>, subject: Subject) -> (Self, oneshot::Receiver<Outcome<T>>) {
+        let (caller, answer) = oneshot::channel();
+        (Self { caller: Some(caller), shared, subject, durations: Durations::default() }, answer)
+    }
+
+    pub(super) fn subject(&self) -> &Subject {
+        &self.subject
+    }
+
+    /// Completes when the caller has gone.
+    pub(super) async fn closed(&mut self) {
+        if let Some(caller) = &mut self.caller {
+            caller.closed().await;
+        }
+    }
+
+    /// Answers the caller in another task, if it still waits.
+    pub(super) fn send(mut self, outcome: Outcome<T>) {
+        self.shared.decide(&self.subject, &outcome, self.durations);
+        if let Some(caller) = self.caller.take() {
+            // A caller that has gone gets the replay when it repeats its request.
+            let _ = caller.send(outcome);
+        }
+    }
+
+    /// Answers the caller in this task.
+    pub(super) fn give(mut self, outcome: Outcome<T>) -> Outcome<T> {
+        self.shared.decide(&self.subject, &outcome, self.durations);
+        self.caller = None;
+        outcome
+    }
+}
+
+impl<T> Drop for Reply<T> {
+    fn drop(&mut self) {
+        if self.caller.is_some() {
+            self.shared.decide::<T>(&self.subject, &Err(ExecuteError::Interrupted), self.durations);
+        }
+    }
+}
 
 /// What a store said to a request that does not run.
 pub(super) fn answered<T>(shared: &Shared, outcome: AcquireOutcome) -> Answer<T> {
-    let (event, answer) = match outcome {
-        AcquireOutcome::Replay(replay) => (Event::Replayed, Answer::Replay(replay)),
-        AcquireOutcome::Backoff { retry_after } => (Event::Backoff, Answer::Backoff { retry_after }),
-        AcquireOutcome::Mismatch { .. } => (Event::Mismatch, Answer::Mismatch),
-        AcquireOutcome::InProgress { retry_after } => (Event::InProgress, Answer::InProgress { retry_after }),
+    match outcome {
+        AcquireOutcome::Replay(replay) => Answer::Replay(replay),
+        AcquireOutcome::Backoff { retry_after } => Answer::Backoff { retry_after },
+        AcquireOutcome::Mismatch { .. } => Answer::Mismatch,
+        AcquireOutcome::InProgress { retry_after } => Answer::InProgress { retry_after },
         // A store that answers so from `begin` breaks its contract; turning the caller away is what stays safe.
-        AcquireOutcome::Acquired(_) => (Event::InProgress, Answer::InProgress { retry_after: shared.settings.lease }),
-    };
-    shared.observe(&event);
-    answer
+        AcquireOutcome::Acquired(_) => Answer::InProgress { retry_after: shared.settings.lease },
+    }
 }
 
 /// What the record says now; `None` when there is none for this request. Another request may have the key by now, when
 /// the run took longer than lease and retention.
 pub(super) async fn recorded<T>(context: &Context) -> Result<Option<Answer<T>>, ExecuteError> {
     let shared = context.shared();
-    let record = shared.bounded(shared.store().peek(context.id())).await.map_err(ExecuteError::CommitUnclear)?;
+    let record = shared
+        .bounded(context.subject(), shared.store().peek(context.id()))
+        .await
+        .map_err(ExecuteError::CommitUnclear)?;
     let record = record.filter(|record| record.fingerprint == *context.fingerprint());
     Ok(record.map(|record| match record.replay() {
         Some(replay) => Answer::Replay(replay),

@@ -12,15 +12,13 @@ use super::answer::{ExecuteError, Outcome, Reply, answered};
 use super::context::Context;
 use super::contract::Contract;
 use super::granted::Granted;
-use super::observer::Event;
+use super::observer::{Durations, EventKind};
 use crate::fingerprint::Fingerprint;
 use crate::machine::Acquire;
-use crate::record_id::RecordId;
 use crate::store::StoreError;
 
 /// An operation that was asked for, and what the store said to it.
 pub(super) struct Asked<T> {
-    id: RecordId,
     fingerprint: Fingerprint,
     admission: Result<Admission, StoreError>,
     reply: Reply<T>,
@@ -36,16 +34,20 @@ pub(super) fn ask<T>(
     permit: OwnedSemaphorePermit,
 ) -> impl Future<Output = Asked<T>> {
     async move {
-        let admission = shared.admit(&request, wait, reply.closed(), permit).await;
-        Asked { id: request.id, fingerprint: request.fingerprint, admission, reply }
+        let mut durations = Durations::default();
+        let admission = shared.admit(&request, wait, reply.closed(), permit, &mut durations).await;
+        reply.durations = durations;
+        Asked { fingerprint: request.fingerprint, admission, reply }
     }
 }
 
 impl<T> Asked<T> {
     /// The operation if it is to run; else the answer, and who waits for it.
     pub(super) fn granted(self, shared: &Arc<Shared>) -> Result<Granted<T>, (Reply<T>, Outcome<T>)> {
-        let Self { id, fingerprint, admission, reply } = self;
-        let context = |lease, transaction| Context::new(Arc::clone(shared), id, fingerprint, lease, transaction);
+        let Self { fingerprint, admission, reply } = self;
+        let context = |lease, transaction| {
+            Context::new(Arc::clone(shared), reply.subject().clone(), fingerprint, lease, transaction)
+        };
         match admission {
             Ok(Admission::Run(Admitted { lease, transaction, renew, acquired_at, is_unclear, permit })) => {
                 let context = context(Some(lease), transaction);
@@ -58,7 +60,7 @@ impl<T> Asked<T> {
             Err(error) if shared.may_fail_open(&error) => {
                 let Some(permit) = shared.permit() else { return Err((reply, Err(shared.overloaded()))) };
                 tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
-                shared.observe(&Event::FailedOpen);
+                shared.observe(reply.subject(), None, EventKind::FailedOpen);
                 let context = context(None, None);
                 Ok(Granted { context, renewed_from: None, is_acquire_unclear: false, permit, reply })
             }
@@ -77,7 +79,6 @@ impl Shared {
 
     /// The error of an operation for which there is no permit.
     pub(super) fn overloaded(&self) -> ExecuteError {
-        self.observe(&Event::Overloaded);
         ExecuteError::Overloaded { limit: self.settings.most_running() }
     }
 }

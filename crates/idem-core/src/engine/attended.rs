@@ -1,4 +1,4 @@
-//! A run in the task of whoever awaits it, and beyond.
+//! A run in the task of its caller, and beyond.
 
 use std::future::Future;
 use std::mem;
@@ -11,18 +11,18 @@ use tracing::Span;
 
 use super::Idempotency;
 
-/// A run that is driven by whoever awaits this. Dropped before the end, the rest goes on in a task of its own.
+/// A run that is driven by its caller, who awaits this. Dropped before the end, the rest goes on in a task of its own.
 pub(super) struct Attended {
     engine: Idempotency,
-    /// Of whoever asked.
+    /// Of the operation.
     span: Span,
     /// `None` after its end.
     run: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl Attended {
-    pub(super) fn new(engine: Idempotency, run: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self { engine, span: Span::current(), run: Some(Box::pin(run)) }
+    pub(super) fn new(engine: Idempotency, run: impl Future<Output = ()> + Send + 'static, span: Span) -> Self {
+        Self { engine, span, run: Some(Box::pin(run)) }
     }
 }
 
@@ -33,13 +33,13 @@ impl Future for Attended {
         let this = &mut *self;
         let Some(mut run) = this.run.take() else { return Poll::Ready(()) };
         // Its timers and its renewals belong to the runtime on which it may go on.
-        let _entered = this.engine.runtime.as_ref().map(Handle::enter);
+        let _entered = (this.engine.runtime.as_ref().map(Handle::enter), this.span.enter());
         match catch_unwind(AssertUnwindSafe(|| run.as_mut().poll(context))) {
             Ok(Poll::Pending) => {
                 this.run = Some(run);
                 Poll::Pending
             }
-            // As in a task, a panic of an observer ends the operation, and not whoever asked for it.
+            // As in a task, a panic of an observer ends the operation, and not its caller.
             Ok(Poll::Ready(())) | Err(_) => Poll::Ready(()),
         }
     }
@@ -48,8 +48,8 @@ impl Future for Attended {
 impl Drop for Attended {
     fn drop(&mut self) {
         if let Some(run) = self.run.take() {
-            let _entered = mem::replace(&mut self.span, Span::none()).entered();
-            self.engine.spawn(run);
+            let span = mem::replace(&mut self.span, Span::none());
+            self.engine.spawn(run, span);
         }
     }
 }

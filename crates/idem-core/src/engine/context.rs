@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use super::observer::{EventKind, Subject};
 use super::{Contract, Shared};
 use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome};
@@ -25,7 +26,7 @@ pub struct Context {
 
 struct Run {
     shared: Arc<Shared>,
-    id: RecordId,
+    subject: Subject,
     /// Of the request that asked for it.
     fingerprint: Fingerprint,
     /// `None` when the operation runs without protection, because the store could not answer.
@@ -41,22 +42,31 @@ type TransactionSlot = Arc<Mutex<Option<Box<dyn StoreTransaction>>>>;
 impl Context {
     pub(super) fn new(
         shared: Arc<Shared>,
-        id: RecordId,
+        subject: Subject,
         fingerprint: Fingerprint,
         lease: Option<Lease>,
         transaction: Option<Box<dyn StoreTransaction>>,
     ) -> Self {
         let lost = CancellationToken::new();
         let transaction = transaction.map(|transaction| Arc::new(Mutex::new(Some(transaction))));
-        Self { run: Arc::new(Run { shared, id, fingerprint, lease, lost, transaction }) }
+        Self { run: Arc::new(Run { shared, subject, fingerprint, lease, lost, transaction }) }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.run.shared
     }
 
+    pub(super) fn subject(&self) -> &Subject {
+        &self.run.subject
+    }
+
     pub(super) fn id(&self) -> &RecordId {
-        &self.run.id
+        &self.run.subject.id
+    }
+
+    /// Tells of something that happened to this run.
+    pub(super) fn observe(&self, kind: EventKind<'_>) {
+        self.shared().observe(self.subject(), self.lease().map(|lease| lease.attempt), kind);
     }
 
     pub(super) fn fingerprint(&self) -> &Fingerprint {
@@ -106,7 +116,7 @@ impl Context {
     /// A key for a call to another system, the same on every attempt, different for every `step`.
     #[must_use]
     pub fn downstream_key(&self, step: &str) -> String {
-        self.run.id.downstream_key(step)
+        self.id().downstream_key(step)
     }
 
     /// Completes when this run no longer owns its record, or is about to lose it by the local monotonic clock: stop
@@ -133,7 +143,7 @@ impl Context {
         }
         let Some(lease) = &self.run.lease else { return Ok(()) };
         let checkpoint = Checkpoint { name: name.into(), data };
-        match self.run.shared.bounded(self.run.shared.store().checkpoint(lease, &checkpoint)).await? {
+        match self.shared().bounded(self.subject(), self.shared().store().checkpoint(lease, &checkpoint)).await? {
             OwnerOutcome::Applied => Ok(()),
             OwnerOutcome::LeaseLost => Err(CheckpointError::LeaseLost),
         }
@@ -160,11 +170,7 @@ impl Context {
 
 impl fmt::Debug for Context {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Context")
-            .field("id", &self.run.id)
-            .field("lease", &self.run.lease)
-            .finish_non_exhaustive()
+        formatter.debug_struct("Context").field("id", self.id()).field("lease", &self.run.lease).finish_non_exhaustive()
     }
 }
 

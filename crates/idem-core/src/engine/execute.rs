@@ -16,15 +16,15 @@ use std::sync::Arc;
 use std::task::{self, Poll};
 
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
-use super::answer::{Answer, ExecuteError, Outcome};
+use super::answer::{Answer, ExecuteError, Outcome, Reply};
 use super::ask::{Asked, ask};
 use super::attended::Attended;
 use super::context::Context;
 use super::contract::Conclusion;
 use super::granted::{Granted, Handler};
+use super::observer::Subject;
 use super::{Idempotency, Operation};
 
 /// How far an acquire has come when it was polled once.
@@ -67,28 +67,37 @@ impl Idempotency {
             // Counted before looking, so that a shutdown that begins in between waits for it.
             let _counted = engine.shared.tasks.token();
             if engine.shared.tasks.is_closed() {
-                return Err(ExecuteError::ShuttingDown);
+                return engine.shared.refuse(&operation.scope, ExecuteError::ShuttingDown);
             }
-            let Some(permit) = engine.shared.permit() else { return Err(engine.shared.overloaded()) };
-            let (reply, replied) = oneshot::channel();
+            let Some(permit) = engine.shared.permit() else {
+                return engine.shared.refuse(&operation.scope, engine.shared.overloaded());
+            };
             let request = engine.shared.acquire_request(&operation);
+            // Inside the caller's span. It is entered for each step, as a future in a span of its own would be larger.
+            let span = tracing::info_span!(
+                "idempotent_operation",
+                operation = operation.scope.operation(),
+                record = %request.id,
+                contract = ?engine.contract()
+            );
+            let (reply, replied) = Reply::new(Arc::clone(&engine.shared), Subject::of(&request));
             let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
             let mut asking = Box::pin(ask(Arc::clone(&engine.shared), request, wait, reply, permit));
-            match engine.poll_once(asking.as_mut()).await {
+            match engine.poll_once(asking.as_mut(), &span).await {
                 AtOnce::Answered(answer) => return answer,
                 AtOnce::Granted(granted) => {
                     // Done, and large.
                     drop(asking);
                     let carried_out = granted.carry_out(run, on_panic);
                     if engine.attended {
-                        Attended::new(engine, carried_out).await;
+                        Attended::new(engine, carried_out, span).await;
                     } else {
-                        engine.spawn(carried_out);
+                        engine.spawn(carried_out, span);
                     }
                 }
                 AtOnce::Asking => {
                     let driven = ask_and_carry_out(engine.clone(), asking, run, on_panic);
-                    engine.spawn(driven);
+                    engine.spawn(driven, span);
                 }
                 AtOnce::Panicked => return Err(ExecuteError::Interrupted),
             }
@@ -98,15 +107,15 @@ impl Idempotency {
 
     /// Polls an acquire on the caller's thread. If the store answers at once, as one in memory does, a repeat needs no task: its
     /// caller cannot give up in between.
-    async fn poll_once<T>(&self, mut asking: Pin<&mut impl Future<Output = Asked<T>>>) -> AtOnce<T> {
+    async fn poll_once<T>(&self, mut asking: Pin<&mut impl Future<Output = Asked<T>>>, span: &Span) -> AtOnce<T> {
         poll_fn(|context: &mut task::Context<'_>| {
             // Its timers belong to the runtime on which it may go on.
-            let _entered = self.runtime.as_ref().map(Handle::enter);
+            let _entered = (self.runtime.as_ref().map(Handle::enter), span.enter());
             let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&self.shared));
             // As in a task, a panic of a store ends the operation and not its caller.
             Poll::Ready(match catch_unwind(AssertUnwindSafe(poll)) {
                 Ok(Poll::Ready(Ok(granted))) => AtOnce::Granted(granted),
-                Ok(Poll::Ready(Err((_, answer)))) => AtOnce::Answered(answer),
+                Ok(Poll::Ready(Err((reply, outcome)))) => AtOnce::Answered(reply.give(outcome)),
                 Ok(Poll::Pending) => AtOnce::Asking,
                 Err(_) => AtOnce::Panicked,
             })
@@ -114,9 +123,9 @@ impl Idempotency {
         .await
     }
 
-    /// Spawns a task in the caller's span: what the operation logs belongs to the request.
-    pub(super) fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static) {
-        let driven = driven.in_current_span();
+    /// Spawns a task in the span of its operation.
+    pub(super) fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static, span: Span) {
+        let driven = driven.instrument(span);
         match &self.runtime {
             Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
             None => self.shared.tasks.spawn(driven),
@@ -133,9 +142,6 @@ async fn ask_and_carry_out<T>(
 ) {
     match asking.await.granted(&engine.shared) {
         Ok(granted) => granted.carry_out(run, on_panic).await,
-        Err((reply, answer)) => {
-            // Nobody waits any more when the client has gone.
-            let _ = reply.send(answer);
-        }
+        Err((reply, outcome)) => reply.send(outcome),
     }
 }

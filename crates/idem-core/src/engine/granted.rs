@@ -18,7 +18,7 @@ use super::contract::{Conclusion, Contract, Disposition};
 use super::heartbeat::Heartbeat;
 use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
-use super::observer::Event;
+use super::observer::{Durations, EventKind};
 use super::probe::find_out;
 use super::settle::{Ending, Settled, release_behind};
 use crate::machine::{Lease, Settlement};
@@ -45,11 +45,11 @@ pub(super) struct Granted<T> {
 impl<T> Granted<T> {
     /// Runs the operation, settles what it concludes, and answers the caller.
     pub(super) async fn carry_out(self, run: Handler<T>, on_panic: impl FnOnce() -> Conclusion<T> + Send) {
-        let Self { context, renewed_from, is_acquire_unclear, permit, reply } = self;
+        let Self { context, renewed_from, is_acquire_unclear, permit, mut reply } = self;
         let heartbeat = renewed_from.map(|acquired_at| Heartbeat::start(context.clone(), acquired_at));
         let held = Held { heartbeat, lost: context.lost().clone(), is_acquire_unclear, _permit: permit };
-        // Nobody waits any more when the client has gone; its retry gets the replay.
-        let _ = reply.send(run_and_settle(&context, renewed_from, held, run, on_panic).await);
+        let outcome = run_and_settle(&context, renewed_from, held, run, on_panic, &mut reply.durations).await;
+        reply.send(outcome);
     }
 }
 
@@ -59,10 +59,15 @@ async fn run_and_settle<T>(
     mut held: Held,
     run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
+    durations: &mut Durations,
 ) -> Outcome<T> {
+    let began = Instant::now();
     let is_probe = context.acquisition() == Acquisition::Probe;
     if is_probe && let Some(finding) = Box::pin(find_out(context)).await {
-        return Box::pin(settle_finding(context, finding, held)).await;
+        durations.run = began.elapsed();
+        let outcome = Box::pin(settle_finding(context, finding, held)).await;
+        durations.settle = began.elapsed().saturating_sub(durations.run);
+        return outcome;
     }
     // Nothing is awaited between this check and the first step of the operation.
     if let Some(held_from) = renewed_from
@@ -72,10 +77,13 @@ async fn run_and_settle<T>(
         return Box::pin(refuse(context, held, refusal)).await;
     }
     let conclusion = conclude(context, run, on_panic).await;
-    match context.lease() {
-        Some(lease) => settle(context, lease, held, conclusion).await,
-        None => Ok(Answer::Ran { value: conclusion.value, attempt: context.attempt(), protected: false }),
-    }
+    durations.run = began.elapsed();
+    let Some(lease) = context.lease() else {
+        return Ok(Answer::Ran { value: conclusion.value, attempt: context.attempt(), protected: false });
+    };
+    let outcome = settle(context, lease, held, conclusion).await;
+    durations.settle = began.elapsed().saturating_sub(durations.run);
+    outcome
 }
 
 async fn conclude<T>(
@@ -90,7 +98,7 @@ async fn conclude<T>(
         Ok(conclusion) => conclusion,
         Err(_) => {
             tracing::error!("an idempotent operation panicked");
-            context.shared().observe(&Event::Panicked);
+            context.observe(EventKind::Panicked);
             on_panic()
         }
     }
@@ -111,13 +119,13 @@ fn settle<T>(
     Box::pin(async move {
         let settled = if shared.contract() == Contract::Transactional {
             let Some(transaction) = context.take_transaction() else {
-                release_behind(shared, lease.clone());
-                held.give_back_late_acquire(shared, lease);
+                release_behind(context, lease.clone());
+                held.give_back_late_acquire(context, lease);
                 return Err(ExecuteError::TransactionHeld);
             };
-            shared.settle_transaction(lease, &ending, transaction, &held).await
+            shared.settle_transaction(context, lease, &ending, transaction, &held).await
         } else {
-            shared.settle_leased(lease, &ending, held).await
+            shared.settle_leased(context, lease, &ending, held).await
         };
         shared.waiters.wake(&lease.id);
         match settled {
@@ -134,7 +142,7 @@ async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held
     let ending = Ending { settlement, writes: Writes::Discard, retention: shared.settings.retention };
     let Some(lease) = context.lease() else { return Err(ExecuteError::Interrupted) };
     // If another owner has settled it, the record says how.
-    shared.settle_leased(lease, &ending, held).await;
+    shared.settle_leased(context, lease, &ending, held).await;
     shared.waiters.wake(&lease.id);
     let later = Answer::InProgress { retry_after: shared.settings.backoff };
     Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
@@ -146,12 +154,12 @@ async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> Outcome<T
     tracing::warn!(record = %context.id(), "an operation did not run, because its lease was not certain to hold");
     drop(held);
     if let Some(lease) = context.lease() {
-        give_back_when_taken(shared, lease.clone());
+        give_back_when_taken(shared, context.subject(), lease.clone());
     }
     match refusal {
         Refusal::Unconfirmed(error) => Err(ExecuteError::NotAdmitted(error)),
         Refusal::Lost => {
-            shared.observe(&Event::LeaseLost);
+            context.observe(EventKind::LeaseLost);
             let later = Answer::InProgress { retry_after: shared.settings.backoff };
             Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
         }
@@ -162,7 +170,7 @@ async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> Outcome<T
 async fn superseded<T>(context: &Context, value: T) -> Outcome<T> {
     let shared = context.shared();
     tracing::warn!(record = %context.id(), "an operation ended after it had lost its lease");
-    shared.observe(&Event::LeaseLost);
+    context.observe(EventKind::LeaseLost);
     Ok(match recorded(context).await? {
         Some(answer) => answer,
         // The record is gone. A transaction was rolled back; what a lease protects has happened all the same.

@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
-use super::observer::Event;
+use super::observer::EventKind;
 use super::{Context, alarm};
 use crate::machine::OwnerOutcome;
 
@@ -210,7 +210,7 @@ impl Pulse {
             tokio::select! {
                 () = tokio::time::sleep_until(about_to_end), if !self.run.lost().is_cancelled() => {
                     tracing::warn!(record = %self.run.id(), "the lease is about to end and could not be renewed");
-                    self.run.shared().observe(&Event::LeaseLost);
+                    self.run.observe(EventKind::LeaseLost);
                     self.run.lost().cancel();
                 }
                 renewed = self.renew_at(next) => match renewed {
@@ -225,7 +225,7 @@ impl Pulse {
                     Renewed::Lost if self.settling.load(Ordering::Relaxed) => return self.run.lost().cancel(),
                     Renewed::Lost => {
                         tracing::warn!(record = %self.run.id(), "somebody else owns the record of a running operation");
-                        self.run.shared().observe(&Event::LeaseLost);
+                        self.run.observe(EventKind::LeaseLost);
                         return self.run.lost().cancel();
                     }
                 },
@@ -240,7 +240,7 @@ impl Pulse {
         let Some(lease) = self.run.lease().filter(|_| next < self.until) else { return std::future::pending().await };
         let sent = Instant::now();
         let shared = self.run.shared();
-        match shared.bounded(shared.store().renew(lease, shared.settings.term())).await {
+        match shared.bounded(self.run.subject(), shared.store().renew(lease, shared.settings.term())).await {
             Ok(OwnerOutcome::Applied) => Renewed::At(sent),
             Ok(OwnerOutcome::LeaseLost) => Renewed::Lost,
             Err(_) => Renewed::Failed,
@@ -253,7 +253,7 @@ impl Drop for Pulse {
     fn drop(&mut self) {
         if !self.settling.load(Ordering::Relaxed) && !self.run.lost().is_cancelled() {
             tracing::error!(record = %self.run.id(), "the renewals of a lease ended before its operation");
-            self.run.shared().observe(&Event::LeaseLost);
+            self.run.observe(EventKind::LeaseLost);
             self.run.lost().cancel();
         }
     }

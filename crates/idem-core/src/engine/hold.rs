@@ -1,14 +1,12 @@
 //! What a run holds until its record is settled, and whether it still holds its lease when it begins.
 
-use std::sync::Arc;
-
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::Context;
 use super::heartbeat::Heartbeat;
 use super::late_acquires::{give_back_when_taken, never_answered};
-use super::{Context, Shared};
 use crate::machine::{Lease, OwnerOutcome};
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -50,9 +48,9 @@ impl Held {
     }
 
     /// Nothing runs under the owner token of `lease` any more: if an acquire of it had no answer, what it takes is given back.
-    pub(super) fn give_back_late_acquire(&self, shared: &Arc<Shared>, lease: &Lease) {
+    pub(super) fn give_back_late_acquire(&self, context: &Context, lease: &Lease) {
         if self.is_acquire_unclear {
-            give_back_when_taken(shared, never_answered(lease.id, lease.owner));
+            give_back_when_taken(context.shared(), context.subject(), never_answered(lease.id, lease.owner));
         }
     }
 
@@ -63,7 +61,7 @@ impl Held {
         let shared = context.shared();
         for _ in 0..ROUNDS {
             let sent = Instant::now();
-            match shared.bounded(shared.store().renew(lease, shared.settings.term())).await {
+            match shared.bounded(context.subject(), shared.store().renew(lease, shared.settings.term())).await {
                 // The heartbeat has told meanwhile that the lease ended: the operation would be told to stop at once.
                 Ok(OwnerOutcome::Applied) if context.lost().is_cancelled() => return Err(Refusal::Lost),
                 Ok(OwnerOutcome::Applied) if is_recent(context, sent) => {

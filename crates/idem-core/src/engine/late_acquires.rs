@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::Shared;
-use super::observer::Event;
+use super::observer::{EventKind, Subject};
 use super::settle::{FIRST_PAUSE, LAST_PAUSE};
 use crate::machine::{Lease, OwnerOutcome, Settlement};
 use crate::record::{Acquisition, OwnerToken};
@@ -50,24 +50,24 @@ pub(super) fn never_answered(id: RecordId, owner: OwnerToken) -> Lease {
 /// Gives `lease` back in the background if it appears. Ends when the store has answered for as long as a lease lasts.
 ///
 /// No operation may run under its owner token, now or later.
-pub(super) fn give_back_when_taken(shared: &Arc<Shared>, lease: Lease) {
+pub(super) fn give_back_when_taken(shared: &Arc<Shared>, subject: &Subject, lease: Lease) {
     if Handle::try_current().is_err() {
         tracing::error!(record = %lease.id, "an acquire without an answer is not waited for: its runtime has ended");
-        shared.observe(&Event::AcquireForgotten);
+        shared.observe(subject, None, EventKind::AcquireForgotten);
         return;
     }
     match Arc::clone(&shared.late_acquires.awaited).try_acquire_owned() {
         Ok(permit) => {
-            shared.tasks.spawn(give_back(Arc::clone(shared), lease, permit).in_current_span());
+            shared.tasks.spawn(give_back(Arc::clone(shared), subject.clone(), lease, permit).in_current_span());
         }
         Err(_) => {
             tracing::error!(record = %lease.id, "an acquire without an answer is not waited for: {MOST} are already");
-            shared.observe(&Event::AcquireForgotten);
+            shared.observe(subject, None, EventKind::AcquireForgotten);
         }
     }
 }
 
-async fn give_back(shared: Arc<Shared>, lease: Lease, _permit: OwnedSemaphorePermit) {
+async fn give_back(shared: Arc<Shared>, subject: Subject, lease: Lease, _permit: OwnedSemaphorePermit) {
     let length = shared.settings.lease;
     let give_up_at = Instant::now() + shared.settings.held_at_most;
     // A lease that appears later is stuck for a third of its time at most.
@@ -78,7 +78,7 @@ async fn give_back(shared: Arc<Shared>, lease: Lease, _permit: OwnedSemaphorePer
     loop {
         let is_last = shared.closing.is_cancelled() || Instant::now() >= give_up_at;
         let released = tokio::select! {
-            released = release(&shared, &lease) => released,
+            released = release(&shared, &subject, &lease) => released,
             () = shared.giving_up.cancelled() => return,
         };
         let next = match released {
@@ -121,10 +121,10 @@ enum Released {
     Unreadable,
 }
 
-async fn release(shared: &Shared, lease: &Lease) -> Released {
+async fn release(shared: &Shared, subject: &Subject, lease: &Lease) -> Released {
     let Ok(_permit) = shared.late_acquires.in_flight.acquire().await else { return Released::Unanswered };
     let release = shared.store().settle(lease, &Settlement::Released, shared.settings.retention);
-    match shared.bounded(release).await {
+    match shared.bounded(subject, release).await {
         Ok(outcome) => Released::Answered { applied: outcome == OwnerOutcome::Applied },
         Err(error) if error.kind() == StoreErrorKind::Corrupt => Released::Unreadable,
         Err(_) => Released::Unanswered,

@@ -23,8 +23,8 @@
 //! ```
 //!
 //! Everything between the acquire and the settlement happens in a task of its own, or [goes on](Idempotency::or_on) in one:
-//! whoever awaits the answer may go away without cancelling the operation, and its retry gets the replay. The task is in the tracing
-//! span of whoever asked.
+//! the caller may go away without cancelling the operation, and its retry gets the replay. Each operation has a tracing span,
+//! `idempotent_operation`, inside its caller's.
 
 mod admit;
 mod alarm;
@@ -47,7 +47,6 @@ mod waiters;
 
 use std::fmt;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -62,7 +61,8 @@ pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
 use heartbeat::Pacemaker;
 use late_acquires::LateAcquires;
-pub use observer::{Event, Observer};
+use observer::Subject;
+pub use observer::{Durations, Event, EventKind, Observer};
 pub use probe::{Probe, Probed};
 pub use run::{Ran, RunError};
 pub use settings::Settings;
@@ -101,6 +101,12 @@ impl Operation {
     #[must_use]
     pub fn new(scope: Scope, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
         Self { scope, key, fingerprint, wait: None }
+    }
+
+    /// Digest of the request.
+    #[must_use]
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
     }
 
     /// How long to wait for the answer when the operation runs elsewhere, at most [`Settings::max_wait`].
@@ -201,7 +207,7 @@ impl Idempotency {
     /// This engine, whose operations run on `runtime` unless its [settings](Settings::runtime) name another one: for
     /// integrations whose handlers have tasks of their own, and no business on the thread that asks.
     ///
-    /// An operation that the store allows at once, as one in memory does, is driven by whoever asked for it all the same,
+    /// An operation that the store allows at once, as one in memory does, is driven by its caller all the same,
     /// because the way to another thread and back takes longer; renewals are on `runtime`, and so is what is left when
     /// the future of [`execute`](Self::execute) is dropped. That future has to be polled to its end, or dropped: while it is
     /// kept, such an operation stands still, and its lease is renewed.
@@ -296,7 +302,11 @@ impl Shared {
     }
 
     /// Awaits a store for as long as the settings allow.
-    async fn bounded<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    async fn bounded<T>(
+        &self,
+        subject: &Subject,
+        verb: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
         let limit = self.settings.store_timeout;
         let late = |_| {
             let message = format!("the store did not answer within {limit:?}");
@@ -305,17 +315,9 @@ impl Shared {
         let answer = tokio::time::timeout(limit, verb).await.map_err(late).flatten();
         if let Err(error) = &answer {
             tracing::warn!(error = error as &dyn std::error::Error, "the idempotency store could not answer");
-            self.observe(&Event::StoreFailed(error));
+            self.observe(subject, None, EventKind::StoreFailed(error));
         }
         answer
-    }
-
-    fn observe(&self, event: &Event<'_>) {
-        let Some(observer) = &self.settings.observer else { return };
-        if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {
-            self.observer_panics.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(?event, "an observer panicked; the operation goes on");
-        }
     }
 
     /// What a waiter needs to ask the store once more; never `None`, as neither semaphore is closed.

@@ -1,48 +1,167 @@
-//! What an engine tells about itself, for metrics.
+//! What an engine tells about itself, for metrics and logs.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use crate::record::Acquisition;
+use super::answer::{Answer, ExecuteError, Outcome};
+use super::contract::Contract;
+use super::probe::Probed;
+use super::{Idempotency, Shared};
+use crate::machine::{Acquire, ReplayKind};
+use crate::record::{Acquisition, StoredBody};
+use crate::record_id::RecordId;
+use crate::scope::Scope;
 use crate::store::StoreError;
 
-/// Something that happened in an engine.
-#[derive(Debug)]
+/// Something that happened to one request.
+#[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum Event<'a> {
-    /// An operation was acquired, and is about to run.
-    Acquired {
-        /// How it came to run.
-        acquisition: Acquisition,
-        /// Which attempt it is.
-        attempt: u32,
-    },
-    /// An operation that ran is settled.
-    Settled,
-    /// A repeat got the stored answer.
-    Replayed,
-    /// A repeat was turned away, because the operation runs now.
+pub struct Event<'a> {
+    /// What happened.
+    pub kind: EventKind<'a>,
+    /// The operation of the request's [`Scope`], such as `POST /v1/payments`.
+    pub operation: &'a str,
+    /// The principal of the request's [`Scope`]. `None` when there is one tenant only, or when the request was refused before it
+    /// had a scope.
+    pub principal: Option<&'a str>,
+    /// The contract of the engine.
+    pub contract: Contract,
+    /// Where the record is. `None` when the request was refused before it had one.
+    pub record: Option<&'a RecordId>,
+    /// Which attempt it is about. `None` when it is about no attempt.
+    pub attempt: Option<u32>,
+    /// How long each part of the request took, for a [decision](EventKind::is_decision); otherwise zero.
+    pub durations: Durations,
+}
+
+/// How long each part of a request took. A part that did not happen has zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Durations {
+    /// Asking the store whether the operation may run.
+    pub store: Duration,
+    /// Waiting for the end of another request's run, between two questions to the store.
+    pub wait: Duration,
+    /// The operation itself, or the probe before it.
+    pub run: Duration,
+    /// Settling the record.
+    pub settle: Duration,
+}
+
+/// What happened to a request.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum EventKind<'a> {
+    /// Decision: the operation ran, and its own answer holds.
+    Executed,
+    /// Decision: the operation ran before, and the request got its stored answer.
+    Replayed(ReplayKind),
+    /// Decision: the operation ran before, and its answer was not kept.
+    Tombstone,
+    /// Decision: the operation runs now, elsewhere.
     InProgress,
-    /// A repeat was turned away, because the operation failed and its next attempt has to wait.
+    /// Decision: the operation failed, and its next attempt has to wait.
     Backoff,
-    /// The key belongs to another request.
+    /// Decision: the key belongs to another request.
     Mismatch,
-    /// An operation ran *without protection*, because the store could not answer.
+    /// Decision: the operation ran, and it is not known how its record ended.
+    CommitUnclear(&'a StoreError),
+    /// Decision: the operation kept its transaction beyond its end, and was rolled back.
+    TransactionHeld,
+    /// Decision: the store could not say whether the operation may run, and it did not.
+    StoreUnavailable(&'a StoreError),
+    /// Decision: the request was refused, and the store was not asked. The text names the reason, such as `overloaded` or
+    /// `shutting-down`; integrations give theirs to [`Idempotency::refused`].
+    Refused(&'static str),
+    /// Decision: the caller had gone while it waited, or the operation's task ended early.
+    Interrupted,
+
+    /// The operation may run; a decision follows when it has ended.
+    Acquired(Acquisition),
+    /// A probe has found out how an earlier run ended.
+    Probed(&'a Probed),
+    /// The operation runs *without protection*, because the store could not answer.
     FailedOpen,
-    /// An operation panicked.
+    /// The operation panicked.
     Panicked,
+    /// The operation lost its lease while it ran, or does not run because its lease is not certain to hold.
+    LeaseLost,
     /// The store could not answer one verb; it may be asked again.
     StoreFailed(&'a StoreError),
-    /// An operation lost its lease while it ran, or did not run because its lease was not certain to hold.
-    LeaseLost,
-    /// The store did not take a settlement in time: the caller has its answer, and the settlement goes on behind it.
+    /// The store did not take a settlement in time: the caller is answered, and the settlement goes on.
     SettlementDelayed,
-    /// A settlement was given up: the record is answered, or free, when its lease is over.
+    /// The store took a delayed settlement.
+    SettlementDone,
+    /// A settlement was given up. The next repeat finds a lease that runs out.
     SettlementLost,
-    /// A request was refused, because as many operations run as [may](super::Settings::max_running).
-    Overloaded,
-    /// An acquire without an answer may take a lease later, and too many such leases are waited for already: a repeat may be
-    /// told that the outcome is unknown although nothing ran.
+    /// An acquire without an answer may take a lease later, and nothing waits for it any more: a repeat may be told that the
+    /// outcome is unknown although nothing ran.
     AcquireForgotten,
+}
+
+impl EventKind<'_> {
+    /// Whether this is what the request was answered. Each request has exactly one decision.
+    #[must_use]
+    pub fn is_decision(&self) -> bool {
+        match self {
+            Self::Executed
+            | Self::Replayed(_)
+            | Self::Tombstone
+            | Self::InProgress
+            | Self::Backoff
+            | Self::Mismatch
+            | Self::CommitUnclear(_)
+            | Self::TransactionHeld
+            | Self::StoreUnavailable(_)
+            | Self::Refused(_)
+            | Self::Interrupted => true,
+            Self::Acquired(_)
+            | Self::Probed(_)
+            | Self::FailedOpen
+            | Self::Panicked
+            | Self::LeaseLost
+            | Self::StoreFailed(_)
+            | Self::SettlementDelayed
+            | Self::SettlementDone
+            | Self::SettlementLost
+            | Self::AcquireForgotten => false,
+        }
+    }
+
+    /// A name for metrics and logs, such as `replayed`. Names stay the same in later versions.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Executed => "executed",
+            Self::Replayed(ReplayKind::Completed) => "replayed",
+            Self::Replayed(ReplayKind::Failed) => "replayed-failure",
+            Self::Replayed(ReplayKind::OutcomeUnknown) => "outcome-unknown",
+            Self::Tombstone => "tombstone",
+            Self::InProgress => "in-progress",
+            Self::Backoff => "backoff",
+            Self::Mismatch => "mismatch",
+            Self::CommitUnclear(_) => "commit-unclear",
+            Self::TransactionHeld => "transaction-held",
+            Self::StoreUnavailable(_) => "store-unavailable",
+            Self::Refused(reason) => reason,
+            Self::Interrupted => "interrupted",
+            Self::Acquired(Acquisition::Fresh) => "acquired",
+            Self::Acquired(Acquisition::Takeover) => "takeover",
+            Self::Acquired(Acquisition::Retry) => "retry",
+            Self::Acquired(Acquisition::Probe) => "probe",
+            Self::Probed(_) => "probed",
+            Self::FailedOpen => "failed-open",
+            Self::Panicked => "panicked",
+            Self::LeaseLost => "lease-lost",
+            Self::StoreFailed(_) => "store-failed",
+            Self::SettlementDelayed => "settlement-delayed",
+            Self::SettlementDone => "settlement-done",
+            Self::SettlementLost => "settlement-lost",
+            Self::AcquireForgotten => "acquire-forgotten",
+        }
+    }
 }
 
 /// Receives events, such as a bridge to a metrics library.
@@ -52,4 +171,100 @@ pub enum Event<'a> {
 pub trait Observer: fmt::Debug + Send + Sync + 'static {
     /// Something happened.
     fn observe(&self, event: &Event<'_>);
+}
+
+/// Which request an event is about.
+#[derive(Clone)]
+pub(super) struct Subject {
+    scope: Scope,
+    pub(super) id: RecordId,
+}
+
+impl Subject {
+    pub(super) fn of(request: &Acquire) -> Self {
+        Self { scope: request.origin.scope.clone(), id: request.id }
+    }
+}
+
+impl Idempotency {
+    /// Tells the observer that a request was refused before it became an operation. For integrations: `reason` is the name of
+    /// their problem, such as `key-missing`, out of a small fixed set.
+    pub fn refused(&self, operation: &str, reason: &'static str) {
+        let event = Event {
+            kind: EventKind::Refused(reason),
+            operation,
+            principal: None,
+            contract: self.contract(),
+            record: None,
+            attempt: None,
+            durations: Durations::default(),
+        };
+        self.shared.tell(&event);
+    }
+}
+
+impl Shared {
+    /// Tells of something that happened on the way to a decision.
+    pub(super) fn observe(&self, subject: &Subject, attempt: Option<u32>, kind: EventKind<'_>) {
+        if self.settings.observer.is_some() {
+            self.tell(&self.event(kind, &subject.scope, Some(&subject.id), attempt));
+        }
+    }
+
+    /// Tells what a request is answered.
+    pub(super) fn decide<T>(&self, subject: &Subject, outcome: &Outcome<T>, durations: Durations) {
+        let (kind, attempt) = decision(outcome);
+        tracing::debug!(outcome = kind.name(), attempt, ?durations, "decided");
+        self.tell(&Event { durations, ..self.event(kind, &subject.scope, Some(&subject.id), attempt) });
+    }
+
+    /// Refuses a request before the store is asked.
+    pub(super) fn refuse<T>(&self, scope: &Scope, error: ExecuteError) -> Outcome<T> {
+        let outcome = Err(error);
+        let (kind, attempt) = decision(&outcome);
+        tracing::debug!(outcome = kind.name(), "decided");
+        self.tell(&self.event(kind, scope, None, attempt));
+        outcome
+    }
+
+    fn event<'a>(
+        &self,
+        kind: EventKind<'a>,
+        scope: &'a Scope,
+        record: Option<&'a RecordId>,
+        attempt: Option<u32>,
+    ) -> Event<'a> {
+        let (operation, principal) = (scope.operation(), scope.principal());
+        let durations = Durations::default();
+        Event { kind, operation, principal, contract: self.contract(), record, attempt, durations }
+    }
+
+    fn tell(&self, event: &Event<'_>) {
+        let Some(observer) = &self.settings.observer else { return };
+        if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {
+            self.observer_panics.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(event = event.kind.name(), "an observer panicked; the operation goes on");
+        }
+    }
+}
+
+/// The decision that an outcome is, and which attempt it is about.
+fn decision<T>(outcome: &Outcome<T>) -> (EventKind<'_>, Option<u32>) {
+    match outcome {
+        Ok(Answer::Ran { attempt, .. }) => (EventKind::Executed, Some(*attempt)),
+        Ok(Answer::Replay(replay)) => {
+            let is_tombstone = replay.kind == ReplayKind::Completed && replay.response.body == StoredBody::NotRetained;
+            let kind = if is_tombstone { EventKind::Tombstone } else { EventKind::Replayed(replay.kind) };
+            (kind, Some(replay.attempt))
+        }
+        Ok(Answer::InProgress { .. }) => (EventKind::InProgress, None),
+        Ok(Answer::Backoff { .. }) => (EventKind::Backoff, None),
+        Ok(Answer::Mismatch) => (EventKind::Mismatch, None),
+        Err(ExecuteError::NotAdmitted(error)) => (EventKind::StoreUnavailable(error), None),
+        Err(ExecuteError::CommitUnclear(error)) => (EventKind::CommitUnclear(error), None),
+        Err(ExecuteError::TransactionHeld) => (EventKind::TransactionHeld, None),
+        Err(ExecuteError::ShuttingDown) => (EventKind::Refused("shutting-down"), None),
+        Err(ExecuteError::Overloaded { .. }) => (EventKind::Refused("overloaded"), None),
+        Err(ExecuteError::Interrupted) => (EventKind::Interrupted, None),
+    }
 }

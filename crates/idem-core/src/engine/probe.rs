@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 
 use super::Context;
+use super::observer::EventKind;
 use crate::machine::Settlement;
 use crate::record::StoredResponse;
 
@@ -52,6 +53,9 @@ pub(super) async fn find_out(context: &Context) -> Option<Settlement> {
         // Some other engine on this store has a probe, and this one does not: it cannot have asked to probe.
         None => Ok(Ok(Probed::Unknown)),
     };
+    if let Ok(Ok(found)) = &found {
+        context.observe(EventKind::Probed(found));
+    }
     match found {
         Ok(Ok(Probed::DidNotHappen)) => None,
         Ok(Ok(Probed::Happened(response))) => Some(Settlement::Completed(response)),

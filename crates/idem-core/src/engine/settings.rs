@@ -198,7 +198,7 @@ impl Settings {
     /// Runs operations *without protection* while the store cannot answer, instead of refusing them.
     ///
     /// Default off: an operation that may run twice is what this library exists to prevent. Each such run is reported
-    /// as [`Event::FailedOpen`](super::Event::FailedOpen). A record that cannot be read is still refused: the operation
+    /// as [`EventKind::FailedOpen`](super::EventKind::FailedOpen). A record that cannot be read is still refused: the operation
     /// may have run. It has no effect under the Transactional contract, where the
     /// store is the database of the operation itself.
     #[must_use]

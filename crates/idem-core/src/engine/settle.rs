@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::Shared;
 use super::hold::Held;
-use super::observer::Event;
+use super::observer::{EventKind, Subject};
+use super::{Context, Shared};
 use crate::machine::{Lease, OwnerOutcome, Settlement};
 use crate::record::{Record, State};
 use crate::store::{StoreError, StoreErrorKind, StoreTransaction, Writes};
@@ -50,26 +50,34 @@ impl Shared {
     ///
     /// When the store does not take it in time, the settlement goes on in the background, with the lease alive, for as long as a
     /// lease may be held. The caller gets its answer if the lease still holds; if not, another owner may answer differently.
-    pub(super) async fn settle_leased(self: &Arc<Self>, lease: &Lease, ending: &Ending, held: Held) -> Settled {
+    pub(super) async fn settle_leased(
+        self: &Arc<Self>,
+        context: &Context,
+        lease: &Lease,
+        ending: &Ending,
+        held: Held,
+    ) -> Settled {
         held.expect_the_end();
-        let answer = self.persist(PATIENCE, || self.store().settle(lease, &ending.settlement, ending.retention)).await;
+        let answer = self
+            .persist(context.subject(), PATIENCE, || self.store().settle(lease, &ending.settlement, ending.retention))
+            .await;
         match answer {
             Ok(outcome) => {
-                held.give_back_late_acquire(self, lease);
-                if outcome == OwnerOutcome::Applied { self.settled() } else { Settled::Lost }
+                held.give_back_late_acquire(context, lease);
+                if outcome == OwnerOutcome::Applied { Settled::Ours } else { Settled::Lost }
             }
             // Another owner has written it, such as a newer version that took over. This run cannot know what other callers
             // are told by then.
             Err(error) if error.kind() == StoreErrorKind::Corrupt => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "a settlement was given up");
-                self.observe(&Event::SettlementLost);
+                context.observe(EventKind::SettlementLost);
                 Settled::Unclear(error)
             }
             Err(error) => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
-                self.observe(&Event::SettlementDelayed);
+                context.observe(EventKind::SettlementDelayed);
                 let is_lost = held.lost.is_cancelled();
-                let behind = settle_behind(Arc::clone(self), lease.clone(), ending.clone(), held);
+                let behind = settle_behind(context.clone(), lease.clone(), ending.clone(), held);
                 self.tasks.spawn(behind.in_current_span());
                 if is_lost { Settled::Unclear(error) } else { Settled::Ours }
             }
@@ -79,20 +87,22 @@ impl Shared {
     /// Settles a run inside its transaction.
     pub(super) async fn settle_transaction(
         self: &Arc<Self>,
+        context: &Context,
         lease: &Lease,
         ending: &Ending,
         transaction: Box<dyn StoreTransaction>,
         held: &Held,
     ) -> Settled {
         held.expect_the_end();
-        let settled = self.commit(lease, ending, transaction).await;
+        let settled = self.commit(context, lease, ending, transaction).await;
         // However it ended, nothing runs under its owner token any more.
-        held.give_back_late_acquire(self, lease);
+        held.give_back_late_acquire(context, lease);
         settled
     }
 
     async fn commit(
         self: &Arc<Self>,
+        context: &Context,
         lease: &Lease,
         ending: &Ending,
         transaction: Box<dyn StoreTransaction>,
@@ -102,31 +112,26 @@ impl Shared {
             |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {COMMIT_PATIENCE:?}"));
         let answer = tokio::time::timeout(COMMIT_PATIENCE, finish).await.map_err(late).flatten();
         let error = match answer {
-            Ok(OwnerOutcome::Applied) => return self.settled(),
+            Ok(OwnerOutcome::Applied) => return Settled::Ours,
             Ok(OwnerOutcome::LeaseLost) => return Settled::Lost,
             Err(error) => error,
         };
         tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "a transaction failed to end");
-        self.observe(&Event::StoreFailed(&error));
+        context.observe(EventKind::StoreFailed(&error));
         if ending.writes == Writes::Discard && ending.settlement == Settlement::Released {
             // Nothing was to be kept, and nothing is.
-            release_behind(self, lease.clone());
+            release_behind(context, lease.clone());
             return Settled::Ours;
         }
         // The answer may have been lost on the way: what the record says is what happened.
-        match self.persist(PATIENCE, || self.store().peek(&lease.id)).await {
-            Ok(Some(record)) if is_settled_by(&record, lease) => self.settled(),
+        match self.persist(context.subject(), PATIENCE, || self.store().peek(&lease.id)).await {
+            Ok(Some(record)) if is_settled_by(&record, lease) => Settled::Ours,
             Ok(_) => {
-                release_behind(self, lease.clone());
+                release_behind(context, lease.clone());
                 Settled::Unclear(error)
             }
             Err(_) => Settled::Unclear(error),
         }
-    }
-
-    fn settled(&self) -> Settled {
-        self.observe(&Event::Settled);
-        Settled::Ours
     }
 
     /// Repeats a verb that is safe to repeat until the store answers, or for `patience`. The last try comes at its end, so that
@@ -134,14 +139,14 @@ impl Shared {
     ///
     /// Whatever the error is: credentials that are rotated, privileges that are revoked and proxies that are full look like a
     /// wrong configuration, and pass. Only a record that cannot be read stays so.
-    async fn persist<T, V>(&self, patience: Duration, verb: impl Fn() -> V) -> Result<T, StoreError>
+    async fn persist<T, V>(&self, subject: &Subject, patience: Duration, verb: impl Fn() -> V) -> Result<T, StoreError>
     where
         V: Future<Output = Result<T, StoreError>>,
     {
         let give_up_at = Instant::now() + patience;
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.bounded(verb()).await {
+            match self.bounded(subject, verb()).await {
                 Err(error) if error.kind() != StoreErrorKind::Corrupt && Instant::now() < give_up_at => {}
                 answer => return answer,
             }
@@ -153,22 +158,23 @@ impl Shared {
 }
 
 /// Goes on with a settlement behind its answer, for as long as a lease may be held.
-async fn settle_behind(shared: Arc<Shared>, lease: Lease, ending: Ending, held: Held) {
+async fn settle_behind(context: Context, lease: Lease, ending: Ending, held: Held) {
+    let shared = context.shared();
     let _counted = DelayedSettlement::count(&shared.behind);
     let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
     let answer = tokio::select! {
-        answer = shared.persist(shared.settings.held_at_most, settle) => answer.ok(),
+        answer = shared.persist(context.subject(), shared.settings.held_at_most, settle) => answer.ok(),
         () = shared.giving_up.cancelled() => None,
     };
     // One that was given up has had its effect: its record must not be given back.
     if answer.is_some() {
-        held.give_back_late_acquire(&shared, &lease);
+        held.give_back_late_acquire(&context, &lease);
     }
     if answer == Some(OwnerOutcome::Applied) {
-        shared.observe(&Event::Settled);
+        context.observe(EventKind::SettlementDone);
     } else {
         tracing::error!(record = %lease.id, "a settlement was given up");
-        shared.observe(&Event::SettlementLost);
+        context.observe(EventKind::SettlementLost);
     }
     drop(held);
     shared.waiters.wake(&lease.id);
@@ -197,13 +203,14 @@ fn is_settled_by(record: &Record, lease: &Lease) -> bool {
 }
 
 /// Gives a key back in the background, for as long as its lease lasts; then it is over.
-pub(super) fn release_behind(shared: &Arc<Shared>, lease: Lease) {
-    let (shared, tasks) = (Arc::clone(shared), shared.tasks.clone());
+pub(super) fn release_behind(context: &Context, lease: Lease) {
+    let (shared, subject) = (Arc::clone(context.shared()), context.subject().clone());
+    let tasks = shared.tasks.clone();
     let release = async move {
         let settings = &shared.settings;
         let release = || shared.store().settle(&lease, &Settlement::Released, settings.retention);
         let released = tokio::select! {
-            answer = shared.persist(settings.lease.min(settings.held_at_most), release) => answer.is_ok(),
+            answer = shared.persist(&subject, settings.lease.min(settings.held_at_most), release) => answer.is_ok(),
             () = shared.giving_up.cancelled() => false,
         };
         if released {

@@ -14,9 +14,9 @@ async fn an_operation_runs_once_and_is_replayed_ever_after() {
     let world = World::new();
     for engine in [world.at_least_once(), world.at_most_once(), world.at_least_once()] {
         let result = world.run(&engine, Duration::ZERO, done()).await;
-        if world.events.count("Replayed") == 0 { assert_ran(&result) } else { assert_replays(&result, "paid") }
+        if world.events.count("replayed") == 0 { assert_ran(&result) } else { assert_replays(&result, "paid") }
     }
-    assert_eq!((world.runs(), world.events.count("Settled"), world.events.count("Replayed")), (1, 1, 2));
+    assert_eq!((world.runs(), world.events.count("executed"), world.events.count("replayed")), (1, 1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -71,7 +71,7 @@ async fn a_panic_is_a_fault_and_the_engine_goes_on() {
     let result = engine.execute(operation(), run, panicked).await;
     assert!(matches!(result, Ok(Answer::Ran { value: "panicked", .. })), "{result:?}");
     assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "panicked");
-    assert_eq!(world.events.count("Panicked"), 1);
+    assert_eq!(world.events.count("panicked"), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -67,7 +67,7 @@ async fn a_settlement_that_fails_for_a_while_is_repeated_before_anyone_is_answer
         world.store.next(Verb::Settle, trouble);
         assert_ran(&world.run(&world.at_most_once(), Duration::ZERO, done()).await);
         assert!(is_completed(&world).await, "{trouble:?}");
-        assert_eq!(world.events.count("SettlementDelayed"), 0);
+        assert_eq!(world.events.count("settlement-delayed"), 0);
     }
 }
 
@@ -86,7 +86,7 @@ async fn a_store_that_is_away_for_less_than_five_seconds_settles_before_anyone_i
     let (answer, ()) = tokio::join!(run, heal);
     assert_ran(&answer);
     assert!(is_completed(&world).await);
-    assert_eq!(world.events.count("SettlementDelayed"), 0);
+    assert_eq!(world.events.count("settlement-delayed"), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -99,7 +99,7 @@ async fn a_settlement_that_keeps_failing_does_not_keep_the_answer_back_and_goes_
     let start = Instant::now();
     assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
     assert_eq!(start.elapsed().as_secs(), 5);
-    assert_eq!((world.events.count("SettlementDelayed"), world.events.count("Settled")), (1, 0));
+    assert_eq!((world.events.count("settlement-delayed"), world.events.count("settlement-done")), (1, 0));
     // Beyond several leases the key is still held, because it is renewed; nothing runs.
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert!(world.store.calls(Verb::Renew) >= 9);
@@ -109,7 +109,7 @@ async fn a_settlement_that_keeps_failing_does_not_keep_the_answer_back_and_goes_
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(is_completed(&world).await);
     assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
-    let told = ["Settled", "SettlementLost"].map(|event| world.events.count(event));
+    let told = ["settlement-done", "settlement-lost"].map(|event| world.events.count(event));
     assert_eq!((world.runs(), told), (1, [1, 0]));
 }
 
@@ -133,7 +133,7 @@ async fn a_settlement_is_given_up_when_the_lease_may_not_be_held_any_longer_or_a
             // The last try comes when the time is over.
             tokio::time::sleep(held + Duration::from_millis(1)).await;
         }
-        assert_eq!(world.events.count("SettlementLost"), 1);
+        assert_eq!(world.events.count("settlement-lost"), 1);
     }
 }
 
@@ -149,7 +149,11 @@ async fn a_settlement_goes_on_behind_its_answer_whatever_the_kind_of_error() {
         }
         assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
         assert_eq!((engine.settling(), engine.running()), (1, 1), "{kind:?}");
-        assert_eq!((world.events.count("SettlementDelayed"), world.events.count("SettlementLost")), (1, 0), "{kind:?}");
+        assert_eq!(
+            (world.events.count("settlement-delayed"), world.events.count("settlement-lost")),
+            (1, 0),
+            "{kind:?}"
+        );
         // Credentials are back, or the proxy has room again.
         world.store.heal();
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -236,7 +240,7 @@ async fn a_store_that_panics_leaves_its_key_free_or_answered_after_a_lease() {
             // The run is told that its lease is not renewed any more, and goes on.
             Verb::Renew => {
                 assert_ran(&first);
-                assert_eq!(world.events.count("LeaseLost"), 1);
+                assert_eq!(world.events.count("lease-lost"), 1);
             }
             _ => assert!(matches!(first, Err(ExecuteError::Interrupted)), "{verb:?}: {first:?}"),
         }
@@ -303,7 +307,7 @@ async fn failing_open_runs_without_protection_and_says_so() {
     };
     let answer = engine.execute(operation(), run, panicked).await;
     assert!(matches!(answer, Ok(Answer::Ran { value: "ran", protected: false, .. })), "{answer:?}");
-    assert_eq!((world.events.count("FailedOpen"), world.record().await), (1, None));
+    assert_eq!((world.events.count("failed-open"), world.record().await), (1, None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -351,7 +355,7 @@ async fn a_delayed_settlement_that_somebody_else_made_impossible_is_told() {
     world.clock.advance(Duration::from_secs(30));
     assert_ran(&world.run(&world.at_least_once(), Duration::ZERO, done()).await);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!((world.events.count("SettlementDelayed"), world.events.count("SettlementLost")), (1, 1));
+    assert_eq!((world.events.count("settlement-delayed"), world.events.count("settlement-lost")), (1, 1));
 }
 
 /// A store in which somebody else writes what this version cannot read while an operation runs.
@@ -397,5 +401,5 @@ async fn a_run_whose_record_somebody_else_wrote_in_an_unknown_format_does_not_sa
     let answer = world.run(&engine, Duration::ZERO, done()).await;
     let Err(ExecuteError::CommitUnclear(error)) = answer else { panic!("{answer:?}") };
     assert_eq!((error.kind(), start.elapsed().as_secs()), (StoreErrorKind::Corrupt, 0));
-    assert_eq!((world.runs(), world.events.count("SettlementLost")), (1, 1));
+    assert_eq!((world.runs(), world.events.count("settlement-lost")), (1, 1));
 }

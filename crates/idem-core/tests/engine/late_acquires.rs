@@ -69,7 +69,7 @@ async fn a_late_acquire_does_not_disturb_the_run_of_its_repetition() {
     let engine = world.at_most_once();
     world.store.next(Verb::Acquire, Fault::Late(Duration::from_secs(10)));
     assert_ran(&world.run(&engine, Duration::from_secs(40), done()).await);
-    assert_eq!((world.events.count("LeaseLost"), world.runs()), (0, 1));
+    assert_eq!((world.events.count("lease-lost"), world.runs()), (0, 1));
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
 }

@@ -226,7 +226,7 @@ async fn the_loss_of_a_lease_is_told_before_it_ends_when_renewals_fail_or_hang()
             Conclusion { value: "ran", disposition: done(), retention: None }
         };
         assert_ran(&world.at_least_once().execute(operation(), run, panicked).await);
-        assert_eq!(world.events.count("LeaseLost"), 1);
+        assert_eq!(world.events.count("lease-lost"), 1);
     }
 }
 
@@ -236,7 +236,7 @@ async fn two_failed_renewals_do_not_lose_a_lease() {
     world.store.next(Verb::Renew, Fault::ErrorBefore);
     world.store.next(Verb::Renew, Fault::ErrorBefore);
     assert_ran(&world.run(&world.at_least_once(), Duration::from_secs(60), done()).await);
-    assert_eq!(world.events.count("LeaseLost"), 0);
+    assert_eq!(world.events.count("lease-lost"), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -25,7 +25,7 @@ async fn as_many_operations_run_as_may_and_others_are_refused_before_the_store_i
     let asked = world.store.calls(Verb::Acquire);
     let refused = world.run(&engine, Duration::ZERO, done()).await;
     assert!(matches!(refused, Err(ExecuteError::Overloaded { limit: 1 })), "{refused:?}");
-    assert_eq!((world.store.calls(Verb::Acquire), world.events.count("Overloaded")), (asked, 1));
+    assert_eq!((world.store.calls(Verb::Acquire), world.events.count("overloaded")), (asked, 1));
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(engine.running(), 0);
     assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");

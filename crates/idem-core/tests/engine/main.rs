@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod contracts;
+mod events;
 mod faults;
 mod late_acquires;
 mod leases;

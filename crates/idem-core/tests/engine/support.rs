@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use idem_core::engine::{
-    Answer, Conclusion, Context, Disposition, Event, ExecuteError, Idempotency, Observer, Operation, Settings,
+    Answer, Conclusion, Context, Disposition, Durations, Event, ExecuteError, Idempotency, Observer, Operation,
+    Settings,
 };
 use idem_core::memory::ManualClock;
 use idem_core::{
@@ -28,19 +29,45 @@ pub(crate) struct World {
 
 /// What an engine told.
 #[derive(Debug, Default)]
-pub(crate) struct Events(Mutex<Vec<String>>);
+pub(crate) struct Events(Mutex<Vec<Told>>);
+
+/// An event, without what it borrows.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    pub(crate) name: &'static str,
+    pub(crate) is_decision: bool,
+    pub(crate) about: String,
+    pub(crate) record: Option<RecordId>,
+    pub(crate) attempt: Option<u32>,
+    pub(crate) durations: Durations,
+}
 
 impl Observer for Events {
     fn observe(&self, event: &Event<'_>) {
-        let name = format!("{event:?}");
-        let name = name.split([' ', '(', '{']).next().unwrap_or_default();
-        self.0.lock().unwrap().push(name.to_owned());
+        self.0.lock().unwrap().push(Told {
+            name: event.kind.name(),
+            is_decision: event.kind.is_decision(),
+            about: format!("{:?} {} {:?}", event.principal, event.operation, event.contract),
+            record: event.record.copied(),
+            attempt: event.attempt,
+            durations: event.durations,
+        });
     }
 }
 
 impl Events {
     pub(crate) fn count(&self, name: &str) -> usize {
-        self.0.lock().unwrap().iter().filter(|event| *event == name).count()
+        self.0.lock().unwrap().iter().filter(|event| event.name == name).count()
+    }
+
+    /// What was told since this was asked last.
+    pub(crate) fn take(&self) -> Vec<Told> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+
+    /// The names of what was told since this was asked last.
+    pub(crate) fn take_names(&self) -> Vec<&'static str> {
+        self.take().iter().map(|event| event.name).collect()
     }
 }
 

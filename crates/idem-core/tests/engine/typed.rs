@@ -65,5 +65,5 @@ async fn a_result_that_cannot_be_read_is_told_and_does_not_run_again() {
     for _ in 0..2 {
         assert!(matches!(engine.run(operation(), unwritable).await, Err(RunError::Result(_))));
     }
-    assert_eq!(world.events.count("Acquired"), 1);
+    assert_eq!(world.events.count("acquired"), 1);
 }

@@ -167,5 +167,5 @@ async fn a_waiter_whose_store_goes_away_does_not_run_what_it_saw_running() {
         world.store.next(Verb::Acquire, Fault::ErrorBefore);
     }
     assert_in_progress(&world.run(&engine, Duration::ZERO, done()).await);
-    assert_eq!((world.runs(), world.events.count("FailedOpen")), (0, 0));
+    assert_eq!((world.runs(), world.events.count("failed-open")), (0, 0));
 }

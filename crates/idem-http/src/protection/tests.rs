@@ -1,13 +1,14 @@
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream;
-use idem_core::engine::Settings;
+use idem_core::engine::{Event, Observer, Settings};
 use idem_core::{DurableStore, MemoryStore, StoredResponse, Writes};
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::budget::ByteBudget;
 
 type Fields = [(&'static str, &'static [u8])];
 
@@ -33,13 +34,13 @@ fn post(headers: &Fields) -> RequestHead<'_, &Fields> {
     }
 }
 
-fn arrival<S: ScopeSource<Head>>(protection: &Protection<S>) -> Box<Arrival> {
-    arrival_of(protection, KEYED)
+fn incoming<S: ScopeSource<Head>>(protection: &Protection<S>) -> Box<IncomingRequest> {
+    incoming_of(protection, KEYED)
 }
 
-fn arrival_of<S: ScopeSource<Head>>(protection: &Protection<S>, headers: &Fields) -> Box<Arrival> {
+fn incoming_of<S: ScopeSource<Head>>(protection: &Protection<S>, headers: &Fields) -> Box<IncomingRequest> {
     match protection.decide(&Head(Some("acme")), &post(headers)) {
-        Decision::Receive(arrival) => arrival,
+        Decision::Receive(incoming) => incoming,
         decision => panic!("{decision:?}"),
     }
 }
@@ -51,8 +52,8 @@ fn refusal(decision: Decision) -> Option<ProblemKind> {
     }
 }
 
-async fn arrived<S: ScopeSource<Head>>(protection: &Protection<S>, body: &'static str) -> Arrived {
-    arrival(protection).receive(stream::iter([Ok(Bytes::from(body))])).await.unwrap()
+async fn received<S: ScopeSource<Head>>(protection: &Protection<S>, body: &'static str) -> ReceivedRequest {
+    protection.receive(incoming(protection), stream::iter([Ok(Bytes::from(body))])).await.unwrap()
 }
 
 fn done(value: &'static str) -> Option<Conclusion<&'static str>> {
@@ -81,7 +82,7 @@ async fn two_layers_are_misconfigured_and_a_declared_length_is_refused_before_a_
     let large: &Fields = &[KEYED[0], ("content-length", b"1048577")];
     assert_eq!(refusal(protection.decide(&Head(Some("acme")), &post(large))), Some(ProblemKind::BodyTooLarge));
     let largest: &Fields = &[KEYED[0], ("content-length", b"1048576")];
-    arrival_of(&protection, largest);
+    incoming_of(&protection, largest);
 }
 
 #[tokio::test]
@@ -90,7 +91,7 @@ async fn a_body_that_is_shorter_than_declared_was_consumed_before() {
     let (declared, encoded) = (("content-length", b"4".as_slice()), ("content-encoding", b"gzip".as_slice()));
     let received = async |headers: &Fields, body: &[&'static str]| {
         let body = stream::iter(body.iter().map(|&chunk| Ok(Bytes::from(chunk))).collect::<Vec<_>>());
-        arrival_of(&protection, headers).receive(body).await.map(drop).map_err(|reply| reply.problem)
+        protection.receive(incoming_of(&protection, headers), body).await.map(drop).map_err(|reply| reply.problem)
     };
     for nothing in [&[][..], &[""], &["", ""]] {
         assert_eq!(received(&[KEYED[0], declared], nothing).await, Err(Some(ProblemKind::Misconfigured)));
@@ -118,21 +119,22 @@ async fn a_body_that_does_not_arrive_is_refused_with_the_reason() {
         [(BodyError::Incomplete, ProblemKind::BodyIncomplete), (BodyError::TooLarge, ProblemKind::BodyTooLarge)]
     {
         let body = stream::iter([Ok(Bytes::from("1234")), Err(error)]);
-        assert_eq!(arrival(&protection).receive(body).await.unwrap_err().problem, Some(kind));
+        assert_eq!(protection.receive(incoming(&protection), body).await.unwrap_err().problem, Some(kind));
     }
-    let never = tokio::time::timeout(Duration::from_secs(61), arrival(&protection).receive(stream::pending()));
+    let never =
+        tokio::time::timeout(Duration::from_secs(61), protection.receive(incoming(&protection), stream::pending()));
     assert_eq!(never.await.unwrap().unwrap_err().problem, Some(ProblemKind::BodyTooSlow));
 }
 
 #[tokio::test]
 async fn a_repeat_is_replayed_and_another_request_is_a_mismatch() {
     let protection = protection();
-    let first = arrived(&protection, "1").await;
+    let first = received(&protection, "1").await;
     assert_eq!(protection.execute(first.operation, |_| async { done("ran") }).await, Ok("ran"));
-    let again = arrived(&protection, "1").await;
+    let again = received(&protection, "1").await;
     let replay = protection.execute(again.operation, |_| async { done("ran again") }).await.unwrap_err();
     assert_eq!((replay.status, replay.body, replay.problem), (201, "ran".into(), None));
-    let other = arrived(&protection, "2").await;
+    let other = received(&protection, "2").await;
     let mismatch = protection.execute(other.operation, |_| async { done("ran too") }).await.unwrap_err();
     assert_eq!(mismatch.problem, Some(ProblemKind::Mismatch));
 }
@@ -141,7 +143,7 @@ async fn a_repeat_is_replayed_and_another_request_is_a_mismatch() {
 async fn a_repeat_while_it_runs_is_in_progress() {
     let protection = Arc::new(protection());
     let (started, gate) = (oneshot::channel(), oneshot::channel::<()>());
-    let first = arrived(&protection, "1").await;
+    let first = received(&protection, "1").await;
     let running = tokio::spawn({
         let protection = Arc::clone(&protection);
         let run = |_| async move {
@@ -152,7 +154,7 @@ async fn a_repeat_while_it_runs_is_in_progress() {
         async move { protection.execute(first.operation, run).await }
     });
     started.1.await.unwrap();
-    let again = arrived(&protection, "1").await;
+    let again = received(&protection, "1").await;
     let refused = protection.execute(again.operation, |_| async { done("ran again") }).await.unwrap_err();
     assert_eq!(refused.problem, Some(ProblemKind::InProgress));
     gate.0.send(()).unwrap();
@@ -163,14 +165,14 @@ async fn a_repeat_while_it_runs_is_in_progress() {
 async fn an_answer_that_breaks_off_and_a_panic_are_the_same_failure() {
     for panics in [false, true] {
         let protection = protection();
-        let first = arrived(&protection, "1").await;
+        let first = received(&protection, "1").await;
         let run = move |_| async move {
             assert!(!panics, "the handler panics");
             None::<Conclusion<()>>
         };
         let failed = protection.execute(first.operation, run).await.unwrap_err();
         assert_eq!(failed.problem, Some(ProblemKind::HandlerFailed));
-        let again = arrived(&protection, "1").await;
+        let again = received(&protection, "1").await;
         let replay = protection.execute(again.operation, |_| async { done("ran") }).await.unwrap_err();
         assert_eq!((replay.status, &replay.body), (500, &failed.body), "{panics}");
     }
@@ -179,11 +181,11 @@ async fn an_answer_that_breaks_off_and_a_panic_are_the_same_failure() {
 #[tokio::test]
 async fn a_run_that_never_began_leaves_the_key_as_it_was() {
     let protection = protection();
-    let first = arrived(&protection, "1").await;
+    let first = received(&protection, "1").await;
     let ran = protection.execute(first.operation, |_| async { Some(crate::never_began(())) }).await;
     assert_eq!(ran, Ok(()));
     // With a record, another body would be a mismatch.
-    let other = arrived(&protection, "2").await;
+    let other = received(&protection, "2").await;
     let run = |context: Context| async move {
         assert_eq!(context.attempt(), 1);
         done("ran")
@@ -191,9 +193,65 @@ async fn a_run_that_never_began_leaves_the_key_as_it_was() {
     assert_eq!(protection.execute(other.operation, run).await, Ok("ran"));
 }
 
-#[test]
-fn neither_an_arrived_body_nor_a_key_is_in_debug_output() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let arrived = runtime.block_on(async { arrived(&protection(), "secret").await });
-    assert!(!format!("{arrived:?}").contains("secret"), "{arrived:?}");
+#[tokio::test]
+async fn what_a_request_says_is_not_in_debug_output() {
+    let protection = protection();
+    let headers: &Fields = &[("idempotency-key", b"secret-key"), ("authorization", b"secret-token")];
+    let mut incoming = incoming_of(&protection, headers);
+    incoming.push("secret-body".into()).unwrap();
+    assert!(!format!("{incoming:?}").contains("secret"), "{incoming:?}");
+    let received = incoming.finish();
+    assert!(!format!("{received:?}").contains("secret"), "{received:?}");
+}
+
+#[tokio::test]
+async fn the_wait_that_a_client_prefers_reaches_the_operation() {
+    let protection = protection();
+    let operation = |prefer: &'static [u8]| {
+        format!("{:?}", incoming_of(&protection, &[KEYED[0], ("prefer", prefer)]).finish().operation)
+    };
+    assert!(operation(b"wait=7").contains("wait: Some(7s)"), "{}", operation(b"wait=7"));
+    assert!(operation(b"wait=0").contains("wait: Some(0ns)"), "{}", operation(b"wait=0"));
+    assert!(operation(b"respond-async").contains("wait: None"), "{}", operation(b"respond-async"));
+}
+
+#[tokio::test]
+async fn the_limits_of_a_policy_are_those_of_its_requests() {
+    let policy = HttpPolicy::new().request_body_limit(4).budget(ByteBudget::new(6));
+    let protection = protection().policy(policy);
+    let declared = protection.decide(&Head(Some("acme")), &post(&[KEYED[0], ("content-length", b"5")]));
+    assert_eq!(refusal(declared), Some(ProblemKind::BodyTooLarge));
+    let kind = |result: Result<(), Problem>| result.map_err(|problem| problem.kind());
+    let mut first = incoming(&protection);
+    assert_eq!(kind(first.push("abcd".into())), Ok(()));
+    assert_eq!(kind(first.push("e".into())), Err(ProblemKind::BodyTooLarge));
+    let mut second = incoming(&protection);
+    assert_eq!(kind(second.push("abc".into())), Err(ProblemKind::Overloaded), "the budget is shared");
+    drop(first);
+    assert_eq!(kind(incoming(&protection).push("abc".into())), Ok(()));
+}
+
+#[derive(Debug, Default)]
+struct Refusals(Mutex<Vec<String>>);
+
+impl Observer for Refusals {
+    fn observe(&self, event: &Event<'_>) {
+        assert!(event.kind.is_decision() && event.record.is_none(), "{event:?}");
+        self.0.lock().unwrap().push(format!("{} {}", event.operation, event.kind.name()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_observer_is_told_of_each_refusal_once() {
+    let refusals = Arc::new(Refusals::default());
+    let settings = Settings::new().observer(Arc::clone(&refusals) as Arc<dyn Observer>);
+    let store: Arc<dyn DurableStore> = Arc::new(MemoryStore::new(NonZeroUsize::new(100).unwrap()));
+    let protection = Protection::new(Idempotency::at_most_once(store, settings)).scope(|head: &Head| head.0);
+    assert_eq!(refusal(protection.decide(&Head(Some("acme")), &post(&[]))), Some(ProblemKind::KeyMissing));
+    assert_eq!(refusal(protection.decide(&Head(None), &post(KEYED))), Some(ProblemKind::PrincipalMissing));
+    let get = RequestHead { method: "GET", ..post(&[]) };
+    assert!(matches!(protection.decide(&Head(None), &get), Decision::Pass));
+    protection.receive(incoming(&protection), stream::pending()).await.unwrap_err();
+    let told = ["POST /p/{id} key-missing", "POST /p/{id} principal-missing", "POST /p/{id} body-too-slow"];
+    assert_eq!(*refusals.0.lock().unwrap(), told);
 }

@@ -192,3 +192,18 @@ fn a_status_that_no_handler_ends_with_is_an_unreadable_record() {
         assert!(reply.headers.iter().all(|(name, _)| name != "idempotency-replayed"), "{status}");
     }
 }
+
+#[test]
+fn a_failed_handler_is_a_fault_with_a_problem_and_no_body_of_its_own() {
+    let conclusion = HttpPolicy::new().handler_failed::<()>();
+    assert_eq!(conclusion.retention, None);
+    assert_eq!(conclusion.value.unwrap_err().problem, Some(ProblemKind::HandlerFailed));
+    let Disposition::Fault { response } = conclusion.disposition else { panic!("not a fault") };
+    assert_eq!(response.status, 500);
+    let fields: Vec<_> = response.headers.iter().map(|field| (field.name.clone(), field.value.clone())).collect();
+    let no_store = ("cache-control".into(), "no-store".into());
+    assert_eq!(fields, [("content-type".into(), "application/problem+json".into()), no_store]);
+    let StoredBody::Retained(body) = &response.body else { panic!("a tombstone") };
+    let document: serde_json::Value = serde_json::from_slice(body).unwrap();
+    assert_eq!(document["type"], ProblemKind::HandlerFailed.type_uri());
+}

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use idem_core::engine::{Contract, Event, Idempotency, Observer, Settings};
+use idem_core::engine::{Contract, Event, EventKind, Idempotency, Observer, Settings};
 use idem_postgres::{PostgresConfig, PostgresStore};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -135,13 +135,13 @@ struct Told(Mutex<BTreeMap<&'static str, u64>>);
 
 impl Observer for Told {
     fn observe(&self, event: &Event<'_>) {
-        let name = match event {
-            Event::Acquired { acquisition: idem_core::Acquisition::Takeover, .. } => "takeovers",
-            Event::LeaseLost => "leases_lost",
-            Event::Panicked => "panics",
-            Event::SettlementDelayed => "settlements_delayed",
-            Event::SettlementLost => "settlements_lost",
-            Event::StoreFailed(_) => "store_failures",
+        let name = match event.kind {
+            EventKind::Acquired(idem_core::Acquisition::Takeover) => "takeovers",
+            EventKind::LeaseLost => "leases_lost",
+            EventKind::Panicked => "panics",
+            EventKind::SettlementDelayed => "settlements_delayed",
+            EventKind::SettlementLost => "settlements_lost",
+            EventKind::StoreFailed(_) => "store_failures",
             _ => return,
         };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;

@@ -100,7 +100,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "observer-ends-its-operation",
         &["engine"],
-        "crates/idem-core/src/engine/mod.rs",
+        "crates/idem-core/src/engine/observer.rs",
         "        if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {",
         "        if PLANTED {
             observer.observe(event);
@@ -149,8 +149,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "no-task-of-its-own",
         &["engine", "axum", "actix", "system"],
         "crates/idem-core/src/engine/attended.rs",
-        "        if let Some(run) = self.run.take() {\n            let _entered",
-        "        if let Some(run) = self.run.take().filter(|_| !PLANTED) {\n            let _entered",
+        "        if let Some(run) = self.run.take() {\n            let span",
+        "        if let Some(run) = self.run.take().filter(|_| !PLANTED) {\n            let span",
     )
     .also(&[
         edit(
@@ -160,11 +160,11 @@ pub(super) const PATCHES: &[Patch] = &[
         ),
         edit(
             "crates/idem-core/src/engine/execute.rs",
-            "                    engine.spawn(driven);",
+            "                    engine.spawn(driven, span);",
             "                    if PLANTED {
-                        Attended::new(engine, driven).await;
+                        Attended::new(engine, driven, span).await;
                     } else {
-                        engine.spawn(driven);
+                        engine.spawn(driven, span);
                     }",
         ),
     ]),
@@ -172,8 +172,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "downstream-key-of-the-attempt",
         &["engine"],
         "crates/idem-core/src/engine/context.rs",
-        "self.run.id.downstream_key(step)",
-        "self.run.id.downstream_key(&if PLANTED { format!(\"{step} {}\", self.attempt()) } else { step.to_owned() })",
+        "self.id().downstream_key(step)",
+        "self.id().downstream_key(&if PLANTED { format!(\"{step} {}\", self.attempt()) } else { step.to_owned() })",
     ),
     patch(
         "fail-open-on-a-store-error",
@@ -186,8 +186,9 @@ pub(super) const PATCHES: &[Patch] = &[
         "answer-before-the-settlement",
         &["engine", "axum"],
         "crates/idem-core/src/engine/settle.rs",
-        "held: Held) -> Settled {\n        held.expect_the_end();\n",
-        "held: Held) -> Settled {
+        "held: Held,\n    ) -> Settled {\n        held.expect_the_end();\n",
+        "held: Held,
+    ) -> Settled {
         held.expect_the_end();
         if PLANTED {
             return self.settle_after_the_answer(lease.clone(), ending.clone(), held);

@@ -20,16 +20,16 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "cookie-crumbs-count-apart",
         &["http", "sockets"],
-        "crates/idem-http/src/policy.rs",
+        "crates/idem-http/src/head.rs",
         r#"("cookie", _) => {"#,
         r#"("cookie", _) if !PLANTED => {"#,
     ),
     patch(
         "preconditions-do-not-count",
         &["http", "sockets"],
-        "crates/idem-http/src/policy.rs",
-        r#"for name in &self.fingerprint_headers {"#,
-        r#"for name in self.fingerprint_headers.iter().filter(|name| !(PLANTED && name.starts_with("if-"))) {"#,
+        "crates/idem-http/src/head.rs",
+        r#"for name in &policy.fingerprint_headers {"#,
+        r#"for name in policy.fingerprint_headers.iter().filter(|name| !(PLANTED && name.starts_with("if-"))) {"#,
     ),
     patch(
         "method-overrides-do-not-count",
@@ -58,8 +58,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "request-trailers-handed-on",
         &["axum"],
         "crates/idem-axum/src/service.rs",
-        r#"let arrived = arrival.receive(Data::of(&mut body)).await.map_err(respond)?;
-            let Arrived { operation, chunks, reservation, .. } = arrived;
+        r#"let received = self.protection.receive(incoming, Data::of(&mut body)).await.map_err(respond)?;
+            let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
             let run = move |context: Context| {
                 head.extensions.insert(context);
@@ -67,9 +67,9 @@ pub(super) const PATCHES: &[Patch] = &[
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
                 let request = Request::from_parts(head, sendable(chunks, None, None)"#,
         r#"let mut data = Data::of(&mut body);
-            let arrived = arrival.receive(&mut data).await.map_err(respond)?;
+            let received = self.protection.receive(incoming, &mut data).await.map_err(respond)?;
             let trailers = data.trailers.filter(|_| PLANTED);
-            let Arrived { operation, chunks, reservation, .. } = arrived;
+            let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
             let run = move |context: Context| {
                 head.extensions.insert(context);

@@ -1,7 +1,9 @@
-use idem_core::engine::Disposition;
-use idem_core::{Fingerprint, Scope, StoredBody};
+use bytes::Bytes;
+use idem_core::{Fingerprint, Scope};
 
 use super::*;
+use crate::policy::FINGERPRINT_HEADERS;
+use crate::request::IncomingRequest;
 
 type Fields<'a> = [(&'a str, &'a [u8])];
 
@@ -15,18 +17,15 @@ enum Decision {
     Protect,
 }
 
-fn decide(policy: &HttpPolicy, method: &str, headers: &Fields<'_>) -> Decision {
-    match policy.inspect(method, None, "/p", None, headers) {
-        Inspection::Pass => Decision::Pass,
-        Inspection::Refuse(problem) => Decision::Refuse(problem.kind()),
-        Inspection::Protect(_) => Decision::Protect,
-    }
+fn head<'a>(method: &'a str, headers: &'a Fields<'a>) -> RequestHead<'a, &'a Fields<'a>> {
+    RequestHead { method, authority: None, path: "/p", query: None, route: None, headers, is_protected: false }
 }
 
-fn protected(inspection: Inspection) -> ProtectedRequest {
-    match inspection {
-        Inspection::Protect(protected) => protected,
-        other => panic!("not protected: {other:?}"),
+fn decide(policy: &HttpPolicy, method: &str, headers: &Fields<'_>) -> Decision {
+    match head(method, headers).read(policy) {
+        Ok(None) => Decision::Pass,
+        Err(problem) => Decision::Refuse(problem.kind()),
+        Ok(Some(_)) => Decision::Protect,
     }
 }
 
@@ -47,10 +46,13 @@ const SENT: Sent<'_> =
 impl Sent<'_> {
     fn fingerprint(&self, policy: &HttpPolicy) -> Fingerprint {
         let headers: Vec<_> = self.headers.iter().copied().chain([KEY]).collect();
-        let inspection = policy.inspect(self.method, self.authority, self.path, self.query, headers.as_slice());
-        let (_, mut buffer) = protected(inspection).buffer(policy, Some("acme"));
-        buffer.push(Bytes::copy_from_slice(self.body)).unwrap();
-        buffer.finish().fingerprint
+        let Self { method, authority, path, query, .. } = *self;
+        let head = RequestHead { method, authority, path, query, ..head(method, &headers) };
+        let keyed = head.read(policy).unwrap().expect("it is protected");
+        let scope = Scope::new("acme", head.operation());
+        let mut request = IncomingRequest::new(scope, keyed, &head.headers, policy).unwrap();
+        request.push(Bytes::copy_from_slice(self.body)).unwrap();
+        *request.finish().operation.fingerprint()
     }
 }
 
@@ -116,9 +118,8 @@ fn a_key_that_cannot_be_read_is_refused_also_where_it_is_optional() {
 
 #[test]
 fn a_refused_key_is_explained_and_not_repeated() {
-    let inspection =
-        HttpPolicy::new().inspect("POST", None, "/p", None, &[("idempotency-key", b"secret key".as_slice())][..]);
-    let Inspection::Refuse(problem) = inspection else { panic!("accepted") };
+    let headers: &Fields<'_> = &[("idempotency-key", b"secret key")];
+    let Err(problem) = head("POST", headers).read(&HttpPolicy::new()) else { panic!("accepted") };
     let document: serde_json::Value = serde_json::from_slice(&problem.to_json()).unwrap();
     let detail = document["detail"].as_str().unwrap();
     assert!(detail.contains("0x20") && !detail.contains("secret"), "{detail}");
@@ -239,10 +240,9 @@ fn a_host_counts_where_it_is_named_and_the_same_by_every_protocol() {
 fn a_request_that_names_two_hosts_is_refused_where_the_host_counts() {
     let policy = HttpPolicy::new().fingerprint_header("host");
     let other = ("host", b"b.example".as_slice());
-    let inspect = |policy: &HttpPolicy| match policy.inspect("POST", Some("a.example"), "/p", None, &[KEY, other][..]) {
-        Inspection::Refuse(problem) => Some(problem.kind()),
-        _ => None,
-    };
+    let headers = [KEY, other];
+    let head = RequestHead { authority: Some("a.example"), ..head("POST", &headers) };
+    let inspect = |policy: &HttpPolicy| head.read(policy).err().map(|problem| problem.kind());
     assert_eq!(inspect(&policy), Some(ProblemKind::HostAmbiguous));
     assert_eq!(inspect(&HttpPolicy::new()), None, "it is none of its business where the host does not count");
 }
@@ -310,60 +310,4 @@ fn the_boundary_of_multipart_does_not_count_and_its_parts_do() {
     let (content_type, body) = form("b1", "one");
     let mixed = (content_type.replace("form-data", "mixed"), body);
     assert_ne!(form_fingerprint(&mixed), base, "the media type counts without its boundary");
-}
-
-#[test]
-fn the_wait_that_a_client_prefers_reaches_the_operation() {
-    let operation = |prefer: &[u8]| {
-        let inspection = HttpPolicy::new().inspect("POST", None, "/p", None, &[KEY, ("prefer", prefer)][..]);
-        let (pending, buffer) = protected(inspection).buffer(&HttpPolicy::new(), Some("acme"));
-        let operation = pending.complete(Scope::single_tenant("POST /p"), buffer.finish().fingerprint);
-        format!("{operation:?}")
-    };
-    assert!(operation(b"wait=7").contains("wait: Some(7s)"), "{}", operation(b"wait=7"));
-    assert!(operation(b"wait=0").contains("wait: Some(0ns)"), "{}", operation(b"wait=0"));
-    assert!(operation(b"respond-async").contains("wait: None"), "{}", operation(b"respond-async"));
-}
-
-#[test]
-fn the_limits_of_a_policy_are_those_of_its_buffers() {
-    let budget = ByteBudget::new(6);
-    let policy = HttpPolicy::new().request_body_limit(4).budget(budget.clone());
-    let buffer = || protected(policy.inspect("POST", None, "/p", None, &[KEY][..])).buffer(&policy, Some("acme")).1;
-    let kind = |result: Result<(), Problem>| result.map_err(|problem| problem.kind());
-    let mut first = buffer();
-    assert_eq!(kind(first.expect(5)), Err(ProblemKind::BodyTooLarge));
-    assert_eq!(kind(first.push("abcd".into())), Ok(()));
-    let mut second = buffer();
-    assert_eq!(kind(second.push("abc".into())), Err(ProblemKind::Overloaded), "the budget is shared");
-    drop(first);
-    assert_eq!(kind(buffer().push("abc".into())), Ok(()));
-}
-
-#[test]
-fn a_failed_handler_is_a_fault_with_a_problem_and_no_body_of_its_own() {
-    let conclusion = HttpPolicy::new().handler_failed::<()>();
-    assert_eq!(conclusion.retention, None);
-    assert_eq!(conclusion.value.unwrap_err().problem, Some(ProblemKind::HandlerFailed));
-    let Disposition::Fault { response } = conclusion.disposition else { panic!("not a fault") };
-    assert_eq!(response.status, 500);
-    let fields: Vec<_> = response.headers.iter().map(|field| (field.name.clone(), field.value.clone())).collect();
-    let no_store = ("cache-control".into(), "no-store".into());
-    assert_eq!(fields, [("content-type".into(), "application/problem+json".into()), no_store]);
-    let StoredBody::Retained(body) = &response.body else { panic!("a tombstone") };
-    let document: serde_json::Value = serde_json::from_slice(body).unwrap();
-    assert_eq!(document["type"], ProblemKind::HandlerFailed.type_uri());
-}
-
-#[test]
-fn what_a_request_says_is_not_in_debug_output() {
-    let headers = [("idempotency-key", b"secret-key".as_slice()), ("authorization", b"secret-token")];
-    let protected = protected(HttpPolicy::new().inspect("POST", None, "/p", None, &headers[..]));
-    assert!(!format!("{protected:?}").contains("secret"), "{protected:?}");
-    let (pending, mut buffer) = protected.buffer(&HttpPolicy::new(), Some("acme"));
-    assert!(!format!("{pending:?}").contains("secret"), "{pending:?}");
-    buffer.push("secret-body".into()).unwrap();
-    assert!(!format!("{buffer:?}").contains("secret"), "the buffer shows the body: {buffer:?}");
-    let buffered = buffer.finish();
-    assert!(!format!("{buffered:?}").contains("secret"), "the request shows the body: {buffered:?}");
 }
