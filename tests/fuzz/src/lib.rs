@@ -17,6 +17,7 @@ mod key_header;
 mod multipart_body;
 mod record_codec;
 mod redis_answer;
+mod request;
 mod same_reading;
 
 #[path = "../../../crates/idem-redis/src/error.rs"]

@@ -41,9 +41,14 @@ pub(super) fn ask<T>(
     }
 }
 
+/// What comes after the store was asked.
+pub(super) enum Next<T> {
+    Run(Granted<T>),
+    Answer(Reply<T>, Outcome<T>),
+}
+
 impl<T> Asked<T> {
-    /// The operation if it is to run; else the answer, and who waits for it.
-    pub(super) fn granted(self, shared: &Arc<Shared>) -> Result<Granted<T>, (Reply<T>, Outcome<T>)> {
+    pub(super) fn next(self, shared: &Arc<Shared>) -> Next<T> {
         let Self { fingerprint, admission, reply } = self;
         let context = |lease, transaction| {
             Context::new(Arc::clone(shared), reply.subject().clone(), fingerprint, lease, transaction)
@@ -52,19 +57,19 @@ impl<T> Asked<T> {
             Ok(Admission::Run(Admitted { lease, transaction, renew, acquired_at, is_unclear, permit })) => {
                 let context = context(Some(lease), transaction);
                 let renewed_from = renew.then_some(acquired_at);
-                Ok(Granted { context, renewed_from, is_acquire_unclear: is_unclear, permit, reply })
+                Next::Run(Granted { context, renewed_from, is_acquire_unclear: is_unclear, permit, reply })
             }
-            Ok(Admission::Answered(outcome)) => Err((reply, Ok(answered(shared, outcome)))),
+            Ok(Admission::Answered(outcome)) => Next::Answer(reply, Ok(answered(shared, outcome))),
             // The caller does not listen any more.
-            Ok(Admission::Gone) => Err((reply, Err(ExecuteError::Interrupted))),
+            Ok(Admission::Gone) => Next::Answer(reply, Err(ExecuteError::Interrupted)),
             Err(error) if shared.may_fail_open(&error) => {
-                let Some(permit) = shared.permit() else { return Err((reply, Err(shared.overloaded()))) };
+                let Some(permit) = shared.permit() else { return Next::Answer(reply, Err(shared.overloaded())) };
                 tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
                 shared.observe(reply.subject(), None, EventKind::FailedOpen);
                 let context = context(None, None);
-                Ok(Granted { context, renewed_from: None, is_acquire_unclear: false, permit, reply })
+                Next::Run(Granted { context, renewed_from: None, is_acquire_unclear: false, permit, reply })
             }
-            Err(error) => Err((reply, Err(ExecuteError::NotAdmitted(error)))),
+            Err(error) => Next::Answer(reply, Err(ExecuteError::NotAdmitted(error))),
         }
     }
 }

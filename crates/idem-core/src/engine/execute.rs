@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use tracing::{Instrument as _, Span};
 
 use super::answer::{Answer, ExecuteError, Outcome, Reply};
-use super::ask::{Asked, ask};
+use super::ask::{Asked, Next, ask};
 use super::attended::Attended;
 use super::context::Context;
 use super::contract::Conclusion;
@@ -111,11 +111,11 @@ impl Idempotency {
         poll_fn(|context: &mut task::Context<'_>| {
             // Its timers belong to the runtime on which it may go on.
             let _entered = (self.runtime.as_ref().map(Handle::enter), span.enter());
-            let poll = || asking.as_mut().poll(context).map(|asked| asked.granted(&self.shared));
+            let poll = || asking.as_mut().poll(context).map(|asked| asked.next(&self.shared));
             // As in a task, a panic of a store ends the operation and not its caller.
             Poll::Ready(match catch_unwind(AssertUnwindSafe(poll)) {
-                Ok(Poll::Ready(Ok(granted))) => AtOnce::Granted(granted),
-                Ok(Poll::Ready(Err((reply, outcome)))) => AtOnce::Answered(reply.give(outcome)),
+                Ok(Poll::Ready(Next::Run(granted))) => AtOnce::Granted(granted),
+                Ok(Poll::Ready(Next::Answer(reply, outcome))) => AtOnce::Answered(reply.give(outcome)),
                 Ok(Poll::Pending) => AtOnce::Asking,
                 Err(_) => AtOnce::Panicked,
             })
@@ -140,8 +140,8 @@ async fn ask_and_carry_out<T>(
     run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
 ) {
-    match asking.await.granted(&engine.shared) {
-        Ok(granted) => granted.carry_out(run, on_panic).await,
-        Err((reply, outcome)) => reply.send(outcome),
+    match asking.await.next(&engine.shared) {
+        Next::Run(granted) => granted.carry_out(run, on_panic).await,
+        Next::Answer(reply, outcome) => reply.send(outcome),
     }
 }

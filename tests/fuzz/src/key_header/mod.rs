@@ -6,9 +6,10 @@ mod expected;
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use idem_core::{BodyFormat, Fingerprint, FingerprintBuilder, IdempotencyKey};
-use idem_http::{HeaderFields, HttpPolicy, Inspection, KeyHeaderError, ProblemKind, parse_key_header};
+use idem_core::{BodyFormat, FingerprintBuilder, IdempotencyKey};
+use idem_http::{Decision, HeaderFields, KeyHeaderError, ProblemKind, parse_key_header};
+
+use crate::request::{decision, fingerprint};
 
 use expected::{Content, Key};
 
@@ -40,22 +41,23 @@ fn parse(values: &[&[u8]]) -> Result<Option<IdempotencyKey>, KeyHeaderError> {
 
 fn the_key_is_what_the_lines_say(fields: &[Field<'_>]) {
     let values = values(fields, KEY);
-    let inspection = HttpPolicy::new().inspect("POST", None, "/", None, fields);
+    let undeclared: Vec<Field<'_>> = fields.iter().copied().filter(|(name, _)| *name != "content-length").collect();
+    let decision = decision(None, &undeclared);
     match parse(&values) {
         Ok(None) => {
             assert!(values.is_empty(), "a key was overlooked");
-            assert!(matches!(inspection, Inspection::Refuse(problem) if problem.kind() == ProblemKind::KeyMissing));
+            assert!(matches!(decision, Decision::Refuse(reply) if reply.problem == Some(ProblemKind::KeyMissing)));
         }
         Ok(Some(key)) => {
             let expected = expected::key(&values);
             assert!(expected == Key::Either || expected == Key::Is(key.as_str().into()), "{expected:?}");
-            assert!(matches!(inspection, Inspection::Protect(_)));
+            assert!(matches!(decision, Decision::Receive(_)));
             the_key_is_the_same_however_it_is_written(&key);
         }
         Err(error) => {
             assert!(!matches!(expected::key(&values), Key::Is(_)), "a key was refused: {error}");
             assert!(!error.to_string().is_empty());
-            assert!(matches!(inspection, Inspection::Refuse(problem) if problem.kind() == ProblemKind::KeyInvalid));
+            assert!(matches!(decision, Decision::Refuse(reply) if reply.problem == Some(ProblemKind::KeyInvalid)));
         }
     }
 }
@@ -101,7 +103,8 @@ const COUNTED: [&str; 12] = [
 /// Method, path, query and the listed fields, then the body as the content type has it read.
 fn the_fingerprint_is_what_the_lines_say(fields: &[Field<'_>]) {
     const BODY: &[u8] = b"--b\r\n\r\n1\r\n--b--";
-    let mut fields: Vec<Field<'_>> = fields.iter().copied().filter(|(name, _)| *name != KEY).collect();
+    let mut fields: Vec<Field<'_>> =
+        fields.iter().copied().filter(|(name, _)| ![KEY, "content-length"].contains(name)).collect();
     fields.push((KEY, b"k"));
     let (types, encodings) = (values(&fields, "content-type"), values(&fields, "content-encoding"));
     let content = expected::content(&types, &encodings);
@@ -127,15 +130,5 @@ fn the_fingerprint_is_what_the_lines_say(fields: &[Field<'_>]) {
     let others = COUNTED.iter().flat_map(|name| values(&fields, name).into_iter().map(move |value| (*name, value)));
     others.for_each(|(name, value)| builder.field(name, value));
     builder.body(&body);
-    assert_eq!(fingerprint(&fields, &body), builder.finish(), "{content:?}");
-}
-
-fn fingerprint(fields: &[Field<'_>], body: &[u8]) -> Fingerprint {
-    let policy = HttpPolicy::new();
-    let Inspection::Protect(request) = policy.inspect("POST", None, "/pay", Some("a=1"), fields) else {
-        panic!("a request with a key is not protected")
-    };
-    let (_, mut buffer) = request.buffer(&policy, Some("acme"));
-    assert!(buffer.push(Bytes::copy_from_slice(body)).is_ok(), "a short body is refused");
-    buffer.finish().fingerprint
+    assert_eq!(fingerprint(Some("a=1"), &fields, &body), builder.finish(), "{content:?}");
 }

@@ -7,9 +7,9 @@ mod json;
 mod multipart;
 
 use arbitrary::{Result, Unstructured};
-use bytes::Bytes;
 use idem_core::Fingerprint;
-use idem_http::{HttpPolicy, Inspection};
+
+use crate::request;
 
 /// A request as far as it can differ here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,14 +49,8 @@ fn agree(one: &Sent, other: &Sent, readers: &[Reader]) {
 }
 
 fn fingerprint(sent: &Sent) -> Fingerprint {
-    let policy = HttpPolicy::new();
     let headers: [(&str, &[u8]); 2] = [("idempotency-key", b"k"), ("content-type", sent.content_type.as_bytes())];
-    let Inspection::Protect(request) = policy.inspect("POST", None, "/", None, &headers[..]) else {
-        panic!("a request with a key is not protected")
-    };
-    let (_, mut buffer) = request.buffer(&policy, None);
-    assert!(buffer.push(Bytes::copy_from_slice(&sent.body)).is_ok(), "a short body is refused");
-    buffer.finish().fingerprint
+    request::fingerprint(None, &headers, &sent.body)
 }
 
 /// Does some things to a body, of which most parsers take notice and some fingerprints might not.
