@@ -1,8 +1,18 @@
 //! What a request body takes of memory while it is open and when it has ended, by kind, against an allocator that counts.
 
+use std::cell::Cell;
+use std::num::NonZeroUsize;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
 use bytes::Bytes;
+use futures_util::{FutureExt, stream};
+use idem_core::MemoryStore;
+use idem_core::engine::{Idempotency, Settings};
 use idem_fuzz_oracles::{Choices, taken};
-use idem_http::{HttpPolicy, Inspection, RequestBuffer};
+use idem_http::{BodyError, Decision, IncomingRequest, Protection, RequestHead, SingleTenant};
+use tokio::runtime::Builder;
 
 const LENGTH: usize = 1 << 20;
 
@@ -47,43 +57,71 @@ fn body((name, content_type, item): Kind) -> Vec<u8> {
     (text + end).into_bytes()
 }
 
-fn open(content_type: &str) -> RequestBuffer {
-    let policy = HttpPolicy::new();
+fn open(protection: &Protection<SingleTenant>, content_type: &str) -> Box<IncomingRequest> {
     let headers: [(&str, &[u8]); 2] = [("idempotency-key", b"k"), ("content-type", content_type.as_bytes())];
-    let Inspection::Protect(request) = policy.inspect("POST", None, "/", None, &headers[..]) else {
-        panic!("a request with a key is not protected")
+    let head = RequestHead {
+        method: "POST",
+        authority: None,
+        path: "/",
+        query: None,
+        route: None,
+        headers: &headers[..],
+        is_protected: false,
     };
-    request.buffer(&policy, Some("acme")).1
+    match protection.decide(&(), &head) {
+        Decision::Receive(incoming) => incoming,
+        decision => panic!("a request with a key is not protected: {decision:?}"),
+    }
+}
+
+/// Where a body is cut: at most `longest` bytes each, or any lengths up to 20,000.
+fn cut<'a>(mut body: &'a [u8], longest: usize, choices: &mut Choices) -> Vec<&'a [u8]> {
+    let mut chunks = Vec::new();
+    while !body.is_empty() {
+        let length = if longest == 20_000 { 1 + choices.below(longest) } else { longest };
+        let (chunk, rest) = body.split_at(length.min(body.len()));
+        chunks.push(chunk);
+        body = rest;
+    }
+    chunks
 }
 
 /// One test, as another would be counted with it.
 #[test]
 fn a_body_takes_its_length_while_it_is_open_and_a_multiple_for_a_moment_at_its_end() {
+    let store = Arc::new(MemoryStore::new(NonZeroUsize::MIN));
+    let protection = Protection::new(Idempotency::at_least_once(store, Settings::new())).single_tenant();
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    let _entered = runtime.enter();
     for kind in KINDS {
         let (name, content_type, _) = kind;
         let body = body(kind);
         let mut choices = Choices::of(name.as_bytes());
         // Byte by byte, in chunks that are copied, that are just not, of any length, and as one.
         for longest in [1, 100, 4_095, 4_096, 20_000, LENGTH] {
+            let mut chunks = cut(&body, longest, &mut choices).into_iter();
+            let has_ended = Rc::new(Cell::new(false));
+            let ended = Rc::clone(&has_ended);
+            let arriving = stream::poll_fn(move |_| match chunks.next() {
+                Some(chunk) => Poll::Ready(Some(Ok::<_, BodyError>(Bytes::copy_from_slice(chunk)))),
+                None if ended.get() => Poll::Ready(None),
+                None => Poll::Pending,
+            });
             let pushed = || {
-                let (mut buffer, mut rest) = (open(content_type), body.as_slice());
-                while !rest.is_empty() {
-                    let length = if longest == 20_000 { 1 + choices.below(longest) } else { longest };
-                    let (chunk, after) = rest.split_at(length.min(rest.len()));
-                    buffer.push(Bytes::copy_from_slice(chunk)).unwrap();
-                    rest = after;
-                }
-                buffer
+                let mut receiving = Box::pin(protection.receive(open(&protection, content_type), arriving));
+                assert!(receiving.as_mut().now_or_never().is_none(), "the body has not ended");
+                receiving
             };
-            let (buffer, held) = taken(pushed);
+            let (receiving, held) = taken(pushed);
             let shown = format!("{name} in chunks of {longest}");
             assert!(held.after <= body.len() + OPEN_BYTES, "{shown}: {} bytes take {}", body.len(), held.after);
-            let (whole, ended) = taken(move || buffer.finish());
+            has_ended.set(true);
+            let (received, at_end) = taken(move || receiving.now_or_never().unwrap().unwrap());
             let allowed = AT_THE_END * body.len() + MEMBERS_BYTES;
-            assert!(ended.peak <= allowed, "{shown}: the end takes {} more", ended.peak);
-            assert_eq!(whole.chunks.concat(), body, "{shown}");
+            assert!(at_end.peak <= allowed, "{shown}: the end takes {} more", at_end.peak);
+            assert_eq!(received.chunks.concat(), body, "{shown}");
             if longest == 1 {
-                println!("{name}: {} bytes take {} and then {} more", body.len(), held.after, ended.peak);
+                println!("{name}: {} bytes take {} and then {} more", body.len(), held.after, at_end.peak);
             }
         }
     }
