@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use idem_core::{
     Acquire, AcquireOutcome, DurableStore, FastStore, Lease, OwnerOutcome, RecordId, Settlement, StoreError,
-    StoreErrorKind, Timestamp,
+    StoreErrorKind, Term, Timestamp,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -163,8 +163,23 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
+    /// Renews a lease by `renewal`, and then its lock.
+    pub(crate) async fn renew(
+        self: &Arc<Self>,
+        lease: &Lease,
+        term: Term,
+        renewal: impl Future<Output = Result<OwnerOutcome, StoreError>>,
+    ) -> Result<OwnerOutcome, StoreError> {
+        let sight = if self.config.locks { self.front.look(&lease.id, None).await } else { None };
+        let outcome = self.decide(renewal).await?;
+        if outcome == OwnerOutcome::Applied {
+            self.relock(lease, sight, term.lease).await;
+        }
+        Ok(outcome)
+    }
+
     /// Lets the lock of a run last as long as its lease, which was renewed after `sight`.
-    pub(crate) async fn relock(self: &Arc<Self>, lease: &Lease, sight: Option<Sight>, lasts: Duration) {
+    async fn relock(self: &Arc<Self>, lease: &Lease, sight: Option<Sight>, lasts: Duration) {
         let seen_at = sight.as_ref().map(|sight| sight.now);
         let entry = sight.and_then(|Sight { now, entry, .. }| entry?.renewed(lease, now, lasts));
         if !self.runs.renew(&lease.id, &lease.owner, seen_at, lasts, entry.is_some()) {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, FastStore, IdempotencyStore, Lease, Look,
-    OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError, Term,
-    TransactionalStore,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, FastStore, IdempotencyStore, Lease,
+    LeaseRenewer, Look, OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError,
+    Term, TransactionalStore,
 };
 
 use crate::config::HybridConfig;
@@ -94,15 +94,7 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        let sight = match self.shared.config.locks {
-            true => self.shared.front.look(&lease.id, None).await,
-            false => None,
-        };
-        let outcome = self.shared.decide(self.shared.durable.renew(lease, term)).await?;
-        if outcome == OwnerOutcome::Applied {
-            self.shared.relock(lease, sight, term.lease).await;
-        }
-        Ok(outcome)
+        self.shared.renew(lease, term, self.shared.durable.renew(lease, term)).await
     }
 
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
@@ -129,9 +121,33 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
         self.shared.front.on_settled(listener);
     }
 
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        let durable = self.shared.durable.renewer()?;
+        Some(Arc::new(HybridRenewer { shared: Arc::clone(&self.shared), durable }))
+    }
+
     fn capabilities(&self) -> Capabilities {
         let durable = self.shared.durable.capabilities();
         Capabilities::new("hybrid", durable.durability, durable.shared)
+    }
+}
+
+/// Renews in the durable store by its own way for that. The lock in the fast store is renewed too, if that answers in its time.
+struct HybridRenewer<D: ?Sized> {
+    shared: Arc<Shared<D>>,
+    durable: Arc<dyn LeaseRenewer>,
+}
+
+#[async_trait]
+impl<D: DurableStore + ?Sized> LeaseRenewer for HybridRenewer<D> {
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.shared.renew(lease, term, self.durable.renew(lease, term)).await
+    }
+}
+
+impl<D: ?Sized> fmt::Debug for HybridRenewer<D> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("HybridRenewer").field("durable", &self.durable).finish_non_exhaustive()
     }
 }
 

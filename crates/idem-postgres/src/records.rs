@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Acquire, AcquireOutcome, OwnerAction, OwnerOutcome, OwnerToken, Record, RecordId, StoreError, StoreErrorKind,
-    TimeOffset, machine,
+    Acquire, AcquireOutcome, Lease, LeaseRenewer, OwnerAction, OwnerOutcome, OwnerToken, Record, RecordId, StoreError,
+    StoreErrorKind, Term, TimeOffset, machine,
 };
 
 use crate::batch::batcher::Batcher;
@@ -30,6 +31,11 @@ pub(crate) struct Records {
 }
 
 impl Records {
+    /// The same records by a connection of its own, which the current runtime drives.
+    pub(crate) fn on_current_runtime(&self) -> Self {
+        Self { batcher: self.batcher.another(), schema: self.schema.clone(), offset: self.offset.clone() }
+    }
+
     pub(crate) async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         let lock = self.schema.lock(&request.id);
         for _ in 0..ROUNDS {
@@ -155,6 +161,13 @@ impl Records {
             }
         }
         Err(contended())
+    }
+}
+
+#[async_trait]
+impl LeaseRenewer for Records {
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.apply(lease.id, lease.owner, OwnerAction::Renew(term)).await
     }
 }
 

@@ -188,3 +188,11 @@ fn when_the_runtime_in_which_it_was_opened_has_ended_the_store_says_so_at_once()
         run(&store).await.unwrap();
     });
 }
+
+#[test]
+fn an_operation_that_keeps_its_runtime_busy_keeps_its_lease() {
+    let schema = Schema::new();
+    idem_testkit::renewals::a_busy_runtime_keeps_its_leases(async || {
+        Arc::new(PostgresStore::open(schema.config()).await.unwrap())
+    });
+}

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+#[cfg(feature = "deadpool")]
+use deadpool::managed::Manager as _;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-#[cfg(feature = "deadpool")]
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
@@ -30,6 +31,8 @@ pub(crate) struct Link {
     waiting: Box<[Slot]>,
     turn: AtomicUsize,
     timeout: Duration,
+    /// Whether it makes connections also where a pool does.
+    has_own_connections: bool,
 }
 
 /// What a script returned, and how many replicas have it, if those are fewer than were awaited.
@@ -58,7 +61,20 @@ enum Held<'a> {
 impl Link {
     pub(crate) fn new(servers: Servers, timeout: Duration, replica_connections: usize) -> Self {
         let waiting = std::iter::repeat_with(Slot::default).take(replica_connections).collect();
-        Self { servers, shared: Slot::default(), waiting, turn: AtomicUsize::new(0), timeout }
+        Self {
+            servers,
+            shared: Slot::default(),
+            waiting,
+            turn: AtomicUsize::new(0),
+            timeout,
+            has_own_connections: false,
+        }
+    }
+
+    /// A way to the same servers by connections of its own, which the runtime drives on which it is used first.
+    pub(crate) fn another(&self) -> Self {
+        let has_own_connections = true;
+        Self { has_own_connections, ..Self::new(self.servers.clone(), self.timeout, self.waiting.len().min(1)) }
     }
 
     /// Runs a script and, if the call says so, waits for replicas.
@@ -168,7 +184,9 @@ impl Link {
     /// The connection of a slot; the one that is being made, if it is to be a new one and one is.
     async fn hold<'a>(&'a self, slot: &'a Slot, is_new: bool) -> RedisResult<Held<'a>> {
         #[cfg(feature = "deadpool")]
-        if let Servers::Pool(pool) = &self.servers {
+        if let Servers::Pool(pool) = &self.servers
+            && !self.has_own_connections
+        {
             let connection = pool.get().await.map_err(pool_error)?;
             return Ok(Held::Pooled(connection));
         }
@@ -216,11 +234,13 @@ async fn connect(servers: Servers, limit: Duration) -> RedisResult<Connection> {
         Servers::Sentinel(sentinels) => address::primary(&sentinels).await?,
         Servers::Cluster(client, _) => return client.get_async_connection().await.map(Connection::Cluster),
         #[cfg(feature = "deadpool")]
-        // Each call takes a connection of its own out of a pool.
-        Servers::Pool(_) => return Err((ErrorKind::Client, "a pool makes its connections itself").into()),
+        Servers::Pool(pool) => return primary(pool.manager().create().await?).await,
     };
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-    // A replica would answer what only reads, out of date.
+    primary(client.get_multiplexed_async_connection_with_config(&config).await?).await
+}
+
+/// Refuses a replica: it would answer what only reads, out of date.
+async fn primary(mut connection: MultiplexedConnection) -> RedisResult<Connection> {
     let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
     match role.first() {
         Some(Value::BulkString(role)) if role != b"master" => Err(replica()),

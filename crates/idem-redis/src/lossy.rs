@@ -1,12 +1,12 @@
 //! Redis as a store whose losses are accepted.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look, OwnerOutcome,
-    OwnerToken, Record, RecordId, Settlement, SettlementListener, StoreError, Term,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer, Look,
+    OwnerOutcome, OwnerToken, Record, RecordId, Settlement, SettlementListener, StoreError, Term,
 };
 
 use crate::store::RedisStore;
@@ -75,6 +75,10 @@ impl IdempotencyStore for LossyRedisStore {
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
         self.inner.on_settled(listener);
+    }
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        self.inner.renewer()
     }
 
     fn capabilities(&self) -> Capabilities {

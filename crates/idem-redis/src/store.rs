@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::codec::takeover_number;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, Look, OnMismatch, OwnerOutcome, Record,
-    RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody, StoredResponse, Term, TimeOffset,
-    codec,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, Look, OnMismatch,
+    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody,
+    StoredResponse, Term, TimeOffset, codec,
 };
 
 use crate::config::{RedisConfig, TIMEOUT, micros};
@@ -27,10 +27,10 @@ use crate::script::{Arg, Call, Script, Scripts};
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
+    pub(crate) link: Arc<Link>,
 }
 
 pub(crate) struct Shared {
-    pub(crate) link: Link,
     scripts: Scripts,
     keys: Keys,
     /// How many replicas are awaited, and for how many milliseconds.
@@ -56,7 +56,6 @@ impl RedisStore {
         let keys = Keys::new(&config.key_prefix);
         let notices = Notices::new(config.servers(timeout)?, keys.clone(), tokio::runtime::Handle::current());
         let shared = Shared {
-            link,
             scripts: Scripts::new(),
             keys,
             replicas: (config.min_replicas > 0).then_some((config.min_replicas, patience_ms)),
@@ -65,7 +64,7 @@ impl RedisStore {
             offset: config.offset,
             notices,
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared: Arc::new(shared), link: Arc::new(link) })
     }
 
     /// The record, and how much of its life is left.
@@ -89,7 +88,7 @@ impl RedisStore {
     ) -> Result<Reply, StoreError> {
         let key = self.shared.keys.of(id);
         let call = Call { script, key: key.as_bytes(), args, replicas };
-        self.shared.link.run(&call).await.map_err(|failure| failure.of(what, Phase::Serving))
+        self.link.run(&call).await.map_err(|failure| failure.of(what, Phase::Serving))
     }
 
     /// Runs a script, and awaits the replicas that were asked for.
@@ -248,8 +247,24 @@ impl IdempotencyStore for RedisStore {
         self.shared.notices.tell(listener);
     }
 
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        let link = Arc::new(self.link.another());
+        Some(Arc::new(RedisRenewer(Self { shared: Arc::clone(&self.shared), link })))
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities::new("redis", self.shared.durability.level(), true)
+    }
+}
+
+/// A store that has connections of its own.
+#[derive(Debug)]
+struct RedisRenewer(RedisStore);
+
+#[async_trait]
+impl LeaseRenewer for RedisRenewer {
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.0.renew(lease, term).await
     }
 }
 

@@ -14,13 +14,15 @@ const ROOM: usize = 1024;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+type Serve<Q> = Arc<dyn Fn(mpsc::Receiver<Q>) -> Task + Send + Sync>;
+
 /// The way to a task that serves questions. Clones share the task, which ends when all of them are gone.
 pub(crate) struct Queue<Q>(Arc<Shared<Q>>);
 
 struct Shared<Q> {
     /// Closed when the task has ended: it panicked, or its runtime is gone.
     sender: Mutex<mpsc::Sender<Q>>,
-    serve: Box<dyn Fn(mpsc::Receiver<Q>) -> Task + Send + Sync>,
+    serve: Serve<Q>,
 }
 
 impl<Q: Send + 'static> Queue<Q> {
@@ -28,10 +30,18 @@ impl<Q: Send + 'static> Queue<Q> {
     pub(crate) fn start<S: Future<Output = ()> + Send + 'static>(
         serve: impl Fn(mpsc::Receiver<Q>) -> S + Send + Sync + 'static,
     ) -> Self {
-        let serve = move |questions| -> Task { Box::pin(serve(questions)) };
+        Self::served_by(Arc::new(move |questions| -> Task { Box::pin(serve(questions)) }))
+    }
+
+    /// The way to another task of the same kind, on the current runtime.
+    pub(crate) fn another(&self) -> Self {
+        Self::served_by(Arc::clone(&self.0.serve))
+    }
+
+    fn served_by(serve: Serve<Q>) -> Self {
         let (sender, questions) = mpsc::channel(ROOM);
         tokio::spawn(serve(questions));
-        Self(Arc::new(Shared { sender: Mutex::new(sender), serve: Box::new(serve) }))
+        Self(Arc::new(Shared { sender: Mutex::new(sender), serve }))
     }
 
     /// Asks, and awaits the answer.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, DurableStore, IdempotencyStore, Lease, Look,
-    Outcome, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError,
-    StoreErrorKind, Term, TransactionalStore, machine,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, DurableStore, IdempotencyStore, Lease,
+    LeaseRenewer, Look, Outcome, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
+    StoreError, StoreErrorKind, Term, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Row, SqliteConnection, SqlitePool};
@@ -21,7 +21,7 @@ use crate::migrate::migrate;
 use crate::reader::Readers;
 use crate::slots::Slots;
 use crate::transaction::SqliteTransaction;
-use crate::writer::{Verb, Writer};
+use crate::writer::{Verb, Writer, misanswered};
 
 /// Connections for the store's upkeep: a purge, and a look at how the database is.
 const UPKEEP: u32 = 2;
@@ -179,18 +179,6 @@ impl SqliteStore {
             Outcome::Owner(_) => Err(misanswered()),
         }
     }
-
-    async fn write_as_owner(&self, verb: Verb) -> Result<OwnerOutcome, StoreError> {
-        match self.writer.run(verb).await? {
-            Outcome::Owner(outcome) => Ok(outcome),
-            Outcome::Acquire(_) => Err(misanswered()),
-        }
-    }
-}
-
-/// The state machine answers an acquire with an acquire's outcome and an owner with an owner's.
-pub(crate) fn misanswered() -> StoreError {
-    StoreError::new(StoreErrorKind::Corrupt, "the writer answered another verb than it was asked").indeterminate()
 }
 
 #[async_trait]
@@ -203,11 +191,11 @@ impl IdempotencyStore for SqliteStore {
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        self.write_as_owner(Verb::Renew(lease.id, lease.owner, term)).await
+        self.writer.renew(lease, term).await
     }
 
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
-        self.write_as_owner(Verb::Checkpoint(lease.id, lease.owner, checkpoint.clone())).await
+        self.writer.run_as_owner(Verb::Checkpoint(lease.id, lease.owner, checkpoint.clone())).await
     }
 
     async fn settle(
@@ -216,7 +204,7 @@ impl IdempotencyStore for SqliteStore {
         settlement: &Settlement,
         retention: Duration,
     ) -> Result<OwnerOutcome, StoreError> {
-        self.write_as_owner(Verb::Settle(lease.id, lease.owner, settlement.clone(), retention)).await
+        self.writer.run_as_owner(Verb::Settle(lease.id, lease.owner, settlement.clone(), retention)).await
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
@@ -227,6 +215,10 @@ impl IdempotencyStore for SqliteStore {
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {
         // A file tells nobody that it has changed.
+    }
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        Some(Arc::new(self.writer.another()))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -14,7 +14,8 @@ use sqlx::{Sqlite, SqliteConnection, Transaction};
 
 use crate::error::{is_old_snapshot, store_error};
 use crate::slots::{Slot, Waiting};
-use crate::store::{SqliteStore, misanswered};
+use crate::store::SqliteStore;
+use crate::writer::misanswered;
 use crate::writer::transitions;
 
 /// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries.

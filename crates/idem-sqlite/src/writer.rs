@@ -12,10 +12,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, Checkpoint, Command, Origin, Outcome, OwnerAction, OwnerToken, RecordId, Settlement, StoreError,
-    StoredBody, Term, machine,
+    Acquire, Checkpoint, Command, Lease, LeaseRenewer, Origin, Outcome, OwnerAction, OwnerOutcome, OwnerToken,
+    RecordId, Settlement, StoreError, StoreErrorKind, StoredBody, Term, machine,
 };
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
@@ -88,10 +89,37 @@ impl Writer {
         Self(Queue::start(move |jobs| task().serve(jobs)))
     }
 
+    /// Another writer, on the current runtime, with a connection that it makes when it is needed.
+    pub(crate) fn another(&self) -> Self {
+        Self(self.0.another())
+    }
+
     /// Hands a verb over and awaits its answer. A verb whose caller is gone before its batch begins is not done.
     pub(crate) async fn run(&self, verb: Verb) -> Result<Outcome, StoreError> {
         self.0.ask(|answer| Job { verb, answer }).await?
     }
+}
+
+impl Writer {
+    /// Runs a verb that only an owner may do.
+    pub(crate) async fn run_as_owner(&self, verb: Verb) -> Result<OwnerOutcome, StoreError> {
+        match self.run(verb).await? {
+            Outcome::Owner(outcome) => Ok(outcome),
+            Outcome::Acquire(_) => Err(misanswered()),
+        }
+    }
+}
+
+#[async_trait]
+impl LeaseRenewer for Writer {
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.run_as_owner(Verb::Renew(lease.id, lease.owner, term)).await
+    }
+}
+
+/// The state machine answers an acquire with an acquire's outcome and an owner with an owner's.
+pub(crate) fn misanswered() -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, "the writer answered another verb than it was asked").indeterminate()
 }
 
 struct Task {

@@ -272,3 +272,12 @@ async fn requests_that_were_answered_as_busy_leave_no_task_and_no_place_behind()
     let next = tokio::time::timeout(PATIENCE, engine.run(operation(2_000), |_| async { Ok::<u32, String>(2) }));
     assert_eq!(next.await.unwrap().unwrap().value, 2);
 }
+
+#[test]
+fn an_operation_that_keeps_its_runtime_busy_keeps_its_lease() {
+    let folder = TempDir::new().unwrap();
+    let url = format!("sqlite://{}", folder.path().join("records.db").display());
+    idem_testkit::renewals::a_busy_runtime_keeps_its_leases(async || {
+        Arc::new(SqliteStore::open(SqliteConfig::new(&url).dangerous_synchronous_normal()).await.unwrap())
+    });
+}

@@ -6,6 +6,7 @@ pub mod conformance;
 pub mod faults;
 pub mod fixture;
 mod model;
+pub mod renewals;
 pub mod state_machine;
 mod subject;
 pub mod sweep;

@@ -10,9 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::memory::ManualClock;
 use idem_core::{
-    Acquire, AcquireOutcome, Acquisition, Capabilities, Checkpoint, IdempotencyStore, Lease, MemoryStore, OwnerOutcome,
-    Purge, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoredBody, StoredResponse, Takeover,
-    Term, Timestamp,
+    Acquire, AcquireOutcome, Acquisition, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, MemoryStore,
+    OwnerOutcome, Purge, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoredBody,
+    StoredResponse, Takeover, Term, Timestamp,
 };
 use idem_testkit::{Subject, cases, conformance, state_machine};
 
@@ -174,6 +174,10 @@ impl IdempotencyStore for Buggy {
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
         self.inner.on_settled(listener);
+    }
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        None
     }
 
     fn capabilities(&self) -> Capabilities {

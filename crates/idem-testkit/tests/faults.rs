@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look,
-    MemoryStore, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind,
-    StoreTransaction, Term, TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease,
+    LeaseRenewer, Look, MemoryStore, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError,
+    StoreErrorKind, StoreTransaction, Term, TransactionalStore, Writes,
 };
 use idem_testkit::fixture::{KEPT, checkpoint, completed, request};
 use idem_testkit::{Fault, FaultyStore, Subject, Verb};
@@ -186,6 +186,10 @@ impl IdempotencyStore for Flagged {
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
         self.memory.on_settled(listener);
+    }
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        None
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -15,11 +15,11 @@ use super::Shared;
 use super::answer::{Answer, ExecuteError, Outcome, Reply, not_admitted, recorded};
 use super::context::Context;
 use super::contract::{Conclusion, Contract, Disposition};
-use super::heartbeat::Heartbeat;
 use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
 use super::probe::find_out;
+use super::renewal::Renewal;
 use super::settle::{Ending, Settled, release_behind};
 use crate::machine::{Lease, Settlement};
 use crate::record::Acquisition;
@@ -46,8 +46,8 @@ impl<T> Granted<T> {
     /// Runs the operation, settles what it concludes, and answers the caller.
     pub(super) async fn carry_out(self, run: Handler<T>, on_panic: impl FnOnce() -> Conclusion<T> + Send) {
         let Self { context, renewed_from, is_acquire_unclear, permit, mut reply } = self;
-        let heartbeat = renewed_from.map(|acquired_at| Heartbeat::start(context.clone(), acquired_at));
-        let held = Held { heartbeat, lost: context.lost().clone(), is_acquire_unclear, _permit: permit };
+        let renewal = renewed_from.map(|acquired_at| Renewal::start(context.clone(), acquired_at));
+        let held = Held { renewal, lost: context.lost().clone(), is_acquire_unclear, _permit: permit };
         let outcome = run_and_settle(&context, renewed_from, held, run, on_panic, &mut reply.durations).await;
         reply.send(outcome);
     }

@@ -5,8 +5,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Context;
-use super::heartbeat::Heartbeat;
 use super::late_acquires::{give_back_when_taken, never_answered};
+use super::renewal::Renewal;
 use crate::machine::{Lease, OwnerOutcome};
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -16,7 +16,7 @@ const ROUNDS: u32 = 3;
 /// Held from the acquire to the settlement.
 pub(super) struct Held {
     /// `None` when there is no lease to renew.
-    pub(super) heartbeat: Option<Heartbeat>,
+    pub(super) renewal: Option<Renewal>,
     /// Cancelled when the lease is lost, or about to end unrenewed.
     pub(super) lost: CancellationToken,
     /// Whether an acquire of this run had no answer, so that the store may yet execute it.
@@ -42,8 +42,8 @@ pub(super) fn is_recent(context: &Context, held_from: Instant) -> bool {
 impl Held {
     /// From now on a renewal that is refused is no news: it may come after the settlement.
     pub(super) fn expect_the_end(&self) {
-        if let Some(heartbeat) = &self.heartbeat {
-            heartbeat.expect_the_end();
+        if let Some(renewal) = &self.renewal {
+            renewal.expect_the_end();
         }
     }
 
@@ -62,10 +62,10 @@ impl Held {
         for _ in 0..ROUNDS {
             let sent = Instant::now();
             match shared.bounded(context.subject(), shared.store().renew(lease, shared.settings.term())).await {
-                // The heartbeat has told meanwhile that the lease ended: the operation would be told to stop at once.
+                // Its renewals have told meanwhile that the lease ended: the operation would be told to stop at once.
                 Ok(OwnerOutcome::Applied) if context.lost().is_cancelled() => return Err(Refusal::Lost),
                 Ok(OwnerOutcome::Applied) if is_recent(context, sent) => {
-                    self.heartbeat = Some(Heartbeat::start(context.clone(), sent));
+                    self.renewal = Some(Renewal::start(context.clone(), sent));
                     return Ok(());
                 }
                 Ok(OwnerOutcome::Applied) => {}

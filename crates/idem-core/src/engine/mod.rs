@@ -27,7 +27,6 @@
 //! `idempotent_operation`, inside its caller's.
 
 mod admit;
-mod alarm;
 mod answer;
 mod ask;
 mod attended;
@@ -35,11 +34,11 @@ mod context;
 mod contract;
 mod execute;
 mod granted;
-mod heartbeat;
 mod hold;
 mod late_acquires;
 mod observer;
 mod probe;
+mod renewal;
 mod run;
 mod settings;
 mod settle;
@@ -48,7 +47,7 @@ mod waiters;
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -59,18 +58,19 @@ use tokio_util::task::TaskTracker;
 pub use answer::{Answer, ExecuteError};
 pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
-use heartbeat::Pacemaker;
 use late_acquires::LateAcquires;
 use observer::Subject;
 pub use observer::{Durations, Event, EventKind, Observer};
 pub use probe::{Probe, Probed};
+use renewal::Schedule;
 pub use run::{Ran, RunError};
 pub use settings::Settings;
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
+use crate::machine::{Lease, OwnerOutcome};
 use crate::scope::Scope;
-use crate::store::{DurableStore, IdempotencyStore, StoreError, StoreErrorKind, TransactionalStore};
+use crate::store::{DurableStore, IdempotencyStore, LeaseRenewer, StoreError, StoreErrorKind, TransactionalStore};
 use waiters::Waiters;
 
 /// Runs operations under one contract on one store. Clones share everything.
@@ -152,7 +152,9 @@ struct Shared {
     looks: Semaphore,
     observer_panics: AtomicU64,
     waiters: Arc<Waiters>,
-    pacemaker: Arc<Pacemaker>,
+    renewals: Arc<Schedule>,
+    /// The way for renewals, if the store has one; set by the first.
+    renewer: OnceLock<Option<Arc<dyn LeaseRenewer>>>,
 }
 
 enum Backend {
@@ -197,7 +199,8 @@ impl Idempotency {
             looks: Semaphore::new(LOOKS_AT_ONCE),
             observer_panics: AtomicU64::new(0),
             waiters,
-            pacemaker: Arc::default(),
+            renewals: Arc::default(),
+            renewer: OnceLock::new(),
         });
         let listener: Weak<Waiters> = Arc::downgrade(&shared.waiters);
         shared.store().on_settled(listener);
@@ -298,6 +301,14 @@ impl Shared {
         match &self.backend {
             Backend::Leased(store, _) => store.as_ref(),
             Backend::Transactional(store) => store.as_ref(),
+        }
+    }
+
+    /// Renews a lease, on the runtime that renews.
+    async fn renew(&self, lease: &Lease) -> Result<OwnerOutcome, StoreError> {
+        match self.renewer.get_or_init(|| self.store().renewer()) {
+            Some(renewer) => renewer.renew(lease, self.settings.term()).await,
+            None => self.store().renew(lease, self.settings.term()).await,
         }
     }
 

@@ -181,8 +181,12 @@ pub(super) struct Subject {
 }
 
 impl Subject {
+    pub(super) fn new(scope: Scope, id: RecordId) -> Self {
+        Self { scope, id }
+    }
+
     pub(super) fn of(request: &Acquire) -> Self {
-        Self { scope: request.origin.scope.clone(), id: request.id }
+        Self::new(request.origin.scope.clone(), request.id)
     }
 }
 

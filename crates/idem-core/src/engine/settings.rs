@@ -37,6 +37,7 @@ pub struct Settings {
     pub(super) probe: Option<Arc<dyn Probe>>,
     pub(super) observer: Option<Arc<dyn Observer>>,
     pub(super) runtime: Option<Handle>,
+    pub(super) renewals_on: Option<Handle>,
 }
 
 impl Default for Settings {
@@ -68,6 +69,7 @@ impl Settings {
             probe: None,
             observer: None,
             runtime: None,
+            renewals_on: None,
         }
     }
 
@@ -83,8 +85,7 @@ impl Settings {
     ///
     /// Default 30 s: a crashed owner's key is stuck for that long at most, and two renewals may fail before it is lost.
     ///
-    /// Renewals need a thread of the runtime: an operation that computes for long without yielding keeps one busy, and on a
-    /// runtime with one thread it is not renewed meanwhile. `spawn_blocking` is for what computes, or blocks.
+    /// Leases are renewed from a thread of idem's own, so that an operation that computes or blocks for long keeps its lease.
     ///
     /// # Panics
     /// When the lease is zero.
@@ -223,13 +224,23 @@ impl Settings {
         self
     }
 
-    /// Where operations and their settlements run. Default: the runtime of whoever asks.
+    /// Where operations and their settlements run. Default: the runtime of the caller.
     ///
-    /// For servers with a runtime of one thread for each worker: an operation there would end with its worker, and one
-    /// that does not yield would keep its own lease from being renewed.
+    /// For servers with a runtime of one thread for each worker: an operation there would end with its worker.
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
+        self
+    }
+
+    /// The runtime that renews leases. Default: a thread of idem's own, with a runtime of its own, for all engines of the process.
+    ///
+    /// Name one where the process must have no further thread, and keep it running: operations that it no longer renews are told
+    /// that their lease is lost. While an operation keeps all of its threads busy, it renews nothing. In tests on a paused clock,
+    /// name the runtime of the test.
+    #[must_use]
+    pub fn renewals_on(mut self, runtime: Handle) -> Self {
+        self.renewals_on = Some(runtime);
         self
     }
 

@@ -16,8 +16,8 @@ use crate::machine::{self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOut
 use crate::record::{Checkpoint, OwnerToken, Record};
 use crate::record_id::RecordId;
 use crate::store::{
-    Capabilities, Durability, DurableStore, IdempotencyStore, Look, Purge, SettlementListener, StoreError,
-    StoreErrorKind,
+    Capabilities, Durability, DurableStore, IdempotencyStore, LeaseRenewer, Look, Purge, SettlementListener,
+    StoreError, StoreErrorKind,
 };
 
 /// Enough that requests on different cores seldom wait for each other, few enough to walk them all in a purge.
@@ -134,6 +134,10 @@ impl IdempotencyStore for MemoryStore {
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {
         // Nobody else settles these records: an engine wakes its own waiters.
+    }
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        None
     }
 
     fn capabilities(&self) -> Capabilities {

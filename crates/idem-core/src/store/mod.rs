@@ -8,7 +8,7 @@ mod transactional;
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -86,8 +86,25 @@ pub trait IdempotencyStore: fmt::Debug + Send + Sync + 'static {
     /// missing, late, repeated, or about a record that was settled otherwise since.
     fn on_settled(&self, listener: Weak<dyn SettlementListener>);
 
+    /// A way for renewals that the current runtime drives, on a connection of its own; `None` when verbs are driven by threads of
+    /// the store, or by no runtime at all.
+    ///
+    /// The engine asks once, on the runtime that renews leases: an operation that keeps the application's runtime busy keeps its
+    /// lease. It does not wait; the connection is made when it is needed.
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>>;
+
     /// What this store can promise.
     fn capabilities(&self) -> Capabilities;
+}
+
+/// Renews leases on a connection of its own: [`IdempotencyStore::renewer`].
+#[async_trait]
+pub trait LeaseRenewer: fmt::Debug + Send + Sync + 'static {
+    /// As [`IdempotencyStore::renew`].
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer; it is safe to repeat.
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError>;
 }
 
 /// Whoever wants to know that a record was settled somewhere.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use idem_core::engine::{Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency};
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, MemoryStore, OwnerOutcome, Record,
-    RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term, Writes,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, MemoryStore,
+    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term, Writes,
 };
 use idem_testkit::{Fault, Verb};
 use tokio::time::Instant;
@@ -385,6 +385,10 @@ impl IdempotencyStore for NewerVersionTookOver {
     }
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {}
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        None
+    }
 
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()

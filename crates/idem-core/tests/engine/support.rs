@@ -15,6 +15,7 @@ use idem_core::{
     Timestamp, Writes,
 };
 use idem_testkit::FaultyStore;
+use tokio::runtime::Handle;
 
 pub(crate) type Result = std::result::Result<Answer<&'static str>, ExecuteError>;
 
@@ -79,8 +80,13 @@ impl World {
         Self { store, clock, runs: Arc::default(), events: Arc::default() }
     }
 
+    /// Leases are renewed on the runtime of the test, whose clock may be paused.
     pub(crate) fn settings(&self) -> Settings {
-        Settings::new().observer(self.events.clone())
+        let settings = Settings::new().observer(self.events.clone());
+        match Handle::try_current() {
+            Ok(runtime) => settings.renewals_on(runtime),
+            Err(_) => settings,
+        }
     }
 
     pub(crate) fn at_least_once(&self) -> Idempotency {

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +47,10 @@ const STATEMENT_CACHE_CAPACITY: usize = 16;
 
 /// Hands verbs to the workers, which end when all clones are dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct Batcher(mpsc::Sender<Job>);
+pub(crate) struct Batcher {
+    jobs: mpsc::Sender<Job>,
+    settings: Arc<BatcherSettings>,
+}
 
 /// How the workers connect, and how their transactions begin.
 #[derive(Clone)]
@@ -92,29 +96,44 @@ impl BatcherSettings {
     }
 }
 
+/// Shows no credentials.
+impl fmt::Debug for BatcherSettings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("BatcherSettings").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
 impl Batcher {
-    pub(crate) fn start(settings: &BatcherSettings, connections: NonZeroU32) -> Self {
-        let (sender, arriving) = mpsc::channel(CHANNEL_CAPACITY);
+    /// Workers on the current runtime, each with a connection that is made when it is needed.
+    pub(crate) fn start(settings: BatcherSettings, connections: NonZeroU32) -> Self {
+        let settings = Arc::new(settings);
+        let (jobs, arriving) = mpsc::channel(CHANNEL_CAPACITY);
         let queue = Arc::new(Mutex::new(Queue::new(arriving)));
         for _ in 0..connections.get() {
-            let (settings, queue) = (settings.clone(), Arc::clone(&queue));
+            let (settings, queue) = (Arc::clone(&settings), Arc::clone(&queue));
             tokio::spawn(async move {
                 // A worker may panic, for example in the application's tracing subscriber. The callers of its verbs then get an
                 // error, and a new worker replaces it.
-                while let Err(error) = tokio::spawn(BatchWorker::new(settings.clone()).serve(Arc::clone(&queue))).await
+                while let Err(error) =
+                    tokio::spawn(BatchWorker::new(Arc::clone(&settings)).serve(Arc::clone(&queue))).await
                     && error.is_panic()
                 {
                     yield_now().await;
                 }
             });
         }
-        Self(sender)
+        Self { jobs, settings }
+    }
+
+    /// One worker on the current runtime, which may be another one.
+    pub(crate) fn another(&self) -> Self {
+        Self::start((*self.settings).clone(), NonZeroU32::MIN)
     }
 
     /// Runs a verb with others, and awaits its answer.
     pub(crate) async fn run(&self, verb: Verb) -> Result<VerbOutcome, StoreError> {
         let (answer, answered) = oneshot::channel();
-        self.0.send(Job { verb, answer }).await.map_err(|_| runtime_ended())?;
+        self.jobs.send(Job { verb, answer }).await.map_err(|_| runtime_ended())?;
         answered.await.unwrap_or_else(|_| {
             let message = "the task that carried a verb has ended: it has panicked, or its runtime has ended";
             Err(StoreError::new(StoreErrorKind::Unavailable, message).indeterminate())
@@ -123,7 +142,7 @@ impl Batcher {
 
     /// Refuses once the workers have ended.
     pub(crate) fn expect_open(&self) -> Result<(), StoreError> {
-        if self.0.is_closed() { Err(runtime_ended()) } else { Ok(()) }
+        if self.jobs.is_closed() { Err(runtime_ended()) } else { Ok(()) }
     }
 }
 
@@ -133,13 +152,13 @@ fn runtime_ended() -> StoreError {
 }
 
 struct BatchWorker {
-    settings: BatcherSettings,
+    settings: Arc<BatcherSettings>,
     /// `None` before it is needed, after it was not needed for a while, and after it failed.
     connection: Option<PgConnection>,
 }
 
 impl BatchWorker {
-    fn new(settings: BatcherSettings) -> Self {
+    fn new(settings: Arc<BatcherSettings>) -> Self {
         Self { settings, connection: None }
     }
 

@@ -58,3 +58,19 @@ async fn a_pool_may_await_replicas() {
     assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
     assert_eq!(crate::world::stored_state(replica.port(), &world.key(&lease.id)), 2);
 }
+
+#[test]
+fn an_operation_that_keeps_its_runtime_busy_keeps_its_lease() {
+    let (by_a_pool, by_an_address) = (fresh_prefix(), fresh_prefix());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            idem_testkit::renewals::a_busy_runtime_keeps_its_leases(async || {
+                let config = RedisConfig::from_pool(pool(&redis_url(), 4)).key_prefix(&by_a_pool);
+                Arc::new(RedisStore::open(config).await.unwrap())
+            });
+        });
+        idem_testkit::renewals::a_busy_runtime_keeps_its_leases(async || {
+            Arc::new(RedisStore::open(RedisConfig::new(redis_url()).key_prefix(&by_an_address)).await.unwrap())
+        });
+    });
+}

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, Look,
-    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
+    Look, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
 };
 
 use super::plan::{Fault, Plan, Verb};
@@ -123,6 +123,11 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(listener.clone());
         self.inner.on_settled(listener);
+    }
+
+    /// None of its own, so that renewals meet their faults.
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        None
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, Durability, DurableStore, FastEntry, FastLook, FastStore,
-    IdempotencyStore, Lease, Look, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError,
-    StoreErrorKind, Term, Timestamp,
+    IdempotencyStore, Lease, LeaseRenewer, Look, OwnerOutcome, Record, RecordId, Settlement, SettlementListener,
+    StoreError, StoreErrorKind, Term, Timestamp,
 };
 use idem_hybrid::{HybridConfig, HybridStore};
 
@@ -84,6 +84,10 @@ impl IdempotencyStore for Silent {
     }
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {}
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        None
+    }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new("silent", Durability::Power, true)

@@ -1,0 +1,366 @@
+//! Renews leases while their operations run, and says when one is lost.
+//!
+//! A thread of its own, with a runtime of its own, renews for all engines of the process: an operation that computes or blocks
+//! for long keeps its own runtime busy. [`Settings::renewals_on`](super::Settings::renewals_on) names another runtime.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{future, io, thread};
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
+use tracing::{Instrument as _, Span};
+
+use super::observer::EventKind;
+use super::{Context, Settings};
+use crate::machine::OwnerOutcome;
+
+/// Renews the lease of a run until dropped.
+pub(super) struct Renewal {
+    schedule: Arc<Schedule>,
+    turn: Turn,
+    settling: Arc<AtomicBool>,
+}
+
+impl Renewal {
+    /// Renews at a third of the lease. The run is told that it has lost its lease when another owner has the record, and when
+    /// by this process's monotonic clock the lease is about to end unrenewed.
+    pub(super) fn start(run: Context, acquired_at: Instant) -> Self {
+        let settling = Arc::new(AtomicBool::new(false));
+        let settings = &run.shared().settings;
+        let until = acquired_at + settings.held_at_most;
+        let first = acquired_at + settings.lease / 3;
+        let schedule = Arc::clone(&run.shared().renewals);
+        let runtime = runtime(settings);
+        let lifetime = LeaseRenewals { run, settling: Arc::clone(&settling), until, renewed_at: acquired_at };
+        Self { turn: schedule.add(&runtime, first, lifetime), schedule, settling }
+    }
+
+    /// From now on a renewal that is refused is no news: it may come after the settlement.
+    pub(super) fn expect_the_end(&self) {
+        self.settling.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.expect_the_end();
+        self.schedule.remove(self.turn);
+    }
+}
+
+/// Where renewals are driven.
+fn runtime(settings: &Settings) -> Handle {
+    settings.renewals_on.clone().unwrap_or_else(|| {
+        thread().unwrap_or_else(|error| {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(
+                error,
+                "the thread that renews leases cannot start: an operation that never yields loses its lease"
+            );
+            Handle::current()
+        })
+    })
+}
+
+/// The runtime of the thread that renews leases, which is started when it is needed first and stays.
+fn thread() -> io::Result<Handle> {
+    static THREAD: Mutex<Option<Handle>> = Mutex::new(None);
+    // A panic leaves it as it was.
+    let mut thread = THREAD.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(runtime) = &*thread {
+        return Ok(runtime.clone());
+    }
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new().name("idem-renewals".to_owned()).spawn(move || runtime.block_on(future::pending::<()>()))?;
+    *thread = Some(handle.clone());
+    Ok(handle)
+}
+
+/// The renewals of an engine. Most operations end before their first one, so a renewal has a task only from then on; until then
+/// one task waits for all of them.
+#[derive(Default)]
+pub(super) struct Schedule {
+    state: Mutex<State>,
+    /// Something is due before the task wakes.
+    is_earlier: Notify,
+}
+
+/// When the first renewal is due, and a number, as several may be due at once.
+type Turn = (Instant, u64);
+
+#[derive(Default)]
+struct State {
+    /// When the task wakes; `None` when there is none.
+    wakes_at: Option<Instant>,
+    due: BTreeMap<Turn, (LeaseRenewals, Span)>,
+    begun: HashMap<Turn, AbortHandle>,
+    last: u64,
+}
+
+impl Schedule {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No change is left half done by a panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to renew at this time, unless it is [removed](Self::remove) before.
+    fn add(self: &Arc<Self>, runtime: &Handle, at: Instant, renewals: LeaseRenewals) -> Turn {
+        let mut state = self.lock();
+        state.last += 1;
+        let turn = (at, state.last);
+        state.due.insert(turn, (renewals, Span::current()));
+        let wakes_at = state.wakes_at;
+        state.wakes_at = wakes_at.or(Some(at));
+        // A runtime that has ended drops a task at once, which takes the lock.
+        drop(state);
+        match wakes_at {
+            None => drop(runtime.spawn(Waiting { schedule: Arc::clone(self), is_over: false }.wait(at))),
+            Some(wakes_at) if at < wakes_at => self.is_earlier.notify_one(),
+            Some(_) => {}
+        }
+        turn
+    }
+
+    /// Begins what is due, and says when to look again; `None` when nothing is left to wait for, and the task ends.
+    ///
+    /// The task stays until `stay_until` in any case: most operations have ended before it runs, and each would make another one.
+    fn begin_what_is_due(&self, stay_until: Instant) -> Option<Instant> {
+        let mut state = self.lock();
+        let now = Instant::now();
+        while let Some(first) = state.due.first_entry() {
+            let (at, _) = *first.key();
+            if at > now {
+                state.wakes_at = Some(at);
+                return Some(at);
+            }
+            let (turn, (renewals, span)) = first.remove_entry();
+            // Under the lock, so that it cannot end before it can be aborted.
+            let begun = tokio::spawn(renewals.renew(at).instrument(span));
+            state.begun.insert(turn, begun.abort_handle());
+        }
+        state.wakes_at = (now < stay_until).then_some(stay_until);
+        state.wakes_at
+    }
+
+    fn remove(&self, turn: Turn) {
+        let mut state = self.lock();
+        let (due, begun) = (state.due.remove(&turn), state.begun.remove(&turn));
+        drop(state);
+        // Outside of the lock, as what it holds may be the last of a transaction, or of the engine.
+        drop(due);
+        if let Some(begun) = begun {
+            begun.abort();
+        }
+    }
+}
+
+/// The task that waits for the first renewals. When it is cut off, because its runtime ends, the next operation makes another one.
+struct Waiting {
+    schedule: Arc<Schedule>,
+    is_over: bool,
+}
+
+impl Waiting {
+    async fn wait(mut self, stay_until: Instant) {
+        while let Some(wake_at) = self.schedule.begin_what_is_due(stay_until) {
+            tokio::select! {
+                () = sleep_until(wake_at) => {}
+                () = self.schedule.is_earlier.notified() => {}
+            }
+        }
+        // Another one may have its place by now.
+        self.is_over = true;
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let mut state = self.schedule.lock();
+            state.wakes_at = None;
+            // Dropping them tells operations that go on elsewhere that they are not renewed.
+            let orphans = std::mem::take(&mut state.due);
+            drop(state);
+            drop(orphans);
+        }
+    }
+}
+
+/// The renewals of one lease.
+struct LeaseRenewals {
+    /// Its transaction is rolled back, should nobody end it, when this task is gone too.
+    run: Context,
+    settling: Arc<AtomicBool>,
+    /// The lease is not renewed after this.
+    until: Instant,
+    /// When the renewal that succeeded last was sent.
+    renewed_at: Instant,
+}
+
+impl LeaseRenewals {
+    /// Renews, from `next` on.
+    async fn renew(mut self, mut next: Instant) {
+        let lease = self.run.shared().settings.lease;
+        loop {
+            // A tenth of the lease early: the operation needs time to stop what it does.
+            let about_to_end = self.renewed_at + lease - lease / 10;
+            tokio::select! {
+                () = sleep_until(about_to_end), if !self.run.lost().is_cancelled() => {
+                    tracing::warn!(record = %self.run.id(), "the lease is about to end and could not be renewed");
+                    self.run.observe(EventKind::LeaseLost);
+                    self.run.lost().cancel();
+                }
+                renewed = self.renew_at(next) => match renewed {
+                    Renewed::At(sent) => {
+                        self.renewed_at = sent;
+                        next = sent + lease / 3;
+                    }
+                    // Soon again: a third of the lease is left for a few more tries.
+                    Renewed::Failed => next = Instant::now() + lease / 10,
+                    // It may follow this run's own settlement, so it is not reported. Until that is acknowledged, it forbids
+                    // to answer with success.
+                    Renewed::Lost if self.settling.load(Ordering::Relaxed) => return self.run.lost().cancel(),
+                    Renewed::Lost => {
+                        tracing::warn!(record = %self.run.id(), "somebody else owns the record of a running operation");
+                        self.run.observe(EventKind::LeaseLost);
+                        return self.run.lost().cancel();
+                    }
+                },
+            }
+        }
+    }
+
+    async fn renew_at(&self, next: Instant) -> Renewed {
+        sleep_until(next).await;
+        // Without a lease there is nothing to renew, and one that is held for as long as anyone may is renewed no more: from
+        // here on only its end is told.
+        let Some(lease) = self.run.lease().filter(|_| next < self.until) else { return future::pending().await };
+        let sent = Instant::now();
+        let shared = self.run.shared();
+        match shared.bounded(self.run.subject(), shared.renew(lease)).await {
+            Ok(OwnerOutcome::Applied) => Renewed::At(sent),
+            Ok(OwnerOutcome::LeaseLost) => Renewed::Lost,
+            Err(_) => Renewed::Failed,
+        }
+    }
+}
+
+/// Renewals that end before their run, by a panic or with their runtime, tell the run.
+impl Drop for LeaseRenewals {
+    fn drop(&mut self) {
+        if !self.settling.load(Ordering::Relaxed) && !self.run.lost().is_cancelled() {
+            tracing::error!(record = %self.run.id(), "the renewals of a lease ended before its operation");
+            self.run.observe(EventKind::LeaseLost);
+            self.run.lost().cancel();
+        }
+    }
+}
+
+enum Renewed {
+    At(Instant),
+    Failed,
+    Lost,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::time::Duration;
+
+    use tokio::runtime;
+
+    use super::*;
+    use crate::engine::observer::Subject;
+    use crate::engine::{Conclusion, Disposition, Idempotency, Operation, Settings};
+    use crate::{Fingerprint, MemoryStore, RecordId, Scope, Writes};
+
+    async fn run(engine: &Idempotency, takes: Duration, begun: &Arc<Notify>) {
+        let begun = Arc::clone(begun);
+        let run = move |_| async move {
+            begun.notify_one();
+            tokio::time::sleep(takes).await;
+            Conclusion { value: (), disposition: Disposition::Release { writes: Writes::Discard }, retention: None }
+        };
+        let never =
+            || Conclusion { value: (), disposition: Disposition::Release { writes: Writes::Discard }, retention: None };
+        let operation =
+            Operation::new(Scope::new("acme", "pay"), "k".parse().unwrap(), Fingerprint::of_bytes("pay", b""));
+        engine.execute(operation, run, never).await.unwrap();
+    }
+
+    fn engine(renewals_on: Handle) -> Idempotency {
+        let settings = Settings::new().renewals_on(renewals_on);
+        Idempotency::at_least_once(Arc::new(MemoryStore::new(NonZeroUsize::MAX)), settings)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_left_of_an_operation_that_has_ended() {
+        let engine = engine(Handle::current());
+        for takes in [Duration::ZERO, Duration::from_secs(25)] {
+            run(&engine, takes, &Arc::default()).await;
+            let state = engine.shared.renewals.lock();
+            assert!(state.due.is_empty() && state.begun.is_empty(), "after {takes:?}");
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(engine.shared.renewals.lock().wakes_at.is_none(), "nothing is waited for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn operations_that_end_at_once_share_one_task() {
+        let engine = engine(Handle::current());
+        let begun = Instant::now();
+        for after in [0, 9_000] {
+            sleep_until(begun + Duration::from_millis(after)).await;
+            run(&engine, Duration::ZERO, &Arc::default()).await;
+            tokio::task::yield_now().await;
+            let wakes_at = engine.shared.renewals.lock().wakes_at;
+            assert_eq!(wakes_at, Some(begun + Duration::from_secs(10)), "the task of the first, after {after} ms");
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(engine.shared.renewals.lock().wakes_at.is_none(), "nothing is waited for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_due_earlier_wakes_the_task() {
+        let schedule = Arc::new(Schedule::default());
+        let engine = engine(Handle::current());
+        let now = Instant::now();
+        let add = |after| {
+            let (scope, id) = (Scope::new("acme", "pay"), RecordId::from_bytes([after as u8; 32]));
+            let subject = Subject::new(scope, id);
+            let run = Context::new(Arc::clone(&engine.shared), subject, Fingerprint::of_bytes("pay", b""), None, None);
+            let until = now + Duration::from_secs(600);
+            let renewals = LeaseRenewals { run, settling: Arc::default(), until, renewed_at: now };
+            schedule.add(&Handle::current(), now + Duration::from_secs(after), renewals)
+        };
+        let turns = [add(9), add(3)];
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert_eq!(schedule.lock().begun.keys().collect::<Vec<_>>(), [&turns[1]]);
+        turns.into_iter().for_each(|turn| schedule.remove(turn));
+    }
+
+    #[test]
+    fn operations_that_are_renewed_no_more_are_told_and_the_next_one_makes_another_task() {
+        let home = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let renewing = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let engine = engine(renewing.handle().clone());
+        home.block_on(async {
+            let begun = Arc::new(Notify::new());
+            let (asked, asking) = (Arc::clone(&begun), engine.clone());
+            let running = tokio::spawn(async move { run(&asking, Duration::MAX, &asked).await });
+            begun.notified().await;
+            assert!(engine.shared.renewals.lock().wakes_at.is_some());
+            renewing.shutdown_background();
+            while engine.shared.renewals.lock().wakes_at.is_some() {
+                tokio::task::yield_now().await;
+            }
+            assert!(engine.shared.renewals.lock().due.is_empty(), "its run was told");
+            running.abort();
+        });
+    }
+}
