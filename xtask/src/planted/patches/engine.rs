@@ -63,7 +63,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "success-told-after-a-refused-renewal",
         &["engine"],
-        "crates/idem-core/src/engine/heartbeat.rs",
+        "crates/idem-core/src/engine/renewal.rs",
         "Renewed::Lost if self.settling.load(Ordering::Relaxed) => return self.run.lost().cancel(),",
         "Renewed::Lost if self.settling.load(Ordering::Relaxed) => {
                         return if PLANTED { () } else { self.run.lost().cancel() };
@@ -91,9 +91,23 @@ pub(super) const PATCHES: &[Patch] = &[
         "        if is_last || PLANTED {",
     ),
     patch(
+        "renewals-on-connections-of-the-busy-runtime",
+        &["postgres-lanes", "sqlite-tasks", "redis-pool"],
+        "crates/idem-core/src/engine/mod.rs",
+        "self.renewer.get_or_init(|| self.store().renewer())",
+        "self.renewer.get_or_init(|| self.store().renewer().filter(|_| !PLANTED))",
+    ),
+    patch(
+        "renewals-on-the-busy-runtime",
+        &["postgres-lanes", "sqlite-tasks", "redis-pool"],
+        "crates/idem-core/src/engine/renewal.rs",
+        "settings.renewals_on.clone().unwrap_or_else(|| {\n",
+        "settings.renewals_on.clone().or_else(|| PLANTED.then(Handle::current)).unwrap_or_else(|| {\n",
+    ),
+    patch(
         "renewals-end-in-silence",
         &["engine"],
-        "crates/idem-core/src/engine/heartbeat.rs",
+        "crates/idem-core/src/engine/renewal.rs",
         "if !self.settling.load(Ordering::Relaxed) && !self.run.lost().is_cancelled() {",
         "if !PLANTED && !self.settling.load(Ordering::Relaxed) && !self.run.lost().is_cancelled() {",
     ),
