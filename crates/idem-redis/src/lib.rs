@@ -14,6 +14,7 @@ mod lossy;
 mod notices;
 mod reply;
 mod script;
+mod servers;
 mod slot;
 mod store;
 

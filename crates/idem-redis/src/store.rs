@@ -50,7 +50,7 @@ impl RedisStore {
     pub async fn open(config: RedisConfig) -> Result<Self, StoreError> {
         let timeout = config.timeout.unwrap_or(TIMEOUT);
         let link = Link::new(config.servers(timeout)?, timeout, config.replica_connections.get());
-        let durability = crate::health::examine(&link, config.min_replicas, config.allow_eviction).await?;
+        let durability = crate::servers::examine(&link, config.min_replicas, config.allow_eviction).await?;
         // So that the answer of `WAIT` comes before anybody gives up on it, which in a Cluster is after half of the time.
         let patience_ms = u64::try_from(timeout.as_millis() * 2 / 5).unwrap_or(u64::MAX).max(1);
         let keys = Keys::new(&config.key_prefix);

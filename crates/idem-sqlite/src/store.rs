@@ -162,10 +162,6 @@ impl SqliteStore {
         })
     }
 
-    pub(crate) fn clock(&self) -> &dyn Clock {
-        self.clock.as_ref()
-    }
-
     /// The answer to a request that changes nothing, as most repeats: from a reader, without waiting for the writer.
     async fn unchanged(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
         let before = self.readers.read(request.id).await?;
@@ -204,7 +200,7 @@ impl IdempotencyStore for SqliteStore {
         settlement: &Settlement,
         retention: Duration,
     ) -> Result<OwnerOutcome, StoreError> {
-        self.writer.run_as_owner(Verb::Settle(lease.id, lease.owner, settlement.clone(), retention)).await
+        self.writer.settle(lease, settlement, retention).await
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
@@ -274,7 +270,8 @@ impl TransactionalStore for SqliteStore {
             outcome => return Ok(Begin::Answered(outcome)),
         };
         // By now the record is held.
-        let transaction = SqliteTransaction::begin(self.clone(), lease.clone(), waiting).await;
+        let (pool, writer, clock) = (self.transactions.clone(), self.writer.clone(), Arc::clone(&self.clock));
+        let transaction = SqliteTransaction::begin(pool, writer, clock, lease.clone(), waiting).await;
         let transaction = transaction.map_err(StoreError::indeterminate)?;
         Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true })
     }

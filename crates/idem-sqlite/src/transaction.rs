@@ -3,20 +3,20 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use idem_core::memory::Clock;
 use idem_core::{
-    Command, IdempotencyStore, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, StoreError, StoreErrorKind,
-    StoreTransaction, Writes,
+    Command, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, StoreError, StoreErrorKind, StoreTransaction,
+    Writes,
 };
-use sqlx::{Sqlite, SqliteConnection, Transaction};
+use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
 
 use crate::error::{is_old_snapshot, store_error};
 use crate::slots::{Slot, Waiting};
-use crate::store::SqliteStore;
-use crate::writer::misanswered;
-use crate::writer::transitions;
+use crate::writer::{Writer, misanswered, transitions};
 
 /// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries.
 ///
@@ -27,16 +27,22 @@ use crate::writer::transitions;
 /// Do not end it yourself: that is noticed, and the settlement then fails.
 pub struct SqliteTransaction {
     transaction: Transaction<'static, Sqlite>,
-    store: SqliteStore,
+    writer: Writer,
+    clock: Arc<dyn Clock>,
     lease: Lease,
     slot: Slot,
 }
 
 impl SqliteTransaction {
-    pub(crate) async fn begin(store: SqliteStore, lease: Lease, waiting: Waiting) -> Result<Self, StoreError> {
+    pub(crate) async fn begin(
+        pool: SqlitePool,
+        writer: Writer,
+        clock: Arc<dyn Clock>,
+        lease: Lease,
+        waiting: Waiting,
+    ) -> Result<Self, StoreError> {
         // Waits in the caller's own future: what a task waits for, it would go on waiting for when its caller is gone.
         let slot = waiting.slot().await?;
-        let pool = store.pool().clone();
         // In a task of its own: a pool's `begin` that is dropped midway would hand the next borrower an open
         // transaction. The task ends in any case, and an unused transaction is rolled back.
         let begin = tokio::spawn(async move {
@@ -54,11 +60,11 @@ impl SqliteTransaction {
             .with_source(error)
         })?;
         let (transaction, slot) = begun.map_err(|error| store_error("begin a transaction", error))?;
-        Ok(Self { transaction, store, lease, slot })
+        Ok(Self { transaction, writer, clock, lease, slot })
     }
 
     async fn discard(self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
-        let Self { transaction, store, lease, slot } = self;
+        let Self { transaction, writer, lease, slot, .. } = self;
         // Without a transaction there is nothing to roll back, and a connection that cannot say so is not used again.
         if let Err(error) = transaction.rollback().await {
             tracing::warn!(
@@ -67,7 +73,7 @@ impl SqliteTransaction {
             );
         }
         drop(slot);
-        store.settle(&lease, settlement, retention).await
+        writer.settle(&lease, settlement, retention).await
     }
 
     async fn keep(mut self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
@@ -88,7 +94,7 @@ impl SqliteTransaction {
         };
         let command = Command::Owner(self.lease.owner, OwnerAction::Settle(settlement, retention));
         let verbs = [(&self.lease.id, None, command)];
-        let answers = transitions(&mut self.transaction, "", &verbs, self.store.clock(), "").await?;
+        let answers = transitions(&mut self.transaction, "", &verbs, self.clock.as_ref(), "").await?;
         match answers.into_iter().next().ok_or_else(misanswered)?? {
             Outcome::Owner(OwnerOutcome::Applied) => {
                 let handle = self.transaction.lock_handle().await;

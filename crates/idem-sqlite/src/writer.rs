@@ -98,9 +98,17 @@ impl Writer {
     pub(crate) async fn run(&self, verb: Verb) -> Result<Outcome, StoreError> {
         self.0.ask(|answer| Job { verb, answer }).await?
     }
-}
 
-impl Writer {
+    /// Ends the run that holds `lease`.
+    pub(crate) async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        self.run_as_owner(Verb::Settle(lease.id, lease.owner, settlement.clone(), retention)).await
+    }
+
     /// Runs a verb that only an owner may do.
     pub(crate) async fn run_as_owner(&self, verb: Verb) -> Result<OwnerOutcome, StoreError> {
         match self.run(verb).await? {

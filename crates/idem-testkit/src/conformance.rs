@@ -1,12 +1,8 @@
 //! The conformance suite as tests: one for every case of [`cases`](crate::cases).
 
-use std::pin::Pin;
 use std::time::Duration;
 
-use crate::subject::Subject;
-
-/// A case: it panics when the store breaks its contract.
-pub type Case = for<'a> fn(&'a Subject) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+use crate::subject::{Case, Subject};
 
 /// No case takes seconds on any store; one that takes this long waits for something that never comes.
 const TIMEOUT: Duration = Duration::from_secs(120);

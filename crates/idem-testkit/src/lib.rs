@@ -13,5 +13,5 @@ pub mod sweep;
 
 pub use faults::{Fault, FaultyStore, Verb};
 pub use model::{Answer, Model, Operation};
-pub use subject::{Purging, Remaining, Subject, TimeControl};
+pub use subject::{Case, Purging, Remaining, Subject, TimeControl};
 pub use sweep::{drop_at_await, drop_at_every_await};

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use idem_core::{
 };
 
 use crate::fixture::{KEPT, request};
+
+/// A case of the conformance suite: it panics when the store breaks its contract.
+pub type Case = for<'a> fn(&'a Subject) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// The seam by which tests move the store's time.
 ///

@@ -230,7 +230,8 @@ async fn subject(bug: Bug) -> Subject {
 
 /// The cases that find the bug, by name.
 fn failing_cases(bug: Bug) -> Vec<&'static str> {
-    let fails = |case: conformance::Case| std::panic::catch_unwind(|| conformance::run(|| subject(bug), case)).is_err();
+    let fails =
+        |case: idem_testkit::Case| std::panic::catch_unwind(|| conformance::run(|| subject(bug), case)).is_err();
     cases::ALL.iter().filter(|(_, case)| fails(*case)).map(|(name, _)| *name).collect()
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 
-use super::CodecError;
+use super::error::CodecError;
 use crate::record::HeaderField;
 
 /// Encodes header fields in their order: for each the length of its name (4 bytes, big endian), the name, the length

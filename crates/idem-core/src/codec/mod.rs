@@ -4,10 +4,12 @@
 //! files and one fuzzer serve all of them. Reading never panics and never guesses: what does not fit is a
 //! [`CodecError`], which a store reports as [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt).
 
+mod error;
 mod headers;
 
 use bytes::Bytes;
 
+pub use error::CodecError;
 pub use headers::{decode_headers, encode_headers};
 
 use crate::fingerprint::{Algorithm, Fingerprint};
@@ -70,18 +72,6 @@ pub struct FlatRecord {
     pub updated_at: i64,
     /// When it may be purged.
     pub expires_at: i64,
-}
-
-/// A stored record that cannot be understood.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CodecError {
-    /// Another version wrote it.
-    #[error("the record has format {0}, and this version reads format 1; run the version that wrote it")]
-    UnknownFormat(i64),
-    /// A part is missing, too long, too short, or not one of its possible values.
-    #[error("the stored record is damaged: {0}")]
-    Damaged(&'static str),
 }
 
 impl From<&Record> for FlatRecord {

@@ -1,7 +1,7 @@
 //! The decision on an acquire: the table of the state machine, row by row.
 
 use super::command::{Acquire, AcquireOutcome, Lease, OnMismatch, Replay, ReplayKind};
-use super::current;
+use super::expiry::current;
 use crate::record::{Acquisition, Failure, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 

@@ -8,6 +8,7 @@
 
 mod acquire;
 mod command;
+mod expiry;
 mod owner;
 
 pub use acquire::acquire;
@@ -15,6 +16,7 @@ pub use command::{
     Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay,
     ReplayKind, Settlement, Term,
 };
+pub use expiry::current;
 pub use owner::apply;
 
 use crate::record::Record;
@@ -36,12 +38,6 @@ pub fn transition(record: Option<&Record>, command: Command<'_>, now: Timestamp)
             (next, Outcome::Owner(outcome))
         }
     }
-}
-
-/// The record if it still counts: one whose retention is over is as good as none.
-#[must_use]
-pub fn current(record: Option<&Record>, now: Timestamp) -> Option<&Record> {
-    record.filter(|record| now < record.expires_at)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The decision on what an owner does: renew, checkpoint, settle.
 
 use super::command::{OwnerAction, OwnerOutcome, Settlement};
-use super::current;
+use super::expiry::current;
 use crate::record::{Acquisition, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 

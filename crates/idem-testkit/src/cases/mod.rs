@@ -25,8 +25,7 @@ use std::time::Duration;
 
 use idem_core::{Acquire, AcquireOutcome, Record, ReplayKind, StoredResponse, Timestamp};
 
-use crate::conformance::Case;
-use crate::subject::Subject;
+use crate::subject::{Case, Subject};
 
 /// The one list of all cases: what joins it, joins the tests of every store.
 #[doc(hidden)]

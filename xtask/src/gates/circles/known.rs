@@ -4,27 +4,16 @@
 pub(crate) const FILE: &str = "xtask/src/gates/circles/known.rs";
 
 /// The files of each circle, in order.
-pub(crate) const KNOWN: &[&[&str]] = &[
-    &["crates/idem-core/src/codec/headers.rs", "crates/idem-core/src/codec/mod.rs"],
-    &[
-        "crates/idem-core/src/engine/answer.rs",
-        "crates/idem-core/src/engine/context.rs",
-        "crates/idem-core/src/engine/contract.rs",
-        "crates/idem-core/src/engine/hold.rs",
-        "crates/idem-core/src/engine/late_acquires.rs",
-        "crates/idem-core/src/engine/mod.rs",
-        "crates/idem-core/src/engine/observer.rs",
-        "crates/idem-core/src/engine/probe.rs",
-        "crates/idem-core/src/engine/renewal.rs",
-        "crates/idem-core/src/engine/settings.rs",
-        "crates/idem-core/src/engine/settle.rs",
-    ],
-    &[
-        "crates/idem-core/src/machine/acquire.rs",
-        "crates/idem-core/src/machine/mod.rs",
-        "crates/idem-core/src/machine/owner.rs",
-    ],
-    &["crates/idem-redis/src/health.rs", "crates/idem-redis/src/store.rs"],
-    &["crates/idem-sqlite/src/store.rs", "crates/idem-sqlite/src/transaction.rs"],
-    &["crates/idem-testkit/src/cases/mod.rs", "crates/idem-testkit/src/conformance.rs"],
-];
+pub(crate) const KNOWN: &[&[&str]] = &[&[
+    "crates/idem-core/src/engine/answer.rs",
+    "crates/idem-core/src/engine/context.rs",
+    "crates/idem-core/src/engine/contract.rs",
+    "crates/idem-core/src/engine/hold.rs",
+    "crates/idem-core/src/engine/late_acquires.rs",
+    "crates/idem-core/src/engine/mod.rs",
+    "crates/idem-core/src/engine/observer.rs",
+    "crates/idem-core/src/engine/probe.rs",
+    "crates/idem-core/src/engine/renewal.rs",
+    "crates/idem-core/src/engine/settings.rs",
+    "crates/idem-core/src/engine/settle.rs",
+]];
