@@ -149,7 +149,7 @@ fn when_the_runtime_in_which_it_was_opened_has_ended_the_store_says_so_at_once()
         store
     });
     // What is asked when it ends is answered too.
-    let waiting = first.block_on(async {
+    let (waiting, holder) = first.block_on(async {
         let mut holder = connection().await;
         sql(&mut holder, format!("BEGIN;LOCK TABLE {}.idem_records", schema.name)).await;
         let (store, second) = (store.clone(), runtime());
@@ -164,9 +164,11 @@ fn when_the_runtime_in_which_it_was_opened_has_ended_the_store_says_so_at_once()
         while number(&mut watch, blocked.clone()).await == 0 {
             tokio::task::yield_now().await;
         }
-        waiting
+        (waiting, holder)
     });
     first.shutdown_timeout(Duration::from_secs(10));
+    // Until then nothing could be answered.
+    drop(holder);
     let waited = waiting.join().unwrap().expect("it waits for ever").unwrap_err();
     assert!(waited.is_indeterminate(), "{waited:?}");
     let second = runtime();

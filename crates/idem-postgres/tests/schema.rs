@@ -3,15 +3,17 @@
 
 mod support;
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use idem_core::{
     AcquireOutcome, Begin, Durability, IdempotencyStore, OwnerOutcome, StoreErrorKind, TransactionalStore, Writes,
 };
-use idem_postgres::{PostgresConfig, PostgresStore, migrations, partitioning};
+use idem_postgres::{PostgresConfig, PostgresStore, TimeOffset, migrations, partitioning};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request, response};
-use sqlx::AssertSqlSafe;
-use support::{Schema, connection, number, sql};
+use idem_testkit::golden::{self, FUTURE_MICROS, PAST_MICROS};
+use sqlx::{AssertSqlSafe, Row as _};
+use support::{Offset, Schema, connection, number, sql};
 
 async fn works(store: &PostgresStore) {
     let request = request();
@@ -42,6 +44,59 @@ async fn twenty_replicas_may_spread_records_over_partitions_at_once() {
     }
     let records = format!("SELECT count(*) FROM {}.idem_records", schema.name);
     assert_eq!(number(&mut connection().await, records).await, 21, "those from before are there");
+}
+
+/// The migrations of version 2 of the schema by their digests, and the rows, with times that stay the same.
+async fn dump(schema: &Schema) -> String {
+    let mut connection = connection().await;
+    let mut lines = Vec::new();
+    for migration in &migrations("idem").unwrap()[..2] {
+        let digest = sqlx::query("SELECT encode(sha256(convert_to($1, 'UTF8')), 'hex')").bind(&migration.sql);
+        let digest: String = digest.fetch_one(&mut connection).await.unwrap().get(0);
+        lines.push(format!("-- migration {} ({}) has the digest {digest}", migration.version, migration.name));
+    }
+    let columns = "id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state, \
+        acquisition, takeover, lease_until, not_before, checkpoint_name, checkpoint_data, status, headers, body";
+    let times = format!(
+        "CASE WHEN owner = decode(repeat('00', 16), 'hex') THEN lease_until * 0 + {PAST_MICROS} \
+         ELSE lease_until * 0 + {FUTURE_MICROS} END, not_before * 0 + {FUTURE_MICROS}"
+    );
+    let values = columns.replace("lease_until, not_before", &times);
+    let literals = vec!["%L"; 19].join(", ");
+    let rows = format!(
+        "SELECT format('INSERT INTO idem.idem_records VALUES ({literals}, {PAST_MICROS}, {PAST_MICROS}, {FUTURE_MICROS}, \
+         {FUTURE_MICROS});', {values}) FROM {}.idem_records ORDER BY id",
+        schema.name
+    );
+    lines.extend(sql(&mut connection, rows).await.iter().map(|row| row.get::<String, _>(0)));
+    lines.join("\n") + "\n"
+}
+
+fn golden_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/schema-2.sql")
+}
+
+#[tokio::test]
+async fn this_version_writes_records_as_schema_2_has_them() {
+    let (schema, offset) = (Schema::new(), TimeOffset::default());
+    let store = PostgresStore::open(schema.config().time_offset(offset.clone())).await.unwrap();
+    golden::write(&store, &Offset(offset)).await;
+    golden::expect(&golden_file(), &dump(&schema).await);
+}
+
+/// Whatever comes after schema 2 is applied when the store is opened.
+#[tokio::test]
+async fn a_database_of_schema_2_is_opened_and_its_records_are_read() {
+    let schema = Schema::new();
+    let mut connection = connection().await;
+    sql(&mut connection, format!("CREATE SCHEMA {}", schema.name)).await;
+    for migration in &migrations(&schema.name).unwrap()[..2] {
+        sql(&mut connection, format!("BEGIN;{};COMMIT", migration.sql)).await;
+    }
+    let rows = std::fs::read_to_string(golden_file()).unwrap();
+    sql(&mut connection, rows.replace("INTO idem.", &format!("INTO {}.", schema.name))).await;
+    let store = PostgresStore::open(schema.config()).await.unwrap();
+    golden::check(&store).await;
 }
 
 #[tokio::test]

@@ -4,11 +4,14 @@
 mod support;
 
 use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
 
 use idem_core::{AcquireOutcome, IdempotencyStore, Purge, StoreErrorKind};
 use idem_sqlite::{SqliteConfig, SqliteStore, migrations};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
-use sqlx::Row;
+use idem_testkit::golden::{self, FUTURE_MICROS, PAST_MICROS};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection, Row};
 use support::Database;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -72,26 +75,56 @@ async fn a_record_that_cannot_be_read_is_an_error_and_never_run_again() {
     assert!(matches!(other, AcquireOutcome::InProgress { .. }), "other records are as they were");
 }
 
-/// Golden: a row as version 0.1 writes it, read for ever.
+/// The database as version 1 of the schema makes it, with times and an identity that stay the same.
+async fn dump(database: &Database) -> String {
+    let schema = "SELECT sql || ';' FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid";
+    let migrations = "SELECT format('INSERT INTO idem_migrations (version, name) VALUES (%d, %Q);', version, name) \
+        FROM idem_migrations ORDER BY version";
+    let times = format!(
+        "iif(lease_until IS NULL, NULL, iif(owner = zeroblob(16), {PAST_MICROS}, {FUTURE_MICROS})) AS lease_until, \
+         iif(not_before IS NULL, NULL, {FUTURE_MICROS}) AS not_before"
+    );
+    let columns = "id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state, \
+        acquisition, takeover, lease_until, not_before, checkpoint_name, checkpoint_data, status, headers, body";
+    let quoted = columns.split(", ").map(|column| format!("quote({column})")).collect::<Vec<_>>().join(" || ', ' || ");
+    let values = columns.replace("lease_until, not_before", &times);
+    let rows = format!(
+        "SELECT 'INSERT INTO idem_records VALUES (' || {quoted} || ', {PAST_MICROS}, {PAST_MICROS}, {FUTURE_MICROS});' \
+         FROM (SELECT {values} FROM idem_records ORDER BY id)"
+    );
+    let identity = "INSERT INTO idem_identity VALUES (x'01010101010101010101010101010101');".to_owned();
+    let mut lines = Vec::new();
+    for query in [schema, migrations, &rows] {
+        let found = sqlx::query(sqlx::AssertSqlSafe(query.to_owned())).fetch_all(database.store.pool()).await.unwrap();
+        lines.extend(found.iter().map(|row| row.get::<String, _>(0)));
+    }
+    lines.push(identity);
+    lines.join("\n") + "\n"
+}
+
+fn golden_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/schema-1.sql")
+}
+
 #[tokio::test]
-async fn a_row_of_version_0_1_is_read() {
+async fn this_version_writes_records_as_schema_1_has_them() {
     let database = Database::new().await;
-    sqlx::raw_sql(
-        "INSERT INTO idem_records VALUES \
-         (x'0000000000000000000000000000000000000000000000000000000000000001', 'app', 'acme', 'POST /v1/payments', 1, 1, \
-         zeroblob(32), zeroblob(16), 2, 2, NULL, NULL, NULL, NULL, NULL, NULL, 201, \
-         x'000000086c6f636174696f6e000000042f702f31', x'00ff', 10, 20, 9223372036854775807)",
-    )
-    .execute(database.store.pool())
-    .await
-    .unwrap();
-    let mut id = [0; 32];
-    id[31] = 1;
-    let record = database.store.peek(&idem_core::RecordId::from_bytes(id)).await.unwrap().unwrap();
-    let replay = record.replay().unwrap();
-    assert_eq!((record.attempt, replay.response.status), (2, 201));
-    assert_eq!(replay.response.headers[0].value, "/p/1");
-    assert_eq!(replay.response.body, idem_core::StoredBody::Retained(vec![0, 255].into()));
+    golden::write(&database.store, database.clock.as_ref()).await;
+    golden::expect(&golden_file(), &dump(&database).await);
+}
+
+/// Whatever comes after schema 1 is applied when the store is opened.
+#[tokio::test]
+async fn a_database_of_schema_1_is_opened_and_its_records_are_read() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let url = format!("sqlite://{}", folder.path().join("records.db").display());
+    let options = url.parse::<SqliteConnectOptions>().unwrap().create_if_missing(true);
+    let mut connection = options.connect().await.unwrap();
+    let sql = std::fs::read_to_string(golden_file()).unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    let store = SqliteStore::open(Database::config(&folder)).await.unwrap();
+    golden::check(&store).await;
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@ pub mod cases;
 pub mod conformance;
 pub mod faults;
 pub mod fixture;
+pub mod golden;
 mod model;
+#[cfg(feature = "engine")]
 pub mod renewals;
 pub mod state_machine;
 mod subject;

@@ -1,8 +1,9 @@
 //! The batcher: a few connections, each with a task of its own that runs many verbs in one statement, as in a group commit.
 //!
 //! While a statement runs, arriving verbs wait in a queue. The next statement takes those of one group together: one round trip
-//! and one sync to the disk serve many. When no statement runs, a verb is sent at once; no timer delays it. The tasks own the
-//! connections and await every statement to its end, so a cancelled caller loses only its own answer.
+//! and one sync to the disk serve many. When no statement runs, a verb is sent at once. Only a
+//! worker that has just answered several verbs lets their callers run first, for 1 ms at most. The tasks own the connections and
+//! await every statement to its end, so a cancelled caller loses only its own answer.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

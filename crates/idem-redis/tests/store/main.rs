@@ -15,6 +15,7 @@ mod connecting;
 mod data;
 mod expiry;
 mod fast;
+mod golden;
 mod hostile;
 mod lost_answers;
 mod memory;
