@@ -45,7 +45,7 @@ impl IdempotencyLayer {
     /// Unless its settings name a [runtime](Settings::runtime), it runs on one of this crate's own, wherever the layer is
     /// built: a worker of actix is one thread, and a handler that does not yield would keep its own lease from being
     /// renewed there, and a worker that stops would take settlements along.
-    /// Only what a store allows at once, as one in memory does, is driven on the worker; see [`Idempotency::or_on`].
+    /// Only what a store allows at once, as one in memory does, is driven on the worker; see [`Idempotency::default_runtime`].
     #[must_use]
     pub fn new(engine: Idempotency) -> Self {
         Self(Protection::new(crate::runtime::off_the_workers(engine)))

@@ -22,7 +22,7 @@ pub(crate) fn off_the_workers(engine: Idempotency) -> Idempotency {
         runtime.inspect_err(|error| tracing::error!(%error, "no threads for idempotent operations")).ok()
     };
     match RUNTIME.get_or_init(start) {
-        Some(runtime) => engine.or_on(runtime.handle().clone()),
+        Some(runtime) => engine.default_runtime(runtime.handle().clone()),
         None => engine,
     }
 }

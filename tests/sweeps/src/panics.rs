@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::engine::{
-    Answer, Conclusion, Context, Contract, Disposition, Event, ExecuteError, Idempotency, Observer, Operation, Probe,
-    Probed, Settings,
+    Answer, Conclusion, Context, Contract, CrashedRun, Disposition, Event, ExecuteError, Idempotency, Observer,
+    Operation, Probe, ProbeOutcome, Settings,
 };
 use idem_core::{DurableStore, Fingerprint, MemoryStore, ReplayKind, Scope, TransactionalStore, Writes};
 use idem_sqlite::{SqliteConfig, SqliteStore};
@@ -82,10 +82,10 @@ struct Says {
 
 #[async_trait]
 impl Probe for Says {
-    async fn probe(&self, _: &Context) -> Result<Probed, Box<dyn std::error::Error + Send + Sync>> {
+    async fn probe(&self, _: CrashedRun<'_>) -> Result<ProbeOutcome, Box<dyn std::error::Error + Send + Sync>> {
         sleep(self.after).await;
         assert!(!self.panics, "a probe panics");
-        Ok(Probed::DidNotHappen)
+        Ok(ProbeOutcome::DidNotHappen)
     }
 }
 
@@ -323,7 +323,7 @@ impl Scene {
         self.crash().await?;
         let slow = Says { after: LEASE * 3, panics: false };
         // Its renewals stop soon, as those of a process that is held up.
-        let engine = self.engine(Settings::new().probe(Arc::new(slow)).held_at_most(LEASE / 2));
+        let engine = self.engine(Settings::new().probe(Arc::new(slow)).renewal_limit(LEASE / 2));
         let quick = Says { after: Duration::ZERO, panics: false };
         let rival = self.engine(Settings::new().probe(Arc::new(quick)));
         let taken_over = async {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::Operation;
 use super::late_acquires::{give_back_when_taken, never_answered};
 use super::observer::{Durations, EventKind, Subject};
+use super::shared::{Backend, Shared};
 use super::waiters::Place;
-use super::{Backend, Operation, Shared};
 use crate::machine::{Acquire, AcquireOutcome, Lease, Origin};
 use crate::record::OwnerToken;
 use crate::store::{Begin, StoreError, StoreTransaction};
@@ -60,7 +61,7 @@ impl Shared {
             fingerprint: operation.fingerprint,
             owner: OwnerToken::random(),
             term: self.settings.term(),
-            takeover: self.contract().takeover(&self.settings),
+            takeover: self.contract().takeover(self.settings.probe.is_some()),
             max_attempts: self.settings.max_attempts,
             on_mismatch: self.settings.on_mismatch,
         }

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::observer::{Durations, Subject};
-use super::{Context, Shared};
-use crate::machine::{AcquireOutcome, Replay};
+use super::context::Context;
+use super::observer::{Durations, Event, EventKind, Subject};
+use super::shared::Shared;
+use crate::machine::{AcquireOutcome, Replay, ReplayKind};
+use crate::record::StoredBody;
+use crate::scope::Scope;
 use crate::store::StoreError;
 
 /// What a request for an operation gets.
@@ -152,5 +155,44 @@ pub(super) fn not_admitted(error: ExecuteError) -> ExecuteError {
     match error {
         ExecuteError::CommitUnclear(error) => ExecuteError::NotAdmitted(error),
         error => error,
+    }
+}
+
+impl Shared {
+    /// Tells what a request is answered.
+    pub(super) fn decide<T>(&self, subject: &Subject, outcome: &Outcome<T>, durations: Durations) {
+        let (kind, attempt) = decision(outcome);
+        tracing::debug!(outcome = kind.name(), attempt, ?durations, "decided");
+        self.tell(&Event { durations, ..self.event(kind, &subject.scope, Some(&subject.id), attempt) });
+    }
+
+    /// Refuses a request before the store is asked.
+    pub(super) fn refuse<T>(&self, scope: &Scope, error: ExecuteError) -> Outcome<T> {
+        let outcome = Err(error);
+        let (kind, attempt) = decision(&outcome);
+        tracing::debug!(outcome = kind.name(), "decided");
+        self.tell(&self.event(kind, scope, None, attempt));
+        outcome
+    }
+}
+
+/// The decision that an outcome is, and which attempt it is about.
+fn decision<T>(outcome: &Outcome<T>) -> (EventKind<'_>, Option<u32>) {
+    match outcome {
+        Ok(Answer::Ran { attempt, .. }) => (EventKind::Executed, Some(*attempt)),
+        Ok(Answer::Replay(replay)) => {
+            let is_tombstone = replay.kind == ReplayKind::Completed && replay.response.body == StoredBody::NotRetained;
+            let kind = if is_tombstone { EventKind::Tombstone } else { EventKind::Replayed(replay.kind) };
+            (kind, Some(replay.attempt))
+        }
+        Ok(Answer::InProgress { .. }) => (EventKind::InProgress, None),
+        Ok(Answer::Backoff { .. }) => (EventKind::Backoff, None),
+        Ok(Answer::Mismatch) => (EventKind::Mismatch, None),
+        Err(ExecuteError::NotAdmitted(error)) => (EventKind::StoreUnavailable(error), None),
+        Err(ExecuteError::CommitUnclear(error)) => (EventKind::CommitUnclear(error), None),
+        Err(ExecuteError::TransactionHeld) => (EventKind::TransactionHeld, None),
+        Err(ExecuteError::ShuttingDown) => (EventKind::Refused("shutting-down"), None),
+        Err(ExecuteError::Overloaded { .. }) => (EventKind::Refused("overloaded"), None),
+        Err(ExecuteError::Interrupted) => (EventKind::Interrupted, None),
     }
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::Shared;
 use super::admit::{Admission, Admitted};
 use super::answer::{ExecuteError, Outcome, Reply, answered};
 use super::context::Context;
 use super::contract::Contract;
 use super::granted::Granted;
 use super::observer::{Durations, EventKind};
+use super::shared::Shared;
 use crate::fingerprint::Fingerprint;
 use crate::machine::Acquire;
 use crate::store::StoreError;

@@ -4,11 +4,15 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use super::contract::Contract;
 use super::observer::{EventKind, Subject};
-use super::{Contract, Shared};
+use super::renewal::{LeasedRun, Renewal};
+use super::shared::Shared;
 use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome};
 use crate::record::{Acquisition, Checkpoint};
@@ -66,7 +70,13 @@ impl Context {
 
     /// Tells of something that happened to this run.
     pub(super) fn observe(&self, kind: EventKind<'_>) {
-        self.shared().observe(self.subject(), self.lease().map(|lease| lease.attempt), kind);
+        self.run.observe(kind);
+    }
+
+    /// Renews the lease, which was asked for at `acquired_at`, until the returned value is dropped.
+    pub(super) fn start_renewal(&self, acquired_at: Instant) -> Renewal {
+        let run: Arc<dyn LeasedRun> = Arc::<Run>::clone(&self.run);
+        Renewal::start(&self.shared().renewals, &self.shared().settings, run, acquired_at)
     }
 
     pub(super) fn fingerprint(&self) -> &Fingerprint {
@@ -165,6 +175,29 @@ impl Context {
         OwnedMutexGuard::try_map(guard, |slot| slot.as_mut()?.as_any_mut().downcast_mut())
             .map(TransactionGuard)
             .map_err(|_| TransactionError::OtherType(std::any::type_name::<T>()))
+    }
+}
+
+impl LeasedRun for Run {
+    fn id(&self) -> &RecordId {
+        &self.subject.id
+    }
+
+    fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+
+    fn renew(&self) -> BoxFuture<'_, Result<OwnerOutcome, StoreError>> {
+        Box::pin(async {
+            match &self.lease {
+                Some(lease) => self.shared.bounded(&self.subject, self.shared.renew(lease)).await,
+                None => std::future::pending().await,
+            }
+        })
+    }
+
+    fn observe(&self, kind: EventKind<'_>) {
+        self.shared.observe(&self.subject, self.lease.as_ref().map(|lease| lease.attempt), kind);
     }
 }
 

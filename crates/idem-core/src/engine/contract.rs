@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::settings::Settings;
 use crate::machine::Settlement;
 use crate::record::{StoredResponse, Takeover};
 use crate::store::Writes;
@@ -26,7 +25,7 @@ pub struct Conclusion<T> {
     pub value: T,
     /// For the record.
     pub disposition: Disposition,
-    /// How long the record is kept, when it differs from [`Settings::retention`]; at least 1 s.
+    /// How long the record is kept, when it differs from [`Settings::retention`](super::Settings::retention); at least 1 s.
     pub retention: Option<Duration>,
 }
 
@@ -62,36 +61,29 @@ pub enum Disposition {
 
 impl Contract {
     /// What a crash under this contract means. A crashed transaction was rolled back, so it may run again.
-    pub(super) fn takeover(self, settings: &Settings) -> Takeover {
+    pub(super) fn takeover(self, has_probe: bool) -> Takeover {
         match self {
             Self::Transactional | Self::AtLeastOnce => Takeover::Rerun,
-            Self::AtMostOnce if settings.probe.is_some() => Takeover::Probe,
+            Self::AtMostOnce if has_probe => Takeover::Probe,
             Self::AtMostOnce => Takeover::Unknown,
         }
     }
 
-    /// How a run is settled. Business writes stay only where the run said that it ended as intended.
-    pub(super) fn settlement(
-        self,
-        disposition: Disposition,
-        attempt: u32,
-        settings: &Settings,
-    ) -> (Settlement, Writes) {
+    /// How a run is settled; what may be retried rests for `backoff`, unless the run says for how long. Business writes stay only
+    /// where the run said that it ended as intended.
+    pub(super) fn settlement(self, disposition: Disposition, backoff: Duration) -> (Settlement, Writes) {
         match disposition {
             Disposition::Complete { response, writes } => (Settlement::Completed(response), writes),
             Disposition::Release { writes } => (Settlement::Released, writes),
             Disposition::Retry { response, after } => {
-                let retry_after = after.unwrap_or_else(|| settings.backoff_after(attempt));
+                let retry_after = after.unwrap_or(backoff);
                 (Settlement::FailedRetryable { response, retry_after }, Writes::Discard)
             }
             Disposition::Fault { response } => {
                 let settlement = match self {
                     Self::Transactional => Settlement::Released,
                     Self::AtMostOnce => Settlement::FailedTerminal(response),
-                    Self::AtLeastOnce => {
-                        let retry_after = settings.backoff_after(attempt);
-                        Settlement::FailedRetryable { response, retry_after }
-                    }
+                    Self::AtLeastOnce => Settlement::FailedRetryable { response, retry_after: backoff },
                 };
                 (settlement, Writes::Discard)
             }
@@ -104,7 +96,7 @@ mod tests {
     use super::*;
 
     fn settled(contract: Contract, disposition: Disposition) -> (Settlement, Writes) {
-        contract.settlement(disposition, 3, &Settings::new())
+        contract.settlement(disposition, Duration::from_secs(4))
     }
 
     const ALL: [Contract; 3] = [Contract::Transactional, Contract::AtMostOnce, Contract::AtLeastOnce];
@@ -140,9 +132,6 @@ mod tests {
 
     #[test]
     fn only_at_most_once_gives_up_on_a_crash() {
-        assert_eq!(
-            ALL.map(|contract| contract.takeover(&Settings::new())),
-            [Takeover::Rerun, Takeover::Unknown, Takeover::Rerun]
-        );
+        assert_eq!(ALL.map(|contract| contract.takeover(false)), [Takeover::Rerun, Takeover::Unknown, Takeover::Rerun]);
     }
 }

@@ -11,16 +11,15 @@ use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::Shared;
 use super::answer::{Answer, ExecuteError, Outcome, Reply, not_admitted, recorded};
 use super::context::Context;
 use super::contract::{Conclusion, Contract, Disposition};
 use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
-use super::probe::find_out;
-use super::renewal::Renewal;
+use super::probe::{CrashedRun, ProbeOutcome};
 use super::settle::{Ending, Settled, release_behind};
+use super::shared::Shared;
 use crate::machine::{Lease, Settlement};
 use crate::record::Acquisition;
 use crate::store::Writes;
@@ -46,7 +45,7 @@ impl<T> Granted<T> {
     /// Runs the operation, settles what it concludes, and answers the caller.
     pub(super) async fn carry_out(self, run: Handler<T>, on_panic: impl FnOnce() -> Conclusion<T> + Send) {
         let Self { context, renewed_from, is_acquire_unclear, permit, mut reply } = self;
-        let renewal = renewed_from.map(|acquired_at| Renewal::start(context.clone(), acquired_at));
+        let renewal = renewed_from.map(|acquired_at| context.start_renewal(acquired_at));
         let held = Held { renewal, lost: context.lost().clone(), is_acquire_unclear, _permit: permit };
         let outcome = run_and_settle(&context, renewed_from, held, run, on_panic, &mut reply.durations).await;
         reply.send(outcome);
@@ -136,6 +135,38 @@ fn settle<T>(
     })
 }
 
+/// How an earlier run has to be settled by what the probe finds; `None` when the operation may run.
+///
+/// When it cannot be found out now the key is given back: the record stays, and the next repeat asks again.
+async fn find_out(context: &Context) -> Option<Settlement> {
+    let run = context.lease().map(|lease| CrashedRun { lease, lost: context.lost() });
+    let found = match context.shared().settings.probe.as_ref().zip(run) {
+        // Called inside, as it may panic before it returns a future.
+        Some((probe, run)) => AssertUnwindSafe(async { probe.probe(run).await }).catch_unwind().await,
+        // Some other engine on this store has a probe, and this one does not: it cannot have asked to probe.
+        None => Ok(Ok(ProbeOutcome::Unknown)),
+    };
+    if let Ok(Ok(found)) = &found {
+        context.observe(EventKind::Probed(found));
+    }
+    match found {
+        Ok(Ok(ProbeOutcome::DidNotHappen)) => None,
+        Ok(Ok(ProbeOutcome::Happened(response))) => Some(Settlement::Completed(response)),
+        Ok(Ok(ProbeOutcome::Unknown)) => Some(Settlement::OutcomeUnknown),
+        Ok(Err(error)) => {
+            tracing::warn!(
+                error = error.as_ref() as &dyn std::error::Error,
+                "it could not be found out whether an operation ran"
+            );
+            Some(Settlement::Released)
+        }
+        Err(_) => {
+            tracing::error!("a probe panicked");
+            Some(Settlement::Released)
+        }
+    }
+}
+
 /// Settles what a probe found about an earlier run, and answers what the record says then.
 async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held) -> Outcome<T> {
     let shared = context.shared();
@@ -183,7 +214,7 @@ async fn superseded<T>(context: &Context, value: T) -> Outcome<T> {
 
 impl Shared {
     fn ending(&self, disposition: Disposition, retention: Option<Duration>, attempt: u32) -> Ending {
-        let (settlement, writes) = self.contract().settlement(disposition, attempt, &self.settings);
+        let (settlement, writes) = self.contract().settlement(disposition, self.settings.backoff_after(attempt));
         // What is kept for no time at all is gone before its settlement can be repeated.
         let retention = retention.unwrap_or(self.settings.retention).max(SHORTEST_RETENTION);
         Ending { settlement, writes, retention }

@@ -4,7 +4,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Context;
+use super::context::Context;
 use super::late_acquires::{give_back_when_taken, never_answered};
 use super::renewal::Renewal;
 use crate::machine::{Lease, OwnerOutcome};
@@ -65,7 +65,7 @@ impl Held {
                 // Its renewals have told meanwhile that the lease ended: the operation would be told to stop at once.
                 Ok(OwnerOutcome::Applied) if context.lost().is_cancelled() => return Err(Refusal::Lost),
                 Ok(OwnerOutcome::Applied) if is_recent(context, sent) => {
-                    self.renewal = Some(Renewal::start(context.clone(), sent));
+                    self.renewal = Some(context.start_renewal(sent));
                     return Ok(());
                 }
                 Ok(OwnerOutcome::Applied) => {}

@@ -8,39 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::Shared;
 use super::observer::{EventKind, Subject};
-use super::settle::{FIRST_PAUSE, LAST_PAUSE};
+use super::shared::{FIRST_PAUSE, LAST_PAUSE, MOST_LATE_ACQUIRES, Shared};
 use crate::machine::{Lease, OwnerOutcome, Settlement};
 use crate::record::{Acquisition, OwnerToken};
 use crate::record_id::RecordId;
 use crate::store::StoreErrorKind;
 
-/// How many such leases an engine waits for at most: each is a task of less than a kilobyte.
-const MOST: usize = 50_000;
-
-/// How many of them it asks the store about at once, so that a store that recovers is not overrun.
-const AT_ONCE: usize = 64;
-
 /// How soon the store is asked again after its first answer: what stalled is delivered about then.
 const SOON: Duration = Duration::from_secs(1);
-
-/// The bounds on this work.
-#[derive(Debug)]
-pub(super) struct LateAcquires {
-    awaited: Arc<Semaphore>,
-    in_flight: Semaphore,
-}
-
-impl Default for LateAcquires {
-    fn default() -> Self {
-        Self { awaited: Arc::new(Semaphore::new(MOST)), in_flight: Semaphore::new(AT_ONCE) }
-    }
-}
 
 /// The lease that an acquire would have, had its answer come. Stores look only at its id and its owner.
 pub(super) fn never_answered(id: RecordId, owner: OwnerToken) -> Lease {
@@ -56,12 +36,12 @@ pub(super) fn give_back_when_taken(shared: &Arc<Shared>, subject: &Subject, leas
         shared.observe(subject, None, EventKind::AcquireForgotten);
         return;
     }
-    match Arc::clone(&shared.late_acquires.awaited).try_acquire_owned() {
+    match Arc::clone(&shared.late_acquires).try_acquire_owned() {
         Ok(permit) => {
             shared.tasks.spawn(give_back(Arc::clone(shared), subject.clone(), lease, permit).in_current_span());
         }
         Err(_) => {
-            tracing::error!(record = %lease.id, "an acquire without an answer is not waited for: {MOST} are already");
+            tracing::error!(record = %lease.id, "an acquire without an answer is not waited for: {MOST_LATE_ACQUIRES} are already");
             shared.observe(subject, None, EventKind::AcquireForgotten);
         }
     }
@@ -69,7 +49,7 @@ pub(super) fn give_back_when_taken(shared: &Arc<Shared>, subject: &Subject, leas
 
 async fn give_back(shared: Arc<Shared>, subject: Subject, lease: Lease, _permit: OwnedSemaphorePermit) {
     let length = shared.settings.lease;
-    let give_up_at = Instant::now() + shared.settings.held_at_most;
+    let give_up_at = Instant::now() + shared.settings.renewal_limit;
     // A lease that appears later is stuck for a third of its time at most.
     let looks = [SOON.min(length / 6), length / 3, length * 2 / 3, length];
     let mut answered: Option<(Instant, usize)> = None;
@@ -122,7 +102,7 @@ enum Released {
 }
 
 async fn release(shared: &Shared, subject: &Subject, lease: &Lease) -> Released {
-    let Ok(_permit) = shared.late_acquires.in_flight.acquire().await else { return Released::Unanswered };
+    let Ok(_permit) = shared.late_releases.acquire().await else { return Released::Unanswered };
     let release = shared.store().settle(lease, &Settlement::Released, shared.settings.retention);
     match shared.bounded(subject, release).await {
         Ok(outcome) => Released::Answered { applied: outcome == OwnerOutcome::Applied },

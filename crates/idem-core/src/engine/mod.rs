@@ -22,7 +22,7 @@
 //! # }
 //! ```
 //!
-//! Everything between the acquire and the settlement happens in a task of its own, or [goes on](Idempotency::or_on) in one:
+//! Everything between the acquire and the settlement happens in a task of its own, or [goes on](Idempotency::default_runtime) in one:
 //! the caller may go away without cancelling the operation, and its retry gets the replay. Each operation has a tracing span,
 //! `idempotent_operation`, inside its caller's.
 
@@ -42,35 +42,29 @@ mod renewal;
 mod run;
 mod settings;
 mod settle;
+mod shared;
 mod waiters;
 
 use std::fmt;
-use std::future::Future;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 pub use answer::{Answer, ExecuteError};
 pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
-use late_acquires::LateAcquires;
-use observer::Subject;
 pub use observer::{Durations, Event, EventKind, Observer};
-pub use probe::{Probe, Probed};
-use renewal::Schedule;
+pub use probe::{CrashedRun, Probe, ProbeOutcome};
 pub use run::{Ran, RunError};
 pub use settings::Settings;
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
-use crate::machine::{Lease, OwnerOutcome};
 use crate::scope::Scope;
-use crate::store::{DurableStore, IdempotencyStore, LeaseRenewer, StoreError, StoreErrorKind, TransactionalStore};
+use crate::store::{DurableStore, IdempotencyStore, TransactionalStore};
+use shared::{Backend, Shared};
 use waiters::Waiters;
 
 /// Runs operations under one contract on one store. Clones share everything.
@@ -119,10 +113,6 @@ impl Operation {
     }
 }
 
-/// How many waiting duplicates ask the store at once, as each needs a permit to run meanwhile: one settlement may wake a thousand
-/// of them, and must not keep other operations out.
-const LOOKS_AT_ONCE: usize = 32;
-
 /// How long a shutdown whose time is over waits for settlements that it has given up.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
@@ -133,33 +123,6 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 pub struct Unfinished {
     /// The operations that still run.
     pub running: usize,
-}
-
-struct Shared {
-    backend: Backend,
-    settings: Settings,
-    tasks: TaskTracker,
-    /// Cancelled when [`Idempotency::shutdown`] begins: waiters are answered.
-    closing: CancellationToken,
-    /// Cancelled when its time is over: settlements that the store does not take are given up.
-    giving_up: CancellationToken,
-    /// The permits of operations that run.
-    running: Arc<Semaphore>,
-    /// Settlements that go on behind their answers.
-    behind: AtomicUsize,
-    late_acquires: LateAcquires,
-    /// How many waiters may look at once.
-    looks: Semaphore,
-    observer_panics: AtomicU64,
-    waiters: Arc<Waiters>,
-    renewals: Arc<Schedule>,
-    /// The way for renewals, if the store has one; set by the first.
-    renewer: OnceLock<Option<Arc<dyn LeaseRenewer>>>,
-}
-
-enum Backend {
-    Leased(Arc<dyn IdempotencyStore>, Contract),
-    Transactional(Arc<dyn TransactionalStore>),
 }
 
 impl Idempotency {
@@ -184,24 +147,8 @@ impl Idempotency {
     }
 
     fn new(backend: Backend, settings: Settings) -> Self {
-        let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key, settings.max_waiters));
-        let running = Arc::new(Semaphore::new(settings.most_running()));
         let runtime = settings.runtime.clone();
-        let shared = Arc::new(Shared {
-            backend,
-            settings,
-            tasks: TaskTracker::new(),
-            closing: CancellationToken::new(),
-            giving_up: CancellationToken::new(),
-            running,
-            behind: AtomicUsize::new(0),
-            late_acquires: LateAcquires::default(),
-            looks: Semaphore::new(LOOKS_AT_ONCE),
-            observer_panics: AtomicU64::new(0),
-            waiters,
-            renewals: Arc::default(),
-            renewer: OnceLock::new(),
-        });
+        let shared = Arc::new(Shared::new(backend, settings));
         let listener: Weak<Waiters> = Arc::downgrade(&shared.waiters);
         shared.store().on_settled(listener);
         Self { shared, runtime, attended: false }
@@ -215,7 +162,7 @@ impl Idempotency {
     /// the future of [`execute`](Self::execute) is dropped. That future has to be polled to its end, or dropped: while it is
     /// kept, such an operation stands still, and its lease is renewed.
     #[must_use]
-    pub fn or_on(mut self, runtime: Handle) -> Self {
+    pub fn default_runtime(mut self, runtime: Handle) -> Self {
         if self.runtime.is_none() {
             self.runtime = Some(runtime);
             self.attended = true;
@@ -262,6 +209,21 @@ impl Idempotency {
         self.shared.waiters.count()
     }
 
+    /// Tells the observer that a request was refused before it became an operation. For integrations: `reason` is the name of
+    /// their problem, such as `key-missing`, out of a small fixed set.
+    pub fn refused(&self, operation: &str, reason: &'static str) {
+        let event = Event {
+            kind: EventKind::Refused(reason),
+            operation,
+            principal: None,
+            contract: self.contract(),
+            record: None,
+            attempt: None,
+            durations: Durations::default(),
+        };
+        self.shared.tell(&event);
+    }
+
     /// Refuses new operations, and returns when all that were begun are settled, at the latest after `within`.
     ///
     /// Waiting duplicates are answered at once. After `within`, settlements that the store does not take are given up: their
@@ -286,60 +248,6 @@ impl Idempotency {
             Ok(()) => Ok(()),
             Err(_) => Err(Unfinished { running: self.running() }),
         }
-    }
-}
-
-impl Shared {
-    fn contract(&self) -> Contract {
-        match &self.backend {
-            Backend::Leased(_, contract) => *contract,
-            Backend::Transactional(_) => Contract::Transactional,
-        }
-    }
-
-    fn store(&self) -> &dyn IdempotencyStore {
-        match &self.backend {
-            Backend::Leased(store, _) => store.as_ref(),
-            Backend::Transactional(store) => store.as_ref(),
-        }
-    }
-
-    /// Renews a lease, on the runtime that renews.
-    async fn renew(&self, lease: &Lease) -> Result<OwnerOutcome, StoreError> {
-        match self.renewer.get_or_init(|| self.store().renewer()) {
-            Some(renewer) => renewer.renew(lease, self.settings.term()).await,
-            None => self.store().renew(lease, self.settings.term()).await,
-        }
-    }
-
-    /// Awaits a store for as long as the settings allow.
-    async fn bounded<T>(
-        &self,
-        subject: &Subject,
-        verb: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let limit = self.settings.store_timeout;
-        let late = |_| {
-            let message = format!("the store did not answer within {limit:?}");
-            StoreError::new(StoreErrorKind::Timeout, message)
-        };
-        let answer = tokio::time::timeout(limit, verb).await.map_err(late).flatten();
-        if let Err(error) = &answer {
-            tracing::warn!(error = error as &dyn std::error::Error, "the idempotency store could not answer");
-            self.observe(subject, None, EventKind::StoreFailed(error));
-        }
-        answer
-    }
-
-    /// What a waiter needs to ask the store once more; never `None`, as neither semaphore is closed.
-    async fn permits_to_look(&self) -> Option<(SemaphorePermit<'_>, OwnedSemaphorePermit)> {
-        let look = self.looks.acquire().await.ok()?;
-        Some((look, Arc::clone(&self.running).acquire_owned().await.ok()?))
-    }
-
-    /// A permit for one operation to run; `None` when too many do.
-    fn permit(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.running).try_acquire_owned().ok()
     }
 }
 

@@ -1,16 +1,12 @@
 //! What an engine tells about itself, for metrics and logs.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::answer::{Answer, ExecuteError, Outcome};
 use super::contract::Contract;
-use super::probe::Probed;
-use super::{Idempotency, Shared};
+use super::probe::ProbeOutcome;
 use crate::machine::{Acquire, ReplayKind};
-use crate::record::{Acquisition, StoredBody};
+use crate::record::Acquisition;
 use crate::record_id::RecordId;
 use crate::scope::Scope;
 use crate::store::StoreError;
@@ -73,7 +69,8 @@ pub enum EventKind<'a> {
     /// Decision: the store could not say whether the operation may run, and it did not.
     StoreUnavailable(&'a StoreError),
     /// Decision: the request was refused, and the store was not asked. The text names the reason, such as `overloaded` or
-    /// `shutting-down`; integrations give theirs to [`Idempotency::refused`].
+    /// `shutting-down`; integrations give theirs to
+    /// [`Idempotency::refused`](super::Idempotency::refused).
     Refused(&'static str),
     /// Decision: the caller had gone while it waited, or the operation's task ended early.
     Interrupted,
@@ -81,7 +78,7 @@ pub enum EventKind<'a> {
     /// The operation may run; a decision follows when it has ended.
     Acquired(Acquisition),
     /// A probe has found out how an earlier run ended.
-    Probed(&'a Probed),
+    Probed(&'a ProbeOutcome),
     /// The operation runs *without protection*, because the store could not answer.
     FailedOpen,
     /// The operation panicked.
@@ -176,7 +173,7 @@ pub trait Observer: fmt::Debug + Send + Sync + 'static {
 /// Which request an event is about.
 #[derive(Clone)]
 pub(super) struct Subject {
-    scope: Scope,
+    pub(super) scope: Scope,
     pub(super) id: RecordId,
 }
 
@@ -187,88 +184,5 @@ impl Subject {
 
     pub(super) fn of(request: &Acquire) -> Self {
         Self::new(request.origin.scope.clone(), request.id)
-    }
-}
-
-impl Idempotency {
-    /// Tells the observer that a request was refused before it became an operation. For integrations: `reason` is the name of
-    /// their problem, such as `key-missing`, out of a small fixed set.
-    pub fn refused(&self, operation: &str, reason: &'static str) {
-        let event = Event {
-            kind: EventKind::Refused(reason),
-            operation,
-            principal: None,
-            contract: self.contract(),
-            record: None,
-            attempt: None,
-            durations: Durations::default(),
-        };
-        self.shared.tell(&event);
-    }
-}
-
-impl Shared {
-    /// Tells of something that happened on the way to a decision.
-    pub(super) fn observe(&self, subject: &Subject, attempt: Option<u32>, kind: EventKind<'_>) {
-        if self.settings.observer.is_some() {
-            self.tell(&self.event(kind, &subject.scope, Some(&subject.id), attempt));
-        }
-    }
-
-    /// Tells what a request is answered.
-    pub(super) fn decide<T>(&self, subject: &Subject, outcome: &Outcome<T>, durations: Durations) {
-        let (kind, attempt) = decision(outcome);
-        tracing::debug!(outcome = kind.name(), attempt, ?durations, "decided");
-        self.tell(&Event { durations, ..self.event(kind, &subject.scope, Some(&subject.id), attempt) });
-    }
-
-    /// Refuses a request before the store is asked.
-    pub(super) fn refuse<T>(&self, scope: &Scope, error: ExecuteError) -> Outcome<T> {
-        let outcome = Err(error);
-        let (kind, attempt) = decision(&outcome);
-        tracing::debug!(outcome = kind.name(), "decided");
-        self.tell(&self.event(kind, scope, None, attempt));
-        outcome
-    }
-
-    fn event<'a>(
-        &self,
-        kind: EventKind<'a>,
-        scope: &'a Scope,
-        record: Option<&'a RecordId>,
-        attempt: Option<u32>,
-    ) -> Event<'a> {
-        let (operation, principal) = (scope.operation(), scope.principal());
-        let durations = Durations::default();
-        Event { kind, operation, principal, contract: self.contract(), record, attempt, durations }
-    }
-
-    fn tell(&self, event: &Event<'_>) {
-        let Some(observer) = &self.settings.observer else { return };
-        if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {
-            self.observer_panics.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(event = event.kind.name(), "an observer panicked; the operation goes on");
-        }
-    }
-}
-
-/// The decision that an outcome is, and which attempt it is about.
-fn decision<T>(outcome: &Outcome<T>) -> (EventKind<'_>, Option<u32>) {
-    match outcome {
-        Ok(Answer::Ran { attempt, .. }) => (EventKind::Executed, Some(*attempt)),
-        Ok(Answer::Replay(replay)) => {
-            let is_tombstone = replay.kind == ReplayKind::Completed && replay.response.body == StoredBody::NotRetained;
-            let kind = if is_tombstone { EventKind::Tombstone } else { EventKind::Replayed(replay.kind) };
-            (kind, Some(replay.attempt))
-        }
-        Ok(Answer::InProgress { .. }) => (EventKind::InProgress, None),
-        Ok(Answer::Backoff { .. }) => (EventKind::Backoff, None),
-        Ok(Answer::Mismatch) => (EventKind::Mismatch, None),
-        Err(ExecuteError::NotAdmitted(error)) => (EventKind::StoreUnavailable(error), None),
-        Err(ExecuteError::CommitUnclear(error)) => (EventKind::CommitUnclear(error), None),
-        Err(ExecuteError::TransactionHeld) => (EventKind::TransactionHeld, None),
-        Err(ExecuteError::ShuttingDown) => (EventKind::Refused("shutting-down"), None),
-        Err(ExecuteError::Overloaded { .. }) => (EventKind::Refused("overloaded"), None),
-        Err(ExecuteError::Interrupted) => (EventKind::Interrupted, None),
     }
 }

@@ -6,17 +6,36 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::{future, io, thread};
 
+use futures_util::future::BoxFuture;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
 use super::observer::EventKind;
-use super::{Context, Settings};
+use super::settings::Settings;
 use crate::machine::OwnerOutcome;
+use crate::record_id::RecordId;
+use crate::store::StoreError;
+
+/// A run whose lease is renewed.
+pub(super) trait LeasedRun: Send + Sync + 'static {
+    fn id(&self) -> &RecordId;
+
+    /// Cancelled when the lease is lost, or about to end unrenewed.
+    fn lost(&self) -> &CancellationToken;
+
+    /// Has the store extend the lease.
+    fn renew(&self) -> BoxFuture<'_, Result<OwnerOutcome, StoreError>>;
+
+    /// Tells the observer.
+    fn observe(&self, kind: EventKind<'_>);
+}
 
 /// Renews the lease of a run until dropped.
 pub(super) struct Renewal {
@@ -28,15 +47,18 @@ pub(super) struct Renewal {
 impl Renewal {
     /// Renews at a third of the lease. The run is told that it has lost its lease when another owner has the record, and when
     /// by this process's monotonic clock the lease is about to end unrenewed.
-    pub(super) fn start(run: Context, acquired_at: Instant) -> Self {
+    pub(super) fn start(
+        schedule: &Arc<Schedule>,
+        settings: &Settings,
+        run: Arc<dyn LeasedRun>,
+        acquired_at: Instant,
+    ) -> Self {
         let settling = Arc::new(AtomicBool::new(false));
-        let settings = &run.shared().settings;
-        let until = acquired_at + settings.held_at_most;
-        let first = acquired_at + settings.lease / 3;
-        let schedule = Arc::clone(&run.shared().renewals);
-        let runtime = runtime(settings);
-        let lifetime = LeaseRenewals { run, settling: Arc::clone(&settling), until, renewed_at: acquired_at };
-        Self { turn: schedule.add(&runtime, first, lifetime), schedule, settling }
+        let lease = settings.lease;
+        let until = acquired_at + settings.renewal_limit;
+        let renewals = LeaseRenewals { run, settling: Arc::clone(&settling), lease, until, renewed_at: acquired_at };
+        let turn = schedule.add(&runtime(settings), acquired_at + lease / 3, renewals);
+        Self { schedule: Arc::clone(schedule), turn, settling }
     }
 
     /// From now on a renewal that is refused is no news: it may come after the settlement.
@@ -194,8 +216,10 @@ impl Drop for Waiting {
 /// The renewals of one lease.
 struct LeaseRenewals {
     /// Its transaction is rolled back, should nobody end it, when this task is gone too.
-    run: Context,
+    run: Arc<dyn LeasedRun>,
     settling: Arc<AtomicBool>,
+    /// How long a lease lasts.
+    lease: Duration,
     /// The lease is not renewed after this.
     until: Instant,
     /// When the renewal that succeeded last was sent.
@@ -205,7 +229,7 @@ struct LeaseRenewals {
 impl LeaseRenewals {
     /// Renews, from `next` on.
     async fn renew(mut self, mut next: Instant) {
-        let lease = self.run.shared().settings.lease;
+        let lease = self.lease;
         loop {
             // A tenth of the lease early: the operation needs time to stop what it does.
             let about_to_end = self.renewed_at + lease - lease / 10;
@@ -237,12 +261,12 @@ impl LeaseRenewals {
 
     async fn renew_at(&self, next: Instant) -> Renewed {
         sleep_until(next).await;
-        // Without a lease there is nothing to renew, and one that is held for as long as anyone may is renewed no more: from
-        // here on only its end is told.
-        let Some(lease) = self.run.lease().filter(|_| next < self.until) else { return future::pending().await };
+        if next >= self.until {
+            // From here on only the end of the lease is told.
+            return future::pending().await;
+        }
         let sent = Instant::now();
-        let shared = self.run.shared();
-        match shared.bounded(self.run.subject(), shared.renew(lease)).await {
+        match self.run.renew().await {
             Ok(OwnerOutcome::Applied) => Renewed::At(sent),
             Ok(OwnerOutcome::LeaseLost) => Renewed::Lost,
             Err(_) => Renewed::Failed,
@@ -275,9 +299,27 @@ mod tests {
     use tokio::runtime;
 
     use super::*;
-    use crate::engine::observer::Subject;
     use crate::engine::{Conclusion, Disposition, Idempotency, Operation, Settings};
     use crate::{Fingerprint, MemoryStore, RecordId, Scope, Writes};
+
+    /// A run that is renewed by nobody.
+    struct Nothing(RecordId, CancellationToken);
+
+    impl LeasedRun for Nothing {
+        fn id(&self) -> &RecordId {
+            &self.0
+        }
+
+        fn lost(&self) -> &CancellationToken {
+            &self.1
+        }
+
+        fn renew(&self) -> BoxFuture<'_, Result<OwnerOutcome, StoreError>> {
+            Box::pin(future::pending())
+        }
+
+        fn observe(&self, _: EventKind<'_>) {}
+    }
 
     async fn run(engine: &Idempotency, takes: Duration, begun: &Arc<Notify>) {
         let begun = Arc::clone(begun);
@@ -328,14 +370,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_due_earlier_wakes_the_task() {
         let schedule = Arc::new(Schedule::default());
-        let engine = engine(Handle::current());
         let now = Instant::now();
         let add = |after| {
-            let (scope, id) = (Scope::new("acme", "pay"), RecordId::from_bytes([after as u8; 32]));
-            let subject = Subject::new(scope, id);
-            let run = Context::new(Arc::clone(&engine.shared), subject, Fingerprint::of_bytes("pay", b""), None, None);
+            let lease = Duration::from_secs(30);
             let until = now + Duration::from_secs(600);
-            let renewals = LeaseRenewals { run, settling: Arc::default(), until, renewed_at: now };
+            let run: Arc<dyn LeasedRun> = Arc::new(Nothing(RecordId::from_bytes([0; 32]), CancellationToken::new()));
+            let renewals = LeaseRenewals { run, settling: Arc::default(), lease, until, renewed_at: now };
             schedule.add(&Handle::current(), now + Duration::from_secs(after), renewals)
         };
         let turns = [add(9), add(3)];

@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 pub struct Settings {
     pub(super) identity: RecordIdentity,
     pub(super) lease: Duration,
-    pub(super) held_at_most: Duration,
+    pub(super) renewal_limit: Duration,
     pub(super) retention: Duration,
     pub(super) wait: Duration,
     pub(super) max_wait: Duration,
@@ -53,7 +53,7 @@ impl Settings {
         Self {
             identity: RecordIdentity::new("idem"),
             lease: Duration::from_secs(30),
-            held_at_most: Duration::from_secs(10 * 60),
+            renewal_limit: Duration::from_secs(10 * 60),
             retention: Duration::from_secs(24 * 60 * 60),
             wait: Duration::ZERO,
             max_wait: Duration::from_secs(30),
@@ -99,8 +99,8 @@ impl Settings {
     /// For how long a lease is renewed at most. Default 10 minutes: an operation that hangs must not hold its key for
     /// ever.
     #[must_use]
-    pub fn held_at_most(mut self, limit: Duration) -> Self {
-        self.held_at_most = limit.min(LONGEST);
+    pub fn renewal_limit(mut self, limit: Duration) -> Self {
+        self.renewal_limit = limit.min(LONGEST);
         self
     }
 

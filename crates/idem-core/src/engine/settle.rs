@@ -8,9 +8,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use super::context::Context;
 use super::hold::Held;
 use super::observer::{EventKind, Subject};
-use super::{Context, Shared};
+use super::shared::{FIRST_PAUSE, LAST_PAUSE, Shared};
 use crate::machine::{Lease, OwnerOutcome, Settlement};
 use crate::record::{Record, State};
 use crate::store::{StoreError, StoreErrorKind, StoreTransaction, Writes};
@@ -22,10 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long to wait for the end of a transaction: longer than for a verb, because it may wait for other writers.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
-
-/// The first and the longest pause between two tries of a settlement.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
-pub(super) const LAST_PAUSE: Duration = Duration::from_secs(2);
 
 /// How a settlement ended, as far as the caller is concerned.
 pub(super) enum Settled {
@@ -163,7 +160,7 @@ async fn settle_behind(context: Context, lease: Lease, ending: Ending, held: Hel
     let _counted = DelayedSettlement::count(&shared.behind);
     let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
     let answer = tokio::select! {
-        answer = shared.persist(context.subject(), shared.settings.held_at_most, settle) => answer.ok(),
+        answer = shared.persist(context.subject(), shared.settings.renewal_limit, settle) => answer.ok(),
         () = shared.giving_up.cancelled() => None,
     };
     // One that was given up has had its effect: its record must not be given back.
@@ -210,7 +207,7 @@ pub(super) fn release_behind(context: &Context, lease: Lease) {
         let settings = &shared.settings;
         let release = || shared.store().settle(&lease, &Settlement::Released, settings.retention);
         let released = tokio::select! {
-            answer = shared.persist(&subject, settings.lease.min(settings.held_at_most), release) => answer.is_ok(),
+            answer = shared.persist(&subject, settings.lease.min(settings.renewal_limit), release) => answer.is_ok(),
             () = shared.giving_up.cancelled() => false,
         };
         if released {

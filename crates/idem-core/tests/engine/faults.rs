@@ -118,7 +118,7 @@ async fn a_settlement_is_given_up_when_the_lease_may_not_be_held_any_longer_or_a
     let held = Duration::from_secs(60);
     for shut_down in [false, true] {
         let world = World::new();
-        let settings = world.settings().held_at_most(held);
+        let settings = world.settings().renewal_limit(held);
         let engine = Idempotency::at_most_once(world.store.clone(), settings);
         for _ in 0..10_000 {
             world.store.next(Verb::Settle, Fault::ErrorBefore);

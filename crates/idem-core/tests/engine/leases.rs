@@ -201,7 +201,7 @@ fn leases_are_renewed_whatever_becomes_of_another_runtime_of_the_same_engine() {
 async fn a_lease_is_not_renewed_for_ever() {
     let world = World::new();
     let engine =
-        Idempotency::at_least_once(world.store.clone(), world.settings().held_at_most(Duration::from_secs(60)));
+        Idempotency::at_least_once(world.store.clone(), world.settings().renewal_limit(Duration::from_secs(60)));
     let start = Instant::now();
     let run = move |context: Context| async move {
         context.lease_lost().await;
@@ -360,7 +360,7 @@ async fn a_lease_is_counted_from_the_first_acquire_even_if_its_answer_was_lost()
 #[tokio::test(start_paused = true)]
 async fn a_run_that_outlived_its_record_is_not_answered_with_another_requests_answer() {
     let world = World::new();
-    let settings = world.settings().retention(Duration::from_secs(60)).held_at_most(Duration::from_secs(20));
+    let settings = world.settings().retention(Duration::from_secs(60)).renewal_limit(Duration::from_secs(20));
     let engine = Idempotency::at_most_once(world.store.clone(), settings);
     let slow = tokio::spawn({
         let world = world.clone();
@@ -376,7 +376,7 @@ async fn a_run_that_outlived_its_record_is_not_answered_with_another_requests_an
 #[tokio::test(start_paused = true)]
 async fn limits_beyond_all_reason_are_as_good_as_none() {
     let world = World::new();
-    let settings = world.settings().held_at_most(Duration::MAX).max_wait(Duration::MAX).store_timeout(Duration::MAX);
+    let settings = world.settings().renewal_limit(Duration::MAX).max_wait(Duration::MAX).store_timeout(Duration::MAX);
     let engine = Idempotency::at_least_once(world.store.clone(), settings.lease(Duration::MAX));
     let forever = operation().wait(Duration::MAX);
     assert_ran(&world.run_as(&engine, forever, Duration::from_secs(1), done()).await);

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::engine::{Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency, Probe, Probed};
+use idem_core::engine::{
+    Answer, Conclusion, Context, CrashedRun, Disposition, ExecuteError, Idempotency, Probe, ProbeOutcome,
+};
 use idem_core::{ReplayKind, StoredResponse, Writes};
 use idem_testkit::{Fault, Verb};
 
@@ -13,22 +15,22 @@ use crate::support::{World, assert_in_progress, assert_ran, assert_replays, done
 
 #[derive(Debug)]
 struct Asked {
-    finding: Option<Probed>,
+    finding: Option<ProbeOutcome>,
     times: AtomicUsize,
 }
 
 #[async_trait]
 impl Probe for Asked {
-    async fn probe(&self, context: &Context) -> Result<Probed, Box<dyn std::error::Error + Send + Sync>> {
-        assert!(context.attempt() > 1);
-        assert_eq!(context.downstream_key("charge").len(), 64);
+    async fn probe(&self, run: CrashedRun<'_>) -> Result<ProbeOutcome, Box<dyn std::error::Error + Send + Sync>> {
+        assert!(run.next_attempt() > 1);
+        assert_eq!(run.downstream_key("charge").len(), 64);
         self.times.fetch_add(1, Ordering::SeqCst);
         self.finding.clone().ok_or_else(|| "the other system is away".into())
     }
 }
 
 /// A world in which a run crashed, an engine that can ask, and whom it asks.
-async fn crashed(finding: Option<Probed>) -> (World, Idempotency, Arc<Asked>) {
+async fn crashed(finding: Option<ProbeOutcome>) -> (World, Idempotency, Arc<Asked>) {
     let world = World::new();
     let asked = Arc::new(Asked { finding, times: AtomicUsize::new(0) });
     let engine = Idempotency::at_most_once(world.store.clone(), world.settings().probe(asked.clone()));
@@ -45,7 +47,7 @@ fn times(asked: &Asked) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn what_happened_is_settled_with_its_answer_and_not_run() {
-    let (world, engine, asked) = crashed(Some(Probed::Happened(StoredResponse::new(201, "found")))).await;
+    let (world, engine, asked) = crashed(Some(ProbeOutcome::Happened(StoredResponse::new(201, "found")))).await;
     for _ in 0..3 {
         assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "found");
     }
@@ -54,7 +56,7 @@ async fn what_happened_is_settled_with_its_answer_and_not_run() {
 
 #[tokio::test(start_paused = true)]
 async fn what_did_not_happen_runs() {
-    let (world, engine, asked) = crashed(Some(Probed::DidNotHappen)).await;
+    let (world, engine, asked) = crashed(Some(ProbeOutcome::DidNotHappen)).await;
     assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
     assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
     assert_eq!((world.runs(), times(&asked)), (1, 1));
@@ -62,7 +64,7 @@ async fn what_did_not_happen_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn what_nobody_will_know_is_unknown_for_good() {
-    let (world, engine, asked) = crashed(Some(Probed::Unknown)).await;
+    let (world, engine, asked) = crashed(Some(ProbeOutcome::Unknown)).await;
     for _ in 0..2 {
         let answer = world.run(&engine, Duration::ZERO, done()).await;
         assert!(
@@ -87,7 +89,7 @@ async fn what_cannot_be_found_out_now_is_asked_again_by_the_next_repeat() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_acquire_does_not_make_the_crash_forgotten() {
-    let (world, engine, asked) = crashed(Some(Probed::DidNotHappen)).await;
+    let (world, engine, asked) = crashed(Some(ProbeOutcome::DidNotHappen)).await;
     world.store.next(Verb::Acquire, Fault::LostAnswer);
     world.store.next(Verb::Acquire, Fault::LostAnswer);
     world.run(&engine, Duration::ZERO, done()).await.unwrap_err();
@@ -99,7 +101,7 @@ async fn a_lost_acquire_does_not_make_the_crash_forgotten() {
 
 #[tokio::test(start_paused = true)]
 async fn a_run_after_the_probe_that_is_released_is_probed_again() {
-    let (world, engine, asked) = crashed(Some(Probed::DidNotHappen)).await;
+    let (world, engine, asked) = crashed(Some(ProbeOutcome::DidNotHappen)).await;
     let release = || Disposition::Release { writes: Writes::Discard };
     assert_ran(&world.run(&engine, Duration::ZERO, release()).await);
     assert_ran(&world.run(&engine, Duration::ZERO, release()).await);
@@ -112,7 +114,7 @@ async fn a_panic_of_the_probe_runs_nothing() {
     struct Panics;
     #[async_trait]
     impl Probe for Panics {
-        async fn probe(&self, _: &Context) -> Result<Probed, Box<dyn std::error::Error + Send + Sync>> {
+        async fn probe(&self, _: CrashedRun<'_>) -> Result<ProbeOutcome, Box<dyn std::error::Error + Send + Sync>> {
             panic!("as planned")
         }
     }
@@ -128,9 +130,9 @@ struct Slow(Duration);
 
 #[async_trait]
 impl Probe for Slow {
-    async fn probe(&self, _: &Context) -> Result<Probed, Box<dyn std::error::Error + Send + Sync>> {
+    async fn probe(&self, _: CrashedRun<'_>) -> Result<ProbeOutcome, Box<dyn std::error::Error + Send + Sync>> {
         tokio::time::sleep(self.0).await;
-        Ok(Probed::DidNotHappen)
+        Ok(ProbeOutcome::DidNotHappen)
     }
 }
 
@@ -141,8 +143,8 @@ async fn an_operation_whose_lease_was_lost_while_it_was_probed_does_not_run() {
         let (world, _, _) = crashed(None).await;
         let probing = |takes| {
             let settings = world.settings().probe(Arc::new(Slow(takes)));
-            let held_at_most = if renewed { Duration::from_secs(600) } else { Duration::from_secs(5) };
-            Idempotency::at_most_once(world.store.clone(), settings.held_at_most(held_at_most))
+            let renewal_limit = if renewed { Duration::from_secs(600) } else { Duration::from_secs(5) };
+            Idempotency::at_most_once(world.store.clone(), settings.renewal_limit(renewal_limit))
         };
         let slow = tokio::spawn({
             let (world, engine) = (world.clone(), probing(Duration::from_secs(9)));

@@ -22,7 +22,7 @@ fn an_operation_outlives_the_runtime_of_whoever_asked() {
         let world = World::new();
         let home = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let engine = if is_attended {
-            world.at_most_once().or_on(home.handle().clone())
+            world.at_most_once().default_runtime(home.handle().clone())
         } else {
             Idempotency::at_most_once(world.store.clone(), world.settings().runtime(home.handle().clone()))
         };
@@ -66,11 +66,11 @@ async fn only_an_attended_operation_runs_in_the_task_of_whoever_asked() {
     let asked = tokio::spawn(async move {
         let world = World::new;
         let here = tokio::task::try_id();
-        let attended = world().at_least_once().or_on(home.clone());
+        let attended = world().at_least_once().default_runtime(home.clone());
         assert_eq!(task_of_a_run(&attended).await, here);
         assert_ne!(task_of_a_run(&world().at_least_once()).await, here);
         let settings = world().settings().runtime(home.clone());
-        let named = Idempotency::at_least_once(world().store, settings).or_on(home);
+        let named = Idempotency::at_least_once(world().store, settings).default_runtime(home);
         assert_ne!(task_of_a_run(&named).await, here, "the settings name a runtime");
     });
     asked.await.unwrap();
@@ -91,7 +91,7 @@ async fn an_attended_operation_goes_on_wherever_it_is_left() {
             world.store.next(Verb::Acquire, Fault::Delay(asked_for));
         }
         world.store.next(Verb::Settle, Fault::Delay(STEP));
-        let engine = world.at_most_once().or_on(runtime::Handle::current());
+        let engine = world.at_most_once().default_runtime(runtime::Handle::current());
         let asking = world.run(&engine, STEP, done());
         if left_after.is_zero() {
             drop(asking);

@@ -4,7 +4,6 @@
 //! has the item. A module that only re-exports what a module below it has does not import it. Tests may import anything.
 
 mod graph;
-mod known;
 mod source;
 mod tokens;
 
@@ -13,7 +12,6 @@ use std::fs;
 use std::path::Path as FilePath;
 
 use graph::Graph;
-use known::KNOWN;
 use source::{Path, Source, read};
 
 use crate::command::workspace;
@@ -28,26 +26,17 @@ struct Circle {
     imports: Vec<String>,
 }
 
-/// Compares what is found with the list of known circles. One that is gone has to leave the list.
+/// Fails when there is a circle, and says which imports it is made of.
 pub(crate) fn check() -> Result<(), Box<dyn Error>> {
     let mut found = Vec::new();
     for package in published()? {
         found.extend(circles(&format!("crates/{}/src", package.name))?);
     }
-    let is_known = |circle: &&Circle| KNOWN.iter().any(|known| circle.files == *known);
-    let (known, new): (Vec<&Circle>, Vec<&Circle>) = found.iter().partition(is_known);
-    println!("{} circles of imports are known:", known.len());
-    known.iter().for_each(|circle| println!("{}", shown(circle)));
-    let is_found = |known: &&&[&str]| found.iter().any(|circle| circle.files == **known);
-    let gone: Vec<String> = KNOWN.iter().filter(|known| !is_found(known)).map(|known| known.join("\n")).collect();
-    if !new.is_empty() {
-        let new: Vec<String> = new.into_iter().map(shown).collect();
-        return Err(format!("files import each other in a circle:\n{}", new.join("\n")).into());
+    if found.is_empty() {
+        return Ok(());
     }
-    if !gone.is_empty() {
-        return Err(format!("{} lists circles that are gone:\n{}", known::FILE, gone.join("\n\n")).into());
-    }
-    Ok(())
+    let found: Vec<String> = found.iter().map(shown).collect();
+    Err(format!("files import each other in a circle:\n{}", found.join("\n")).into())
 }
 
 fn shown(circle: &Circle) -> String {
@@ -117,10 +106,5 @@ mod tests {
         assert_eq!(module_of("/store.rs"), ["store"]);
         assert_eq!(module_of("/store/mod.rs"), ["store"]);
         assert_eq!(module_of("/store/sql/text.rs"), ["store", "sql", "text"]);
-    }
-
-    #[test]
-    fn the_list_of_known_circles_is_in_order() {
-        assert!(KNOWN.iter().all(|circle| circle.is_sorted()));
     }
 }

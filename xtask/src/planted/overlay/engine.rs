@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::Shared;
 use super::admit::{Admission, Admitted};
 use super::hold::Held;
 use super::settle::{Ending, Settled};
+use super::shared::Shared;
 use crate::machine::{Acquire, Lease};
 use crate::record::Acquisition;
 use crate::store::StoreTransaction;

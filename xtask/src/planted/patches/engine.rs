@@ -93,7 +93,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "renewals-on-connections-of-the-busy-runtime",
         &["postgres-lanes", "sqlite-tasks", "redis-pool"],
-        "crates/idem-core/src/engine/mod.rs",
+        "crates/idem-core/src/engine/shared.rs",
         "self.renewer.get_or_init(|| self.store().renewer())",
         "self.renewer.get_or_init(|| self.store().renewer().filter(|_| !PLANTED))",
     ),
@@ -114,7 +114,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "observer-ends-its-operation",
         &["engine"],
-        "crates/idem-core/src/engine/observer.rs",
+        "crates/idem-core/src/engine/shared.rs",
         "        if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {",
         "        if PLANTED {
             observer.observe(event);
@@ -123,7 +123,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "any-number-of-operations-runs",
         &["engine"],
-        "crates/idem-core/src/engine/mod.rs",
+        "crates/idem-core/src/engine/shared.rs",
         "Arc::new(Semaphore::new(settings.most_running()))",
         "Arc::new(Semaphore::new(if PLANTED { Semaphore::MAX_PERMITS } else { settings.most_running() }))",
     ),

@@ -1,0 +1,167 @@
+//! What the clones of an engine share, and how all of its parts ask the store.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::contract::Contract;
+use super::observer::{Durations, Event, EventKind, Subject};
+use super::renewal::Schedule;
+use super::settings::Settings;
+use super::waiters::Waiters;
+use crate::machine::{Lease, OwnerOutcome};
+use crate::record_id::RecordId;
+use crate::scope::Scope;
+use crate::store::{IdempotencyStore, LeaseRenewer, StoreError, StoreErrorKind, TransactionalStore};
+
+/// How many waiting duplicates ask the store at once, as each needs a permit to run meanwhile: one settlement may wake a thousand
+/// of them, and must not keep other operations out.
+const LOOKS_AT_ONCE: usize = 32;
+
+/// The first and the longest pause between two tries of a verb that is repeated until the store answers.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const LAST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How many leases an engine waits for at most that an unanswered acquire may take: each is a task of less than a kilobyte.
+pub(super) const MOST_LATE_ACQUIRES: usize = 50_000;
+
+/// How many of them it asks the store about at once, so that a store that recovers is not overrun.
+const LATE_ACQUIRES_AT_ONCE: usize = 64;
+
+/// What the clones of an engine share.
+pub(super) struct Shared {
+    pub(super) backend: Backend,
+    pub(super) settings: Settings,
+    pub(super) tasks: TaskTracker,
+    /// Cancelled when [`Idempotency::shutdown`](super::Idempotency::shutdown) begins: waiters are answered.
+    pub(super) closing: CancellationToken,
+    /// Cancelled when its time is over: settlements that the store does not take are given up.
+    pub(super) giving_up: CancellationToken,
+    /// The permits of operations that run.
+    pub(super) running: Arc<Semaphore>,
+    /// Settlements that go on behind their answers.
+    pub(super) behind: AtomicUsize,
+    /// The permits to wait for leases that an unanswered acquire may take, and to ask for them.
+    pub(super) late_acquires: Arc<Semaphore>,
+    pub(super) late_releases: Semaphore,
+    /// How many waiters may look at once.
+    pub(super) looks: Semaphore,
+    pub(super) observer_panics: AtomicU64,
+    pub(super) waiters: Arc<Waiters>,
+    pub(super) renewals: Arc<Schedule>,
+    /// The way for renewals, if the store has one; set by the first.
+    pub(super) renewer: OnceLock<Option<Arc<dyn LeaseRenewer>>>,
+}
+
+pub(super) enum Backend {
+    Leased(Arc<dyn IdempotencyStore>, Contract),
+    Transactional(Arc<dyn TransactionalStore>),
+}
+
+impl Shared {
+    pub(super) fn new(backend: Backend, settings: Settings) -> Self {
+        let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key, settings.max_waiters));
+        let running = Arc::new(Semaphore::new(settings.most_running()));
+        Self {
+            backend,
+            settings,
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            giving_up: CancellationToken::new(),
+            running,
+            behind: AtomicUsize::new(0),
+            late_acquires: Arc::new(Semaphore::new(MOST_LATE_ACQUIRES)),
+            late_releases: Semaphore::new(LATE_ACQUIRES_AT_ONCE),
+            looks: Semaphore::new(LOOKS_AT_ONCE),
+            observer_panics: AtomicU64::new(0),
+            waiters,
+            renewals: Arc::default(),
+            renewer: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn contract(&self) -> Contract {
+        match &self.backend {
+            Backend::Leased(_, contract) => *contract,
+            Backend::Transactional(_) => Contract::Transactional,
+        }
+    }
+
+    pub(super) fn store(&self) -> &dyn IdempotencyStore {
+        match &self.backend {
+            Backend::Leased(store, _) => store.as_ref(),
+            Backend::Transactional(store) => store.as_ref(),
+        }
+    }
+
+    /// Renews a lease, on the runtime that renews.
+    pub(super) async fn renew(&self, lease: &Lease) -> Result<OwnerOutcome, StoreError> {
+        match self.renewer.get_or_init(|| self.store().renewer()) {
+            Some(renewer) => renewer.renew(lease, self.settings.term()).await,
+            None => self.store().renew(lease, self.settings.term()).await,
+        }
+    }
+
+    /// Awaits a store for as long as the settings allow.
+    pub(super) async fn bounded<T>(
+        &self,
+        subject: &Subject,
+        verb: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = self.settings.store_timeout;
+        let late = |_| {
+            let message = format!("the store did not answer within {limit:?}");
+            StoreError::new(StoreErrorKind::Timeout, message)
+        };
+        let answer = tokio::time::timeout(limit, verb).await.map_err(late).flatten();
+        if let Err(error) = &answer {
+            tracing::warn!(error = error as &dyn std::error::Error, "the idempotency store could not answer");
+            self.observe(subject, None, EventKind::StoreFailed(error));
+        }
+        answer
+    }
+
+    /// What a waiter needs to ask the store once more; never `None`, as neither semaphore is closed.
+    pub(super) async fn permits_to_look(&self) -> Option<(SemaphorePermit<'_>, OwnedSemaphorePermit)> {
+        let look = self.looks.acquire().await.ok()?;
+        Some((look, Arc::clone(&self.running).acquire_owned().await.ok()?))
+    }
+
+    /// A permit for one operation to run; `None` when too many do.
+    pub(super) fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.running).try_acquire_owned().ok()
+    }
+
+    /// Tells of something that happened on the way to a decision.
+    pub(super) fn observe(&self, subject: &Subject, attempt: Option<u32>, kind: EventKind<'_>) {
+        if self.settings.observer.is_some() {
+            self.tell(&self.event(kind, &subject.scope, Some(&subject.id), attempt));
+        }
+    }
+
+    pub(super) fn event<'a>(
+        &self,
+        kind: EventKind<'a>,
+        scope: &'a Scope,
+        record: Option<&'a RecordId>,
+        attempt: Option<u32>,
+    ) -> Event<'a> {
+        let (operation, principal) = (scope.operation(), scope.principal());
+        let durations = Durations::default();
+        Event { kind, operation, principal, contract: self.contract(), record, attempt, durations }
+    }
+
+    pub(super) fn tell(&self, event: &Event<'_>) {
+        let Some(observer) = &self.settings.observer else { return };
+        if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {
+            self.observer_panics.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(event = event.kind.name(), "an observer panicked; the operation goes on");
+        }
+    }
+}
