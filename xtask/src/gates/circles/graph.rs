@@ -140,7 +140,8 @@ mod tests {
 
     fn graph(files: &[(&str, &str)]) -> Graph {
         let path = |module: &str| module.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect();
-        let files: Vec<(Path, Source)> = files.iter().map(|(module, source)| (path(module), read(source))).collect();
+        let files: Vec<(Path, Source)> =
+            files.iter().map(|(module, source)| (path(module), read(source).unwrap())).collect();
         Graph::new(&files)
     }
 

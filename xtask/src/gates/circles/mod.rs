@@ -51,7 +51,8 @@ fn circles(folder: &str) -> Result<Vec<Circle>, Box<dyn Error>> {
     let mut modules: Vec<(String, (Path, Source))> = Vec::new();
     for (name, text) in files {
         let module = module_of(name.strip_prefix(folder).unwrap_or(&name));
-        modules.push((name, (module, read(&text))));
+        let source = read(&text).map_err(|error| format!("{name}: {error}"))?;
+        modules.push((name, (module, source)));
     }
     let tests: Vec<Path> = modules.iter().flat_map(|(_, (module, source))| tests_of(module, source)).collect();
     modules.retain(|(_, (module, _))| !tests.iter().any(|test| module.starts_with(test)));

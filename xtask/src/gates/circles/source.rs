@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::tokens::{Kind, Token, tokens};
+use proc_macro2::LexError;
+
+use super::tokens::{Kind, Lexeme, Token, lexemes};
 
 /// The names of a path, as in `crate::store::Row`.
 pub(crate) type Path = Vec<String>;
@@ -33,13 +35,17 @@ pub(crate) struct Import {
 }
 
 /// Reads a file. Items behind `#[cfg(test)]` are left out.
-pub(crate) fn read(source: &str) -> Source {
-    let tokens = tokens(source);
+///
+/// # Errors
+/// When it is not made of Rust's tokens.
+pub(crate) fn read(source: &str) -> Result<Source, LexError> {
+    let lexemes: Vec<Lexeme> = lexemes(source)?;
+    let tokens: Vec<Token<'_>> = lexemes.iter().map(Token::of).collect();
     let mut reader = Reader { tokens: &tokens, at: 0, open: Vec::new(), is_public: false, source: Source::default() };
     while reader.at < tokens.len() {
         reader.item();
     }
-    reader.source
+    Ok(reader.source)
 }
 
 struct Reader<'a> {
@@ -255,7 +261,7 @@ mod tests {
     use super::*;
 
     fn paths(source: &str) -> Vec<String> {
-        read(source).imports.into_iter().map(|import| import.path.join("::")).collect()
+        read(source).unwrap().imports.into_iter().map(|import| import.path.join("::")).collect()
     }
 
     #[test]
@@ -282,14 +288,14 @@ mod tests {
     #[test]
     fn an_import_has_the_name_that_it_gives() {
         let source = "use crate::store::{self, Row as Line, Text};";
-        let names: Vec<_> = read(source).imports.into_iter().filter_map(|import| import.name).collect();
+        let names: Vec<_> = read(source).unwrap().imports.into_iter().filter_map(|import| import.name).collect();
         assert_eq!(names, ["store", "Line", "Text"]);
     }
 
     #[test]
     fn only_pub_makes_an_import_public() {
         let source = "pub use a::A; use b::B; pub(crate) use c::C; pub(in crate::x) use d::D; pub struct S; use e::E;";
-        let public: Vec<_> = read(source).imports.into_iter().map(|import| import.is_public).collect();
+        let public: Vec<_> = read(source).unwrap().imports.into_iter().map(|import| import.is_public).collect();
         assert_eq!(public, [true, false, true, true, false]);
     }
 
@@ -302,7 +308,9 @@ mod tests {
 
     #[test]
     fn methods_and_functions_are_no_names_of_imports() {
-        let used = read("use a::Import; fn own(x: Kind) -> Row { x.method().field; Path::item(macro_name!(y)) }").used;
+        let used = read("use a::Import; fn own(x: Kind) -> Row { x.method().field; Path::item(macro_name!(y)) }")
+            .unwrap()
+            .used;
         let is_used = |name: &str| used.contains(name);
         assert!(["Kind", "Row", "Path", "macro_name", "y"].into_iter().all(is_used));
         assert!(!["Import", "own", "method", "field", "item"].into_iter().any(is_used));
@@ -310,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_module_in_the_file_holds_its_imports() {
-        let source = read("mod inner { fn f() {} mod deep { use super::A; } } use crate::B;");
+        let source = read("mod inner { fn f() {} mod deep { use super::A; } } use crate::B;").unwrap();
         assert_eq!(source.modules, [vec!["inner"], vec!["inner", "deep"]]);
         let modules: Vec<Path> = source.imports.into_iter().map(|import| import.module).collect();
         assert_eq!(modules, [vec!["inner", "deep"], vec![]]);
@@ -320,7 +328,7 @@ mod tests {
     fn items_of_tests_are_left_out() {
         let source = "#[cfg(test)] mod tests;\n#[cfg(test)]\n#[allow(x)]\nmod more { use crate::A; }\n#[cfg(test)] use crate::B;\n\
                       #[cfg(test)] fn f(x: [u8; 3]) { crate::c() } use crate::D;";
-        let source = read(source);
+        let source = read(source).unwrap();
         assert_eq!(source.test_modules, [["tests"], ["more"]]);
         assert_eq!(source.imports.len(), 1);
         assert_eq!(source.imports[0].path, ["crate", "D"]);
@@ -328,7 +336,8 @@ mod tests {
 
     #[test]
     fn an_import_knows_its_line() {
-        let lines: Vec<usize> = read("\nuse crate::a::{\n    B,\n    C,\n};").imports.iter().map(|i| i.line).collect();
+        let lines: Vec<usize> =
+            read("\nuse crate::a::{\n    B,\n    C,\n};").unwrap().imports.iter().map(|i| i.line).collect();
         assert_eq!(lines, [3, 4]);
     }
 }

@@ -1,9 +1,16 @@
-//! The words and signs of Rust source, without comments and literals.
+//! The words and signs of Rust source, without comments and literals: the tokens of proc-macro2 in one row.
+//!
+//! syn, which reads items, leaves the insides of macros as tokens, and many paths stand there.
+
+use proc_macro2::{Delimiter, LexError, Spacing, TokenStream, TokenTree};
+
+/// The text of a token, and its line, counted from one.
+pub(crate) type Lexeme = (String, usize);
 
 /// A part of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind<'a> {
-    /// A name, a keyword or a number.
+    /// A name or a keyword.
     Word(&'a str),
     /// `::`.
     Separator,
@@ -17,7 +24,16 @@ pub(crate) struct Token<'a> {
     pub(crate) line: usize,
 }
 
-impl Token<'_> {
+impl<'a> Token<'a> {
+    pub(crate) fn of((text, line): &'a Lexeme) -> Self {
+        let kind = match text.chars().next() {
+            _ if text == "::" => Kind::Separator,
+            Some(first) if first.is_alphanumeric() || first == '_' => Kind::Word(text),
+            first => Kind::Sign(first.unwrap_or_default()),
+        };
+        Self { kind, line: *line }
+    }
+
     pub(crate) fn is_word(&self, word: &str) -> bool {
         self.kind == Kind::Word(word)
     }
@@ -27,151 +43,76 @@ impl Token<'_> {
     }
 }
 
-/// All of them. Source that does not compile gives tokens as well, but not always the right ones.
-pub(crate) fn tokens(source: &str) -> Vec<Token<'_>> {
-    let mut tokens = Vec::new();
-    let mut rest = source;
-    let mut line = 1;
-    while let Some(first) = rest.chars().next() {
-        let (length, kind) = next(rest, first);
-        tokens.extend(kind.map(|kind| Token { kind, line }));
-        let (read, unread) = rest.split_at(length);
-        line += read.matches('\n').count();
-        rest = unread;
-    }
-    tokens
+/// All of them.
+///
+/// # Errors
+/// When the source is not made of Rust's tokens.
+pub(crate) fn lexemes(source: &str) -> Result<Vec<Lexeme>, LexError> {
+    let mut lexemes = Vec::new();
+    flatten(source.parse()?, &mut lexemes);
+    Ok(lexemes)
 }
 
-/// How long what comes first is, and the token that it is, if it is one.
-fn next(rest: &str, first: char) -> (usize, Option<Kind<'_>>) {
-    if let Some(length) = comment(rest).or_else(|| string(rest)).or_else(|| character(rest)) {
-        return (length, None);
-    }
-    if first.is_whitespace() {
-        return (first.len_utf8(), None);
-    }
-    if rest.starts_with("::") {
-        return (2, Some(Kind::Separator));
-    }
-    if is_of_word(first) {
-        // `r#type` is the name `type`.
-        let start = if rest.starts_with("r#") { 2 } else { 0 };
-        let length = rest[start..].find(|c| !is_of_word(c)).map_or(rest.len(), |length| start + length);
-        return (length, Some(Kind::Word(&rest[start..length])));
-    }
-    (first.len_utf8(), Some(Kind::Sign(first)))
-}
-
-fn is_of_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-fn comment(rest: &str) -> Option<usize> {
-    if rest.starts_with("//") {
-        return Some(rest.find('\n').unwrap_or(rest.len()));
-    }
-    let mut length = rest.strip_prefix("/*").map(|_| 2)?;
-    let mut depth = 1;
-    while depth > 0 {
-        let inner = rest.get(length..).filter(|inner| !inner.is_empty());
-        let Some(inner) = inner else { return Some(rest.len()) };
-        if inner.starts_with("/*") {
-            depth += 1;
-            length += 2;
-        } else if inner.starts_with("*/") {
-            depth -= 1;
-            length += 2;
-        } else {
-            length += inner.chars().next().map_or(1, char::len_utf8);
+fn flatten(stream: TokenStream, lexemes: &mut Vec<Lexeme>) {
+    let mut is_separator_begun = false;
+    for tree in stream {
+        let line = tree.span().start().line;
+        match tree {
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::None => ("", ""),
+                };
+                lexemes.push((open.to_owned(), line));
+                flatten(group.stream(), lexemes);
+                lexemes.push((close.to_owned(), group.span_close().start().line));
+            }
+            // `r#type` is the name `type`.
+            TokenTree::Ident(name) => lexemes.push((name.to_string().trim_start_matches("r#").to_owned(), line)),
+            TokenTree::Punct(sign) if sign.as_char() == ':' && is_separator_begun => {
+                lexemes.push(("::".to_owned(), line));
+                is_separator_begun = false;
+            }
+            TokenTree::Punct(sign) if sign.as_char() == ':' && sign.spacing() == Spacing::Joint => {
+                is_separator_begun = true;
+            }
+            TokenTree::Punct(sign) => lexemes.push((sign.to_string(), line)),
+            TokenTree::Literal(_) => {}
         }
     }
-    Some(length)
-}
-
-/// A string, plain, raw, of bytes or for C.
-fn string(rest: &str) -> Option<usize> {
-    let prefix = ["br", "cr", "r", "b", "c", ""].into_iter().find(|prefix| {
-        let after = rest.strip_prefix(prefix).unwrap_or_default();
-        let opening = if prefix.ends_with('r') { after.trim_start_matches('#') } else { after };
-        opening.starts_with('"')
-    })?;
-    if !prefix.ends_with('r') {
-        return Some(prefix.len() + quoted(&rest[prefix.len()..], '"'));
-    }
-    let hashes = rest[prefix.len()..].chars().take_while(|c| *c == '#').count();
-    let start = prefix.len() + hashes + 1;
-    let end = format!("\"{}", "#".repeat(hashes));
-    Some(rest[start..].find(&end).map_or(rest.len(), |length| start + length + end.len()))
-}
-
-/// A character or a byte, but not a lifetime.
-fn character(rest: &str) -> Option<usize> {
-    let start = usize::from(rest.starts_with("b'"));
-    let inner = rest[start..].strip_prefix('\'')?;
-    let first = inner.chars().next()?;
-    let is_character = first == '\\' || inner[first.len_utf8()..].starts_with('\'');
-    is_character.then(|| start + quoted(&rest[start..], '\''))
-}
-
-/// How long a literal is that begins and ends with this quote.
-fn quoted(rest: &str, quote: char) -> usize {
-    let mut is_escaped = false;
-    for (at, c) in rest.char_indices().skip(1) {
-        if !is_escaped && c == quote {
-            return at + 1;
-        }
-        is_escaped = !is_escaped && c == '\\';
-    }
-    rest.len()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn words(source: &str) -> Vec<&str> {
-        let words = tokens(source).into_iter().filter_map(|token| match token.kind {
-            Kind::Word(word) => Some(word),
-            _ => None,
-        });
-        words.collect()
+    fn kinds(source: &str) -> Vec<String> {
+        let lexemes = lexemes(source).unwrap();
+        lexemes.iter().map(|lexeme| format!("{:?}", Token::of(lexeme).kind)).collect()
     }
 
     #[test]
-    fn comments_hold_no_words() {
-        assert_eq!(words("one // two\nthree /* four /* five */ six */ seven"), ["one", "three", "seven"]);
-        assert_eq!(words("one /* never ends"), ["one"]);
-    }
-
-    #[test]
-    fn strings_hold_no_words() {
-        assert_eq!(words(r#"one "two \" three" four b"five" c"six" seven"#), ["one", "four", "seven"]);
-        assert_eq!(
-            words("one r\"two\\\" three r#\"four \" five\"# six br##\"seven\"# eight\"## nine"),
-            ["one", "three", "six", "nine"]
-        );
-    }
-
-    #[test]
-    fn a_character_is_no_word_and_a_lifetime_is_one() {
-        assert_eq!(words(r"one 'x' '\'' b'y' '\u{1F600}' &'a two"), ["one", "a", "two"]);
-    }
-
-    #[test]
-    fn a_raw_name_is_the_name() {
-        assert_eq!(words("r#type r rest"), ["type", "r", "rest"]);
-    }
-
-    #[test]
-    fn lines_are_counted_through_comments_and_strings() {
-        let source = "/*\n*/ \"\n\n\" word";
-        assert_eq!(tokens(source).last().map(|token| token.line), Some(4));
+    fn literals_and_comments_are_left_out() {
+        let source = "one /* two */ \"three\" r#\"four\"# 'c' 5 // six\n seven";
+        assert_eq!(kinds(source), ["Word(\"one\")", "Word(\"seven\")"]);
     }
 
     #[test]
     fn two_colons_are_one_sign() {
-        let kinds: Vec<Kind<'_>> = tokens("a::b: c").into_iter().map(|token| token.kind).collect();
-        let [a, b, c] = ["a", "b", "c"].map(Kind::Word);
-        assert_eq!(kinds, [a, Kind::Separator, b, Kind::Sign(':'), c]);
+        let expected = ["Word(\"a\")", "Separator", "Word(\"type\")", "Sign(':')", "Word(\"c\")"];
+        assert_eq!(kinds("a::r#type: c"), expected);
+    }
+
+    #[test]
+    fn a_token_knows_its_line() {
+        let lines: Vec<usize> = lexemes("/*\n*/ (\n\n word)").unwrap().iter().map(|(_, line)| *line).collect();
+        assert_eq!(lines, [2, 4, 4]);
+    }
+
+    #[test]
+    fn what_is_no_rust_is_an_error() {
+        assert!(lexemes("fn f( {").is_err());
     }
 }
