@@ -2,11 +2,13 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -55,7 +57,7 @@ pub(super) struct Shared {
     pub(super) observer_panics: AtomicU64,
     pub(super) waiters: Arc<Waiters>,
     pub(super) renewals: Arc<Schedule>,
-    /// The way for renewals, if the store has one; set by the first.
+    /// The way for renewals, if the store has one; set when it is needed first.
     pub(super) renewer: OnceLock<Option<Arc<dyn LeaseRenewer>>>,
 }
 
@@ -100,11 +102,16 @@ impl Shared {
         }
     }
 
-    /// Renews a lease, on the runtime that renews.
+    /// Renews a lease. If the store's usual way does not answer soon, because the runtime that drives it is busy, its way for
+    /// renewals takes over: repeating a renewal is safe.
     pub(super) async fn renew(&self, lease: &Lease) -> Result<OwnerOutcome, StoreError> {
+        let mut usual = pin!(self.store().renew(lease, self.settings.term()));
+        if let Ok(answer) = timeout(self.settings.store_timeout / 4, usual.as_mut()).await {
+            return answer;
+        }
         match self.renewer.get_or_init(|| self.store().renewer()) {
             Some(renewer) => renewer.renew(lease, self.settings.term()).await,
-            None => self.store().renew(lease, self.settings.term()).await,
+            None => usual.await,
         }
     }
 
@@ -119,7 +126,7 @@ impl Shared {
             let message = format!("the store did not answer within {limit:?}");
             StoreError::new(StoreErrorKind::Timeout, message)
         };
-        let answer = tokio::time::timeout(limit, verb).await.map_err(late).flatten();
+        let answer = timeout(limit, verb).await.map_err(late).flatten();
         if let Err(error) = &answer {
             tracing::warn!(error = error as &dyn std::error::Error, "the idempotency store could not answer");
             self.observe(subject, None, EventKind::StoreFailed(error));

@@ -94,8 +94,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "renewals-on-connections-of-the-busy-runtime",
         &["postgres-lanes", "sqlite-tasks", "redis-pool"],
         "crates/idem-core/src/engine/shared.rs",
-        "self.renewer.get_or_init(|| self.store().renewer())",
-        "self.renewer.get_or_init(|| self.store().renewer().filter(|_| !PLANTED))",
+        "match self.renewer.get_or_init(|| self.store().renewer()) {",
+        "match self.renewer.get_or_init(|| self.store().renewer().filter(|_| !PLANTED)) {",
     ),
     patch(
         "renewals-on-the-busy-runtime",
