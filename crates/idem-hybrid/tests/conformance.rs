@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use idem_core::Timestamp;
 use idem_core::memory::ManualClock;
-use idem_hybrid::HybridStore;
+use idem_hybrid::{HybridConfig, HybridStore};
+use idem_postgres::PostgresStore;
+use idem_redis::{RedisConfig, RedisFastStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use idem_testkit::Subject;
-use support::{InMemory, MemoryFast, patient, servers, servers_at};
+use support::{InMemory, MemoryFast, Schema, fresh_prefix, patient, servers, servers_at};
 use tempfile::TempDir;
 
 async fn in_memory() -> Subject {
@@ -56,6 +58,17 @@ idem_testkit::conformance!(locks_in_front_of_postgres, locks_alone);
 idem_testkit::conformance!(a_cache_in_front_of_postgres, cache_alone);
 idem_testkit::conformance!(a_cluster_in_front_of_postgres, in_front_of_a_cluster);
 idem_testkit::conformance!(nothing_in_front_of_postgres, redis_away);
+
+#[test]
+fn an_operation_that_keeps_its_runtime_busy_keeps_its_lease() {
+    let (schema, prefix) = (Schema::new(), fresh_prefix());
+    idem_testkit::renewals::a_busy_runtime_keeps_its_leases(async || {
+        let durable = Arc::new(PostgresStore::open(schema.config()).await.unwrap());
+        let config = RedisConfig::new(idem_servers::redis_url()).key_prefix(&prefix);
+        let fast = Arc::new(RedisFastStore::new(config).unwrap());
+        Arc::new(HybridStore::new(durable, fast, HybridConfig::new()))
+    });
+}
 
 /// Each verb is round trips to two servers.
 const CASES: u32 = 100;

@@ -23,6 +23,20 @@ pub(crate) enum Servers {
     /// One server, by the application's own connections.
     #[cfg(feature = "deadpool")]
     Pool(deadpool_redis::Pool),
+    /// The same server, by connections that the pool's manager makes and the pool does not know.
+    #[cfg(feature = "deadpool")]
+    BesidePool(deadpool_redis::Pool),
+}
+
+impl Servers {
+    /// The same servers, by connections that are nobody else's.
+    pub(crate) fn beside_pool(&self) -> Self {
+        match self {
+            #[cfg(feature = "deadpool")]
+            Self::Pool(pool) => Self::BesidePool(pool.clone()),
+            servers => servers.clone(),
+        }
+    }
 }
 
 /// A Sentinel, and what it is asked for.

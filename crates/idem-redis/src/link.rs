@@ -31,8 +31,6 @@ pub(crate) struct Link {
     waiting: Box<[Slot]>,
     turn: AtomicUsize,
     timeout: Duration,
-    /// Whether it makes connections also where a pool does.
-    has_own_connections: bool,
 }
 
 /// What a script returned, and how many replicas have it, if those are fewer than were awaited.
@@ -61,20 +59,12 @@ enum Held<'a> {
 impl Link {
     pub(crate) fn new(servers: Servers, timeout: Duration, replica_connections: usize) -> Self {
         let waiting = std::iter::repeat_with(Slot::default).take(replica_connections).collect();
-        Self {
-            servers,
-            shared: Slot::default(),
-            waiting,
-            turn: AtomicUsize::new(0),
-            timeout,
-            has_own_connections: false,
-        }
+        Self { servers, shared: Slot::default(), waiting, turn: AtomicUsize::new(0), timeout }
     }
 
     /// A way to the same servers by connections of its own, which the runtime drives on which it is used first.
     pub(crate) fn another(&self) -> Self {
-        let has_own_connections = true;
-        Self { has_own_connections, ..Self::new(self.servers.clone(), self.timeout, self.waiting.len().min(1)) }
+        Self::new(self.servers.beside_pool(), self.timeout, self.waiting.len().min(1))
     }
 
     /// Runs a script and, if the call says so, waits for replicas.
@@ -184,9 +174,7 @@ impl Link {
     /// The connection of a slot; the one that is being made, if it is to be a new one and one is.
     async fn hold<'a>(&'a self, slot: &'a Slot, is_new: bool) -> RedisResult<Held<'a>> {
         #[cfg(feature = "deadpool")]
-        if let Servers::Pool(pool) = &self.servers
-            && !self.has_own_connections
-        {
+        if let Servers::Pool(pool) = &self.servers {
             let connection = pool.get().await.map_err(pool_error)?;
             return Ok(Held::Pooled(connection));
         }
@@ -234,7 +222,10 @@ async fn connect(servers: Servers, limit: Duration) -> RedisResult<Connection> {
         Servers::Sentinel(sentinels) => address::primary(&sentinels).await?,
         Servers::Cluster(client, _) => return client.get_async_connection().await.map(Connection::Cluster),
         #[cfg(feature = "deadpool")]
-        Servers::Pool(pool) => return primary(pool.manager().create().await?).await,
+        Servers::BesidePool(pool) => return primary(pool.manager().create().await?).await,
+        #[cfg(feature = "deadpool")]
+        // Each call takes a connection of its own out of a pool.
+        Servers::Pool(_) => return Err((ErrorKind::Client, "a pool makes its connections itself").into()),
     };
     primary(client.get_multiplexed_async_connection_with_config(&config).await?).await
 }

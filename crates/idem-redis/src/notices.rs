@@ -76,7 +76,7 @@ impl Notices {
 fn is_possible(servers: &Servers) -> bool {
     match servers {
         #[cfg(feature = "deadpool")]
-        Servers::Pool(_) => false,
+        Servers::Pool(_) | Servers::BesidePool(_) => false,
         _ => true,
     }
 }
@@ -181,7 +181,7 @@ async fn subscribe(servers: &Servers, channel: &[u8]) -> RedisResult<PubSub> {
             Err(failed)
         }
         #[cfg(feature = "deadpool")]
-        Servers::Pool(_) => Err(nobody("a pool has no subscription")),
+        Servers::Pool(_) | Servers::BesidePool(_) => Err(nobody("a pool has no subscription")),
     }
 }
 

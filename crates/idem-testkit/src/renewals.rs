@@ -72,7 +72,7 @@ where
 }
 
 fn engine<S: IdempotencyStore>(store: Arc<S>) -> Idempotency {
-    Idempotency::at_least_once(store, Settings::new().lease(LEASE).store_timeout(LEASE / 6))
+    Idempotency::at_least_once(store, Settings::new().lease(LEASE).store_timeout(LEASE / 3))
 }
 
 /// As patient with the store as usual: it only asks.
