@@ -6,7 +6,8 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Acquire, AcquireOutcome, FastEntry, Lease, Look, OwnerToken, Record, RecordId, State, Takeover, Timestamp, machine,
+    Acquire, AcquireOutcome, FastEntry, Lease, LiveRecord, OwnerToken, Record, RecordId, State, Takeover, Timestamp,
+    machine,
 };
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
@@ -52,7 +53,7 @@ impl Entry {
     }
 
     /// A copy of a record, if it is settled for good. `seen_at` is a time of the fast store from before the look.
-    pub(crate) fn settled(look: Look, seen_at: Timestamp) -> Option<Self> {
+    pub(crate) fn settled(look: LiveRecord, seen_at: Timestamp) -> Option<Self> {
         let until = seen_at.saturating_add(look.remaining);
         look.record.replay().map(|_| Self { since: seen_at, until, record: look.record })
     }

@@ -62,7 +62,7 @@ impl Front {
 
     /// `None` when the store cannot answer, which is never a reason for anything but asking the other one.
     pub(crate) async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Option<Sight> {
-        let look = self.ask(self.fast.look(id, claim)).await?;
+        let look = self.ask(self.fast.get(id, claim)).await?;
         let is_claimed = look.bytes.as_ref().is_some_and(Bytes::is_empty);
         let entry = look.bytes.filter(|bytes| !bytes.is_empty()).and_then(|bytes| {
             let entry = Entry::decode(&self.identity, id, &bytes);
@@ -98,7 +98,7 @@ impl Front {
 
     /// Whether the store answers, whatever the breaker says.
     pub(crate) async fn try_out(&self, id: &RecordId) -> Result<(), StoreError> {
-        self.bounded(self.fast.look(id, None)).await.map(|_| ())
+        self.bounded(self.fast.get(id, None)).await.map(|_| ())
     }
 
     /// Whether it is of use to prepare anything for the store.

@@ -311,7 +311,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         if !self.front.answers() {
             return false;
         }
-        let look = tokio::time::timeout(LOOK, self.durable.look(id)).await;
+        let look = tokio::time::timeout(LOOK, self.durable.live_record(id)).await;
         let Ok(Ok(look)) = look else { return false };
         match look.and_then(|look| Entry::settled(look, seen_at)) {
             Some(entry) => self.front.put(id, &entry).await == Put::Done,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, FastStore, IdempotencyStore, Lease,
-    LeaseRenewer, Look, OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener, StoreError,
-    Term, TransactionalStore,
+    LeaseRenewer, LiveRecord, OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener,
+    StoreError, Term, TransactionalStore,
 };
 
 use crate::config::HybridConfig;
@@ -153,8 +153,8 @@ impl<D: ?Sized> fmt::Debug for HybridRenewer<D> {
 
 #[async_trait]
 impl<D: DurableStore + ?Sized> DurableStore for HybridStore<D> {
-    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
-        self.shared.decide(self.shared.durable.look(id)).await
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
+        self.shared.decide(self.shared.durable.live_record(id)).await
     }
 
     fn identity(&self) -> [u8; 16] {

@@ -92,7 +92,7 @@ async fn what_may_run_again_leaves_nothing_in_front() {
         assert!(world.fast.inner.entry(&request.id).is_some());
         world.store.settle(&lease, &settlement, KEPT).await.unwrap();
         assert_eq!(world.fast.inner.entry(&request.id), None, "{settlement:?}");
-        assert_eq!(world.durable.calls(Verb::Look), 0);
+        assert_eq!(world.durable.calls(Verb::LiveRecord), 0);
     }
 }
 
@@ -267,7 +267,7 @@ async fn the_self_test_passes_and_says_how_the_fast_store_is() {
     assert!(world.store.self_test().await.unwrap().fast.is_ok());
     world.fast.is(FAILS);
     assert!(world.store.self_test().await.unwrap().fast.is_err());
-    assert!(world.store.durable().look(&request().id).await.unwrap().is_none());
+    assert!(world.store.durable().live_record(&request().id).await.unwrap().is_none());
 }
 
 #[tokio::test]
@@ -285,7 +285,7 @@ async fn what_was_missed_by_many_is_looked_up_once() {
     let world = World::new(HybridConfig::new());
     let request = world.settled().await;
     world.fast.inner.flush();
-    let before = world.durable.calls(Verb::Look);
+    let before = world.durable.calls(Verb::LiveRecord);
     for _ in 0..20 {
         assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
         world.fast.inner.flush();
@@ -293,7 +293,7 @@ async fn what_was_missed_by_many_is_looked_up_once() {
     // On one thread, what is done behind the callers has had no turn so far.
     assert_eq!(world.store.metrics().durable_replays, 20);
     world.copied(&request).await;
-    assert_eq!(world.durable.calls(Verb::Look), before + 1);
+    assert_eq!(world.durable.calls(Verb::LiveRecord), before + 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -305,7 +305,7 @@ async fn a_fast_store_without_room_does_not_multiply_the_work() {
         world.store.settle(&lease, &completed(), KEPT).await.unwrap();
     }
     tokio::time::sleep(SECOND * 60).await;
-    assert!(world.durable.calls(Verb::Look) <= 100, "{}", world.durable.calls(Verb::Look));
+    assert!(world.durable.calls(Verb::LiveRecord) <= 100, "{}", world.durable.calls(Verb::LiveRecord));
 }
 
 #[tokio::test(start_paused = true)]
@@ -347,7 +347,7 @@ fn a_copy_whose_runtime_has_ended_is_made_by_the_next_that_misses_it() {
     });
     // Its one thread had no turn for anything else.
     drop(first);
-    assert_eq!(world.durable.calls(Verb::Look), 0);
+    assert_eq!(world.durable.calls(Verb::LiveRecord), 0);
     runtime().block_on(async {
         assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
         world.copied(&request).await;

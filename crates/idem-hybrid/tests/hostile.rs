@@ -174,7 +174,7 @@ async fn the_lock_of_an_ended_run_that_is_put_back_turns_away_for_its_lease_and_
         matches!(turned_away, AcquireOutcome::InProgress { retry_after } if retry_after <= lasts),
         "{turned_away:?}"
     );
-    assert_eq!(world.store.durable().look(&running.id).await.unwrap(), None);
+    assert_eq!(world.store.durable().live_record(&running.id).await.unwrap(), None);
     // Another request is the durable store's to answer, and so is everybody once the lease is over.
     let next =
         eventually("the lock is over", async || match world.store.acquire(&repeat_of(&running)).await.unwrap() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
-    Look, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
+    LiveRecord, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
     StoreError, Term, TransactionalStore, machine,
 };
 use sqlx::{ConnectOptions, Connection};
@@ -190,9 +190,9 @@ impl Purge for PostgresStore {
 
 #[async_trait]
 impl DurableStore for PostgresStore {
-    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
         let Lookup { now, row, .. } = self.shared.records.read(*id, None).await?;
-        Ok(row.and_then(|row| Look::at(row.record, now)))
+        Ok(row.and_then(|row| LiveRecord::at(row.record, now)))
     }
 
     fn identity(&self) -> [u8; 16] {

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, TimeOffset, Timestamp,
+    FastEntry, FastRead, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, TimeOffset, Timestamp,
 };
 use redis::Value;
 
 use crate::config::RedisConfig;
 use crate::error::Phase;
 use crate::keys::Keys;
-use crate::link::Link;
-use crate::notices::Notices;
 use crate::reply;
 use crate::script::{Arg, Call, FastScripts, Script};
+use crate::subscription::Subscription;
+use crate::transport::Transport;
 
 /// How long a verb may take unless it is said: whoever waits for longer would have had the answer from the store behind.
 const TIMEOUT: Duration = Duration::from_millis(100);
@@ -32,11 +32,11 @@ pub struct RedisFastStore {
 }
 
 struct Shared {
-    link: Link,
+    transport: Transport,
     scripts: FastScripts,
     keys: Keys,
     offset: TimeOffset,
-    notices: Notices,
+    subscription: Subscription,
 }
 
 impl RedisFastStore {
@@ -55,9 +55,9 @@ impl RedisFastStore {
         let keys = Keys::new(&config.key_prefix);
         let timeout = config.timeout.unwrap_or(TIMEOUT);
         let shared = Shared {
-            link: Link::new(config.servers(timeout)?, timeout, 0),
+            transport: Transport::new(config.servers(timeout)?, timeout, 0),
             scripts: FastScripts::new(),
-            notices: Notices::new(config.servers(timeout)?, keys.clone(), runtime),
+            subscription: Subscription::new(config.servers(timeout)?, keys.clone(), runtime),
             keys,
             offset: config.offset,
         };
@@ -67,7 +67,12 @@ impl RedisFastStore {
     async fn run(&self, what: &str, script: &Script, id: &RecordId, args: &[Arg<'_>]) -> Result<Value, StoreError> {
         let key = self.shared.keys.fast(id);
         let call = Call { script, key: key.as_bytes(), args, replicas: None };
-        self.shared.link.run(&call).await.map(|reply| reply.value).map_err(|failure| failure.of(what, Phase::Serving))
+        self.shared
+            .transport
+            .run(&call)
+            .await
+            .map(|reply| reply.value)
+            .map_err(|failure| failure.of(what, Phase::Serving))
     }
 
     fn now(&self) -> Arg<'_> {
@@ -77,11 +82,11 @@ impl RedisFastStore {
 
 #[async_trait]
 impl FastStore for RedisFastStore {
-    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
+    async fn get(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastRead, StoreError> {
         let args = [self.now(), milliseconds(claim)];
         let answer = self.run("look for an entry", &self.shared.scripts.look, id, &args).await?;
         // The caller may be turned away by what it finds, and wait.
-        self.shared.notices.keep();
+        self.shared.subscription.keep();
         reply::look(answer)
     }
 
@@ -94,14 +99,14 @@ impl FastStore for RedisFastStore {
 
     async fn remove(&self, id: &RecordId, rank: u64, claim: Option<Duration>) -> Result<Timestamp, StoreError> {
         let (rank, told) = (rank.to_string(), self.shared.keys.of(id));
-        let channel = Arg::Bytes(self.shared.notices.channel());
+        let channel = Arg::Bytes(self.shared.subscription.channel());
         let claim = milliseconds(claim);
         let args = [self.now(), Arg::Bytes(rank.as_bytes()), claim, channel, Arg::Bytes(told.as_bytes())];
         reply::time(&self.run("remove an entry", &self.shared.scripts.remove, id, &args).await?)
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
-        self.shared.notices.tell(listener);
+        self.shared.subscription.tell(listener);
     }
 }
 

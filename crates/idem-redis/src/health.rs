@@ -39,12 +39,12 @@ impl RedisStore {
     /// # Errors
     /// [`StoreError`] when they do not answer.
     pub async fn health(&self) -> Result<RedisHealth, StoreError> {
-        let primaries = primaries(&self.link, Phase::Serving).await?;
+        let primaries = primaries(&self.transport, Phase::Serving).await?;
         let oldest = primaries.iter().min_by_key(|primary| primary.version_number());
         Ok(RedisHealth {
             version: oldest.map(|primary| primary.text("redis_version").to_owned()).unwrap_or_default(),
             keys: primaries.iter().map(Info::keys).sum(),
-            durability: report(&self.link, &primaries, self.shared.durability.min_replicas).await,
+            durability: report(&self.transport, &primaries, self.shared.durability.min_replicas).await,
         })
     }
 }

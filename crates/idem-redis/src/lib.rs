@@ -9,14 +9,14 @@ mod fast;
 mod health;
 mod info;
 mod keys;
-mod link;
 mod lossy;
-mod notices;
 mod reply;
 mod script;
 mod servers;
-mod slot;
+mod shared_connection;
 mod store;
+mod subscription;
+mod transport;
 
 pub use config::RedisConfig;
 pub use durability::{DurabilityReport, NodeDurability};

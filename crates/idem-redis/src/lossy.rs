@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer, Look,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer, LiveRecord,
     OwnerOutcome, OwnerToken, Record, RecordId, Settlement, SettlementListener, StoreError, Term,
 };
 
@@ -36,8 +36,8 @@ impl RedisStore {
 
 #[async_trait]
 impl DurableStore for LossyRedisStore {
-    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
-        self.inner.look(id).await
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
+        self.inner.live_record(id).await
     }
 
     /// Another one in each process: a copy of what Redis may have lost since is not believed.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use idem_core::codec::{self, FlatRecord};
 use idem_core::{
-    Acquire, AcquireOutcome, Algorithm, Checkpoint, FastLook, Lease, Look, OwnerOutcome, Record, StoreError, Timestamp,
+    Acquire, AcquireOutcome, Algorithm, Checkpoint, FastRead, Lease, LiveRecord, OwnerOutcome, Record, StoreError,
+    Timestamp,
 };
 use redis::Value;
 
@@ -61,7 +62,7 @@ pub(crate) fn owner(value: &Value) -> Result<OwnerOutcome, StoreError> {
 }
 
 /// What `peek.lua` returns.
-pub(crate) fn peek(value: Value) -> Result<Option<Look>, StoreError> {
+pub(crate) fn peek(value: Value) -> Result<Option<LiveRecord>, StoreError> {
     match value {
         Value::Nil => Ok(None),
         value => {
@@ -69,20 +70,20 @@ pub(crate) fn peek(value: Value) -> Result<Option<Look>, StoreError> {
             let remaining = values.micros()?;
             let record = values.record()?;
             values.end()?;
-            Ok(Some(Look { record, remaining }))
+            Ok(Some(LiveRecord { record, remaining }))
         }
     }
 }
 
 /// What `fast_look.lua` returns.
-pub(crate) fn look(value: Value) -> Result<FastLook, StoreError> {
+pub(crate) fn look(value: Value) -> Result<FastRead, StoreError> {
     let Value::Array(answer) = value else { return Err(misanswered()) };
     let [now, entry] = <[Value; 2]>::try_from(answer).map_err(|_| misanswered())?;
     let bytes = match entry {
         Value::BulkString(entry) => without_rank(entry),
         _ => None,
     };
-    Ok(FastLook { now: time(&now)?, bytes })
+    Ok(FastRead { now: time(&now)?, bytes })
 }
 
 /// The bytes of an entry; `None` when it is none.

@@ -7,20 +7,20 @@ use idem_core::{StoreError, StoreErrorKind};
 use crate::durability::{DurabilityReport, NodeDurability};
 use crate::error::Phase;
 use crate::info::{Info, served_by};
-use crate::link::Link;
+use crate::transport::Transport;
 
 /// The oldest server: 7.0 is the first whose scripts can answer with errors of their own.
 const OLDEST: (u32, u32) = (7, 0);
 
 /// Refuses servers that cannot hold records, and says what there is to know about ones that can.
 pub(crate) async fn examine(
-    link: &Link,
+    transport: &Transport,
     min_replicas: u32,
     allow_eviction: bool,
 ) -> Result<DurabilityReport, StoreError> {
-    let primaries = primaries(link, Phase::Opening).await?;
+    let primaries = primaries(transport, Phase::Opening).await?;
     primaries.iter().try_for_each(fits)?;
-    let report = report(link, &primaries, min_replicas).await;
+    let report = report(transport, &primaries, min_replicas).await;
     refuse_eviction(&report, allow_eviction)?;
     Ok(report)
 }
@@ -59,18 +59,18 @@ fn refused(message: impl Into<String>) -> StoreError {
 }
 
 /// What `INFO` says of every primary.
-pub(crate) async fn primaries(link: &Link, phase: Phase) -> Result<Vec<Info>, StoreError> {
+pub(crate) async fn primaries(transport: &Transport, phase: Phase) -> Result<Vec<Info>, StoreError> {
     let what = "ask what the server is";
     let answers =
-        link.ask_all(redis::cmd("INFO").arg("everything")).await.map_err(|failure| failure.of(what, phase))?;
+        transport.ask_all(redis::cmd("INFO").arg("everything")).await.map_err(|failure| failure.of(what, phase))?;
     let infos = answers.into_iter().map(Info::read).collect::<Result<Vec<_>, _>>()?;
     // The driver asks the servers of a Cluster that it has reached so far.
     if infos.iter().any(|info| info.text("redis_mode") == "cluster") {
-        if !link.is_cluster() {
+        if !transport.is_cluster() {
             return Err(refused("this server is part of a Cluster; write redis+cluster:// for its URL"));
         }
         let slots =
-            link.ask_all(redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|failure| failure.of(what, phase))?;
+            transport.ask_all(redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|failure| failure.of(what, phase))?;
         let served = served_by(slots.into_iter().next().unwrap_or_default())?;
         if infos.len() < served {
             let message = format!("{} of {served} primaries of the Cluster did not answer", served - infos.len());
@@ -80,9 +80,9 @@ pub(crate) async fn primaries(link: &Link, phase: Phase) -> Result<Vec<Info>, St
     Ok(infos)
 }
 
-pub(crate) async fn report(link: &Link, primaries: &[Info], min_replicas: u32) -> DurabilityReport {
-    let append_sync = setting(link, "appendfsync").await;
-    let snapshots = setting(link, "save").await;
+pub(crate) async fn report(transport: &Transport, primaries: &[Info], min_replicas: u32) -> DurabilityReport {
+    let append_sync = setting(transport, "appendfsync").await;
+    let snapshots = setting(transport, "save").await;
     let primary = |info: &Info| NodeDurability {
         appends: info.text("aof_enabled") == "1",
         append_sync: append_sync.clone(),
@@ -94,8 +94,8 @@ pub(crate) async fn report(link: &Link, primaries: &[Info], min_replicas: u32) -
 }
 
 /// A setting that all primaries share; `None` when they differ, or when the server does not let its settings be seen.
-async fn setting(link: &Link, name: &str) -> Option<String> {
-    let answers = link.ask_all(redis::cmd("CONFIG").arg("GET").arg(name)).await.ok()?;
+async fn setting(transport: &Transport, name: &str) -> Option<String> {
+    let answers = transport.ask_all(redis::cmd("CONFIG").arg("GET").arg(name)).await.ok()?;
     let mut values = answers.into_iter().map(|answer| {
         let settings: HashMap<String, String> = redis::from_redis_value(answer).ok()?;
         settings.into_values().next()

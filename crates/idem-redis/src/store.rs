@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::codec::takeover_number;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, Look, OnMismatch,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, OnMismatch,
     OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody,
     StoredResponse, Term, TimeOffset, codec,
 };
@@ -16,10 +16,10 @@ use crate::config::{RedisConfig, TIMEOUT, micros};
 use crate::durability::DurabilityReport;
 use crate::error::Phase;
 use crate::keys::Keys;
-use crate::link::{Link, Reply};
-use crate::notices::Notices;
 use crate::reply;
 use crate::script::{Arg, Call, Script, Scripts};
+use crate::subscription::Subscription;
+use crate::transport::{Reply, Transport};
 
 /// Records in Redis, one hash each. Clones share everything.
 ///
@@ -27,7 +27,7 @@ use crate::script::{Arg, Call, Script, Scripts};
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) link: Arc<Link>,
+    pub(crate) transport: Arc<Transport>,
 }
 
 pub(crate) struct Shared {
@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) allow_eviction: bool,
     pub(crate) durability: DurabilityReport,
     offset: TimeOffset,
-    notices: Notices,
+    subscription: Subscription,
 }
 
 impl RedisStore {
@@ -49,12 +49,12 @@ impl RedisStore {
     /// replica, older than 7.0, or would evict live records. [`StoreErrorKind::Unavailable`] when it cannot be reached.
     pub async fn open(config: RedisConfig) -> Result<Self, StoreError> {
         let timeout = config.timeout.unwrap_or(TIMEOUT);
-        let link = Link::new(config.servers(timeout)?, timeout, config.replica_connections.get());
-        let durability = crate::servers::examine(&link, config.min_replicas, config.allow_eviction).await?;
+        let transport = Transport::new(config.servers(timeout)?, timeout, config.replica_connections.get());
+        let durability = crate::servers::examine(&transport, config.min_replicas, config.allow_eviction).await?;
         // So that the answer of `WAIT` comes before anybody gives up on it, which in a Cluster is after half of the time.
         let patience_ms = u64::try_from(timeout.as_millis() * 2 / 5).unwrap_or(u64::MAX).max(1);
         let keys = Keys::new(&config.key_prefix);
-        let notices = Notices::new(config.servers(timeout)?, keys.clone(), tokio::runtime::Handle::current());
+        let subscription = Subscription::new(config.servers(timeout)?, keys.clone(), tokio::runtime::Handle::current());
         let shared = Shared {
             scripts: Scripts::new(),
             keys,
@@ -62,13 +62,13 @@ impl RedisStore {
             allow_eviction: config.allow_eviction,
             durability,
             offset: config.offset,
-            notices,
+            subscription,
         };
-        Ok(Self { shared: Arc::new(shared), link: Arc::new(link) })
+        Ok(Self { shared: Arc::new(shared), transport: Arc::new(transport) })
     }
 
     /// The record, and how much of its life is left.
-    pub(crate) async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+    pub(crate) async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
         let what = "peek";
         let args = [self.now(), Arg::from(self.shared.replicas.is_some())];
         let answer = self.change(what, &self.shared.scripts.peek, id, &args).await?;
@@ -88,7 +88,7 @@ impl RedisStore {
     ) -> Result<Reply, StoreError> {
         let key = self.shared.keys.of(id);
         let call = Call { script, key: key.as_bytes(), args, replicas };
-        self.link.run(&call).await.map_err(|failure| failure.of(what, Phase::Serving))
+        self.transport.run(&call).await.map_err(|failure| failure.of(what, Phase::Serving))
     }
 
     /// Runs a script, and awaits the replicas that were asked for.
@@ -133,7 +133,7 @@ impl RedisStore {
             Arg::Bytes(ending.body.as_deref().unwrap_or_default()),
             Arg::from(ending.body.is_none()),
             Arg::from(self.shared.replicas.is_some()),
-            Arg::Bytes(self.shared.notices.channel()),
+            Arg::Bytes(self.shared.subscription.channel()),
         ]
     }
 }
@@ -202,7 +202,7 @@ impl IdempotencyStore for RedisStore {
             (Some(found), AcquireOutcome::Replay(_)) => Err(self.too_few(what, found).with_existing_record()),
             // The caller may wait for the settlement.
             (_, AcquireOutcome::InProgress { .. }) => {
-                self.shared.notices.keep();
+                self.shared.subscription.keep();
                 Ok(outcome)
             }
             // Nobody runs for the others, and nobody is told that something has happened.
@@ -240,16 +240,16 @@ impl IdempotencyStore for RedisStore {
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        Ok(self.look(id).await?.map(|look| look.record))
+        Ok(self.live_record(id).await?.map(|live| live.record))
     }
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
-        self.shared.notices.tell(listener);
+        self.shared.subscription.tell(listener);
     }
 
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
-        let link = Arc::new(self.link.another());
-        Some(Arc::new(RedisRenewer(Self { shared: Arc::clone(&self.shared), link })))
+        let transport = Arc::new(self.transport.another());
+        Some(Arc::new(RedisRenewer(Self { shared: Arc::clone(&self.shared), transport })))
     }
 
     fn capabilities(&self) -> Capabilities {

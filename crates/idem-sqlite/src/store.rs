@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, DurableStore, IdempotencyStore, Lease,
-    LeaseRenewer, Look, Outcome, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
-    StoreError, StoreErrorKind, Term, TransactionalStore, machine,
+    LeaseRenewer, LiveRecord, Outcome, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement,
+    SettlementListener, StoreError, StoreErrorKind, Term, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Row, SqliteConnection, SqlitePool};
@@ -239,9 +239,9 @@ impl Purge for SqliteStore {
 
 #[async_trait]
 impl DurableStore for SqliteStore {
-    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
         let record = self.readers.read(*id).await?;
-        Ok(record.and_then(|record| Look::at(record, self.clock.now())))
+        Ok(record.and_then(|record| LiveRecord::at(record, self.clock.now())))
     }
 
     fn identity(&self) -> [u8; 16] {

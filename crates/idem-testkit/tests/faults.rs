@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease,
-    LeaseRenewer, Look, MemoryStore, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError,
-    StoreErrorKind, StoreTransaction, Term, TransactionalStore, Writes,
+    LeaseRenewer, LiveRecord, MemoryStore, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State,
+    StoreError, StoreErrorKind, StoreTransaction, Term, TransactionalStore, Writes,
 };
 use idem_testkit::fixture::{KEPT, checkpoint, completed, request};
 use idem_testkit::{Fault, FaultyStore, Subject, Verb};
@@ -199,8 +199,8 @@ impl IdempotencyStore for Flagged {
 
 #[async_trait]
 impl DurableStore for Flagged {
-    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
-        self.memory.look(id).await
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
+        self.memory.live_record(id).await
     }
 
     fn identity(&self) -> [u8; 16] {

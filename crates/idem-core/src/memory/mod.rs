@@ -16,7 +16,7 @@ use crate::machine::{self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOut
 use crate::record::{Checkpoint, OwnerToken, Record};
 use crate::record_id::RecordId;
 use crate::store::{
-    Capabilities, Durability, DurableStore, IdempotencyStore, LeaseRenewer, Look, Purge, SettlementListener,
+    Capabilities, Durability, DurableStore, IdempotencyStore, LeaseRenewer, LiveRecord, Purge, SettlementListener,
     StoreError, StoreErrorKind,
 };
 
@@ -148,9 +148,9 @@ impl IdempotencyStore for MemoryStore {
 /// For tests: the operations of a process that ended were run by it, and it forgot them all.
 #[async_trait]
 impl DurableStore for MemoryStore {
-    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
         let record = self.shard(id).get(id).cloned();
-        Ok(record.and_then(|record| Look::at(record, self.clock.now())))
+        Ok(record.and_then(|record| LiveRecord::at(record, self.clock.now())))
     }
 
     fn identity(&self) -> [u8; 16] {

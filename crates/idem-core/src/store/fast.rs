@@ -26,7 +26,7 @@ pub trait FastStore: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer; the claim may be there.
-    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError>;
+    async fn get(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastRead, StoreError>;
 
     /// Puts an entry in place, unless one of a higher rank is there or it is over, and says what time it is. It is
     /// forgotten at its end.
@@ -62,7 +62,7 @@ pub struct FastEntry {
 /// What a fast store says about a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is what it says, and no more")]
-pub struct FastLook {
+pub struct FastRead {
     /// The store's time.
     pub now: Timestamp,
     /// The bytes of the entry, if there was one: none, if it is a claim.

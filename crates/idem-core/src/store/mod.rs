@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use error::{StoreError, StoreErrorKind};
-pub use fast::{FastEntry, FastLook, FastStore};
+pub use fast::{FastEntry, FastRead, FastStore};
 pub use offset::TimeOffset;
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, StoreTransaction, TransactionalStore, Writes};
@@ -128,7 +128,7 @@ pub trait DurableStore: IdempotencyStore {
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer.
-    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError>;
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError>;
 
     /// What tells this store's records from those of every other store: the same in all processes that share them. A copy
     /// that was made of another store's record is none of this one's.
@@ -138,14 +138,14 @@ pub trait DurableStore: IdempotencyStore {
 /// A record, and how long it is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is made by stores of other crates")]
-pub struct Look {
+pub struct LiveRecord {
     /// The record.
     pub record: Record,
     /// How long until it counts as absent, by the store's clock.
     pub remaining: Duration,
 }
 
-impl Look {
+impl LiveRecord {
     /// What there is to see of `record` at `now`: nothing once it counts as absent.
     #[must_use]
     pub fn at(record: Record, now: Timestamp) -> Option<Self> {

@@ -27,7 +27,7 @@ fn settled(settlement: &Settlement) -> (Acquire, Option<Entry>) {
     let (record, _) = machine::acquire(None, &request, at(50));
     let action = idem_core::OwnerAction::Settle(settlement, Duration::from_micros(900));
     let (record, _) = machine::apply(record.as_ref(), request.owner, action, at(60));
-    let look = Look::at(record.unwrap(), at(460));
+    let look = LiveRecord::at(record.unwrap(), at(460));
     (request, look.and_then(|look| Entry::settled(look, at(1_000))))
 }
 
@@ -106,7 +106,7 @@ fn what_may_run_again_is_in_no_entry() {
     assert_eq!(settled(&retryable).1, None);
     let request = fixture::request();
     let (running, _) = machine::acquire(None, &request, at(50));
-    assert_eq!(Entry::settled(Look { record: running.unwrap(), remaining: SECOND }, at(60)), None);
+    assert_eq!(Entry::settled(LiveRecord { record: running.unwrap(), remaining: SECOND }, at(60)), None);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use idem_core::memory::{Clock, ManualClock};
-use idem_core::{FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp};
+use idem_core::{FastEntry, FastRead, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp};
 
 use super::MemoryFast;
 
@@ -153,7 +153,7 @@ fn down() -> StoreError {
 
 #[async_trait]
 impl FastStore for LyingFast {
-    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
+    async fn get(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastRead, StoreError> {
         self.catch_up().await;
         let now = self.clock.now();
         let lie = self.lie();
@@ -170,13 +170,13 @@ impl FastStore for LyingFast {
                 self.tell(Lie::Hangs);
                 std::future::pending().await
             }
-            Some(Lie::ActsLate | Lie::IgnoresRanks) | None => return self.honest.look(id, claim).await,
+            Some(Lie::ActsLate | Lie::IgnoresRanks) | None => return self.honest.get(id, claim).await,
         };
-        let truth = self.honest.look(id, claim).await?;
+        let truth = self.honest.get(id, claim).await?;
         if let Some(lie) = lie.filter(|_| bytes != truth.bytes) {
             self.tell(lie);
         }
-        Ok(FastLook { now, bytes })
+        Ok(FastRead { now, bytes })
     }
 
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use idem_core::memory::{Clock, ManualClock};
-use idem_core::{FastEntry, FastLook, FastStore, RecordId, SettlementListener, StoreError, Timestamp};
+use idem_core::{FastEntry, FastRead, FastStore, RecordId, SettlementListener, StoreError, Timestamp};
 
 #[derive(Debug)]
 pub struct MemoryFast {
@@ -53,13 +53,13 @@ impl MemoryFast {
 
 #[async_trait]
 impl FastStore for MemoryFast {
-    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
+    async fn get(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastRead, StoreError> {
         let (now, there) = (self.clock.now(), self.entry(id));
         if let (None, Some(life)) = (&there, claim) {
             let entry = FastEntry { rank: 0, bytes: Bytes::new(), until: now.saturating_add(life) };
             self.entries.lock().unwrap().insert(*id, entry);
         }
-        Ok(FastLook { now, bytes: there.map(|entry| entry.bytes) })
+        Ok(FastRead { now, bytes: there.map(|entry| entry.bytes) })
     }
 
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {
@@ -73,7 +73,7 @@ impl FastStore for MemoryFast {
         if self.entry(id).is_some_and(|there| there.rank == rank) {
             self.entries.lock().unwrap().remove(id);
         }
-        self.look(id, claim).await?;
+        self.get(id, claim).await?;
         self.listeners.tell(id);
         Ok(self.clock.now())
     }

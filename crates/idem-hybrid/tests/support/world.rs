@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::memory::{ManualClock, MemoryStore};
 use idem_core::{
-    Acquire, AcquireOutcome, FastEntry, FastLook, FastStore, IdempotencyStore as _, Lease, RecordId,
+    Acquire, AcquireOutcome, FastEntry, FastRead, FastStore, IdempotencyStore as _, Lease, RecordId,
     SettlementListener, StoreError, StoreErrorKind, Timestamp,
 };
 use idem_hybrid::{HybridConfig, HybridStore};
@@ -98,9 +98,9 @@ impl BrittleFast {
 
 #[async_trait]
 impl FastStore for BrittleFast {
-    async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastLook, StoreError> {
+    async fn get(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastRead, StoreError> {
         self.check().await?;
-        self.inner.look(id, claim).await
+        self.inner.get(id, claim).await
     }
 
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {

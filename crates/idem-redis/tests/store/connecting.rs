@@ -36,7 +36,7 @@ impl Asked for RedisStore {
 #[async_trait]
 impl Asked for RedisFastStore {
     async fn ask(&self) -> Result<(), StoreError> {
-        self.look(&request().id, None).await.map(drop)
+        self.get(&request().id, None).await.map(drop)
     }
 }
 

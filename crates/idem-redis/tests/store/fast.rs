@@ -41,11 +41,11 @@ impl World {
     }
 
     async fn now(&self) -> Timestamp {
-        self.fast.look(&fresh_id(), None).await.unwrap().now
+        self.fast.get(&fresh_id(), None).await.unwrap().now
     }
 
     async fn entry(&self, id: &RecordId) -> Option<Bytes> {
-        self.fast.look(id, None).await.unwrap().bytes
+        self.fast.get(id, None).await.unwrap().bytes
     }
 
     async fn put(&self, id: &RecordId, rank: u64, bytes: &[u8], life: Duration) {
@@ -91,7 +91,7 @@ async fn a_higher_rank_stays_and_every_other_is_replaced() {
 async fn a_claim_is_put_where_there_is_nothing_and_everything_replaces_it() {
     let world = World::shared();
     let (id, life) = (fresh_id(), Some(Duration::from_secs(7)));
-    let looked = async || world.fast.look(&id, life).await.unwrap().bytes;
+    let looked = async || world.fast.get(&id, life).await.unwrap().bytes;
     assert_eq!(looked().await, None);
     assert_eq!(looked().await.as_deref(), Some(b"".as_slice()), "somebody else's");
     let left = world.ask(&["PTTL", &world.key(&id)]).integer().unwrap();
@@ -187,11 +187,11 @@ async fn a_server_that_is_away_is_an_error_soon_and_found_when_it_comes() {
     server.kill().unwrap();
     let fast = RedisFastStore::new(RedisConfig::new(&url)).unwrap();
     let began = Instant::now();
-    let error = fast.look(&fresh_id(), None).await.unwrap_err();
+    let error = fast.get(&fresh_id(), None).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     server.start_again().unwrap();
-    eventually("an answer", async || fast.look(&fresh_id(), None).await.ok()).await;
+    eventually("an answer", async || fast.get(&fresh_id(), None).await.ok()).await;
 }
 
 #[tokio::test]
@@ -253,11 +253,11 @@ async fn a_user_with_the_permissions_of_the_documentation_is_enough() {
     fast.on_settled(Arc::downgrade(&listener));
     eventually("a removal is heard of", async || {
         let id = fresh_id();
-        let until = fast.look(&id, None).await.unwrap().now.saturating_add(MINUTE);
+        let until = fast.get(&id, None).await.unwrap().now.saturating_add(MINUTE);
         fast.put(&id, &FastEntry { rank: 1, bytes: Bytes::from_static(b"x"), until }).await.unwrap();
-        assert_eq!(fast.look(&id, None).await.unwrap().bytes.as_deref(), Some(b"x".as_slice()));
+        assert_eq!(fast.get(&id, None).await.unwrap().bytes.as_deref(), Some(b"x".as_slice()));
         fast.remove(&id, 1, None).await.unwrap();
-        assert_eq!(fast.look(&id, None).await.unwrap().bytes, None);
+        assert_eq!(fast.get(&id, None).await.unwrap().bytes, None);
         (heard.0.load(Ordering::SeqCst) > 0).then_some(())
     })
     .await;

@@ -20,8 +20,8 @@ pub enum Verb {
     Settle,
     /// [`IdempotencyStore::peek`](idem_core::IdempotencyStore::peek).
     Peek,
-    /// [`DurableStore::look`](idem_core::DurableStore::look).
-    Look,
+    /// [`DurableStore::live_record`](idem_core::DurableStore::live_record).
+    LiveRecord,
     /// [`TransactionalStore::begin`](idem_core::TransactionalStore::begin).
     Begin,
     /// [`StoreTransaction::finish`](idem_core::StoreTransaction::finish).

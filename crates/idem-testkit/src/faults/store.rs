@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
-    Look, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
+    LiveRecord, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
 };
 
 use super::plan::{Fault, Plan, Verb};
@@ -137,9 +137,9 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
 
 #[async_trait]
 impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {
-    async fn look(&self, id: &RecordId) -> Result<Option<Look>, StoreError> {
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
         let (inner, id) = (Arc::clone(&self.inner), *id);
-        self.plan.call(Verb::Look, async move { inner.look(&id).await }).await
+        self.plan.call(Verb::LiveRecord, async move { inner.live_record(&id).await }).await
     }
 
     fn identity(&self) -> [u8; 16] {

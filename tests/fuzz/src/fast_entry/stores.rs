@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, Durability, DurableStore, FastEntry, FastLook, FastStore,
-    IdempotencyStore, Lease, LeaseRenewer, Look, OwnerOutcome, Record, RecordId, Settlement, SettlementListener,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, Durability, DurableStore, FastEntry, FastRead, FastStore,
+    IdempotencyStore, Lease, LeaseRenewer, LiveRecord, OwnerOutcome, Record, RecordId, Settlement, SettlementListener,
     StoreError, StoreErrorKind, Term, Timestamp,
 };
 use idem_hybrid::{HybridConfig, HybridStore};
@@ -39,8 +39,8 @@ struct One {
 
 #[async_trait]
 impl FastStore for One {
-    async fn look(&self, _: &RecordId, _: Option<Duration>) -> Result<FastLook, StoreError> {
-        Ok(FastLook { now: self.now, bytes: Some(self.entry.clone()) })
+    async fn get(&self, _: &RecordId, _: Option<Duration>) -> Result<FastRead, StoreError> {
+        Ok(FastRead { now: self.now, bytes: Some(self.entry.clone()) })
     }
 
     async fn put(&self, _: &RecordId, _: &FastEntry) -> Result<Timestamp, StoreError> {
@@ -96,7 +96,7 @@ impl IdempotencyStore for Silent {
 
 #[async_trait]
 impl DurableStore for Silent {
-    async fn look(&self, _: &RecordId) -> Result<Option<Look>, StoreError> {
+    async fn live_record(&self, _: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
         silence()
     }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Acquire, AcquireOutcome, Acquisition, Algorithm, Checkpoint, FastLook, Lease, Look, OwnerOutcome, Record, Timestamp,
+    Acquire, AcquireOutcome, Acquisition, Algorithm, Checkpoint, FastRead, Lease, LiveRecord, OwnerOutcome, Record,
+    Timestamp,
 };
 use redis::Value;
 
@@ -56,18 +57,18 @@ pub(super) fn owner(value: &Value) -> Option<OwnerOutcome> {
     }
 }
 
-pub(super) fn peek(value: &Value) -> Option<Option<Look>> {
+pub(super) fn peek(value: &Value) -> Option<Option<LiveRecord>> {
     match value {
         Value::Nil => Some(None),
         Value::Array(values) => {
             let (left, fields) = values.split_first()?;
-            Some(Some(Look { remaining: micros(left)?, record: record(fields)? }))
+            Some(Some(LiveRecord { remaining: micros(left)?, record: record(fields)? }))
         }
         _ => None,
     }
 }
 
-pub(super) fn look(value: &Value) -> Option<FastLook> {
+pub(super) fn look(value: &Value) -> Option<FastRead> {
     let Value::Array(values) = value else { return None };
     let [now, entry] = values.as_slice() else { return None };
     let bytes = match entry {
@@ -77,7 +78,7 @@ pub(super) fn look(value: &Value) -> Option<FastLook> {
         }
         _ => None,
     };
-    Some(FastLook { now: time(now)?, bytes })
+    Some(FastRead { now: time(now)?, bytes })
 }
 
 pub(super) fn time(value: &Value) -> Option<Timestamp> {

@@ -134,7 +134,7 @@ async fn operate(
     took("first request", settling.checked_sub(acquired).unwrap_or(settling));
     if let Some(fast) = fast {
         // What is measured is the replay of a copy.
-        while fast.look(&request.id, None).await?.bytes.is_none_or(|bytes| bytes.is_empty()) {
+        while fast.get(&request.id, None).await?.bytes.is_none_or(|bytes| bytes.is_empty()) {
             tokio::task::yield_now().await;
         }
     }

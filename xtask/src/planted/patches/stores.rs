@@ -2,8 +2,8 @@
 
 use super::{Patch, patch};
 
-const SLOT: &str = "crates/idem-redis/src/slot.rs";
-const LINK: &str = "crates/idem-redis/src/link.rs";
+const SLOT: &str = "crates/idem-redis/src/shared_connection.rs";
+const LINK: &str = "crates/idem-redis/src/transport.rs";
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
@@ -31,15 +31,15 @@ pub(super) const PATCHES: &[Patch] = &[
         "redis-attempts-on-other-dead-connections",
         &["redis-connecting"],
         LINK,
-        "let slot = self.slot(question);\n        loop {",
-        "let (first, mut again) = (self.slot(question), false);
+        "let shared = self.connection_for(question);\n        loop {",
+        "let (first, mut again) = (self.connection_for(question), false);
         loop {
-            let slot = if std::mem::replace(&mut again, true) && PLANTED { self.slot(question) } else { first };",
+            let shared = if std::mem::replace(&mut again, true) && PLANTED { self.connection_for(question) } else { first };",
     ),
     patch(
         "redis-subscription-ends-with-its-runtime",
         &["redis-connecting"],
-        "crates/idem-redis/src/notices.rs",
+        "crates/idem-redis/src/subscription.rs",
         "self.listen(false);",
         "if !PLANTED { self.listen(false); }",
     ),

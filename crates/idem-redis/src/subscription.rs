@@ -26,7 +26,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(5);
 
 /// One subscription for the whole store, made when somebody first wants to know. It is a hint and nothing more: whoever
 /// waits looks from time to time as well, so that what is lost here costs a moment.
-pub(crate) struct Notices {
+pub(crate) struct Subscription {
     /// Asked by nobody else: verbs do not wait for who looks for a server to subscribe to.
     servers: Servers,
     keys: Keys,
@@ -39,7 +39,7 @@ pub(crate) struct Notices {
 #[derive(Default)]
 struct Listeners(Mutex<Vec<Weak<dyn SettlementListener>>>);
 
-impl Notices {
+impl Subscription {
     pub(crate) fn new(servers: Servers, keys: Keys, runtime: Handle) -> Self {
         let channel = keys.channel().into_bytes();
         Self { servers, keys, channel, runtime, listeners: Arc::default(), task: Mutex::default() }
@@ -81,7 +81,7 @@ fn is_possible(servers: &Servers) -> bool {
     }
 }
 
-impl Drop for Notices {
+impl Drop for Subscription {
     fn drop(&mut self) {
         if let Some(task) = self.task.get_mut().unwrap_or_else(PoisonError::into_inner) {
             task.abort();

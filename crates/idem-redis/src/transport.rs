@@ -15,7 +15,7 @@ use crate::address::{self, Servers};
 use crate::connection::{Asking, Connection};
 use crate::error::Failure;
 use crate::script::{Call, wait};
-use crate::slot::Slot;
+use crate::shared_connection::SharedConnection;
 
 /// How often a call is sent, as every script may be sent again: the connection may have ended since it was used last, and
 /// then an answer may be lost.
@@ -24,11 +24,11 @@ const ATTEMPTS: u32 = 3;
 /// The least time to connect: looking for a primary takes several round trips.
 const LEAST_CONNECT: Duration = Duration::from_secs(2);
 
-pub(crate) struct Link {
+pub(crate) struct Transport {
     servers: Servers,
-    shared: Slot,
+    shared: SharedConnection,
     /// For calls that await replicas: a connection does nothing else while it waits.
-    waiting: Box<[Slot]>,
+    waiting: Box<[SharedConnection]>,
     turn: AtomicUsize,
     timeout: Duration,
 }
@@ -49,17 +49,17 @@ enum Question<'a> {
 enum Held<'a> {
     Shared {
         connection: Connection,
-        slot: &'a Slot,
+        shared: &'a SharedConnection,
         generation: u64,
     },
     #[cfg(feature = "deadpool")]
     Pooled(deadpool_redis::Connection),
 }
 
-impl Link {
+impl Transport {
     pub(crate) fn new(servers: Servers, timeout: Duration, replica_connections: usize) -> Self {
-        let waiting = std::iter::repeat_with(Slot::default).take(replica_connections).collect();
-        Self { servers, shared: Slot::default(), waiting, turn: AtomicUsize::new(0), timeout }
+        let waiting = std::iter::repeat_with(SharedConnection::default).take(replica_connections).collect();
+        Self { servers, shared: SharedConnection::default(), waiting, turn: AtomicUsize::new(0), timeout }
     }
 
     /// A way to the same servers by connections of its own, which the runtime drives on which it is used first.
@@ -95,9 +95,9 @@ impl Link {
         let mut attempts = 1;
         let mut asking = None;
         // The same one for every attempt: the others may lead to the same server that has ended them.
-        let slot = self.slot(question);
+        let shared = self.connection_for(question);
         loop {
-            let holding = self.hold(slot, attempts == ATTEMPTS);
+            let holding = self.hold(shared, attempts == ATTEMPTS);
             let mut held = match tokio::time::timeout_at(deadline, holding).await {
                 Ok(Ok(held)) => held,
                 Ok(Err(error)) => return Err(Failure::NotConnected { error, was_sent }),
@@ -161,7 +161,7 @@ impl Link {
     }
 
     /// Where the connection for the question is.
-    fn slot(&self, question: &Question<'_>) -> &Slot {
+    fn connection_for(&self, question: &Question<'_>) -> &SharedConnection {
         match question {
             Question::Script(Call { replicas: Some(_), .. }) => {
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.waiting.len();
@@ -172,18 +172,18 @@ impl Link {
     }
 
     /// The connection of a slot; the one that is being made, if it is to be a new one and one is.
-    async fn hold<'a>(&'a self, slot: &'a Slot, is_new: bool) -> RedisResult<Held<'a>> {
+    async fn hold<'a>(&'a self, shared: &'a SharedConnection, is_new: bool) -> RedisResult<Held<'a>> {
         #[cfg(feature = "deadpool")]
         if let Servers::Pool(pool) = &self.servers {
             let connection = pool.get().await.map_err(pool_error)?;
             return Ok(Held::Pooled(connection));
         }
-        let renewed = if is_new { slot.renewed().await } else { None };
+        let renewed = if is_new { shared.renewed().await } else { None };
         let (connection, generation) = match renewed {
             Some(live) => live,
-            None => slot.get(|| self.connect(), self.connect_limit()).await?,
+            None => shared.get(|| self.connect(), self.connect_limit()).await?,
         };
-        Ok(Held::Shared { connection, slot, generation })
+        Ok(Held::Shared { connection, shared, generation })
     }
 
     fn connect(&self) -> BoxFuture<'static, RedisResult<Connection>> {
@@ -207,7 +207,9 @@ impl Link {
     /// Makes another connection, which replaces this one when it is there.
     fn renew(&self, held: Held<'_>) {
         match held {
-            Held::Shared { slot, generation, .. } => slot.renew(generation, || self.connect(), self.connect_limit()),
+            Held::Shared { shared, generation, .. } => {
+                shared.renew(generation, || self.connect(), self.connect_limit())
+            }
             #[cfg(feature = "deadpool")]
             held @ Held::Pooled(_) => held.discard(),
         }
@@ -295,7 +297,7 @@ impl Held<'_> {
 
     fn discard(self) {
         match self {
-            Self::Shared { slot, generation, .. } => slot.discard(generation),
+            Self::Shared { shared, generation, .. } => shared.discard(generation),
             #[cfg(feature = "deadpool")]
             Self::Pooled(connection) => drop(deadpool_redis::Connection::take(connection)),
         }

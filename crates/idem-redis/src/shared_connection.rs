@@ -1,4 +1,7 @@
 //! A connection that many share, and that is made anew when it is of no more use.
+//!
+//! redis' `ConnectionManager` keeps a connection on which no answer came in time, as `RedisError::retry_method` says, and asks no server
+//! for its role.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,7 +25,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// Holds one connection, or none until a caller needs it.
 #[derive(Clone, Default)]
-pub(crate) struct Slot(Arc<Mutex<State>>);
+pub(crate) struct SharedConnection(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -50,7 +53,7 @@ impl Attempt {
     }
 }
 
-impl Slot {
+impl SharedConnection {
     fn state(&self) -> MutexGuard<'_, State> {
         // Every change is one step, so a panic leaves it whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
