@@ -58,7 +58,7 @@ pub(crate) struct Shared<D: ?Sized> {
 }
 
 /// What came of asking the fast store.
-pub(crate) enum Answer {
+pub(crate) enum FastDecision {
     Given(AcquireOutcome),
     /// The other store has to say. With the fast one's time, if it answered.
     Undecided(Option<Timestamp>),
@@ -85,14 +85,16 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Asks the fast store, and claims what it does not know. Whoever finds a claim waits for a moment: the answer is on its
     /// way.
-    pub(crate) async fn ask(&self, request: &Acquire) -> Answer {
+    pub(crate) async fn ask(&self, request: &Acquire) -> FastDecision {
         // Whoever asks again, because an answer was lost, may own the record by now: a lock is of another run, and old, and
         // a claim its own.
         let asks_again = self.runs.knows(&request.id, &request.owner);
         let give_up_at = Instant::now() + self.config.patience;
         let mut pause = FIRST_PAUSE;
         loop {
-            let Some(sight) = self.front.look(&request.id, self.claim()).await else { return Answer::Undecided(None) };
+            let Some(sight) = self.front.look(&request.id, self.claim()).await else {
+                return FastDecision::Undecided(None);
+            };
             if sight.is_claimed && !asks_again && Instant::now() + pause < give_up_at {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LAST_PAUSE);
@@ -101,9 +103,9 @@ impl<D: DurableStore + ?Sized> Shared<D> {
             return match sight.answer(request) {
                 Some(outcome) if self.may_answer(&sight, asks_again) => {
                     self.front.answered(&outcome);
-                    Answer::Given(outcome)
+                    FastDecision::Given(outcome)
                 }
-                _ => Answer::Undecided(Some(sight.now)),
+                _ => FastDecision::Undecided(Some(sight.now)),
             };
         }
     }

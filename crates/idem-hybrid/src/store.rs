@@ -13,7 +13,7 @@ use idem_core::{
 
 use crate::config::HybridConfig;
 use crate::metrics::HybridMetrics;
-use crate::shared::{Answer, Shared};
+use crate::shared::{FastDecision, Shared};
 use crate::transaction::HybridTransaction;
 
 /// How long the lock of a transaction lasts that needs no lease: its key is free as soon as its process dies, and nobody
@@ -81,8 +81,8 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
 impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         let seen_at = match self.shared.ask(request).await {
-            Answer::Given(outcome) => return Ok(outcome),
-            Answer::Undecided(seen_at) => seen_at,
+            FastDecision::Given(outcome) => return Ok(outcome),
+            FastDecision::Undecided(seen_at) => seen_at,
         };
         let run = self.shared.runs.ask(request, seen_at);
         let outcome = self.shared.admit(request, self.shared.durable.acquire(request)).await?;
@@ -166,8 +166,8 @@ impl<D: DurableStore + ?Sized> DurableStore for HybridStore<D> {
 impl<D: TransactionalStore + ?Sized> TransactionalStore for HybridStore<D> {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
         let seen_at = match self.shared.ask(request).await {
-            Answer::Given(outcome) => return Ok(Begin::Answered(outcome)),
-            Answer::Undecided(seen_at) => seen_at,
+            FastDecision::Given(outcome) => return Ok(Begin::Answered(outcome)),
+            FastDecision::Undecided(seen_at) => seen_at,
         };
         let run = self.shared.runs.ask(request, seen_at);
         match self.shared.admit(request, self.shared.durable.begin(request)).await? {

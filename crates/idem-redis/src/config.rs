@@ -17,7 +17,7 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Where Redis is and how it is used.
 #[derive(Clone)]
 pub struct RedisConfig {
-    place: Place,
+    target: Target,
     pub(crate) key_prefix: String,
     pub(crate) timeout: Option<Duration>,
     pub(crate) min_replicas: u32,
@@ -27,7 +27,7 @@ pub struct RedisConfig {
 }
 
 #[derive(Clone)]
-enum Place {
+enum Target {
     Address(Result<Address, String>),
     #[cfg(feature = "deadpool")]
     Pool(deadpool_redis::Pool),
@@ -45,7 +45,7 @@ impl RedisConfig {
     /// `tokio-rustls-comp`, in your application.
     #[must_use]
     pub fn new(url: impl AsRef<str>) -> Self {
-        Self::at(Place::Address(Address::parse(url.as_ref()).map_err(|error| error.to_string())))
+        Self::at(Target::Address(Address::parse(url.as_ref()).map_err(|error| error.to_string())))
     }
 
     /// The server that the application has a pool of connections to. Each verb takes one of them for a moment; waiters are
@@ -53,12 +53,12 @@ impl RedisConfig {
     #[cfg(feature = "deadpool")]
     #[must_use]
     pub fn from_pool(pool: deadpool_redis::Pool) -> Self {
-        Self::at(Place::Pool(pool))
+        Self::at(Target::Pool(pool))
     }
 
-    fn at(place: Place) -> Self {
+    fn at(target: Target) -> Self {
         Self {
-            place,
+            target,
             key_prefix: "idem:".to_owned(),
             timeout: None,
             min_replicas: 0,
@@ -126,15 +126,15 @@ impl RedisConfig {
         if self.key_prefix.contains('{') {
             return Err(misconfigured("the prefix of the keys has a { in it; leave it out"));
         }
-        match &self.place {
-            Place::Address(address) => {
+        match &self.target {
+            Target::Address(address) => {
                 let message = "the URL of Redis cannot be used; write redis://user:password@host:port/0, and for rediss enable \
                      a TLS feature of the crate redis";
                 let address = address.clone().map_err(|error| misconfigured(message).with_source(error))?;
                 address.servers(timeout).map_err(|error| misconfigured(message).with_source(error))
             }
             #[cfg(feature = "deadpool")]
-            Place::Pool(pool) => Ok(Servers::Pool(pool.clone())),
+            Target::Pool(pool) => Ok(Servers::Pool(pool.clone())),
         }
     }
 }

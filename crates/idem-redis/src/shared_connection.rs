@@ -18,7 +18,7 @@ use crate::connection::Connection;
 pub(crate) type Live = (Connection, u64);
 
 /// What a task that connects has to say; `None` when it was cancelled, or has panicked.
-type Answer = Shared<BoxFuture<'static, Option<RedisResult<Live>>>>;
+type Connecting = Shared<BoxFuture<'static, Option<RedisResult<Live>>>>;
 
 /// How much longer than its limit a task may take before it counts as stuck: its runtime may be one that nothing drives.
 const GRACE: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ struct Attempt {
     task: AbortHandle,
     /// After this it is stuck.
     until: Instant,
-    answer: Answer,
+    answer: Connecting,
 }
 
 impl Attempt {
@@ -113,7 +113,7 @@ impl SharedConnection {
         state: &mut State,
         connect: impl Fn() -> BoxFuture<'static, RedisResult<Connection>>,
         limit: Duration,
-    ) -> Answer {
+    ) -> Connecting {
         if let Some(attempt) = state.attempt.as_ref().filter(|attempt| attempt.is_under_way()) {
             return attempt.answer.clone();
         }

@@ -19,7 +19,7 @@ use crate::keys::Keys;
 use crate::reply;
 use crate::script::{Arg, Call, Script, Scripts};
 use crate::subscription::Subscription;
-use crate::transport::{Reply, Transport};
+use crate::transport::{ScriptReply, Transport};
 
 /// Records in Redis, one hash each. Clones share everything.
 ///
@@ -85,14 +85,20 @@ impl RedisStore {
         id: &RecordId,
         replicas: Option<(u32, u64)>,
         args: &[Arg<'_>],
-    ) -> Result<Reply, StoreError> {
+    ) -> Result<ScriptReply, StoreError> {
         let key = self.shared.keys.of(id);
         let call = Call { script, key: key.as_bytes(), args, replicas };
         self.transport.run(&call).await.map_err(|failure| failure.of(what, Phase::Serving))
     }
 
     /// Runs a script, and awaits the replicas that were asked for.
-    async fn change(&self, what: &str, script: &Script, id: &RecordId, args: &[Arg<'_>]) -> Result<Reply, StoreError> {
+    async fn change(
+        &self,
+        what: &str,
+        script: &Script,
+        id: &RecordId,
+        args: &[Arg<'_>],
+    ) -> Result<ScriptReply, StoreError> {
         self.run(what, script, id, self.shared.replicas, args).await
     }
 
@@ -121,7 +127,12 @@ impl RedisStore {
         Arg::Number(self.shared.offset.micros())
     }
 
-    fn settlement<'a>(&'a self, owner: &'a [u8; 16], ending: &'a Ending, retention: Duration) -> [Arg<'a>; 11] {
+    fn settlement<'a>(
+        &'a self,
+        owner: &'a [u8; 16],
+        ending: &'a StoredSettlement,
+        retention: Duration,
+    ) -> [Arg<'a>; 11] {
         [
             self.now(),
             Arg::Bytes(owner),
@@ -139,7 +150,7 @@ impl RedisStore {
 }
 
 /// A settlement as the script takes it.
-struct Ending {
+struct StoredSettlement {
     /// One of [`codec::state`], or 0 for a release.
     state: i64,
     retry_after: i64,
@@ -148,7 +159,7 @@ struct Ending {
     body: Option<bytes::Bytes>,
 }
 
-impl Ending {
+impl StoredSettlement {
     const RELEASED: Self = Self { state: 0, retry_after: 0, status: 0, headers: Vec::new(), body: None };
 
     fn new(state: i64, response: &StoredResponse, retry_after: Duration) -> Self {
@@ -228,7 +239,7 @@ impl IdempotencyStore for RedisStore {
         settlement: &Settlement,
         retention: Duration,
     ) -> Result<OwnerOutcome, StoreError> {
-        let ending = Ending::of(settlement);
+        let ending = StoredSettlement::of(settlement);
         let args = self.settlement(lease.owner.as_bytes(), &ending, retention);
         let (what, script) = ("settle", &self.shared.scripts.settle);
         if *settlement == Settlement::Released {

@@ -34,7 +34,7 @@ pub(crate) struct Transport {
 }
 
 /// What a script returned, and how many replicas have it, if those are fewer than were awaited.
-pub(crate) struct Reply {
+pub(crate) struct ScriptReply {
     pub(crate) value: Value,
     pub(crate) too_few: Option<i64>,
 }
@@ -72,7 +72,7 @@ impl Transport {
     /// # Cancellation safety
     /// A connection is shared by requests that are matched with their answers one by one, so one that is not awaited any
     /// more harms nobody. Whether its script ran is then unknown.
-    pub(crate) async fn run(&self, call: &Call<'_>) -> Result<Reply, Failure> {
+    pub(crate) async fn run(&self, call: &Call<'_>) -> Result<ScriptReply, Failure> {
         self.ask(&Question::Script(call)).await
     }
 
@@ -89,7 +89,7 @@ impl Transport {
         }
     }
 
-    async fn ask(&self, question: &Question<'_>) -> Result<Reply, Failure> {
+    async fn ask(&self, question: &Question<'_>) -> Result<ScriptReply, Failure> {
         let deadline = Instant::now() + self.timeout;
         let mut was_sent = false;
         let mut attempts = 1;
@@ -246,11 +246,11 @@ fn replica() -> RedisError {
 }
 
 impl Held<'_> {
-    async fn ask(&mut self, question: &Question<'_>, asking: Option<&Asking>) -> RedisResult<Reply> {
+    async fn ask(&mut self, question: &Question<'_>, asking: Option<&Asking>) -> RedisResult<ScriptReply> {
         match question {
             Question::Everybody(command) => {
                 let answers = self.ask_all((*command).clone()).await?;
-                Ok(Reply { value: Value::Array(answers), too_few: None })
+                Ok(ScriptReply { value: Value::Array(answers), too_few: None })
             }
             Question::Script(call) => match self.exchange(call.by_hash(), call, asking).await {
                 // A server that was flushed, restarted or promoted does not know the script.
@@ -262,7 +262,7 @@ impl Held<'_> {
         }
     }
 
-    async fn exchange(&mut self, command: Cmd, call: &Call<'_>, asking: Option<&Asking>) -> RedisResult<Reply> {
+    async fn exchange(&mut self, command: Cmd, call: &Call<'_>, asking: Option<&Asking>) -> RedisResult<ScriptReply> {
         let wait = call.replicas.map(|(replicas, patience_ms)| wait(replicas, patience_ms));
         let commands = std::iter::once(command).chain(wait).collect();
         let mut answers = self.send(commands, call.key, asking).await?.into_iter();
@@ -273,7 +273,7 @@ impl Held<'_> {
             _ => 0,
         };
         let too_few = call.replicas.filter(|(asked_for, _)| acknowledged < i64::from(*asked_for));
-        Ok(Reply { value, too_few: too_few.map(|_| acknowledged) })
+        Ok(ScriptReply { value, too_few: too_few.map(|_| acknowledged) })
     }
 
     async fn send(&mut self, commands: Vec<Cmd>, key: &[u8], asking: Option<&Asking>) -> RedisResult<Vec<Value>> {

@@ -10,7 +10,7 @@ use super::Operation;
 use super::late_acquires::{give_back_when_taken, never_answered};
 use super::observer::{Durations, EventKind, Subject};
 use super::shared::{Backend, Shared};
-use super::waiters::Place;
+use super::waiters::Waiter;
 use crate::machine::{Acquire, AcquireOutcome, Lease, Origin};
 use crate::record::OwnerToken;
 use crate::store::{Begin, StoreError, StoreTransaction};
@@ -86,9 +86,9 @@ impl Shared {
         }
         match self.waiters.enter(request.id) {
             // Boxed, because few requests wait, and all of them would have the room for it.
-            Some(place) => {
+            Some(waiter) => {
                 let (began, asked) = (Instant::now(), attempt.durations.store);
-                let admission = Box::pin(attempt.wait(first, place, deadline, gone)).await;
+                let admission = Box::pin(attempt.wait(first, waiter, deadline, gone)).await;
                 durations.wait = began.elapsed().saturating_sub(durations.store.saturating_sub(asked));
                 admission
             }
@@ -101,7 +101,7 @@ impl AcquireAttempt<'_> {
     async fn wait(
         mut self,
         first: Admission,
-        place: Place<'_>,
+        waiter: Waiter<'_>,
         deadline: Instant,
         gone: impl Future<Output = ()>,
     ) -> Result<Admission, StoreError> {
@@ -110,7 +110,7 @@ impl AcquireAttempt<'_> {
         let mut poll = FIRST_POLL;
         loop {
             // Listening begins before looking, so that a settlement in between is not missed.
-            let mut settled = std::pin::pin!(place.settled.notified());
+            let mut settled = std::pin::pin!(waiter.settled.notified());
             settled.as_mut().enable();
             let permits = tokio::select! {
                 // First, as it looks once more at its deadline.

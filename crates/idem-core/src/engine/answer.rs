@@ -70,19 +70,19 @@ pub enum ExecuteError {
     Interrupted,
 }
 
-pub(super) type Outcome<T> = Result<Answer<T>, ExecuteError>;
+pub(super) type ExecuteResult<T> = Result<Answer<T>, ExecuteError>;
 
 /// The way back to the caller. Each request is told to the observer once, also when this is dropped unused.
 pub(super) struct Reply<T> {
     /// `None` when the request is decided.
-    caller: Option<oneshot::Sender<Outcome<T>>>,
+    caller: Option<oneshot::Sender<ExecuteResult<T>>>,
     shared: Arc<Shared>,
     subject: Subject,
     pub(super) durations: Durations,
 }
 
 impl<T> Reply<T> {
-    pub(super) fn new(shared: Arc<Shared>, subject: Subject) -> (Self, oneshot::Receiver<Outcome<T>>) {
+    pub(super) fn new(shared: Arc<Shared>, subject: Subject) -> (Self, oneshot::Receiver<ExecuteResult<T>>) {
         let (caller, answer) = oneshot::channel();
         (Self { caller: Some(caller), shared, subject, durations: Durations::default() }, answer)
     }
@@ -99,7 +99,7 @@ impl<T> Reply<T> {
     }
 
     /// Answers the caller in another task, if it still waits.
-    pub(super) fn send(mut self, outcome: Outcome<T>) {
+    pub(super) fn send(mut self, outcome: ExecuteResult<T>) {
         self.shared.decide(&self.subject, &outcome, self.durations);
         if let Some(caller) = self.caller.take() {
             // A caller that has gone gets the replay when it repeats its request.
@@ -108,7 +108,7 @@ impl<T> Reply<T> {
     }
 
     /// Answers the caller in this task.
-    pub(super) fn give(mut self, outcome: Outcome<T>) -> Outcome<T> {
+    pub(super) fn give(mut self, outcome: ExecuteResult<T>) -> ExecuteResult<T> {
         self.shared.decide(&self.subject, &outcome, self.durations);
         self.caller = None;
         outcome
@@ -160,14 +160,14 @@ pub(super) fn not_admitted(error: ExecuteError) -> ExecuteError {
 
 impl Shared {
     /// Tells what a request is answered.
-    pub(super) fn decide<T>(&self, subject: &Subject, outcome: &Outcome<T>, durations: Durations) {
+    pub(super) fn decide<T>(&self, subject: &Subject, outcome: &ExecuteResult<T>, durations: Durations) {
         let (kind, attempt) = decision(outcome);
         tracing::debug!(outcome = kind.name(), attempt, ?durations, "decided");
         self.tell(&Event { durations, ..self.event(kind, &subject.scope, Some(&subject.id), attempt) });
     }
 
     /// Refuses a request before the store is asked.
-    pub(super) fn refuse<T>(&self, scope: &Scope, error: ExecuteError) -> Outcome<T> {
+    pub(super) fn refuse<T>(&self, scope: &Scope, error: ExecuteError) -> ExecuteResult<T> {
         let outcome = Err(error);
         let (kind, attempt) = decision(&outcome);
         tracing::debug!(outcome = kind.name(), "decided");
@@ -177,7 +177,7 @@ impl Shared {
 }
 
 /// The decision that an outcome is, and which attempt it is about.
-fn decision<T>(outcome: &Outcome<T>) -> (EventKind<'_>, Option<u32>) {
+fn decision<T>(outcome: &ExecuteResult<T>) -> (EventKind<'_>, Option<u32>) {
     match outcome {
         Ok(Answer::Ran { attempt, .. }) => (EventKind::Executed, Some(*attempt)),
         Ok(Answer::Replay(replay)) => {

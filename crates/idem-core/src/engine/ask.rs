@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::admit::{Admission, Admitted};
-use super::answer::{ExecuteError, Outcome, Reply, answered};
+use super::answer::{ExecuteError, ExecuteResult, Reply, answered};
 use super::context::Context;
 use super::contract::Contract;
 use super::granted::Granted;
@@ -44,7 +44,7 @@ pub(super) fn ask<T>(
 /// What comes after the store was asked.
 pub(super) enum Next<T> {
     Run(Granted<T>),
-    Answer(Reply<T>, Outcome<T>),
+    Answer(Reply<T>, ExecuteResult<T>),
 }
 
 impl<T> Asked<T> {

@@ -18,7 +18,7 @@ use std::task::{self, Poll};
 use tokio::runtime::Handle;
 use tracing::{Instrument as _, Span};
 
-use super::answer::{Answer, ExecuteError, Outcome, Reply};
+use super::answer::{Answer, ExecuteError, ExecuteResult, Reply};
 use super::ask::{Asked, Next, ask};
 use super::attended::Attended;
 use super::context::Context;
@@ -29,7 +29,7 @@ use super::{Idempotency, Operation};
 
 /// How far an acquire has come when it was polled once.
 enum AtOnce<T> {
-    Answered(Outcome<T>),
+    Answered(ExecuteResult<T>),
     Granted(Granted<T>),
     Asking,
     /// The store panicked.

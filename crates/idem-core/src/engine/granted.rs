@@ -11,14 +11,14 @@ use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::answer::{Answer, ExecuteError, Outcome, Reply, not_admitted, recorded};
+use super::answer::{Answer, ExecuteError, ExecuteResult, Reply, not_admitted, recorded};
 use super::context::Context;
 use super::contract::{Conclusion, Contract, Disposition};
 use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
 use super::probe::{CrashedRun, ProbeOutcome};
-use super::settle::{Ending, Settled, release_behind};
+use super::settle::{Settled, SettlementPlan, release_behind};
 use super::shared::Shared;
 use crate::machine::{Lease, Settlement};
 use crate::record::Acquisition;
@@ -59,7 +59,7 @@ async fn run_and_settle<T>(
     run: Handler<T>,
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
     durations: &mut Durations,
-) -> Outcome<T> {
+) -> ExecuteResult<T> {
     let began = Instant::now();
     let is_probe = context.acquisition() == Acquisition::Probe;
     if is_probe && let Some(finding) = Box::pin(find_out(context)).await {
@@ -111,10 +111,10 @@ fn settle<T>(
     lease: &Lease,
     held: Held,
     conclusion: Conclusion<T>,
-) -> Pin<Box<impl Future<Output = Outcome<T>>>> {
+) -> Pin<Box<impl Future<Output = ExecuteResult<T>>>> {
     let Conclusion { value, disposition, retention } = conclusion;
     let shared = context.shared();
-    let ending = shared.ending(disposition, retention, lease.attempt);
+    let plan = shared.plan(disposition, retention, lease.attempt);
     Box::pin(async move {
         let settled = if shared.contract() == Contract::Transactional {
             let Some(transaction) = context.take_transaction() else {
@@ -122,9 +122,9 @@ fn settle<T>(
                 held.give_back_late_acquire(context, lease);
                 return Err(ExecuteError::TransactionHeld);
             };
-            shared.settle_transaction(context, lease, &ending, transaction, &held).await
+            shared.settle_transaction(context, lease, &plan, transaction, &held).await
         } else {
-            shared.settle_leased(context, lease, &ending, held).await
+            shared.settle_leased(context, lease, &plan, held).await
         };
         shared.waiters.wake(&lease.id);
         match settled {
@@ -168,19 +168,19 @@ async fn find_out(context: &Context) -> Option<Settlement> {
 }
 
 /// Settles what a probe found about an earlier run, and answers what the record says then.
-async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held) -> Outcome<T> {
+async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held) -> ExecuteResult<T> {
     let shared = context.shared();
-    let ending = Ending { settlement, writes: Writes::Discard, retention: shared.settings.retention };
+    let plan = SettlementPlan { settlement, writes: Writes::Discard, retention: shared.settings.retention };
     let Some(lease) = context.lease() else { return Err(ExecuteError::Interrupted) };
     // If another owner has settled it, the record says how.
-    shared.settle_leased(context, lease, &ending, held).await;
+    shared.settle_leased(context, lease, &plan, held).await;
     shared.waiters.wake(&lease.id);
     let later = Answer::InProgress { retry_after: shared.settings.backoff };
     Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
 }
 
 /// The answer to an operation that does not run, because its lease may be another owner's by now.
-async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> Outcome<T> {
+async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> ExecuteResult<T> {
     let shared = context.shared();
     tracing::warn!(record = %context.id(), "an operation did not run, because its lease was not certain to hold");
     drop(held);
@@ -198,7 +198,7 @@ async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> Outcome<T
 }
 
 /// The answer of a run that somebody else superseded: what the record says, so that all callers are told the same.
-async fn superseded<T>(context: &Context, value: T) -> Outcome<T> {
+async fn superseded<T>(context: &Context, value: T) -> ExecuteResult<T> {
     let shared = context.shared();
     tracing::warn!(record = %context.id(), "an operation ended after it had lost its lease");
     context.observe(EventKind::LeaseLost);
@@ -213,10 +213,10 @@ async fn superseded<T>(context: &Context, value: T) -> Outcome<T> {
 }
 
 impl Shared {
-    fn ending(&self, disposition: Disposition, retention: Option<Duration>, attempt: u32) -> Ending {
+    fn plan(&self, disposition: Disposition, retention: Option<Duration>, attempt: u32) -> SettlementPlan {
         let (settlement, writes) = self.contract().settlement(disposition, self.settings.backoff_after(attempt));
         // What is kept for no time at all is gone before its settlement can be repeated.
         let retention = retention.unwrap_or(self.settings.retention).max(SHORTEST_RETENTION);
-        Ending { settlement, writes, retention }
+        SettlementPlan { settlement, writes, retention }
     }
 }

@@ -36,7 +36,7 @@ pub(super) enum Settled {
 
 /// How a run shall be settled.
 #[derive(Clone)]
-pub(super) struct Ending {
+pub(super) struct SettlementPlan {
     pub(super) settlement: Settlement,
     pub(super) writes: Writes,
     pub(super) retention: Duration,
@@ -51,12 +51,12 @@ impl Shared {
         self: &Arc<Self>,
         context: &Context,
         lease: &Lease,
-        ending: &Ending,
+        plan: &SettlementPlan,
         held: Held,
     ) -> Settled {
         held.expect_the_end();
         let answer = self
-            .persist(context.subject(), PATIENCE, || self.store().settle(lease, &ending.settlement, ending.retention))
+            .persist(context.subject(), PATIENCE, || self.store().settle(lease, &plan.settlement, plan.retention))
             .await;
         match answer {
             Ok(outcome) => {
@@ -74,7 +74,7 @@ impl Shared {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
                 context.observe(EventKind::SettlementDelayed);
                 let is_lost = held.lost.is_cancelled();
-                let behind = settle_behind(context.clone(), lease.clone(), ending.clone(), held);
+                let behind = settle_behind(context.clone(), lease.clone(), plan.clone(), held);
                 self.tasks.spawn(behind.in_current_span());
                 if is_lost { Settled::Unclear(error) } else { Settled::Ours }
             }
@@ -86,12 +86,12 @@ impl Shared {
         self: &Arc<Self>,
         context: &Context,
         lease: &Lease,
-        ending: &Ending,
+        plan: &SettlementPlan,
         transaction: Box<dyn StoreTransaction>,
         held: &Held,
     ) -> Settled {
         held.expect_the_end();
-        let settled = self.commit(context, lease, ending, transaction).await;
+        let settled = self.commit(context, lease, plan, transaction).await;
         // However it ended, nothing runs under its owner token any more.
         held.give_back_late_acquire(context, lease);
         settled
@@ -101,10 +101,10 @@ impl Shared {
         self: &Arc<Self>,
         context: &Context,
         lease: &Lease,
-        ending: &Ending,
+        plan: &SettlementPlan,
         transaction: Box<dyn StoreTransaction>,
     ) -> Settled {
-        let finish = transaction.finish(&ending.settlement, ending.retention, ending.writes);
+        let finish = transaction.finish(&plan.settlement, plan.retention, plan.writes);
         let late =
             |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {COMMIT_PATIENCE:?}"));
         let answer = tokio::time::timeout(COMMIT_PATIENCE, finish).await.map_err(late).flatten();
@@ -115,7 +115,7 @@ impl Shared {
         };
         tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "a transaction failed to end");
         context.observe(EventKind::StoreFailed(&error));
-        if ending.writes == Writes::Discard && ending.settlement == Settlement::Released {
+        if plan.writes == Writes::Discard && plan.settlement == Settlement::Released {
             // Nothing was to be kept, and nothing is.
             release_behind(context, lease.clone());
             return Settled::Ours;
@@ -155,10 +155,10 @@ impl Shared {
 }
 
 /// Goes on with a settlement behind its answer, for as long as a lease may be held.
-async fn settle_behind(context: Context, lease: Lease, ending: Ending, held: Held) {
+async fn settle_behind(context: Context, lease: Lease, plan: SettlementPlan, held: Held) {
     let shared = context.shared();
     let _counted = DelayedSettlement::count(&shared.behind);
-    let settle = || shared.store().settle(&lease, &ending.settlement, ending.retention);
+    let settle = || shared.store().settle(&lease, &plan.settlement, plan.retention);
     let answer = tokio::select! {
         answer = shared.persist(context.subject(), shared.settings.renewal_limit, settle) => answer.ok(),
         () = shared.giving_up.cancelled() => None,

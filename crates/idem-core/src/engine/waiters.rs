@@ -38,8 +38,8 @@ impl Waiters {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place among the waiters of `id`; `None` when they are too many, of this record or in all.
-    pub(super) fn enter(&self, id: RecordId) -> Option<Place<'_>> {
+    /// Joins the waiters of `id`; `None` when they are too many, of this record or in all.
+    pub(super) fn enter(&self, id: RecordId) -> Option<Waiter<'_>> {
         let mut waiting = self.waiting();
         if waiting.count == self.most {
             return None;
@@ -51,7 +51,7 @@ impl Waiters {
         entry.count += 1;
         let settled = Arc::clone(&entry.settled);
         waiting.count += 1;
-        Some(Place { waiters: self, id, settled })
+        Some(Waiter { waiters: self, id, settled })
     }
 
     /// How many wait, over all records.
@@ -74,14 +74,14 @@ impl SettlementListener for Waiters {
     }
 }
 
-/// A place among the waiting, given back when dropped.
-pub(super) struct Place<'a> {
+/// One of those that wait, until dropped.
+pub(super) struct Waiter<'a> {
     waiters: &'a Waiters,
     id: RecordId,
     pub(super) settled: Arc<Notify>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut waiting = self.waiters.waiting();
         waiting.count -= 1;

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::admit::{Admission, Admitted};
 use super::hold::Held;
-use super::settle::{Ending, Settled};
+use super::settle::{SettlementPlan, Settled};
 use super::shared::Shared;
 use crate::machine::{Acquire, Lease};
 use crate::record::Acquisition;
@@ -23,10 +23,10 @@ pub(super) fn unasked(shared: &Shared, request: &Acquire, otherwise: Admission) 
 
 impl Shared {
     /// Settles after the caller was answered.
-    pub(super) fn settle_after_the_answer(self: &Arc<Self>, lease: Lease, ending: Ending, held: Held) -> Settled {
+    pub(super) fn settle_after_the_answer(self: &Arc<Self>, lease: Lease, plan: SettlementPlan, held: Held) -> Settled {
         let shared = Arc::clone(self);
         self.tasks.spawn(async move {
-            let _ = shared.store().settle(&lease, &ending.settlement, ending.retention).await;
+            let _ = shared.store().settle(&lease, &plan.settlement, plan.retention).await;
             drop(held);
             shared.waiters.wake(&lease.id);
         });
@@ -34,8 +34,8 @@ impl Shared {
     }
 
     /// Commits after the caller was answered.
-    pub(super) fn commit_after_the_answer(&self, ending: &Ending, transaction: Box<dyn StoreTransaction>) -> Settled {
-        let Ending { settlement, writes, retention } = ending.clone();
+    pub(super) fn commit_after_the_answer(&self, plan: &SettlementPlan, transaction: Box<dyn StoreTransaction>) -> Settled {
+        let SettlementPlan { settlement, writes, retention } = plan.clone();
         self.tasks.spawn(async move { transaction.finish(&settlement, retention, writes).await });
         Settled::Ours
     }

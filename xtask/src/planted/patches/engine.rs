@@ -205,7 +205,7 @@ pub(super) const PATCHES: &[Patch] = &[
     ) -> Settled {
         held.expect_the_end();
         if PLANTED {
-            return self.settle_after_the_answer(lease.clone(), ending.clone(), held);
+            return self.settle_after_the_answer(lease.clone(), plan.clone(), held);
         }
 ",
     ),
@@ -215,7 +215,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "crates/idem-core/src/engine/settle.rs",
         "        let finish = transaction.finish(",
         "        if PLANTED {
-            return self.commit_after_the_answer(ending, transaction);
+            return self.commit_after_the_answer(plan, transaction);
         }
         let finish = transaction.finish(",
     ),
