@@ -153,5 +153,5 @@ fn a_lock_that_a_dead_process_left_behind_is_over_with_its_lease() {
         (answer.status != 409).then_some(answer)
     });
     assert_eq!((answer.status, answer.is_replay()), (201, false));
-    assert!(died_at.elapsed() < Duration::from_secs(2 + 5), "{:?}", died_at.elapsed());
+    assert!(died_at.elapsed() < Duration::from_secs(2 + 10), "{:?}", died_at.elapsed());
 }

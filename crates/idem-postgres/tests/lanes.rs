@@ -181,7 +181,7 @@ fn when_the_runtime_in_which_it_was_opened_has_ended_the_store_says_so_at_once()
             store.purge(NonZeroU32::MIN).await.unwrap_err(),
             store.health().await.unwrap_err(),
         ];
-        assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
         for error in errors {
             assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
             assert!(error.to_string().contains("runtime"), "{error}");

@@ -8,7 +8,7 @@ use idem_testkit::fixture::{KEPT, completed, repeat_of};
 use crate::world::{World, transactional};
 
 /// Far less than anybody waits for a connection (3 s), and long for an answer on a loaded machine.
-const AT_ONCE: Duration = Duration::from_secs(1);
+const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn repeats_do_not_wait_for_a_connection_of_a_handler() {
