@@ -1,7 +1,7 @@
 //! Records as a version of a store wrote them, which every later version has to read.
 //!
-//! A store keeps a file of them in its tests. It [writes](write) these records, compares what its database holds then with the
-//! [file](expect), and has a store on the contents of the file [checked](check). When a format changes, the old file stays, and its
+//! A store keeps a file of them in its tests. It [writes](write()) these records, compares what its database holds then with the
+//! [file](expect()), and has a store on the contents of the file [checked](check()). When a format changes, the old file stays, and its
 //! records have to be read as well.
 
 use std::num::NonZeroU32;
