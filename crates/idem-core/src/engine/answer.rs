@@ -19,7 +19,7 @@ use crate::store::StoreError;
 pub enum Answer<T> {
     /// It ran now, and this is what it concluded.
     Ran {
-        /// The value of its [`Conclusion`].
+        /// The value of its [`Conclusion`](super::Conclusion).
         value: T,
         /// Which attempt it was.
         attempt: u32,
