@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, StreamExt};
 use idem_core::engine::{Answer, Conclusion, Context, Idempotency, Operation};
+use scopeguard::ScopeGuard;
 
 use crate::head::{KeyedHead, RequestHead};
 use crate::headers::HeaderFields;
@@ -121,12 +122,17 @@ impl<S> Protection<S> {
     /// # Errors
     /// The reply to a body that is too large, too slow, or breaks off; and to one that is shorter than its head declares, of
     /// which somebody else has consumed a part before: bodies that differ only there would be the same. Nothing ran.
+    ///
+    /// # Cancellation safety
+    /// Dropping the returned future drops what has arrived. The engine's observer is told that the request was `interrupted`.
     pub async fn receive(
         &self,
-        mut request: Box<IncomingRequest>,
+        request: Box<IncomingRequest>,
         body: impl Stream<Item = Result<Bytes, BodyError>>,
     ) -> Result<ReceivedRequest, Reply> {
         let mut body = pin!(body);
+        // Its client may go meanwhile, and then this is dropped.
+        let mut request = scopeguard::guard(request, |request| self.engine.refused(request.operation(), "interrupted"));
         let arriving = async {
             while let Some(chunk) = body.next().await {
                 request.push(chunk?)?;
@@ -134,6 +140,7 @@ impl<S> Protection<S> {
             request.expect_whole()
         };
         let arrived = tokio::time::timeout(self.policy.request_body_timeout, arriving).await;
+        let request = ScopeGuard::into_inner(request);
         if let Err(problem) = arrived.unwrap_or_else(|_| Err(Problem::new(ProblemKind::BodyTooSlow))) {
             return Err(self.refuse(request.operation(), &problem));
         }

@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -187,10 +188,10 @@ impl LeasedRun for Run {
         &self.lost
     }
 
-    fn renew(&self) -> BoxFuture<'_, Result<OwnerOutcome, StoreError>> {
+    fn renew<'a>(&'a self, home: &'a Handle) -> BoxFuture<'a, Result<OwnerOutcome, StoreError>> {
         Box::pin(async {
             match &self.lease {
-                Some(lease) => self.shared.bounded(&self.subject, self.shared.renew(lease)).await,
+                Some(lease) => self.shared.bounded(&self.subject, self.shared.renew(lease, home)).await,
                 None => std::future::pending().await,
             }
         })

@@ -4,7 +4,7 @@
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -60,29 +60,30 @@ async fn run_and_settle<T>(
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
     durations: &mut Durations,
 ) -> ExecuteResult<T> {
-    let began = Instant::now();
     let is_probe = context.acquisition() == Acquisition::Probe;
-    if is_probe && let Some(finding) = Box::pin(find_out(context)).await {
-        durations.run = began.elapsed();
-        let outcome = Box::pin(settle_finding(context, finding, held)).await;
-        durations.settle = began.elapsed().saturating_sub(durations.run);
-        return outcome;
+    if is_probe && let Some(finding) = timed(&mut durations.run, Box::pin(find_out(context))).await {
+        return timed(&mut durations.settle, Box::pin(settle_finding(context, finding, held))).await;
     }
     // Nothing is awaited between this check and the first step of the operation.
     if let Some(held_from) = renewed_from
         && (is_probe || !is_recent(context, held_from))
-        && let Err(refusal) = Box::pin(held.confirm(context)).await
+        && let Err(refusal) = timed(&mut durations.store, Box::pin(held.confirm(context))).await
     {
-        return Box::pin(refuse(context, held, refusal)).await;
+        return timed(&mut durations.store, Box::pin(refuse(context, held, refusal))).await;
     }
-    let conclusion = conclude(context, run, on_panic).await;
-    durations.run = began.elapsed();
+    let conclusion = timed(&mut durations.run, pin!(conclude(context, run, on_panic))).await;
     let Some(lease) = context.lease() else {
         return Ok(Answer::Ran { value: conclusion.value, attempt: context.attempt(), protected: false });
     };
-    let outcome = settle(context, lease, held, conclusion).await;
-    durations.settle = began.elapsed().saturating_sub(durations.run);
-    outcome
+    timed(&mut durations.settle, settle(context, lease, held, conclusion)).await
+}
+
+/// Awaits a part of a request, and adds how long it took to `total`. It is pinned elsewhere, as it would take room here once more.
+async fn timed<T>(total: &mut Duration, part: impl Future<Output = T> + Unpin) -> T {
+    let began = Instant::now();
+    let output = part.await;
+    *total += began.elapsed();
+    output
 }
 
 async fn conclude<T>(

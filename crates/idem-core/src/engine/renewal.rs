@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 use std::{future, io, thread};
 
@@ -30,8 +30,8 @@ pub(super) trait LeasedRun: Send + Sync + 'static {
     /// Cancelled when the lease is lost, or about to end unrenewed.
     fn lost(&self) -> &CancellationToken;
 
-    /// Has the store extend the lease.
-    fn renew(&self) -> BoxFuture<'_, Result<OwnerOutcome, StoreError>>;
+    /// Has the store extend the lease. `home` is the runtime of the operation.
+    fn renew<'a>(&'a self, home: &'a Handle) -> BoxFuture<'a, Result<OwnerOutcome, StoreError>>;
 
     /// Tells the observer.
     fn observe(&self, kind: EventKind<'_>);
@@ -56,7 +56,9 @@ impl Renewal {
         let settling = Arc::new(AtomicBool::new(false));
         let lease = settings.lease;
         let until = acquired_at + settings.renewal_limit;
-        let renewals = LeaseRenewals { run, settling: Arc::clone(&settling), lease, until, renewed_at: acquired_at };
+        let home = Handle::current();
+        let renewals =
+            LeaseRenewals { run, home, settling: Arc::clone(&settling), lease, until, renewed_at: acquired_at };
         let turn = schedule.add(&runtime(settings), acquired_at + lease / 3, renewals);
         Self { schedule: Arc::clone(schedule), turn, settling }
     }
@@ -96,11 +98,21 @@ fn thread() -> io::Result<Handle> {
     if let Some(runtime) = &*thread {
         return Ok(runtime.clone());
     }
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
-    thread::Builder::new().name("idem-renewals".to_owned()).spawn(move || runtime.block_on(future::pending::<()>()))?;
-    *thread = Some(handle.clone());
-    Ok(handle)
+    // The thread makes the runtime: one that is dropped here, because there is no thread for it, panics in asynchronous code.
+    let (started, starts) = mpsc::sync_channel(1);
+    let drive = move || match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            if started.send(Ok(runtime.handle().clone())).is_ok() {
+                runtime.block_on(future::pending::<()>());
+            }
+        }
+        // Without a receiver nothing waits for the error.
+        Err(error) => drop(started.send(Err(error))),
+    };
+    thread::Builder::new().name("idem-renewals".to_owned()).spawn(drive)?;
+    let runtime = starts.recv().map_err(io::Error::other)??;
+    *thread = Some(runtime.clone());
+    Ok(runtime)
 }
 
 /// The renewals of an engine. Most operations end before their first one, so a renewal has a task only from then on; until then
@@ -217,6 +229,8 @@ impl Drop for Waiting {
 struct LeaseRenewals {
     /// Its transaction is rolled back, should nobody end it, when this task is gone too.
     run: Arc<dyn LeasedRun>,
+    /// The runtime of the operation.
+    home: Handle,
     settling: Arc<AtomicBool>,
     /// How long a lease lasts.
     lease: Duration,
@@ -266,7 +280,7 @@ impl LeaseRenewals {
             return future::pending().await;
         }
         let sent = Instant::now();
-        match self.run.renew().await {
+        match self.run.renew(&self.home).await {
             Ok(OwnerOutcome::Applied) => Renewed::At(sent),
             Ok(OwnerOutcome::LeaseLost) => Renewed::Lost,
             Err(_) => Renewed::Failed,
@@ -314,7 +328,7 @@ mod tests {
             &self.1
         }
 
-        fn renew(&self) -> BoxFuture<'_, Result<OwnerOutcome, StoreError>> {
+        fn renew<'a>(&'a self, _: &'a Handle) -> BoxFuture<'a, Result<OwnerOutcome, StoreError>> {
             Box::pin(future::pending())
         }
 
@@ -375,7 +389,8 @@ mod tests {
             let lease = Duration::from_secs(30);
             let until = now + Duration::from_secs(600);
             let run: Arc<dyn LeasedRun> = Arc::new(Nothing(RecordId::from_bytes([0; 32]), CancellationToken::new()));
-            let renewals = LeaseRenewals { run, settling: Arc::default(), lease, until, renewed_at: now };
+            let home = Handle::current();
+            let renewals = LeaseRenewals { run, home, settling: Arc::default(), lease, until, renewed_at: now };
             schedule.add(&Handle::current(), now + Duration::from_secs(after), renewals)
         };
         let turns = [add(9), add(3)];

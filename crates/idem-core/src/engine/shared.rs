@@ -2,15 +2,18 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::select_ok;
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tracing::Instrument as _;
 
 use super::contract::Contract;
 use super::observer::{Durations, Event, EventKind, Subject};
@@ -102,17 +105,36 @@ impl Shared {
         }
     }
 
-    /// Renews a lease. If the store's usual way does not answer soon, because the runtime that drives it is busy, its way for
-    /// renewals takes over: repeating a renewal is safe.
-    pub(super) async fn renew(&self, lease: &Lease) -> Result<OwnerOutcome, StoreError> {
-        let mut usual = pin!(self.store().renew(lease, self.settings.term()));
-        if let Ok(answer) = timeout(self.settings.store_timeout / 4, usual.as_mut()).await {
-            return answer;
+    /// Renews a lease on the store's usual way. If that fails, or does not answer soon because the operation keeps its runtime
+    /// busy, the store's way for renewals is tried beside it, and the first success counts: repeating a renewal is safe.
+    pub(super) async fn renew(self: &Arc<Self>, lease: &Lease, home: &Handle) -> Result<OwnerOutcome, StoreError> {
+        let Some(renewer) = self.renewer.get_or_init(|| self.store().renewer()) else {
+            return self.store().renew(lease, self.settings.term()).await;
+        };
+        let usual = self.usual_renewal(lease.clone(), home).shared();
+        if let Ok(Ok(outcome)) = timeout(self.settings.store_timeout / 4, usual.clone()).await {
+            return Ok(outcome);
         }
-        match self.renewer.get_or_init(|| self.store().renewer()) {
-            Some(renewer) => renewer.renew(lease, self.settings.term()).await,
-            None => usual.await,
-        }
+        let ways = [usual.boxed(), renewer.renew(lease, self.settings.term())];
+        select_ok(ways).await.map(|(outcome, _slower)| outcome)
+    }
+
+    /// Renews on the runtime of the operation: a connection that is made on the way is for all verbs, and stays there.
+    fn usual_renewal(
+        self: &Arc<Self>,
+        lease: Lease,
+        home: &Handle,
+    ) -> impl Future<Output = Result<OwnerOutcome, StoreError>> + Send + use<> {
+        let shared = Arc::clone(self);
+        let renewal = async move { shared.store().renew(&lease, shared.settings.term()).await };
+        let renewal = AbortOnDropHandle::new(home.spawn(renewal.in_current_span()));
+        renewal.map(|answer| {
+            let gone = |error| {
+                let message = "a renewal ended without an answer, by a panic or with the runtime of its operation";
+                Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
+            };
+            answer.unwrap_or_else(gone)
+        })
     }
 
     /// Awaits a store for as long as the settings allow.

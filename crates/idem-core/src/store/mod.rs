@@ -89,9 +89,10 @@ pub trait IdempotencyStore: fmt::Debug + Send + Sync + 'static {
     /// A way for renewals that the current runtime drives, on a connection of its own; `None` when verbs are driven by threads of
     /// the store, or by no runtime at all.
     ///
-    /// The engine renews from a thread of its own. If [`renew`](Self::renew) does not answer there for a quarter of
-    /// its store timeout, an operation may keep the runtime busy that drives the store's connections, and this way is tried. It is asked for once. Making it does not wait: the connection is made
-    /// when it is used.
+    /// The engine renews from a thread of its own, and calls [`renew`](Self::renew) on the runtime of the operation. When that
+    /// fails, or does not answer for a quarter of the engine's store timeout because an operation keeps the runtime busy, the
+    /// engine tries this way beside it; the first success counts. It is asked for once. Making it does not wait: the connection
+    /// is made when it is used.
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>>;
 
     /// What this store can promise.

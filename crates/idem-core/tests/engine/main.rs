@@ -8,6 +8,7 @@ mod late_acquires;
 mod leases;
 mod limits;
 mod probes;
+mod renewals;
 mod runtimes;
 mod support;
 mod typed;

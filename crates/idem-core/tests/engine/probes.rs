@@ -169,10 +169,19 @@ async fn an_operation_does_not_run_when_the_store_does_not_confirm_its_lease_aft
     let refused = world.run(&engine, Duration::ZERO, done()).await;
     assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
     assert_eq!(world.runs(), 0);
+    assert_eq!(decided_after(&world), (Duration::ZERO, Duration::from_secs(1)));
     // Its key is given back behind the answer, and the next repeat probes again.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+    world.store.next(Verb::Renew, Fault::Delay(Duration::from_secs(2)));
+    assert_ran(&world.run(&engine, Duration::from_secs(4), done()).await);
     assert_eq!(world.runs(), 1);
+    assert_eq!(decided_after(&world), (Duration::from_secs(2), Duration::from_secs(5)));
+}
+
+/// How long the store was asked, and how long the probe and the operation took, by the last decision.
+fn decided_after(world: &World) -> (Duration, Duration) {
+    let durations = world.events.take().into_iter().rfind(|event| event.is_decision).unwrap().durations;
+    (durations.store, durations.run)
 }
 
 #[tokio::test(start_paused = true)]

@@ -252,6 +252,9 @@ async fn the_observer_is_told_of_each_refusal_once() {
     let get = RequestHead { method: "GET", ..post(&[]) };
     assert!(matches!(protection.decide(&Head(None), &get), Decision::Pass));
     protection.receive(incoming(&protection), stream::pending()).await.unwrap_err();
-    let told = ["POST /p/{id} key-missing", "POST /p/{id} principal-missing", "POST /p/{id} body-too-slow"];
-    assert_eq!(*refusals.0.lock().unwrap(), told);
+    let leaves = protection.receive(incoming(&protection), stream::pending());
+    assert!(tokio::time::timeout(Duration::from_millis(1), leaves).await.is_err(), "its body does not come");
+    received(&protection, "whole").await;
+    let told = ["key-missing", "principal-missing", "body-too-slow", "interrupted"];
+    assert_eq!(*refusals.0.lock().unwrap(), told.map(|refused| format!("POST /p/{{id}} {refused}")));
 }
