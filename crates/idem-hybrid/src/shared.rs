@@ -131,11 +131,17 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Asks the durable store, and keeps in mind whether it answers.
     pub(crate) async fn decide<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-        let mut asking = Asking { fails: &self.durable_fails, answer: None };
+        let mut asking = Asking { fails: &self.durable_fails, is_answered: false };
         let answer = verb.await;
+        asking.is_answered = true;
+        self.heard(answer)
+    }
+
+    /// Keeps in mind whether the durable store answered.
+    fn heard<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
         let is_away =
             |error: &StoreError| matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout);
-        asking.answer = Some(answer.as_ref().is_err_and(is_away));
+        self.durable_fails.store(answer.as_ref().is_err_and(is_away), Ordering::Relaxed);
         answer
     }
 
@@ -165,15 +171,11 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Renews a lease by `renewal`, and then its lock.
-    pub(crate) async fn renew(
-        self: &Arc<Self>,
-        lease: &Lease,
-        term: Term,
-        renewal: impl Future<Output = Result<OwnerOutcome, StoreError>>,
-    ) -> Result<OwnerOutcome, StoreError> {
+    /// Renews a lease, and then its lock.
+    pub(crate) async fn renew(self: &Arc<Self>, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
         let sight = if self.config.locks { self.front.look(&lease.id, None).await } else { None };
-        let outcome = self.decide(renewal).await?;
+        // A renewal that is given up says nothing of the store: another one may have succeeded beside it.
+        let outcome = self.heard(self.durable.renew(lease, term).await)?;
         if outcome == OwnerOutcome::Applied {
             self.relock(lease, sight, term.lease).await;
         }
@@ -342,12 +344,14 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 /// A question to the durable store. Whoever gave it up has waited for too long.
 struct Asking<'a> {
     fails: &'a AtomicBool,
-    answer: Option<bool>,
+    is_answered: bool,
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.fails.store(self.answer.unwrap_or(true), Ordering::Relaxed);
+        if !self.is_answered {
+            self.fails.store(true, Ordering::Relaxed);
+        }
     }
 }
 

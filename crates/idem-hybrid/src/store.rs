@@ -94,7 +94,7 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        self.shared.renew(lease, term, self.shared.durable.renew(lease, term)).await
+        self.shared.renew(lease, term).await
     }
 
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
@@ -121,33 +121,14 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
         self.shared.front.on_settled(listener);
     }
 
+    /// The durable store's. A lock in the fast store that is not renewed meanwhile ends: repeats then ask the durable store.
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
-        let durable = self.shared.durable.renewer()?;
-        Some(Arc::new(HybridRenewer { shared: Arc::clone(&self.shared), durable }))
+        self.shared.durable.renewer()
     }
 
     fn capabilities(&self) -> Capabilities {
         let durable = self.shared.durable.capabilities();
         Capabilities::new("hybrid", durable.durability, durable.shared)
-    }
-}
-
-/// Renews in the durable store by its own way for that. The lock in the fast store is renewed too, if that answers in its time.
-struct HybridRenewer<D: ?Sized> {
-    shared: Arc<Shared<D>>,
-    durable: Arc<dyn LeaseRenewer>,
-}
-
-#[async_trait]
-impl<D: DurableStore + ?Sized> LeaseRenewer for HybridRenewer<D> {
-    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        self.shared.renew(lease, term, self.durable.renew(lease, term)).await
-    }
-}
-
-impl<D: ?Sized> fmt::Debug for HybridRenewer<D> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("HybridRenewer").field("durable", &self.durable).finish_non_exhaustive()
     }
 }
 

@@ -319,6 +319,23 @@ async fn a_durable_store_that_hangs_is_noticed() {
     assert_eq!(world.asked(), asked + 1, "it was not asked");
 }
 
+/// The engine gives up the slower of two renewals.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_given_up_says_nothing_of_the_durable_store() {
+    let world = World::new(HybridConfig::new().without_replays_while_durable_fails());
+    let settled = world.settled().await;
+    let lease = world.run(&request()).await;
+    world.durable.next(Verb::Renew, Fault::LostAnswer);
+    assert!(tokio::time::timeout(SECOND * 2, world.store.renew(&lease, request().term)).await.is_err());
+    let asked = world.asked();
+    assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    assert_eq!(world.asked(), asked, "the copy was not believed");
+    world.durable.next(Verb::Renew, Fault::ErrorBefore);
+    assert!(world.store.renew(&lease, request().term).await.is_err());
+    assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
+    assert_eq!(world.asked(), asked + 1, "one that fails says that the store does not answer");
+}
+
 /// A caller that goes away has learnt nothing of the durable store; the next one that asks does.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_goes_away_costs_one_question_to_the_durable_store() {

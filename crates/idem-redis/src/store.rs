@@ -275,7 +275,14 @@ struct RedisRenewer(RedisStore);
 #[async_trait]
 impl LeaseRenewer for RedisRenewer {
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        self.0.renew(lease, term).await
+        match self.0.renew(lease, term).await? {
+            OwnerOutcome::LeaseLost if self.0.transport.is_beside_pool() => {
+                let message =
+                    "a connection beside the pool finds no lease; the pool's hooks may have chosen another database";
+                Err(StoreError::new(StoreErrorKind::Unavailable, message))
+            }
+            outcome => Ok(outcome),
+        }
     }
 }
 

@@ -81,6 +81,11 @@ impl Transport {
         matches!(self.servers, Servers::Cluster(..))
     }
 
+    /// Whether the connections are made beside an application's pool, so that the hooks of the pool have not seen them.
+    pub(crate) fn is_beside_pool(&self) -> bool {
+        self.servers.are_beside_pool()
+    }
+
     /// What every primary answers.
     pub(crate) async fn ask_all(&self, command: &Cmd) -> Result<Vec<Value>, Failure> {
         match self.ask(&Question::Everybody(command)).await?.value {

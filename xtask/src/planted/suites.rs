@@ -91,7 +91,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("redis", "idem-redis", Test("conformance"), &["on_one_server"]),
     suite("redis-scripts", "idem-redis", Test("store"), &["scripts::"]),
     suite("redis-records", "idem-redis", Test("store"), &["hostile::", "expiry::"]),
-    suite("redis-pool", "idem-redis", Test("store"), &["pool::an_operation"]),
+    suite("redis-pool", "idem-redis", Test("store"), &["pool::an_operation", "pool::a_hook"]),
     suite("redis-connecting", "idem-redis", Test("store"), &["connecting::", "notices::a_subscription_whose"]),
     suite("redis-refusals", "idem-redis", Test("store"), &["refusals::"]),
     suite("hybrid-units", "idem-hybrid", Library, &[]),

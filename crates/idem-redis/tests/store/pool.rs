@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use idem_core::{IdempotencyStore as _, OwnerOutcome, StoreErrorKind};
+use deadpool::managed::{Hook, HookError};
+use idem_core::{AcquireOutcome, IdempotencyStore as _, OwnerOutcome, StoreErrorKind};
 use idem_redis::{RedisConfig, RedisStore, TimeOffset};
 use idem_servers::{Redis, redis_url};
 use idem_testkit::Subject;
 use idem_testkit::fixture::request;
+use redis::RedisResult;
+use redis::aio::MultiplexedConnection;
 
 use crate::support::{Time, fresh_prefix, ports};
 use crate::world::World;
@@ -57,6 +60,26 @@ async fn a_pool_may_await_replicas() {
     let lease = crate::world::eventually("the replica has joined", async || world.lease(&request()).await.ok()).await;
     assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
     assert_eq!(crate::world::stored_state(replica.port(), &world.key(&lease.id)), 2);
+}
+
+/// A renewal beside the pool has a connection that the pool's hooks have not seen.
+#[tokio::test]
+async fn a_hook_that_chooses_another_database_loses_no_lease() {
+    let manager = deadpool_redis::Manager::new(redis_url()).unwrap();
+    let choose = Hook::async_fn(|connection: &mut MultiplexedConnection, _| {
+        Box::pin(async move {
+            let chosen: RedisResult<()> = redis::cmd("SELECT").arg(1).query_async(connection).await;
+            chosen.map_err(HookError::Backend)
+        })
+    });
+    let builder = deadpool_redis::Pool::builder(manager).max_size(1).post_create(choose);
+    let config = RedisConfig::from_pool(builder.runtime(deadpool_redis::Runtime::Tokio1).build().unwrap());
+    let store = RedisStore::open(config.key_prefix(fresh_prefix())).await.unwrap();
+    let request = request();
+    let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!("it is new") };
+    let beside = store.renewer().unwrap().renew(&lease, request.term).await.unwrap_err();
+    assert_eq!(beside.kind(), StoreErrorKind::Unavailable, "{beside:?}");
+    assert_eq!(store.renew(&lease, request.term).await.unwrap(), OwnerOutcome::Applied);
 }
 
 #[test]

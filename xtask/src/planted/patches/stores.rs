@@ -99,6 +99,21 @@ pub(super) const PATCHES: &[Patch] = &[
             .max_lifetime(if PLANTED { Duration::from_secs(1_800) } else { LIFETIME })",
     ),
     patch(
+        "a-renewal-that-is-given-up-blames-the-store",
+        &["hybrid-front"],
+        "crates/idem-hybrid/src/shared.rs",
+        "self.heard(self.durable.renew(lease, term).await)?",
+        "if PLANTED { self.decide(self.durable.renew(lease, term)).await } else { \
+         self.heard(self.durable.renew(lease, term).await) }?",
+    ),
+    patch(
+        "a-connection-beside-a-pool-loses-leases",
+        &["redis-pool"],
+        "crates/idem-redis/src/store.rs",
+        "OwnerOutcome::LeaseLost if self.0.transport.is_beside_pool()",
+        "OwnerOutcome::LeaseLost if !PLANTED && self.0.transport.is_beside_pool()",
+    ),
+    patch(
         "hybrid-late-lock-stays",
         &["hybrid-races"],
         "crates/idem-hybrid/src/shared.rs",
