@@ -40,13 +40,19 @@ where
     I: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
     B: MessageBody + 'static,
 {
-    let (start, started) = oneshot::channel();
+    let (start, started) = oneshot::channel::<Context>();
     let (end, ended) = oneshot::channel();
     let policy = Arc::clone(policy);
     let task = rt::spawn(async move {
         let Ok(context) = started.await else {
             return Handled::Answered(request.into_parts().0, None);
         };
+        // The engine has looked on its own thread. This one may have been busy since then.
+        if context.is_lease_lost() {
+            // An engine that has gone settles nothing.
+            let _ = end.send(Some(never_began(())));
+            return Handled::Answered(request.into_parts().0, None);
+        }
         request.extensions_mut().insert::<Context>(context);
         let answered = inner.call(request).await;
         // The handler has had the body.

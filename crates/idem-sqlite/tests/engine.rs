@@ -222,6 +222,61 @@ async fn a_transaction_that_is_kept_beyond_the_end_is_rolled_back() {
     assert_ran(&pay(&world.engine(), "k").await);
 }
 
+/// What a handler leaves behind may keep its context for long: the transaction ends with its borrower.
+#[tokio::test]
+async fn a_transaction_that_is_given_back_after_the_end_is_rolled_back_though_its_context_lives() {
+    let world = World::new().await;
+    let engine = world.engine();
+    let (keep, mut kept) = tokio::sync::mpsc::unbounded_channel();
+    let run = move |context: Context| async move {
+        write(&context).await;
+        keep.send((context.transaction::<SqliteTransaction>().unwrap(), context.clone())).unwrap();
+        done(Writes::Keep)
+    };
+    let answer = engine.execute(operation("k"), run, panicked).await;
+    assert!(matches!(answer, Err(ExecuteError::TransactionHeld)), "{answer:?}");
+    let (guard, context) = kept.recv().await.unwrap();
+    assert!(context.is_lease_lost(), "the run is told that it is over");
+    drop(guard);
+    let others = async {
+        assert_ran(&pay(&engine, "another").await);
+        // The key is given back behind the answer.
+        while !matches!(pay(&engine, "k").await, Ok(Answer::Ran { .. })) {}
+    };
+    tokio::time::timeout(Duration::from_secs(10), others).await.expect("nothing keeps the database locked");
+    assert_eq!(world.effects().await, 2);
+    drop(context);
+}
+
+/// A shutdown that was too short has given settlements up. What ends later still gives its key back, once.
+#[tokio::test]
+async fn an_operation_that_ends_after_an_unfinished_shutdown_gives_its_key_back() {
+    let world = World::new().await;
+    for number in 0..8 {
+        let (engine, key) = (world.engine(), format!("k{number}"));
+        let (end, ends) = tokio::sync::oneshot::channel::<()>();
+        let (begin, begins) = tokio::sync::oneshot::channel::<()>();
+        let run = |context: Context| async move {
+            begin.send(()).unwrap();
+            let _ = ends.await;
+            let guard = context.transaction::<SqliteTransaction>().unwrap();
+            tokio::spawn(async move {
+                tokio::task::yield_now().await;
+                drop(guard);
+            });
+            done(Writes::Keep)
+        };
+        let running = tokio::spawn(engine.execute(operation(&key), run, panicked));
+        begins.await.unwrap();
+        engine.shutdown(Duration::ZERO).await.unwrap_err();
+        end.send(()).unwrap();
+        let answer = running.await.unwrap();
+        assert!(matches!(answer, Err(ExecuteError::TransactionHeld)), "{answer:?}");
+        let paid = async { while !matches!(pay(&world.engine(), &key).await, Ok(Answer::Ran { .. })) {} };
+        tokio::time::timeout(Duration::from_secs(10), paid).await.expect("the key is free");
+    }
+}
+
 #[tokio::test]
 async fn a_transaction_of_another_type_cannot_be_had() {
     let world = World::new().await;

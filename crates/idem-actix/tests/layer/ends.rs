@@ -10,6 +10,7 @@ use actix_web::{App, Error, HttpResponse, error, rt, web};
 use futures_util::future::join_all;
 use futures_util::{TryFutureExt, stream};
 use idem_actix::{Idempotency, IdempotencyLayer, ProblemKind, ResponseDirectives, Settings};
+use idem_testkit::{Fault, FaultyStore, Verb};
 use tokio::runtime;
 use tokio::sync::Semaphore;
 use tokio::task::LocalSet;
@@ -266,4 +267,36 @@ fn a_handler_that_does_not_yield_keeps_its_lease() {
     ends.wait();
     blocking.join().unwrap();
     assert_eq!(runs.count(), 1);
+}
+
+/// The engine checks the lease on its own thread, and the handler starts on its worker: a busy one may start it much later, when
+/// another process has taken over. The clock of the worker tells, also where no thread renews or tells the run that it is over.
+#[test]
+fn a_handler_does_not_start_when_its_lease_ended_while_its_worker_was_busy() {
+    let lease = Duration::from_secs(1);
+    let home = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let not_driven = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for is_told in [true, false] {
+        let store = Arc::new(FaultyStore::new(memory()));
+        let settings = Settings::new().lease(lease).runtime(home.handle().clone());
+        let settings = if is_told { settings } else { settings.renewals_on(not_driven.handle().clone()) };
+        let engine = Idempotency::at_least_once(Arc::clone(&store) as Arc<_>, settings);
+        (0..1_000).for_each(|_| store.next(Verb::Renew, Fault::ErrorBefore));
+        store.next(Verb::Acquire, Fault::Delay(lease / 10));
+        let runs = Runs::default();
+        on_a_worker(async {
+            let layer = IdempotencyLayer::new(engine).single_tenant();
+            let app = init_service(App::new().wrap(layer).route("/p", web::post().to(counted(&runs)))).await;
+            let mut late = std::pin::pin!(send(&app, post("/p", "k")));
+            while store.calls(Verb::Acquire) == 0 {
+                assert!(futures_util::poll!(late.as_mut()).is_pending(), "it is asked for elsewhere");
+                tokio::task::yield_now().await;
+            }
+            // Another handler keeps the worker busy.
+            std::thread::sleep(lease * 2);
+            late.await.assert_problem(ProblemKind::CommitUnclear);
+            assert_eq!(runs.count(), 0, "told: {is_told}");
+            send(&app, post_and_wait("/p", "k")).await.assert_run(1);
+        });
+    }
 }

@@ -2,17 +2,18 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
+use tokio::sync::{OwnedMappedMutexGuard, OwnedMutexGuard};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::contract::Contract;
 use super::observer::{EventKind, Subject};
-use super::renewal::{LeasedRun, Renewal};
+use super::renewal::{LeasedRun, Renewal, about_to_end};
 use super::shared::Shared;
 use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome};
@@ -37,12 +38,16 @@ struct Run {
     /// `None` when the operation runs without protection, because the store could not answer.
     lease: Option<Lease>,
     lost: CancellationToken,
+    /// The sequence of the last checkpoint of the operation.
+    checkpoints: AtomicU32,
+    /// When the renewal that succeeded last was sent, or the acquire; `None` while there is no lease to renew.
+    renewed_at: Mutex<Option<Instant>>,
     /// `None` when the contract has no transactions.
     transaction: Option<TransactionSlot>,
 }
 
 /// Where the open transaction waits for whoever uses it: the handler first, the settlement last.
-type TransactionSlot = Arc<Mutex<Option<Box<dyn StoreTransaction>>>>;
+type TransactionSlot = Arc<tokio::sync::Mutex<Option<Box<dyn StoreTransaction>>>>;
 
 impl Context {
     pub(super) fn new(
@@ -53,8 +58,21 @@ impl Context {
         transaction: Option<Box<dyn StoreTransaction>>,
     ) -> Self {
         let lost = CancellationToken::new();
-        let transaction = transaction.map(|transaction| Arc::new(Mutex::new(Some(transaction))));
-        Self { run: Arc::new(Run { shared, subject, fingerprint, lease, lost, transaction }) }
+        let recorded = lease.as_ref().and_then(|lease| lease.checkpoint.as_ref());
+        let checkpoints = AtomicU32::new(recorded.map_or(0, |checkpoint| checkpoint.sequence));
+        let transaction = transaction.map(|transaction| Arc::new(tokio::sync::Mutex::new(Some(transaction))));
+        Self {
+            run: Arc::new(Run {
+                shared,
+                subject,
+                fingerprint,
+                lease,
+                lost,
+                checkpoints,
+                renewed_at: Mutex::default(),
+                transaction,
+            }),
+        }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -88,7 +106,21 @@ impl Context {
         &self.run.lost
     }
 
-    /// The transaction, unless somebody has it.
+    /// Tells the run that it is over, and rolls its transaction back as soon as its borrower gives it back. Without this it would
+    /// stay open, with its locks, for as long as any clone of the context lives.
+    pub(super) fn roll_back_when_given_back(&self) {
+        self.run.lost.cancel();
+        let Some(slot) = self.run.transaction.clone() else { return };
+        let giving_up = self.shared().giving_up.clone();
+        self.shared().tasks.spawn(async move {
+            tokio::select! {
+                mut transaction = slot.lock() => drop(transaction.take()),
+                () = giving_up.cancelled() => {}
+            }
+        });
+    }
+
+    /// The transaction, unless a handler has borrowed it.
     pub(super) fn take_transaction(&self) -> Option<Box<dyn StoreTransaction>> {
         self.run.transaction.as_ref()?.try_lock().ok()?.take()
     }
@@ -130,17 +162,24 @@ impl Context {
         self.id().downstream_key(step)
     }
 
+    /// Whether this run may no longer own its record, by what the store said and by the local monotonic clock. Ask directly
+    /// before starting something that must not be done twice.
+    #[must_use]
+    pub fn is_lease_lost(&self) -> bool {
+        self.run.lost.is_cancelled() || self.run.is_about_to_end()
+    }
+
     /// Completes when this run no longer owns its record, or is about to lose it by the local monotonic clock: stop
     /// before doing anything that must not be done twice.
     pub fn lease_lost(&self) -> WaitForCancellationFutureOwned {
         self.run.lost.clone().cancelled_owned()
     }
 
-    /// Records a recovery point for whoever takes over after a crash, in place of the one before. `data` has at most
-    /// 64 KiB.
+    /// Records a recovery point for the attempt that takes over after a crash, in place of the one before. `data` has at
+    /// most 64 KiB. Of two that are recorded at once, the one that was called later stays.
     ///
     /// # Errors
-    /// [`CheckpointError`]; after `LeaseLost`, stop: somebody else runs the operation.
+    /// [`CheckpointError`]; after `LeaseLost`, stop: another attempt runs the operation.
     ///
     /// # Cancellation safety
     /// If the future is dropped, the recovery point may or may not be recorded.
@@ -153,7 +192,8 @@ impl Context {
             return Err(CheckpointError::NeverRerun);
         }
         let Some(lease) = &self.run.lease else { return Ok(()) };
-        let checkpoint = Checkpoint { name: name.into(), data };
+        let sequence = self.run.checkpoints.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        let checkpoint = Checkpoint { sequence, name: name.into(), data };
         match self.shared().bounded(self.subject(), self.shared().store().checkpoint(lease, &checkpoint)).await? {
             OwnerOutcome::Applied => Ok(()),
             OwnerOutcome::LeaseLost => Err(CheckpointError::LeaseLost),
@@ -179,7 +219,19 @@ impl Context {
     }
 }
 
+impl Run {
+    /// Whether the lease ends soon by this process's clock. It does not wait for the task of renewals, which may be late.
+    fn is_about_to_end(&self) -> bool {
+        let renewed_at = *self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        renewed_at.is_some_and(|renewed_at| Instant::now() >= about_to_end(renewed_at, self.shared.settings.lease))
+    }
+}
+
 impl LeasedRun for Run {
+    fn renewed(&self, sent: Instant) {
+        *self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(sent);
+    }
+
     fn id(&self) -> &RecordId {
         &self.subject.id
     }

@@ -119,6 +119,7 @@ fn settle<T>(
     Box::pin(async move {
         let settled = if shared.contract() == Contract::Transactional {
             let Some(transaction) = context.take_transaction() else {
+                context.roll_back_when_given_back();
                 release_behind(context, lease.clone());
                 held.give_back_late_acquire(context, lease);
                 return Err(ExecuteError::TransactionHeld);

@@ -30,6 +30,9 @@ pub(super) trait LeasedRun: Send + Sync + 'static {
     /// Cancelled when the lease is lost, or about to end unrenewed.
     fn lost(&self) -> &CancellationToken;
 
+    /// The lease was acquired, or renewed, by what was sent then.
+    fn renewed(&self, sent: Instant);
+
     /// Has the store extend the lease. `home` is the runtime of the operation.
     fn renew<'a>(&'a self, home: &'a Handle) -> BoxFuture<'a, Result<OwnerOutcome, StoreError>>;
 
@@ -53,6 +56,7 @@ impl Renewal {
         run: Arc<dyn LeasedRun>,
         acquired_at: Instant,
     ) -> Self {
+        run.renewed(acquired_at);
         let settling = Arc::new(AtomicBool::new(false));
         let lease = settings.lease;
         let until = acquired_at + settings.renewal_limit;
@@ -74,6 +78,11 @@ impl Drop for Renewal {
         self.expect_the_end();
         self.schedule.remove(self.turn);
     }
+}
+
+/// When a lease counts as lost that was renewed last at `renewed_at`: a tenth early, as the operation needs time to stop.
+pub(super) fn about_to_end(renewed_at: Instant, lease: Duration) -> Instant {
+    renewed_at + lease - lease / 10
 }
 
 /// Where renewals are driven.
@@ -245,10 +254,8 @@ impl LeaseRenewals {
     async fn renew(mut self, mut next: Instant) {
         let lease = self.lease;
         loop {
-            // A tenth of the lease early: the operation needs time to stop what it does.
-            let about_to_end = self.renewed_at + lease - lease / 10;
             tokio::select! {
-                () = sleep_until(about_to_end), if !self.run.lost().is_cancelled() => {
+                () = sleep_until(about_to_end(self.renewed_at, lease)), if !self.run.lost().is_cancelled() => {
                     tracing::warn!(record = %self.run.id(), "the lease is about to end and could not be renewed");
                     self.run.observe(EventKind::LeaseLost);
                     self.run.lost().cancel();
@@ -256,6 +263,7 @@ impl LeaseRenewals {
                 renewed = self.renew_at(next) => match renewed {
                     Renewed::At(sent) => {
                         self.renewed_at = sent;
+                        self.run.renewed(sent);
                         next = sent + lease / 3;
                     }
                     // Soon again: a third of the lease is left for a few more tries.
@@ -327,6 +335,8 @@ mod tests {
         fn lost(&self) -> &CancellationToken {
             &self.1
         }
+
+        fn renewed(&self, _: Instant) {}
 
         fn renew<'a>(&'a self, _: &'a Handle) -> BoxFuture<'a, Result<OwnerOutcome, StoreError>> {
             Box::pin(future::pending())

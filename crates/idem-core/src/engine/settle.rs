@@ -152,6 +152,20 @@ impl Shared {
             pause = (pause * 2).min(LAST_PAUSE);
         }
     }
+
+    /// [`persist`](Self::persist) behind an answer: until a shutdown runs out of time. After that there is one try.
+    async fn persist_behind<T, V>(&self, subject: &Subject, patience: Duration, verb: impl Fn() -> V) -> Option<T>
+    where
+        V: Future<Output = Result<T, StoreError>>,
+    {
+        if self.giving_up.is_cancelled() {
+            return self.bounded(subject, verb()).await.ok();
+        }
+        tokio::select! {
+            answer = self.persist(subject, patience, verb) => answer.ok(),
+            () = self.giving_up.cancelled() => None,
+        }
+    }
 }
 
 /// Goes on with a settlement behind its answer, for as long as a lease may be held.
@@ -159,10 +173,7 @@ async fn settle_behind(context: Context, lease: Lease, plan: SettlementPlan, hel
     let shared = context.shared();
     let _counted = DelayedSettlement::count(&shared.behind);
     let settle = || shared.store().settle(&lease, &plan.settlement, plan.retention);
-    let answer = tokio::select! {
-        answer = shared.persist(context.subject(), shared.settings.renewal_limit, settle) => answer.ok(),
-        () = shared.giving_up.cancelled() => None,
-    };
+    let answer = shared.persist_behind(context.subject(), shared.settings.renewal_limit, settle).await;
     // One that was given up has had its effect: its record must not be given back.
     if answer.is_some() {
         held.give_back_late_acquire(&context, &lease);
@@ -206,11 +217,7 @@ pub(super) fn release_behind(context: &Context, lease: Lease) {
     let release = async move {
         let settings = &shared.settings;
         let release = || shared.store().settle(&lease, &Settlement::Released, settings.retention);
-        let released = tokio::select! {
-            answer = shared.persist(&subject, settings.lease.min(settings.renewal_limit), release) => answer.is_ok(),
-            () = shared.giving_up.cancelled() => false,
-        };
-        if released {
+        if shared.persist_behind(&subject, settings.lease.min(settings.renewal_limit), release).await.is_some() {
             shared.waiters.wake(&lease.id);
         }
     };

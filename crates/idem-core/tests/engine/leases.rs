@@ -278,6 +278,44 @@ async fn after_a_crash_at_least_once_runs_again_with_the_last_checkpoint() {
     assert_ran(&world.at_least_once().execute(operation(), run, panicked).await);
 }
 
+/// A store that stalled delivers a checkpoint after a later one was acknowledged.
+#[tokio::test(start_paused = true)]
+async fn a_checkpoint_that_a_stalled_store_delivers_late_does_not_undo_a_later_one() {
+    let world = World::new();
+    let (engine, begun) = (world.at_least_once(), Arc::new(Notify::new()));
+    world.store.next(Verb::Checkpoint, Fault::Late(Duration::from_secs(5)));
+    let run = {
+        let begun = Arc::clone(&begun);
+        move |context: Context| async move {
+            let unanswered = context.checkpoint("intended", "ch_1").await;
+            assert!(matches!(unanswered, Err(CheckpointError::Store(_))), "{unanswered:?}");
+            context.checkpoint("intended", "ch_1").await.unwrap();
+            context.checkpoint("charged", "ch_1").await.unwrap();
+            begun.notify_one();
+            std::future::pending::<Conclusion<&'static str>>().await
+        }
+    };
+    tokio::spawn(async move { engine.execute(operation(), run, panicked).await });
+    begun.notified().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let checkpoint = world.record().await.unwrap().checkpoint.unwrap();
+    assert_eq!((checkpoint.sequence, checkpoint.name.as_ref()), (3, "charged"));
+    for _ in 0..1000 {
+        world.store.next(Verb::Renew, Fault::ErrorBefore);
+    }
+    world.clock.advance(LEASE);
+    let run = |context: Context| async move {
+        assert_eq!(context.last_checkpoint().map(|checkpoint| checkpoint.name.as_ref()), Some("charged"));
+        context.checkpoint("shipped", "ch_1").await.unwrap();
+        std::future::pending::<Conclusion<&'static str>>().await
+    };
+    let engine = world.at_least_once();
+    tokio::spawn(async move { engine.execute(operation(), run, panicked).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let checkpoint = world.record().await.unwrap().checkpoint.unwrap();
+    assert_eq!((checkpoint.sequence, checkpoint.name.as_ref()), (4, "shipped"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn after_a_crash_the_next_attempt_has_the_same_keys_for_others() {
     let world = World::new();
