@@ -1,9 +1,9 @@
--- checkpoint: records a recovery point in place of the one before.
+-- checkpoint: records a recovery point in place of an earlier one.
 --
 -- KEYS 1  the record
 -- ARGV 1  microseconds by which the time is moved
 --      2  owner token
---      3  its name                         4  its data
+--      3  its name                         4  its sequence in 4 bytes, and its data
 --
 -- Returns 1 when it is applied, 0 when the lease is lost.
 --
@@ -14,5 +14,11 @@ if not record or record.owner == NOBODY or record.owner ~= ARGV[2] or record.sta
   return 0
 end
 touch(record)
+local data = redis.call('HGET', KEY, 'data')
+check(not data or #data >= 4, 'checkpoint')
+-- What is there was sent later, or is the same.
+if data and struct.unpack('>I4', data) >= struct.unpack('>I4', ARGV[4]) then
+  return 1
+end
 save(record, 'point', ARGV[3], 'data', ARGV[4])
 return 1

@@ -4,7 +4,7 @@
 --   head                   what decisions are made by, packed (HEAD), so that a script reads and writes it as one value
 --   who                    packed (WHO), what stays the same for a run: 32 bytes of the fingerprint's digest, 16 of the
 --                          owner token
---   point data             the checkpoint: its name and its data
+--   point data             the checkpoint: its name; 4 bytes of its sequence and its data
 --   headers body           the answer's; a tombstone has no body
 --   asked                  somebody was told that it is in progress, and may wait for its end
 --

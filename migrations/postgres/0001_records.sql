@@ -76,7 +76,7 @@ COMMENT ON COLUMN "idem".idem_records.takeover IS 'In progress: what a crash mea
 COMMENT ON COLUMN "idem".idem_records.lease_until IS 'In progress: until when the right to execute holds.';
 COMMENT ON COLUMN "idem".idem_records.not_before IS 'Failed and retryable: when the next attempt may begin.';
 COMMENT ON COLUMN "idem".idem_records.checkpoint_name IS 'The last recovery point, in UTF-8; binary because a name may hold any character.';
-COMMENT ON COLUMN "idem".idem_records.checkpoint_data IS 'What the last recovery point left for its successor.';
+COMMENT ON COLUMN "idem".idem_records.checkpoint_data IS 'The sequence of the last recovery point, in 4 bytes, and what it left for its successor.';
 COMMENT ON COLUMN "idem".idem_records.status IS 'The status of the stored answer.';
 COMMENT ON COLUMN "idem".idem_records.headers IS 'The header fields of the stored answer: length-prefixed names and values.';
 COMMENT ON COLUMN "idem".idem_records.body IS 'The body of the stored answer; absent in a settled row when it was too large to keep.';

@@ -223,7 +223,8 @@ BEGIN
 END
 $$;
 
--- Records recovery points; answers the items that it applied to.
+-- Records recovery points; answers the items that it applied to. One that is not later than the stored one changes nothing: the
+-- first four bytes of the data are its sequence.
 CREATE FUNCTION "idem".idem_checkpoint_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], names BYTEA[], datas BYTEA[]
 ) RETURNS TABLE (item BIGINT)
@@ -237,9 +238,18 @@ DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
 BEGIN
     RETURN QUERY UPDATE "idem".idem_records AS known SET
-        checkpoint_name = wanted.name,
-        checkpoint_data = wanted.data,
-        updated_at = at
+        checkpoint_name = CASE
+            WHEN substring(known.checkpoint_data, 1, 4) >= substring(wanted.data, 1, 4) THEN known.checkpoint_name
+            ELSE wanted.name
+        END,
+        checkpoint_data = CASE
+            WHEN substring(known.checkpoint_data, 1, 4) >= substring(wanted.data, 1, 4) THEN known.checkpoint_data
+            ELSE wanted.data
+        END,
+        updated_at = CASE
+            WHEN substring(known.checkpoint_data, 1, 4) >= substring(wanted.data, 1, 4) THEN known.updated_at
+            ELSE at
+        END
     FROM (
         SELECT * FROM unnest(ids, owners, names, datas) WITH ORDINALITY AS given (id, owner, name, data, number)
         ORDER BY given.id

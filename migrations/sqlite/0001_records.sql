@@ -30,6 +30,7 @@ CREATE TABLE main.idem_records (
     -- Failed and retryable: when the next attempt may begin.
     not_before INTEGER,
     checkpoint_name TEXT,
+    -- The sequence of the checkpoint in 4 bytes, and its data.
     checkpoint_data BLOB,
     -- The answer. Header fields are length-prefixed names and values; a settled row without a body is a tombstone,
     -- whose body was too large to keep.

@@ -156,9 +156,12 @@ impl fmt::Debug for OwnerToken {
     }
 }
 
-/// A named recovery point with data for whoever takes over.
+/// A named recovery point with data for the attempt that takes over.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint {
+    /// Its place among the checkpoints of the operation, across attempts. A record keeps the checkpoint with the highest one, so
+    /// that a stalled store which delivers an earlier checkpoint late changes nothing.
+    pub sequence: u32,
     /// What was reached, for example `charge_created`.
     pub name: Arc<str>,
     /// What a successor needs to go on from there.
@@ -167,7 +170,7 @@ pub struct Checkpoint {
 
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Checkpoint({}, {} bytes)", self.name, self.data.len())
+        write!(formatter, "Checkpoint({}: {}, {} bytes)", self.sequence, self.name, self.data.len())
     }
 }
 
@@ -253,8 +256,8 @@ mod tests {
         assert_eq!(format!("{response:?}"), "StoredResponse(201, 1 header fields, 6 bytes)");
         assert_eq!(format!("{:?}", response.headers[0]), "location: (redacted, 7 bytes)");
         assert_eq!(format!("{:?}", StoredBody::NotRetained), "body not retained");
-        let checkpoint = Checkpoint { name: "charged".into(), data: "secret".into() };
-        assert_eq!(format!("{checkpoint:?}"), "Checkpoint(charged, 6 bytes)");
+        let checkpoint = Checkpoint { sequence: 1, name: "charged".into(), data: "secret".into() };
+        assert_eq!(format!("{checkpoint:?}"), "Checkpoint(1: charged, 6 bytes)");
     }
 
     #[test]

@@ -149,11 +149,7 @@ impl Values {
     }
 
     fn checkpoint(&mut self) -> Result<Option<Checkpoint>, StoreError> {
-        match (self.maybe_text()?, self.maybe_bytes()?) {
-            (Some(name), Some(data)) => Ok(Some(Checkpoint { name: name.into(), data: data.into() })),
-            (None, None) => Ok(None),
-            _ => Err(unreadable("half a checkpoint is missing")),
-        }
+        codec::decode_checkpoint(self.maybe_text()?, self.maybe_bytes()?).map_err(unreadable)
     }
 
     /// What `everything` in `record.lua` returns.

@@ -228,7 +228,8 @@ impl IdempotencyStore for RedisStore {
     }
 
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
-        let (name, data) = (Arg::Bytes(checkpoint.name.as_bytes()), Arg::Bytes(&checkpoint.data));
+        let data = codec::encode_checkpoint(checkpoint);
+        let (name, data) = (Arg::Bytes(checkpoint.name.as_bytes()), Arg::Bytes(&data));
         let args = [self.now(), Arg::Bytes(lease.owner.as_bytes()), name, data];
         self.own("record a checkpoint", &self.shared.scripts.checkpoint, lease, &args).await
     }

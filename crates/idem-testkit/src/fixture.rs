@@ -91,8 +91,8 @@ pub fn retryable() -> Settlement {
     Settlement::FailedRetryable { response: StoredResponse::new(503, "try later"), retry_after: BACKOFF }
 }
 
-/// A checkpoint called `name`, with data that is no text.
+/// The first checkpoint of an operation, called `name`, with data that is no text.
 #[must_use]
 pub fn checkpoint(name: &str) -> Checkpoint {
-    Checkpoint { name: name.into(), data: b"\x00\xFFch_1"[..].into() }
+    Checkpoint { sequence: 1, name: name.into(), data: b"\x00\xFFch_1"[..].into() }
 }

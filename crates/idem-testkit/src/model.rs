@@ -85,9 +85,16 @@ impl Model {
             Operation::Renew(lease, term) => self.owners(lease, now, |row| {
                 row.lease_end = Some(plus(now, term.lease));
                 row.gone = plus(plus(now, term.lease), term.retention);
+                row.changed = now;
             }),
             Operation::Checkpoint(lease, checkpoint) => {
-                self.owners(lease, now, |row| row.note = Some(checkpoint.clone()))
+                self.owners(lease, now, |row| {
+                    // An earlier note stays out, however late it arrives.
+                    if row.note.as_ref().is_none_or(|note| note.sequence < checkpoint.sequence) {
+                        row.note = Some(checkpoint.clone());
+                        row.changed = now;
+                    }
+                })
             }
             Operation::Settle(lease, settlement, retention) => self.settle(lease, settlement, *retention, now),
             Operation::Peek(id) => {
@@ -153,7 +160,6 @@ impl Model {
         match self.rows.get_mut(&lease.id) {
             Some(row) if row.owner == lease.owner && row.ending.is_none() => {
                 change(row);
-                row.changed = now;
                 Answer::Owner(OwnerOutcome::Applied)
             }
             _ => Answer::Owner(OwnerOutcome::LeaseLost),
@@ -183,6 +189,7 @@ impl Model {
             row.answer = Some(answer.clone());
             row.again_at = again_at;
             row.gone = plus(now.max(again_at), retention);
+            row.changed = now;
             if ending != Ending::Later {
                 row.note = None;
             }
@@ -203,6 +210,7 @@ impl Model {
         if reran || row.after_crash != Takeover::Rerun && row.how == Acquisition::Probe {
             return self.owners(lease, now, |row| {
                 row.owner = OwnerToken::NOBODY;
+                row.changed = now;
                 if row.lease_end.is_some_and(|end| end > now) {
                     row.lease_end = Some(now);
                 }

@@ -22,7 +22,11 @@ pub(crate) fn record(input: &mut Unstructured<'_>) -> Result<Record> {
         owner: OwnerToken::from_bytes(array(input)?),
         attempt: input.arbitrary::<u32>()?.max(1),
         checkpoint: maybe(input, |input| {
-            Ok(Checkpoint { name: text(input, LONGEST)?.into(), data: bytes(input, LONGEST)?.into() })
+            Ok(Checkpoint {
+                sequence: input.arbitrary()?,
+                name: text(input, LONGEST)?.into(),
+                data: bytes(input, LONGEST)?.into(),
+            })
         })?,
         created_at: time(input)?,
         updated_at: time(input)?,
@@ -116,6 +120,7 @@ pub(crate) fn are_a_record(flat: &FlatRecord) -> bool {
         && flat.owner.len() == 16
         && (1..=4_294_967_295).contains(&flat.attempt)
         && flat.checkpoint_name.is_some() == flat.checkpoint_data.is_some()
+        && flat.checkpoint_data.as_ref().is_none_or(|data| data.len() >= 4)
         && match flat.state {
             1 => is_running,
             2..=4 => has_ended,

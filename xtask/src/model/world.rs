@@ -120,7 +120,7 @@ impl World {
     }
 
     pub(super) fn checkpoint(&mut self, worker: u8, attempt: u8) -> OwnerOutcome {
-        let checkpoint = Checkpoint { name: "step".into(), data: vec![attempt].into() };
+        let checkpoint = Checkpoint { sequence: attempt.into(), name: "step".into(), data: vec![attempt].into() };
         let outcome = self.owner_action(worker, OwnerAction::Checkpoint(&checkpoint));
         if outcome == OwnerOutcome::Applied {
             self.checkpoint = Some(attempt);

@@ -7,7 +7,7 @@
 mod error;
 mod headers;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 
 pub use error::CodecError;
 pub use headers::{decode_headers, encode_headers};
@@ -58,7 +58,7 @@ pub struct FlatRecord {
     pub not_before: Option<i64>,
     /// The name of the checkpoint, if there is one.
     pub checkpoint_name: Option<String>,
-    /// Its data.
+    /// Its sequence in 4 bytes, big endian, and its data: [`encode_checkpoint`].
     pub checkpoint_data: Option<Vec<u8>>,
     /// Once it ended.
     pub status: Option<i64>,
@@ -108,7 +108,7 @@ impl From<&Record> for FlatRecord {
             lease_until: running.map(|(lease_until, _, _)| lease_until.unix_micros()),
             not_before,
             checkpoint_name: record.checkpoint.as_ref().map(|checkpoint| checkpoint.name.as_ref().to_owned()),
-            checkpoint_data: record.checkpoint.as_ref().map(|checkpoint| checkpoint.data.to_vec()),
+            checkpoint_data: record.checkpoint.as_ref().map(encode_checkpoint),
             status: response.map(|response| i64::from(response.status)),
             headers: response.map(|response| encode_headers(&response.headers)),
             body: response.and_then(|response| match &response.body {
@@ -132,11 +132,7 @@ impl TryFrom<FlatRecord> for Record {
         let digest = flat.fingerprint.as_slice().try_into().map_err(|_| CodecError::Damaged("fingerprint"))?;
         let algorithm = u16::try_from(flat.fingerprint_algorithm).map_err(|_| CodecError::Damaged("algorithm"))?;
         let owner = flat.owner.as_slice().try_into().map_err(|_| CodecError::Damaged("owner"))?;
-        let checkpoint = match (&flat.checkpoint_name, &flat.checkpoint_data) {
-            (Some(name), Some(data)) => Some(Checkpoint { name: name.as_str().into(), data: data.clone().into() }),
-            (None, None) => None,
-            _ => return Err(CodecError::Damaged("checkpoint")),
-        };
+        let checkpoint = decode_checkpoint(flat.checkpoint_name.clone(), flat.checkpoint_data.clone())?;
         Ok(Self {
             fingerprint: Fingerprint::from_parts(Algorithm::from_number(algorithm), digest),
             owner: OwnerToken::from_bytes(owner),
@@ -147,6 +143,32 @@ impl TryFrom<FlatRecord> for Record {
             expires_at: Timestamp::from_unix_micros(flat.expires_at),
             state: decode_state(flat)?,
         })
+    }
+}
+
+/// Encodes the sequence and the data of a checkpoint as one run of bytes, which sorts by the sequence.
+#[must_use]
+pub fn encode_checkpoint(checkpoint: &Checkpoint) -> Vec<u8> {
+    let mut encoded = Vec::with_capacity(4 + checkpoint.data.len());
+    encoded.extend(checkpoint.sequence.to_be_bytes());
+    encoded.extend_from_slice(&checkpoint.data);
+    encoded
+}
+
+/// Reads a checkpoint from its name and from what [`encode_checkpoint`] wrote; `None` when there is neither.
+///
+/// # Errors
+/// [`CodecError::Damaged`] when one of them is missing, or is too short.
+pub fn decode_checkpoint(name: Option<String>, encoded: Option<Vec<u8>>) -> Result<Option<Checkpoint>, CodecError> {
+    let damaged = CodecError::Damaged("checkpoint");
+    match (name, encoded) {
+        (Some(name), Some(encoded)) => {
+            let mut data = Bytes::from(encoded);
+            let sequence = data.try_get_u32().map_err(|_| damaged)?;
+            Ok(Some(Checkpoint { sequence, name: name.into(), data }))
+        }
+        (None, None) => Ok(None),
+        _ => Err(damaged),
     }
 }
 

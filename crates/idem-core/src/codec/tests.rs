@@ -8,7 +8,7 @@ fn record(state: State) -> Record {
         fingerprint: Fingerprint::from_parts(Algorithm::V1, [0xF1; 32]),
         owner: OwnerToken::from_bytes([0x0A; 16]),
         attempt: 3,
-        checkpoint: Some(Checkpoint { name: "charged".into(), data: vec![0, 255].into() }),
+        checkpoint: Some(Checkpoint { sequence: 7, name: "charged".into(), data: vec![0, 255].into() }),
         created_at: Timestamp::from_unix_micros(10),
         updated_at: Timestamp::from_unix_micros(20),
         expires_at: Timestamp::from_unix_micros(30),
@@ -67,7 +67,7 @@ fn format_1_is_read_for_ever() {
         lease_until: None,
         not_before: Some(27),
         checkpoint_name: Some("charged".to_owned()),
-        checkpoint_data: Some(vec![0, 255]),
+        checkpoint_data: Some(vec![0, 0, 0, 7, 0, 255]),
         status: Some(201),
         headers: Some(headers.to_vec()),
         body: Some(Bytes::from_static(b"\0body\xFF")),
@@ -93,7 +93,7 @@ type Damage = fn(&mut FlatRecord);
 
 #[test]
 fn damage_is_named_and_never_read_as_something_else() {
-    let damages: [(Damage, CodecError); 13] = [
+    let damages: [(Damage, CodecError); 14] = [
         (|flat| flat.format = 2, CodecError::UnknownFormat(2)),
         (|flat| flat.fingerprint.truncate(31), CodecError::Damaged("fingerprint")),
         (|flat| flat.fingerprint_algorithm = 65_536, CodecError::Damaged("algorithm")),
@@ -104,6 +104,7 @@ fn damage_is_named_and_never_read_as_something_else() {
         (|flat| flat.state = 1, CodecError::Damaged("lease")),
         (|flat| flat.state = 5, CodecError::Damaged("time of the next attempt")),
         (|flat| flat.checkpoint_data = None, CodecError::Damaged("checkpoint")),
+        (|flat| flat.checkpoint_data = Some(vec![0, 0, 7]), CodecError::Damaged("checkpoint")),
         (|flat| flat.status = Some(70_000), CodecError::Damaged("status")),
         (|flat| flat.headers = None, CodecError::Damaged("header fields")),
         (|flat| flat.headers = Some(vec![0, 0, 0, 9, b'x']), CodecError::Damaged("header fields")),

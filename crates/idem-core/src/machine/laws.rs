@@ -117,7 +117,11 @@ fn settlement() -> impl Strategy<Value = Settlement> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let checkpoint = "[xy]".prop_map(|name| Checkpoint { name: name.into(), data: "data".into() });
+    let checkpoint = (0..=2_u32, "[xy]").prop_map(|(sequence, name)| Checkpoint {
+        sequence,
+        name: name.into(),
+        data: "data".into(),
+    });
     let command = prop_oneof![
         4 => request().prop_map(Owned::Acquire),
         1 => (owner(), term()).prop_map(|(owner, term)| Owned::Renew(owner, term)),

@@ -2,13 +2,15 @@
 
 use super::command::{OwnerAction, OwnerOutcome, Settlement};
 use super::expiry::current;
-use crate::record::{Acquisition, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
+use crate::record::{Acquisition, Checkpoint, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 
 /// Decides an owner's action: the record afterwards and whether the action was applied.
 ///
 /// The owner token must be the record's and the operation in progress; otherwise the answer is `LeaseLost` and nothing
 /// changes (law L3). A lease that has run out but was not taken over still belongs to its owner.
+///
+/// A checkpoint that is not later than the stored one is answered `Applied` and changes nothing.
 ///
 /// Repeating a settlement is answered as the first time (law L8): with the same token and the same settlement when the
 /// record is settled, and for [`Settlement::Released`] when there is no record, or one that was given back.
@@ -43,6 +45,8 @@ pub fn apply(
                 ..record.clone()
             }))
         }
+        // It was sent earlier than the one that is there, and came later; or it is a repeat.
+        OwnerAction::Checkpoint(checkpoint) if is_superseded(record, checkpoint) => unchanged(OwnerOutcome::Applied),
         OwnerAction::Checkpoint(checkpoint) => {
             applied(Some(Record { checkpoint: Some(checkpoint.clone()), updated_at: now, ..record.clone() }))
         }
@@ -61,6 +65,11 @@ pub fn apply(
             applied(Some(Record { checkpoint, updated_at: now, expires_at, state, ..record.clone() }))
         }
     }
+}
+
+/// Whether the record has this checkpoint, or a later one of the same operation.
+fn is_superseded(record: &Record, checkpoint: &Checkpoint) -> bool {
+    record.checkpoint.as_ref().is_some_and(|stored| stored.sequence >= checkpoint.sequence)
 }
 
 /// The record after a release: gone, as if it had never been, unless an earlier run may have had effects: one that was

@@ -116,14 +116,14 @@ pub(crate) fn renew<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterator<Ite
 
 pub(crate) fn checkpoint<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterator<Item = &'a Verb> + Clone) -> A {
     let items = verbs.filter_map(|verb| match verb {
-        Verb::Checkpoint { id, owner, checkpoint } => Some((id, owner, checkpoint)),
+        Verb::Checkpoint { id, owner, name, data } => Some((id, owner, name, data)),
         _ => None,
     });
     to.number(skew)
         .byte_strings(items.clone().map(|(id, ..)| Some(id.as_bytes().as_slice())))
-        .byte_strings(items.clone().map(|(_, owner, _)| Some(owner.as_bytes().as_slice())))
-        .byte_strings(items.clone().map(|(.., checkpoint)| Some(checkpoint.name.as_bytes())))
-        .byte_strings(items.map(|(.., checkpoint)| Some(&checkpoint.data[..])))
+        .byte_strings(items.clone().map(|(_, owner, ..)| Some(owner.as_bytes().as_slice())))
+        .byte_strings(items.clone().map(|(.., name, _)| Some(name.as_bytes())))
+        .byte_strings(items.map(|(.., data)| Some(data.as_slice())))
 }
 
 pub(crate) fn settle<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterator<Item = &'a Verb> + Clone) -> A {

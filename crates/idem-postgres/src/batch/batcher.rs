@@ -264,7 +264,10 @@ impl BatchWorker {
         let limit = client_timeout(settings.statement_timeout);
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => settings.connect().await.map_err(|error| SendError::Unavailable(connect_error(error)))?,
+            None => settings
+                .connect()
+                .await
+                .map_err(|error| SendError::Unavailable(connect_error(error, settings.begin.is_some())))?,
         };
         let begin = match lock_wait {
             LockWait::Configured => settings.begin.as_deref(),

@@ -1,12 +1,13 @@
 //! Verbs, which the store asks the database to do, and their outcomes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use idem_core::codec::{FlatRecord, encode_headers, state};
+use idem_core::codec::{FlatRecord, encode_checkpoint, encode_headers, state};
 use idem_core::{
-    Acquire, Checkpoint, OwnerAction, OwnerToken, Record, RecordId, Settlement, StoreError, StoredBody, StoredResponse,
-    Term, Timestamp,
+    Acquire, OwnerAction, OwnerToken, Record, RecordId, Settlement, StoreError, StoredBody, StoredResponse, Term,
+    Timestamp,
 };
 
 use crate::sql::micros;
@@ -18,7 +19,7 @@ pub(crate) enum Verb {
     Acquire { request: Acquire, lock: i64 },
     Look { id: RecordId, lock: Option<i64>, confirmed: bool },
     Renew { id: RecordId, owner: OwnerToken, term: Term },
-    Checkpoint { id: RecordId, owner: OwnerToken, checkpoint: Checkpoint },
+    Checkpoint { id: RecordId, owner: OwnerToken, name: Arc<str>, data: Vec<u8> },
     Settle { id: RecordId, owner: OwnerToken, settlement: FlatSettlement },
     Release { id: RecordId, owner: OwnerToken },
     Replace { id: RecordId, lock: Option<i64>, version: i64, record: Box<FlatRecord> },
@@ -30,7 +31,9 @@ impl Verb {
     pub(crate) fn of_owner(id: RecordId, owner: OwnerToken, action: OwnerAction<'_>) -> Self {
         match action {
             OwnerAction::Renew(term) => Self::Renew { id, owner, term },
-            OwnerAction::Checkpoint(checkpoint) => Self::Checkpoint { id, owner, checkpoint: checkpoint.clone() },
+            OwnerAction::Checkpoint(checkpoint) => {
+                Self::Checkpoint { id, owner, name: checkpoint.name.clone(), data: encode_checkpoint(checkpoint) }
+            }
             OwnerAction::Settle(settlement, retention) => match FlatSettlement::of(settlement, retention) {
                 Some(settlement) => Self::Settle { id, owner, settlement },
                 None => Self::Release { id, owner },
@@ -64,7 +67,7 @@ impl Verb {
             Self::Settle { settlement, .. } => {
                 settlement.headers.len() + settlement.body.as_ref().map_or(0, Bytes::len)
             }
-            Self::Checkpoint { checkpoint, .. } => checkpoint.data.len(),
+            Self::Checkpoint { data, .. } => data.len(),
             Self::Replace { record, .. } => {
                 record.headers.as_ref().map_or(0, Vec::len) + record.body.as_ref().map_or(0, Bytes::len)
             }

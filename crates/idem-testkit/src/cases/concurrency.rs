@@ -255,7 +255,7 @@ pub async fn checkpoints_and_renewals_do_not_undo_each_other(subject: &Subject) 
     for round in 0..ROUNDS {
         let lease = subject.lease(&request()).await;
         subject.time.advance(LEASE / 2);
-        let checkpoint = Checkpoint { name: "round".into(), data: format!("{round}").into() };
+        let checkpoint = Checkpoint { sequence: 1, name: "round".into(), data: format!("{round}").into() };
         let call = |renews: bool| {
             let (store, lease, checkpoint) = (subject.store.clone(), lease.clone(), checkpoint.clone());
             async move {

@@ -90,8 +90,8 @@ pub async fn checkpoints_survive_byte_for_byte(subject: &Subject) {
         ("naïve \u{1F4B6} 'quoted' \"twice\" \\", "x".into()),
         (&"long ".repeat(50), vec![0; 64 * 1024].into()),
     ];
-    for (name, data) in pairs {
-        let checkpoint = Checkpoint { name: name.into(), data };
+    for (sequence, (name, data)) in (1..).zip(pairs) {
+        let checkpoint = Checkpoint { sequence, name: name.into(), data };
         assert_eq!(subject.checkpoint(&lease, &checkpoint).await, OwnerOutcome::Applied);
         assert_eq!(subject.record(&lease.id).await.checkpoint, Some(checkpoint));
     }

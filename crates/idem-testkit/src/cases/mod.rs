@@ -68,6 +68,7 @@ macro_rules! __for_every_case {
             a_renewal_can_shorten_the_lease
             a_lease_that_ran_out_still_belongs_to_its_owner
             a_checkpoint_replaces_the_one_before
+            an_earlier_checkpoint_that_comes_late_changes_nothing
             an_owner_that_was_taken_over_changes_nothing
             a_stranger_changes_nothing
             an_owner_whose_failure_is_retried_changes_nothing

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::{Acquisition, Lease, OwnerOutcome, OwnerToken, Record, Settlement, State, Takeover, Term};
+use idem_core::{Acquisition, Checkpoint, Lease, OwnerOutcome, OwnerToken, Record, Settlement, State, Takeover, Term};
 
 use super::assert_in_progress;
 use crate::fixture::{KEPT, LEASE, RETENTION, checkpoint, completed, failed, repeat_of, request, retryable};
@@ -44,6 +44,27 @@ pub async fn renew_moves_the_lease_to_count_from_now(subject: &Subject) {
     assert_eq!(record, expected);
     let elapsed = record.updated_at.saturating_duration_since(before.updated_at);
     super::assert_duration(subject, "the time since the acquire", elapsed, LEASE / 2);
+}
+
+/// A store that stalls may deliver an earlier checkpoint after a later one: it changes nothing, also in the next attempt.
+pub async fn an_earlier_checkpoint_that_comes_late_changes_nothing(subject: &Subject) {
+    let request = request();
+    let lease = subject.lease(&request).await;
+    let charged = Checkpoint { sequence: 257, ..checkpoint("charged") };
+    assert_eq!(subject.checkpoint(&lease, &charged).await, OwnerOutcome::Applied);
+    let before = subject.record(&request.id).await;
+    subject.time.advance(LEASE / 2);
+    for sequence in [0, 1, 256, 257] {
+        let late = Checkpoint { sequence, ..checkpoint("intended") };
+        assert_eq!(subject.checkpoint(&lease, &late).await, OwnerOutcome::Applied, "{sequence}");
+    }
+    assert_eq!(subject.record(&request.id).await, before);
+    subject.advance_to_end_of(LEASE);
+    let next = subject.lease(&repeat_of(&request)).await;
+    assert_eq!(next.checkpoint, Some(charged));
+    let shipped = Checkpoint { sequence: 65_536, ..checkpoint("shipped") };
+    assert_eq!(subject.checkpoint(&next, &shipped).await, OwnerOutcome::Applied);
+    assert_eq!(subject.record(&request.id).await.checkpoint, Some(shipped));
 }
 
 /// A renewed lease holds others off beyond its first end.
@@ -88,12 +109,13 @@ pub async fn a_checkpoint_replaces_the_one_before(subject: &Subject) {
     let before = subject.record(&request.id).await;
     assert_eq!(subject.checkpoint(&lease, &checkpoint("one")).await, OwnerOutcome::Applied);
     subject.time.advance(LEASE / 2);
+    let two = Checkpoint { sequence: 2, ..checkpoint("two") };
     for _ in 0..2 {
-        assert_eq!(subject.checkpoint(&lease, &checkpoint("two")).await, OwnerOutcome::Applied);
+        assert_eq!(subject.checkpoint(&lease, &two).await, OwnerOutcome::Applied);
     }
     let record = subject.record(&request.id).await;
     let updated_at = record.updated_at;
-    assert_eq!(record, Record { checkpoint: Some(checkpoint("two")), updated_at, ..before.clone() });
+    assert_eq!(record, Record { checkpoint: Some(two), updated_at, ..before.clone() });
     let elapsed = updated_at.saturating_duration_since(before.updated_at);
     super::assert_duration(subject, "the time since the acquire", elapsed, LEASE / 2);
 }

@@ -33,7 +33,7 @@ pub(super) struct Step {
 pub(super) enum Verb {
     Acquire { other_body: bool, lease: u32, retention: u32, takeover: Takeover, max_attempts: u32, lenient: bool },
     Renew { lease: u32, retention: u32 },
-    Checkpoint { name: u8 },
+    Checkpoint { sequence: u32, name: u8 },
     Settle { ending: Ending, response: u8, retention: u32 },
     Peek,
     Purge { limit: u32 },
@@ -107,9 +107,9 @@ pub(super) fn operation(verb: &Verb, lease: Lease, grid: Grid) -> Operation {
             })
         }
         Verb::Renew { lease: quanta, retention } => Operation::Renew(lease, term(quanta, retention)),
-        Verb::Checkpoint { name } => {
+        Verb::Checkpoint { sequence, name } => {
             let data = vec![name; usize::from(name)].into();
-            Operation::Checkpoint(lease, Checkpoint { name: format!("step {name}").into(), data })
+            Operation::Checkpoint(lease, Checkpoint { sequence, name: format!("step {name}").into(), data })
         }
         Verb::Settle { ending, response: number, retention } => {
             let response = response(number);
@@ -162,7 +162,7 @@ fn verb() -> impl Strategy<Value = Verb> {
             }
         ),
         2 => (short(), short()).prop_map(|(lease, retention)| Verb::Renew { lease, retention }),
-        2 => (0..=2_u8).prop_map(|name| Verb::Checkpoint { name }),
+        2 => (0..=3_u32, 0..=2_u8).prop_map(|(sequence, name)| Verb::Checkpoint { sequence, name }),
         5 => (ending(), 0..=2_u8, 1..=8_u32)
             .prop_map(|(ending, response, retention)| Verb::Settle { ending, response, retention }),
         1 => Just(Verb::Peek),

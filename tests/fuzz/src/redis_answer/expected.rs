@@ -25,7 +25,11 @@ pub(super) fn acquire(value: &Value, request: &Acquire) -> Option<AcquireOutcome
                 _ => return None,
             };
             let checkpoint = match (text(name)?, bytes(data)?) {
-                (Some(name), Some(data)) => Some(Checkpoint { name: name.into(), data: data.into() }),
+                (Some(name), Some(data)) => {
+                    let (sequence, data) = data.split_first_chunk::<4>()?;
+                    let sequence = u32::from_be_bytes(*sequence);
+                    Some(Checkpoint { sequence, name: name.into(), data: data.to_vec().into() })
+                }
                 (None, None) => None,
                 _ => return None,
             };

@@ -62,8 +62,9 @@ fn retryable(retry_after: Duration) -> Settlement {
     Settlement::FailedRetryable { response: response(), retry_after }
 }
 
+/// The first checkpoint of an operation.
 fn checkpoint(name: &str) -> Checkpoint {
-    Checkpoint { name: name.into(), data: "ch_1".into() }
+    Checkpoint { sequence: 1, name: name.into(), data: "ch_1".into() }
 }
 
 /// The record that a first acquire by owner 1 at [`START`] leaves.

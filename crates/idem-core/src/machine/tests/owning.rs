@@ -41,10 +41,11 @@ fn nothing_is_owned_once_the_retention_of_an_abandoned_record_is_over() {
 #[test]
 fn a_checkpoint_replaces_the_one_before_and_extends_nothing() {
     let record = Record { checkpoint: Some(checkpoint("old")), ..in_progress() };
-    let action = OwnerAction::Checkpoint(&checkpoint("new"));
+    let new = Checkpoint { sequence: 2, ..checkpoint("new") };
+    let action = OwnerAction::Checkpoint(&new);
     let (next, outcome) = apply(Some(&record), token(1), action, seconds(3));
     assert_eq!(outcome, OwnerOutcome::Applied);
-    assert_eq!(next, Some(Record { checkpoint: Some(checkpoint("new")), updated_at: seconds(3), ..record }));
+    assert_eq!(next, Some(Record { checkpoint: Some(new.clone()), updated_at: seconds(3), ..record }));
 }
 
 #[test]
