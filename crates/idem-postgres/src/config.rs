@@ -147,6 +147,9 @@ impl PostgresConfig {
 
     /// The isolation of handlers' transactions. Default [`Isolation::ReadCommitted`], whatever the server's default: it
     /// is what the store's own statements need, and what most business writes are written for.
+    ///
+    /// At the other levels a purge that removes an expired record while its key runs again rolls that run back: the server
+    /// reports a serialization failure. The client gets 503, and its repeat runs.
     #[must_use]
     pub fn isolation(mut self, isolation: Isolation) -> Self {
         self.isolation = isolation;

@@ -10,6 +10,8 @@ use idem_core::{StoreError, StoreErrorKind};
 const CHANGED: &str = "IDM01";
 const SHADOWED: &str = "IDM02";
 
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
 /// The store's error for `error`, met while it was opened and tried to `what`. A missing privilege, user, database or table is
 /// [`Misconfigured`](StoreErrorKind::Misconfigured).
 pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
@@ -48,7 +50,7 @@ fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorK
 fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
     match (state, state.get(..2).unwrap_or_default()) {
         ("57014", _) => (StoreErrorKind::Timeout, "the statement took longer than it may"),
-        ("55P03", _) => (StoreErrorKind::Timeout, "somebody else holds the record"),
+        (LOCK_NOT_AVAILABLE, _) => (StoreErrorKind::Timeout, "somebody else holds the record"),
         ("53300", _) => (StoreErrorKind::Unavailable, "the server has no connection left; raise max_connections"),
         ("25006", _) => (
             StoreErrorKind::Unavailable,
@@ -68,8 +70,9 @@ fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
     }
 }
 
-/// The error of an open store when no connection could be made. Nothing was asked, so nothing was done.
-pub(crate) fn connect_error(error: sqlx::Error) -> StoreError {
+/// The error of an open store when no connection could be made. Nothing was asked, so nothing was done. `pooled` says whether the
+/// store knows of a transaction pooler.
+pub(crate) fn connect_error(error: sqlx::Error, pooled: bool) -> StoreError {
     let message = match &error {
         sqlx::Error::PoolTimedOut => "no connection to Postgres was free or could be made in time".to_owned(),
         // A proxy that ignores start-up options was put in between.
@@ -79,7 +82,11 @@ pub(crate) fn connect_error(error: sqlx::Error) -> StoreError {
         }
         error => match (state(error), error.as_database_error()) {
             (Some(state), Some(said)) => {
-                let hint = if state == PROTOCOL_VIOLATION { PROXY } else { meaning(&state).1 };
+                let hint = match (state.as_str(), pooled) {
+                    (PROTOCOL_VIOLATION, true) => "the pooler refused the connection",
+                    (PROTOCOL_VIOLATION, false) => PROXY,
+                    _ => meaning(&state).1,
+                };
                 format!("could not connect to Postgres: {hint} (SQLSTATE {state}: {})", said.message())
             }
             _ => "could not connect to Postgres".to_owned(),
@@ -90,10 +97,10 @@ pub(crate) fn connect_error(error: sqlx::Error) -> StoreError {
 
 /// The error of opening a store when no connection could be made. A server's word about the user or the database is certain.
 /// A proxy's [`PROTOCOL_VIOLATION`] is not.
-pub(crate) fn open_error(error: sqlx::Error) -> StoreError {
+pub(crate) fn open_error(error: sqlx::Error, pooled: bool) -> StoreError {
     match state(&error).map(|state| meaning(&state).0) {
         Some(StoreErrorKind::Misconfigured) => store_error("connect", error),
-        _ => connect_error(error),
+        _ => connect_error(error, pooled),
     }
 }
 
@@ -124,7 +131,9 @@ pub(crate) fn may_be_done(error: &sqlx::Error) -> bool {
 /// Not one that only the store's own statements meet, and not one after which there is no transaction any more: class 40.
 pub(crate) fn may_be_the_handlers(error: &sqlx::Error) -> bool {
     let state = state(error).unwrap_or_default();
-    !may_be_done(error) && !state.starts_with("40") && !matches!(state.as_str(), "55P03" | CHANGED | SHADOWED)
+    !may_be_done(error)
+        && !state.starts_with("40")
+        && !matches!(state.as_str(), LOCK_NOT_AVAILABLE | CHANGED | SHADOWED)
 }
 
 /// Whether the server may take a connection soon: it is not up yet, or has too many at the moment.
@@ -133,6 +142,11 @@ pub(crate) fn is_not_ready(error: &sqlx::Error) -> bool {
         sqlx::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
         error => state(error).is_some_and(|state| matches!(state.as_str(), "57P03" | "53300")),
     }
+}
+
+/// Whether another session has held a lock for longer than the statement may wait for it.
+pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == LOCK_NOT_AVAILABLE)
 }
 
 /// Whether the record is not the one that a decision was made on.

@@ -69,7 +69,8 @@ impl PostgresStore {
         let schema = Schema::new(&config.schema)?;
         let options = config.connect_options()?;
         let client_timeout = client_timeout(config.statement_timeout);
-        let mut connection = within(client_timeout, options.connect()).await.map_err(open_error)?;
+        let mut connection =
+            within(client_timeout, options.connect()).await.map_err(|error| open_error(error, config.pooled))?;
         let wait = config.migration_wait;
         let backend_pid = migrate::begin(&mut connection, wait).await?;
         let server = server::examine(&mut connection).await?;
@@ -97,7 +98,7 @@ impl PostgresStore {
         let batcher = Batcher::start(batcher, config.verb_connections);
         let records = Arc::new(Records { batcher, schema, offset: config.offset });
         let transactions = Transactions { records: Arc::clone(&records), sessions, settings, client_timeout };
-        let upkeep = Upkeep::new(options, Arc::clone(&records), local_settings, client_timeout);
+        let upkeep = Upkeep::new(options, config.pooled, Arc::clone(&records), local_settings, client_timeout);
         let transactions = Arc::new(transactions);
         Ok(Self { shared: Arc::new(Shared { records, transactions, upkeep, durability: server.durability }) })
     }

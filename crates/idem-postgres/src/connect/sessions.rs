@@ -158,7 +158,7 @@ impl Sessions {
             error @ sqlx::Error::Configuration(_) => {
                 StoreError::new(StoreErrorKind::Misconfigured, NEEDS_OPTIONS).with_source(error)
             }
-            error => open_error(error),
+            error => open_error(error, self.pooled),
         })?;
         permit.into_session(connection, Instant::now()).give_back();
         Ok(())

@@ -14,7 +14,9 @@ use crate::batch::row::read_lookup;
 use crate::batch::verb::{Lookup, Presence, unexpected_answer};
 use crate::connect::handler_connection::ROLLBACK;
 use crate::connect::sessions::{Permit, Session, Sessions};
-use crate::error::{connect_error, is_connection_lost, is_of_a_replica, is_unprepared, outage, unreadable};
+use crate::error::{
+    connect_error, is_connection_lost, is_lock_timeout, is_of_a_replica, is_unprepared, outage, unreadable,
+};
 use crate::records::{IN_PROGRESS, ROUNDS, Records, contended};
 use crate::transaction::handler_transaction::{PostgresTransaction, PreviousRow};
 use crate::transaction::statements::{Mark, TransactionSettings};
@@ -47,7 +49,11 @@ impl Transactions {
                     None => self.sessions.permit().await?,
                 },
             };
-            let mut begun = self.begin_transaction(request.id, permit).await?;
+            let Some(mut begun) = self.begin_transaction(request.id, permit).await? else {
+                // Another session keeps a lock of this operation for longer than the store ever does.
+                let answer = self.answer_without_running(request).await?;
+                return Ok(Begin::Answered(answer.unwrap_or(IN_PROGRESS)));
+            };
             if self.settings.has_one_snapshot && !self.is_current(request.id, &begun.lookup).await? {
                 let _ = begun.roll_back().await;
                 continue;
@@ -102,8 +108,13 @@ impl Transactions {
         Ok(version(&self.records.read(id, None).await?) == version(lookup))
     }
 
-    /// Begins a transaction and tries to lock the operation in it.
-    async fn begin_transaction(self: &Arc<Self>, id: RecordId, permit: Permit) -> Result<BegunTransaction, StoreError> {
+    /// Begins a transaction and tries to lock the operation in it; `None` when the lock that lookups take for a moment was not
+    /// free within `lock_timeout`.
+    async fn begin_transaction(
+        self: &Arc<Self>,
+        id: RecordId,
+        permit: Permit,
+    ) -> Result<Option<BegunTransaction>, StoreError> {
         let transactions = Arc::clone(self);
         let beginning = async move {
             let Self { records, settings, .. } = &*transactions;
@@ -114,17 +125,16 @@ impl Transactions {
             for _ in 0..settings.max_transactions {
                 match transactions.try_begin_transaction(permit.take(), &sql, mark).await {
                     Err(BeginError::SessionUnusable(_)) => {}
-                    Err(BeginError::Other(error)) => return Err(error),
-                    Ok(begun) => return Ok(begun),
+                    begun => return settled(begun),
                 }
             }
-            transactions.try_begin_transaction(None, &sql, mark).await.map_err(BeginError::into_error)
+            settled(transactions.try_begin_transaction(None, &sql, mark).await)
         };
         let (sender, begun) = oneshot::channel();
         // In a task of its own: if this caller gives up, the next one gets the session. Otherwise no session would ever be ready
         // where a new one takes longer than callers wait.
         tokio::spawn(async move {
-            if let Err(Ok(unwanted)) = sender.send(beginning.await) {
+            if let Err(Ok(Some(unwanted))) = sender.send(beginning.await) {
                 unwanted.roll_back();
             }
         });
@@ -155,7 +165,10 @@ impl Transactions {
             Some(permit) => permit,
             None => self.sessions.permit().await.map_err(BeginError::Other)?,
         };
-        let mut session = permit.session().await.map_err(|error| BeginError::Other(connect_error(error)))?;
+        let mut session = permit
+            .session()
+            .await
+            .map_err(|error| BeginError::Other(connect_error(error, !self.settings.is_direct)))?;
         let client_timeout = self.client_timeout;
         let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session);
         match timeout(client_timeout, begun).await {
@@ -165,6 +178,11 @@ impl Transactions {
             },
             Ok(Err(error)) if is_connection_lost(&error) || is_of_a_replica(&error) || is_unprepared(&error) => {
                 Err(BeginError::SessionUnusable(outage("begin a transaction", error)))
+            }
+            Ok(Err(error)) if is_lock_timeout(&error) => {
+                // The session is as good as before.
+                drop(tokio::spawn(session.roll_back(ROLLBACK.to_owned())));
+                Err(BeginError::LockHeld)
             }
             Ok(Err(error)) => Err(BeginError::Other(outage("begin a transaction", error))),
             Err(_) => {
@@ -215,14 +233,16 @@ impl BegunTransaction {
 enum BeginError {
     /// Another session may do.
     SessionUnusable(StoreError),
+    /// Another session held a lock of the operation for too long.
+    LockHeld,
     Other(StoreError),
 }
 
-impl BeginError {
-    fn into_error(self) -> StoreError {
-        match self {
-            Self::SessionUnusable(error) | Self::Other(error) => error,
-        }
+fn settled(begun: Result<BegunTransaction, BeginError>) -> Result<Option<BegunTransaction>, StoreError> {
+    match begun {
+        Ok(begun) => Ok(Some(begun)),
+        Err(BeginError::LockHeld) => Ok(None),
+        Err(BeginError::SessionUnusable(error) | BeginError::Other(error)) => Err(error),
     }
 }
 

@@ -19,6 +19,8 @@ const MAX_CONNECTIONS: u32 = 2;
 #[derive(Debug)]
 pub(crate) struct Upkeep {
     pool: PgPool,
+    /// Whether the store knows of a transaction pooler.
+    pooled: bool,
     pub(crate) records: Arc<Records>,
     /// What each transaction sets first.
     pub(crate) local_settings: String,
@@ -29,12 +31,13 @@ pub(crate) struct Upkeep {
 impl Upkeep {
     pub(crate) fn new(
         options: PgConnectOptions,
+        pooled: bool,
         records: Arc<Records>,
         local_settings: String,
         client_timeout: Duration,
     ) -> Self {
         let options_of_pool = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(client_timeout);
-        Self { pool: options_of_pool.connect_lazy_with(options), records, local_settings, client_timeout }
+        Self { pool: options_of_pool.connect_lazy_with(options), pooled, records, local_settings, client_timeout }
     }
 
     /// Runs a statement in a task of its own. If its future were dropped midway, the pool would get the connection back in the
@@ -46,9 +49,9 @@ impl Upkeep {
         client_timeout: Duration,
     ) -> Result<Vec<PgRow>, StoreError> {
         self.records.batcher.expect_open()?;
-        let (pool, sql) = (self.pool.clone(), sql.into_text());
+        let (pool, pooled, sql) = (self.pool.clone(), self.pooled, sql.into_text());
         let work = tokio::spawn(async move {
-            let mut connection = pool.acquire().await.map_err(connect_error)?;
+            let mut connection = pool.acquire().await.map_err(|error| connect_error(error, pooled))?;
             let rows = timeout(client_timeout, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection)).await;
             match rows {
                 Ok(Ok(rows)) => Ok(rows),

@@ -22,6 +22,11 @@ fn is_outage(verb: &str, error: &StoreError, words: &str) {
     assert!(error.to_string().contains(words), "{verb} does not say {words:?}: {error}");
 }
 
+/// What to call is said only where it was not called.
+fn tells_what_to_call(error: &StoreError) -> bool {
+    error.to_string().contains("through_transaction_pooler()")
+}
+
 /// Whatever is asked is refused in these words.
 async fn all_refuse(store: &PostgresStore, words: &str) {
     is_outage("acquire", &store.acquire(&request()).await.unwrap_err(), words);
@@ -63,6 +68,8 @@ async fn a_pooler_that_is_full_is_an_outage_and_says_so() {
         proxy.cut();
         let clients = fill(pooler.url(), 6).await;
         all_refuse(&world.store, FULL).await;
+        let error = world.store.peek(&request().id).await.unwrap_err();
+        assert!(!tells_what_to_call(&error), "{error}");
         empty(clients).await;
         // The pooler needs a moment to notice.
         eventually("verbs are answered again", async || world.run().await.ok()).await;
@@ -81,6 +88,7 @@ async fn a_pooler_that_is_full_is_not_taken_for_one_that_takes_no_options() {
         let config = if through { config.through_transaction_pooler() } else { config };
         let error = PostgresStore::open(config).await.unwrap_err();
         is_outage("open", &error, FULL);
+        assert_eq!(tells_what_to_call(&error), !through, "{error}");
     }
     empty(clients).await;
     let error = eventually("a place is free", async || {

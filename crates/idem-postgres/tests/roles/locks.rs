@@ -1,11 +1,13 @@
 //! Locks that a role which may only connect could take, and what a start says that waits for one.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use idem_core::{Begin, StoreErrorKind, TransactionalStore};
-use idem_postgres::PostgresStore;
-use idem_testkit::fixture::{repeat_of, request};
+use idem_core::{
+    AcquireOutcome, Begin, OwnerOutcome, StoreErrorKind, StoreTransaction as _, TransactionalStore, Writes,
+};
+use idem_postgres::{PostgresStore, PostgresTransaction};
+use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::Row as _;
 
 use crate::support::{Schema, connection, number, sql};
@@ -33,6 +35,46 @@ async fn the_lock_of_a_record_follows_from_nothing_that_another_role_knows() {
     // One says who runs the operation, and one says so to those who look.
     assert_eq!((one.len(), other.len()), (2, 2));
     assert!(one.iter().all(|lock| !other.contains(lock)), "{one:?} and {other:?}");
+}
+
+/// A role that may only connect sees in `pg_locks` what a run holds, and keeps one of the two locks: repeats of that key are told
+/// that it runs, or get their answer. No session is lost, and no other key waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_keeps_the_locks_of_a_record_keeps_nothing_else() {
+    for lock in [0, 1] {
+        let (schema, first, other) = (Schema::new(), request(), request());
+        let locks = locks_of_a_run(&schema, &first).await;
+        let store = PostgresStore::open(schema.config().max_transactions(NonZeroU32::MIN)).await.unwrap();
+        let mut squatter = connection().await;
+        sql(&mut squatter, format!("SELECT pg_advisory_lock({})", locks[lock])).await;
+        for _ in 0..3 {
+            let began = Instant::now();
+            let refused = store.begin(&repeat_of(&first)).await.unwrap();
+            assert!(matches!(refused, Begin::Answered(AcquireOutcome::InProgress { .. })), "not refused");
+            assert!(began.elapsed() < Duration::from_secs(2), "it waited for {:?}", began.elapsed());
+            settle_in_transaction(&store, &repeat_of(&other)).await;
+        }
+        sql(&mut squatter, "SELECT pg_advisory_unlock_all()").await;
+        settle_in_transaction(&store, &first).await;
+        sql(&mut squatter, format!("SELECT pg_advisory_lock({})", locks[lock])).await;
+        let replayed = store.begin(&repeat_of(&first)).await.unwrap();
+        assert!(matches!(replayed, Begin::Answered(AcquireOutcome::Replay(_))), "not replayed");
+    }
+}
+
+/// Runs an operation if nothing keeps it from running. Its own statements wait as long as the server's default says.
+async fn settle_in_transaction(store: &PostgresStore, first: &idem_core::Acquire) {
+    match store.begin(first).await.unwrap() {
+        Begin::Acquired { mut transaction, .. } => {
+            let handlers = transaction.as_any_mut().downcast_mut::<PostgresTransaction>().unwrap();
+            let timeout = sqlx::raw_sql("SHOW lock_timeout").fetch_one(&mut **handlers).await.unwrap();
+            assert_eq!(timeout.get::<String, _>(0), "0", "the handler's statements have a timeout of the store's");
+            let outcome = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+            assert_eq!(outcome, OwnerOutcome::Applied);
+        }
+        Begin::Answered(AcquireOutcome::Replay(_)) => {}
+        Begin::Answered(outcome) => panic!("{outcome:?}"),
+    }
 }
 
 #[tokio::test]
