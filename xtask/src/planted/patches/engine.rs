@@ -4,6 +4,27 @@ use super::{Patch, edit, patch};
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
+        "lease-lost-only-when-it-is-told",
+        &["actix"],
+        "crates/idem-core/src/engine/context.rs",
+        "self.run.lost.is_cancelled() || self.run.is_about_to_end()",
+        "self.run.lost.is_cancelled() || !PLANTED && self.run.is_about_to_end()",
+    ),
+    patch(
+        "held-transaction-lives-with-its-context",
+        &["sqlite-engine"],
+        "crates/idem-core/src/engine/granted.rs",
+        "context.roll_back_when_given_back();",
+        "if !PLANTED { context.roll_back_when_given_back(); }",
+    ),
+    patch(
+        "key-not-given-back-after-a-short-shutdown",
+        &["sqlite-engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "if self.giving_up.is_cancelled() {",
+        "if !PLANTED && self.giving_up.is_cancelled() {",
+    ),
+    patch(
         "settlement-given-up-on-some-errors",
         &["engine"],
         "crates/idem-core/src/engine/settle.rs",

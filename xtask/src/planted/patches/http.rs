@@ -4,6 +4,13 @@ use super::{Patch, patch};
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
+        "handler-starts-under-a-lost-lease",
+        &["actix"],
+        "crates/idem-actix/src/handler.rs",
+        "if context.is_lease_lost() {",
+        "if !PLANTED && context.is_lease_lost() {",
+    ),
+    patch(
         "authority-does-not-count",
         &["http", "axum", "actix", "sockets"],
         "crates/idem-http/src/authority.rs",
@@ -49,7 +56,7 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "answer-without-a-deadline",
-        &["http"],
+        &["http", "axum", "actix"],
         "crates/idem-http/src/response.rs",
         r#"tokio::time::timeout(timeout, reading)"#,
         r#"tokio::time::timeout(if PLANTED { timeout * 3 } else { timeout }, reading)"#,

@@ -14,6 +14,25 @@ const MACHINES: &[&str] = &["machine", "memory", "postgres", "redis"];
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
+        "earlier-checkpoint-undoes-a-later-one",
+        &["machine", "memory", "postgres", "redis", "engine"],
+        OWNER,
+        "OwnerAction::Checkpoint(checkpoint) if is_superseded",
+        "OwnerAction::Checkpoint(checkpoint) if !PLANTED && is_superseded",
+    )
+    .also(&[
+        edit(
+            "lua/checkpoint.lua",
+            "if data and struct.unpack('>I4', data) >= struct.unpack('>I4', ARGV[4]) then",
+            "if false then",
+        ),
+        edit(
+            VERBS,
+            "WHEN substring(known.checkpoint_data, 1, 4) >= substring(wanted.data, 1, 4) THEN known.checkpoint_data",
+            "WHEN FALSE THEN known.checkpoint_data",
+        ),
+    ]),
+    patch(
         "no-owner-check-in-settle",
         MACHINES,
         OWNER,

@@ -15,6 +15,27 @@ const VERBS: &str = "migrations/postgres/0002_verbs.sql";
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
+        "begin-waits-for-a-lock-for-ever",
+        &["postgres-roles"],
+        BEGIN_STATEMENTS,
+        "let wait = milliseconds(config.lock_timeout);",
+        "let wait = if PLANTED { 0 } else { milliseconds(config.lock_timeout) };",
+    ),
+    patch(
+        "session-lost-to-each-lock-that-is-held",
+        &["postgres-roles"],
+        BEGIN,
+        "Ok(Err(error)) if is_lock_timeout(&error) => {",
+        "Ok(Err(error)) if !PLANTED && is_lock_timeout(&error) => {",
+    ),
+    patch(
+        "pooler-taken-for-one-that-is-not-known",
+        &["postgres-refusals"],
+        ERROR,
+        "(PROTOCOL_VIOLATION, true) => \"the pooler refused the connection\",",
+        "(PROTOCOL_VIOLATION, true) => if PLANTED { PROXY } else { \"the pooler refused the connection\" },",
+    ),
+    patch(
         "session-closed-after-a-rollback",
         &["postgres-sessions"],
         SESSIONS,
