@@ -128,7 +128,7 @@ $$;
 
 -- Reads records. Where a lock is given, it also says whether a transaction runs the operation (seen 3) or not (seen 2
 -- when there is a record, else 4).
-CREATE FUNCTION "idem".idem_look_v1(skew BIGINT, ids BYTEA[], locks BIGINT[]) RETURNS TABLE (
+CREATE FUNCTION "idem".idem_lookup_v1(skew BIGINT, ids BYTEA[], locks BIGINT[]) RETURNS TABLE (
     item BIGINT, seen INTEGER, now BIGINT, version BIGINT,
     format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT,
     acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT, not_before BIGINT, checkpoint_name BYTEA,
@@ -223,8 +223,8 @@ BEGIN
 END
 $$;
 
--- Records recovery points; answers the items that it applied to. One that is not later than the stored one changes nothing: the
--- first four bytes of the data are its sequence.
+-- Records recovery points; answers the items that it applied to. The first four bytes of the data are the sequence: one that does
+-- not follow the stored one is not applied, unless it is the same.
 CREATE FUNCTION "idem".idem_checkpoint_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], names BYTEA[], datas BYTEA[]
 ) RETURNS TABLE (item BIGINT)
@@ -238,24 +238,20 @@ DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
 BEGIN
     RETURN QUERY UPDATE "idem".idem_records AS known SET
-        checkpoint_name = CASE
-            WHEN substring(known.checkpoint_data, 1, 4) >= substring(wanted.data, 1, 4) THEN known.checkpoint_name
-            ELSE wanted.name
-        END,
-        checkpoint_data = CASE
-            WHEN substring(known.checkpoint_data, 1, 4) >= substring(wanted.data, 1, 4) THEN known.checkpoint_data
-            ELSE wanted.data
-        END,
-        updated_at = CASE
-            WHEN substring(known.checkpoint_data, 1, 4) >= substring(wanted.data, 1, 4) THEN known.updated_at
-            ELSE at
-        END
+        checkpoint_name = wanted.name,
+        checkpoint_data = wanted.data,
+        updated_at = CASE WHEN known.checkpoint_data = wanted.data THEN known.updated_at ELSE at END
     FROM (
         SELECT * FROM unnest(ids, owners, names, datas) WITH ORDINALITY AS given (id, owner, name, data, number)
         ORDER BY given.id
     ) AS wanted
     WHERE known.id = ANY (ARRAY[wanted.id])
         AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
+        AND (
+            known.checkpoint_data IS NULL
+            OR substring(known.checkpoint_data, 1, 4) < substring(wanted.data, 1, 4)
+            OR known.checkpoint_data = wanted.data AND known.checkpoint_name = wanted.name
+        )
     RETURNING wanted.number;
 END
 $$;

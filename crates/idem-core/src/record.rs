@@ -159,8 +159,8 @@ impl fmt::Debug for OwnerToken {
 /// A named recovery point with data for the attempt that takes over.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Its place among the checkpoints of the operation, across attempts. A record keeps the checkpoint with the highest one, so
-    /// that a stalled store which delivers an earlier checkpoint late changes nothing.
+    /// Its place among the checkpoints of the operation, across attempts. A record takes only a checkpoint with a higher one than
+    /// it has, so that a stalled store which delivers an earlier checkpoint late changes nothing.
     pub sequence: u32,
     /// What was reached, for example `charge_created`.
     pub name: Arc<str>,

@@ -88,13 +88,20 @@ impl Model {
                 row.changed = now;
             }),
             Operation::Checkpoint(lease, checkpoint) => {
-                self.owners(lease, now, |row| {
+                let known = self.rows.get(&lease.id).and_then(|row| row.note.clone());
+                match known {
+                    // The same note again.
+                    Some(known) if known == *checkpoint => self.owners(lease, now, |_| {}),
                     // An earlier note stays out, however late it arrives.
-                    if row.note.as_ref().is_none_or(|note| note.sequence < checkpoint.sequence) {
+                    Some(known) if known.sequence >= checkpoint.sequence => {
+                        self.forget(&lease.id, now);
+                        Answer::Owner(OwnerOutcome::LeaseLost)
+                    }
+                    _ => self.owners(lease, now, |row| {
                         row.note = Some(checkpoint.clone());
                         row.changed = now;
-                    }
-                })
+                    }),
+                }
             }
             Operation::Settle(lease, settlement, retention) => self.settle(lease, settlement, *retention, now),
             Operation::Peek(id) => {

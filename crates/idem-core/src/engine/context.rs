@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
@@ -38,8 +37,8 @@ struct Run {
     /// `None` when the operation runs without protection, because the store could not answer.
     lease: Option<Lease>,
     lost: CancellationToken,
-    /// The sequence of the last checkpoint of the operation.
-    checkpoints: AtomicU32,
+    /// The sequence of the last checkpoint of the operation; locked while one is recorded.
+    checkpoints: tokio::sync::Mutex<u32>,
     /// When the renewal that succeeded last was sent, or the acquire; `None` while there is no lease to renew.
     renewed_at: Mutex<Option<Instant>>,
     /// `None` when the contract has no transactions.
@@ -59,7 +58,7 @@ impl Context {
     ) -> Self {
         let lost = CancellationToken::new();
         let recorded = lease.as_ref().and_then(|lease| lease.checkpoint.as_ref());
-        let checkpoints = AtomicU32::new(recorded.map_or(0, |checkpoint| checkpoint.sequence));
+        let checkpoints = tokio::sync::Mutex::new(recorded.map_or(0, |checkpoint| checkpoint.sequence));
         let transaction = transaction.map(|transaction| Arc::new(tokio::sync::Mutex::new(Some(transaction))));
         Self {
             run: Arc::new(Run {
@@ -176,7 +175,7 @@ impl Context {
     }
 
     /// Records a recovery point for the attempt that takes over after a crash, in place of the one before. `data` has at
-    /// most 64 KiB. Of two that are recorded at once, the one that was called later stays.
+    /// most 64 KiB. Calls of one run take effect one after the other.
     ///
     /// # Errors
     /// [`CheckpointError`]; after `LeaseLost`, stop: another attempt runs the operation.
@@ -192,8 +191,10 @@ impl Context {
             return Err(CheckpointError::NeverRerun);
         }
         let Some(lease) = &self.run.lease else { return Ok(()) };
-        let sequence = self.run.checkpoints.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        let checkpoint = Checkpoint { sequence, name: name.into(), data };
+        // One after the other: the answer to an earlier one would be that a later one is there.
+        let mut last = self.run.checkpoints.lock().await;
+        *last = last.saturating_add(1);
+        let checkpoint = Checkpoint { sequence: *last, name: name.into(), data };
         match self.shared().bounded(self.subject(), self.shared().store().checkpoint(lease, &checkpoint)).await? {
             OwnerOutcome::Applied => Ok(()),
             OwnerOutcome::LeaseLost => Err(CheckpointError::LeaseLost),

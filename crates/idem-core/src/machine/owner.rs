@@ -10,7 +10,7 @@ use crate::timestamp::Timestamp;
 /// The owner token must be the record's and the operation in progress; otherwise the answer is `LeaseLost` and nothing
 /// changes (law L3). A lease that has run out but was not taken over still belongs to its owner.
 ///
-/// A checkpoint that is not later than the stored one is answered `Applied` and changes nothing.
+/// A checkpoint that does not follow the stored one is answered `LeaseLost` and changes nothing, unless it is the same.
 ///
 /// Repeating a settlement is answered as the first time (law L8): with the same token and the same settlement when the
 /// record is settled, and for [`Settlement::Released`] when there is no record, or one that was given back.
@@ -45,8 +45,10 @@ pub fn apply(
                 ..record.clone()
             }))
         }
-        // It was sent earlier than the one that is there, and came later; or it is a repeat.
-        OwnerAction::Checkpoint(checkpoint) if is_superseded(record, checkpoint) => unchanged(OwnerOutcome::Applied),
+        OwnerAction::Checkpoint(checkpoint) if record.checkpoint.as_ref() == Some(checkpoint) => {
+            unchanged(OwnerOutcome::Applied)
+        }
+        OwnerAction::Checkpoint(checkpoint) if is_superseded(record, checkpoint) => unchanged(OwnerOutcome::LeaseLost),
         OwnerAction::Checkpoint(checkpoint) => {
             applied(Some(Record { checkpoint: Some(checkpoint.clone()), updated_at: now, ..record.clone() }))
         }
@@ -67,7 +69,8 @@ pub fn apply(
     }
 }
 
-/// Whether the record has this checkpoint, or a later one of the same operation.
+/// Whether the record has a checkpoint that this one does not follow. A stalled store delivered this one late, or a run sent it that
+/// had lost its lease and got it back unknowingly, by a late acquire.
 fn is_superseded(record: &Record, checkpoint: &Checkpoint) -> bool {
     record.checkpoint.as_ref().is_some_and(|stored| stored.sequence >= checkpoint.sequence)
 }

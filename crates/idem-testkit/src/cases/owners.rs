@@ -56,8 +56,11 @@ pub async fn an_earlier_checkpoint_that_comes_late_changes_nothing(subject: &Sub
     subject.time.advance(LEASE / 2);
     for sequence in [0, 1, 256, 257] {
         let late = Checkpoint { sequence, ..checkpoint("intended") };
-        assert_eq!(subject.checkpoint(&lease, &late).await, OwnerOutcome::Applied, "{sequence}");
+        assert_eq!(subject.checkpoint(&lease, &late).await, OwnerOutcome::LeaseLost, "{sequence}");
     }
+    let other = Checkpoint { data: "other".into(), ..charged.clone() };
+    assert_eq!(subject.checkpoint(&lease, &other).await, OwnerOutcome::LeaseLost, "it has the same sequence");
+    assert_eq!(subject.checkpoint(&lease, &charged).await, OwnerOutcome::Applied, "it is the same");
     assert_eq!(subject.record(&request.id).await, before);
     subject.advance_to_end_of(LEASE);
     let next = subject.lease(&repeat_of(&request)).await;

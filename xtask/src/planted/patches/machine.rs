@@ -26,11 +26,7 @@ pub(super) const PATCHES: &[Patch] = &[
             "if data and struct.unpack('>I4', data) >= struct.unpack('>I4', ARGV[4]) then",
             "if false then",
         ),
-        edit(
-            VERBS,
-            "WHEN substring(known.checkpoint_data, 1, 4) >= substring(wanted.data, 1, 4) THEN known.checkpoint_data",
-            "WHEN FALSE THEN known.checkpoint_data",
-        ),
+        edit(VERBS, "OR substring(known.checkpoint_data, 1, 4) < substring(wanted.data, 1, 4)", "OR TRUE"),
     ]),
     patch(
         "no-owner-check-in-settle",
