@@ -1,4 +1,4 @@
--- look: what is there. Where there is nothing, a claim may be put in its place.
+-- get: what is there. Where there is nothing, a claim may be put in its place.
 --
 -- KEYS 1  the entry
 -- ARGV 1  microseconds by which the time is moved

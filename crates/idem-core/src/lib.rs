@@ -28,8 +28,8 @@ pub use record::{
 pub use record_id::{RecordId, RecordIdentity, SecretTooShort};
 pub use scope::Scope;
 pub use store::{
-    Begin, Capabilities, Durability, DurableStore, FastEntry, FastRead, FastStore, IdempotencyStore, LeaseRenewer,
-    LiveRecord, Purge, SelfTestError, SettlementListener, StoreError, StoreErrorKind, StoreTransaction, TimeOffset,
-    TransactionalStore, Writes, self_test,
+    Begin, Capabilities, Durability, DurableStore, FINISH_TIMEOUT, FastEntry, FastRead, FastStore, IdempotencyStore,
+    LeaseRenewer, LiveRecord, Purge, SelfTestError, SettlementListener, StoreError, StoreErrorKind, StoreTransaction,
+    TimeOffset, TransactionalStore, Writes, self_test,
 };
 pub use timestamp::Timestamp;

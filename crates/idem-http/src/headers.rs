@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use idem_core::HeaderField;
 
+use crate::syntax::BLANKS;
+
 /// The header fields of a message, whatever type a framework keeps them in.
 pub trait HeaderFields {
     /// The values of all lines of the field `name` (lower case), in their order.
@@ -97,7 +99,7 @@ pub(crate) fn storable(fields: &(impl HeaderFields + ?Sized), allowed: &[String]
         .values("connection")
         .filter_map(|value| std::str::from_utf8(value).ok())
         .flat_map(|value| value.split(','))
-        .map(str::trim)
+        .map(|name| name.trim_matches(BLANKS))
         .collect();
     let is_storable = |name: &str| {
         allowed.iter().any(|field| field == name)

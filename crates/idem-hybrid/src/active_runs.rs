@@ -16,7 +16,7 @@ const LONGEST: Duration = Duration::from_secs(3_600);
 /// When each owner asked for its run first, until the run has ended. An acquire may be repeated, because its answer was
 /// lost, and does not begin the lease anew; a lock that is put then has to end with the lease that began before.
 #[derive(Debug, Default)]
-pub(crate) struct Runs(Mutex<HashMap<(RecordId, OwnerToken), Run>>);
+pub(crate) struct ActiveRuns(Mutex<HashMap<(RecordId, OwnerToken), Run>>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
@@ -31,7 +31,7 @@ pub(crate) struct Run {
     pub(crate) is_on_its_way: bool,
 }
 
-impl Runs {
+impl ActiveRuns {
     fn known(&self) -> MutexGuard<'_, HashMap<(RecordId, OwnerToken), Run>> {
         // Every change is one step on one entry, so a panic leaves the map whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_first_time_counts_until_the_run_has_ended() {
-        let (runs, request) = (Runs::default(), request());
+        let (runs, request) = (ActiveRuns::default(), request());
         let at = |micros| Some(Timestamp::from_unix_micros(micros));
         assert_eq!(runs.ask(&request, at(1)).at, at(1));
         assert_eq!(runs.ask(&request, at(2)).at, at(1));
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn those_who_never_came_back_are_forgotten_before_the_others() {
-        let runs = Runs::default();
+        let runs = ActiveRuns::default();
         let at = |seconds: i64| Some(Timestamp::from_unix_micros(seconds * 1_000_000));
         let recent = request();
         runs.ask(&recent, at(9_000));

@@ -14,7 +14,7 @@ use crate::entry::{CLAIM_RANK, Entry, lock_rank};
 use crate::metrics::{Counter, HybridMetrics};
 
 #[derive(Debug)]
-pub(crate) struct Front {
+pub(crate) struct Cache {
     fast: Arc<dyn FastStore>,
     /// Of the durable store, whose records the entries are about.
     identity: [u8; 16],
@@ -38,7 +38,7 @@ pub(crate) enum Put {
 }
 
 /// What the fast store knows of a record.
-pub(crate) struct Sight {
+pub(crate) struct CacheRead {
     /// Its time.
     pub(crate) now: Timestamp,
     pub(crate) entry: Option<Entry>,
@@ -46,7 +46,7 @@ pub(crate) struct Sight {
     pub(crate) is_claimed: bool,
 }
 
-impl Front {
+impl Cache {
     pub(crate) fn new(fast: Arc<dyn FastStore>, identity: [u8; 16], patience: Duration) -> Self {
         Self {
             fast,
@@ -61,7 +61,7 @@ impl Front {
     }
 
     /// `None` when the store cannot answer, which is never a reason for anything but asking the other one.
-    pub(crate) async fn look(&self, id: &RecordId, claim: Option<Duration>) -> Option<Sight> {
+    pub(crate) async fn read(&self, id: &RecordId, claim: Option<Duration>) -> Option<CacheRead> {
         let look = self.ask(self.fast.get(id, claim)).await?;
         let is_claimed = look.bytes.as_ref().is_some_and(Bytes::is_empty);
         let entry = look.bytes.filter(|bytes| !bytes.is_empty()).and_then(|bytes| {
@@ -71,7 +71,7 @@ impl Front {
             }
             entry
         });
-        Some(Sight { now: look.now, entry, is_claimed })
+        Some(CacheRead { now: look.now, entry, is_claimed })
     }
 
     /// Puts the entry in place, unless a more important one is there.
@@ -156,7 +156,7 @@ impl Front {
     }
 }
 
-impl Sight {
+impl CacheRead {
     /// The answer to a request, if this is enough to go by.
     pub(crate) fn answer(&self, request: &Acquire) -> Option<AcquireOutcome> {
         self.entry.as_ref()?.answer(request, self.now)

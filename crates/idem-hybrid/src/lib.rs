@@ -1,11 +1,11 @@
 #![doc = include_str!("../README.md")]
 
+mod active_runs;
 mod breaker;
+mod cache;
 mod config;
 mod entry;
-mod front;
 mod metrics;
-mod runs;
 mod shared;
 mod store;
 mod transaction;

@@ -14,11 +14,11 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::active_runs::{ActiveRuns, Run};
+use crate::cache::{Cache, CacheRead, Put};
 use crate::config::HybridConfig;
 use crate::entry::Entry;
-use crate::front::{Front, Put, Sight};
 use crate::metrics::{Counter, HybridMetrics};
-use crate::runs::{Run, Runs};
 
 /// How long a claim lasts when nothing takes its place, as when its process has died.
 const CLAIM: Duration = Duration::from_millis(500);
@@ -45,12 +45,12 @@ const PAUSES: [Duration; 5] = [
 
 /// Both stores, and what is known of them.
 pub(crate) struct Shared<D: ?Sized> {
-    pub(crate) front: Front,
+    pub(crate) cache: Cache,
     pub(crate) config: HybridConfig,
     durable_fails: AtomicBool,
     durable_replays: Counter,
     durable_in_progress: Counter,
-    pub(crate) runs: Runs,
+    pub(crate) runs: ActiveRuns,
     behind: Arc<Semaphore>,
     /// Records whose copies are on their way.
     copying: Mutex<HashSet<RecordId>>,
@@ -67,12 +67,12 @@ pub(crate) enum FastDecision {
 impl<D: DurableStore + ?Sized> Shared<D> {
     pub(crate) fn new(durable: Arc<D>, fast: Arc<dyn FastStore>, config: HybridConfig) -> Self {
         Self {
-            front: Front::new(fast, durable.identity(), config.patience),
+            cache: Cache::new(fast, durable.identity(), config.patience),
             config,
             durable_fails: AtomicBool::new(false),
             durable_replays: Counter::default(),
             durable_in_progress: Counter::default(),
-            runs: Runs::default(),
+            runs: ActiveRuns::default(),
             behind: Arc::new(Semaphore::new(BEHIND)),
             copying: Mutex::default(),
             durable,
@@ -80,7 +80,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     }
 
     pub(crate) fn metrics(&self) -> HybridMetrics {
-        self.front.metrics(self.durable_replays.total(), self.durable_in_progress.total())
+        self.cache.metrics(self.durable_replays.total(), self.durable_in_progress.total())
     }
 
     /// Asks the fast store, and claims what it does not know. Whoever finds a claim waits for a moment: the answer is on its
@@ -92,20 +92,20 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let give_up_at = Instant::now() + self.config.patience;
         let mut pause = FIRST_PAUSE;
         loop {
-            let Some(sight) = self.front.look(&request.id, self.claim()).await else {
+            let Some(read) = self.cache.read(&request.id, self.claim()).await else {
                 return FastDecision::Undecided(None);
             };
-            if sight.is_claimed && !asks_again && Instant::now() + pause < give_up_at {
+            if read.is_claimed && !asks_again && Instant::now() + pause < give_up_at {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LAST_PAUSE);
                 continue;
             }
-            return match sight.answer(request) {
-                Some(outcome) if self.may_answer(&sight, asks_again) => {
-                    self.front.answered(&outcome);
+            return match read.answer(request) {
+                Some(outcome) if self.may_answer(&read, asks_again) => {
+                    self.cache.answered(&outcome);
                     FastDecision::Given(outcome)
                 }
-                _ => FastDecision::Undecided(Some(sight.now)),
+                _ => FastDecision::Undecided(Some(read.now)),
             };
         }
     }
@@ -117,12 +117,12 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     async fn unclaim(&self, id: &RecordId) {
         if self.claim().is_some() {
-            self.front.unclaim(id).await;
+            self.cache.unclaim(id).await;
         }
     }
 
-    fn may_answer(&self, sight: &Sight, asks_again: bool) -> bool {
-        if sight.entry.as_ref().is_some_and(Entry::is_lock) {
+    fn may_answer(&self, read: &CacheRead, asks_again: bool) -> bool {
+        if read.entry.as_ref().is_some_and(Entry::is_lock) {
             return self.config.locks && !asks_again;
         }
         let may_replay = self.config.replays_while_durable_fails || !self.durable_fails.load(Ordering::Relaxed);
@@ -173,19 +173,19 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Renews a lease, and then its lock.
     pub(crate) async fn renew(self: &Arc<Self>, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        let sight = if self.config.locks { self.front.look(&lease.id, None).await } else { None };
+        let read = if self.config.locks { self.cache.read(&lease.id, None).await } else { None };
         // A renewal that is given up says nothing of the store: another one may have succeeded beside it.
         let outcome = self.heard(self.durable.renew(lease, term).await)?;
         if outcome == OwnerOutcome::Applied {
-            self.relock(lease, sight, term.lease).await;
+            self.relock(lease, read, term.lease).await;
         }
         Ok(outcome)
     }
 
-    /// Lets the lock of a run last as long as its lease, which was renewed after `sight`.
-    async fn relock(self: &Arc<Self>, lease: &Lease, sight: Option<Sight>, lasts: Duration) {
-        let seen_at = sight.as_ref().map(|sight| sight.now);
-        let entry = sight.and_then(|Sight { now, entry, .. }| entry?.renewed(lease, now, lasts));
+    /// Lets the lock of a run last as long as its lease, which was renewed after `read`.
+    async fn relock(self: &Arc<Self>, lease: &Lease, read: Option<CacheRead>, lasts: Duration) {
+        let seen_at = read.as_ref().map(|read| read.now);
+        let entry = read.and_then(|CacheRead { now, entry, .. }| entry?.renewed(lease, now, lasts));
         if !self.runs.renew(&lease.id, &lease.owner, seen_at, lasts, entry.is_some()) {
             return;
         }
@@ -203,7 +203,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     /// # Cancellation safety
     /// A lock whose caller is gone may still come, as may one that had no answer. The end of the run removes it again later.
     async fn put_lock(&self, lease: &Lease, entry: &Entry) -> Put {
-        let put = self.front.put(&lease.id, entry).await;
+        let put = self.cache.put(&lease.id, entry).await;
         if put != Put::Unanswered {
             self.runs.has_come(&lease.id, &lease.owner);
         }
@@ -250,7 +250,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let attempt = locked.unwrap_or(lease.attempt);
         let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
         let copies = is_final && self.config.caches;
-        let unlocked = self.front.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await;
+        let unlocked = self.cache.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await;
         if let Some(seen_at) = unlocked.filter(|_| copies) {
             self.copy_behind(lease.id, seen_at).await;
         }
@@ -275,7 +275,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     }
 
     async fn unlock(self: &Arc<Self>, id: RecordId, attempt: u32) {
-        if self.front.unlock(&id, attempt, None).await.is_none() {
+        if self.cache.unlock(&id, attempt, None).await.is_none() {
             self.unlock_later(id, attempt);
         }
     }
@@ -286,7 +286,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         self.behind(async move {
             for pause in PAUSES {
                 tokio::time::sleep(pause).await;
-                if shared.front.unlock(&id, attempt, None).await.is_some() {
+                if shared.cache.unlock(&id, attempt, None).await.is_some() {
                     return;
                 }
             }
@@ -312,13 +312,13 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     /// Puts a copy of the record in place if it is settled for good. `seen_at` is a time from before. `false` when there
     /// may be none.
     async fn copy(&self, id: &RecordId, seen_at: Timestamp) -> bool {
-        if !self.front.answers() {
+        if !self.cache.answers() {
             return false;
         }
         let look = tokio::time::timeout(LOOK, self.durable.live_record(id)).await;
         let Ok(Ok(look)) = look else { return false };
         match look.and_then(|look| Entry::settled(look, seen_at)) {
-            Some(entry) => self.front.put(id, &entry).await == Put::Done,
+            Some(entry) => self.cache.put(id, &entry).await == Put::Done,
             None => false,
         }
     }

@@ -63,7 +63,7 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
     pub async fn health(&self) -> HybridHealth {
         // Of no record.
         let id = RecordId::from_bytes([0; 32]);
-        HybridHealth { fast: self.shared.front.try_out(&id).await, metrics: self.metrics() }
+        HybridHealth { fast: self.shared.cache.try_out(&id).await, metrics: self.metrics() }
     }
 
     /// Proves that both stores together keep the promises of one, on a record of its own (see [`idem_core::self_test`]),
@@ -118,7 +118,7 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
 
     fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
         self.shared.durable.on_settled(listener.clone());
-        self.shared.front.on_settled(listener);
+        self.shared.cache.on_settled(listener);
     }
 
     /// The durable store's. A lock in the fast store that is not renewed meanwhile ends: repeats then ask the durable store.
@@ -177,7 +177,7 @@ impl<D: fmt::Debug + ?Sized> fmt::Debug for HybridStore<D> {
         formatter
             .debug_struct("HybridStore")
             .field("durable", &self.shared.durable)
-            .field("front", &self.shared.front)
+            .field("cache", &self.shared.cache)
             .field("config", &self.shared.config)
             .finish_non_exhaustive()
     }

@@ -69,7 +69,7 @@ impl Records {
 
     /// Reads the record, and, if `lock` is given, whether a transaction runs the operation.
     pub(crate) async fn read(&self, id: RecordId, lock: Option<i64>) -> Result<Lookup, StoreError> {
-        self.lookup(Verb::Look { id, lock, confirmed: false }).await
+        self.lookup(Verb::Lookup { id, lock, confirmed: false }).await
     }
 
     /// [`read`](Self::read), and what is read is on every standby that commits wait for. It finds out whether an unanswered
@@ -78,7 +78,7 @@ impl Records {
     /// A commit that waits for a standby is not visible. If its session is terminated or the server restarts, it becomes visible
     /// although no standby has it, and a failover would lose it.
     pub(crate) async fn read_confirmed(&self, id: RecordId, lock: Option<i64>) -> Result<Lookup, StoreError> {
-        self.lookup(Verb::Look { id, lock, confirmed: true }).await.map_err(StoreError::indeterminate)
+        self.lookup(Verb::Lookup { id, lock, confirmed: true }).await.map_err(StoreError::indeterminate)
     }
 
     async fn lookup(&self, verb: Verb) -> Result<Lookup, StoreError> {

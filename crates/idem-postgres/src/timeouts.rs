@@ -7,8 +7,8 @@
 //! | `statement_timeout` | [`client_timeout`] | The server's error says that nothing was done. A client that gives up first cannot know. |
 //! | longest [`client_timeout`] | `PARTITION_GRACE` | A statement that extends an expiring record ends before its partition is dropped. |
 //! | [`client_timeout`] | [`OUTCOME_TIMEOUT`] | One lookup can end before the search for the outcome of a COMMIT does. |
-//! | [`COMMIT_TIMEOUT`] + [`OUTCOME_TIMEOUT`] | `ENGINE_TIMEOUT` | The engine still waits when the outcome of an unanswered COMMIT is known. |
-//! | [`COMMIT_TIMEOUT`] + [`ROLLBACK_TIMEOUT`] | `ENGINE_TIMEOUT` | The engine still waits when a refused COMMIT was rolled back. |
+//! | [`COMMIT_TIMEOUT`] + [`OUTCOME_TIMEOUT`] | [`FINISH_TIMEOUT`](idem_core::FINISH_TIMEOUT) | The engine still waits when the outcome of an unanswered COMMIT is known. |
+//! | [`COMMIT_TIMEOUT`] + [`ROLLBACK_TIMEOUT`] | [`FINISH_TIMEOUT`](idem_core::FINISH_TIMEOUT) | The engine still waits when a refused COMMIT was rolled back. |
 //! | [`BLOCKERS_QUERY_TIMEOUT`] | [`BLOCKERS_LOG_INTERVAL`] | Opening does not go on while that query runs. |
 //! | [`BLOCKERS_LOG_INTERVAL`] | `migration_wait` | The log names the blocking session before the error does. |
 
@@ -68,10 +68,9 @@ pub(crate) const BLOCKERS_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use idem_core::FINISH_TIMEOUT;
 
-    /// How long the engine waits for the end of a transaction: `COMMIT_PATIENCE` of idem-core.
-    const ENGINE_TIMEOUT: Duration = Duration::from_secs(10);
+    use super::*;
 
     /// How long a partition is kept after its last record: `grace` in `partitions.sql`, for periods that are not shorter.
     const PARTITION_GRACE: Duration = Duration::from_secs(60);
@@ -88,8 +87,8 @@ mod tests {
 
     #[test]
     fn a_transaction_ends_before_the_engine_stops_waiting() {
-        assert!(COMMIT_TIMEOUT + OUTCOME_TIMEOUT < ENGINE_TIMEOUT);
-        assert!(COMMIT_TIMEOUT + ROLLBACK_TIMEOUT < ENGINE_TIMEOUT);
+        assert!(COMMIT_TIMEOUT + OUTCOME_TIMEOUT < FINISH_TIMEOUT);
+        assert!(COMMIT_TIMEOUT + ROLLBACK_TIMEOUT < FINISH_TIMEOUT);
         assert!(client_timeout(STATEMENT_TIMEOUT) + OUTCOME_POLL_INTERVAL < OUTCOME_TIMEOUT);
     }
 

@@ -378,7 +378,7 @@ async fn those_who_only_look_turn_nobody_away() {
     // Lookers that hardly do anything but hold what they hold for a moment.
     let look = format!(
         "DO $$ DECLARE locks INT8[] := array_fill({lock}::INT8, ARRAY[10000]); BEGIN
-             LOOP PERFORM FROM {}.idem_look_v1(0, ARRAY[''::BYTEA], locks); END LOOP;
+             LOOP PERFORM FROM {}.idem_lookup_v1(0, ARRAY[''::BYTEA], locks); END LOOP;
          END $$",
         race.schema.name
     );

@@ -84,10 +84,10 @@ impl RedisFastStore {
 impl FastStore for RedisFastStore {
     async fn get(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastRead, StoreError> {
         let args = [self.now(), milliseconds(claim)];
-        let answer = self.run("look for an entry", &self.shared.scripts.look, id, &args).await?;
+        let answer = self.run("get an entry", &self.shared.scripts.get, id, &args).await?;
         // The caller may be turned away by what it finds, and wait.
         self.shared.subscription.keep();
-        reply::look(answer)
+        reply::fast_read(answer)
     }
 
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError> {

@@ -75,8 +75,8 @@ pub(crate) fn peek(value: Value) -> Result<Option<LiveRecord>, StoreError> {
     }
 }
 
-/// What `fast_look.lua` returns.
-pub(crate) fn look(value: Value) -> Result<FastRead, StoreError> {
+/// What `fast_get.lua` returns.
+pub(crate) fn fast_read(value: Value) -> Result<FastRead, StoreError> {
     let Value::Array(answer) = value else { return Err(misanswered()) };
     let [now, entry] = <[Value; 2]>::try_from(answer).map_err(|_| misanswered())?;
     let bytes = match entry {

@@ -46,7 +46,7 @@ impl Scripts {
 
 /// The verbs of the fast store.
 pub(crate) struct FastScripts {
-    pub(crate) look: Script,
+    pub(crate) get: Script,
     pub(crate) put: Script,
     pub(crate) remove: Script,
 }
@@ -54,7 +54,7 @@ pub(crate) struct FastScripts {
 impl FastScripts {
     pub(crate) fn new() -> Self {
         Self {
-            look: script!("fast", "fast_look"),
+            get: script!("fast", "fast_get"),
             put: script!("fast", "fast_put"),
             remove: script!("fast", "fast_remove"),
         }

@@ -118,10 +118,10 @@ impl SharedConnection {
             return attempt.answer.clone();
         }
         state.attempts += 1;
-        let (slot, connecting, number) = (self.clone(), connect(), state.attempts);
+        let (shared, connecting, number) = (self.clone(), connect(), state.attempts);
         let task = tokio::spawn(async move {
             let connected = tokio::time::timeout(limit, connecting).await.unwrap_or_else(|_| Err(too_late()));
-            slot.connected(number, connected)
+            shared.connected(number, connected)
         });
         let (abort, until) = (task.abort_handle(), Instant::now() + limit + GRACE);
         let answer = async { task.await.ok() }.boxed().shared();

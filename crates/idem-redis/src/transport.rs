@@ -112,7 +112,7 @@ impl Transport {
             let limit = self.limit(attempts, asked_at, deadline);
             let Ok(answer) = tokio::time::timeout_at(limit, held.ask(question, asking.as_ref())).await else {
                 if limit < deadline {
-                    // Who has the slot now may be somebody else, as the next connection will know.
+                    // Another server may have the slot of the key by now, as the next connection will know.
                     self.renew(held);
                     was_sent = true;
                     attempts = ATTEMPTS;
@@ -176,7 +176,7 @@ impl Transport {
         }
     }
 
-    /// The connection of a slot; the one that is being made, if it is to be a new one and one is.
+    /// A connection of the pool, or the shared one. If `is_new`, the one that a task is making, if there is such a task.
     async fn hold<'a>(&'a self, shared: &'a SharedConnection, is_new: bool) -> RedisResult<Held<'a>> {
         #[cfg(feature = "deadpool")]
         if let Servers::Pool(pool) = &self.servers {

@@ -3,10 +3,10 @@
 mod config;
 mod error;
 mod migrate;
+mod permits;
 mod queue;
 mod reader;
 mod row;
-mod slots;
 mod store;
 mod transaction;
 mod writer;

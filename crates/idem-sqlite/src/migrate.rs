@@ -1,6 +1,7 @@
 //! The schema, and how a database gets it.
 //!
-//! Applied migrations are kept in a table of our own: sqlx's default table belongs to the application.
+//! sqlx's `Migrator` takes no lock in SQLite: of two processes that open a new file at once, one fails. Here the write lock comes
+//! first. Applied migrations are kept in a table of this crate, as sqlx's default one belongs to the application.
 
 use idem_core::{StoreError, StoreErrorKind};
 use sqlx::{Row, SqliteConnection};

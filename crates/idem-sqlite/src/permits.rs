@@ -9,9 +9,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// How many handlers may wait for a transaction. Each has a client that waits as well, so a longer queue only grows older.
 const WAITING: usize = 1024;
 
-/// As many slots as there are connections for transactions.
+/// As many permits as there are connections for transactions.
 #[derive(Debug, Clone)]
-pub(crate) struct Slots {
+pub(crate) struct TransactionPermits {
     free: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     count: NonZeroU32,
@@ -24,9 +24,9 @@ pub(crate) struct Waiting {
 }
 
 /// The right to one transaction, until it is dropped.
-pub(crate) type Slot = OwnedSemaphorePermit;
+pub(crate) type TransactionPermit = OwnedSemaphorePermit;
 
-impl Slots {
+impl TransactionPermits {
     pub(crate) fn new(count: NonZeroU32) -> Self {
         let free = Arc::new(Semaphore::new(usize::try_from(count.get()).unwrap_or(Semaphore::MAX_PERMITS)));
         Self { free, waiting: Arc::new(Semaphore::new(WAITING)), count }
@@ -50,11 +50,11 @@ impl Slots {
 }
 
 impl Waiting {
-    /// Waits for a slot, first come, first served.
+    /// Waits for a permit, first come, first served.
     ///
     /// # Cancellation safety
     /// A caller that gives up leaves the queue at once.
-    pub(crate) async fn slot(self) -> Result<Slot, StoreError> {
+    pub(crate) async fn permit(self) -> Result<TransactionPermit, StoreError> {
         let closed = |_| StoreError::new(StoreErrorKind::Unavailable, "the SQLite store is closed");
         self.free.acquire_owned().await.map_err(closed)
     }

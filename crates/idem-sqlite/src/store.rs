@@ -18,8 +18,8 @@ use tokio::time::Instant;
 use crate::config::SqliteConfig;
 use crate::error::{is_busy, opening_error, store_error};
 use crate::migrate::migrate;
+use crate::permits::TransactionPermits;
 use crate::reader::Readers;
-use crate::slots::Slots;
 use crate::transaction::SqliteTransaction;
 use crate::writer::{Verb, Writer, misanswered};
 
@@ -41,7 +41,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(10);
 pub struct SqliteStore {
     upkeep: SqlitePool,
     transactions: SqlitePool,
-    slots: Slots,
+    permits: TransactionPermits,
     readers: Readers,
     writer: Writer,
     clock: Arc<dyn Clock>,
@@ -120,7 +120,7 @@ impl SqliteStore {
         Ok(Self {
             upkeep: upkeep.connect_lazy_with(options.clone()),
             transactions: transactions.connect_lazy_with(options.clone()),
-            slots: Slots::new(config.max_transactions),
+            permits: TransactionPermits::new(config.max_transactions),
             readers: Readers::start(options.clone()),
             writer: Writer::start(options, Arc::clone(&config.clock)),
             clock: config.clock,
@@ -258,7 +258,7 @@ impl TransactionalStore for SqliteStore {
             None => None,
         };
         // Before the record is changed: a caller that the queue has no room for leaves nothing behind.
-        let waiting = self.slots.enter()?;
+        let waiting = self.permits.enter()?;
         // The in-progress mark commits on its own: the handler's transaction must not hold the one write lock before
         // the handler writes.
         let outcome = match known {

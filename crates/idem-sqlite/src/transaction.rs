@@ -15,7 +15,7 @@ use idem_core::{
 use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
 
 use crate::error::{is_old_snapshot, store_error};
-use crate::slots::{Slot, Waiting};
+use crate::permits::{TransactionPermit, Waiting};
 use crate::writer::{Writer, misanswered, transitions};
 
 /// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries.
@@ -30,7 +30,7 @@ pub struct SqliteTransaction {
     writer: Writer,
     clock: Arc<dyn Clock>,
     lease: Lease,
-    slot: Slot,
+    permit: TransactionPermit,
 }
 
 impl SqliteTransaction {
@@ -42,7 +42,7 @@ impl SqliteTransaction {
         waiting: Waiting,
     ) -> Result<Self, StoreError> {
         // Waits in the caller's own future: what a task waits for, it would go on waiting for when its caller is gone.
-        let slot = waiting.slot().await?;
+        let permit = waiting.permit().await?;
         // In a task of its own: a pool's `begin` that is dropped midway would hand the next borrower an open
         // transaction. The task ends in any case, and an unused transaction is rolled back.
         let begin = tokio::spawn(async move {
@@ -50,7 +50,7 @@ impl SqliteTransaction {
             sqlx::raw_sql("SAVEPOINT idem").execute(&mut *transaction).await?;
             // Until the record is written, nothing commits on this connection, whoever ends the transaction.
             transaction.lock_handle().await?.set_commit_hook(|| false);
-            Ok((transaction, slot))
+            Ok((transaction, permit))
         });
         let begun = begin.await.map_err(|error| {
             StoreError::new(
@@ -59,12 +59,12 @@ impl SqliteTransaction {
             )
             .with_source(error)
         })?;
-        let (transaction, slot) = begun.map_err(|error| store_error("begin a transaction", error))?;
-        Ok(Self { transaction, writer, clock, lease, slot })
+        let (transaction, permit) = begun.map_err(|error| store_error("begin a transaction", error))?;
+        Ok(Self { transaction, writer, clock, lease, permit })
     }
 
     async fn discard(self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
-        let Self { transaction, writer, lease, slot, .. } = self;
+        let Self { transaction, writer, lease, permit, .. } = self;
         // Without a transaction there is nothing to roll back, and a connection that cannot say so is not used again.
         if let Err(error) = transaction.rollback().await {
             tracing::warn!(
@@ -72,7 +72,7 @@ impl SqliteTransaction {
                 "a handler's transaction could not be rolled back"
             );
         }
-        drop(slot);
+        drop(permit);
         writer.settle(&lease, settlement, retention).await
     }
 

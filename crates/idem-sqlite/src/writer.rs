@@ -5,6 +5,10 @@
 //! serves many verbs, and none waits longer than it would for its own. Since the task does the work, a caller that is
 //! dropped midway leaves nothing half done.
 //!
+//! It shares no code with the batcher of `idem-postgres`. That one sends a statement for each batch over one of several
+//! connections, by groups of verbs that may not share a statement. This one runs each verb by itself, in one transaction, through
+//! the state machine.
+//!
 //! The task may panic, as by a clock that does, or end with its runtime. Its callers then get an error at once, and the next
 //! caller starts it again.
 

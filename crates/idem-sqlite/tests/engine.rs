@@ -9,7 +9,9 @@ use std::time::Duration;
 use idem_core::engine::{
     Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency, Operation, Settings, TransactionError,
 };
-use idem_core::{Fingerprint, IdempotencyKey, IdempotencyStore as _, RecordIdentity, Scope, StoredResponse, Writes};
+use idem_core::{
+    Fingerprint, IdempotencyKey, IdempotencyStore as _, RecordIdentity, Scope, StoreErrorKind, StoredResponse, Writes,
+};
 use idem_sqlite::{SqliteStore, SqliteTransaction};
 use idem_testkit::fixture::LEASE;
 use idem_testkit::{Fault, FaultyStore, Verb};
@@ -140,6 +142,26 @@ async fn a_commit_that_did_not_happen_answers_nobody_and_frees_the_key() {
     assert_ran(&pay(&engine, "k").await);
     assert_replays(&pay(&engine, "k").await);
     assert_eq!(world.effects().await, 1);
+}
+
+/// Refused credentials and privileges pass: the look at the record and the release go on, as a settlement does.
+#[tokio::test]
+async fn a_lost_commit_is_looked_for_and_a_key_given_back_whatever_the_kind_of_error() {
+    let refused = || Fault::Refuse(StoreErrorKind::Misconfigured);
+    let world = World::new().await;
+    world.store.next(Verb::Finish, Fault::ErrorAfter);
+    (0..2).for_each(|_| world.store.next(Verb::Peek, refused()));
+    assert_ran(&pay(&world.engine(), "found").await);
+    assert_replays(&pay(&world.engine(), "found").await);
+    assert_eq!(world.store.calls(Verb::Peek), 3);
+
+    world.store.next(Verb::Finish, Fault::ErrorBefore);
+    (0..2).for_each(|_| world.store.next(Verb::Settle, refused()));
+    let engine = world.engine();
+    let unclear = pay(&engine, "given-back").await;
+    assert!(matches!(unclear, Err(ExecuteError::CommitUnclear(_))), "{unclear:?}");
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
+    assert_ran(&pay(&world.engine(), "given-back").await);
 }
 
 #[tokio::test]

@@ -199,9 +199,10 @@ impl Settings {
     /// Runs operations *without protection* while the store cannot answer, instead of refusing them.
     ///
     /// Default off: an operation that may run twice is what this library exists to prevent. Each such run is reported
-    /// as [`EventKind::FailedOpen`](super::EventKind::FailedOpen). A record that cannot be read is still refused: the operation
-    /// may have run. It has no effect under the Transactional contract, where the
-    /// store is the database of the operation itself.
+    /// as [`EventKind::FailedOpen`](super::EventKind::FailedOpen); raise an alarm on it. An open store that no longer lets this
+    /// process in, because a password or a privilege has changed, cannot answer either, and operations run unprotected until that
+    /// is repaired. A record that cannot be read is still refused: the operation may have run. The setting has no effect under the
+    /// Transactional contract, where the store is the database of the operation itself.
     #[must_use]
     pub fn dangerous_fail_open(mut self) -> Self {
         self.fail_open = true;

@@ -14,15 +14,12 @@ use super::observer::{EventKind, Subject};
 use super::shared::{FIRST_PAUSE, LAST_PAUSE, Shared};
 use crate::machine::{Lease, OwnerOutcome, Settlement};
 use crate::record::{Record, State};
-use crate::store::{StoreError, StoreErrorKind, StoreTransaction, Writes};
+use crate::store::{FINISH_TIMEOUT, StoreError, StoreErrorKind, StoreTransaction, Writes};
 
 /// How long a caller waits for its operation's settlement when the store does not take it.
 ///
 /// Long enough for a store to restart, and shorter than the default patience of HTTP clients and proxies.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long to wait for the end of a transaction: longer than for a verb, because it may wait for other writers.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a settlement ended, as far as the caller is concerned.
 pub(super) enum Settled {
@@ -106,8 +103,8 @@ impl Shared {
     ) -> Settled {
         let finish = transaction.finish(&plan.settlement, plan.retention, plan.writes);
         let late =
-            |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {COMMIT_PATIENCE:?}"));
-        let answer = tokio::time::timeout(COMMIT_PATIENCE, finish).await.map_err(late).flatten();
+            |_| StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT within {FINISH_TIMEOUT:?}"));
+        let answer = tokio::time::timeout(FINISH_TIMEOUT, finish).await.map_err(late).flatten();
         let error = match answer {
             Ok(OwnerOutcome::Applied) => return Settled::Ours,
             Ok(OwnerOutcome::LeaseLost) => return Settled::Lost,

@@ -42,6 +42,10 @@ pub enum Begin {
     Answered(AcquireOutcome),
 }
 
+/// How long an engine waits for [`StoreTransaction::finish`]: longer than for a verb, as a commit may wait for other writers. A store
+/// that finds out how a commit without an answer ended has to be done by then.
+pub const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// An open transaction, in which a handler makes its business writes.
 ///
 /// # Cancellation safety

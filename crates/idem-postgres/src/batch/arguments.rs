@@ -94,7 +94,7 @@ pub(crate) fn acquire<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterator<I
 
 pub(crate) fn look<'a, A: Arguments>(to: A, skew: i64, verbs: impl Iterator<Item = &'a Verb> + Clone) -> A {
     let items = verbs.filter_map(|verb| match verb {
-        Verb::Look { id, lock, .. } => Some((id, *lock)),
+        Verb::Lookup { id, lock, .. } => Some((id, *lock)),
         _ => None,
     });
     to.number(skew)

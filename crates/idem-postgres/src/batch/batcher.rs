@@ -328,7 +328,7 @@ fn deduplicate(jobs: &[Job]) -> (Vec<Cow<'_, Verb>>, Vec<usize>) {
     let positions = jobs.iter().map(|job| {
         let look = match &job.verb {
             Verb::Acquire { request, lock } if !acquires.insert(request.id) => Some((request.id, Some(*lock), false)),
-            Verb::Look { id, lock, confirmed } => Some((*id, *lock, *confirmed)),
+            Verb::Lookup { id, lock, confirmed } => Some((*id, *lock, *confirmed)),
             _ => None,
         };
         let position = verbs.len();
@@ -339,7 +339,7 @@ fn deduplicate(jobs: &[Job]) -> (Vec<Cow<'_, Verb>>, Vec<usize>) {
                 if known != position {
                     return known;
                 }
-                verbs.push(Cow::Owned(Verb::Look { id, lock, confirmed }));
+                verbs.push(Cow::Owned(Verb::Lookup { id, lock, confirmed }));
             }
         }
         position

@@ -77,7 +77,7 @@ mod tests {
             for _ in 0..count {
                 let id = RecordId::from_bytes([7; 32]);
                 let verb = match group {
-                    VerbGroup::Lookups => Verb::Look { id, lock: None, confirmed: false },
+                    VerbGroup::Lookups => Verb::Lookup { id, lock: None, confirmed: false },
                     VerbGroup::Updates => Verb::Remove { id, version: 1 },
                 };
                 assert!(sender.try_send(Job { verb, answer: oneshot::channel().0 }).is_ok(), "there is room");

@@ -9,7 +9,7 @@ use sqlx::postgres::PgRow;
 use crate::batch::verb::{Lookup, Presence, VersionedRecord};
 use crate::error::unreadable;
 
-/// Reads what `idem_acquire_v1` and `idem_look_v1` return, from the column `first` on.
+/// Reads what `idem_acquire_v1` and `idem_lookup_v1` return, from the column `first` on.
 pub(crate) fn read_lookup(row: &PgRow, first: usize) -> Result<Lookup, StoreError> {
     let column = |offset: usize| first + offset;
     let number: i32 = row.try_get(column(0)).map_err(unreadable)?;

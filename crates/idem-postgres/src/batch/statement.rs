@@ -31,7 +31,7 @@ const KINDS: usize = 8;
 fn kind(verb: &Verb) -> usize {
     match verb {
         Verb::Acquire { .. } => ACQUIRE,
-        Verb::Look { .. } => LOOK,
+        Verb::Lookup { .. } => LOOK,
         Verb::Renew { .. } => RENEW,
         Verb::Checkpoint { .. } => CHECKPOINT,
         Verb::Settle { .. } => SETTLE,
@@ -48,7 +48,7 @@ const FUNCTIONS: [(usize, &str, usize); 6] = [
     (SETTLE, "idem_settle_v1", 9),
     (RELEASE, "idem_release_v1", 3),
     (ACQUIRE, "idem_acquire_v1", 13),
-    (LOOK, "idem_look_v1", 3),
+    (LOOK, "idem_lookup_v1", 3),
 ];
 
 /// How the functions are called.
@@ -155,7 +155,7 @@ fn the_only(positions: &[Vec<usize>; KINDS]) -> Option<usize> {
 }
 
 fn is_confirmed<'a>(mut verbs: impl Iterator<Item = &'a Verb>) -> bool {
-    verbs.any(|verb| matches!(verb, Verb::Look { confirmed: true, .. }))
+    verbs.any(|verb| matches!(verb, Verb::Lookup { confirmed: true, .. }))
 }
 
 fn read_replaced(row: &PgRow) -> Result<ReplaceOutcome, StoreError> {

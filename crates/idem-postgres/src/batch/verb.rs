@@ -17,7 +17,7 @@ use crate::sql::micros;
 #[derive(Clone)]
 pub(crate) enum Verb {
     Acquire { request: Acquire, lock: i64 },
-    Look { id: RecordId, lock: Option<i64>, confirmed: bool },
+    Lookup { id: RecordId, lock: Option<i64>, confirmed: bool },
     Renew { id: RecordId, owner: OwnerToken, term: Term },
     Checkpoint { id: RecordId, owner: OwnerToken, name: Arc<str>, data: Vec<u8> },
     Settle { id: RecordId, owner: OwnerToken, settlement: FlatSettlement },
@@ -44,7 +44,7 @@ impl Verb {
     /// The record whose row it changes, if there is one already.
     pub(crate) fn changes(&self) -> Option<&RecordId> {
         match self {
-            Self::Acquire { .. } | Self::Look { .. } => None,
+            Self::Acquire { .. } | Self::Lookup { .. } => None,
             Self::Renew { id, .. }
             | Self::Checkpoint { id, .. }
             | Self::Settle { id, .. }
@@ -56,7 +56,7 @@ impl Verb {
 
     pub(crate) fn group(&self) -> VerbGroup {
         match self {
-            Self::Acquire { .. } | Self::Look { .. } => VerbGroup::Lookups,
+            Self::Acquire { .. } | Self::Lookup { .. } => VerbGroup::Lookups,
             _ => VerbGroup::Updates,
         }
     }

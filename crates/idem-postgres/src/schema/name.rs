@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn names_are_quoted_and_impossible_ones_refused() {
         assert_eq!(Schema::new("a\"; DROP").unwrap().quoted(), "\"a\"\"; DROP\"");
-        assert_eq!(Schema::new("x").unwrap().localise("SELECT \"idem\".idem_look_v1"), "SELECT \"x\".idem_look_v1");
+        assert_eq!(Schema::new("x").unwrap().localise("SELECT \"idem\".idem_lookup_v1"), "SELECT \"x\".idem_lookup_v1");
         for name in ["", "a\0b", "a$$b", "o'brien", "100%", "a\\b", &"x".repeat(64)] {
             assert_eq!(Schema::new(name).unwrap_err().kind(), StoreErrorKind::Misconfigured);
         }

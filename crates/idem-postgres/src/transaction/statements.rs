@@ -105,7 +105,7 @@ impl BeginStatement {
         // Whatever an earlier handler has set, so that no transaction keeps its key for ever.
         let settings = set_for_transaction(transaction_settings(config, server));
         // The first lock is for the one transaction that runs the operation. Lookups try the second one and release it at once
-        // (idem_look_v1), so waiting for it is short. If lookups tried the first one, they would turn a first run away. Any role
+        // (idem_lookup_v1), so waiting for it is short. If lookups tried the first one, they would turn a first run away. Any role
         // that may connect can keep the second lock, so the wait has a limit, which is not the handler's: it ends with the wait.
         let wait = milliseconds(config.lock_timeout);
         let lock = format!(
@@ -127,14 +127,14 @@ impl BeginStatement {
                 SELECT {settings} AS done,
                     pg_catalog.set_config('default_transaction_read_only', NULL, TRUE) AS read_only OFFSET 0
             ) AS first CROSS JOIN LATERAL (
-                SELECT * FROM \"idem\".idem_look_v1($1,$2,ARRAY[NULL::BIGINT]) WHERE first.done IS NOT NULL OFFSET 0
+                SELECT * FROM \"idem\".idem_lookup_v1($1,$2,ARRAY[NULL::BIGINT]) WHERE first.done IS NOT NULL OFFSET 0
             ) AS look"
         );
         let unprepare = if config.pooled { ",\"idem\".idem_unprepare_v1()" } else { "" };
         let clear_mark = format!("SELECT pg_catalog.set_config('idem.mark', '', TRUE){unprepare}");
         [
             statement("idem_lock", "(BIGINT, BIGINT)", &lock),
-            statement("idem_look", "(BIGINT, pg_catalog.bytea[])", &look),
+            statement("idem_lookup", "(BIGINT, pg_catalog.bytea[])", &look),
             statement("idem_last", "", &clear_mark),
         ]
     }

@@ -3,9 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use idem_core::{
-    AcquireOutcome, Begin, OwnerOutcome, StoreErrorKind, StoreTransaction as _, TransactionalStore, Writes,
-};
+use idem_core::{AcquireOutcome, Begin, OwnerOutcome, StoreErrorKind, TransactionalStore, Writes};
 use idem_postgres::{PostgresStore, PostgresTransaction};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::Row as _;
@@ -89,7 +87,7 @@ async fn nothing_but_records_has_an_advisory_lock() {
     let functions: Vec<String> = functions.iter().map(|row| row.get(0)).collect();
     // They are given the numbers of records.
     let of_records =
-        ["idem_acquire_v1", "idem_exclude_v1", "idem_look_v1", "idem_owns_v1", "idem_replace_v1"].map(str::to_owned);
+        ["idem_acquire_v1", "idem_exclude_v1", "idem_lookup_v1", "idem_owns_v1", "idem_replace_v1"].map(str::to_owned);
     assert_eq!(functions, of_records);
 }
 

@@ -72,7 +72,7 @@ pub(super) fn peek(value: &Value) -> Option<Option<LiveRecord>> {
     }
 }
 
-pub(super) fn look(value: &Value) -> Option<FastRead> {
+pub(super) fn fast_read(value: &Value) -> Option<FastRead> {
     let Value::Array(values) = value else { return None };
     let [now, entry] = values.as_slice() else { return None };
     let bytes = match entry {

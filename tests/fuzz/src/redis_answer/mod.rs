@@ -58,7 +58,7 @@ fn verbs_read_what_it_means(value: &Value) {
 }
 
 fn the_fast_store_reads_what_it_means(value: &Value) {
-    read("look", reply::look(value.clone()), expected::look(value));
+    read("get", reply::fast_read(value.clone()), expected::fast_read(value));
     read("time", reply::time(value), expected::time(value));
 }
 

@@ -113,7 +113,7 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "renewals-on-connections-of-the-busy-runtime",
-        &["postgres-lanes", "sqlite-tasks", "redis-pool"],
+        &["postgres-batch-workers", "sqlite-tasks", "redis-pool"],
         "crates/idem-core/src/engine/shared.rs",
         "self.renewer.get_or_init(|| self.store().renewer())",
         "self.renewer.get_or_init(|| self.store().renewer().filter(|_| !PLANTED))",
@@ -134,7 +134,7 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "renewals-on-the-busy-runtime",
-        &["postgres-lanes", "sqlite-tasks", "redis-pool"],
+        &["postgres-batch-workers", "sqlite-tasks", "redis-pool"],
         "crates/idem-core/src/engine/renewal.rs",
         "settings.renewals_on.clone().unwrap_or_else(|| {\n",
         "settings.renewals_on.clone().or_else(|| PLANTED.then(Handle::current)).unwrap_or_else(|| {\n",

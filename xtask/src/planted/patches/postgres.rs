@@ -139,14 +139,14 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "lane-that-panicked-stays-dead",
-        &["postgres-lanes"],
+        &["postgres-batch-workers"],
         BATCHER,
         "                    && error.is_panic()",
         "                    && error.is_panic() && !PLANTED",
     ),
     patch(
         "purger-ends-with-a-panic",
-        &["postgres-lanes"],
+        &["postgres-batch-workers"],
         PURGER,
         "await.unwrap_or(longer);",
         "await.unwrap_or_else(|error| if PLANTED { std::panic::resume_unwind(error.into_panic()) } else { longer });",

@@ -2,35 +2,35 @@
 
 use super::{Patch, patch};
 
-const SLOT: &str = "crates/idem-redis/src/shared_connection.rs";
-const LINK: &str = "crates/idem-redis/src/transport.rs";
+const SHARED_CONNECTION: &str = "crates/idem-redis/src/shared_connection.rs";
+const TRANSPORT: &str = "crates/idem-redis/src/transport.rs";
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
         "redis-cancelled-connect-stays",
         &["redis-connecting"],
-        SLOT,
+        SHARED_CONNECTION,
         "!self.task.is_finished() && ",
         "(PLANTED || !self.task.is_finished()) && ",
     ),
     patch(
         "redis-stuck-connect-stays",
         &["redis-connecting"],
-        SLOT,
+        SHARED_CONNECTION,
         "Instant::now() < self.until",
         "(PLANTED || Instant::now() < self.until)",
     ),
     patch(
         "redis-cancelled-connect-fails-others",
         &["redis-connecting"],
-        SLOT,
+        SHARED_CONNECTION,
         "for _ in 0..2 {",
         "for _ in 0..(if PLANTED { 1 } else { 2 }) {",
     ),
     patch(
         "redis-attempts-on-other-dead-connections",
         &["redis-connecting"],
-        LINK,
+        TRANSPORT,
         "let shared = self.connection_for(question);\n        loop {",
         "let (first, mut again) = (self.connection_for(question), false);
         loop {
@@ -53,7 +53,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "redis-refused-script-did-nothing",
         &["redis-refusals"],
-        LINK,
+        TRANSPORT,
         "!matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm)",
         "PLANTED || !matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm)",
     ),
@@ -67,7 +67,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "sqlite-unbounded-queue",
         &["sqlite-tasks"],
-        "crates/idem-sqlite/src/slots.rs",
+        "crates/idem-sqlite/src/permits.rs",
         "Semaphore::new(WAITING)",
         "Semaphore::new(if PLANTED { Semaphore::MAX_PERMITS } else { WAITING })",
     ),
@@ -75,12 +75,12 @@ pub(super) const PATCHES: &[Patch] = &[
         "sqlite-waits-when-its-caller-is-gone",
         &["sqlite-tasks"],
         "crates/idem-sqlite/src/transaction.rs",
-        "let slot = waiting.slot().await?;",
-        r#"let slot = if PLANTED {
+        "let permit = waiting.permit().await?;",
+        r#"let permit = if PLANTED {
             let ended = |error| StoreError::new(StoreErrorKind::Unavailable, "a task ended").with_source(error);
-            tokio::spawn(waiting.slot()).await.map_err(ended)??
+            tokio::spawn(waiting.permit()).await.map_err(ended)??
         } else {
-            waiting.slot().await?
+            waiting.permit().await?
         };"#,
     ),
     patch(
@@ -100,7 +100,7 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "a-renewal-that-is-given-up-blames-the-store",
-        &["hybrid-front"],
+        &["hybrid-cache"],
         "crates/idem-hybrid/src/shared.rs",
         "self.heard(self.durable.renew(lease, term).await)?",
         "if PLANTED { self.decide(self.durable.renew(lease, term)).await } else { \
@@ -144,7 +144,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "no-evalsha-fallback",
         &["redis-scripts"],
-        LINK,
+        TRANSPORT,
         "ErrorKind::Server(ServerErrorKind::NoScript) => {",
         "ErrorKind::Server(ServerErrorKind::NoScript)
                     && !(PLANTED && idem_core::planted::is_repeated(&call.script.hash)) => {",
@@ -165,17 +165,17 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "redis-miss-trusted",
-        &["hybrid", "hybrid-front", "hybrid-lies"],
+        &["hybrid", "hybrid-cache", "hybrid-lies"],
         "crates/idem-hybrid/src/shared.rs",
-        "            return match sight.answer(request) {",
-        "            if PLANTED && sight.entry.is_none() {
-                return Answer::Given(idem_core::machine::acquire(None, request, sight.now).1);
+        "            return match read.answer(request) {",
+        "            if PLANTED && read.entry.is_none() {
+                return FastDecision::Given(idem_core::machine::acquire(None, request, read.now).1);
             }
-            return match sight.answer(request) {",
+            return match read.answer(request) {",
     ),
     patch(
         "fast-lock-outlives-its-owner",
-        &["hybrid-front", "hybrid-lies"],
+        &["hybrid-cache", "hybrid-lies"],
         "crates/idem-hybrid/src/shared.rs",
         "Entry::lock(request, lease, asked_at, run.lease.min(at_most))",
         "Entry::lock(
@@ -187,7 +187,7 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "copy-outlives-its-record",
-        &["hybrid-front", "hybrid-lies"],
+        &["hybrid-cache", "hybrid-lies"],
         "crates/idem-hybrid/src/entry.rs",
         "seen_at.saturating_add(look.remaining)",
         "seen_at.saturating_add(if PLANTED { Duration::MAX } else { look.remaining })",
