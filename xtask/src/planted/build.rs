@@ -30,6 +30,13 @@ pub(crate) fn example() -> Result<PathBuf, Box<dyn Error>> {
     Ok(folder.join("debug/payments"))
 }
 
+/// Whether the copy with the bugs compiles: a patch may match text whose names have changed.
+pub(crate) fn compiles() -> Result<(), Box<dyn Error>> {
+    let mut command = cargo(&["check", "--quiet", "--workspace", "--all-features"]);
+    with_bugs(&mut command)?;
+    command::run(&mut command)
+}
+
 /// The binaries of all tests.
 pub(super) struct Binaries(Vec<Binary>);
 

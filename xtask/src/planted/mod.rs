@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use bugs::{Bug, bugs};
 use build::Binaries;
-pub(crate) use build::example;
+pub(crate) use build::{compiles, example};
 use matrix::Matrix;
 use suites::{SUITES, Suite};
 use trial::{Outcome, try_out};
