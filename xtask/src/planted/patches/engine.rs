@@ -113,7 +113,7 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "renewals-on-connections-of-the-busy-runtime",
-        &["postgres-batch-workers", "sqlite-tasks", "redis-pool"],
+        &["postgres-batch-workers", "sqlite-tasks"],
         "crates/idem-core/src/engine/shared.rs",
         "self.renewer.get_or_init(|| self.store().renewer())",
         "self.renewer.get_or_init(|| self.store().renewer().filter(|_| !PLANTED))",

@@ -39,6 +39,17 @@ fn nothing_is_owned_once_the_retention_of_an_abandoned_record_is_over() {
 }
 
 #[test]
+fn a_checkpoint_that_does_not_follow_the_stored_one_is_refused_unless_it_is_the_same() {
+    let stored = Checkpoint { sequence: 2, ..checkpoint("charged") };
+    let record = Record { checkpoint: Some(stored.clone()), ..in_progress() };
+    for late in [checkpoint("intended"), Checkpoint { sequence: 2, ..checkpoint("other") }] {
+        assert_lease_lost(&record, 1, OwnerAction::Checkpoint(&late), seconds(3));
+    }
+    let repeated = apply(Some(&record), token(1), OwnerAction::Checkpoint(&stored), seconds(3));
+    assert_eq!(repeated, (Some(record), OwnerOutcome::Applied));
+}
+
+#[test]
 fn a_checkpoint_replaces_the_one_before_and_extends_nothing() {
     let record = Record { checkpoint: Some(checkpoint("old")), ..in_progress() };
     let new = Checkpoint { sequence: 2, ..checkpoint("new") };
