@@ -56,7 +56,7 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "answer-without-a-deadline",
-        &["http", "axum", "actix"],
+        &["http"],
         "crates/idem-http/src/response.rs",
         r#"tokio::time::timeout(timeout, reading)"#,
         r#"tokio::time::timeout(if PLANTED { timeout * 3 } else { timeout }, reading)"#,
