@@ -108,10 +108,11 @@ impl BeginStatement {
         // (idem_lookup_v1), so waiting for it is short. If lookups tried the first one, they would turn a first run away. Any role
         // that may connect can keep the second lock, so the wait has a limit, which is not the handler's: it ends with the wait.
         let wait = milliseconds(config.lock_timeout);
+        let is_not_locked = "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";
         let lock = format!(
             "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock($1) THEN FALSE \
              WHEN pg_catalog.set_config('lock_timeout', '{wait}', TRUE) IS NULL THEN FALSE \
-             WHEN pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL THEN FALSE \
+             WHEN {is_not_locked} THEN FALSE \
              ELSE pg_catalog.set_config('lock_timeout', NULL, TRUE) IS NOT NULL END, \
              {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \
              pg_catalog.current_setting('default_transaction_read_only')"

@@ -109,12 +109,12 @@ pub(super) const PATCHES: &[Patch] = &[
         "lookers-turn-a-first-run-away",
         &["postgres-races"],
         BEGIN_STATEMENTS,
-        r#"statement("idem_lock", "(BIGINT, BIGINT)", &lock),"#,
-        r#"statement("idem_lock", "(BIGINT, BIGINT)", &if PLANTED {
-                lock.replace("pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NOT NULL", "pg_catalog.pg_try_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT)")
-            } else {
-                lock
-            }),"#,
+        r#""pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";"#,
+        r#"if PLANTED {
+            "NOT pg_catalog.pg_try_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT)"
+        } else {
+            "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL"
+        };"#,
     ),
     patch(
         "error-of-a-pooler-taken-for-the-servers",
