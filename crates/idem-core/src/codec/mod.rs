@@ -146,7 +146,7 @@ impl TryFrom<FlatRecord> for Record {
     }
 }
 
-/// Encodes the sequence and the data of a checkpoint as one run of bytes, which sorts by the sequence.
+/// Encodes the sequence and the data of a checkpoint as bytes that sort by the sequence.
 #[must_use]
 pub fn encode_checkpoint(checkpoint: &Checkpoint) -> Vec<u8> {
     let mut encoded = Vec::with_capacity(4 + checkpoint.data.len());

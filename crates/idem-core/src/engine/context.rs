@@ -110,13 +110,8 @@ impl Context {
     pub(super) fn roll_back_when_given_back(&self) {
         self.run.lost.cancel();
         let Some(slot) = self.run.transaction.clone() else { return };
-        let giving_up = self.shared().giving_up.clone();
-        self.shared().tasks.spawn(async move {
-            tokio::select! {
-                mut transaction = slot.lock() => drop(transaction.take()),
-                () = giving_up.cancelled() => {}
-            }
-        });
+        // No shutdown waits for it, and none ends it: the borrower may take as long as it likes.
+        tokio::spawn(async move { drop(slot.lock().await.take()) });
     }
 
     /// The transaction, unless a handler has borrowed it.
