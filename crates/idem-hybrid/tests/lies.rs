@@ -52,6 +52,12 @@ impl Dice {
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 >> 20).unwrap() % limit
     }
+
+    /// A token that nobody had before.
+    fn token(&mut self) -> OwnerToken {
+        self.below(2);
+        OwnerToken::from_bytes([self.0.to_be_bytes(), self.0.to_le_bytes()].concat().try_into().unwrap())
+    }
 }
 
 impl World {
@@ -65,8 +71,9 @@ impl World {
             durable,
             fast,
             clock,
-            ids: (0..IDS).map(|_| fixture::fresh_id()).collect(),
-            owners: (0..OWNERS).map(|_| OwnerToken::random()).collect(),
+            ids: (0..IDS).map(|number| RecordId::from_bytes([u8::try_from(number).unwrap(); 32])).collect(),
+            // As many in each process, see `store`.
+            owners: (0..OWNERS).map(|number| OwnerToken::from_bytes([u8::try_from(number + 1).unwrap(); 16])).collect(),
             dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             leases: HashMap::new(),
             put_off: 0,
@@ -93,7 +100,7 @@ impl World {
         let request = Acquire {
             id,
             // Now and then a token that was used before, as when an answer was lost.
-            owner: if self.dice.below(4) == 0 { OwnerToken::random() } else { self.owners[self.dice.below(OWNERS)] },
+            owner: if self.dice.below(4) == 0 { self.dice.token() } else { self.owners[self.dice.below(OWNERS)] },
             term: Term { lease: SECOND * 2, retention: SECOND * 3 },
             takeover: [Takeover::Rerun, Takeover::Unknown][self.dice.below(2)],
             on_mismatch: [OnMismatch::Refuse, OnMismatch::Refuse, OnMismatch::ReplayOriginal][self.dice.below(3)],

@@ -1,6 +1,6 @@
 //! A fast store that does everything wrong that it may.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub struct LyingFast {
 struct State {
     random: u64,
     /// Everything that was ever put.
-    history: HashMap<RecordId, Vec<FastEntry>>,
+    history: BTreeMap<RecordId, Vec<FastEntry>>,
     late: Vec<(RecordId, FastEntry)>,
     told: HashMap<Lie, u64>,
     failures_in_a_row: u32,
