@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 
-use crate::Error;
+use crate::error::Error;
 
 /// What one turn came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -133,4 +133,14 @@ pub(crate) fn p50(sample: &Sample) -> Option<f64> {
 
 pub(crate) fn p99(sample: &Sample) -> Option<f64> {
     sample.p99
+}
+
+/// A figure of a turn, and what it is called.
+pub(crate) type Figure = (&'static str, fn(&Sample) -> Option<f64>);
+
+/// Prints how many times as much one has as the other, if both took part.
+pub(crate) fn say(outcome: &Outcome, one: &str, other: &str, (figure, of): Figure) {
+    if let Some(ratio) = outcome.ratio(one, other, of) {
+        println!("{figure} of {one} against {other}: {:.2}x ({:.2} – {:.2})", ratio.median, ratio.min, ratio.max);
+    }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use tokio::task::JoinSet;
 
-use crate::Error;
 use crate::contest::{Contestant, Sample};
+use crate::error::Error;
 
 /// What a client does.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;

@@ -9,8 +9,10 @@ use sha2::{Digest, Sha256};
 
 use crate::contest::{Outcome, Row, Sample, p50};
 use crate::document::document;
-use crate::report::{Goal, Report};
-use crate::{Error, Pace};
+use crate::error::Error;
+use crate::judged::Goal;
+use crate::pace::Pace;
+use crate::report::Report;
 
 /// What a turn does, once.
 type Work<'a> = Box<dyn Fn() + 'a>;

@@ -12,13 +12,15 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use crate::contest::{Contestant, Outcome, Sample, hold, p50, p99};
+use crate::contest::{Contestant, Outcome, Sample, hold, p50, p99, say};
 use crate::drive::{Work, driven, histogram, sample};
-use crate::limits::say;
+use crate::error::Error;
+use crate::judged::Goal;
 use crate::outside::pgbench;
+use crate::pace::Pace;
 use crate::records::{Maker, scattered};
-use crate::report::{Goal, Report};
-use crate::{Error, Pace, servers};
+use crate::report::Report;
+use crate::servers;
 
 /// One after another: what a single request waits for, and not what the crowd does.
 const CLIENTS: usize = 1;

@@ -8,12 +8,14 @@ use std::time::Duration;
 use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_servers::Postgres;
 
-use crate::contest::{Contestant, Outcome, Sample, hold, p50, per_second};
+use crate::contest::{Contestant, Outcome, Sample, hold, p50, per_second, say};
+use crate::error::Error;
 use crate::http::serve::Stack;
 use crate::outside::pgbench;
+use crate::pace::Pace;
 use crate::records::Maker;
 use crate::report::Report;
-use crate::{Error, Pace, growth, http, servers, store};
+use crate::{growth, http, servers, store};
 
 /// By which handlers over HTTP are late.
 const BUSY: [(&str, Duration); 4] = [
@@ -90,14 +92,4 @@ async fn postgres(server: &Postgres, pace: Pace, report: &mut Report) -> Result<
         report.add(outcome);
     }
     Ok(())
-}
-
-/// A figure of a turn, and what it is called.
-pub(crate) type Figure = (&'static str, fn(&Sample) -> Option<f64>);
-
-/// Prints how many times as much one has as the other, if both took part.
-pub(crate) fn say(outcome: &Outcome, one: &str, other: &str, (figure, of): Figure) {
-    if let Some(ratio) = outcome.ratio(one, other, of) {
-        println!("{figure} of {one} against {other}: {:.2}x ({:.2} – {:.2})", ratio.median, ratio.min, ratio.max);
-    }
 }

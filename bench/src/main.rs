@@ -6,12 +6,15 @@
 mod contest;
 mod document;
 mod drive;
+mod error;
 mod fingerprint;
 mod growth;
 mod http;
+mod judged;
 mod limits;
 mod memory;
 mod outside;
+mod pace;
 mod page;
 mod peers;
 mod plot;
@@ -22,14 +25,12 @@ mod store;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::error::Error;
+use crate::pace::Pace;
 use crate::report::Report;
-
-/// Whatever ends a run before its report.
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
@@ -69,20 +70,6 @@ enum Group {
     Peers,
     /// What bounds the others; only when it is named.
     Limits,
-}
-
-/// How long everything takes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Pace {
-    pub(crate) rounds: usize,
-    /// One turn of one contestant.
-    pub(crate) turn: Duration,
-    pub(crate) quick: bool,
-}
-
-impl Pace {
-    const FULL: Self = Self { rounds: 5, turn: Duration::from_secs(3), quick: false };
-    const QUICK: Self = Self { rounds: 2, turn: Duration::from_millis(700), quick: true };
 }
 
 #[tokio::main]

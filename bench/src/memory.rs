@@ -3,11 +3,12 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::Error;
 use crate::contest::Spread;
+use crate::error::Error;
 use crate::http::Server;
 use crate::http::serve::Stack;
-use crate::report::{Goal, Report};
+use crate::judged::Goal;
+use crate::report::Report;
 
 /// Requests in flight, each on a connection of its own.
 const REQUESTS: u64 = 10_000;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use crate::Error;
 use crate::contest::Sample;
+use crate::error::Error;
 
 /// What a program printed, or what is wrong with it.
 async fn output(command: &mut Command) -> Result<String, Error> {

@@ -3,9 +3,9 @@
 //! They stand between marks, which Markdown does not show: `<!-- goals -->` or `<!-- contests: NAME | NAME -->`, with the
 //! beginnings of the contests' names, and `<!-- end -->`. The text around them is for people to write.
 
-use crate::Error;
 use crate::contest::{Outcome, Sample, p50, p99, per_second};
-use crate::report::Judged;
+use crate::error::Error;
+use crate::judged::Judged;
 
 const END: &str = "<!-- end -->";
 

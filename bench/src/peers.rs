@@ -10,10 +10,12 @@ use tokio::process::Command;
 
 use crate::contest::{Contestant, Sample, hold};
 use crate::drive::driven;
+use crate::error::Error;
 use crate::outside::file;
+use crate::pace::Pace;
 use crate::records::Maker;
 use crate::report::Report;
-use crate::{Error, Pace, servers};
+use crate::servers;
 
 pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let Some(python) = python().await? else {

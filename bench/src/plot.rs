@@ -4,9 +4,9 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use crate::Error;
 use crate::contest::{Outcome, Spread, per_second};
-use crate::report::Judged;
+use crate::error::Error;
+use crate::judged::Judged;
 
 const OURS: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
 const OTHERS: RGBColor = RGBColor(0xa0, 0xa0, 0xa0);

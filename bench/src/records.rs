@@ -11,8 +11,8 @@ use idem_core::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::Error;
 use crate::drive::Work;
+use crate::error::Error;
 
 /// Longer than any run.
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);

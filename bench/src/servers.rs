@@ -4,7 +4,7 @@ use idem_servers::{Postgres, Redis};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 
-use crate::Error;
+use crate::error::Error;
 
 /// Everything durable, as a production server is: only what would make checkpoints fall into some turns and not into others is
 /// larger than by default.

@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let servers = Servers::start()?;
     println!("{} sequences of verbs each", options.cases);
     for package in packages {
-        let mut tests = cargo(&["test", "-p", package, "--test", "conformance", "--", TESTS]);
+        let mut tests = cargo(&["test", "-p", package, "--test", "store", "--", TESTS]);
         command::run(servers.announce(tests.env("IDEM_CASES", options.cases.to_string())))?;
     }
     Ok(())

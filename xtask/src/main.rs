@@ -6,6 +6,7 @@ mod command;
 mod conformance;
 mod containers;
 mod docker;
+mod executables;
 mod fuzz;
 mod gates;
 mod images;
@@ -109,6 +110,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             checks::documentation()?;
             gates::run_all()?;
             test::run()?;
+            test::compile_fail()?;
             model::run(&options)?;
         }
         Task::Gate(options) => gates::run(&options)?,

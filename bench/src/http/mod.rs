@@ -10,10 +10,13 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::contest::{Contestant, Outcome, hold, per_second};
+use crate::error::Error;
 use crate::http::serve::Stack;
+use crate::judged::Goal;
 use crate::outside::{Keys, warm_up, wrk};
-use crate::report::{Goal, Report};
-use crate::{Error, Pace, servers};
+use crate::pace::Pace;
+use crate::report::Report;
+use crate::servers;
 
 /// Connections at once.
 const CONNECTIONS: usize = 64;

@@ -20,7 +20,7 @@ use ruts::{CookieOptions, SessionLayer};
 use tokio::net::TcpListener;
 use tower_cookies::CookieManagerLayer;
 
-use crate::Error;
+use crate::error::Error;
 
 /// What answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -8,12 +8,14 @@ use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 use idem_servers::{Postgres, Redis};
 
-use super::{CLIENTS, crowd, replays};
+use super::crowd::{CLIENTS, crowd, replays};
 use crate::contest::{hold, p50};
 use crate::drive::driven;
+use crate::error::Error;
+use crate::judged::Goal;
+use crate::pace::Pace;
 use crate::records::Maker;
-use crate::report::{Goal, Report};
-use crate::{Error, Pace};
+use crate::report::Report;
 
 pub(crate) async fn run(postgres: &Postgres, redis: &Redis, pace: Pace, report: &mut Report) -> Result<(), Error> {
     let durable = PostgresStore::open(PostgresConfig::new(postgres.url()).schema("behind")).await?;

@@ -1,5 +1,6 @@
 //! The stores beside what is written by hand for the same servers.
 
+mod crowd;
 mod hybrid;
 mod postgres;
 mod redis;
@@ -7,21 +8,10 @@ mod sqlite;
 
 pub(crate) use self::redis::limits as redis_limits;
 pub(crate) use self::sqlite::limits as sqlite_limits;
+use crate::error::Error;
+use crate::pace::Pace;
 use crate::report::Report;
-use crate::{Error, Pace, servers};
-
-/// Clients at once, unless a contest says otherwise.
-const CLIENTS: usize = 64;
-
-/// How many clients, in words.
-fn crowd(clients: usize) -> String {
-    if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") }
-}
-
-/// Settled records for replays.
-fn replays(pace: Pace) -> u64 {
-    if pace.quick { 10_000 } else { 100_000 }
-}
+use crate::servers;
 
 pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let postgres = servers::postgres()?;

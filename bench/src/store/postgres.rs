@@ -8,13 +8,16 @@ use idem_core::{Begin, OwnerOutcome, TransactionalStore, Writes};
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_servers::Postgres;
 
-use super::{CLIENTS, crowd, replays};
+use super::crowd::{CLIENTS, crowd, replays};
 use crate::contest::{Contestant, Outcome, hold, p50, per_second};
 use crate::drive::{Work, driven};
+use crate::error::Error;
+use crate::judged::Goal;
 use crate::outside::pgbench;
+use crate::pace::Pace;
 use crate::records::{DAY, Maker};
-use crate::report::{Goal, Report};
-use crate::{Error, Pace, servers};
+use crate::report::Report;
+use crate::servers;
 
 pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> Result<(), Error> {
     let mut connection = servers::connect(server).await?;

@@ -7,14 +7,16 @@ use std::time::Duration;
 use idem_redis::{RedisConfig, RedisStore};
 use idem_servers::{Redis, redis_command};
 
-use super::CLIENTS;
-use crate::contest::{Contestant, Sample, hold, per_second};
+use super::crowd::CLIENTS;
+use crate::contest::{Contestant, Sample, hold, per_second, say};
 use crate::drive::driven;
-use crate::limits::say;
+use crate::error::Error;
+use crate::judged::Goal;
 use crate::outside::{number_after, redis_benchmark};
+use crate::pace::Pace;
 use crate::records::Maker;
-use crate::report::{Goal, Report};
-use crate::{Error, Pace, servers};
+use crate::report::Report;
+use crate::servers;
 
 /// Keys that the hand-written settlement finds. Fewer than a turn has settlements, so that they are there after a warm-up.
 const KEYS: u64 = 10_000;

@@ -9,13 +9,14 @@ use sha2::{Digest, Sha256};
 use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
-use super::{CLIENTS, crowd};
-use crate::contest::{hold, per_second};
+use super::crowd::{CLIENTS, crowd};
+use crate::contest::{hold, per_second, say};
 use crate::drive::{Work, driven};
-use crate::limits::say;
+use crate::error::Error;
+use crate::judged::Goal;
+use crate::pace::Pace;
 use crate::records::Maker;
-use crate::report::{Goal, Report};
-use crate::{Error, Pace};
+use crate::report::Report;
 
 pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let folder = tempfile::tempdir()?;

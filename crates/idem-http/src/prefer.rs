@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use crate::syntax::{BLANKS, unquoted};
+use crate::syntax::{BLANKS, split_outside_quotes, unquoted};
 
 /// The `wait` preference in the values of the `Prefer` field lines; the first one counts (RFC 7240 section 2), and what
 /// cannot be understood is ignored, as a preference may be.
 pub(crate) fn wait<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<Duration> {
     values
         .filter_map(|value| std::str::from_utf8(value).ok())
-        .flat_map(|value| split_unquoted(value, ','))
-        .filter_map(|preference| split_unquoted(preference, ';').next()?.split_once('='))
+        .flat_map(|value| split_outside_quotes(value, ','))
+        .filter_map(|preference| split_outside_quotes(preference, ';').next()?.split_once('='))
         .find(|(name, _)| name.trim_matches(BLANKS).eq_ignore_ascii_case("wait"))
         .and_then(|(_, seconds)| whole_number(seconds.trim_matches(BLANKS)))
         .map(Duration::from_secs)
@@ -20,16 +20,6 @@ pub(crate) fn wait<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<Duratio
 fn whole_number(text: &str) -> Option<u64> {
     let text = unquoted(text).unwrap_or(text);
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
-}
-
-/// The parts between separators that stand in no quoted string.
-fn split_unquoted(text: &str, separator: char) -> impl Iterator<Item = &str> {
-    let (mut quoted, mut escaped) = (false, false);
-    text.split(move |character| {
-        quoted ^= character == '"' && !escaped;
-        escaped = quoted && character == '\\' && !escaped;
-        character == separator && !quoted
-    })
 }
 
 #[cfg(test)]

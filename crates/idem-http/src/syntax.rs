@@ -18,6 +18,16 @@ pub(crate) fn unquoted(value: &str) -> Option<&str> {
     (!inner.contains(['"', '\\'])).then_some(inner)
 }
 
+/// The parts between separators that stand in no quoted string.
+pub(crate) fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let (mut quoted, mut escaped) = (false, false);
+    text.split(move |character| {
+        quoted ^= character == '"' && !escaped;
+        escaped = quoted && character == '\\' && !escaped;
+        character == separator && !quoted
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use idem_servers::setup::{postgres, redis};
+
 use crate::Error;
 use crate::docker::docker;
 
@@ -16,11 +18,11 @@ struct Kind {
 }
 
 const POSTGRES: Kind =
-    Kind { name: "Postgres", variable: "IDEM_POSTGRES_IMAGE", official: "postgres:17", own: "idem-test/postgres" };
+    Kind { name: "Postgres", variable: postgres::IMAGE_VARIABLE, official: postgres::IMAGE, own: "idem-test/postgres" };
 const REDIS: Kind = Kind {
     name: "Redis, Sentinels and Cluster",
-    variable: "IDEM_REDIS_IMAGE",
-    official: "redis:7",
+    variable: redis::IMAGE_VARIABLE,
+    official: redis::IMAGE,
     own: "idem-test/redis",
 };
 const PGBOUNCER: Kind = Kind {

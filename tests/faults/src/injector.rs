@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use idem_faults::{Fault, Kind, Known, Planned, Proxy, Weather};
+use idem_faults::{Fault, Kind, Known, Planned};
+use idem_proxy::{Network, Proxy, Weather};
 use idem_servers::redis_command;
 use sqlx::{Connection, Row};
 use tokio::time::sleep;
@@ -262,7 +263,7 @@ async fn seconds_ahead(url: &str) -> Result<f64, Error> {
 }
 
 /// Says how often something came to harm.
-async fn blow(fault: &Fault, proxy: &Proxy) -> u64 {
+async fn blow(fault: &Fault, proxy: &Proxy<Network>) -> u64 {
     let before = proxy.harmed();
     proxy.weather(fault.weather);
     sleep(fault.lasts.max(Duration::from_millis(300))).await;

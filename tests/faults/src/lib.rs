@@ -3,13 +3,11 @@
 
 mod checker;
 mod history;
-mod proxy;
 mod random;
 mod register;
 mod schedule;
 
 pub use checker::{Behind, Known, Promise, Seen, Violation, What, check, seen};
 pub use history::{Answer, Key, Operation, Payment};
-pub use proxy::{Proxy, Weather};
 pub use random::Random;
 pub use schedule::{Bad, Cell, Contract, Fault, Kind, Planned, Share, Stall, Store, plan};

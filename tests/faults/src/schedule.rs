@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use crate::proxy::Weather;
 use crate::random::Random;
+use idem_proxy::Weather;
 
 /// Where records are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

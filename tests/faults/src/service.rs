@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use idem_faults::{Cell, Contract, Proxy, Store};
+use idem_faults::{Cell, Contract, Store};
+use idem_proxy::{Network, Proxy};
 use idem_servers::Clock;
 
 use crate::Error;
@@ -28,9 +29,9 @@ pub(crate) struct Service {
     next: PathBuf,
     /// Its own.
     pub(crate) clock: Clock,
-    pub(crate) to_service: Proxy,
-    pub(crate) to_postgres: Option<Proxy>,
-    pub(crate) to_redis: Option<Proxy>,
+    pub(crate) to_service: Proxy<Network>,
+    pub(crate) to_postgres: Option<Proxy<Network>>,
+    pub(crate) to_redis: Option<Proxy<Network>>,
 }
 
 /// Where the real servers listen.
@@ -71,7 +72,7 @@ impl Service {
             let ledger = folder.join("ledger.db");
             args.extend(["--ledger".to_owned(), format!("sqlite://{}", ledger.display())]);
         }
-        let to_service = Proxy::start(0).await?;
+        let to_service = Proxy::to_port(0).await?;
         let name = format!("service-{number}");
         let clock = Clock::new(&folder.join(format!("{name}.clock")))?;
         // `cargo xtask faults` has built it, beside this program.
@@ -194,9 +195,9 @@ impl Service {
     }
 }
 
-async fn proxy(upstream: Option<u16>) -> Result<Option<Proxy>, Error> {
+async fn proxy(upstream: Option<u16>) -> Result<Option<Proxy<Network>>, Error> {
     match upstream {
-        Some(port) => Ok(Some(Proxy::start(port).await?)),
+        Some(port) => Ok(Some(Proxy::to_port(port).await?)),
         None => Ok(None),
     }
 }

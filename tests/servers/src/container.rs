@@ -24,8 +24,8 @@ pub(crate) struct Image {
     pub(crate) prefix: &'static str,
     /// Where the server listens in its container.
     pub(crate) port: u16,
-    /// `NAME=value`
-    pub(crate) environment: &'static [&'static str],
+    /// Names, with their values.
+    pub(crate) environment: &'static [(&'static str, &'static str)],
     /// A command in the container that succeeds when the server accepts connections.
     pub(crate) is_ready: &'static [&'static str],
     /// A command in the container that prints the version.
@@ -148,7 +148,8 @@ fn provide(image: &str) -> Result<String, String> {
 fn command(image: &Image, provided: &str, name: &str, port: u16, words: &[&str]) -> Vec<OsString> {
     let publish = format!("127.0.0.1:{port}:{}", image.port);
     let mut command = vec!["docker", "run", "--detach", "--name", name, "--publish", &publish];
-    command.extend(image.environment.iter().flat_map(|pair| ["--env", pair]));
+    let variables: Vec<String> = image.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    command.extend(variables.iter().flat_map(|variable| ["--env", variable]));
     command.push(provided);
     command.extend(words);
     command.into_iter().map(OsString::from).collect()

@@ -30,6 +30,7 @@ mod processes;
 mod programs;
 mod redis;
 mod server;
+pub mod setup;
 mod upstream;
 
 pub use clock::Clock;

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use crate::account::Account;
 use crate::keeper::{self, Keeper};
+use crate::setup::pgbouncer::configuration;
 use crate::upstream::Upstream;
 use crate::{Error, port, processes, programs};
 
@@ -68,14 +69,16 @@ impl PgBouncer {
         let folder = TempDir::with_prefix("idem-pgbouncer-").map_err(Error::io("make a temporary folder"))?;
         let account = Account::for_owner_of(folder.path())?;
         let port = port::free()?;
-        let configuration = folder.path().join("pgbouncer.ini");
-        let text = configure(upstream, port, pool_size, settings);
-        std::fs::write(&configuration, text).map_err(Error::io("write a file"))?;
+        let file = folder.path().join("pgbouncer.ini");
+        let encryption = upstream.encryption();
+        let settings = [&[encryption.as_str()], settings].concat();
+        let text = configuration(&upstream.databases(), ("127.0.0.1", port), pool_size, &settings);
+        std::fs::write(&file, text).map_err(Error::io("write a file"))?;
         if let Some(account) = account {
-            account.own(&configuration)?;
+            account.own(&file)?;
         }
         // What other signals mean differs between its versions.
-        let keeper = Keeper::start(account, folder.path(), keeper::KILL, [program.into(), configuration.into()])?;
+        let keeper = Keeper::start(account, folder.path(), keeper::KILL, [program.into(), file.into()])?;
         let output = Command::new(program).arg("--version").output().map_err(Error::io("run pgbouncer --version"))?;
         let mut pgbouncer = PgBouncer {
             keeper,
@@ -165,17 +168,4 @@ impl PgBouncer {
     pub fn origin(&self) -> &str {
         &self.origin
     }
-}
-
-/// There is no `ignore_startup_parameters` and nothing else that helps a client: what works here has to work behind a
-/// PgBouncer that knows nothing of the application. Without a socket, a port that is taken is an error and not a warning.
-fn configure(upstream: &Upstream, port: u16, pool_size: u16, settings: &[&str]) -> String {
-    format!(
-        "[databases]\n{}\n\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
-         auth_type = any\npool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 500\n{}\n{}\n",
-        upstream.databases(),
-        upstream.encryption(),
-        // The last one of a name counts.
-        settings.join("\n")
-    )
 }

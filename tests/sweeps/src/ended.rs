@@ -21,8 +21,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::coverage::Coverage;
 use crate::hold;
-use crate::proxy::{Cut, Direction, Ending, Proxy};
 use crate::world::{Checked, PATIENCE, SHORT};
+use idem_proxy::{Cut, Cuts, Direction, Ended, Ending, Proxy};
 
 /// Until then the store serves somebody again: what was left behind is given up after [`SHORT`], more than once at worst.
 const BOUND: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ struct Server {
     url: String,
     /// Of a schema, or the prefix of keys.
     name: String,
-    proxy: Option<Proxy>,
+    proxy: Option<Proxy<Cuts>>,
     group: Mutex<Group>,
     _pooler: Option<PgBouncer>,
     _folder: Option<TempDir>,
@@ -257,7 +257,7 @@ impl Server {
         let (request, lease) = prepare(&store, trial.verb).await?;
         if let Some(proxy) = &self.proxy {
             if trial.is_cold {
-                proxy.end_all();
+                proxy.end_all(Ended::Reset);
             }
             proxy.arm(None);
         }
@@ -335,7 +335,7 @@ impl Server {
     async fn hold(&self, trial: Trial) -> Checked {
         if let Some(proxy) = &self.proxy {
             if trial.is_cold {
-                proxy.end_all();
+                proxy.end_all(Ended::Reset);
             }
             proxy.arm(Some(Cut { direction: Direction::Answers, after: trial.after, ending: Ending::Silence }));
             return Ok(());
@@ -425,13 +425,13 @@ fn nodes(group: &Group) -> Checked<Vec<u16>> {
 }
 
 /// The URL of a proxy in front of the server of a URL.
-async fn behind(url: &str, proxy: &mut Option<Proxy>) -> Checked<String> {
+async fn behind(url: &str, proxy: &mut Option<Proxy<Cuts>>) -> Checked<String> {
     let (scheme, rest) = url.split_once("://").ok_or("a URL has a scheme")?;
     let (authority, path) =
         rest.split_once('/').map_or((rest, String::new()), |(first, path)| (first, format!("/{path}")));
     let (login, address) = authority.rsplit_once('@').map_or(("", authority), |(login, address)| (login, address));
     let (host, port) = address.rsplit_once(':').ok_or("the URL needs a port")?;
-    let started = proxy.insert(Proxy::start(host, port.parse()?).await?);
+    let started = proxy.insert(Proxy::start(host, port.parse()?, Cuts::default()).await?);
     let login = if login.is_empty() { String::new() } else { format!("{login}@") };
     Ok(format!("{scheme}://{login}127.0.0.1:{}{path}", started.port()))
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use idem_testkit::drop_at_await;
 
-use crate::proxy::{Cut, Direction, Ending, Proxy};
 use crate::world::World;
+use idem_proxy::{Cut, Cuts, Direction, Ended, Ending, Proxy};
 
 /// Longer than it takes a connection to come back to its pool.
 const RETURN: Duration = Duration::from_millis(250);
@@ -34,7 +34,7 @@ pub(crate) struct Trial {
     /// The number of the trial. Those with an even one let another client ask first.
     pub(crate) turn: usize,
     /// Which of the servers' proxies cuts.
-    proxy: Option<Arc<Proxy>>,
+    proxy: Option<Arc<Proxy<Cuts>>>,
     met: AtomicUsize,
     carried: [AtomicUsize; 2],
 }
@@ -43,7 +43,7 @@ pub(crate) struct Trial {
 pub(crate) type Told<T, E> = Option<Result<T, E>>;
 
 impl Trial {
-    pub(crate) fn new(harm: Harm, turn: usize, proxy: Option<Arc<Proxy>>) -> Self {
+    pub(crate) fn new(harm: Harm, turn: usize, proxy: Option<Arc<Proxy<Cuts>>>) -> Self {
         Self { harm, turn, proxy, met: AtomicUsize::new(0), carried: Default::default() }
     }
 
@@ -73,7 +73,7 @@ impl Trial {
         let told = match (self.harm, &self.proxy) {
             (Harm::Drop { at, is_cold }, _) => {
                 if is_cold {
-                    world.proxies.iter().for_each(|proxy| proxy.end_all());
+                    world.proxies.iter().for_each(|proxy| proxy.end_all(Ended::Reset));
                 }
                 let told = drop_at_await(at, verb).await;
                 self.met.fetch_add(usize::from(told.is_none()), Ordering::Relaxed);

@@ -7,7 +7,6 @@ mod engine;
 mod harm;
 mod leased;
 mod panics;
-mod proxy;
 mod sweep;
 mod transactions;
 mod world;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::coverage::Coverage;
 use crate::harm::{Harm, Trial};
 use crate::leased::Verb;
-use crate::proxy::{Cut, Direction, Ending};
 use crate::transactions::Part;
 use crate::world::{Checked, LONG, PATIENCE, Place, SHORT, World};
+use idem_proxy::{Cut, Direction, Ending};
 
 /// Some answers are there before they are awaited: many sweeps meet every await.
 const SWEEPS: usize = 10;

@@ -19,7 +19,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection, SqlitePool};
 use tempfile::TempDir;
 use tokio::sync::Mutex;
 
-use crate::proxy::Proxy;
+use idem_proxy::{Cuts, Proxy};
 
 /// A result whose error says what does not hold, or why that could not be seen.
 pub(crate) type Checked<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -79,7 +79,7 @@ pub(crate) struct World {
     pub(crate) rival: Arc<dyn IdempotencyStore>,
     /// What decides.
     pub(crate) truth: Arc<dyn IdempotencyStore>,
-    pub(crate) proxies: Vec<Arc<Proxy>>,
+    pub(crate) proxies: Vec<Arc<Proxy<Cuts>>>,
     time: Time,
     business: Business,
     /// What a hybrid is made of, anew for each trial: its breaker shall not remember the last one.
@@ -152,7 +152,7 @@ impl World {
             _ => None,
         };
         let way: PgConnectOptions = pooler.as_ref().map_or(Ok(direct.clone()), |pooler| pooler.url().parse())?;
-        let proxy = Arc::new(Proxy::start(way.get_host(), way.get_port()).await?);
+        let proxy = Arc::new(Proxy::start(way.get_host(), way.get_port(), Cuts::default()).await?);
         let through = match place {
             Place::HybridRedis => direct.clone(),
             _ => way.host("127.0.0.1").port(proxy.port()),
@@ -374,13 +374,13 @@ fn fresh_name() -> String {
     format!("sweep_{token}")
 }
 
-async fn redis_proxy() -> Checked<Arc<Proxy>> {
+async fn redis_proxy() -> Checked<Arc<Proxy<Cuts>>> {
     let url = idem_servers::redis_url();
     let authority = url.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
     let (host, port) = authority.rsplit_once(':').ok_or("REDIS_URL needs a host and a port, without a password")?;
-    Ok(Arc::new(Proxy::start(host, port.parse()?).await?))
+    Ok(Arc::new(Proxy::start(host, port.parse()?, Cuts::default()).await?))
 }
 
-fn at(proxy: &Proxy) -> String {
+fn at(proxy: &Proxy<Cuts>) -> String {
     format!("redis://127.0.0.1:{}", proxy.port())
 }

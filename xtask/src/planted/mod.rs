@@ -14,7 +14,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use bugs::{Bug, bugs};
-use build::Binaries;
+use build::Executables;
 pub(crate) use build::{compiles, example};
 use matrix::Matrix;
 use suites::{SUITES, Suite};
@@ -37,12 +37,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let bugs: Vec<&Bug> = bugs().filter(is_chosen).collect();
     let is_needed = |suite: &&Suite| bugs.iter().any(|bug| bug.suites.contains(&suite.name));
     let suites: Vec<&Suite> = SUITES.iter().filter(is_needed).collect();
-    let binaries = Binaries::build()?;
+    let executables = Executables::build()?;
     let servers = Servers::start()?;
 
     println!("\nwithout a bug:");
     for suite in &suites {
-        match try_out(suite, None, &binaries, &servers)? {
+        match try_out(suite, None, &executables, &servers)? {
             Outcome::Survived => {}
             outcome => return Err(format!("{} has to pass without a bug, and did not: {outcome}", suite.name).into()),
         }
@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     for bug in bugs {
         println!("\n{}:", bug.name);
         let of_bug = suites.iter().filter(|suite| bug.suites.contains(&suite.name));
-        let outcomes = of_bug.map(|suite| Ok((suite.name, try_out(suite, Some(bug), &binaries, &servers)?)));
+        let outcomes = of_bug.map(|suite| Ok((suite.name, try_out(suite, Some(bug), &executables, &servers)?)));
         matrix.add(bug, outcomes.collect::<Result<_, Box<dyn Error>>>()?);
     }
     println!("\n{matrix}");

@@ -4,14 +4,14 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 
 use super::bugs::Bug;
-use super::build::Binaries;
+use super::build::Executables;
 use super::suites::Suite;
 use crate::servers::Servers;
 
@@ -56,11 +56,11 @@ impl Outcome {
 pub(super) fn try_out(
     suite: &Suite,
     bug: Option<&Bug>,
-    binaries: &Binaries,
+    executables: &Executables,
     servers: &Servers,
 ) -> Result<Outcome, Box<dyn Error>> {
     let began = Instant::now();
-    let outcome = attempt(suite, bug, binaries, servers)?;
+    let outcome = attempt(suite, bug, executables, servers)?;
     let shown = match (bug, &outcome) {
         (None, Outcome::Survived) => "passed".to_owned(),
         _ => outcome.to_string(),
@@ -72,16 +72,15 @@ pub(super) fn try_out(
 fn attempt(
     suite: &Suite,
     bug: Option<&Bug>,
-    binaries: &Binaries,
+    executables: &Executables,
     servers: &Servers,
 ) -> Result<Outcome, Box<dyn Error>> {
-    let (program, folder) = binaries.of(suite)?;
     let printed = NamedTempFile::new()?;
-    let mut command = Command::new(program);
-    // As cargo would run it; in a group of its own, so that what it starts can be ended with it.
-    command.args(suite.filters).current_dir(folder).env("CARGO_MANIFEST_DIR", folder).process_group(0);
+    let mut command = executables.of(suite)?.command();
+    // In a group of its own, so that what it starts can be ended with it.
+    command.args(suite.filters).process_group(0);
     let output = printed.reopen()?;
-    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    command.stdout(output.try_clone()?).stderr(output);
     // A failure is expected here, and no case to be kept.
     command.envs(FEWER).env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true").env_remove(VARIABLE);
     command.envs(bug.map(|bug| (VARIABLE, bug.name)));

@@ -7,7 +7,6 @@ use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
 use actix_web::test::init_service;
 use actix_web::{App, Error, HttpResponse, error, rt, web};
-use futures_util::future::join_all;
 use futures_util::{TryFutureExt, stream};
 use idem_actix::{Idempotency, IdempotencyLayer, ProblemKind, ResponseDirectives, Settings};
 use idem_testkit::{Fault, FaultyStore, Verb};
@@ -15,7 +14,7 @@ use tokio::runtime;
 use tokio::sync::Semaphore;
 use tokio::task::LocalSet;
 
-use crate::support::{Runs, at_most_once, counted, eventually, memory, post, post_and_wait, send};
+use crate::support::{Runs, at_most_once, counted, memory, post, post_and_wait, send};
 
 /// A handler whose first run panics.
 fn panicking(runs: &Runs) -> impl AsyncHandler {
@@ -33,30 +32,6 @@ fn panicking(runs: &Runs) -> impl AsyncHandler {
 /// A handler of actix that takes nothing.
 trait AsyncHandler: actix_web::Handler<(), Output = HttpResponse> {}
 impl<H: actix_web::Handler<(), Output = HttpResponse>> AsyncHandler for H {}
-
-#[actix_web::test]
-async fn a_panic_under_at_most_once_is_the_outcome() {
-    let runs = Runs::default();
-    let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(panicking(&runs)))).await;
-    let first = send(&app, post("/p", "k")).await;
-    first.assert_problem(ProblemKind::HandlerFailed);
-    assert!(!first.text().contains("the first run"), "the message of a panic is not for clients: {first:?}");
-    send(&app, post("/p", "k")).await.assert_replay_of(&first);
-    assert_eq!(runs.count(), 1);
-}
-
-#[actix_web::test]
-async fn a_panic_under_at_least_once_runs_again_after_its_backoff() {
-    let runs = Runs::default();
-    let layer = IdempotencyLayer::at_least_once(memory()).single_tenant();
-    let app = init_service(App::new().wrap(layer).route("/p", web::post().to(panicking(&runs)))).await;
-    send(&app, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
-    send(&app, post("/p", "k")).await.assert_problem(ProblemKind::Backoff);
-    let second = eventually("the end of the backoff", async || {
-        Some(send(&app, post("/p", "k")).await).filter(|answer| answer.problem != Some(ProblemKind::Backoff))
-    });
-    second.await.assert_run(2);
-}
 
 #[actix_web::test]
 async fn an_error_of_a_middleware_inside_is_settled_by_its_status() {
@@ -168,30 +143,6 @@ async fn a_response_can_say_how_it_is_settled() {
     for run in [1, 2] {
         send(&app, post("/p", "k")).await.assert_run(run);
     }
-}
-
-#[actix_web::test]
-async fn of_100_duplicates_that_wait_one_runs_and_all_get_its_answer() {
-    let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
-    let handler = {
-        let (runs, gate) = (runs.clone(), Arc::clone(&gate));
-        move || {
-            let (runs, gate) = (runs.clone(), Arc::clone(&gate));
-            async move {
-                gate.acquire().await.unwrap().forget();
-                runs.answer()
-            }
-        }
-    };
-    let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(handler))).await;
-    let all = join_all((0..100).map(|_| send(&app, post_and_wait("/p", "k"))));
-    gate.add_permits(1);
-    let answers = all.await;
-    assert_eq!(answers.iter().filter(|answer| !answer.is_replay()).count(), 1);
-    for answer in &answers {
-        assert_eq!((answer.status.as_u16(), answer.text()), (201, "run 1"));
-    }
-    assert_eq!(runs.count(), 1);
 }
 
 /// A worker that ends takes its tasks along; the engine lives on elsewhere, and settles what they left.

@@ -55,18 +55,6 @@ async fn app(
 }
 
 #[actix_web::test]
-async fn a_store_that_cannot_answer_is_503_and_nothing_runs() {
-    let (runs, store) = (Runs::default(), failing(Verb::Acquire, 2));
-    let app = app(&runs, IdempotencyLayer::at_most_once(store.clone()).single_tenant()).await;
-    let answer = send(&app, post("/p", "k")).await;
-    answer.assert_problem(ProblemKind::StoreUnavailable);
-    assert_eq!(answer.header("retry-after"), Some("1"));
-    assert!(!answer.text().contains("injected"), "the store's message is not for clients: {answer:?}");
-    assert_eq!((runs.count(), store.fired()), (0, 2));
-    send(&app, post("/p", "k")).await.assert_run(1);
-}
-
-#[actix_web::test]
 async fn a_layer_that_fails_open_runs_unprotected_and_says_so() {
     let (runs, log, store) = (Runs::default(), Arc::new(Log::default()), failing(Verb::Acquire, 2));
     let settings = Settings::new().dangerous_fail_open().observer(log.clone());

@@ -10,37 +10,6 @@ use crate::support::{Database, Runs, eventually, pay, post, send};
 type Transaction = IdempotentTransaction<SqliteTransaction>;
 
 #[actix_web::test]
-async fn the_writes_of_a_success_are_committed_before_the_answer() {
-    let database = Database::new().await;
-    let handler = |mut transaction: Transaction| async move {
-        pay(&mut transaction).await;
-        HttpResponse::Created().finish()
-    };
-    let app = init_service(App::new().wrap(database.layer()).route("/p", web::post().to(handler))).await;
-    let first = send(&app, post("/p", "k")).await;
-    assert_eq!((first.status.as_u16(), database.payments().await), (201, 1));
-    send(&app, post("/p", "k")).await.assert_replay_of(&first);
-    assert_eq!(database.payments().await, 1);
-}
-
-#[actix_web::test]
-async fn the_writes_of_a_fault_are_rolled_back_and_the_key_is_free() {
-    let (database, runs) = (Database::new().await, Runs::default());
-    let handler = move |mut transaction: Transaction| {
-        let run = runs.next();
-        async move {
-            pay(&mut transaction).await;
-            if run == 1 { HttpResponse::BadGateway().finish() } else { HttpResponse::Created().finish() }
-        }
-    };
-    let app = init_service(App::new().wrap(database.layer()).route("/p", web::post().to(handler))).await;
-    assert_eq!(send(&app, post("/p", "k")).await.status, 502);
-    assert_eq!(database.payments().await, 0);
-    assert_eq!(send(&app, post("/p", "k")).await.status, 201);
-    assert_eq!(database.payments().await, 1);
-}
-
-#[actix_web::test]
 async fn a_transaction_that_the_handler_leaves_in_the_request_is_rolled_back() {
     use actix_web::{HttpMessage, HttpRequest};
     let (database, runs) = (Database::new().await, Runs::default());

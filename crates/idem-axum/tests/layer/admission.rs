@@ -3,9 +3,9 @@
 use axum::routing::{get, post as on_post};
 use axum::{Extension, Router};
 use http::StatusCode;
-use idem_axum::{HttpPolicy, IdempotencyContext, IdempotencyLayer, ProblemKind};
+use idem_axum::{HttpPolicy, IdempotencyLayer, ProblemKind};
 
-use crate::support::{Runs, at_most_once, counted, memory, post, send, with};
+use crate::support::{Runs, at_most_once, counted, memory, post, send};
 
 /// Keys belong to the `x-user` of a request.
 fn by_user(runs: &Runs) -> Router {
@@ -15,32 +15,10 @@ fn by_user(runs: &Runs) -> Router {
 }
 
 #[tokio::test]
-async fn a_request_without_a_principal_is_401_whatever_its_key() {
-    let runs = Runs::default();
-    let router = by_user(&runs);
-    let keyless = http::Request::post("/p").body(axum::body::Body::empty()).unwrap();
-    for request in [post("/p", "k"), post("/p", "no key at all"), keyless] {
-        let answer = send(&router, request).await;
-        answer.assert_problem(ProblemKind::PrincipalMissing);
-        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
-    }
-    assert_eq!(runs.count(), 0);
-}
-
-#[tokio::test]
 async fn a_request_that_is_not_protected_needs_no_principal() {
     let runs = Runs::default();
     let request = http::Request::get("/p").header("idempotency-key", "k").body(axum::body::Body::empty()).unwrap();
     send(&by_user(&runs), request).await.assert_run(1);
-}
-
-#[tokio::test]
-async fn two_principals_with_the_same_key_never_meet() {
-    let runs = Runs::default();
-    let router = by_user(&runs);
-    send(&router, with(post("/p", "k"), "x-user", "a")).await.assert_run(1);
-    send(&router, with(post("/p", "k"), "x-user", "b")).await.assert_run(2);
-    assert_eq!(send(&router, with(post("/p", "k"), "x-user", "a")).await.text(), "run 1");
 }
 
 #[tokio::test]
@@ -58,33 +36,6 @@ async fn the_principal_can_be_what_an_outer_layer_has_found() {
     send(&acme, post("/p", "k")).await.assert_run(1);
     send(&other, post("/p", "k")).await.assert_run(2);
     assert!(send(&acme, post("/p", "k")).await.is_replay());
-}
-
-#[tokio::test]
-async fn a_key_that_is_missing_or_malformed_is_refused() {
-    let runs = Runs::default();
-    let router = Router::new().route("/p", on_post(counted(&runs)).layer(at_most_once()));
-    let keyless = http::Request::post("/p").body(axum::body::Body::empty()).unwrap();
-    send(&router, keyless).await.assert_problem(ProblemKind::KeyMissing);
-    send(&router, post("/p", "a b")).await.assert_problem(ProblemKind::KeyInvalid);
-    let twice = with(post("/p", "a"), "idempotency-key", "a");
-    send(&router, twice).await.assert_problem(ProblemKind::KeyInvalid);
-    assert_eq!(runs.count(), 0);
-}
-
-#[tokio::test]
-async fn where_the_key_is_optional_a_request_without_one_is_not_protected() {
-    let protection = |context: Option<IdempotencyContext>| async move { context.is_some().to_string() };
-    let layer = at_most_once().policy(HttpPolicy::new().key_optional());
-    let router = Router::new().route("/p", on_post(protection).layer(layer));
-    let keyless = || http::Request::post("/p").body(axum::body::Body::empty()).unwrap();
-    for _ in 0..2 {
-        let answer = send(&router, keyless()).await;
-        assert_eq!((answer.text(), answer.is_replay()), ("false", false));
-    }
-    assert_eq!(send(&router, post("/p", "k")).await.text(), "true");
-    assert!(send(&router, post("/p", "k")).await.is_replay());
-    send(&router, post("/p", "\"")).await.assert_problem(ProblemKind::KeyInvalid);
 }
 
 #[tokio::test]

@@ -8,12 +8,11 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post as on_post;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderValue, StatusCode};
 use idem_axum::ProblemKind;
-use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::limit::RequestBodyLimitLayer;
 
-use crate::support::{Answer, Runs, at_most_once, counted, post, send, with, with_body};
+use crate::support::{Runs, at_most_once, counted, post, send, with, with_body};
 
 /// Where a layer stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,30 +30,6 @@ macro_rules! stacked {
             Place::Inside => router.layer($layer).layer(at_most_once()),
         }
     }};
-}
-
-fn from_origin(origin: &str) -> Request {
-    with(post("/p", "k"), "origin", origin)
-}
-
-fn allowed_origin(answer: &Answer) -> Option<&str> {
-    answer.header("access-control-allow-origin")
-}
-
-#[tokio::test]
-async fn cors_outside_answers_the_origin_that_asks_and_exposes_the_mark_of_replays() {
-    let mark = HeaderName::from_static("idempotency-replayed");
-    let cors = || CorsLayer::new().allow_origin(AllowOrigin::mirror_request()).expose_headers([mark.clone()]);
-    let router = stacked!(Place::Outside, &Runs::default(), cors());
-    for (origin, is_replay) in [("https://one.test", false), ("https://two.test", true)] {
-        let answer = send(&router, from_origin(origin)).await;
-        assert_eq!((allowed_origin(&answer), answer.is_replay()), (Some(origin), is_replay));
-        assert_eq!(answer.header("access-control-expose-headers"), Some("idempotency-replayed"));
-    }
-    // Inside, a replay would come without these fields: they belong to the first client's origin, so they are not kept.
-    let router = stacked!(Place::Inside, &Runs::default(), cors());
-    assert_eq!(allowed_origin(&send(&router, from_origin("https://one.test")).await), Some("https://one.test"));
-    assert_eq!(allowed_origin(&send(&router, from_origin("https://two.test")).await), None);
 }
 
 /// Refuses requests without the right token.

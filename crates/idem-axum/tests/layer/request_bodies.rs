@@ -70,16 +70,6 @@ async fn a_chunked_upload_over_the_limit_is_refused_while_it_arrives() {
 }
 
 #[tokio::test]
-async fn how_a_body_is_cut_does_not_matter() {
-    let runs = Runs::default();
-    let router = route(&runs);
-    let first = send(&router, with_body(post("/p", "k"), "12345678")).await;
-    let again = with_body(post("/p", "k"), chunked(&[Ok("1"), Ok("23456"), Ok(""), Ok("78")]));
-    send(&router, again).await.assert_replay_of(&first);
-    send(&router, with_body(post("/p", "k"), "1234567")).await.assert_problem(ProblemKind::Mismatch);
-}
-
-#[tokio::test]
 async fn a_limit_of_an_outer_layer_is_413_too() {
     let runs = Runs::default();
     let router = route(&runs).layer(RequestBodyLimitLayer::new(4));

@@ -1,7 +1,6 @@
 //! A response body on its way out: kept up to the limit, passed on whole.
 
 use std::io::Error;
-use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -13,7 +12,6 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use idem_axum::{HttpPolicy, IdempotencyLayer, ProblemKind, SingleTenant};
-use tokio::sync::Semaphore;
 
 use crate::support::{Database, Runs, Wire, at_most_once, begin, memory, post, send, serve};
 
@@ -94,39 +92,6 @@ async fn a_body_that_breaks_off_over_the_limit_breaks_off_and_never_runs_again()
     assert_eq!(runs.count(), 1);
 }
 
-#[tokio::test]
-async fn the_events_of_a_stream_arrive_as_they_come() {
-    let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
-    let handler = {
-        let (runs, gate) = (runs.clone(), gate.clone());
-        async move || {
-            runs.next();
-            let events = stream::unfold(0, move |event| {
-                let gate = gate.clone();
-                async move {
-                    if event == 1 {
-                        gate.acquire().await.unwrap().forget();
-                    }
-                    (event < 2).then(|| (Ok::<_, Error>(format!("data: {event}\n\n")), event + 1))
-                }
-            });
-            ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
-        }
-    };
-    let router = Router::new().route("/p", on_post(handler).layer(at_most_once()));
-    let address = serve(router.clone()).await;
-    let mut client = Wire::post(address, "k", "content-length: 0\r\nconnection: close\r\n").await;
-    client.read_until("data: 0\n\n").await;
-    // The stream has not ended, and its record is settled already.
-    let again = send(&router, post("/p", "k")).await;
-    again.assert_problem(ProblemKind::BodyNotRetained);
-    assert_eq!(again.json()["original_status"], 200);
-    gate.add_permits(1);
-    client.read_until("data: 1\n\n").await;
-    assert_eq!(client.read_to_end().await, "\r\n0\r\n\r\n");
-    assert_eq!(runs.count(), 1);
-}
-
 /// A route whose body ends with a trailer.
 fn with_trailers(layer: IdempotencyLayer<SingleTenant>) -> Router {
     let handler = async || {
@@ -163,14 +128,6 @@ async fn trailers_reach_the_first_client_over_a_socket() {
     let lines = "content-length: 0\r\nte: trailers\r\nconnection: te, close\r\n";
     let answer = Wire::post(address, "k", lines).await.read_to_end().await;
     assert!(answer.ends_with("4\r\nbody\r\n0\r\nx-sum: 7\r\n\r\n"), "{answer}");
-}
-
-#[tokio::test]
-async fn an_empty_body_is_replayed_as_one() {
-    let router = Router::new().route("/p", on_post(async || StatusCode::NO_CONTENT).layer(at_most_once()));
-    let first = send(&router, post("/p", "k")).await;
-    assert_eq!((first.status, first.text()), (StatusCode::NO_CONTENT, ""));
-    send(&router, post("/p", "k")).await.assert_replay_of(&first);
 }
 
 #[tokio::test]

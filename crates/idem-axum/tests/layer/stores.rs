@@ -45,24 +45,6 @@ fn route<S: idem_axum::ScopeSource<http::request::Parts>>(runs: &Runs, layer: Id
 }
 
 #[tokio::test]
-async fn a_store_that_cannot_answer_is_503_and_nothing_runs() {
-    type Build = fn(Arc<FaultyStore<MemoryStore>>) -> IdempotencyLayer;
-    for build in
-        [(|store| IdempotencyLayer::at_most_once(store)) as Build, |store| IdempotencyLayer::at_least_once(store)]
-    {
-        let runs = Runs::default();
-        let store = failing(Verb::Acquire, 2);
-        let router = route(&runs, build(store.clone()).single_tenant());
-        let answer = send(&router, post("/p", "k")).await;
-        answer.assert_problem(ProblemKind::StoreUnavailable);
-        assert_eq!(answer.header("retry-after"), Some("1"));
-        assert!(!answer.text().contains("injected"), "the store's message is not for clients: {answer:?}");
-        assert_eq!((runs.count(), store.fired()), (0, 2));
-        send(&router, post("/p", "k")).await.assert_run(1);
-    }
-}
-
-#[tokio::test]
 async fn one_failed_acquire_is_repeated_and_nobody_notices() {
     for fault in [Fault::ErrorBefore, Fault::ErrorAfter] {
         let runs = Runs::default();

@@ -25,34 +25,6 @@ async fn next_run(router: &Router) -> Answer {
     .await
 }
 
-#[tokio::test]
-async fn the_writes_of_a_success_are_committed_before_the_answer() {
-    let database = Database::new().await;
-    let handler = async |mut transaction: Transaction| {
-        pay(&mut transaction).await;
-        StatusCode::CREATED
-    };
-    let router = Router::new().route("/p", on_post(handler).layer(database.layer()));
-    let first = send(&router, post("/p", "k")).await;
-    assert_eq!((first.status, database.payments().await), (StatusCode::CREATED, 1));
-    send(&router, post("/p", "k")).await.assert_replay_of(&first);
-    assert_eq!(database.payments().await, 1);
-}
-
-#[tokio::test]
-async fn the_writes_of_a_fault_are_rolled_back_and_the_key_is_free() {
-    let (database, runs) = (Database::new().await, Runs::default());
-    let handler = async move |mut transaction: Transaction| {
-        pay(&mut transaction).await;
-        if runs.next() == 1 { StatusCode::BAD_GATEWAY } else { StatusCode::CREATED }
-    };
-    let router = Router::new().route("/p", on_post(handler).layer(database.layer()));
-    assert_eq!(send(&router, post("/p", "k")).await.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(database.payments().await, 0);
-    assert_eq!(send(&router, post("/p", "k")).await.status, StatusCode::CREATED);
-    assert_eq!(database.payments().await, 1);
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_a_spawned_task_keeps_is_rolled_back_and_the_key_is_free() {
     let (database, runs, gate) = (Database::new().await, Runs::default(), Arc::new(Semaphore::new(0)));

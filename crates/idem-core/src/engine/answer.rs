@@ -170,7 +170,7 @@ impl Shared {
     pub(super) fn refuse<T>(&self, scope: &Scope, error: ExecuteError) -> ExecuteResult<T> {
         let outcome = Err(error);
         let (kind, attempt) = decision(&outcome);
-        tracing::debug!(outcome = kind.name(), "decided");
+        tracing::debug!(operation = scope.operation(), outcome = kind.name(), "decided");
         self.tell(&self.event(kind, scope, None, attempt));
         outcome
     }

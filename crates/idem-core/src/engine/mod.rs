@@ -212,6 +212,7 @@ impl Idempotency {
     /// Tells the observer that a request was refused before it became an operation. For integrations: `reason` is the name of
     /// their problem, such as `key-missing`, out of a small fixed set.
     pub fn refused(&self, operation: &str, reason: &'static str) {
+        tracing::debug!(operation, outcome = reason, "decided");
         let event = Event {
             kind: EventKind::Refused(reason),
             operation,

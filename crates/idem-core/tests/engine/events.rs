@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::engine::{Conclusion, Context, Contract, Disposition, Durations, Idempotency, Operation};
-use idem_core::{StoredBody, StoredResponse, Writes};
+use idem_core::{Fingerprint, Scope, StoredBody, StoredResponse, Writes};
 use idem_testkit::{Fault, Verb};
 use tokio::sync::Semaphore;
 
-use crate::support::{World, done, fault, operation, operation_with, panicked};
+use crate::log::Log;
+use crate::support::{World, assert_ran, assert_replays, done, fault, operation, operation_with, panicked};
 
 const RUN: Duration = Duration::from_millis(300);
 const SLOW: Duration = Duration::from_millis(70);
@@ -60,6 +61,28 @@ async fn a_request_without_an_answer_is_decided_once_too() {
     let refused = &world.events.take()[0];
     assert_eq!((refused.name, refused.about.as_str()), ("key-missing", "None POST /p AtMostOnce"));
     assert!(refused.is_decision && refused.record.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_decision_is_logged_with_its_operation() {
+    let (world, log) = (World::new(), Log::of_process());
+    let engine = world.at_most_once();
+    // A name that no other test has.
+    let logged =
+        || Operation::new(Scope::new("acme", "logged"), "k".parse().unwrap(), Fingerprint::of_bytes("logged", b""));
+    let run = async || world.run_as(&engine, logged(), Duration::ZERO, done()).await;
+    assert_ran(&run().await);
+    assert_replays(&run().await, "paid");
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
+    assert!(run().await.is_err());
+    engine.refused("logged", "key-missing");
+    let decided = log.lines(&["DEBUG", "decided", "operation=\"logged\""]);
+    for (line, outcome) in decided.iter().zip(["executed", "replayed", "shutting-down", "key-missing"]) {
+        assert!(line.contains(&format!("outcome=\"{outcome}\"")), "{line}");
+    }
+    assert_eq!(decided.len(), 4, "{decided:?}");
+    let spans = log.lines(&["decided", "idempotent_operation{operation=\"logged\" record="]);
+    assert_eq!(spans.len(), 2, "two came as far as an operation: {spans:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,6 +7,7 @@ mod faults;
 mod late_acquires;
 mod leases;
 mod limits;
+mod log;
 mod probes;
 mod renewals;
 mod runtimes;

@@ -14,6 +14,7 @@ use tracing::{Instrument as _, Span};
 use tracing_subscriber::Registry;
 use tracing_subscriber::registry::LookupSpan as _;
 
+use crate::log::Log;
 use crate::support::{World, assert_ran, assert_replays, done, operation, panicked};
 
 #[test]
@@ -117,9 +118,7 @@ fn current_span() -> (&'static str, Option<Id>) {
 
 #[tokio::test]
 async fn an_operation_has_a_span_inside_its_callers_from_its_first_poll_to_its_last() {
-    // For the process: other tests run the same code, and what they found out about its spans would stay.
-    tracing::subscriber::set_global_default(tracing_subscriber::registry()).unwrap();
-    tracing::callsite::rebuild_interest_cache();
+    Log::of_process();
     let span = tracing::info_span!("request");
     let home = runtime::Handle::current();
     for settings in [World::new().settings(), World::new().settings().runtime(home)] {

@@ -10,9 +10,9 @@ use idem_servers::{Redis, RedisSentinel, redis_cluster_url, redis_command, redis
 use idem_testkit::fixture::request;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::proxy::Sluggish;
 use crate::support::fresh_prefix;
 use crate::world::{World, eventually};
+use idem_proxy::{Proxy, Sluggish};
 
 /// How long a verb may take.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -41,10 +41,11 @@ impl Asked for RedisFastStore {
 }
 
 /// A server behind a proxy that hangs when it is told to, and the stores that reach it.
-async fn hanging() -> (Redis, Sluggish, Vec<Arc<dyn Asked>>) {
+async fn hanging() -> (Redis, Proxy<Sluggish>, Vec<Arc<dyn Asked>>) {
     let server = Redis::start().unwrap();
-    let proxy = Sluggish::start(server.port(), Duration::ZERO).await;
-    let config = || RedisConfig::new(proxy.url()).key_prefix(fresh_prefix()).timeout(TIMEOUT);
+    let proxy = Proxy::start("127.0.0.1", server.port(), Sluggish::new(Duration::ZERO)).await.unwrap();
+    let config =
+        || RedisConfig::new(format!("redis://127.0.0.1:{}", proxy.port())).key_prefix(fresh_prefix()).timeout(TIMEOUT);
     let stores: Vec<Arc<dyn Asked>> =
         vec![Arc::new(RedisStore::open(config()).await.unwrap()), Arc::new(RedisFastStore::new(config()).unwrap())];
     for store in &stores {

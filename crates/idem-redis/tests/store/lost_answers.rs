@@ -6,9 +6,10 @@ use idem_core::{AcquireOutcome, IdempotencyStore as _, OwnerOutcome, Settlement,
 use idem_servers::redis_url;
 use idem_testkit::fixture::{KEPT, LEASE, RETENTION, checkpoint, completed, repeat_of, request};
 
-use crate::proxy::{Lose, Proxy};
 use crate::support::ports;
 use crate::world::World;
+use idem_proxy::Proxy;
+use idem_proxy::redis::{Lose, Losses};
 
 /// How late a loaded machine may be.
 const SLACK: Duration = Duration::from_secs(5);
@@ -16,10 +17,10 @@ const SLACK: Duration = Duration::from_secs(5);
 /// Longer than the answer of any verb here, but for the body of a replay.
 const CUTS: [usize; 12] = [0, 1, 2, 3, 4, 5, 8, 13, 21, 34, 55, 89];
 
-async fn behind_proxy() -> (Proxy, World) {
+async fn behind_proxy() -> (Proxy<Losses>, World) {
     let port = ports(&redis_url())[0];
-    let proxy = Proxy::start(port).await;
-    let world = World::at(&proxy.url(), port).await;
+    let proxy = Proxy::<Losses>::to_port(port).await.unwrap();
+    let world = World::at(&format!("redis://127.0.0.1:{}", proxy.port()), port).await;
     // The server knows all scripts, so that a plan meets the script and not the question whether it is known.
     world.is_whole().await;
     let lease = world.lease(&request()).await.unwrap();
@@ -96,9 +97,10 @@ async fn answers_that_are_lost_again_and_again_are_an_error_that_says_so() {
 #[tokio::test]
 async fn a_connection_that_falls_silent_is_an_error_in_time_and_is_left() {
     let port = ports(&redis_url())[0];
-    let proxy = Proxy::start(port).await;
+    let proxy = Proxy::<Losses>::to_port(port).await.unwrap();
     let timeout = Duration::from_millis(300);
-    let world = World::with(&proxy.url(), port, |config| config.timeout(timeout)).await;
+    let world =
+        World::with(&format!("redis://127.0.0.1:{}", proxy.port()), port, |config| config.timeout(timeout)).await;
     world.is_whole().await;
     let request = request();
     for _ in 0..3 {

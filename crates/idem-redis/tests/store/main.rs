@@ -1,5 +1,4 @@
-//! What the conformance suite does not ask: servers that stop, hang or lose answers, what is in the keys, what a server
-//! has to be.
+//! The Redis store on real servers. One executable, so that its tests wait side by side.
 #![allow(
     unreachable_pub,
     clippy::unwrap_used,
@@ -8,9 +7,7 @@
     reason = "a test says what it expects by failing"
 )]
 
-#[path = "../support/mod.rs"]
-mod support;
-
+mod conformance;
 mod connecting;
 mod data;
 mod expiry;
@@ -24,9 +21,9 @@ mod opening;
 mod outages;
 #[cfg(feature = "deadpool")]
 mod pool;
-mod proxy;
 mod refusals;
 mod replicas;
 mod scripts;
+mod support;
 mod sweep;
 mod world;

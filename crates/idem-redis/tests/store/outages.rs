@@ -9,8 +9,8 @@ use idem_redis::{RedisConfig, RedisStore};
 use idem_servers::{Redis, RedisCluster, RedisSentinel};
 use idem_testkit::fixture::request;
 
-use crate::proxy::Sluggish;
 use crate::world::World;
+use idem_proxy::{Proxy, Sluggish};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
 
@@ -83,9 +83,9 @@ async fn connections_that_the_server_ends_are_not_noticed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_recovers_serves_soon_however_many_ask() {
     let server = Redis::start().unwrap();
-    let proxy = Sluggish::start(server.port(), Duration::from_millis(80)).await;
+    let proxy = Proxy::start("127.0.0.1", server.port(), Sluggish::new(Duration::from_millis(80))).await.unwrap();
     let config = |config: RedisConfig| config.timeout(Duration::from_secs(1));
-    let world = Arc::new(World::with(&proxy.url(), server.port(), config).await);
+    let world = Arc::new(World::with(&format!("redis://127.0.0.1:{}", proxy.port()), server.port(), config).await);
     let asking = {
         let world = Arc::clone(&world);
         tokio::spawn(async move {

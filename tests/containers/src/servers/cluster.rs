@@ -1,10 +1,11 @@
 //! A Redis Cluster: three primaries with a replica each.
 
-use super::{ask, expect_field, redis};
+use idem_servers::setup::expect;
+use idem_servers::setup::redis::NODES;
+
+use super::{ask, redis};
 use crate::Error;
 use crate::container::{Container, Network};
-
-const NODES: usize = 6;
 
 const SETTINGS: [&str; 8] = [
     "--cluster-enabled",
@@ -52,10 +53,12 @@ impl Cluster {
 
 /// An objection unless a node sees all slots, and its own link to the other of its pair is up.
 async fn expect_sound(node: &Container) -> Result<(), Error> {
-    expect_field(&ask(node, redis::PORT, &["CLUSTER", "INFO"]).await?, "cluster_state", "ok")?;
+    let info = ask(node, redis::PORT, &["CLUSTER", "INFO"]).await?;
+    expect("the cluster's state", info.field("cluster_state").unwrap_or("missing"), "ok")?;
     let replication = ask(node, redis::PORT, &["INFO", "replication"]).await?;
-    match replication.field("role") {
-        Some("master") => expect_field(&replication, "connected_slaves", "1"),
-        _ => expect_field(&replication, "master_link_status", "up"),
-    }
+    let (field, expected) = match replication.field("role") {
+        Some("master") => ("connected_slaves", "1"),
+        _ => ("master_link_status", "up"),
+    };
+    Ok(expect(field, replication.field(field).unwrap_or("missing"), expected)?)
 }

@@ -54,11 +54,3 @@ async fn ask(server: &Container, port: u16, words: &[&str]) -> Result<Reply, Err
     let socket = server.socket(port).await?;
     Ok(tokio::task::block_in_place(|| redis_command(socket, words))?)
 }
-
-/// An objection unless a field of an answer is what it should be.
-fn expect_field(reply: &Reply, name: &str, expected: &str) -> Result<(), Error> {
-    match reply.field(name) {
-        Some(found) if found == expected => Ok(()),
-        found => Err(format!("{name} is {found:?} and not {expected}").into()),
-    }
-}

@@ -1,5 +1,6 @@
 //! PgBouncer in front of Postgres, in transaction mode.
 
+use idem_servers::setup::pgbouncer::configuration;
 use testcontainers::ImageExt;
 
 use crate::Error;
@@ -18,12 +19,8 @@ pub(crate) async fn start(
     postgres: &str,
     pool_size: u16,
 ) -> Result<Container, Error> {
-    // Nothing else that helps a client: what works here has to work behind a PgBouncer that knows nothing of the application.
-    let settings = format!(
-        "[databases]\n* = host={postgres} port=5432 user=postgres\n\n[pgbouncer]\nlisten_addr = *\nlisten_port = {PORT}\n\
-         unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = {pool_size}\n\
-         max_client_conn = 500\n"
-    );
+    let databases = format!("* = host={postgres} port=5432 user=postgres");
+    let settings = configuration(&databases, ("*", PORT), pool_size, &[]);
     let server = network.start(name, image, |request| request.with_copy_to(SETTINGS, settings.into_bytes())).await?;
     server.wait_until_it_listens(PORT).await?;
     Ok(server)

@@ -1,5 +1,6 @@
 //! Postgres.
 
+use idem_servers::setup::postgres::{ENVIRONMENT, IS_READY};
 use testcontainers::ImageExt;
 
 use crate::Error;
@@ -10,15 +11,14 @@ const COMMAND: [&str; 5] = ["postgres", "-c", "fsync=off", "-c", "max_connection
 
 /// Starts one, and waits until it accepts connections.
 pub(crate) async fn start(network: &Network, name: &str, image: &str) -> Result<Container, Error> {
-    let server = network
-        .start(name, image, |request| request.with_env_var("POSTGRES_HOST_AUTH_METHOD", "trust").with_cmd(COMMAND));
+    let server =
+        network.start(name, image, |request| request.with_env_var(ENVIRONMENT.0, ENVIRONMENT.1).with_cmd(COMMAND));
     let server = server.await?;
     wait(&server).await?;
     Ok(server)
 }
 
-/// Waits until it accepts connections: over TCP, as the image initialises its data with a server that has only a socket.
+/// Waits until it accepts connections.
 pub(crate) async fn wait(server: &Container) -> Result<(), Error> {
-    let question = ["pg_isready", "--host=127.0.0.1", "--username=postgres"];
-    server.wait_until(async || server.execute(&question).await).await
+    server.wait_until(async || server.execute(&IS_READY).await).await
 }

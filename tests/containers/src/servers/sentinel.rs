@@ -1,21 +1,20 @@
 //! A primary, its replicas, and Sentinels that would replace it.
 
-use idem_servers::Reply;
-use testcontainers::ImageExt;
+use std::time::Duration;
 
-use super::{ask, expect_field, redis};
+use idem_servers::redis_command;
+use idem_servers::setup::sentinel::{REPLICAS, SENTINELS, SERVICE, check_sentinel, check_server, watching};
+use testcontainers::ImageExt;
+use tokio::task::block_in_place;
+
+use super::redis;
 use crate::Error;
 use crate::container::{Container, Network};
 
-/// The name under which the Sentinels know the group.
-const SERVICE: &str = "idem";
-
 const PORT: u16 = 26379;
-const REPLICAS: usize = 2;
-const SENTINELS: usize = 3;
 
-/// How many Sentinels have to agree before anything is true.
-const QUORUM: usize = 2;
+/// How long a primary may be silent on a machine with many containers.
+const DOWN_AFTER: Duration = Duration::from_secs(5);
 
 /// A Sentinel writes into the file of its settings, so it gets one that it owns.
 const COMMAND: [&str; 3] =
@@ -38,11 +37,8 @@ impl Sentinel {
             let following = ["--replicaof", &address, "6379"];
             servers.push(redis::start(network, &format!("redis-replica-{index}"), image, &following).await?);
         }
-        let settings = format!(
-            "port {PORT}\nprotected-mode no\ndir /data\nsentinel monitor {SERVICE} {address} 6379 {QUORUM}\n\
-             sentinel down-after-milliseconds {SERVICE} 5000\nsentinel failover-timeout {SERVICE} 10000\n\
-             sentinel parallel-syncs {SERVICE} 1\n"
-        );
+        let watching = watching((&address, redis::PORT), DOWN_AFTER);
+        let settings = format!("port {PORT}\nprotected-mode no\ndir /data\n{watching}");
         let mut sentinels = Vec::new();
         for index in 1..=SENTINELS {
             let configure = |request: testcontainers::ContainerRequest<_>| {
@@ -50,15 +46,17 @@ impl Sentinel {
             };
             sentinels.push(network.start(&format!("redis-sentinel-{index}"), image, configure).await?);
         }
-        let replicas = REPLICAS.to_string();
-        let whole = async || {
-            expect_field(&ask(&primary, redis::PORT, &["INFO", "replication"]).await?, "connected_slaves", &replicas)
-        };
-        primary.wait_until(whole).await?;
+        for (server, is_primary) in servers.iter().map(|replica| (replica, false)).chain([(&primary, true)]) {
+            let socket = server.socket(redis::PORT).await?;
+            let ask = |words: &[&str]| redis_command(socket, words);
+            let check = || check_server(server.host(), is_primary, redis::PORT, ask);
+            server.wait_until(async || Ok(block_in_place(check)?)).await?;
+        }
         for sentinel in &sentinels {
-            sentinel
-                .wait_until(async || expect_all_known(&ask(sentinel, PORT, &["SENTINEL", "MASTER", SERVICE]).await?))
-                .await?;
+            let socket = sentinel.socket(PORT).await?;
+            let ask = |words: &[&str]| redis_command(socket, words);
+            let check = || check_sentinel(sentinel.host(), redis::PORT, ask);
+            sentinel.wait_until(async || Ok(block_in_place(check)?)).await?;
         }
         let mut addresses = Vec::new();
         for sentinel in &sentinels {
@@ -73,15 +71,4 @@ impl Sentinel {
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
-}
-
-/// A Sentinel tells names and values in turn.
-fn expect_all_known(master: &Reply) -> Result<(), Error> {
-    let value = |name: &str| {
-        let mut pairs = master.items().chunks_exact(2);
-        pairs.find(|pair| pair[0].text() == Some(name)).and_then(|pair| pair[1].integer())
-    };
-    let known = (value("num-slaves"), value("num-other-sentinels"));
-    let all = (i64::try_from(REPLICAS).ok(), i64::try_from(SENTINELS - 1).ok());
-    if known == all { Ok(()) } else { Err(format!("it knows {known:?} and not {all:?}").into()) }
 }

@@ -7,18 +7,18 @@ pub use pair::PostgresPair;
 
 use crate::container::{Container, Image};
 use crate::server::Server;
+use crate::setup::postgres as setup;
 use crate::{Error, programs};
 
-/// The server is asked over TCP, as the image initialises its data with one that has only a socket.
 static IMAGE: Image = Image {
-    variable: "IDEM_POSTGRES_IMAGE",
-    default: "postgres:17",
+    variable: setup::IMAGE_VARIABLE,
+    default: setup::IMAGE,
     absent: "`initdb` and `postgres` are neither on PATH nor under /usr/lib/postgresql",
     package: "postgresql",
     prefix: "idem-postgres-",
     port: 5432,
-    environment: &["POSTGRES_HOST_AUTH_METHOD=trust"],
-    is_ready: &["pg_isready", "--host=127.0.0.1", "--username=postgres"],
+    environment: &[setup::ENVIRONMENT],
+    is_ready: &setup::IS_READY,
     version: &["postgres", "--version"],
     version_in,
 };

@@ -1,7 +1,5 @@
 //! Several processes of Redis that belong together.
 
-use std::fmt::Display;
-
 use super::Reply;
 use super::node::Node;
 use crate::Error;
@@ -74,11 +72,6 @@ impl Group {
 
 fn stranger(port: u16) -> Error {
     Error::failed(format!("no server of the group has the port {port}"))
-}
-
-/// For checks: an objection unless the two are the same.
-pub(super) fn expect<T: PartialEq + Display>(what: impl Display, found: T, expected: T) -> Result<(), Error> {
-    if found == expected { Ok(()) } else { Err(Error::failed(format!("{what} is {found} and not {expected}"))) }
 }
 
 /// A field of what a node says about itself.

@@ -11,20 +11,18 @@ use node::{Node, Program, version_in};
 
 use crate::container::{Container, Image};
 use crate::server::Server;
-use crate::{Error, port};
+use crate::setup::redis::arguments;
+use crate::{Error, port, setup};
 
 pub use cluster::{ClusterPrimary, RedisCluster};
 pub use command::{RedisAddress, redis_command};
 pub use reply::Reply;
 pub use sentinel::RedisSentinel;
 
-/// Nothing is written to the disk, and nothing is thrown away.
-const SETTINGS: [&str; 6] = ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"];
-
 /// The client of every version ends well also if the server answers with an error, as it does while it loads its data.
 static IMAGE: Image = Image {
-    variable: "IDEM_REDIS_IMAGE",
-    default: "redis:7",
+    variable: setup::redis::IMAGE_VARIABLE,
+    default: setup::redis::IMAGE,
     absent: "`redis-server` is not on PATH",
     package: "redis-server",
     prefix: "idem-redis-",
@@ -68,7 +66,7 @@ impl Redis {
     pub fn start_with(settings: &[&str]) -> Result<Redis, Error> {
         let server: Box<dyn Server> = match Program::find("redis-server") {
             Ok(program) if !IMAGE.is_named() => Box::new(Node::start(&program, port::free, "", &arguments(settings))?),
-            Ok(_) | Err(Error::Missing { .. }) => Box::new(Container::start(&IMAGE, &command_of_container(settings))?),
+            Ok(_) | Err(Error::Missing { .. }) => Box::new(Container::start(&IMAGE, &setup::redis::command(settings))?),
             Err(error) => return Err(error),
         };
         Ok(Redis { server })
@@ -156,14 +154,4 @@ impl Redis {
     pub fn resume(&mut self) -> Result<(), Error> {
         self.server.resume()
     }
-}
-
-/// Arguments of a server; those of the caller win, as they come last.
-fn arguments<'a>(settings: &[&'a str]) -> Vec<&'a str> {
-    SETTINGS.into_iter().chain(settings.iter().copied()).collect()
-}
-
-/// The command of a container. Only this machine reaches its port, which a Redis without password cannot know.
-fn command_of_container<'a>(settings: &[&'a str]) -> Vec<&'a str> {
-    ["redis-server", "--protected-mode", "no"].into_iter().chain(arguments(settings)).collect()
 }

@@ -1,19 +1,18 @@
 //! A primary, its replicas, and Sentinels that replace it.
 
-use super::group::{Group, expect, field};
+use std::time::Duration;
+
+use super::Reply;
+use super::group::Group;
 use super::node::{Node, Program};
-use super::{Reply, arguments};
 use crate::server::Server;
+use crate::setup::expect;
+use crate::setup::redis::arguments;
+use crate::setup::sentinel::{QUORUM, REPLICAS, SENTINELS, SERVICE, check_sentinel, check_server, watching};
 use crate::{Error, port};
 
-/// The name under which the Sentinels know the group.
-const SERVICE: &str = "idem";
-
-const REPLICAS: usize = 2;
-const SENTINELS: usize = 3;
-
-/// How many Sentinels have to agree before anything is true.
-const QUORUM: usize = 2;
+/// How long a primary may be silent.
+const DOWN_AFTER: Duration = Duration::from_secs(1);
 
 /// What Sentinels do every second or so, they do oftener here. The last of them is how long a Sentinel does nothing after
 /// the machine has stood still for a moment; half a minute would be most of a test. All in milliseconds.
@@ -71,7 +70,12 @@ impl RedisSentinel {
             servers.push(Node::start(&server, port::free, &following, settings)?);
         }
         for _ in 0..SENTINELS {
-            sentinels.push(Node::start(&program, port::free, &watching(primary.port()), &[])?);
+            sentinels.push(Node::start(
+                &program,
+                port::free,
+                &watching(("127.0.0.1", primary.port()), DOWN_AFTER),
+                &[],
+            )?);
         }
         servers.push(primary);
         let group = RedisSentinel { servers, sentinels, program };
@@ -208,8 +212,14 @@ impl RedisSentinel {
         self.sentinels.expect_all_up()?;
         self.servers.wait_until_sound(|| {
             let primary = self.primary_port()?;
-            self.servers.nodes().iter().try_for_each(|node| check_server(node, primary))?;
-            self.sentinels.nodes().iter().try_for_each(|sentinel| check_sentinel(sentinel, primary))
+            for node in self.servers.nodes() {
+                let port = node.port();
+                check_server(&port.to_string(), port == primary, primary, |words| node.ask(words))?;
+            }
+            for sentinel in self.sentinels.nodes() {
+                check_sentinel(&sentinel.port().to_string(), primary, |words| sentinel.ask(words))?;
+            }
+            Ok(())
         })
     }
 
@@ -217,13 +227,6 @@ impl RedisSentinel {
         let is_sentinel = self.sentinels.get(port).is_ok();
         if is_sentinel { self.sentinels.get_mut(port) } else { self.servers.get_mut(port) }
     }
-}
-
-fn watching(primary: u16) -> String {
-    format!(
-        "sentinel monitor {SERVICE} 127.0.0.1 {primary} {QUORUM}\nsentinel down-after-milliseconds {SERVICE} 1000\n\
-         sentinel failover-timeout {SERVICE} 3000\nsentinel parallel-syncs {SERVICE} 1\n"
-    )
 }
 
 /// Sets the periods, which no file can. A Sentinel before Redis 7 does not know them, and takes its time.
@@ -239,45 +242,4 @@ fn named_primary(sentinel: &Node) -> Result<u16, Error> {
     let address = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?;
     let port = address.items().get(1).and_then(|port| port.text()?.parse().ok());
     port.ok_or_else(|| Error::failed(format!("the Sentinel on port {} names no primary", sentinel.port())))
-}
-
-/// An objection unless the server has the role and the links that belong to it.
-fn check_server(node: &Node, primary: u16) -> Result<(), Error> {
-    let (info, port) = (node.ask(&["INFO", "replication"])?, node.port());
-    if port != primary {
-        expect(format!("the role of {port}"), field(node, &info, "role")?, "slave")?;
-        let (upstream, link) = (field(node, &info, "master_port")?, field(node, &info, "master_link_status")?);
-        expect(format!("the primary of {port}"), upstream, &primary.to_string())?;
-        return expect(format!("the link of {port} to its primary"), link, "up");
-    }
-    expect(format!("the role of {port}"), field(node, &info, "role")?, "master")?;
-    let slots = (0..REPLICAS).filter_map(|index| info.field(&format!("slave{index}")));
-    expect("the number of replicas online", slots.filter(|line| line.contains("state=online")).count(), REPLICAS)
-}
-
-/// An objection unless the Sentinel knows everybody and finds nobody missing.
-fn check_sentinel(sentinel: &Node, primary: u16) -> Result<(), Error> {
-    let port = sentinel.port();
-    let known = |about: &str| sentinel.ask(&["SENTINEL", about, SERVICE]);
-    let master = known("MASTER")?;
-    expect(format!("the flags of the primary in {port}"), value(&master, "flags"), "master")?;
-    let (replicas, others) = (known("REPLICAS")?, known("SENTINELS")?);
-    expect(format!("the number of replicas in {port}"), replicas.items().len(), REPLICAS)?;
-    for replica in replicas.items() {
-        expect(format!("the flags of a replica in {port}"), value(replica, "flags"), "slave")?;
-        expect(format!("the link of a replica in {port}"), value(replica, "master-link-status"), "ok")?;
-        let upstream = value(replica, "master-port");
-        expect(format!("the primary of a replica in {port}"), upstream, &primary.to_string())?;
-    }
-    expect(format!("the number of other Sentinels in {port}"), others.items().len(), SENTINELS - 1)?;
-    others
-        .items()
-        .iter()
-        .try_for_each(|other| expect(format!("the flags of a Sentinel in {port}"), value(other, "flags"), "sentinel"))
-}
-
-/// A Sentinel tells names and values in turn.
-fn value<'a>(reply: &'a Reply, name: &str) -> &'a str {
-    let mut pairs = reply.items().chunks_exact(2);
-    pairs.find(|pair| pair[0].text() == Some(name)).and_then(|pair| pair[1].text()).unwrap_or_default()
 }

@@ -12,7 +12,6 @@
 //! What is lost has to be the end of what was acknowledged, and no more: the primary is asked all the time how far its log is,
 //! and its heir at which place its own begins.
 
-mod address;
 mod load;
 mod operation;
 mod verdict;
@@ -22,11 +21,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_postgres::{PostgresConfig, PostgresStore};
+use idem_proxy::{Ended, Network, Proxy, Weather};
 use idem_servers::PostgresPair;
 use sqlx::PgConnection;
 use tokio::time::{Instant, sleep};
 
-use self::address::Address;
 use self::load::Load;
 use self::verdict::{Round, Trial};
 use self::wal::{Cut, Samples, connect, number};
@@ -95,8 +94,8 @@ async fn failovers(options: &Options, is_synchronous: bool) -> Result<Passed, Er
     let mut pair = wait(|| PostgresPair::start_with(&settings))?;
     println!("{} ({}), {} clients, {}", pair.version(), pair.origin(), options.clients, settings.join(", "));
     until_followed(pair.primary_port(), is_synchronous).await?;
-    let address = Address::start(pair.primary_port()).await?;
-    let open = || PostgresStore::open(PostgresConfig::new(address.url()));
+    let address = Proxy::<Network>::to_port(pair.primary_port()).await?;
+    let open = || PostgresStore::open(PostgresConfig::new(url(address.port())));
     let processes = [open().await?, open().await?];
     println!("{}", processes[0].self_test().await?);
     sqlx::raw_sql(load::TABLE).execute(&mut connect(pair.primary_port()).await?).await?;
@@ -123,7 +122,8 @@ enum Failure {
 
 struct Failover<'a> {
     pair: &'a mut PostgresPair,
-    address: &'a Address,
+    /// Where clients find the primary, whichever server that is.
+    address: &'a Proxy<Network>,
     number: u64,
     is_synchronous: bool,
 }
@@ -142,7 +142,10 @@ impl Failover<'_> {
         let samples = samples.end();
         let promoting = Instant::now();
         wait(|| self.pair.promote())?;
+        // As a virtual address does: whoever is connected is cut off.
         self.address.lead_to(self.pair.primary_port());
+        self.address.end_all(Ended::Closed);
+        self.address.weather(Weather::Clear);
         let took = promoting.elapsed();
         sleep(AFTER).await;
         wait(|| self.pair.rebuild())?;
@@ -183,7 +186,7 @@ impl Failover<'_> {
                 sleep(GIVEN_UP_AFTER).await;
             }
             Failure::CutOff => {
-                self.address.swallow();
+                self.address.weather(Weather::BlackHole);
                 sleep(GIVEN_UP_AFTER).await;
             }
         }
@@ -191,6 +194,11 @@ impl Failover<'_> {
         wait(|| self.pair.kill_primary())?;
         Ok(failed_at)
     }
+}
+
+/// How a server at a port of this machine is reached.
+fn url(port: u16) -> String {
+    format!("postgres://postgres@127.0.0.1:{port}/postgres")
 }
 
 /// Waits until the primary sends its log to a standby, and awaits it where it should.

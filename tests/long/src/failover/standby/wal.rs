@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection, Row as _};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::address::url;
+use super::url;
 use crate::Error;
 
 /// How often the primary is asked: the window in which it cannot be told whether something had to be lost is twice as long.

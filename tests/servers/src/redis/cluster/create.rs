@@ -3,7 +3,8 @@
 use super::view::SLOTS;
 use super::{PRIMARIES, id_of};
 use crate::Error;
-use crate::redis::group::{Group, expect};
+use crate::redis::group::Group;
+use crate::setup::expect;
 
 /// Makes a cluster of nodes that do not know each other: the first become primaries, the others a replica of each.
 ///

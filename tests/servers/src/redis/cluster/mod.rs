@@ -8,16 +8,13 @@ use view::{Member, SLOTS};
 
 pub use view::ClusterPrimary;
 
-use super::group::{Group, expect, field};
+use super::Reply;
+use super::group::{Group, field};
 use super::node::{Node, Program};
-use super::{Reply, arguments};
 use crate::server::Server;
+use crate::setup::expect;
+use crate::setup::redis::{NODES, PRIMARIES, arguments};
 use crate::{Error, port};
-
-const PRIMARIES: usize = 3;
-
-/// One replica for each.
-const NODES: usize = 2 * PRIMARIES;
 
 /// Who fails is replaced soon. Slots whose primary has failed are no reason to refuse the others. Replicas stay where they
 /// are, so that each primary keeps one; and they need not wait for others that could want the same data.

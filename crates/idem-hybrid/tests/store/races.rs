@@ -1,0 +1,130 @@
+//! Locks that come late, stay behind, or are met by whoever owns the record.
+
+use std::time::Duration;
+
+use crate::support::{FAILS, FINE, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
+use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Lease, Settlement, Takeover};
+use idem_hybrid::HybridConfig;
+use idem_testkit::fixture::{KEPT, repeat_of, request};
+use idem_testkit::{Fault, Verb};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A lock was left behind, its key is free, and somebody acquired it without an answer.
+async fn acquired_beside_an_old_lock(takeover: Takeover) -> (World, Acquire) {
+    let world = World::new(HybridConfig::new());
+    let first = Acquire { takeover, ..request() };
+    let lease = world.run(&first).await;
+    world.fast.is(FAILS);
+    world.store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
+    let second = repeat_of(&first);
+    world.durable.next(Verb::Acquire, Fault::ErrorAfter);
+    assert!(world.store.acquire(&second).await.is_err());
+    world.fast.is(FINE);
+    assert!(world.fast.inner.entry(&first.id).is_some());
+    (world, second)
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_owns_the_record_is_not_turned_away_by_another_runs_lock() {
+    let (world, request) = acquired_beside_an_old_lock(Takeover::Rerun).await;
+    world.run(&request).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_ran_does_not_become_unknown() {
+    let (world, request) = acquired_beside_an_old_lock(Takeover::Unknown).await;
+    let lease = world.run(&request).await;
+    world.store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
+    world.run(&repeat_of(&request)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_renewed_beside_the_end_of_its_run_goes() {
+    for settlement in [Settlement::Released, idem_testkit::fixture::retryable()] {
+        let world = World::new(HybridConfig::new());
+        let request = request();
+        let lease = world.run(&request).await;
+        world.fast.is(PUTS_SLOWLY);
+        let (store, owner, term) = (world.store.clone(), lease.clone(), request.term);
+        let renewal = tokio::spawn(async move { store.renew(&owner, term).await });
+        // The renewal has happened, and its lock is on the way.
+        while world.durable.calls(Verb::Renew) == 0 {
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+        world.store.settle(&lease, &settlement, KEPT).await.unwrap();
+        renewal.await.unwrap().unwrap();
+        assert_eq!(world.fast.inner.entry(&request.id), None, "{settlement:?}");
+    }
+}
+
+/// A heartbeat that ends with its run drops the renewal; what that had sent comes all the same.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_comes_after_the_end_of_its_run_goes() {
+    for is_renewal in [true, false] {
+        for settlement in [Settlement::Released, idem_testkit::fixture::retryable()] {
+            let world = World::new(HybridConfig::new());
+            let request = request();
+            let lease = if is_renewal {
+                let lease = world.run(&request).await;
+                world.fast.is(PUTS_LATE);
+                let renewal = world.store.renew(&lease, request.term);
+                assert!(tokio::time::timeout(SLOWLY / 5, renewal).await.is_err(), "it has been answered");
+                lease
+            } else {
+                world.fast.is(PUTS_LATE);
+                let acquire = world.store.acquire(&request);
+                assert!(tokio::time::timeout(SLOWLY / 5, acquire).await.is_err(), "it has been answered");
+                Lease {
+                    id: request.id,
+                    owner: request.owner,
+                    attempt: 1,
+                    acquisition: idem_core::Acquisition::Fresh,
+                    checkpoint: None,
+                }
+            };
+            // A claim, of whoever asks, is no lock.
+            let lock = || world.fast.inner.entry(&request.id).filter(|entry| entry.rank > 0);
+            world.store.settle(&lease, &settlement, KEPT).await.unwrap();
+            assert_eq!(lock(), None, "it has not come yet");
+            tokio::time::sleep(SLOWLY).await;
+            assert!(lock().is_some(), "it came late");
+            tokio::time::sleep(SECOND * 2).await;
+            assert_eq!(lock(), None, "{settlement:?}, renewal {is_renewal}");
+        }
+    }
+}
+
+/// As an engine does whose acquire had no answer.
+#[tokio::test]
+async fn a_release_by_somebody_who_knows_no_attempt_removes_the_lock() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    let lease = world.run(&request).await;
+    world.store.settle(&Lease { attempt: 0, ..lease }, &Settlement::Released, KEPT).await.unwrap();
+    assert_eq!(world.fast.inner.entry(&request.id), None);
+    world.run(&repeat_of(&request)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_else_is_turned_away_by_an_old_lock_until_it_can_be_removed() {
+    let (world, request) = acquired_beside_an_old_lock(Takeover::Rerun).await;
+    let lease = world.run(&request).await;
+    let answer = world.store.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(answer, AcquireOutcome::InProgress { .. }), "{answer:?}");
+    world.store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
+    tokio::time::sleep(SECOND * 2).await;
+    world.run(&repeat_of(&request)).await;
+}
+
+#[tokio::test]
+async fn a_run_that_took_longer_than_its_record_is_kept_leaves_no_lock() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    let lease = world.run(&request).await;
+    world.clock.advance(SECOND * 5);
+    world.store.settle(&lease, &idem_testkit::fixture::completed(), SECOND).await.unwrap();
+    let answer = world.store.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(answer, AcquireOutcome::Replay(_)), "{answer:?}");
+}

@@ -1,0 +1,69 @@
+//! Hybrids of stores of many kinds.
+#![allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "each test binary uses its part, and fails by panicking"
+)]
+
+mod lying;
+mod memory;
+mod servers;
+mod world;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::Timestamp;
+use idem_core::memory::{ManualClock, MemoryStore};
+use idem_hybrid::{HybridConfig, HybridStore};
+use idem_testkit::Subject;
+
+pub use lying::{Lie, LyingFast};
+pub use memory::MemoryFast;
+pub use servers::{Time, durable, fresh_prefix, servers, servers_at};
+pub use world::{BrittleFast, FAILS, FINE, HANGS, IS_FULL, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
+
+/// Longer than anything takes on a loaded machine, so that nothing is given up that would come.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+pub fn patient() -> HybridConfig {
+    HybridConfig::new().patience(PATIENCE)
+}
+
+/// A hybrid in memory, and its parts.
+pub struct InMemory {
+    pub store: HybridStore<MemoryStore>,
+    pub durable: Arc<MemoryStore>,
+    pub fast: Arc<MemoryFast>,
+    pub clock: Arc<ManualClock>,
+}
+
+impl InMemory {
+    pub fn new(config: HybridConfig) -> Self {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+        let durable = Arc::new(MemoryStore::with_clock(NonZeroUsize::new(100_000).unwrap(), clock.clone()));
+        let fast = Arc::new(MemoryFast::new(clock.clone()));
+        let store = HybridStore::new(durable.clone(), fast.clone(), config);
+        Self { store, durable, fast, clock }
+    }
+
+    pub fn subject(self) -> Subject {
+        let Self { store, durable, clock, .. } = self;
+        Subject::new(Arc::new(store), durable, clock)
+    }
+}
+
+/// Waits until something happens that nobody is told of; what never happens fails the test.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+    for _ in 0..1_000 {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("never came: {what}");
+}

@@ -1,0 +1,20 @@
+//! The Postgres store on real servers. One executable, so that its tests wait side by side.
+#![allow(unreachable_pub, clippy::expect_used, clippy::unwrap_used, reason = "tests say what they expect by failing")]
+
+mod batch_workers;
+mod coalescing;
+mod conformance;
+mod faults;
+mod guard;
+mod hostile;
+mod partitions;
+mod plans;
+mod purge;
+mod races;
+mod roles;
+mod savepoints;
+mod schema;
+mod support;
+mod sweep;
+mod transactions;
+mod world;

@@ -1,0 +1,84 @@
+//! Stores in schemas of their own, in the server that the tests are given.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_postgres::{PostgresConfig, PostgresStore, TimeOffset};
+pub use idem_schemas::Schema;
+use idem_testkit::{Subject, TimeControl};
+use sqlx::postgres::{PgConnectOptions, PgRow};
+use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
+
+/// As long as a test may take on a loaded machine.
+const PRECISION: Duration = Duration::from_secs(10);
+
+/// How stores are opened in a schema.
+pub trait Configure {
+    /// On the server itself. The store's sessions have the name of the schema.
+    fn config(&self) -> PostgresConfig;
+
+    /// Its sessions' transactions have this isolation unless they say otherwise.
+    fn config_with_isolation(&self, isolation: &str) -> PostgresConfig;
+
+    /// It reaches the server by another way.
+    fn config_at(&self, url: &str) -> PostgresConfig;
+}
+
+impl Configure for Schema {
+    fn config(&self) -> PostgresConfig {
+        let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+        in_schema(self, PostgresConfig::from_options(options.application_name(&self.name)))
+    }
+
+    fn config_with_isolation(&self, isolation: &str) -> PostgresConfig {
+        let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+        let options = options.options([("default_transaction_isolation", isolation)]);
+        in_schema(self, PostgresConfig::from_options(options))
+    }
+
+    fn config_at(&self, url: &str) -> PostgresConfig {
+        in_schema(self, PostgresConfig::new(url))
+    }
+}
+
+fn in_schema(schema: &Schema, config: PostgresConfig) -> PostgresConfig {
+    config.schema(&schema.name).verb_connections(2.try_into().unwrap())
+}
+
+/// A connection beside the store's.
+pub async fn connection() -> PgConnection {
+    let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    options.disable_statement_logging().connect().await.unwrap()
+}
+
+/// Runs statements beside the store.
+pub async fn sql(connection: &mut PgConnection, text: impl Into<String>) -> Vec<PgRow> {
+    let text = text.into();
+    match sqlx::raw_sql(AssertSqlSafe(text.clone())).fetch_all(connection).await {
+        Ok(rows) => rows,
+        Err(error) => panic!("{text}: {error}"),
+    }
+}
+
+/// One number beside the store.
+pub async fn number(connection: &mut PgConnection, text: impl Into<String>) -> i64 {
+    let rows = sql(connection, text).await;
+    sqlx::Row::try_get(rows.first().expect("a row"), 0).unwrap()
+}
+
+#[derive(Debug)]
+pub struct Offset(pub TimeOffset);
+
+impl TimeControl for Offset {
+    fn advance(&self, by: Duration) {
+        self.0.advance(by);
+    }
+}
+
+/// The store that `configure` makes of a schema's, as the conformance suite takes it. Those of a `kind` have the same tables.
+pub async fn subject(kind: &'static str, configure: impl FnOnce(&Schema) -> PostgresConfig) -> Subject {
+    let schema = Schema::of_kind(kind);
+    let offset = TimeOffset::default();
+    let store = Arc::new(PostgresStore::open(configure(&schema).time_offset(offset.clone())).await.unwrap());
+    Subject::new(store.clone(), store, Arc::new(Offset(offset))).with_precision(PRECISION).keeping(schema)
+}

@@ -1,0 +1,13 @@
+//! The SQLite store on real files. One executable, so that its tests wait side by side.
+#![allow(unreachable_pub, clippy::expect_used, clippy::unwrap_used, reason = "tests say what they expect by failing")]
+
+mod batches;
+mod conformance;
+mod database;
+mod engine;
+mod outages;
+mod shadows;
+mod support;
+mod sweep;
+mod tasks;
+mod transactions;

@@ -1,0 +1,21 @@
+//! TCP proxies that do harm to what they carry, for tests: [`Proxy`] carries, and a [`Harm`] says what goes wrong.
+//!
+//! toxiproxy does much of [`Network`], as a process of its own in another language; it counts no bytes over connections and
+//! knows no statements.
+#![allow(
+    clippy::missing_panics_doc,
+    clippy::exhaustive_enums,
+    reason = "a test fails by a panic, and these are lists of faults"
+)]
+
+mod cuts;
+mod network;
+pub mod postgres;
+mod proxy;
+pub mod redis;
+mod sluggish;
+
+pub use cuts::{Cut, Cuts, Direction, Ending};
+pub use network::{Network, Weather};
+pub use proxy::{Ended, Harm, Proxy};
+pub use sluggish::Sluggish;

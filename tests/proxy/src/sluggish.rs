@@ -1,0 +1,52 @@
+//! A server that is slow to accept, or hangs.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
+
+use crate::{Ended, Harm, Proxy};
+
+/// As in front of a server that takes its time to accept a connection, and may hang.
+#[derive(Debug, Default)]
+pub struct Sluggish {
+    accepting: Duration,
+    hangs: AtomicBool,
+}
+
+impl Sluggish {
+    /// A connection is of use only so long after it was made.
+    #[must_use]
+    pub fn new(accepting: Duration) -> Self {
+        Self { accepting, hangs: AtomicBool::new(false) }
+    }
+}
+
+impl Proxy<Sluggish> {
+    /// All connections end, and new ones are accepted and not answered.
+    pub fn hang(&self) {
+        self.hangs.store(true, Ordering::SeqCst);
+        self.end_all(Ended::Closed);
+    }
+
+    /// New connections are answered again; those that were made meanwhile are not.
+    pub fn recover(&self) {
+        self.hangs.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Harm for Sluggish {
+    async fn carry(&self, client: &mut TcpStream, server: &mut TcpStream) -> io::Result<Ended> {
+        if self.hangs.load(Ordering::SeqCst) {
+            // It reads and says nothing, until the client gives up.
+            let mut ignored = [0; 1024];
+            while client.read(&mut ignored).await? > 0 {}
+            return Ok(Ended::Closed);
+        }
+        tokio::time::sleep(self.accepting).await;
+        tokio::io::copy_bidirectional(client, server).await?;
+        Ok(Ended::Closed)
+    }
+}

@@ -1,0 +1,62 @@
+//! `cargo xtask test`: all tests.
+
+mod runner;
+
+use std::error::Error;
+
+use self::runner::Job;
+use crate::checks;
+use crate::command::{self, cargo, is_installed};
+use crate::executables::Executable;
+use crate::servers::Servers;
+
+/// Programs that tests start, each with the Debian package that has it.
+const PROGRAMS: [(&str, &str); 1] = [("curl", "curl")];
+
+/// Builds a second graph of dependencies, so `cargo xtask ci` runs it alone.
+const COMPILE_FAIL: &str = "idem-compile-fail";
+
+/// What to build, and to run.
+const ALL: [&str; 5] = ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL];
+
+/// The tests that take longest, longest first: what begins last should be short, or it ends alone.
+const LONG: [(&str, &str); 3] = [("payments", "http"), ("payments", "system"), ("idem-postgres", "store")];
+
+pub(crate) fn run() -> Result<(), Box<dyn Error>> {
+    provision()?;
+    checks::core_is_pure()?;
+    let mut executables = Executable::build(&mut cargo(&ALL))?;
+    executables.sort_by_key(|executable| {
+        let is_it = |(package, name): &(&str, &str)| executable.package.ends_with(package) && executable.name == *name;
+        LONG.iter().position(is_it).unwrap_or(LONG.len())
+    });
+    let servers = Servers::start()?;
+    let mut jobs: Vec<Job> = executables.iter().map(Job::of).collect();
+    let mut examples = cargo(&ALL);
+    examples.args(["--doc", "--quiet"]);
+    jobs.push(Job { name: "examples in documentation".into(), command: examples });
+    jobs.iter_mut().for_each(|job| {
+        servers.announce(&mut job.command);
+    });
+    runner::run(jobs)
+}
+
+/// What must not compile does not, and the compiler says what it should.
+pub(crate) fn compile_fail() -> Result<(), Box<dyn Error>> {
+    command::run(&mut cargo(&["test", "-p", COMPILE_FAIL]))
+}
+
+/// Installs what tests need and this machine lacks, or says what to install.
+fn provision() -> Result<(), Box<dyn Error>> {
+    for (program, package) in PROGRAMS {
+        if is_installed(program) {
+            println!("{program}: found on this machine");
+        } else if command::may_install() {
+            println!("{program}: missing, so Debian's package {package} is installed");
+            command::install(&[package])?;
+        } else {
+            return Err(format!("{program} is missing; install it and run this again").into());
+        }
+    }
+    Ok(())
+}
