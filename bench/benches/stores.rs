@@ -15,7 +15,10 @@ mod records;
 
 use records::Maker;
 
-type Error = Box<dyn std::error::Error + Send + Sync>;
+#[path = "../src/error.rs"]
+mod error;
+
+use error::Error;
 
 /// As in the contests, from where the records come.
 mod drive {

@@ -13,7 +13,7 @@ pub(crate) enum Goal {
 }
 
 impl Goal {
-    fn is_met(self, figure: f64) -> bool {
+    pub(crate) fn is_met(self, figure: f64) -> bool {
         self.reached(figure) >= 1.0
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_servers::Postgres;
 
-use crate::contest::{Contestant, Outcome, Sample, hold, p50, per_second, say};
+use crate::contest::{Contestant, Sample, hold, p50, per_second, say};
 use crate::error::Error;
 use crate::http::serve::Stack;
 use crate::outside::pgbench;

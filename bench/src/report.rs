@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use serde::Serialize;
 use serde_json::json;
 
 use crate::contest::{Outcome, Spread};

@@ -139,6 +139,20 @@ fn version_of_redis(url: &str) -> Result<String, Box<dyn Error>> {
     }
 }
 
+/// Installs the servers that this machine lacks, or says which: a check that takes long would otherwise end in its middle.
+pub(crate) fn provide() -> Result<(), Box<dyn Error>> {
+    const PROGRAMS: [&str; 5] = ["initdb", "postgres", "pgbouncer", "redis-server", "redis-sentinel"];
+    let is_missing = |name: &&str| idem_servers::find_program(name).is_none();
+    match PROGRAMS.iter().find(|name| is_missing(name)) {
+        None => Ok(()),
+        Some(missing) if command::may_install() => {
+            println!("{missing} is missing; so Debian's packages {} are installed", PACKAGES.join(" and "));
+            command::install(&PACKAGES)
+        }
+        Some(missing) => Err(format!("{missing} is missing; install the servers and run this again").into()),
+    }
+}
+
 /// Starts a server, on a machine without one after installing it.
 fn or_install<T>(start: impl Fn() -> Result<T, idem_servers::Error>) -> Result<T, Box<dyn Error>> {
     match start() {

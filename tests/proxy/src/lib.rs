@@ -4,6 +4,7 @@
 //! knows no statements.
 #![allow(
     clippy::missing_panics_doc,
+    clippy::unwrap_used,
     clippy::exhaustive_enums,
     reason = "a test fails by a panic, and these are lists of faults"
 )]

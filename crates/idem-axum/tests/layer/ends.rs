@@ -1,6 +1,5 @@
 //! How a run ends: a panic, and a hundred that wait for it.
 
-
 use axum::Router;
 use axum::routing::post as on_post;
 use http::StatusCode;
