@@ -43,7 +43,7 @@ impl Executable {
         })
     }
 
-    /// A command that runs it as cargo would.
+    /// A command that runs it in the folder of its package, as cargo does.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.current_dir(&self.package).env("CARGO_MANIFEST_DIR", &self.package).stdin(Stdio::null());

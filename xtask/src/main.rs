@@ -117,14 +117,14 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Model(options) => model::run(&options)?,
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Long { check } => {
-            servers::provide()?;
+            servers::provide(&check)?;
             // Some start the example's processes.
             command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;
         }
         Task::Faults { options } => {
-            servers::provide()?;
+            servers::provide(&options)?;
             // It starts the example's processes.
             command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
             let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);

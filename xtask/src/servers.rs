@@ -139,17 +139,19 @@ fn version_of_redis(url: &str) -> Result<String, Box<dyn Error>> {
     }
 }
 
-/// Installs the servers that this machine lacks, or says which: a check that takes long would otherwise end in its middle.
-pub(crate) fn provide() -> Result<(), Box<dyn Error>> {
-    const PROGRAMS: [&str; 5] = ["initdb", "postgres", "pgbouncer", "redis-server", "redis-sentinel"];
-    let is_missing = |name: &&str| idem_servers::find_program(name).is_none();
-    match PROGRAMS.iter().find(|name| is_missing(name)) {
+/// Installs what a long check with these options would miss in its middle, or says what it is. Postgres and Redis may also run in
+/// containers; PgBouncer, Sentinels and Clusters do not.
+pub(crate) fn provide(options: &[OsString]) -> Result<(), Box<dyn Error>> {
+    const PROGRAMS: [&str; 2] = ["pgbouncer", "redis-sentinel"];
+    let starts_none = options.iter().any(|option| option == "--help" || option == "--plan");
+    let missing = PROGRAMS.iter().find(|name| idem_servers::find_program(name).is_none());
+    match missing.filter(|_| !starts_none) {
         None => Ok(()),
         Some(missing) if command::may_install() => {
             println!("{missing} is missing; so Debian's packages {} are installed", PACKAGES.join(" and "));
             command::install(&PACKAGES)
         }
-        Some(missing) => Err(format!("{missing} is missing; install the servers and run this again").into()),
+        Some(missing) => Err(format!("{missing} is missing; install it and run this again").into()),
     }
 }
 

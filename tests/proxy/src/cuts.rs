@@ -31,7 +31,7 @@ pub enum Ending {
     Close,
     /// By RST, as all others; and the next one is refused.
     Outage,
-    /// Not at all: whoever waits for more waits for ever.
+    /// Not at all: a client that waits for more waits for ever.
     Silence,
 }
 

@@ -11,6 +11,7 @@
 
 mod cuts;
 mod network;
+mod partition;
 pub mod postgres;
 mod proxy;
 pub mod redis;
@@ -18,5 +19,6 @@ mod sluggish;
 
 pub use cuts::{Cut, Cuts, Direction, Ending};
 pub use network::{Network, Weather};
+pub use partition::Partition;
 pub use proxy::{Ended, Harm, Proxy};
 pub use sluggish::Sluggish;

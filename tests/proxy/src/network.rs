@@ -22,7 +22,7 @@ pub enum Weather {
     Reset,
     /// Nothing arrives before the weather changes.
     BlackHole,
-    /// Whoever is answered gets so many bytes of the answer, and a reset.
+    /// A client gets so many bytes of its answer, and a reset.
     CutAfter(usize),
     /// Requests are delivered, and their answers are lost with the connection.
     DropAnswer,
@@ -93,7 +93,7 @@ async fn requests(network: &Network, mut client: ReadHalf<'_>, mut server: Write
         match network.settled_weather().await {
             Weather::Reset => {
                 network.harm();
-                return Ok(Ended::Reset);
+                return Ok(Ended::ClientReset);
             }
             Weather::Delay(time) => tokio::time::sleep(time).await,
             _ => {}
@@ -123,11 +123,11 @@ async fn answers(network: &Network, mut server: ReadHalf<'_>, mut client: WriteH
             Weather::CutAfter(bytes) => {
                 client.write_all(&buffer[..read.min(bytes)]).await?;
                 network.harm();
-                return Ok(Ended::Reset);
+                return Ok(Ended::ClientReset);
             }
             Weather::Reset | Weather::DropAnswer => {
                 network.harm();
-                return Ok(Ended::Reset);
+                return Ok(Ended::ClientReset);
             }
         }
         client.write_all(&buffer[..read]).await?;

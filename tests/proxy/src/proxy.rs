@@ -17,6 +17,8 @@ use tokio::task::JoinHandle;
 pub enum Ended {
     /// By FIN, to both sides.
     Closed,
+    /// By RST to the client, and by FIN to the server.
+    ClientReset,
     /// By RST, to both sides.
     Reset,
     /// By RST, as all others.
@@ -28,6 +30,11 @@ pub trait Harm: Debug + Send + Sync + 'static {
     /// Whether a connection that was just made is carried; if not, it is reset.
     fn accepts(&self) -> bool {
         true
+    }
+
+    /// Completes when the server can be reached. Until then a client is connected, and hears nothing.
+    fn reach(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
     }
 
     /// Carries a connection to its end.
@@ -119,6 +126,9 @@ async fn carry<H: Harm>(shared: Arc<Shared<H>>, mut client: TcpStream) {
         reset(&client);
         return;
     }
+    shared.harm.reach().await;
+    // Ends before are about the way to a server, and it was on none.
+    end.mark_unchanged();
     let upstream = (shared.host.as_str(), shared.upstream.load(Ordering::SeqCst));
     let Ok(mut server) = TcpStream::connect(upstream).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
@@ -131,6 +141,7 @@ async fn carry<H: Harm>(shared: Arc<Shared<H>>, mut client: TcpStream) {
     match ended {
         // Both sides see the end of the connection.
         Ok(Ended::Closed) | Err(_) => return,
+        Ok(Ended::ClientReset) => return reset(&client),
         Ok(Ended::Reset) => {}
         Ok(Ended::AllReset) => {
             shared.end.send_replace(Ended::Reset);

@@ -38,6 +38,10 @@ impl Proxy<Sluggish> {
 }
 
 impl Harm for Sluggish {
+    async fn reach(&self) {
+        tokio::time::sleep(self.accepting).await;
+    }
+
     async fn carry(&self, client: &mut TcpStream, server: &mut TcpStream) -> io::Result<Ended> {
         if self.hangs.load(Ordering::SeqCst) {
             // It reads and says nothing, until the client gives up.
@@ -45,7 +49,6 @@ impl Harm for Sluggish {
             while client.read(&mut ignored).await? > 0 {}
             return Ok(Ended::Closed);
         }
-        tokio::time::sleep(self.accepting).await;
         tokio::io::copy_bidirectional(client, server).await?;
         Ok(Ended::Closed)
     }

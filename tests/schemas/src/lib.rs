@@ -13,7 +13,7 @@ pub struct Schema {
     reuse: Option<&'static str>,
 }
 
-/// What this process has of schemas that are used again.
+/// Reusable schemas of this process.
 struct Reused {
     in_use: usize,
     /// By their kinds.
@@ -42,7 +42,7 @@ impl Schema {
     }
 
     /// One that a test of the same kind may have had before, without its records: to make the tables and functions takes longer
-    /// than most tests. Those that are free go when none is in use.
+    /// than most tests. Free schemas are dropped once no test uses one.
     #[must_use]
     pub fn of_kind(kind: &'static str) -> Self {
         let mut reused = reused();

@@ -20,20 +20,25 @@ const COMPILE_FAIL: &str = "idem-compile-fail";
 const ALL: [&str; 5] = ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL];
 
 /// The tests that take longest, longest first: what begins last should be short, or it ends alone.
-const LONG: [(&str, &str); 3] = [("payments", "http"), ("payments", "system"), ("idem-postgres", "store")];
+const LONG: [(&str, &str); 4] =
+    [("payments", "system"), ("payments", "http"), ("idem-postgres", "store"), ("servers", "servers")];
 
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     provision()?;
     checks::core_is_pure()?;
     let mut executables = Executable::build(&mut cargo(&ALL))?;
-    executables.sort_by_key(|executable| {
+    let place = |executable: &Executable| {
         let is_it = |(package, name): &(&str, &str)| executable.package.ends_with(package) && executable.name == *name;
         LONG.iter().position(is_it).unwrap_or(LONG.len())
-    });
+    };
+    executables.sort_by_key(place);
+    if executables.iter().take(LONG.len()).map(place).ne(0..LONG.len()) {
+        return Err(format!("cargo has not built the tests {LONG:?}, or they have another name").into());
+    }
     let servers = Servers::start()?;
     let mut jobs: Vec<Job> = executables.iter().map(Job::of).collect();
     let mut examples = cargo(&ALL);
-    examples.args(["--doc", "--quiet"]);
+    examples.args(["--doc", "--no-fail-fast", "--quiet"]);
     jobs.push(Job { name: "examples in documentation".into(), command: examples });
     jobs.iter_mut().for_each(|job| {
         servers.announce(&mut job.command);

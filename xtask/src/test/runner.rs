@@ -37,43 +37,51 @@ struct Total {
     failed: Vec<String>,
 }
 
-/// Runs all of them, also after one has failed. What a job prints is shown once it has ended, if it has failed.
+/// Runs all of them, also after one has failed. What a job prints is shown once it has ended, if it has failed or has no harness that
+/// counts.
 pub(super) fn run(jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let processors = thread::available_parallelism().map_or(1, usize::from);
+    // A caller that sets the number of threads also wants no other executable beside them.
+    let is_set = std::env::var_os(THREADS).is_some();
+    let workers = if is_set { 1 } else { processors.max(2) };
     let (count, queue, total) = (jobs.len(), Mutex::new(VecDeque::from(jobs)), Mutex::new(Total::default()));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     thread::scope(|scope| {
-        for _ in 0..processors.max(2) {
+        for _ in 0..workers {
             scope.spawn(|| {
                 while let Some(mut job) = next() {
-                    // More than processors, for the same reason.
-                    if std::env::var_os(THREADS).is_none() {
+                    // Tests wait for most of their time, so there are more threads than processors.
+                    if !is_set {
                         job.command.env(THREADS, (processors * 2).max(4).to_string());
                     }
+                    println!("          begins        {}", job.name);
                     let began = Instant::now();
-                    let (passed, outcome) = attempt(&mut job.command);
+                    let (succeeded, printed) = attempt(&mut job.command);
                     let seconds = began.elapsed().as_secs_f32();
                     let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
-                    total.passed += passed;
-                    match outcome {
-                        Ok(()) => println!("{seconds:6.1} s  {passed:4} passed  {}", job.name),
-                        Err(printed) => {
-                            println!("{seconds:6.1} s  FAILED  {}\n{printed}", job.name);
-                            total.failed.push(job.name);
-                        }
+                    let passed = passed(&printed);
+                    total.passed += passed.unwrap_or(0);
+                    match passed {
+                        _ if !succeeded => println!("{seconds:6.1} s  FAILED       {}\n{printed}", job.name),
+                        Some(passed) => println!("{seconds:6.1} s  {passed:4} passed  {}", job.name),
+                        None => println!("{printed}\n{seconds:6.1} s       passed  {}", job.name),
+                    }
+                    if !succeeded {
+                        total.failed.push(job.name);
                     }
                 }
             });
         }
     });
-    let Total { passed, failed } = total.into_inner().unwrap_or_else(PoisonError::into_inner);
-    println!("\n{passed} tests passed, of {count} executables, in {:.0} s", began.elapsed().as_secs_f32());
+    let Total { passed, mut failed } = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!("\n{passed} tests passed in {count} commands, in {:.0} s", began.elapsed().as_secs_f32());
+    failed.sort();
     if failed.is_empty() { Ok(()) } else { Err(format!("tests failed: {}", failed.join(", ")).into()) }
 }
 
-/// How many tests passed, and what the command printed unless all did.
-fn attempt(command: &mut Command) -> (u64, Result<(), String>) {
+/// Whether it succeeded, and what it printed.
+fn attempt(command: &mut Command) -> (bool, String) {
     let mut run = || -> io::Result<(bool, String)> {
         let file = NamedTempFile::new()?;
         let output = file.reopen()?;
@@ -81,15 +89,41 @@ fn attempt(command: &mut Command) -> (u64, Result<(), String>) {
         let printed = String::from_utf8_lossy(&std::fs::read(file.path())?).into_owned();
         Ok((status.success(), if status.success() { printed } else { format!("{printed}\n{status}") }))
     };
-    match run() {
-        Ok((true, printed)) => (passed(&printed), Ok(())),
-        Ok((false, printed)) => (passed(&printed), Err(printed)),
-        Err(error) => (0, Err(error.to_string())),
-    }
+    run().unwrap_or_else(|error| (false, error.to_string()))
 }
 
-/// How many tests passed, by the harness' last lines: `test result: ok. 5 passed; …`.
-fn passed(printed: &str) -> u64 {
+/// How many tests passed, by the harness' last lines, as in `test result: ok. 5 passed; 0 failed`; `None` without a harness.
+fn passed(printed: &str) -> Option<u64> {
     let results = printed.lines().filter_map(|line| line.strip_prefix("test result: "));
-    results.filter_map(|result| result.split_once(". ")?.1.split(' ').next()?.parse::<u64>().ok()).sum()
+    let counts = results.filter_map(|result| result.split_once(". ")?.1.split(' ').next()?.parse::<u64>().ok());
+    counts.fold(None, |sum, count| Some(sum.unwrap_or(0) + count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(script: &str) -> Job {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Job { name: script.to_owned(), command }
+    }
+
+    #[test]
+    fn passed_tests_are_summed_over_harnesses() {
+        let result = "running 2 tests\ntest result: ok. 2 passed; 0 failed; 0 ignored\n";
+        assert_eq!(passed(&result.repeat(2)), Some(4));
+        assert_eq!(passed("test result: FAILED. 1 passed; 1 failed"), Some(1));
+        assert_eq!(passed("a matrix"), None);
+    }
+
+    #[test]
+    fn all_jobs_run_and_those_that_failed_are_named() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let marks = ["a", "b"].map(|name| format!("touch {}", folder.path().join(name).display()));
+        let error = run(vec![job(&marks[0]), job("false"), job("no-such-program"), job(&marks[1])]).unwrap_err();
+        assert_eq!(error.to_string(), "tests failed: false, no-such-program");
+        assert_eq!(folder.path().read_dir().unwrap().count(), 2);
+        run(vec![job("true")]).unwrap();
+    }
 }

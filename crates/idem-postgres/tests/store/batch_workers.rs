@@ -61,6 +61,12 @@ impl tracing::Subscriber for Subscriber {
     fn exit(&self, _: &span::Id) {}
 }
 
+/// With one dispatcher alone, tracing asks only the thread that logs first, and remembers what it said; so there are two.
+fn log_to(panics: &Arc<Panics>) -> (tracing::Dispatch, tracing::subscriber::DefaultGuard) {
+    let second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
+    (second, tracing::subscriber::set_default(Subscriber(Arc::clone(panics))))
+}
+
 async fn terminate(schema: &Schema) {
     let terminate = format!(
         "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{}'",
@@ -80,7 +86,7 @@ async fn a_task_that_panics_is_replaced_as_often_as_it_does() {
     let schema = Schema::new();
     let store = PostgresStore::open(schema.config().verb_connections(NonZeroU32::new(2).unwrap())).await.unwrap();
     let panics = Arc::new(Panics::default());
-    let _guard = tracing::subscriber::set_default(Subscriber(Arc::clone(&panics)));
+    let _logging = log_to(&panics);
     for round in 1..=5 {
         run(&store).await.unwrap();
         terminate(&schema).await;
@@ -108,7 +114,7 @@ async fn a_purger_whose_batch_panics_goes_on() {
     let schema = Schema::new();
     let store = PostgresStore::open(schema.config()).await.unwrap();
     let panics = Arc::new(Panics::default());
-    let _guard = tracing::subscriber::set_default(Subscriber(Arc::clone(&panics)));
+    let _logging = log_to(&panics);
     let mut other = connection().await;
     sql(&mut other, format!("ALTER TABLE {}.idem_records RENAME TO elsewhere", schema.name)).await;
     panics.at.store(1, Ordering::SeqCst);

@@ -1,12 +1,4 @@
 //! Hybrids of stores of many kinds.
-#![allow(
-    dead_code,
-    unused_imports,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "each test binary uses its part, and fails by panicking"
-)]
 
 mod lying;
 mod memory;
@@ -24,8 +16,8 @@ use idem_testkit::Subject;
 
 pub use lying::{Lie, LyingFast};
 pub use memory::MemoryFast;
-pub use servers::{Time, durable, fresh_prefix, servers, servers_at};
-pub use world::{BrittleFast, FAILS, FINE, HANGS, IS_FULL, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
+pub use servers::{durable, fresh_prefix, servers, servers_at};
+pub use world::{FAILS, FINE, HANGS, IS_FULL, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
 
 /// Longer than anything takes on a loaded machine, so that nothing is given up that would come.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -38,7 +30,6 @@ pub fn patient() -> HybridConfig {
 pub struct InMemory {
     pub store: HybridStore<MemoryStore>,
     pub durable: Arc<MemoryStore>,
-    pub fast: Arc<MemoryFast>,
     pub clock: Arc<ManualClock>,
 }
 
@@ -47,12 +38,12 @@ impl InMemory {
         let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
         let durable = Arc::new(MemoryStore::with_clock(NonZeroUsize::new(100_000).unwrap(), clock.clone()));
         let fast = Arc::new(MemoryFast::new(clock.clone()));
-        let store = HybridStore::new(durable.clone(), fast.clone(), config);
-        Self { store, durable, fast, clock }
+        let store = HybridStore::new(durable.clone(), fast, config);
+        Self { store, durable, clock }
     }
 
     pub fn subject(self) -> Subject {
-        let Self { store, durable, clock, .. } = self;
+        let Self { store, durable, clock } = self;
         Subject::new(Arc::new(store), durable, clock)
     }
 }

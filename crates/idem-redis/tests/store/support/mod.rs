@@ -1,11 +1,4 @@
 //! Stores with keys of their own, in the servers that the tests are given.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::expect_used,
-    clippy::unwrap_used,
-    reason = "each test binary uses its part, and fails by panicking"
-)]
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;

@@ -1,10 +1,4 @@
 //! A store in a folder of its own, on a clock that stands still.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    reason = "each test binary uses its part, and fails by panicking"
-)]
 
 use std::sync::Arc;
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_postgres::{PostgresConfig, PostgresStore};
-use idem_proxy::{Ended, Network, Proxy, Weather};
+use idem_proxy::{Partition, Proxy};
 use idem_servers::PostgresPair;
 use sqlx::PgConnection;
 use tokio::time::{Instant, sleep};
@@ -94,7 +94,7 @@ async fn failovers(options: &Options, is_synchronous: bool) -> Result<Passed, Er
     let mut pair = wait(|| PostgresPair::start_with(&settings))?;
     println!("{} ({}), {} clients, {}", pair.version(), pair.origin(), options.clients, settings.join(", "));
     until_followed(pair.primary_port(), is_synchronous).await?;
-    let address = Proxy::<Network>::to_port(pair.primary_port()).await?;
+    let address = Proxy::<Partition>::to_port(pair.primary_port()).await?;
     let open = || PostgresStore::open(PostgresConfig::new(url(address.port())));
     let processes = [open().await?, open().await?];
     println!("{}", processes[0].self_test().await?);
@@ -123,7 +123,7 @@ enum Failure {
 struct Failover<'a> {
     pair: &'a mut PostgresPair,
     /// Where clients find the primary, whichever server that is.
-    address: &'a Proxy<Network>,
+    address: &'a Proxy<Partition>,
     number: u64,
     is_synchronous: bool,
 }
@@ -142,10 +142,7 @@ impl Failover<'_> {
         let samples = samples.end();
         let promoting = Instant::now();
         wait(|| self.pair.promote())?;
-        // As a virtual address does: whoever is connected is cut off.
-        self.address.lead_to(self.pair.primary_port());
-        self.address.end_all(Ended::Closed);
-        self.address.weather(Weather::Clear);
+        self.address.fail_over(self.pair.primary_port());
         let took = promoting.elapsed();
         sleep(AFTER).await;
         wait(|| self.pair.rebuild())?;
@@ -186,7 +183,7 @@ impl Failover<'_> {
                 sleep(GIVEN_UP_AFTER).await;
             }
             Failure::CutOff => {
-                self.address.weather(Weather::BlackHole);
+                self.address.cut();
                 sleep(GIVEN_UP_AFTER).await;
             }
         }

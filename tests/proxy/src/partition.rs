@@ -1,0 +1,55 @@
+//! A network that is cut in two.
+
+use std::io;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::{Ended, Harm, Proxy};
+
+/// As a network does that may be cut in two: neither side learns of anything then, not even of the end of a connection.
+#[derive(Debug, Default)]
+pub struct Partition(watch::Sender<bool>);
+
+impl Proxy<Partition> {
+    /// Nothing arrives any more, in either direction. New clients are connected, and hear nothing.
+    pub fn cut(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// As a virtual address does: it leads to the server at this port. Clients that are connected are cut off.
+    pub fn fail_over(&self, port: u16) {
+        self.lead_to(port);
+        self.end_all(Ended::Closed);
+        self.0.send_replace(false);
+    }
+}
+
+impl Partition {
+    async fn wait_for(&self, is_cut: bool) {
+        // It fails only when nobody can change it any more.
+        let _ = self.0.subscribe().wait_for(|now| *now == is_cut).await.map(drop);
+    }
+}
+
+impl Harm for Partition {
+    async fn reach(&self) {
+        self.wait_for(false).await;
+    }
+
+    async fn carry(&self, client: &mut TcpStream, server: &mut TcpStream) -> io::Result<Ended> {
+        tokio::select! {
+            // First, so that the end of a server is not seen through a cut.
+            biased;
+            () = self.wait_for(true) => self.wait_for(false).await,
+            carried = copy_bidirectional(client, server) => {
+                carried?;
+            }
+        }
+        Ok(Ended::Closed)
+    }
+}
+
+#[cfg(test)]
+mod tests;
