@@ -57,7 +57,7 @@ struct State {
     last_carried: Instant,
 }
 
-/// Cuts one exchange where it is told to.
+/// Cuts one exchange after an exact number of bytes.
 #[derive(Debug)]
 pub struct Cuts(Mutex<State>);
 
@@ -69,7 +69,7 @@ impl Default for Cuts {
 }
 
 impl Cuts {
-    /// Counts from now on, and cuts where it is told to, once.
+    /// Resets the byte counts. The next exchange that reaches `cut` is cut, once.
     pub fn arm(&self, cut: Option<Cut>) {
         let mut state = self.state();
         (state.cut, state.carried, state.is_cut) = (cut, [0; 2], false);

@@ -1,7 +1,7 @@
 //! TCP proxies that do harm to what they carry, for tests: [`Proxy`] carries, and a [`Harm`] says what goes wrong.
 //!
-//! toxiproxy does much of [`Network`], as a process of its own in another language; it counts no bytes over connections and
-//! knows no statements.
+//! toxiproxy does much of what [`Network`] does, but as a separate process. It does not count bytes over connections, and it does
+//! not read statements.
 #![allow(
     clippy::missing_panics_doc,
     clippy::unwrap_used,

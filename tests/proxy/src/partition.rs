@@ -8,12 +8,12 @@ use tokio::sync::watch;
 
 use crate::{Ended, Harm, Proxy};
 
-/// As a network does that may be cut in two: neither side learns of anything then, not even of the end of a connection.
+/// A network that can be cut in two. While it is cut, neither side receives bytes or learns that a connection has ended.
 #[derive(Debug, Default)]
 pub struct Partition(watch::Sender<bool>);
 
 impl Proxy<Partition> {
-    /// Nothing arrives any more, in either direction. New clients are connected, and hear nothing.
+    /// Cuts the network. New clients can connect, and receive nothing.
     pub fn cut(&self) {
         self.0.send_replace(true);
     }
@@ -28,7 +28,7 @@ impl Proxy<Partition> {
 
 impl Partition {
     async fn wait_for(&self, is_cut: bool) {
-        // It fails only when nobody can change it any more.
+        // It fails only when the sender is gone, and this value owns the sender.
         let _ = self.0.subscribe().wait_for(|now| *now == is_cut).await.map(drop);
     }
 }

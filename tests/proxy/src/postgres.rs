@@ -48,7 +48,7 @@ const BIND: u8 = b'B';
 
 const SYNC: u8 = b'S';
 
-/// Counts statements, and loses those that it is told to lose.
+/// Counts statements, and loses those that [`Losses::lose`] plans.
 #[derive(Debug, Default)]
 pub struct Losses {
     plan: Mutex<Option<Plan>>,

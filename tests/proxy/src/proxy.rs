@@ -77,7 +77,7 @@ impl<H: Harm> Proxy<H> {
         Ok(Self { port, shared, task })
     }
 
-    /// In front of a server on this machine, doing no harm before it is told to.
+    /// Starts a proxy to a port of this machine, with the default harm.
     ///
     /// # Errors
     /// When there is no free port.
@@ -127,7 +127,7 @@ async fn carry<H: Harm>(shared: Arc<Shared<H>>, mut client: TcpStream) {
         return;
     }
     shared.harm.reach().await;
-    // Ends before are about the way to a server, and it was on none.
+    // An earlier `end_all` concerns connections to a server, and this one had none yet.
     end.mark_unchanged();
     let upstream = (shared.host.as_str(), shared.upstream.load(Ordering::SeqCst));
     let Ok(mut server) = TcpStream::connect(upstream).await else { return };

@@ -27,7 +27,7 @@ struct Plan {
     times: usize,
 }
 
-/// Loses the scripts that it is told to lose.
+/// Loses the scripts that [`Losses::lose`] plans.
 #[derive(Debug, Default)]
 pub struct Losses(Mutex<Option<Plan>>);
 

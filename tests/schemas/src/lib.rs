@@ -87,7 +87,8 @@ fn remove(names: &[&str]) {
     }
 }
 
-/// Runs statements on a thread of their own, as a test may drop its schema on a runtime; says whether they succeeded.
+/// Runs statements, and returns whether they succeeded. It uses a separate thread, because a test may drop its schema inside a
+/// runtime.
 fn run(statements: String) -> bool {
     let work = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;

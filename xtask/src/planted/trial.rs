@@ -121,7 +121,7 @@ fn wait(child: &mut Child, is_enough: impl Fn() -> io::Result<bool>) -> io::Resu
     Ok(None)
 }
 
-/// Whether a test ran whose name has this in it. The suite over sockets has no harness, and a store for a filter.
+/// Whether a test ran whose name contains `filter`. The suite over sockets has no harness: its filter is a store of its matrix.
 fn ran_like(printed: &str, filter: &str) -> bool {
     let is_named = |line: &str| line.starts_with("test ") || line.starts_with("| ");
     printed.lines().any(|line| is_named(line) && line.contains(filter))

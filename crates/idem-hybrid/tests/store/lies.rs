@@ -50,7 +50,7 @@ impl Dice {
         usize::try_from(self.0 >> 20).unwrap() % limit
     }
 
-    /// A token that nobody had before.
+    /// A fresh token, from the seed.
     fn token(&mut self) -> OwnerToken {
         self.below(2);
         OwnerToken::from_bytes([self.0.to_be_bytes(), self.0.to_le_bytes()].concat().try_into().unwrap())

@@ -1,5 +1,5 @@
-//! How servers are set up and when a group of them is whole, whether they run as processes of this machine or, for
-//! `cargo xtask test-containers`, as containers on a network of their own.
+//! How servers are set up, and when a group of servers is complete. Processes of this machine and the containers of
+//! `cargo xtask test-containers` share it.
 
 pub mod pgbouncer;
 pub mod postgres;

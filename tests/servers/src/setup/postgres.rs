@@ -6,7 +6,7 @@ pub const IMAGE_VARIABLE: &str = "IDEM_POSTGRES_IMAGE";
 /// The image if none is named.
 pub const IMAGE: &str = "postgres:17";
 
-/// It asks nobody for a password.
+/// Turns passwords off.
 pub const ENVIRONMENT: (&str, &str) = ("POSTGRES_HOST_AUTH_METHOD", "trust");
 
 /// A command in a container that succeeds when the server accepts connections: over TCP, as the image initialises its data with a

@@ -52,7 +52,7 @@ pub fn check_server(
     expect("the number of replicas online", slots.filter(|line| line.contains("state=online")).count(), REPLICAS)
 }
 
-/// An objection unless the Sentinel that answers knows everybody and finds nobody missing.
+/// An objection unless the Sentinel that answers knows the primary, all replicas and all other Sentinels, and all are up.
 ///
 /// # Errors
 ///

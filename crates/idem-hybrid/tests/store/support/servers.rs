@@ -22,7 +22,7 @@ impl TimeControl for Time {
     }
 }
 
-/// A store of its own on the server, in a schema.
+/// A Postgres store in this schema of the shared server.
 pub fn durable(schema: &Schema) -> PostgresConfig {
     PostgresConfig::new(idem_servers::postgres_url()).schema(&schema.name).verb_connections(2.try_into().unwrap())
 }

@@ -1,4 +1,4 @@
-//! Stores in schemas of their own, in the server that the tests are given.
+//! Stores in the shared server, each in a separate schema.
 
 use std::sync::Arc;
 use std::time::Duration;
