@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
 
-use idem_servers::{PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, PgBouncer, Postgres};
+use idem_servers::{PGBOUNCER_VARIABLE, POSTGRES_VARIABLE, TEMPLATE_VARIABLE};
+use idem_servers::{PgBouncer, Postgres, PostgresTemplate};
 use idem_servers::{REDIS_CLUSTER_VARIABLE, REDIS_SENTINEL_VARIABLE, REDIS_VARIABLE};
 use idem_servers::{Redis, RedisCluster, RedisSentinel};
 
@@ -28,6 +29,8 @@ pub(crate) struct Servers {
     redis_url: String,
     sentinel: RedisSentinel,
     cluster: RedisCluster,
+    /// For the servers that tests start.
+    template: Option<PostgresTemplate>,
     _postgres: Option<Postgres>,
     _redis: Option<Redis>,
 }
@@ -44,11 +47,24 @@ impl Servers {
         println!("Redis Sentinel: {}, {}, {}", sentinel.origin(), sentinel.version(), sentinel.url());
         let cluster = or_install(RedisCluster::start)?;
         println!("Redis Cluster: {}, {}, {}", cluster.origin(), cluster.version(), cluster.url());
-        Ok(Servers { postgres_url, pgbouncer, redis_url, sentinel, cluster, _postgres: postgres, _redis: redis })
+        let template = PostgresTemplate::make()?;
+        Ok(Servers {
+            postgres_url,
+            pgbouncer,
+            redis_url,
+            sentinel,
+            cluster,
+            template,
+            _postgres: postgres,
+            _redis: redis,
+        })
     }
 
     /// Tells a command where they are.
     pub(crate) fn announce<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        if let Some(template) = &self.template {
+            command.env(TEMPLATE_VARIABLE, template.path());
+        }
         command.env(POSTGRES_VARIABLE, &self.postgres_url).env(PGBOUNCER_VARIABLE, self.pgbouncer.url());
         command.env(REDIS_VARIABLE, &self.redis_url).env(REDIS_SENTINEL_VARIABLE, self.sentinel.url());
         command.env(REDIS_CLUSTER_VARIABLE, self.cluster.url())

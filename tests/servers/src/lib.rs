@@ -36,12 +36,15 @@ mod upstream;
 pub use clock::Clock;
 pub use error::Error;
 pub use pgbouncer::PgBouncer;
-pub use postgres::{Postgres, PostgresPair};
+pub use postgres::{Postgres, PostgresPair, PostgresTemplate};
 pub use programs::find as find_program;
 pub use redis::{ClusterPrimary, Redis, RedisAddress, RedisCluster, RedisSentinel, Reply, redis_command};
 
 /// The environment variable with the URL of the server that all tests share.
 pub const POSTGRES_VARIABLE: &str = "IDEM_TEST_POSTGRES";
+
+/// The environment variable with the path of a [`PostgresTemplate`], which private servers copy.
+pub const TEMPLATE_VARIABLE: &str = "IDEM_TEST_POSTGRES_TEMPLATE";
 
 /// The environment variable with the URL of that server's database behind PgBouncer.
 pub const PGBOUNCER_VARIABLE: &str = "IDEM_TEST_PGBOUNCER";

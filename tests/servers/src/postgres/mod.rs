@@ -2,8 +2,10 @@
 
 mod cluster;
 mod pair;
+mod template;
 
 pub use pair::PostgresPair;
+pub use template::PostgresTemplate;
 
 use crate::container::{Container, Image};
 use crate::server::Server;
