@@ -1,99 +1,36 @@
--- settle: the owner ends its run.
+-- settle: an owner ends its run for good. What it does not know of its record stays: the fingerprint and the age.
 --
 -- KEYS 1  the record
--- ARGV 1  microseconds by which the time is moved
---      2  owner token
---      3  the state that it leads to (2, 3, 4 or 5), or 0 to release the record
---      4  retention in microseconds
---      5  microseconds until it may be retried, for state 5
---      6  status       7  header fields, encoded       8  body       9  1: the body is not retained
---     10  1: whoever is answered awaits replicas
---     11  the channel that tells waiters
+-- ARGV 1  the first 23 bytes of a record in progress that is its own: format, state, owner, attempt
+--      2  the settled record up to its times       3  and from the end of its fingerprint on
+--      4  how many microseconds it lasts           5  the channel on which waiters are told
 --
--- Returns 1 when it is applied, or was applied before; 0 when the lease is lost.
+-- Returns 1 when it is settled, 0 when the record does not begin so.
 --
--- Laws: L2, L3; L8: a repeated settlement is recognised by its owner and by what it says.
+-- Laws: L2, L3; L9, the server's clock is the only one; L10, the key expires when the record ends, and not before.
 
-local RELEASED = 0
-local RERUN, PROBE = 1, 4
-
-local settlement = tonumber(ARGV[3])
-local body = ARGV[8]
-if ARGV[9] == '1' then
-  body = false
-end
-
--- Whether this is the settlement that led to the record's state. The time of a backoff is not compared: a repeat is
--- later.
-local function is_settled_so(record)
-  if record.state ~= settlement then
-    return false
-  end
-  local answer = redis.call('HMGET', KEY, 'headers', 'body')
-  local is_same = record.status == tonumber(ARGV[6]) and answer[1] == ARGV[7] and answer[2] == body
-  return settlement == UNKNOWN or is_same
-end
-
--- Gone, as if it had never been, unless an earlier run may have had effects. The record then belongs to nobody and its
--- lease is over, so that the next acquire takes it over at once.
-local function give_back(record)
-  local ran_before
-  if record.crash == RERUN then
-    ran_before = record.attempt > 1 or redis.call('HEXISTS', KEY, 'point') == 1
-  else
-    ran_before = record.how == PROBE
-  end
-  if ran_before then
-    touch(record)
-    record.till = math.min(record.till, NOW)
-    save(record, 'who', struct.pack(WHO, record.digest, NOBODY))
-  else
-    redis.call('DEL', KEY)
-  end
-end
-
-local function end_run(record)
-  record.state, record.how, record.crash, record.status = settlement, 0, 0, tonumber(ARGV[6])
-  -- What is to run again needs what it left behind, and must not be forgotten before its time has come.
-  if settlement == RETRYABLE then
-    redis.call('HDEL', KEY, 'asked')
-    record.till = NOW + tonumber(ARGV[5])
-    record.ends = record.till + tonumber(ARGV[4])
-  else
-    redis.call('HDEL', KEY, 'asked', 'point', 'data')
-    record.till = 0
-    record.ends = NOW + tonumber(ARGV[4])
-  end
-  if body then
-    save(record, 'headers', ARGV[7], 'body', body)
-  else
-    save(record, 'headers', ARGV[7])
-  end
-end
-
-local record = load()
-if not record or record.owner == NOBODY then
-  return settlement == RELEASED and 1 or 0
-end
-if record.owner ~= ARGV[2] then
+local KEY = KEYS[1]
+local record, expires = redis.call('GET', KEY), redis.call('PEXPIRETIME', KEY)
+if not record or #record < 88 or expires < 0 or string.sub(record, 1, 23) ~= ARGV[1] then
   return 0
 end
-if record.state ~= IN_PROGRESS then
-  if not is_settled_so(record) then
-    return 0
-  end
-  if ARGV[10] == '1' then
-    touch(record)
-  end
-  return 1
+local time = redis.call('TIME')
+local life, _, age, slack = struct.unpack('>i8i8i8I2', record, 25)
+local changed = expires * 1000 - slack - life
+local now = math.max(time[1] * 1000000 + time[2], changed)
+age = age + now - changed
+local ends = now + ARGV[4]
+local expires_then = math.ceil(ends / 1000)
+local times = struct.pack('>i8i8i8I2', ARGV[4], 0, age, expires_then * 1000 - ends)
+local settled = ARGV[2] .. times .. string.sub(record, 51, 84) .. ARGV[3]
+expires_then = string.format('%.0f', expires_then)
+if redis.pcall('SET', KEY, settled, 'PXAT', expires_then).err then
+  -- The memory may be full. A write that takes none permits what follows it.
+  redis.call('PEXPIREAT', KEY, expires)
+  redis.call('SET', KEY, settled, 'PXAT', expires_then)
 end
-if settlement == RELEASED then
-  give_back(record)
-else
-  end_run(record)
-end
--- A hint, and it is settled by now: a user who may not publish settles all the same.
-if record.asked then
-  redis.pcall('PUBLISH', ARGV[11], KEY)
+-- A hint: a user who may not publish settles all the same.
+if string.byte(record, 24) == 1 then
+  redis.pcall('PUBLISH', ARGV[5], KEY)
 end
 return 1

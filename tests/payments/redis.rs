@@ -118,7 +118,7 @@ fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
     assert_eq!(server.send(&Request::pay("k")).status, 201);
     let keys = server.keys();
     // As a later version would write it, before a rollback to this one.
-    redis_command(keys.port(), &["HSET", &keys.all()[0], "head", "\0\u{2}and whatever it is followed by"]).unwrap();
+    redis_command(keys.port(), &["SET", &keys.all()[0], "\0\u{2}and whatever it is followed by", "KEEPTTL"]).unwrap();
     for _ in 0..2 {
         let answer = server.send(&Request::pay("k"));
         assert_eq!((answer.status, answer.problem().as_deref()), (500, Some("record-unreadable")));

@@ -46,7 +46,7 @@ const EMBEDDED: &[(&str, &str, &str)] = &[
     ("idem-sqlite", "migrations", "0001_records.sql"),
     ("idem-postgres", "migrations", "0002_verbs.sql"),
     ("idem-postgres", "migrations", "partitions.sql"),
-    ("idem-redis", "lua", "record.lua"),
+    ("idem-redis", "lua", "look.lua"),
     ("idem-redis", "lua", "settle.lua"),
     ("idem-redis", "lua", "fast_put.lua"),
 ];

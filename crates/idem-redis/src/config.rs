@@ -115,6 +115,9 @@ impl RedisConfig {
     }
 
     /// Moves the store's time: the seam by which tests inject it. Default none.
+    ///
+    /// All times of a record follow from the expiry of its key, which the server keeps by its own clock. Let the keys expire so much
+    /// sooner as well, and the records stay as they are while time passes.
     #[must_use]
     pub fn time_offset(mut self, offset: TimeOffset) -> Self {
         self.offset = offset;
@@ -149,11 +152,6 @@ impl fmt::Debug for RedisConfig {
             .field("min_replicas", &self.min_replicas)
             .finish_non_exhaustive()
     }
-}
-
-/// Microseconds as scripts take them. More than there are is as good as for ever.
-pub(crate) fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ impl Connection {
     /// Sends commands to the server that has `key`, on one connection to it.
     ///
     /// `asking` is where the key is said to be while its slot moves. The permission to ask there counts for the next
-    /// command of the connection, which others use as well, so that it has to go together with the command.
+    /// command of the connection, which others use as well, so that each command has to go together with its own.
     pub(crate) async fn send(
         &mut self,
         mut commands: Vec<Cmd>,
@@ -41,13 +41,11 @@ impl Connection {
                 connection.route_pipeline(pipeline, 0, count, primary_of(key)).await
             }
             (Self::Cluster(connection), Some(Asking { host, port })) => {
-                commands.insert(0, redis::cmd("ASKING"));
-                let pipeline = pipeline(commands);
+                let pipeline = pipeline(commands.into_iter().flat_map(|command| [redis::cmd("ASKING"), command]));
                 let count = pipeline.len();
                 let there = SingleNodeRoutingInfo::ByAddress { host: host.clone(), port: *port };
-                let mut answers = connection.route_pipeline(pipeline, 0, count, there).await?;
-                answers.remove(0);
-                Ok(answers)
+                let answers = connection.route_pipeline(pipeline, 0, count, there).await?;
+                Ok(answers.into_iter().skip(1).step_by(2).collect())
             }
         }
     }
@@ -74,8 +72,8 @@ pub(crate) struct Asking {
     pub(crate) port: u16,
 }
 
-fn pipeline(commands: Vec<Cmd>) -> Pipeline {
-    let mut pipeline = Pipeline::with_capacity(commands.len());
+fn pipeline(commands: impl IntoIterator<Item = Cmd>) -> Pipeline {
+    let mut pipeline = Pipeline::new();
     for command in commands {
         pipeline.add_command(command);
     }

@@ -29,6 +29,11 @@ pub(crate) enum Phase {
 }
 
 impl Failure {
+    /// Whether the server takes no writes for a reason that does not keep it from answering what it has.
+    pub(crate) fn is_refused_write(&self) -> bool {
+        matches!(self, Self::Failed { error, .. } if matches!(error.code(), Some("OOM" | "MISCONF" | "NOREPLICAS")))
+    }
+
     /// The store's error for it, which came while the store tried to `what`.
     pub(crate) fn of(self, what: &str, phase: Phase) -> StoreError {
         let error = |kind, hint: &str| StoreError::new(kind, format!("could not {what}: {hint}"));
@@ -111,15 +116,18 @@ fn reason(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static str) {
         (_, "MISCONF") => unavailable("Redis takes no writes, as it cannot save its data; see its log"),
         (_, "NOREPLICAS") => unavailable("Redis takes no writes, as it has too few replicas"),
         (_, "BUSY" | "UNKILLABLE") => unavailable("Redis is busy with another script"),
-        (_, "IDEMFORMAT") => corrupt("another version wrote the record, in a format that this one does not read"),
-        (_, "IDEMDAMAGED") => corrupt("the record is damaged"),
         (_, "WRONGTYPE") => corrupt("something that is not a record stands under its key"),
         (ErrorKind::Server(_), _) => set_up("Redis refused a command or a script of the store; the source says why"),
         _ => unavailable("Redis could not answer"),
     }
 }
 
-/// The error of a record or an answer that is there and cannot be understood.
+/// The error of a record that is there and cannot be understood; `error` says why.
+pub(crate) fn damaged(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, "what stands under the key of a record cannot be read").with_source(error)
+}
+
+/// The error of an answer that cannot be understood.
 pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "could not read what Redis answered").with_source(error)
 }
@@ -155,8 +163,6 @@ mod tests {
             ("TRYAGAIN", Unavailable, Unavailable),
             ("NEW", Unavailable, Unavailable),
             ("WRONGTYPE", Corrupt, Corrupt),
-            ("IDEMDAMAGED", Corrupt, Corrupt),
-            ("IDEMFORMAT", Corrupt, Corrupt),
         ] {
             for (phase, kind) in [(Phase::Opening, opening), (Phase::Serving, serving)] {
                 let error = said(code, phase);

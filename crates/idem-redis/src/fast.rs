@@ -14,7 +14,7 @@ use crate::config::RedisConfig;
 use crate::error::Phase;
 use crate::keys::Keys;
 use crate::reply;
-use crate::script::{Arg, Call, FastScripts, Script};
+use crate::script::{Arg, Exchange, FastScripts, Question, Script};
 use crate::subscription::Subscription;
 use crate::transport::Transport;
 
@@ -66,13 +66,11 @@ impl RedisFastStore {
 
     async fn run(&self, what: &str, script: &Script, id: &RecordId, args: &[Arg<'_>]) -> Result<Value, StoreError> {
         let key = self.shared.keys.fast(id);
-        let call = Call { script, key: key.as_bytes(), args, replicas: None };
-        self.shared
-            .transport
-            .run(&call)
-            .await
-            .map(|reply| reply.value)
-            .map_err(|failure| failure.of(what, Phase::Serving))
+        let exchange = Exchange { key: key.as_bytes(), question: Question::Script(script, args), replicas: None };
+        let transport = &self.shared.transport;
+        let reply = transport.run(&exchange, transport.deadline()).await;
+        let [value] = reply::array(reply.map_err(|failure| failure.of(what, Phase::Serving))?.values)?;
+        Ok(value)
     }
 
     fn now(&self) -> Arg<'_> {

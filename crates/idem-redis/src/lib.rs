@@ -10,13 +10,16 @@ mod health;
 mod info;
 mod keys;
 mod lossy;
+mod packed;
 mod reply;
 mod script;
+mod seen;
 mod servers;
 mod shared_connection;
 mod store;
 mod subscription;
 mod transport;
+mod verb;
 
 pub use config::RedisConfig;
 pub use durability::{DurabilityReport, NodeDurability};

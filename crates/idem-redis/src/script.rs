@@ -1,4 +1,4 @@
-//! The scripts, and one call of one of them.
+//! The scripts, and what is asked of the server that has a record.
 
 use redis::Cmd;
 
@@ -14,32 +14,19 @@ impl Script {
     }
 }
 
-/// All verbs.
+/// Those of the record store. They decide nothing: `machine` does.
 pub(crate) struct Scripts {
-    pub(crate) acquire: Script,
-    pub(crate) renew: Script,
-    pub(crate) checkpoint: Script,
+    pub(crate) look: Script,
+    pub(crate) replace: Script,
     pub(crate) settle: Script,
-    pub(crate) peek: Script,
-}
-
-macro_rules! script {
-    ($prelude:literal, $name:literal) => {
-        Script::new(concat!(
-            include_str!(concat!("../lua/", $prelude, ".lua")),
-            include_str!(concat!("../lua/", $name, ".lua"))
-        ))
-    };
 }
 
 impl Scripts {
     pub(crate) fn new() -> Self {
         Self {
-            acquire: script!("record", "acquire"),
-            renew: script!("record", "renew"),
-            checkpoint: script!("record", "checkpoint"),
-            settle: script!("record", "settle"),
-            peek: script!("record", "peek"),
+            look: Script::new(include_str!("../lua/look.lua")),
+            replace: Script::new(include_str!("../lua/replace.lua")),
+            settle: Script::new(include_str!("../lua/settle.lua")),
         }
     }
 }
@@ -51,13 +38,15 @@ pub(crate) struct FastScripts {
     pub(crate) remove: Script,
 }
 
+macro_rules! fast_script {
+    ($name:literal) => {
+        Script::new(concat!(include_str!("../lua/fast.lua"), include_str!(concat!("../lua/", $name, ".lua"))))
+    };
+}
+
 impl FastScripts {
     pub(crate) fn new() -> Self {
-        Self {
-            get: script!("fast", "fast_get"),
-            put: script!("fast", "fast_put"),
-            remove: script!("fast", "fast_remove"),
-        }
+        Self { get: fast_script!("fast_get"), put: fast_script!("fast_put"), remove: fast_script!("fast_remove") }
     }
 }
 
@@ -74,41 +63,54 @@ impl From<bool> for Arg<'_> {
     }
 }
 
-/// One call: a script on the one key that it touches.
-pub(crate) struct Call<'a> {
-    pub(crate) script: &'a Script,
+/// What is asked in one exchange about the one key that it touches. All of it may be sent again.
+pub(crate) struct Exchange<'a> {
     pub(crate) key: &'a [u8],
-    pub(crate) args: &'a [Arg<'a>],
+    pub(crate) question: Question<'a>,
     /// How many replicas are awaited, and for how many milliseconds.
     pub(crate) replicas: Option<(u32, u64)>,
 }
 
-impl Call<'_> {
-    /// The call of a script that the server knows.
-    pub(crate) fn by_hash(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.hash)
+/// A script, or commands that need none.
+pub(crate) enum Question<'a> {
+    Script(&'a Script, &'a [Arg<'a>]),
+    Commands(&'a [Cmd]),
+}
+
+impl Exchange<'_> {
+    /// With the script by the name under which the server knows it.
+    pub(crate) fn by_hash(&self) -> Vec<Cmd> {
+        self.commands(|script| ("EVALSHA", &script.hash))
     }
 
-    /// The call that also makes the script known.
-    pub(crate) fn by_source(&self) -> Cmd {
-        self.command("EVAL", self.script.source)
+    /// With the script itself, which also makes it known.
+    pub(crate) fn by_source(&self) -> Vec<Cmd> {
+        self.commands(|script| ("EVAL", script.source))
     }
 
-    fn command(&self, name: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(1).arg(self.key);
-        for arg in self.args {
-            match arg {
-                Arg::Number(number) => command.arg(number),
-                Arg::Bytes(bytes) => command.arg(*bytes),
-            };
-        }
-        command
+    fn commands<'s>(&'s self, named: impl Fn(&'s Script) -> (&'static str, &'s str)) -> Vec<Cmd> {
+        let mut commands = match self.question {
+            Question::Commands(commands) => commands.to_vec(),
+            Question::Script(script, args) => {
+                let (name, script) = named(script);
+                let mut command = redis::cmd(name);
+                command.arg(script).arg(1).arg(self.key);
+                for arg in args {
+                    match arg {
+                        Arg::Number(number) => command.arg(number),
+                        Arg::Bytes(bytes) => command.arg(*bytes),
+                    };
+                }
+                vec![command]
+            }
+        };
+        commands.extend(self.replicas.map(|(replicas, patience_ms)| wait(replicas, patience_ms)));
+        commands
     }
 }
 
 /// Asks how many replicas have all that was written before.
-pub(crate) fn wait(replicas: u32, patience_ms: u64) -> Cmd {
+fn wait(replicas: u32, patience_ms: u64) -> Cmd {
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(patience_ms);
     wait

@@ -1,27 +1,25 @@
-//! The store: each verb one call of a script.
+//! The store: its verbs, and what they share.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::codec::takeover_number;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, OnMismatch,
-    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, StoredBody,
-    StoredResponse, Term, TimeOffset, codec,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, OwnerAction,
+    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TimeOffset,
 };
 
-use crate::config::{RedisConfig, TIMEOUT, micros};
+use crate::config::{RedisConfig, TIMEOUT};
 use crate::durability::DurabilityReport;
-use crate::error::Phase;
 use crate::keys::Keys;
-use crate::reply;
-use crate::script::{Arg, Call, Script, Scripts};
+use crate::packed::Ending;
+use crate::script::Scripts;
 use crate::subscription::Subscription;
-use crate::transport::{ScriptReply, Transport};
+use crate::transport::Transport;
+use crate::verb::Verb;
 
-/// Records in Redis, one hash each. Clones share everything.
+/// Records in Redis, one string each. Clones share everything.
 ///
 /// Needs a tokio runtime with I/O and time enabled. It implements no `Purge`: Redis forgets what is over by itself.
 #[derive(Clone)]
@@ -31,14 +29,14 @@ pub struct RedisStore {
 }
 
 pub(crate) struct Shared {
-    scripts: Scripts,
-    keys: Keys,
+    pub(crate) scripts: Scripts,
+    pub(crate) keys: Keys,
     /// How many replicas are awaited, and for how many milliseconds.
     replicas: Option<(u32, u64)>,
     pub(crate) allow_eviction: bool,
     pub(crate) durability: DurabilityReport,
-    offset: TimeOffset,
-    subscription: Subscription,
+    pub(crate) offset: TimeOffset,
+    pub(crate) subscription: Subscription,
 }
 
 impl RedisStore {
@@ -69,121 +67,29 @@ impl RedisStore {
 
     /// The record, and how much of its life is left.
     pub(crate) async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
-        let what = "peek";
-        let args = [self.now(), Arg::from(self.shared.replicas.is_some())];
-        let answer = self.change(what, &self.shared.scripts.peek, id, &args).await?;
-        match (answer.too_few, reply::peek(answer.value)?) {
-            (Some(found), Some(_)) => Err(self.too_few(what, found).with_existing_record()),
-            (_, look) => Ok(look),
+        let verb = Verb::new(self, "peek", id, self.shared.replicas);
+        loop {
+            let Some(seen) = verb.look().await? else { continue };
+            return match (seen.too_few, seen.record()) {
+                (Some(found), Some(_)) => Err(self.too_few(verb.what, found).with_existing_record()),
+                (_, record) => Ok(record.map(|record| LiveRecord {
+                    record: record.clone(),
+                    remaining: record.expires_at.saturating_duration_since(seen.now),
+                })),
+            };
         }
-    }
-
-    async fn run(
-        &self,
-        what: &str,
-        script: &Script,
-        id: &RecordId,
-        replicas: Option<(u32, u64)>,
-        args: &[Arg<'_>],
-    ) -> Result<ScriptReply, StoreError> {
-        let key = self.shared.keys.of(id);
-        let call = Call { script, key: key.as_bytes(), args, replicas };
-        self.transport.run(&call).await.map_err(|failure| failure.of(what, Phase::Serving))
-    }
-
-    /// Runs a script, and awaits the replicas that were asked for.
-    async fn change(
-        &self,
-        what: &str,
-        script: &Script,
-        id: &RecordId,
-        args: &[Arg<'_>],
-    ) -> Result<ScriptReply, StoreError> {
-        self.run(what, script, id, self.shared.replicas, args).await
     }
 
     /// An owner's verb. Its loss has to be as unlikely as that of the acquire: a renewal that is lost is a lease that
     /// ends while its owner runs.
-    async fn own(
-        &self,
-        what: &str,
-        script: &Script,
-        lease: &Lease,
-        args: &[Arg<'_>],
-    ) -> Result<OwnerOutcome, StoreError> {
-        let answer = self.change(what, script, &lease.id, args).await?;
-        let outcome = reply::owner(&answer.value)?;
-        // A primary that was replaced and does not know it yet may say that a lease is lost which its successor gave.
-        answer.too_few.map_or(Ok(outcome), |found| Err(self.too_few(what, found)))
+    async fn own(&self, what: &str, lease: &Lease, action: OwnerAction<'_>) -> Result<OwnerOutcome, StoreError> {
+        Verb::new(self, what, &lease.id, self.shared.replicas).own(lease, action).await
     }
 
-    fn too_few(&self, what: &str, found: i64) -> StoreError {
+    pub(crate) fn too_few(&self, what: &str, found: i64) -> StoreError {
         let asked_for = self.shared.replicas.map_or(0, |(asked_for, _)| asked_for);
         let message = format!("could not {what}: {found} of {asked_for} replicas have it, so a failover could lose it");
         StoreError::new(StoreErrorKind::Unavailable, message).indeterminate()
-    }
-
-    fn now(&self) -> Arg<'_> {
-        Arg::Number(self.shared.offset.micros())
-    }
-
-    fn settlement<'a>(
-        &'a self,
-        owner: &'a [u8; 16],
-        ending: &'a StoredSettlement,
-        retention: Duration,
-    ) -> [Arg<'a>; 11] {
-        [
-            self.now(),
-            Arg::Bytes(owner),
-            Arg::Number(ending.state),
-            Arg::Number(micros(retention)),
-            Arg::Number(ending.retry_after),
-            Arg::Number(i64::from(ending.status)),
-            Arg::Bytes(&ending.headers),
-            Arg::Bytes(ending.body.as_deref().unwrap_or_default()),
-            Arg::from(ending.body.is_none()),
-            Arg::from(self.shared.replicas.is_some()),
-            Arg::Bytes(self.shared.subscription.channel()),
-        ]
-    }
-}
-
-/// A settlement as the script takes it.
-struct StoredSettlement {
-    /// One of [`codec::state`], or 0 for a release.
-    state: i64,
-    retry_after: i64,
-    status: u16,
-    headers: Vec<u8>,
-    body: Option<bytes::Bytes>,
-}
-
-impl StoredSettlement {
-    const RELEASED: Self = Self { state: 0, retry_after: 0, status: 0, headers: Vec::new(), body: None };
-
-    fn new(state: i64, response: &StoredResponse, retry_after: Duration) -> Self {
-        let body = match &response.body {
-            StoredBody::Retained(body) => Some(body.clone()),
-            StoredBody::NotRetained => None,
-        };
-        let headers = codec::encode_headers(&response.headers);
-        Self { state, retry_after: micros(retry_after), status: response.status, headers, body }
-    }
-
-    fn of(settlement: &Settlement) -> Self {
-        use codec::state::{COMPLETED, FAILED_OUTCOME_UNKNOWN, FAILED_RETRYABLE, FAILED_TERMINAL};
-        match settlement {
-            Settlement::Completed(response) => Self::new(COMPLETED, response, Duration::ZERO),
-            Settlement::FailedTerminal(response) => Self::new(FAILED_TERMINAL, response, Duration::ZERO),
-            Settlement::FailedRetryable { response, retry_after } => {
-                Self::new(FAILED_RETRYABLE, response, *retry_after)
-            }
-            Settlement::OutcomeUnknown => {
-                Self::new(FAILED_OUTCOME_UNKNOWN, &StoredResponse::outcome_unknown(), Duration::ZERO)
-            }
-            Settlement::Released => Self::RELEASED,
-        }
     }
 }
 
@@ -191,22 +97,8 @@ impl StoredSettlement {
 impl IdempotencyStore for RedisStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         let what = "acquire";
-        let replays_original = request.on_mismatch == OnMismatch::ReplayOriginal;
-        let args = [
-            self.now(),
-            Arg::Number(i64::from(request.fingerprint.algorithm().number())),
-            Arg::Bytes(request.fingerprint.digest()),
-            Arg::Bytes(request.owner.as_bytes()),
-            Arg::Number(micros(request.term.lease)),
-            Arg::Number(micros(request.term.retention)),
-            Arg::Number(takeover_number(request.takeover)),
-            Arg::Number(i64::from(request.max_attempts.get())),
-            Arg::from(replays_original),
-            Arg::from(self.shared.replicas.is_some()),
-        ];
-        let answer = self.change(what, &self.shared.scripts.acquire, &request.id, &args).await?;
-        let outcome = reply::acquire(answer.value, request)?;
-        match (answer.too_few, &outcome) {
+        let (outcome, too_few) = Verb::new(self, what, &request.id, self.shared.replicas).acquire(request).await?;
+        match (too_few, &outcome) {
             // A failover could take back what this would tell. What was acquired stays with its token: a release that is
             // on its way while the same token acquires again could come after it, and free what runs by then.
             (Some(found), AcquireOutcome::Acquired(_)) => Err(self.too_few(what, found)),
@@ -222,16 +114,11 @@ impl IdempotencyStore for RedisStore {
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        let (lasts, retention) = (Arg::Number(micros(term.lease)), Arg::Number(micros(term.retention)));
-        let args = [self.now(), Arg::Bytes(lease.owner.as_bytes()), lasts, retention];
-        self.own("renew", &self.shared.scripts.renew, lease, &args).await
+        self.own("renew", lease, OwnerAction::Renew(term)).await
     }
 
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
-        let data = codec::encode_checkpoint(checkpoint);
-        let (name, data) = (Arg::Bytes(checkpoint.name.as_bytes()), Arg::Bytes(&data));
-        let args = [self.now(), Arg::Bytes(lease.owner.as_bytes()), name, data];
-        self.own("record a checkpoint", &self.shared.scripts.checkpoint, lease, &args).await
+        self.own("record a checkpoint", lease, OwnerAction::Checkpoint(checkpoint)).await
     }
 
     async fn settle(
@@ -240,15 +127,15 @@ impl IdempotencyStore for RedisStore {
         settlement: &Settlement,
         retention: Duration,
     ) -> Result<OwnerOutcome, StoreError> {
-        let ending = StoredSettlement::of(settlement);
-        let args = self.settlement(lease.owner.as_bytes(), &ending, retention);
-        let (what, script) = ("settle", &self.shared.scripts.settle);
-        if *settlement == Settlement::Released {
-            // Should a failover undo it, the key is free after its lease: nothing that replicas need to be awaited for.
-            let answer = self.run(what, script, &lease.id, None, &args).await?;
-            return reply::owner(&answer.value);
+        // Should a failover undo a release, the key is free after its lease: nothing that replicas need to be awaited for.
+        let replicas = self.shared.replicas.filter(|_| *settlement != Settlement::Released);
+        let verb = Verb::new(self, "settle", &lease.id, replicas);
+        if let Some(ending) = Ending::new(lease, settlement, retention)
+            && let Some(outcome) = verb.end(&ending).await?
+        {
+            return Ok(outcome);
         }
-        self.own(what, script, lease, &args).await
+        verb.own(lease, OwnerAction::Settle(settlement, retention)).await
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {

@@ -14,11 +14,11 @@ use tokio::time::Instant;
 use crate::address::{self, Servers};
 use crate::connection::{Asking, Connection};
 use crate::error::Failure;
-use crate::script::{Call, wait};
+use crate::script::Exchange;
 use crate::shared_connection::SharedConnection;
 
-/// How often a call is sent, as every script may be sent again: the connection may have ended since it was used last, and
-/// then an answer may be lost.
+/// How often an exchange is tried, as each may be sent again: the connection may have ended since it was used last, and then
+/// an answer may be lost.
 const ATTEMPTS: u32 = 3;
 
 /// The least time to connect: looking for a primary takes several round trips.
@@ -27,21 +27,21 @@ const LEAST_CONNECT: Duration = Duration::from_secs(2);
 pub(crate) struct Transport {
     servers: Servers,
     shared: SharedConnection,
-    /// For calls that await replicas: a connection does nothing else while it waits.
+    /// For what awaits replicas: a connection does nothing else while it waits.
     waiting: Box<[SharedConnection]>,
     turn: AtomicUsize,
     timeout: Duration,
 }
 
-/// What a script returned, and how many replicas have it, if those are fewer than were awaited.
-pub(crate) struct ScriptReply {
-    pub(crate) value: Value,
+/// What was answered, one value for each command, and how many replicas have it, if those are fewer than were awaited.
+pub(crate) struct Reply {
+    pub(crate) values: Vec<Value>,
     pub(crate) too_few: Option<i64>,
 }
 
 /// What is asked of the servers.
 enum Question<'a> {
-    Script(&'a Call<'a>),
+    Record(&'a Exchange<'a>),
     Everybody(&'a Cmd),
 }
 
@@ -67,13 +67,18 @@ impl Transport {
         Self::new(self.servers.beside_pool(), self.timeout, self.waiting.len().min(1))
     }
 
-    /// Runs a script and, if the call says so, waits for replicas.
+    /// When a verb that begins now has to be over.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    /// Asks the server that has a key and, if the exchange says so, waits for replicas.
     ///
     /// # Cancellation safety
     /// A connection is shared by requests that are matched with their answers one by one, so one that is not awaited any
-    /// more harms nobody. Whether its script ran is then unknown.
-    pub(crate) async fn run(&self, call: &Call<'_>) -> Result<ScriptReply, Failure> {
-        self.ask(&Question::Script(call)).await
+    /// more harms nobody. Whether it had an effect is then unknown.
+    pub(crate) async fn run(&self, exchange: &Exchange<'_>, deadline: Instant) -> Result<Reply, Failure> {
+        self.ask(&Question::Record(exchange), deadline).await
     }
 
     /// Whether the servers are reached as a Cluster.
@@ -88,14 +93,10 @@ impl Transport {
 
     /// What every primary answers.
     pub(crate) async fn ask_all(&self, command: &Cmd) -> Result<Vec<Value>, Failure> {
-        match self.ask(&Question::Everybody(command)).await?.value {
-            Value::Array(answers) => Ok(answers),
-            other => Ok(vec![other]),
-        }
+        Ok(self.ask(&Question::Everybody(command), self.deadline()).await?.values)
     }
 
-    async fn ask(&self, question: &Question<'_>) -> Result<ScriptReply, Failure> {
-        let deadline = Instant::now() + self.timeout;
+    async fn ask(&self, question: &Question<'_>, deadline: Instant) -> Result<Reply, Failure> {
         let mut was_sent = false;
         let mut attempts = 1;
         let mut asking = None;
@@ -168,7 +169,7 @@ impl Transport {
     /// Where the connection for the question is.
     fn connection_for(&self, question: &Question<'_>) -> &SharedConnection {
         match question {
-            Question::Script(Call { replicas: Some(_), .. }) => {
+            Question::Record(Exchange { replicas: Some(_), .. }) => {
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.waiting.len();
                 self.waiting.get(turn).unwrap_or(&self.shared)
             }
@@ -251,34 +252,38 @@ fn replica() -> RedisError {
 }
 
 impl Held<'_> {
-    async fn ask(&mut self, question: &Question<'_>, asking: Option<&Asking>) -> RedisResult<ScriptReply> {
+    async fn ask(&mut self, question: &Question<'_>, asking: Option<&Asking>) -> RedisResult<Reply> {
         match question {
             Question::Everybody(command) => {
-                let answers = self.ask_all((*command).clone()).await?;
-                Ok(ScriptReply { value: Value::Array(answers), too_few: None })
+                Ok(Reply { values: self.ask_all((*command).clone()).await?, too_few: None })
             }
-            Question::Script(call) => match self.exchange(call.by_hash(), call, asking).await {
+            Question::Record(exchange) => match self.exchange(exchange.by_hash(), exchange, asking).await {
                 // A server that was flushed, restarted or promoted does not know the script.
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                    self.exchange(call.by_source(), call, asking).await
+                    self.exchange(exchange.by_source(), exchange, asking).await
                 }
                 reply => reply,
             },
         }
     }
 
-    async fn exchange(&mut self, command: Cmd, call: &Call<'_>, asking: Option<&Asking>) -> RedisResult<ScriptReply> {
-        let wait = call.replicas.map(|(replicas, patience_ms)| wait(replicas, patience_ms));
-        let commands = std::iter::once(command).chain(wait).collect();
-        let mut answers = self.send(commands, call.key, asking).await?.into_iter();
-        let value = answers.next().unwrap_or_default().extract_error()?;
-        // A server that stops being the primary while somebody waits answers with an error.
-        let acknowledged = match answers.next() {
-            Some(Value::Int(replicas)) => replicas,
-            _ => 0,
-        };
-        let too_few = call.replicas.filter(|(asked_for, _)| acknowledged < i64::from(*asked_for));
-        Ok(ScriptReply { value, too_few: too_few.map(|_| acknowledged) })
+    async fn exchange(
+        &mut self,
+        commands: Vec<Cmd>,
+        exchange: &Exchange<'_>,
+        asking: Option<&Asking>,
+    ) -> RedisResult<Reply> {
+        let mut answers = self.send(commands, exchange.key, asking).await?;
+        let too_few = exchange.replicas.and_then(|(asked_for, _)| {
+            // A server that stops being the primary while somebody waits answers with an error.
+            let acknowledged = match answers.pop() {
+                Some(Value::Int(replicas)) => replicas,
+                _ => 0,
+            };
+            (acknowledged < i64::from(asked_for)).then_some(acknowledged)
+        });
+        let values = answers.into_iter().map(Value::extract_error).collect::<RedisResult<_>>()?;
+        Ok(Reply { values, too_few })
     }
 
     async fn send(&mut self, commands: Vec<Cmd>, key: &[u8], asking: Option<&Asking>) -> RedisResult<Vec<Value>> {

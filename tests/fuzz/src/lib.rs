@@ -27,10 +27,16 @@ mod error;
 mod info;
 #[path = "../../../crates/idem-redis/src/keys.rs"]
 mod keys;
+#[path = "../../../crates/idem-redis/src/packed.rs"]
+#[allow(dead_code, reason = "what is written needs no fuzzer")]
+mod packed;
 #[path = "../../../crates/idem-http/src/prefer.rs"]
 mod prefer;
 #[path = "../../../crates/idem-redis/src/reply.rs"]
 mod reply;
+#[path = "../../../crates/idem-redis/src/seen.rs"]
+#[allow(dead_code, reason = "whether replicas are awaited needs a connection")]
+mod seen;
 #[path = "../../../crates/idem-http/src/syntax.rs"]
 #[allow(dead_code, reason = "other modules use more of it")]
 mod syntax;

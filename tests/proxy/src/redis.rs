@@ -1,4 +1,4 @@
-//! Scripts of Redis that get lost or lose their answers when that is planned.
+//! Exchanges with Redis that get lost or lose their answers when that is planned.
 
 use std::io;
 use std::sync::Mutex;
@@ -10,14 +10,14 @@ use tokio::sync::watch;
 
 use crate::{Ended, Harm};
 
-/// What becomes of a connection at the script that was waited for.
+/// What becomes of a connection at the exchange that was waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lose {
     /// It ends before the command reaches the server.
     Command,
-    /// It ends after the server ran the script, and after so many bytes of the answer.
+    /// It ends after the server carried the command out, and after so many bytes of the answer.
     AnswerFrom(usize),
-    /// The server runs the script, and neither an answer nor an end is ever seen.
+    /// The server carries the command out, and neither an answer nor an end is ever seen.
     EverythingSilently,
 }
 
@@ -27,12 +27,12 @@ struct Plan {
     times: usize,
 }
 
-/// Loses the scripts that [`Losses::lose`] plans.
+/// Loses the exchanges that [`Losses::lose`] plans. Each has one script, or one `SET`.
 #[derive(Debug, Default)]
 pub struct Losses(Mutex<Option<Plan>>);
 
 impl Losses {
-    /// Loses what the next `times` scripts bring.
+    /// Loses what the next `times` exchanges bring.
     pub fn lose(&self, lose: Lose, times: usize) {
         *self.0.lock().unwrap() = Some(Plan { lose, times });
     }
@@ -72,7 +72,7 @@ async fn commands(
     let mut client = BufReader::new(client);
     loop {
         let (name, command) = command(&mut client).await?;
-        match if name.starts_with(b"EVAL") { losses.planned() } else { None } {
+        match if name.starts_with(b"EVAL") || name == b"SET" { losses.planned() } else { None } {
             Some(Lose::Command) => return Ok(()),
             Some(lose) => {
                 mute.send_replace(Some(lose));
@@ -118,7 +118,7 @@ async fn answers(
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = server.read(&mut buffer).await?;
-        // An answer only comes once the script has run.
+        // An answer only comes once the command was carried out.
         let muted = *muted.borrow();
         match muted {
             _ if read == 0 => return Ok(()),

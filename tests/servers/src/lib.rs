@@ -38,6 +38,7 @@ pub use error::Error;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Postgres, PostgresPair, PostgresTemplate};
 pub use programs::find as find_program;
+pub use redis::redis_expire_sooner;
 pub use redis::{ClusterPrimary, Redis, RedisAddress, RedisCluster, RedisSentinel, Reply, redis_command};
 
 /// The environment variable with the URL of the server that all tests share.

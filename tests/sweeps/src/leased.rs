@@ -137,7 +137,7 @@ async fn acquire(world: &World, trial: &Trial, request: &Acquire, attempt: u32) 
 async fn takeover(world: &World, trial: &Trial) -> Checked {
     let first = request();
     let stale = world.lease(&first).await?;
-    world.advance(LEASE + Duration::from_secs(1));
+    world.advance(LEASE + Duration::from_secs(1))?;
     acquire(world, trial, &repeat_of(&first), 2).await?;
     is_stale(world, &stale).await
 }
@@ -146,7 +146,7 @@ async fn retry(world: &World, trial: &Trial) -> Checked {
     let first = request();
     let stale = world.lease(&first).await?;
     world.store.settle(&stale, &retryable(), KEPT).await?;
-    world.advance(BACKOFF + Duration::from_secs(1));
+    world.advance(BACKOFF + Duration::from_secs(1))?;
     acquire(world, trial, &repeat_of(&first), 2).await?;
     is_stale(world, &stale).await
 }
@@ -187,7 +187,7 @@ async fn replay(world: &World, trial: &Trial) -> Checked {
 async fn keep(verb: Verb, world: &World, trial: &Trial) -> Checked {
     let request = request();
     let lease = world.lease(&request).await?;
-    world.advance(Duration::from_secs(1));
+    world.advance(Duration::from_secs(1))?;
     let before = world.truth.peek(&request.id).await?;
     let reached = checkpoint("charged");
     let act = async || match verb {
@@ -241,7 +241,7 @@ async fn fail(world: &World, trial: &Trial) -> Checked {
     let next = repeat_of(&request);
     let early = world.truth.acquire(&next).await?;
     hold!(matches!(early, AcquireOutcome::Backoff { .. }), "told {early:?}");
-    world.advance(BACKOFF + Duration::from_secs(1));
+    world.advance(BACKOFF + Duration::from_secs(1))?;
     let lease = next_owner(world, &next).await?;
     hold!(lease.attempt == 2, "it is attempt {}", lease.attempt);
     ends(world, world.rival.as_ref(), &next, &lease).await

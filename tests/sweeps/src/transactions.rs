@@ -116,13 +116,13 @@ impl Part {
                     hold!(Instant::now() < give_up_at, "the key stays held");
                     // There a crash costs one lease.
                     if world.place == Place::Sqlite {
-                        world.advance(LEASE + Duration::from_secs(1));
+                        world.advance(LEASE + Duration::from_secs(1))?;
                     }
                     tokio::time::sleep(LOOK_AGAIN).await;
                 }
                 Begin::Answered(AcquireOutcome::Backoff { .. }) => {
                     hold!(self == Self::CommitFailure && is_settled, "a backoff that nobody asked for");
-                    world.advance(BACKOFF + Duration::from_secs(1));
+                    world.advance(BACKOFF + Duration::from_secs(1))?;
                 }
                 Begin::Answered(told) => {
                     hold!(is_replay(&told, &response()), "told {told:?}");

@@ -1,5 +1,6 @@
 //! A store that is reached through proxies, another client of the same records, and what there is to see beside them.
 
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -92,6 +93,8 @@ pub(crate) struct World {
 enum Time {
     Clock(Arc<ManualClock>),
     Offset(TimeOffset),
+    /// By the expiry of the keys with a prefix.
+    Keys(String),
 }
 
 /// Where handlers write.
@@ -132,14 +135,12 @@ impl World {
     }
 
     async fn redis(timeout: Duration) -> Checked<Self> {
-        let (proxy, prefix, offset) = (redis_proxy().await?, fresh_name(), TimeOffset::default());
-        let open = async |url: String| {
-            let config = RedisConfig::new(url).key_prefix(&prefix).timeout(timeout).time_offset(offset.clone());
-            RedisStore::open(config).await
-        };
+        let (proxy, prefix) = (redis_proxy().await?, fresh_name());
+        let open =
+            async |url: String| RedisStore::open(RedisConfig::new(url).key_prefix(&prefix).timeout(timeout)).await;
         let store = Arc::new(open(at(&proxy)).await?);
         let rival = Arc::new(open(idem_servers::redis_url()).await?);
-        let mut world = Self::of(Place::Redis, store, rival, Time::Offset(offset), Business::None);
+        let mut world = Self::of(Place::Redis, store, rival, Time::Keys(prefix), Business::None);
         world.proxies.push(proxy);
         Ok(world)
     }
@@ -284,11 +285,16 @@ impl World {
         }
     }
 
-    pub(crate) fn advance(&self, by: Duration) {
+    pub(crate) fn advance(&self, by: Duration) -> Checked<()> {
         match &self.time {
             Time::Clock(clock) => clock.advance(by),
             Time::Offset(offset) => offset.advance(by),
+            Time::Keys(prefix) => {
+                let server = redis_server()?.to_socket_addrs()?.find(SocketAddr::is_ipv4);
+                idem_servers::redis_expire_sooner(server.ok_or("Redis has no address")?, prefix, by)?;
+            }
         }
+        Ok(())
     }
 
     /// The business write of a handler.
@@ -375,10 +381,16 @@ fn fresh_name() -> String {
 }
 
 async fn redis_proxy() -> Checked<Arc<Proxy<Cuts>>> {
+    let (host, port) = redis_server()?;
+    Ok(Arc::new(Proxy::start(&host, port, Cuts::default()).await?))
+}
+
+/// Host and port.
+fn redis_server() -> Checked<(String, u16)> {
     let url = idem_servers::redis_url();
     let authority = url.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
     let (host, port) = authority.rsplit_once(':').ok_or("REDIS_URL needs a host and a port, without a password")?;
-    Ok(Arc::new(Proxy::start(host, port.parse()?, Cuts::default()).await?))
+    Ok((host.to_owned(), port.parse()?))
 }
 
 fn at(proxy: &Proxy<Cuts>) -> String {

@@ -113,6 +113,8 @@ pub(super) const SUITES: &[Suite] = &[
     suite("redis-pool", "idem-redis", Test("store"), &["pool::an_operation", "pool::a_hook"]),
     suite("redis-connecting", "idem-redis", Test("store"), &["connecting::", "notices::a_subscription_whose"]),
     suite("redis-refusals", "idem-redis", Test("store"), &["refusals::"]),
+    suite("redis-memory", "idem-redis", Test("store"), &["opening::a_full_server"]),
+    suite("redis-notices", "idem-redis", Test("store"), &["notices::settlements_are_told"]),
     suite("hybrid-units", "idem-hybrid", Library, &[]),
     suite("hybrid-races", "idem-hybrid", Test("store"), &["races::"]),
     suite("hybrid-hostile", "idem-hybrid", Test("store"), &["hostile::"]),

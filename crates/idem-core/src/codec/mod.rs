@@ -212,9 +212,7 @@ fn acquisition_number(acquisition: Acquisition) -> i64 {
     }
 }
 
-/// The acquisition of a number, for stores that learn of one without its record.
-#[must_use]
-pub fn acquisition(number: i64) -> Option<Acquisition> {
+fn acquisition(number: i64) -> Option<Acquisition> {
     [Acquisition::Fresh, Acquisition::Takeover, Acquisition::Retry, Acquisition::Probe]
         .into_iter()
         .find(|acquisition| acquisition_number(*acquisition) == number)

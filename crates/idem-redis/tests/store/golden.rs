@@ -1,12 +1,10 @@
 //! Records as this version writes them, which later versions have to read.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use idem_redis::TimeOffset;
-use idem_servers::Reply;
-use idem_testkit::golden::{self, ALL, FUTURE_MICROS, PAST_MICROS};
+use idem_testkit::golden::{self, ALL};
 
 use crate::support::Time;
 use crate::world::World;
@@ -23,38 +21,26 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// A head with times that stay the same.
-fn at_golden_times(mut head: Vec<u8>, is_released: bool) -> Vec<u8> {
-    let till = if is_released { PAST_MICROS } else { FUTURE_MICROS };
-    for (place, time) in [(13, till), (21, PAST_MICROS), (29, PAST_MICROS), (37, FUTURE_MICROS)] {
-        if head[place..place + 8] != [0; 8] {
-            head[place..place + 8].copy_from_slice(&time.to_be_bytes());
-        }
+/// A record whose times follow from no clock: it lasts for a year, and other times are an hour, if there are any.
+fn at_golden_times(mut record: Vec<u8>) -> Vec<u8> {
+    let [life, hold, age, slack] = [24, 32, 40, 48];
+    record[life..hold].copy_from_slice(&YEAR_MICROS.to_be_bytes());
+    if record[hold..age] != [0; 8] {
+        record[hold..age].copy_from_slice(&HOUR_MICROS.to_be_bytes());
     }
-    head
+    record[age..slack].copy_from_slice(&HOUR_MICROS.to_be_bytes());
+    record[slack..slack + 2].fill(0);
+    record
 }
 
-fn bytes_of(reply: &Reply) -> Vec<u8> {
-    match reply {
-        Reply::Bytes(bytes) => bytes.clone(),
-        other => panic!("{other:?}"),
-    }
-}
+const HOUR_MICROS: u64 = 3_600_000_000;
+const YEAR_MICROS: u64 = 365 * 24 * HOUR_MICROS;
 
-/// A line for each field of each record: the record, the name, the value.
+/// A line for each record.
 fn dump(world: &World) -> String {
     let mut lines = String::new();
     for number in ALL {
-        let reply = world.ask(&["HGETALL", &world.key(&golden::id(number))]);
-        let values: Vec<Vec<u8>> = reply.items().iter().map(bytes_of).collect();
-        let pairs = values.chunks(2).map(|pair| (String::from_utf8(pair[0].clone()).unwrap(), pair[1].clone()));
-        let mut fields: BTreeMap<String, Vec<u8>> = pairs.collect();
-        let is_released = fields["who"].ends_with(&[0; 16]);
-        let head = fields.remove("head").unwrap();
-        fields.insert("head".to_owned(), at_golden_times(head, is_released));
-        for (name, value) in fields {
-            writeln!(lines, "{number} {name} {}", hex(&value)).unwrap();
-        }
+        writeln!(lines, "{number} {}", hex(&at_golden_times(world.stored(&golden::id(number))))).unwrap();
     }
     lines
 }
@@ -62,10 +48,9 @@ fn dump(world: &World) -> String {
 #[tokio::test]
 async fn this_version_writes_records_in_format_1() {
     let url = idem_servers::redis_url();
-    let port = crate::support::ports(&url)[0];
     let offset = TimeOffset::default();
-    let world = World::with(&url, port, |config| config.time_offset(offset.clone())).await;
-    let time = Time { offset, servers: vec![port.into()], prefix: world.prefix.clone() };
+    let world = World::with(&url, crate::support::ports(&url)[0], |config| config.time_offset(offset.clone())).await;
+    let time = Time { offset, servers: vec![world.port.into()], prefix: world.prefix.clone() };
     golden::write(&world.store, &time).await;
     golden::expect(&golden_file(), &dump(&world));
 }
@@ -74,10 +59,9 @@ async fn this_version_writes_records_in_format_1() {
 async fn records_in_format_1_are_read() {
     let world = World::shared().await;
     for line in std::fs::read_to_string(golden_file()).unwrap().lines() {
-        let mut words = line.split(' ');
-        let (number, name) = (words.next().unwrap().parse().unwrap(), words.next().unwrap());
-        let value = bytes(words.next().unwrap());
-        world.ask(&[&b"HSET"[..], world.key(&golden::id(number)).as_bytes(), name.as_bytes(), &value]);
+        let (number, record) = line.split_once(' ').unwrap();
+        let (key, life) = (world.key(&golden::id(number.parse().unwrap())), (YEAR_MICROS / 1_000).to_string());
+        world.ask(&[&b"SET"[..], key.as_bytes(), &bytes(record), b"PX", life.as_bytes()]);
     }
     golden::check(&world.store).await;
 }

@@ -104,6 +104,8 @@ async fn a_full_server_has_no_room_and_keeps_what_it_has() {
     assert_eq!(error.kind(), StoreErrorKind::Capacity);
     assert!(!error.is_indeterminate() && error.is_retryable(), "{error:?}");
     assert!(world.store.peek(&settled.id).await.unwrap().is_some());
+    let replay = world.store.acquire(&repeat_of(&settled)).await.unwrap();
+    assert!(matches!(replay, AcquireOutcome::Replay(_)), "{replay:?}");
     // What runs goes on: it is renewed, so that nobody takes it over, and settled.
     assert_eq!(world.store.renew(&lease, running.term).await.unwrap(), OwnerOutcome::Applied);
     assert_eq!(world.store.checkpoint(&lease, &checkpoint("charged")).await.unwrap(), OwnerOutcome::Applied);
@@ -149,7 +151,7 @@ async fn a_server_that_hides_its_settings_is_taken_as_it_shows_itself() {
 async fn a_user_needs_only_what_the_documentation_says() {
     let server = Redis::start().unwrap();
     let rules = "ACL SETUSER app on >pw resetkeys ~idem:{* resetchannels &idem:{settled} -@all +info +role +ping +time \
-        +evalsha +eval +wait +exists +del +hmget +hset +hdel +hexists +pexpireat +publish +subscribe";
+        +evalsha +eval +wait +get +set +getrange +del +pexpiretime +pexpireat +publish +subscribe";
     redis_command(server.port(), &rules.split_ascii_whitespace().collect::<Vec<_>>()).unwrap();
     let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
     RedisStore::open(RedisConfig::new(url)).await.unwrap().self_test().await.unwrap();

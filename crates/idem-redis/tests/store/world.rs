@@ -49,12 +49,14 @@ impl World {
         redis_command(self.port, words).unwrap()
     }
 
-    /// Puts `bytes` into the head of a record, which `lua/record.lua` describes.
-    pub fn write_head(&self, id: &RecordId, place: usize, bytes: &[u8]) {
-        let key = self.key(id);
-        let mut head = head(self.port, &key);
-        head[place..place + bytes.len()].copy_from_slice(bytes);
-        self.ask(&[&b"HSET"[..], key.as_bytes(), b"head", &head]);
+    /// What stands under the key of a record; the README says what that is.
+    pub fn stored(&self, id: &RecordId) -> Vec<u8> {
+        stored(self.port, &self.key(id))
+    }
+
+    /// Puts something else there, which ends at the same time.
+    pub fn store(&self, id: &RecordId, bytes: &[u8]) {
+        self.ask(&[&b"SET"[..], self.key(id).as_bytes(), bytes, b"KEEPTTL"]);
     }
 
     pub async fn lease(&self, request: &Acquire) -> Result<Lease, StoreError> {
@@ -80,17 +82,16 @@ impl World {
     }
 }
 
-/// What a server holds of a record beside its checkpoint and its answer.
-pub fn head(port: u16, key: &str) -> Vec<u8> {
-    match redis_command(port, &["HGET", key, "head"]).unwrap() {
-        Reply::Bytes(head) => head,
+fn stored(port: u16, key: &str) -> Vec<u8> {
+    match redis_command(port, &["GET", key]).unwrap() {
+        Reply::Bytes(bytes) => bytes,
         other => panic!("{other:?}"),
     }
 }
 
 /// The number of its state.
 pub fn stored_state(port: u16, key: &str) -> u8 {
-    head(port, key)[8]
+    stored(port, key)[2]
 }
 
 /// Looks again until `look` finds something.

@@ -1,73 +1,33 @@
-//! What answers mean, by the headers of the scripts in `lua/` and by none of the code that is tried.
-
-use std::time::Duration;
+//! What answers mean, by the headers of the scripts in `lua/` and the table in `packed.rs`, and by none of the code that is tried.
 
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
-use idem_core::{
-    Acquire, AcquireOutcome, Acquisition, Algorithm, Checkpoint, FastRead, Lease, LiveRecord, OwnerOutcome, Record,
-    Timestamp,
-};
+use idem_core::{FastRead, Record, Timestamp};
 use redis::Value;
 
 use crate::records;
 
-pub(super) fn acquire(value: &Value, request: &Acquire) -> Option<AcquireOutcome> {
-    let Value::Array(values) = value else { return None };
-    let (Value::BulkString(tag), values) = values.split_first()? else { return None };
-    match (tag.as_slice(), values) {
-        (b"acquired", [attempt, how, name, data]) => {
-            let acquisition = match number(how)?? {
-                1 => Acquisition::Fresh,
-                2 => Acquisition::Takeover,
-                3 => Acquisition::Retry,
-                4 => Acquisition::Probe,
-                _ => return None,
-            };
-            let checkpoint = match (text(name)?, bytes(data)?) {
-                (Some(name), Some(data)) => {
-                    let (sequence, data) = data.split_first_chunk::<4>()?;
-                    let sequence = u32::from_be_bytes(*sequence);
-                    Some(Checkpoint { sequence, name: name.into(), data: data.to_vec().into() })
-                }
-                (None, None) => None,
-                _ => return None,
-            };
-            let attempt = u32::try_from(number(attempt)??).ok().filter(|attempt| *attempt > 0)?;
-            Some(AcquireOutcome::Acquired(Lease {
-                id: request.id,
-                owner: request.owner,
-                attempt,
-                acquisition,
-                checkpoint,
-            }))
+/// The time and the record; no record when there is none, and nothing at all when it is gone by the time its expiry was asked for.
+pub(super) fn seen(values: &[Value]) -> Option<Option<(Timestamp, Option<Record>)>> {
+    let [Value::Array(time), found, expires] = values else { return None };
+    let [seconds, micros] = time.as_slice() else { return None };
+    let now = number(seconds)?.saturating_mul(1_000_000).saturating_add(number(micros)?);
+    let expires_ms = number(expires)?;
+    match found {
+        Value::Nil => Some(Some((Timestamp::from_unix_micros(now), None))),
+        Value::BulkString(_) if expires_ms == -2 => Some(None),
+        Value::BulkString(bytes) if expires_ms >= 0 => {
+            let record = record(bytes, expires_ms)?;
+            Some(Some((Timestamp::from_unix_micros(now).max(record.updated_at), Some(record))))
         }
-        (b"in_progress", [left]) => Some(AcquireOutcome::InProgress { retry_after: micros(left)? }),
-        (b"backoff", [left]) => Some(AcquireOutcome::Backoff { retry_after: micros(left)? }),
-        (b"mismatch", [algorithm]) => {
-            let algorithm = u16::try_from(number(algorithm)??).ok()?;
-            Some(AcquireOutcome::Mismatch { stored_algorithm: Algorithm::from_number(algorithm) })
-        }
-        (b"replay", fields) => record(fields)?.replay().map(AcquireOutcome::Replay),
         _ => None,
     }
 }
 
-pub(super) fn owner(value: &Value) -> Option<OwnerOutcome> {
-    match value {
-        Value::Int(0) => Some(OwnerOutcome::LeaseLost),
-        Value::Int(1) => Some(OwnerOutcome::Applied),
-        _ => None,
-    }
-}
-
-pub(super) fn peek(value: &Value) -> Option<Option<LiveRecord>> {
-    match value {
-        Value::Nil => Some(None),
-        Value::Array(values) => {
-            let (left, fields) = values.split_first()?;
-            Some(Some(LiveRecord { remaining: micros(left)?, record: record(fields)? }))
-        }
+pub(super) fn is_changed(values: &[Value]) -> Option<bool> {
+    match values {
+        [Value::Int(0)] => Some(false),
+        [Value::Int(1)] => Some(true),
         _ => None,
     }
 }
@@ -86,62 +46,59 @@ pub(super) fn fast_read(value: &Value) -> Option<FastRead> {
 }
 
 pub(super) fn time(value: &Value) -> Option<Timestamp> {
-    let Value::BulkString(digits) = value else { return None };
-    String::from_utf8(digits.clone()).ok()?.parse().ok().map(Timestamp::from_unix_micros)
+    number(value).map(Timestamp::from_unix_micros)
 }
 
-/// The fields of `everything`, and nothing after them.
-fn record(fields: &[Value]) -> Option<Record> {
-    let [head, who, point, data, headers, body] = fields else { return None };
-    let (head, who) = (<[u8; 45]>::try_from(bytes(head)??).ok()?, <[u8; 48]>::try_from(bytes(who)??).ok()?);
+/// The bytes of a record, and nothing after them.
+fn record(bytes: &[u8], expires_ms: i64) -> Option<Record> {
+    let (head, mut rest) = bytes.split_first_chunk::<88>()?;
     let packed = |from: usize, to: usize| {
-        let number = head[from..to].iter().fold(0_u64, |number, byte| number * 256 + u64::from(*byte));
-        i64::try_from(number).unwrap_or(i64::MAX)
+        head[from..to].iter().fold(0_u64, |number, byte| number.wrapping_mul(256) | u64::from(*byte)) as i64
     };
-    let state = packed(8, 9);
+    let mut parts: Vec<(u8, Vec<u8>)> = Vec::new();
+    while let Some((number, after)) = rest.split_first() {
+        let (length, after) = after.split_first_chunk::<4>()?;
+        let length = u32::from_be_bytes(*length) as usize;
+        if after.len() < length || parts.last().is_some_and(|(last, _)| last >= number) || matches!(number, 0 | 5..128)
+        {
+            return None;
+        }
+        parts.push((*number, after[..length].to_vec()));
+        rest = &after[length..];
+    }
+    let part = |wanted: u8| parts.iter().find(|(number, _)| *number == wanted).map(|(_, part)| part.clone());
+    let state = packed(2, 3);
     let in_progress = |number| Some(number).filter(|_| state == 1);
+    let ends = expires_ms.saturating_mul(1_000).saturating_sub(packed(48, 50));
+    let changed = ends.saturating_sub(packed(24, 32));
+    let till = changed.saturating_add(packed(32, 40));
     let flat = FlatRecord {
         format: packed(0, 2),
-        fingerprint_algorithm: packed(2, 4),
-        fingerprint: who[..32].to_vec(),
-        owner: who[32..].to_vec(),
-        attempt: packed(4, 8),
+        fingerprint_algorithm: packed(50, 52),
+        fingerprint: head[52..84].to_vec(),
+        owner: head[3..19].to_vec(),
+        attempt: packed(19, 23),
         state,
-        acquisition: in_progress(packed(9, 10)),
-        takeover: in_progress(packed(10, 11)),
-        lease_until: in_progress(packed(13, 21)),
-        not_before: Some(packed(13, 21)).filter(|_| state == 5),
-        checkpoint_name: text(point)?,
-        checkpoint_data: bytes(data)?,
-        status: Some(packed(11, 13)).filter(|_| state != 1),
-        headers: bytes(headers)?,
-        body: bytes(body)?.map(Bytes::from),
-        created_at: packed(21, 29),
-        updated_at: packed(29, 37),
-        expires_at: packed(37, 45),
+        acquisition: in_progress(packed(84, 85)),
+        takeover: in_progress(packed(85, 86)),
+        lease_until: in_progress(till),
+        not_before: Some(till).filter(|_| state == 5),
+        checkpoint_name: part(1).map(String::from_utf8).transpose().ok()?,
+        checkpoint_data: part(2),
+        status: Some(packed(86, 88)).filter(|_| state != 1),
+        headers: part(3),
+        body: part(4).map(Bytes::from),
+        created_at: changed.saturating_sub(packed(40, 48)),
+        updated_at: changed,
+        expires_at: ends,
     };
     records::are_a_record(&flat).then(|| Record::try_from(flat).ok()).flatten()
 }
 
-fn bytes(value: &Value) -> Option<Option<Vec<u8>>> {
+fn number(value: &Value) -> Option<i64> {
     match value {
-        Value::BulkString(bytes) => Some(Some(bytes.clone())),
-        Value::Nil => Some(None),
+        Value::Int(number) => Some(*number),
+        Value::BulkString(digits) => String::from_utf8(digits.clone()).ok()?.parse().ok(),
         _ => None,
     }
-}
-
-fn text(value: &Value) -> Option<Option<String>> {
-    bytes(value)?.map_or(Some(None), |bytes| String::from_utf8(bytes).ok().map(Some))
-}
-
-fn number(value: &Value) -> Option<Option<i64>> {
-    match value {
-        Value::Int(number) => Some(Some(*number)),
-        value => text(value)?.map_or(Some(None), |digits| digits.parse().ok().map(Some)),
-    }
-}
-
-fn micros(value: &Value) -> Option<Duration> {
-    u64::try_from(number(value)??).ok().map(Duration::from_micros)
 }

@@ -10,10 +10,8 @@ use crate::records;
 pub(super) fn answer(bytes: &[u8]) -> Result<Value> {
     let input = &mut Unstructured::new(bytes);
     let mut values = match input.int_in_range(0..=9)? {
-        0 => vec![tag("acquired"), number(input)?, number(input)?, any_bytes(input)?, any_bytes(input)?],
-        1 => vec![tag(input.choose(&["in_progress", "backoff", "mismatch", "aquired"])?), number(input)?],
-        2 | 3 => [vec![tag("replay")], fields(input)?].concat(),
-        4 | 5 => [vec![number(input)?], fields(input)?].concat(),
+        0 => vec![number(input)?],
+        1..=5 => vec![Value::Array(vec![number(input)?, number(input)?]), record(input)?, number(input)?],
         6 => vec![digits(input)?, entry(input)?],
         7 => return info(input),
         8 => return slots(input),
@@ -35,10 +33,6 @@ fn spoil(input: &mut Unstructured<'_>, values: &mut Vec<Value>) -> Result<()> {
         _ => {}
     }
     Ok(())
-}
-
-fn tag(tag: &str) -> Value {
-    Value::BulkString(tag.into())
 }
 
 fn written(number: i64, as_digits: bool) -> Value {
@@ -63,35 +57,39 @@ fn entry(input: &mut Unstructured<'_>) -> Result<Value> {
     Ok(Value::BulkString([rank.to_string().as_bytes(), b":", &entry].concat()))
 }
 
-/// The fields of a record, or of something like it, in the order of `everything` in `record.lua`.
-fn fields(input: &mut Unstructured<'_>) -> Result<Vec<Value>> {
+/// A record, or something like it, as the table in `packed.rs` says.
+fn record(input: &mut Unstructured<'_>) -> Result<Value> {
     let flat = match input.arbitrary()? {
         true => FlatRecord::from(&records::record(input)?),
         false => records::columns(input)?,
     };
     let packed = |bytes: usize, number: Option<i64>| number.unwrap_or_default().to_be_bytes()[8 - bytes..].to_vec();
-    let head = [
+    let part = |number: u8, part: Option<Vec<u8>>| match part {
+        Some(part) => [vec![number], packed(4, i64::try_from(part.len()).ok()), part].concat(),
+        None => Vec::new(),
+    };
+    let record = [
         packed(2, Some(flat.format)),
-        packed(2, Some(flat.fingerprint_algorithm)),
-        packed(4, Some(flat.attempt)),
         packed(1, Some(flat.state)),
+        flat.owner,
+        packed(4, Some(flat.attempt)),
+        vec![input.arbitrary()?],
+        packed(8, Some(flat.expires_at)),
+        packed(8, flat.lease_until.or(flat.not_before)),
+        packed(8, Some(flat.created_at)),
+        packed(2, Some(input.int_in_range(0..=1_000)?)),
+        packed(2, Some(flat.fingerprint_algorithm)),
+        flat.fingerprint,
         packed(1, flat.acquisition),
         packed(1, flat.takeover),
         packed(2, flat.status),
-        packed(8, flat.lease_until.or(flat.not_before)),
-        packed(8, Some(flat.created_at)),
-        packed(8, Some(flat.updated_at)),
-        packed(8, Some(flat.expires_at)),
+        part(1, flat.checkpoint_name.map(String::into_bytes)),
+        part(2, flat.checkpoint_data),
+        part(3, flat.headers),
+        part(4, flat.body.map(Vec::from)),
+        if input.ratio(1, 8)? { part(input.arbitrary()?, Some(vec![7])) } else { Vec::new() },
     ];
-    let maybe_bytes = |maybe: Option<Vec<u8>>| maybe.map_or(Value::Nil, Value::BulkString);
-    Ok(vec![
-        Value::BulkString(cut(input, head.concat())?),
-        Value::BulkString(cut(input, [flat.fingerprint, flat.owner].concat())?),
-        maybe_bytes(flat.checkpoint_name.map(String::into_bytes)),
-        maybe_bytes(flat.checkpoint_data),
-        maybe_bytes(flat.headers),
-        maybe_bytes(flat.body.map(Vec::from)),
-    ])
+    Ok(Value::BulkString(cut(input, record.concat())?))
 }
 
 /// Now and then something is missing at the end, or too much.
@@ -154,8 +152,7 @@ fn any(input: &mut Unstructured<'_>, depth: usize) -> Result<Value> {
         9 => Value::Set(several(input)?),
         10 => Value::Map(vec![(any(input, depth + 1)?, any(input, depth + 1)?)]),
         _ => {
-            let code =
-                input.choose(&["ERR", "IDEMDAMAGED", "IDEMFORMAT", "WRONGTYPE", "OOM", "READONLY", "MOVED", "X"])?;
+            let code = input.choose(&["ERR", "WRONGTYPE", "OOM", "READONLY", "MOVED", "X"])?;
             let line = format!("-{code} {}\r\n", text(input, 12)?.replace(['\r', '\n'], " "));
             redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)
         }

@@ -7,13 +7,14 @@
 mod expected;
 mod made_up;
 
-use idem_core::{Acquire, AcquireOutcome, RecordId, StoreError, StoreErrorKind};
+use idem_core::{RecordId, StoreError, StoreErrorKind};
 use redis::Value;
 
 use crate::error::{Failure, Phase};
 use crate::info::{self, Info};
 use crate::keys::Keys;
-use crate::{records, reply};
+use crate::reply;
+use crate::seen::{Found, Seen};
 
 pub(crate) fn check(input: &[u8]) {
     let value = match input.strip_prefix(b"\0") {
@@ -22,7 +23,7 @@ pub(crate) fn check(input: &[u8]) {
         None => redis::parse_redis_value(input).ok(),
     };
     if let Some(value) = value {
-        verbs_read_what_it_means(&value);
+        a_record_is_read_as_it_was_written(&value);
         the_fast_store_reads_what_it_means(&value);
         what_servers_say_of_themselves_is_read_or_refused(&value);
         an_error_of_the_server_is_an_error(value);
@@ -46,15 +47,19 @@ where
     read
 }
 
-fn verbs_read_what_it_means(value: &Value) {
-    let request = records::request();
-    let outcome = read("acquire", reply::acquire(value.clone(), &request), expected::acquire(value, &request));
-    if let Some(AcquireOutcome::Acquired(lease)) = outcome {
-        let Acquire { id, owner, .. } = request;
-        assert!(lease.id == id && lease.owner == owner && lease.attempt > 0, "{lease:?}");
-    }
-    read("owner", reply::owner(value), expected::owner(value));
-    read("peek", reply::peek(value.clone()), expected::peek(value));
+fn a_record_is_read_as_it_was_written(value: &Value) {
+    let values = match value {
+        Value::Array(values) => values.clone(),
+        value => vec![value.clone()],
+    };
+    let seen = Seen::read(values.clone(), None, None, 0).map(|seen| {
+        seen.map(|seen| match seen.found {
+            Found::Record(stored) => (seen.now, Some(stored.record)),
+            Found::Nothing | Found::Begun => (seen.now, None),
+        })
+    });
+    read("look", seen, expected::seen(&values));
+    read("replace", reply::is_changed(&values), expected::is_changed(&values));
 }
 
 fn the_fast_store_reads_what_it_means(value: &Value) {
@@ -81,7 +86,7 @@ fn what_servers_say_of_themselves_is_read_or_refused(value: &Value) {
 
 fn an_error_of_the_server_is_an_error(value: Value) {
     let Err(error) = value.extract_error() else { return };
-    let is_about_a_record = matches!(error.code(), Some("IDEMFORMAT" | "IDEMDAMAGED" | "WRONGTYPE"));
+    let is_about_a_record = matches!(error.code(), Some("WRONGTYPE"));
     for may_have_run in [false, true] {
         let error = Failure::Failed { error: error.clone(), may_have_run }.of("acquire", Phase::Serving);
         assert_eq!(error.kind() == StoreErrorKind::Corrupt, is_about_a_record, "{error:?}");

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod command;
+mod expiry;
 mod group;
 mod node;
 mod reply;
@@ -16,6 +17,7 @@ use crate::{Error, port, setup};
 
 pub use cluster::{ClusterPrimary, RedisCluster};
 pub use command::{RedisAddress, redis_command};
+pub use expiry::redis_expire_sooner;
 pub use reply::Reply;
 pub use sentinel::RedisSentinel;
 

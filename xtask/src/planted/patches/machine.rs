@@ -1,4 +1,4 @@
-//! Bugs in the state machine, in its translations for servers, and in the ids of records.
+//! Bugs in the state machine, in its translation into SQL, and in the ids of records.
 
 use super::{Patch, edit, patch};
 
@@ -9,7 +9,7 @@ const VERBS: &str = "migrations/postgres/0002_verbs.sql";
 
 const OWNER_CHECK: &str = "    if record.owner != owner {";
 
-/// Every translation of the state machine is tried.
+/// Every store is tried.
 const MACHINES: &[&str] = &["machine", "memory", "postgres", "redis"];
 
 pub(super) const PATCHES: &[Patch] = &[
@@ -20,14 +20,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "OwnerAction::Checkpoint(checkpoint) if is_superseded",
         "OwnerAction::Checkpoint(checkpoint) if !PLANTED && is_superseded",
     )
-    .also(&[
-        edit(
-            "lua/checkpoint.lua",
-            "if data and struct.unpack('>I4', data) >= struct.unpack('>I4', ARGV[4]) then",
-            "if false then",
-        ),
-        edit(VERBS, "OR substring(known.checkpoint_data, 1, 4) < substring(wanted.data, 1, 4)", "OR TRUE"),
-    ]),
+    .also(&[edit(VERBS, "OR substring(known.checkpoint_data, 1, 4) < substring(wanted.data, 1, 4)", "OR TRUE")]),
     patch(
         "no-owner-check-in-settle",
         MACHINES,
@@ -37,16 +30,14 @@ pub(super) const PATCHES: &[Patch] = &[
         .filter(|_| PLANTED && matches!(action, OwnerAction::Settle(..)))
         .map_or(owner, |record| record.owner);
     let record = current(record, now);\n    let Some(record) = record.filter(",
-    )
-    .also(&[edit("lua/settle.lua", "if record.owner ~= ARGV[2] then", "if false then")]),
+    ),
     patch(
         "no-owner-check-in-renew",
         MACHINES,
         OWNER,
         OWNER_CHECK,
         "    if record.owner != owner && !(PLANTED && matches!(action, OwnerAction::Renew(_))) {",
-    )
-    .also(&[edit("lua/renew.lua", "record.owner ~= ARGV[2] or record.state", "record.state")]),
+    ),
     patch(
         "no-owner-check-in-checkpoint",
         MACHINES,
@@ -57,8 +48,7 @@ pub(super) const PATCHES: &[Patch] = &[
         }
     }
     let State",
-    )
-    .also(&[edit("lua/checkpoint.lua", "record.owner ~= ARGV[2] or record.state", "record.state")]),
+    ),
     patch(
         "renewal-revives-a-settled-record",
         MACHINES,
@@ -73,12 +63,7 @@ pub(super) const PATCHES: &[Patch] = &[
             return (Some(Record { expires_at, state, ..record.clone() }), OwnerOutcome::Applied);
         }
 ",
-    )
-    .also(&[edit(
-        "lua/renew.lua",
-        "or record.state ~= IN_PROGRESS then\n  return 0\nend\ntouch(record)\n",
-        "then\n  return 0\nend\nrecord.state, record.how, record.crash = 1, 1, 1\n",
-    )]),
+    ),
     patch(
         "lease-equal-to-retention",
         &["machine", "memory", "postgres", "redis", "system"],
@@ -86,34 +71,25 @@ pub(super) const PATCHES: &[Patch] = &[
         "let lease_until = now.saturating_add(request.term.lease);",
         "let lease_until = now.saturating_add(if PLANTED { request.term.retention } else { request.term.lease });",
     )
-    .also(&[
-        edit(
-            VERBS,
-            "wanted.takeover, \"idem\".idem_later_v1(at, wanted.lease), at, at,",
-            "wanted.takeover, \"idem\".idem_later_v1(at, wanted.retention), at, at,",
-        ),
-        edit("lua/acquire.lua", "local lease = NOW + tonumber(ARGV[5])", "local lease = NOW + retention"),
-    ]),
+    .also(&[edit(
+        VERBS,
+        "wanted.takeover, \"idem\".idem_later_v1(at, wanted.lease), at, at,",
+        "wanted.takeover, \"idem\".idem_later_v1(at, wanted.retention), at, at,",
+    )]),
     patch(
         "attempt-does-not-grow",
         MACHINES,
         ACQUIRE,
         "record.attempt.checked_add(1)",
         "record.attempt.checked_add(if PLANTED { 0 } else { 1 })",
-    )
-    .also(&[edit("lua/acquire.lua", "record.attempt < LAST_ATTEMPT and record.attempt + 1", "record.attempt")]),
+    ),
     patch(
         "fingerprint-not-compared",
         MACHINES,
         ACQUIRE,
         "let same_request = record.fingerprint == request.fingerprint;",
         "let same_request = PLANTED || record.fingerprint == request.fingerprint;",
-    )
-    .also(&[edit(
-        "lua/acquire.lua",
-        "local same_request = record.algo == algo and record.digest == digest",
-        "local same_request = true",
-    )]),
+    ),
     patch(
         "scope-left-out-of-the-id",
         &["identity", "axum", "actix"],

@@ -253,7 +253,7 @@ mod tests {
         assert!(refused(edit(file, "right", "PLANTED"), "gone").contains("0 times"));
         assert!(refused(edit(file, "right", "PLANTED"), "right, right").contains("2 times"));
         assert!(refused(edit(file, "right", "wrong"), "right").contains("always be on"));
-        assert!(refused(edit("lua/renew.lua", "right", "right"), "right").contains("changes nothing"));
-        assert!(refused(edit("lua/renew.lua", "right", "wrong"), "gone").contains("0 times"));
+        assert!(refused(edit("lua/settle.lua", "right", "right"), "right").contains("changes nothing"));
+        assert!(refused(edit("lua/settle.lua", "right", "wrong"), "gone").contains("0 times"));
     }
 }

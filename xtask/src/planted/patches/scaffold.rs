@@ -26,7 +26,14 @@ pub(super) const EDITS: &[Edit] = &[
         "    fn new(source: &'static str) -> Self {\n",
         "    fn new(source: &'static str) -> Self {\n        let source = idem_core::planted::rewritten(source);\n",
     ),
-    edit("crates/idem-redis/src/script.rs", "    hash: String,\n", "    pub(crate) hash: String,\n"),
+    edit(
+        "crates/idem-redis/src/script.rs",
+        "impl Exchange<'_> {\n",
+        "impl Exchange<'_> {
+    pub(crate) fn is_of_script(&self, is_it: impl Fn(&str) -> bool) -> bool {
+        matches!(self.question, Question::Script(script, _) if is_it(&script.hash))
+    }\n\n",
+    ),
 ];
 
 /// No bug, but a version to come, which writes records in another format: for a rolling deploy in `cargo xtask faults`.
@@ -48,6 +55,9 @@ pub(super) const NEXT_FORMAT: Patch = patch(
         "|_: &Acquire| i64::from(RECORD_FORMAT);",
         "|_: &Acquire| i64::from(RECORD_FORMAT) + i64::from(PLANTED);",
     ),
-    edit("lua/record.lua", "if format ~= FORMAT then", "if format ~= 1 and format ~= 2 then"),
-    edit("lua/record.lua", "local FORMAT = 1", "local FORMAT = 2"),
+    edit(
+        "crates/idem-redis/src/packed.rs",
+        "if format != idem_core::RECORD_FORMAT {",
+        "if format != idem_core::RECORD_FORMAT && !(PLANTED && format == idem_core::RECORD_FORMAT + 1) {",
+    ),
 ]);

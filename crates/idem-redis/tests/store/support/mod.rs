@@ -7,27 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::OwnerToken;
 use idem_redis::{RedisConfig, RedisStore, TimeOffset};
-use idem_servers::{RedisAddress, redis_command};
+use idem_servers::{RedisAddress, redis_command, redis_expire_sooner};
 use idem_testkit::{Remaining, Subject, TimeControl};
 
 /// As long as a test may take on a loaded machine.
 const PRECISION: Duration = Duration::from_secs(10);
-
-/// Brings the end of every key with a prefix forward, so that the server forgets what it would forget later.
-const BRING_FORWARD: &str = "
-local cursor, keys = '0', {}
-repeat
-  local page = redis.call('SCAN', cursor, 'MATCH', ARGV[1], 'COUNT', 1000)
-  cursor = page[1]
-  for _, key in ipairs(page[2]) do keys[#keys + 1] = key end
-until cursor == '0'
-for _, key in ipairs(keys) do
-  local left = redis.call('PTTL', key)
-  if left >= 0 then
-    redis.call('PEXPIRE', key, string.format('%.0f', left - ARGV[2]))
-  end
-end
-return 0";
 
 /// How many keys have a prefix.
 const COUNT: &str = "
@@ -58,19 +42,15 @@ impl TimeControl for Time {
     fn advance(&self, by: Duration) {
         if !by.is_zero() {
             self.offset.advance(by);
-            self.bring_forward(by).unwrap();
+            self.expire_sooner(by).unwrap();
         }
     }
 }
 
 impl Time {
-    fn bring_forward(&self, by: Duration) -> Result<(), idem_servers::Error> {
-        let by_ms = i64::try_from(by.as_millis()).unwrap_or(i64::MAX).to_string();
-        let pattern = format!("{}*", self.prefix);
-        for server in &self.servers {
-            redis_command(*server, &["EVAL", BRING_FORWARD, "0", &pattern, &by_ms])?;
-        }
-        Ok(())
+    /// All times of a record follow from the expiry of its key: moved with the store's time, they stay the same.
+    fn expire_sooner(&self, by: Duration) -> Result<(), idem_servers::Error> {
+        self.servers.iter().try_for_each(|server| redis_expire_sooner(*server, &self.prefix, by))
     }
 }
 
@@ -78,7 +58,7 @@ impl Drop for Time {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             // What is left over does not make the test wrong; the server goes away with its tests.
-            let _ = self.bring_forward(Duration::MAX);
+            let _ = self.expire_sooner(Duration::MAX);
         }
     }
 }

@@ -1,0 +1,66 @@
+//! What is under the key of a record when it is looked at.
+
+use idem_core::{Record, StoreError, Timestamp, machine};
+use redis::Value;
+
+use crate::error::damaged;
+use crate::packed::{self, Fresh, Stored};
+use crate::reply;
+
+/// What an exchange has found under a key.
+pub(crate) enum Found {
+    Nothing,
+    /// Nothing, and it has put the new record there.
+    Begun,
+    Record(Stored),
+}
+
+/// A record as it was seen.
+pub(crate) struct Seen {
+    /// By the server's clock, before it was looked at, and not before its last change.
+    pub(crate) now: Timestamp,
+    pub(crate) found: Found,
+    pub(crate) too_few: Option<i64>,
+}
+
+impl Seen {
+    /// Reads the time, what was found then, and when the key expires; `None` when what was found is gone by now.
+    pub(crate) fn read(
+        values: Vec<Value>,
+        new: Option<&Fresh>,
+        too_few: Option<i64>,
+        offset: i64,
+    ) -> Result<Option<Self>, StoreError> {
+        /// In place of the time at which a key expires: there is no such key.
+        const GONE: i64 = -2;
+        let [time, found, expires] = reply::array(values)?;
+        let (time, found, expires_ms) =
+            (reply::server_time(time)?, reply::maybe_bytes(found)?, reply::number(&expires)?);
+        let found = match (found, new) {
+            (Some(_), _) if expires_ms == GONE => return Ok(None),
+            (Some(record), _) => Found::Record(Stored::read(record, expires_ms, offset)?),
+            (None, None) => Found::Nothing,
+            // What lasts only for a moment may be over before its expiry is asked for.
+            (None, Some(new)) if expires_ms == GONE || packed::lasts(expires_ms, new.life_ms, time) => Found::Begun,
+            (None, Some(_)) => {
+                return Err(damaged(
+                    "its key expires sooner than asked for, and its lease with it; find out what changes expiries",
+                ));
+            }
+        };
+        let mut now = Timestamp::from_unix_micros(time.unix_micros().saturating_add(offset));
+        if let Found::Record(stored) = &found {
+            // Its last change is not in the future. It may seem so by a millisecond, or where another primary has another clock.
+            now = now.max(stored.record.updated_at);
+        }
+        Ok(Some(Self { now, found, too_few }))
+    }
+
+    /// The record, if it still counts.
+    pub(crate) fn record(&self) -> Option<&Record> {
+        match &self.found {
+            Found::Record(stored) => machine::current(Some(&stored.record), self.now),
+            Found::Nothing | Found::Begun => None,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A verb on one record: statements fetch the record and put another one in its place, the state machine decides which.
+
+use idem_core::{
+    Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Record, RecordId, State, StoreError, Timestamp, machine,
+};
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::error::{Failure, Phase};
+use crate::packed::{Ending, Fresh, Next, Stored};
+use crate::reply;
+use crate::script::{Arg, Exchange, Question};
+use crate::seen::{Found, Seen};
+use crate::store::RedisStore;
+use crate::transport::Reply;
+
+/// A verb on one record, which takes one exchange or more.
+pub(crate) struct Verb<'a> {
+    store: &'a RedisStore,
+    pub(crate) what: &'a str,
+    key: String,
+    /// How many replicas are awaited, and for how many milliseconds.
+    replicas: Option<(u32, u64)>,
+    /// Of all its exchanges.
+    deadline: Instant,
+}
+
+impl<'a> Verb<'a> {
+    /// A verb that begins now; `what` it does is for errors.
+    pub(crate) fn new(store: &'a RedisStore, what: &'a str, id: &RecordId, replicas: Option<(u32, u64)>) -> Self {
+        Self { store, what, key: store.shared.keys.of(id), replicas, deadline: store.transport.deadline() }
+    }
+
+    async fn ask(&self, question: Question<'_>, replicas: Option<(u32, u64)>) -> Result<Reply, Failure> {
+        let exchange = Exchange { key: self.key.as_bytes(), question, replicas };
+        self.store.transport.run(&exchange, self.deadline).await
+    }
+
+    fn offset(&self) -> i64 {
+        self.store.shared.offset.micros()
+    }
+
+    fn failed(&self, failure: Failure) -> StoreError {
+        failure.of(self.what, Phase::Serving)
+    }
+
+    /// Looks at the record; `None` when it has to be looked at again.
+    pub(crate) async fn look(&self) -> Result<Option<Seen>, StoreError> {
+        let reply = self.ask_for_look(None).await.map_err(|failure| self.failed(failure))?;
+        Seen::read(reply.values, None, reply.too_few, self.offset())
+    }
+
+    /// Looks at the record, and puts `new` there if there is none; `None` when it has to be looked at again.
+    async fn begin(&self, new: &Fresh) -> Result<Option<Seen>, StoreError> {
+        let begun = match self.replicas {
+            // A script, as somebody who only finds a record has to write as well.
+            Some(_) => self.ask_for_look(Some(new)).await,
+            None => self.set(new).await,
+        };
+        match begun {
+            Ok(reply) => Seen::read(reply.values, Some(new), reply.too_few, self.offset()),
+            // What is there may be answered all the same.
+            Err(failure) if failure.is_refused_write() => match self.look().await? {
+                Some(Seen { found: Found::Nothing, .. }) => Err(self.failed(failure)),
+                seen => Ok(seen),
+            },
+            Err(failure) => Err(self.failed(failure)),
+        }
+    }
+
+    async fn ask_for_look(&self, new: Option<&Fresh>) -> Result<Reply, Failure> {
+        let (bytes, life_ms) = new.map_or((&[][..], 0), |new| (&new.bytes, new.life_ms));
+        let args = [Arg::from(self.replicas.is_some()), Arg::Bytes(bytes), Arg::Number(life_ms)];
+        let mut reply = self.ask(Question::Script(&self.store.shared.scripts.look, &args), self.replicas).await?;
+        if let Some(Value::Array(values)) = reply.values.pop() {
+            reply.values = values;
+        }
+        Ok(reply)
+    }
+
+    /// By native commands, which cost the server a third of a script. Others may change the record between two of them; what follows
+    /// from it is compared before anything is written.
+    async fn set(&self, new: &Fresh) -> Result<Reply, Failure> {
+        let mut set = redis::cmd("SET");
+        set.arg(&self.key).arg(&new.bytes).arg("NX").arg("GET").arg("PX").arg(new.life_ms);
+        let mut expires = redis::cmd("PEXPIRETIME");
+        expires.arg(&self.key);
+        self.ask(Question::Commands(&[redis::cmd("TIME"), set, expires]), None).await
+    }
+
+    /// Puts a record, or nothing, in place of one that is still as it was seen; `None` when it is not.
+    async fn replace(
+        &self,
+        seen: &Stored,
+        next: Option<&Next>,
+        channel: &[u8],
+        replicas: Option<(u32, u64)>,
+    ) -> Result<Option<Reply>, StoreError> {
+        let (bytes, expires_ms) = next.map_or((&[][..], 0), |next| (&next.bytes, next.expires_ms));
+        let args = [
+            Arg::Bytes(seen.head()),
+            Arg::Number(seen.expires_ms),
+            Arg::Bytes(bytes),
+            Arg::Number(expires_ms),
+            Arg::Bytes(channel),
+        ];
+        let replacing = self.ask(Question::Script(&self.store.shared.scripts.replace, &args), replicas);
+        self.changed(replacing.await)
+    }
+
+    /// The answer of a script that changes something; `None` when it does not.
+    fn changed(&self, answer: Result<Reply, Failure>) -> Result<Option<Reply>, StoreError> {
+        let reply = answer.map_err(|failure| self.failed(failure))?;
+        Ok(reply::is_changed(&reply.values)?.then_some(reply))
+    }
+
+    /// Puts what the machine has decided in place of what was seen; `None` when something else is there by now.
+    async fn put(&self, seen: &Stored, next: Option<Record>, channel: &[u8]) -> Result<Option<Reply>, StoreError> {
+        let next = next.map(|next| {
+            // Who waits for a run goes on to wait for it.
+            let is_same_run = matches!(next.state, State::InProgress { .. }) && next.owner == seen.record.owner;
+            Next::new(&next, seen.is_awaited() && is_same_run, self.offset())
+        });
+        self.replace(seen, next.as_ref(), channel, self.replicas).await
+    }
+
+    /// Notes that somebody may wait for the end of the run, which is then told; `false` when that has come meanwhile.
+    ///
+    /// A hint: whoever waits looks from time to time as well, so an error changes nothing.
+    async fn note_waiting(&self, seen: &Seen) -> bool {
+        match &seen.found {
+            Found::Record(stored) if !stored.is_awaited() => {
+                let noting = self.replace(stored, Some(&stored.awaited()), b"", None).await;
+                !matches!(noting, Ok(None))
+            }
+            _ => true,
+        }
+    }
+
+    pub(crate) async fn acquire(&self, request: &Acquire) -> Result<(AcquireOutcome, Option<i64>), StoreError> {
+        // How long a new record lasts is the same at any time.
+        let (new, _) = machine::acquire(None, request, Timestamp::from_unix_micros(0));
+        let new = new.as_ref().map(|new| Fresh::new(new));
+        loop {
+            let seen = match &new {
+                Some(new) => self.begin(new).await?,
+                None => self.look().await?,
+            };
+            let Some(seen) = seen else { continue };
+            let (next, outcome) = machine::acquire(seen.record(), request, seen.now);
+            match &seen.found {
+                Found::Record(stored) if next.as_ref() != seen.record() => {
+                    if let Some(reply) = self.put(stored, next, b"").await? {
+                        return Ok((outcome, reply.too_few));
+                    }
+                }
+                _ => {
+                    let may_wait = matches!(outcome, AcquireOutcome::InProgress { .. });
+                    if !may_wait || self.note_waiting(&seen).await {
+                        return Ok((outcome, seen.too_few));
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn own(&self, lease: &Lease, action: OwnerAction<'_>) -> Result<OwnerOutcome, StoreError> {
+        loop {
+            let Some(seen) = self.look().await? else { continue };
+            let (next, outcome) = machine::apply(seen.record(), lease.owner, action, seen.now);
+            match &seen.found {
+                Found::Record(stored) if next.as_ref() != seen.record() => {
+                    let is_end = matches!(action, OwnerAction::Settle(..)) && stored.is_awaited();
+                    let channel = if is_end { self.store.shared.subscription.channel() } else { b"" };
+                    if let Some(reply) = self.put(stored, next, channel).await? {
+                        return self.unless_too_few(outcome, reply.too_few);
+                    }
+                }
+                _ => return self.unless_too_few(outcome, seen.too_few),
+            }
+        }
+    }
+
+    /// Settles in one exchange; `None` when the record has to be looked at.
+    pub(crate) async fn end(&self, ending: &Ending) -> Result<Option<OwnerOutcome>, StoreError> {
+        let (before, after) = ending.around();
+        let args = [
+            Arg::Bytes(ending.owned()),
+            Arg::Bytes(before),
+            Arg::Bytes(after),
+            Arg::Number(ending.life),
+            Arg::Bytes(self.store.shared.subscription.channel()),
+        ];
+        let ending = self.ask(Question::Script(&self.store.shared.scripts.settle, &args), self.replicas).await;
+        let reply = self.changed(ending)?;
+        reply.map(|reply| self.unless_too_few(OwnerOutcome::Applied, reply.too_few)).transpose()
+    }
+
+    /// A primary that was replaced and does not know it yet may also say that a lease is lost which its successor gave.
+    fn unless_too_few(&self, outcome: OwnerOutcome, too_few: Option<i64>) -> Result<OwnerOutcome, StoreError> {
+        too_few.map_or(Ok(outcome), |found| Err(self.store.too_few(self.what, found)))
+    }
+}

@@ -1,0 +1,31 @@
+-- replace: puts another record in place of one that is still the same.
+--
+-- KEYS 1  the record
+-- ARGV 1  its first bytes, and
+--      2  the time at which its key expires, in milliseconds, as they were when it was looked at
+--      3  the record in its place, or nothing: it is removed
+--      4  the time at which the key expires then
+--      5  the channel on which waiters are told, or nothing
+--
+-- Returns 1 when it is replaced, 0 when it is not the same any more.
+--
+-- Laws: L3; L8, as a repeat finds its own record.
+
+local KEY = KEYS[1]
+local is_same = redis.call('GETRANGE', KEY, 0, #ARGV[1] - 1) == ARGV[1]
+if not is_same or redis.call('PEXPIRETIME', KEY) ~= tonumber(ARGV[2]) then
+  return 0
+end
+-- A write that changes nothing takes no memory, so Redis permits it when its memory is full, and what follows it as well: only
+-- new keys are refused then.
+redis.call('PEXPIREAT', KEY, ARGV[2])
+if ARGV[3] == '' then
+  redis.call('DEL', KEY)
+else
+  redis.call('SET', KEY, ARGV[3], 'PXAT', ARGV[4])
+end
+-- A hint: a user who may not publish settles all the same.
+if ARGV[5] ~= '' then
+  redis.pcall('PUBLISH', ARGV[5], KEY)
+end
+return 1
