@@ -64,6 +64,8 @@ enum Other {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Group {
     Store,
+    /// What `store` has of Redis alone.
+    Redis,
     Http,
     Fingerprint,
     Growth,
@@ -103,6 +105,8 @@ async fn bench(options: &Options) -> Result<(), Error> {
     }
     if wanted(Group::Store) {
         store::run(pace, &mut report).await?;
+    } else if options.groups.contains(&Group::Redis) {
+        store::run_redis(&servers::redis()?, pace, &mut report).await?;
     }
     if wanted(Group::Http) {
         http::run(pace, &mut report).await?;

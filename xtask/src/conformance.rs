@@ -14,7 +14,7 @@ pub(crate) struct Options {
     /// How many random sequences of verbs each way of setting up a store is checked with (`IDEM_CASES`).
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     cases: u32,
-    /// Which store; default those that translate the machine, into SQL and Lua. SQLite's calls it.
+    /// Which store; default those with a server. SQLite's reads and writes under a lock.
     #[arg(long, value_enum)]
     store: Option<Store>,
 }

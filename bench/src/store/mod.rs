@@ -6,7 +6,7 @@ mod postgres;
 mod redis;
 mod sqlite;
 
-pub(crate) use self::redis::limits as redis_limits;
+pub(crate) use self::redis::{limits as redis_limits, run as run_redis};
 pub(crate) use self::sqlite::limits as sqlite_limits;
 use crate::error::Error;
 use crate::pace::Pace;
@@ -19,7 +19,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     postgres::run(&postgres, pace, report).await?;
     let redis = servers::redis()?;
     report.note(format!("{} with {}", redis.version(), redis.origin()));
-    redis::run(&redis, pace, report).await?;
+    run_redis(&redis, pace, report).await?;
     hybrid::run(&postgres, &redis, pace, report).await?;
     drop((postgres, redis));
     sqlite::run(pace, report).await

@@ -1,28 +1,48 @@
-//! Redis: `redis-benchmark` with hand-written scripts, and the store, on one server.
+//! Redis: `redis-benchmark` with what is written by hand, and the store, on one server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use idem_core::OwnerToken;
 use idem_redis::{RedisConfig, RedisStore};
 use idem_servers::{Redis, redis_command};
 
 use super::crowd::CLIENTS;
-use crate::contest::{Contestant, Sample, hold, per_second, say};
+use crate::contest::{Contestant, Sample, Spread, hold, per_second, say};
 use crate::drive::driven;
 use crate::error::Error;
 use crate::judged::Goal;
 use crate::outside::{number_after, redis_benchmark};
 use crate::pace::Pace;
-use crate::records::Maker;
+use crate::records::{DAY, Maker};
 use crate::report::Report;
 use crate::servers;
 
 /// Keys that the hand-written settlement finds. Fewer than a turn has settlements, so that they are there after a warm-up.
 const KEYS: u64 = 10_000;
 
-/// What is in flight on a connection that waits for each answer, and on one that does not.
-const IN_FLIGHT: [(&str, usize); 2] = [("by hand", 1), ("by hand, 16 in flight", 16)];
+/// For how long a record by hand is kept, in milliseconds.
+const LIFE: &str = "86400000";
+
+const TOKEN: &str = "0123456789abcdef";
+
+/// Who works by hand, in which way, with how many requests in flight on each connection, and the least that the store shall make of it.
+const BY_HAND: [(&str, Way, usize, f64); 4] = [
+    ("hash scripts", Way::Scripts, 1, 1.6),
+    ("hash scripts, 16 in flight", Way::Scripts, 16, 0.8),
+    ("native commands", Way::Native, 1, 0.9),
+    ("native commands, 16 in flight", Way::Native, 16, 0.6),
+];
+
+/// How it is done by hand.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// A hash for each key, and a script for each verb.
+    Scripts,
+    /// A string for each key, put there by a native command and replaced by a script.
+    Native,
+}
 
 pub(crate) async fn run(server: &Redis, pace: Pace, report: &mut Report) -> Result<(), Error> {
     let scripts = Scripts::load(server.port())?;
@@ -31,41 +51,70 @@ pub(crate) async fn run(server: &Redis, pace: Pace, report: &mut Report) -> Resu
     let mut contestants = scripts.by_hand(pace);
     contestants.push(driven("idem", CLIENTS, pace.turn, &Arc::default(), maker.cycles()));
     let outcome = hold("Redis: acquire and settle, 64 clients", pace.rounds, contestants).await?;
-    for ((name, in_flight), least) in IN_FLIGHT.into_iter().zip([1.5, 0.8]) {
-        let what = format!("Redis cycles/s against redis-benchmark, {in_flight} in flight per connection");
+    for (name, _, _, least) in BY_HAND {
+        let what = format!("Redis cycles/s against redis-benchmark, {name}");
         report.judge(&what, Goal::AtLeast(least), outcome.ratio("idem", name, per_second));
+    }
+    report.add(outcome);
+    let mut times = Vec::new();
+    for _ in 0..pace.rounds {
+        times.push(server_time(server.port()).await?);
+    }
+    if let Some(Spread { median, min, max }) = Spread::of(times) {
+        report.note(format!("Redis: the server's time for a cycle is {median:.1} µs ({min:.1} to {max:.1})"));
+    }
+    Ok(())
+}
+
+/// How many cycles a second the server's one thread could do if it did nothing but what the store asks for, by its own clock.
+pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let server = servers::redis()?;
+    let scripts = Scripts::load(server.port())?;
+    let mut contestants = scripts.by_hand(pace);
+    contestants.push(Contestant::new("its commands alone", |_| async {
+        Ok(Sample { per_second: 1e6 / server_time(server.port()).await?, ..Sample::default() })
+    }));
+    let outcome = hold("Redis, at most: cycles, 64 clients", pace.rounds, contestants).await?;
+    for (name, ..) in BY_HAND {
+        say(&outcome, "its commands alone", name, ("rate", per_second));
     }
     report.add(outcome);
     Ok(())
 }
 
-/// How many cycles a second the server's one thread could do if it did nothing but the project's scripts, by its own clock.
-pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error> {
-    let server = servers::redis()?;
-    let port = server.port();
-    let scripts = Scripts::load(port)?;
-    let maker = Maker::new(Arc::new(RedisStore::open(RedisConfig::new(server.url())).await?));
-    let mut contestants = scripts.by_hand(pace);
-    let mut idem = driven("idem", CLIENTS, pace.turn, &Arc::default(), maker.cycles());
-    contestants.push(Contestant::new("the scripts alone", move |number| {
-        let turn = (idem.turn)(number);
-        async move {
-            redis_command(port, &["CONFIG", "RESETSTAT"])?;
-            turn.await?;
-            let statistics = redis_command(port, &["INFO", "commandstats"])?;
-            let script =
-                statistics.text().and_then(|text| text.split_once("cmdstat_evalsha:")).map_or("", |(_, rest)| rest);
-            let number = |label| number_after(script, label).ok_or("Redis said no time of its scripts");
-            // A cycle is two of them.
-            Ok(Sample { per_second: number("calls=")? / number("usec=")? * 1e6 / 2.0, ..Sample::default() })
-        }
-    }));
-    let outcome = hold("Redis, at most: cycles, 64 clients", pace.rounds, contestants).await?;
-    for (name, _) in IN_FLIGHT {
-        say(&outcome, "the scripts alone", name, ("rate", per_second));
+/// How many microseconds the server spends on a cycle of the store, by its own clock.
+async fn server_time(port: u16) -> Result<f64, Error> {
+    const CYCLES: u64 = 5_000;
+    let maker = Maker::new(Arc::new(RedisStore::open(RedisConfig::new(format!("redis://127.0.0.1:{port}"))).await?));
+    // Keys that no other turn has.
+    let token = OwnerToken::random();
+    let first = token.as_bytes().iter().take(7).fold(0, |number, byte| number << 8 | u64::from(*byte));
+    redis_command(port, &["CONFIG", "RESETSTAT"])?;
+    let mut leases = Vec::new();
+    for number in first..first + CYCLES {
+        leases.push(maker.acquire(number).await?);
     }
-    report.add(outcome);
-    Ok(())
+    let acquired = spent(port)?;
+    redis_command(port, &["CONFIG", "RESETSTAT"])?;
+    for lease in &leases {
+        maker.store.settle(lease, &maker.settlement(), DAY).await?;
+    }
+    Ok((acquired + spent(port)?) / CYCLES as f64)
+}
+
+/// Microseconds of all commands since the last reset. A script's time has that of the commands in it.
+fn spent(port: u16) -> Result<f64, Error> {
+    let statistics = redis_command(port, &["INFO", "commandstats"])?;
+    let of = |command: &str| {
+        let rest = statistics.text()?.split_once(&format!("cmdstat_{command}:"))?.1;
+        number_after(rest, "usec=")
+    };
+    let scripts: Vec<f64> = ["evalsha", "eval"].into_iter().filter_map(of).collect();
+    let native = ["set", "time", "pexpiretime"].into_iter().filter_map(of);
+    match if scripts.is_empty() { native.sum() } else { scripts.iter().sum() } {
+        0.0 => Err("Redis said no time of its commands".into()),
+        spent => Ok(spent),
+    }
 }
 
 /// The hand-written scripts, by the digests that the server knows them by.
@@ -73,6 +122,7 @@ struct Scripts {
     port: u16,
     acquire: String,
     settle: String,
+    replace: String,
 }
 
 impl Scripts {
@@ -81,33 +131,46 @@ impl Scripts {
             let reply = redis_command(port, &["SCRIPT", "LOAD", source])?;
             reply.text().map(str::to_owned).ok_or_else(|| Error::from("Redis did not load a script"))
         };
-        let (acquire, settle) =
-            (load(include_str!("../../lua/acquire.lua"))?, load(include_str!("../../lua/settle.lua"))?);
-        Ok(Self { port, acquire, settle })
+        Ok(Self {
+            port,
+            acquire: load(include_str!("../../lua/acquire.lua"))?,
+            settle: load(include_str!("../../lua/settle.lua"))?,
+            replace: load(include_str!("../../lua/replace.lua"))?,
+        })
     }
 
     fn by_hand(&self, pace: Pace) -> Vec<Contestant<'_>> {
-        let by_hand = |(name, in_flight)| {
+        let by_hand = |(name, way, in_flight, _)| {
             let known = Arc::new(AtomicU64::new(0));
-            Contestant::new(name, move |_| self.cycles(in_flight, pace.turn, Arc::clone(&known)))
+            Contestant::new(name, move |_| self.cycles(way, in_flight, pace.turn, Arc::clone(&known)))
         };
-        IN_FLIGHT.into_iter().map(by_hand).collect()
+        BY_HAND.into_iter().map(by_hand).collect()
     }
 
     /// One after the other for half of the turn each. `known` is how many requests of a turn the machine has shown to manage.
-    async fn cycles(&self, in_flight: usize, turn: Duration, known: Arc<AtomicU64>) -> Result<Sample, Error> {
+    async fn cycles(&self, way: Way, in_flight: usize, turn: Duration, known: Arc<AtomicU64>) -> Result<Sample, Error> {
         let requests = known.load(Ordering::Relaxed).max(KEYS);
         let fingerprint = "f".repeat(32);
-        let answer = "x".repeat(512);
+        let (answer, value) = ("x".repeat(512), format!("{TOKEN}{fingerprint}in_progress"));
+        let acquire = |key| match way {
+            Way::Scripts => vec!["EVALSHA", &self.acquire, "1", key, &fingerprint, TOKEN, LIFE],
+            Way::Native => vec!["SET", key, &value, "NX", "GET", "PX", LIFE],
+        };
+        let (hand, few) = match way {
+            Way::Scripts => ("hand:__rand_int__", "few:__rand_int__"),
+            Way::Native => ("native:__rand_int__", "native-few:__rand_int__"),
+        };
         // As many keys as there can be, so that hardly one comes twice.
-        let acquire =
-            ["EVALSHA", &self.acquire, "1", "hand:__rand_int__", &fingerprint, "0123456789abcdef", "86400000"];
-        let acquired = redis_benchmark(self.port, CLIENTS, in_flight, 999_999_999_999, requests, &acquire).await?;
-        let fill = ["EVALSHA", &self.acquire, "1", "few:__rand_int__", &fingerprint, "0123456789abcdef", "86400000"];
+        let acquired =
+            redis_benchmark(self.port, CLIENTS, in_flight, 999_999_999_999, requests, &acquire(hand)).await?;
         if known.load(Ordering::Relaxed) == 0 {
-            redis_benchmark(self.port, CLIENTS, 16, KEYS, KEYS * 10, &fill).await?;
+            redis_benchmark(self.port, CLIENTS, 16, KEYS, KEYS * 10, &acquire(few)).await?;
         }
-        let settle = ["EVALSHA", &self.settle, "1", "few:__rand_int__", "0123456789abcdef", &answer, "86400000"];
+        let script = match way {
+            Way::Scripts => &self.settle,
+            Way::Native => &self.replace,
+        };
+        let settle = ["EVALSHA", script, "1", few, TOKEN, &answer, LIFE];
         let settled = redis_benchmark(self.port, CLIENTS, in_flight, KEYS, requests, &settle).await?;
         let half = turn.as_secs_f64() / 2.0;
         known.store((acquired.per_second.min(settled.per_second) * half) as u64, Ordering::Relaxed);

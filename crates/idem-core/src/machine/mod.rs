@@ -1,8 +1,8 @@
 //! The state machine: every decision about a record, and nothing else.
 //!
 //! [`transition`] is total and pure: the record as it stands, a command and the store's time give the record as it shall
-//! stand and the outcome. No clock, no I/O, no panic. The memory and SQLite stores call it; SQL and Lua elsewhere are
-//! translations of it, and the conformance suite of `idem-testkit` proves that they agree.
+//! stand and the outcome. No clock, no I/O, no panic. All stores call it. What Postgres decides in SQL beside it is a
+//! translation, and the conformance suite of `idem-testkit` proves that they agree.
 //!
 //! A record whose `expires_at` has passed counts as absent for every command.
 
