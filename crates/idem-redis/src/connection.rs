@@ -73,7 +73,8 @@ pub(crate) struct Asking {
 }
 
 fn pipeline(commands: impl IntoIterator<Item = Cmd>) -> Pipeline {
-    let mut pipeline = Pipeline::new();
+    let commands = commands.into_iter();
+    let mut pipeline = Pipeline::with_capacity(commands.size_hint().0);
     for command in commands {
         pipeline.add_command(command);
     }

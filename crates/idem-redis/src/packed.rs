@@ -14,8 +14,8 @@
 //! | 23 | 1: somebody was told that it is in progress, and may wait for its end |
 //! | 24–31 | from its last change to its end |
 //! | 32–39 | from its last change: in progress to the end of its lease, may be retried to its next attempt; else 0 |
-//! | 40–47 | its age at its last change |
-//! | 48–49 | from its end to the expiry of its key, which the server counts in milliseconds |
+//! | 40–41 | from its end to the expiry of its key, which the server counts in milliseconds |
+//! | 42–49 | when it came to be, since 1970; 0: with its last change |
 //! | 50–51, 52–83 | the fingerprint's algorithm and digest |
 //! | 84, 85 | in progress: how it was acquired, what a crash means; else 0 |
 //! | 86–87 | the status of the answer; 0 while in progress |
@@ -44,9 +44,9 @@ const OWNED: usize = 23;
 /// The byte that says whether somebody may wait.
 const AWAITED: usize = 23;
 
-/// Where times and fingerprint begin, which a run does not know, and where they end.
-const TIMES: usize = 24;
-const FINGERPRINT_END: usize = 84;
+/// Where begins what a run does not know of its record: when it came to be, and the fingerprint. And where it ends.
+const UNKNOWN: usize = 42;
+const UNKNOWN_END: usize = 84;
 
 /// The parts that this version knows.
 mod part {
@@ -64,7 +64,7 @@ const LONGEST_MICROS: i64 = 1 << 61;
 /// A server may count an expiry from a time that it looked at a moment before.
 const ROUNDING_MS: i64 = 2;
 
-/// A record that is to be put where there is none.
+/// A record that is to be put somewhere without knowing the server's time.
 pub(crate) struct Fresh {
     pub(crate) bytes: Vec<u8>,
     /// For how long its key lasts.
@@ -137,8 +137,9 @@ fn pack(record: &Record, slack: i64, is_awaited: bool) -> Vec<u8> {
     bytes.put_u8(is_awaited.into());
     bytes.put_i64(micros_from(record.updated_at, record.expires_at));
     bytes.put_i64(hold(record));
-    bytes.put_i64(micros_from(record.created_at, record.updated_at));
     bytes.put_int(slack, 2);
+    let came_to_be = Some(record.created_at).filter(|created_at| *created_at != record.updated_at);
+    bytes.put_i64(came_to_be.map_or(0, |created_at| created_at.unix_micros()));
     bytes.put_int(flat.fingerprint_algorithm, 2);
     bytes.put_slice(&flat.fingerprint);
     bytes.put_int(flat.acquisition.unwrap_or(0), 1);
@@ -159,8 +160,8 @@ pub(crate) struct Ending {
     bytes: Vec<u8>,
     /// What the record begins with if it is in progress and the run's own.
     owned: Vec<u8>,
-    /// How long it is kept, in microseconds.
-    pub(crate) life: i64,
+    /// For how long its key lasts.
+    pub(crate) life_ms: i64,
 }
 
 impl Ending {
@@ -181,7 +182,8 @@ impl Ending {
         let next = next.filter(|next| next.checkpoint.is_none())?;
         let mut owned = pack(&running, 0, false);
         owned.truncate(OWNED);
-        Some(Self { bytes: pack(&next, 0, false), owned, life: micros_from(start, next.expires_at) })
+        let Fresh { bytes, life_ms } = Fresh::new(&next);
+        Some(Self { bytes, owned, life_ms })
     }
 
     /// What the record begins with if it is in progress and the run's own.
@@ -189,9 +191,9 @@ impl Ending {
         &self.owned
     }
 
-    /// The settled record up to its times, and from what comes after its fingerprint on.
+    /// The settled record but for what its run does not know of it, which stays.
     pub(crate) fn around(&self) -> (&[u8], &[u8]) {
-        (&self.bytes[..TIMES], &self.bytes[FINGERPRINT_END..])
+        (&self.bytes[..UNKNOWN], &self.bytes[UNKNOWN_END..])
     }
 }
 
@@ -244,7 +246,7 @@ fn read(mut bytes: Bytes, key_expires_at: Timestamp) -> Result<Record, CodecErro
     let owner = bytes.split_to(16);
     let attempt = bytes.get_u32();
     let _is_awaited = bytes.get_u8();
-    let (life, hold, age, slack) = (bytes.get_i64(), bytes.get_i64(), bytes.get_i64(), bytes.get_u16());
+    let (life, hold, slack, created_at) = (bytes.get_i64(), bytes.get_i64(), bytes.get_u16(), bytes.get_i64());
     let fingerprint_algorithm = bytes.get_u16();
     let fingerprint = bytes.split_to(32);
     let (acquisition, takeover, status) = (bytes.get_u8(), bytes.get_u8(), bytes.get_u16());
@@ -276,7 +278,7 @@ fn read(mut bytes: Bytes, key_expires_at: Timestamp) -> Result<Record, CodecErro
         status: (!runs).then_some(status.into()),
         headers: parts.headers,
         body: parts.body,
-        created_at: updated_at.saturating_sub(age),
+        created_at: if created_at == 0 { updated_at } else { created_at },
         updated_at,
         expires_at,
     })
@@ -429,7 +431,7 @@ mod tests {
             [Settlement::Completed(response()), Settlement::FailedTerminal(response()), Settlement::OutcomeUnknown]
         {
             let ending = ending(&settlement).unwrap();
-            assert_eq!((ending.life, ending.owned.len(), ending.owned[2]), (60_000_000, OWNED, 1));
+            assert_eq!((ending.life_ms, ending.owned.len(), ending.owned[2]), (60_001, OWNED, 1));
         }
         let retryable = Settlement::FailedRetryable { response: response(), retry_after: Duration::from_secs(1) };
         assert!(ending(&retryable).is_none() && ending(&Settlement::Released).is_none());

@@ -90,10 +90,20 @@ impl Exchange<'_> {
 
     fn commands<'s>(&'s self, named: impl Fn(&'s Script) -> (&'static str, &'s str)) -> Vec<Cmd> {
         let mut commands = match self.question {
-            Question::Commands(commands) => commands.to_vec(),
+            Question::Commands(commands) => {
+                let mut all = Vec::with_capacity(commands.len() + 1);
+                all.extend_from_slice(commands);
+                all
+            }
             Question::Script(script, args) => {
                 let (name, script) = named(script);
-                let mut command = redis::cmd(name);
+                let length = |arg: &Arg<'_>| match arg {
+                    Arg::Number(_) => 20,
+                    Arg::Bytes(bytes) => bytes.len(),
+                };
+                let lengths: usize = args.iter().map(length).sum();
+                let mut command = Cmd::with_capacity(4 + args.len(), 8 + script.len() + self.key.len() + lengths);
+                command.arg(name);
                 command.arg(script).arg(1).arg(self.key);
                 for arg in args {
                     match arg {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use idem_redis::TimeOffset;
-use idem_testkit::golden::{self, ALL};
+use idem_testkit::golden::{self, ALL, PAST_MICROS};
 
 use crate::support::Time;
 use crate::world::World;
@@ -23,13 +23,15 @@ fn bytes(hex: &str) -> Vec<u8> {
 
 /// A record whose times follow from no clock: it lasts for a year, and other times are an hour, if there are any.
 fn at_golden_times(mut record: Vec<u8>) -> Vec<u8> {
-    let [life, hold, age, slack] = [24, 32, 40, 48];
+    let [life, hold, slack, created] = [24, 32, 40, 42];
     record[life..hold].copy_from_slice(&YEAR_MICROS.to_be_bytes());
-    if record[hold..age] != [0; 8] {
-        record[hold..age].copy_from_slice(&HOUR_MICROS.to_be_bytes());
+    if record[hold..slack] != [0; 8] {
+        record[hold..slack].copy_from_slice(&HOUR_MICROS.to_be_bytes());
     }
-    record[age..slack].copy_from_slice(&HOUR_MICROS.to_be_bytes());
-    record[slack..slack + 2].fill(0);
+    record[slack..created].fill(0);
+    if record[created..created + 8] != [0; 8] {
+        record[created..created + 8].copy_from_slice(&PAST_MICROS.to_be_bytes());
+    }
     record
 }
 

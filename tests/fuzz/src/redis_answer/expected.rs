@@ -69,7 +69,7 @@ fn record(bytes: &[u8], expires_ms: i64) -> Option<Record> {
     let part = |wanted: u8| parts.iter().find(|(number, _)| *number == wanted).map(|(_, part)| part.clone());
     let state = packed(2, 3);
     let in_progress = |number| Some(number).filter(|_| state == 1);
-    let ends = expires_ms.saturating_mul(1_000).saturating_sub(packed(48, 50));
+    let ends = expires_ms.saturating_mul(1_000).saturating_sub(packed(40, 42));
     let changed = ends.saturating_sub(packed(24, 32));
     let till = changed.saturating_add(packed(32, 40));
     let flat = FlatRecord {
@@ -88,7 +88,7 @@ fn record(bytes: &[u8], expires_ms: i64) -> Option<Record> {
         status: Some(packed(86, 88)).filter(|_| state != 1),
         headers: part(3),
         body: part(4).map(Bytes::from),
-        created_at: changed.saturating_sub(packed(40, 48)),
+        created_at: Some(packed(42, 50)).filter(|created| *created != 0).unwrap_or(changed),
         updated_at: changed,
         expires_at: ends,
     };

@@ -191,7 +191,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "redis-full-memory-keeps-runs-from-ending",
         &["redis-memory"],
         "lua/settle.lua",
-        "  redis.call('PEXPIREAT', KEY, expires)\n",
+        "  redis.call('PEXPIREAT', KEY, redis.call('PEXPIRETIME', KEY))\n",
         "",
     ),
     patch(
