@@ -29,7 +29,8 @@ impl Keys {
         let mut key = String::with_capacity(self.prefix.len() + 64 + end.len());
         key.push_str(&self.prefix);
         for byte in id.as_bytes() {
-            key.extend([DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+            key.push(DIGITS[usize::from(byte >> 4)]);
+            key.push(DIGITS[usize::from(byte & 15)]);
         }
         key.push_str(end);
         key
