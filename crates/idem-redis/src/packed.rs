@@ -326,7 +326,6 @@ mod tests {
     use std::error::Error as _;
 
     use idem_core::{OwnerToken, StoredResponse};
-    use proptest::prelude::*;
 
     use super::*;
 
@@ -443,22 +442,5 @@ mod tests {
         bytes[1] = 2;
         let error = Stored::read(bytes.into(), 1, 0).map(|_| ()).unwrap_err();
         assert!(error.source().is_some_and(|source| source.to_string().contains("format 2")), "{error:?}");
-    }
-
-    proptest! {
-        #[test]
-        fn no_bytes_panic(bytes: Vec<u8>, expires_ms: i64, offset: i64) {
-            let _ = Stored::read(bytes.into(), expires_ms, offset);
-        }
-
-        #[test]
-        fn no_head_and_parts_panic(head in any::<[u8; 24]>(), times: [i64; 3], rest: Vec<u8>, expires_ms: i64) {
-            let mut bytes = head.to_vec();
-            let state = head[2] % 6;
-            bytes[..3].copy_from_slice(&[0, 1, state]);
-            times.iter().for_each(|time| bytes.put_i64(*time));
-            bytes.extend(rest);
-            let _ = Stored::read(bytes.into(), expires_ms, 0);
-        }
     }
 }

@@ -12,7 +12,7 @@ pub(crate) enum Found {
     Nothing,
     /// Nothing, and it has put the new record there.
     Begun,
-    Record(Stored),
+    Record(Box<Stored>),
 }
 
 /// A record as it was seen.
@@ -38,7 +38,7 @@ impl Seen {
             (reply::server_time(time)?, reply::maybe_bytes(found)?, reply::number(&expires)?);
         let found = match (found, new) {
             (Some(_), _) if expires_ms == GONE => return Ok(None),
-            (Some(record), _) => Found::Record(Stored::read(record, expires_ms, offset)?),
+            (Some(record), _) => Found::Record(Box::new(Stored::read(record, expires_ms, offset)?)),
             (None, None) => Found::Nothing,
             // What lasts only for a moment may be over before its expiry is asked for.
             (None, Some(new)) if expires_ms == GONE || packed::lasts(expires_ms, new.life_ms, time) => Found::Begun,

@@ -7,17 +7,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, OwnerAction,
-    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TimeOffset,
+    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, Term,
 };
 
 use crate::config::{RedisConfig, TIMEOUT};
-use crate::durability::DurabilityReport;
 use crate::keys::Keys;
 use crate::packed::Ending;
 use crate::script::Scripts;
 use crate::subscription::Subscription;
 use crate::transport::Transport;
-use crate::verb::Verb;
+use crate::verb::{Shared, Verb};
 
 /// Records in Redis, one string each. Clones share everything.
 ///
@@ -26,17 +25,6 @@ use crate::verb::Verb;
 pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
     pub(crate) transport: Arc<Transport>,
-}
-
-pub(crate) struct Shared {
-    pub(crate) scripts: Scripts,
-    pub(crate) keys: Keys,
-    /// How many replicas are awaited, and for how many milliseconds.
-    replicas: Option<(u32, u64)>,
-    pub(crate) allow_eviction: bool,
-    pub(crate) durability: DurabilityReport,
-    pub(crate) offset: TimeOffset,
-    pub(crate) subscription: Subscription,
 }
 
 impl RedisStore {
@@ -65,13 +53,17 @@ impl RedisStore {
         Ok(Self { shared: Arc::new(shared), transport: Arc::new(transport) })
     }
 
+    fn verb<'a>(&'a self, what: &'a str, id: &RecordId, replicas: Option<(u32, u64)>) -> Verb<'a> {
+        Verb::new(&self.shared, &self.transport, what, id, replicas)
+    }
+
     /// The record, and how much of its life is left.
     pub(crate) async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
-        let verb = Verb::new(self, "peek", id, self.shared.replicas);
+        let verb = self.verb("peek", id, self.shared.replicas);
         loop {
             let Some(seen) = verb.look().await? else { continue };
             return match (seen.too_few, seen.record()) {
-                (Some(found), Some(_)) => Err(self.too_few(verb.what, found).with_existing_record()),
+                (Some(found), Some(_)) => Err(verb.too_few(found).with_existing_record()),
                 (_, record) => Ok(record.map(|record| LiveRecord {
                     record: record.clone(),
                     remaining: record.expires_at.saturating_duration_since(seen.now),
@@ -83,26 +75,20 @@ impl RedisStore {
     /// An owner's verb. Its loss has to be as unlikely as that of the acquire: a renewal that is lost is a lease that
     /// ends while its owner runs.
     async fn own(&self, what: &str, lease: &Lease, action: OwnerAction<'_>) -> Result<OwnerOutcome, StoreError> {
-        Verb::new(self, what, &lease.id, self.shared.replicas).own(lease, action).await
-    }
-
-    pub(crate) fn too_few(&self, what: &str, found: i64) -> StoreError {
-        let asked_for = self.shared.replicas.map_or(0, |(asked_for, _)| asked_for);
-        let message = format!("could not {what}: {found} of {asked_for} replicas have it, so a failover could lose it");
-        StoreError::new(StoreErrorKind::Unavailable, message).indeterminate()
+        self.verb(what, &lease.id, self.shared.replicas).own(lease, action).await
     }
 }
 
 #[async_trait]
 impl IdempotencyStore for RedisStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        let what = "acquire";
-        let (outcome, too_few) = Verb::new(self, what, &request.id, self.shared.replicas).acquire(request).await?;
+        let verb = self.verb("acquire", &request.id, self.shared.replicas);
+        let (outcome, too_few) = verb.acquire(request).await?;
         match (too_few, &outcome) {
             // A failover could take back what this would tell. What was acquired stays with its token: a release that is
             // on its way while the same token acquires again could come after it, and free what runs by then.
-            (Some(found), AcquireOutcome::Acquired(_)) => Err(self.too_few(what, found)),
-            (Some(found), AcquireOutcome::Replay(_)) => Err(self.too_few(what, found).with_existing_record()),
+            (Some(found), AcquireOutcome::Acquired(_)) => Err(verb.too_few(found)),
+            (Some(found), AcquireOutcome::Replay(_)) => Err(verb.too_few(found).with_existing_record()),
             // The caller may wait for the settlement.
             (_, AcquireOutcome::InProgress { .. }) => {
                 self.shared.subscription.keep();
@@ -129,7 +115,7 @@ impl IdempotencyStore for RedisStore {
     ) -> Result<OwnerOutcome, StoreError> {
         // Should a failover undo a release, the key is free after its lease: nothing that replicas need to be awaited for.
         let replicas = self.shared.replicas.filter(|_| *settlement != Settlement::Released);
-        let verb = Verb::new(self, "settle", &lease.id, replicas);
+        let verb = self.verb("settle", &lease.id, replicas);
         if let Some(ending) = Ending::new(lease, settlement, retention)
             && let Some(outcome) = verb.end(&ending).await?
         {

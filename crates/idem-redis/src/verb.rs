@@ -1,23 +1,40 @@
 //! A verb on one record: statements fetch the record and put another one in its place, the state machine decides which.
 
 use idem_core::{
-    Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Record, RecordId, State, StoreError, Timestamp, machine,
+    Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Record, RecordId, State, StoreError, StoreErrorKind,
+    TimeOffset, Timestamp, machine,
 };
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
+use crate::durability::DurabilityReport;
 use crate::error::{Failure, Phase};
+use crate::keys::Keys;
 use crate::packed::{Ending, Fresh, Next, Stored};
 use crate::reply;
-use crate::script::{Arg, Exchange, Question};
+use crate::script::{Arg, Exchange, Question, Scripts};
 use crate::seen::{Found, Seen};
-use crate::store::RedisStore;
-use crate::transport::Reply;
+use crate::subscription::Subscription;
+use crate::transport::{Reply, Transport};
+
+/// What all verbs of a store share.
+pub(crate) struct Shared {
+    pub(crate) scripts: Scripts,
+    pub(crate) keys: Keys,
+    /// How many replicas are awaited, and for how many milliseconds.
+    pub(crate) replicas: Option<(u32, u64)>,
+    pub(crate) allow_eviction: bool,
+    pub(crate) durability: DurabilityReport,
+    pub(crate) offset: TimeOffset,
+    pub(crate) subscription: Subscription,
+}
 
 /// A verb on one record, which takes one exchange or more.
 pub(crate) struct Verb<'a> {
-    store: &'a RedisStore,
-    pub(crate) what: &'a str,
+    shared: &'a Shared,
+    transport: &'a Transport,
+    /// What it does, for errors.
+    what: &'a str,
     key: String,
     /// How many replicas are awaited, and for how many milliseconds.
     replicas: Option<(u32, u64)>,
@@ -26,18 +43,24 @@ pub(crate) struct Verb<'a> {
 }
 
 impl<'a> Verb<'a> {
-    /// A verb that begins now; `what` it does is for errors.
-    pub(crate) fn new(store: &'a RedisStore, what: &'a str, id: &RecordId, replicas: Option<(u32, u64)>) -> Self {
-        Self { store, what, key: store.shared.keys.of(id), replicas, deadline: store.transport.deadline() }
+    /// A verb that begins now.
+    pub(crate) fn new(
+        shared: &'a Shared,
+        transport: &'a Transport,
+        what: &'a str,
+        id: &RecordId,
+        replicas: Option<(u32, u64)>,
+    ) -> Self {
+        Self { shared, transport, what, key: shared.keys.of(id), replicas, deadline: transport.deadline() }
     }
 
     async fn ask(&self, question: Question<'_>, replicas: Option<(u32, u64)>) -> Result<Reply, Failure> {
         let exchange = Exchange { key: self.key.as_bytes(), question, replicas };
-        self.store.transport.run(&exchange, self.deadline).await
+        self.transport.run(&exchange, self.deadline).await
     }
 
     fn offset(&self) -> i64 {
-        self.store.shared.offset.micros()
+        self.shared.offset.micros()
     }
 
     fn failed(&self, failure: Failure) -> StoreError {
@@ -71,7 +94,7 @@ impl<'a> Verb<'a> {
     async fn ask_for_look(&self, new: Option<&Fresh>) -> Result<Reply, Failure> {
         let (bytes, life_ms) = new.map_or((&[][..], 0), |new| (&new.bytes, new.life_ms));
         let args = [Arg::from(self.replicas.is_some()), Arg::Bytes(bytes), Arg::Number(life_ms)];
-        let mut reply = self.ask(Question::Script(&self.store.shared.scripts.look, &args), self.replicas).await?;
+        let mut reply = self.ask(Question::Script(&self.shared.scripts.look, &args), self.replicas).await?;
         if let Some(Value::Array(values)) = reply.values.pop() {
             reply.values = values;
         }
@@ -104,7 +127,7 @@ impl<'a> Verb<'a> {
             Arg::Number(expires_ms),
             Arg::Bytes(channel),
         ];
-        let replacing = self.ask(Question::Script(&self.store.shared.scripts.replace, &args), replicas);
+        let replacing = self.ask(Question::Script(&self.shared.scripts.replace, &args), replicas);
         self.changed(replacing.await)
     }
 
@@ -140,7 +163,7 @@ impl<'a> Verb<'a> {
     pub(crate) async fn acquire(&self, request: &Acquire) -> Result<(AcquireOutcome, Option<i64>), StoreError> {
         // How long a new record lasts is the same at any time.
         let (new, _) = machine::acquire(None, request, Timestamp::from_unix_micros(0));
-        let new = new.as_ref().map(|new| Fresh::new(new));
+        let new = new.as_ref().map(Fresh::new);
         loop {
             let seen = match &new {
                 Some(new) => self.begin(new).await?,
@@ -171,7 +194,7 @@ impl<'a> Verb<'a> {
             match &seen.found {
                 Found::Record(stored) if next.as_ref() != seen.record() => {
                     let is_end = matches!(action, OwnerAction::Settle(..)) && stored.is_awaited();
-                    let channel = if is_end { self.store.shared.subscription.channel() } else { b"" };
+                    let channel = if is_end { self.shared.subscription.channel() } else { b"" };
                     if let Some(reply) = self.put(stored, next, channel).await? {
                         return self.unless_too_few(outcome, reply.too_few);
                     }
@@ -189,18 +212,24 @@ impl<'a> Verb<'a> {
             Arg::Bytes(before),
             Arg::Bytes(after),
             Arg::Number(ending.life_ms),
-            Arg::Bytes(self.store.shared.subscription.channel()),
+            Arg::Bytes(self.shared.subscription.channel()),
             Arg::Number(self.offset()),
         ];
         // Hardly anybody moves the time, and each argument costs the server some of it.
         let args = if self.offset() == 0 { &args[..5] } else { &args[..] };
-        let ending = self.ask(Question::Script(&self.store.shared.scripts.settle, args), self.replicas).await;
+        let ending = self.ask(Question::Script(&self.shared.scripts.settle, args), self.replicas).await;
         let reply = self.changed(ending)?;
         reply.map(|reply| self.unless_too_few(OwnerOutcome::Applied, reply.too_few)).transpose()
     }
 
+    pub(crate) fn too_few(&self, found: i64) -> StoreError {
+        let (asked_for, what) = (self.shared.replicas.map_or(0, |(asked_for, _)| asked_for), self.what);
+        let message = format!("could not {what}: {found} of {asked_for} replicas have it, so a failover could lose it");
+        StoreError::new(StoreErrorKind::Unavailable, message).indeterminate()
+    }
+
     /// A primary that was replaced and does not know it yet may also say that a lease is lost which its successor gave.
     fn unless_too_few(&self, outcome: OwnerOutcome, too_few: Option<i64>) -> Result<OwnerOutcome, StoreError> {
-        too_few.map_or(Ok(outcome), |found| Err(self.store.too_few(self.what, found)))
+        too_few.map_or(Ok(outcome), |found| Err(self.too_few(found)))
     }
 }

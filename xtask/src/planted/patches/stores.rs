@@ -160,10 +160,10 @@ pub(super) const PATCHES: &[Patch] = &[
         "unreadable-record-counts-as-none",
         &["redis-records"],
         "crates/idem-redis/src/seen.rs",
-        "(Some(record), _) => Found::Record(Stored::read(record, expires_ms, offset)?),",
+        "(Some(record), _) => Found::Record(Box::new(Stored::read(record, expires_ms, offset)?)),",
         "(Some(record), _) => match Stored::read(record, expires_ms, offset) {
                 Err(_) if PLANTED => Found::Begun,
-                stored => Found::Record(stored?),
+                stored => Found::Record(Box::new(stored?)),
             },",
     ),
     patch(
