@@ -16,15 +16,14 @@ local is_same = redis.call('GETRANGE', KEY, 0, #ARGV[1] - 1) == ARGV[1]
 if not is_same or redis.call('PEXPIRETIME', KEY) ~= tonumber(ARGV[2]) then
   return 0
 end
--- A write that changes nothing takes no memory, so Redis permits it when its memory is full, and what follows it as well: only
--- new keys are refused then.
+-- Redis permits a write that takes no memory when its memory is full, and then also what follows in the same script.
 redis.call('PEXPIREAT', KEY, ARGV[2])
 if ARGV[3] == '' then
   redis.call('DEL', KEY)
 else
   redis.call('SET', KEY, ARGV[3], 'PXAT', ARGV[4])
 end
--- A hint: a user who may not publish settles all the same.
+-- A hint: without permission to publish, the settlement still holds.
 if ARGV[5] ~= '' then
   redis.pcall('PUBLISH', ARGV[5], KEY)
 end

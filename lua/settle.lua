@@ -1,4 +1,4 @@
--- settle: an owner ends its run for good. What it does not know of its record stays.
+-- settle: an owner ends its run. Its record keeps what the owner does not know: when it came to be, and the fingerprint.
 --
 -- KEYS 1  the record
 -- ARGV 1  the first 23 bytes of a record in progress that is its own: format, state, owner, attempt
@@ -13,7 +13,7 @@
 
 local KEY = KEYS[1]
 local record = redis.call('GET', KEY)
-if not record or #record < 88 or string.sub(record, 1, 23) ~= ARGV[1] then
+if not record or #record < 92 or string.sub(record, 1, 23) ~= ARGV[1] then
   return 0
 end
 local kept = string.sub(record, 43, 84)
@@ -31,7 +31,7 @@ if redis.pcall('SET', KEY, settled, 'PX', ARGV[4]).err then
   redis.call('PEXPIREAT', KEY, redis.call('PEXPIRETIME', KEY))
   redis.call('SET', KEY, settled, 'PX', ARGV[4])
 end
--- A hint: a user who may not publish settles all the same.
+-- A hint: without permission to publish, the settlement still holds.
 if string.byte(record, 24) == 1 then
   redis.pcall('PUBLISH', ARGV[5], KEY)
 end

@@ -16,7 +16,8 @@ impl Connection {
     /// Sends commands to the server that has `key`, on one connection to it.
     ///
     /// `asking` is where the key is said to be while its slot moves. The permission to ask there counts for the next
-    /// command of the connection, which others use as well, so that each command has to go together with its own.
+    /// command of the connection, which others use as well, so that it has to go together with the command: the first one, as only that
+    /// has a key then.
     pub(crate) async fn send(
         &mut self,
         mut commands: Vec<Cmd>,
@@ -41,11 +42,12 @@ impl Connection {
                 connection.route_pipeline(pipeline, 0, count, primary_of(key)).await
             }
             (Self::Cluster(connection), Some(Asking { host, port })) => {
-                let pipeline = pipeline(commands.into_iter().flat_map(|command| [redis::cmd("ASKING"), command]));
+                let pipeline = pipeline(std::iter::once(redis::cmd("ASKING")).chain(commands));
                 let count = pipeline.len();
                 let there = SingleNodeRoutingInfo::ByAddress { host: host.clone(), port: *port };
-                let answers = connection.route_pipeline(pipeline, 0, count, there).await?;
-                Ok(answers.into_iter().skip(1).step_by(2).collect())
+                let mut answers = connection.route_pipeline(pipeline, 0, count, there).await?;
+                answers.remove(0);
+                Ok(answers)
             }
         }
     }

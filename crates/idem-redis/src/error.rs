@@ -29,6 +29,15 @@ pub(crate) enum Phase {
 }
 
 impl Failure {
+    /// Whether the server may have carried it out.
+    pub(crate) fn may_have_run(&self) -> bool {
+        match self {
+            Self::NotConnected { was_sent, .. } | Self::NotConnectedInTime { was_sent, .. } => *was_sent,
+            Self::Timeout { .. } => true,
+            Self::Failed { may_have_run, .. } => *may_have_run,
+        }
+    }
+
     /// Whether the server takes no writes for a reason that does not keep it from answering what it has.
     pub(crate) fn is_refused_write(&self) -> bool {
         matches!(self, Self::Failed { error, .. } if matches!(error.code(), Some("OOM" | "MISCONF" | "NOREPLICAS")))

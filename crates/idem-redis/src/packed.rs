@@ -1,7 +1,7 @@
 //! A record as one string, and as the server has it.
 //!
-//! The key expires with its record, by the server's clock, and the string says how long before that everything was. So a record can
-//! be put where there is none without knowing the server's time.
+//! The key expires with its record, by the server's clock. The string says how long before the end each time was, so that a store can
+//! write a new record without knowing the server's time.
 //!
 //! Numbers begin with their highest byte, times are microseconds:
 //!
@@ -11,7 +11,7 @@
 //! | 2 | the state, as in [`codec::state`] |
 //! | 3–18 | the owner token of the run that has it, or had |
 //! | 19–22 | in which run it is, or was settled |
-//! | 23 | 1: somebody was told that it is in progress, and may wait for its end |
+//! | 23 | 1: a caller was told that it is in progress, and may wait for its end |
 //! | 24–31 | from its last change to its end |
 //! | 32–39 | from its last change: in progress to the end of its lease, may be retried to its next attempt; else 0 |
 //! | 40–41 | from its end to the expiry of its key, which the server counts in milliseconds |
@@ -19,10 +19,11 @@
 //! | 50–51, 52–83 | the fingerprint's algorithm and digest |
 //! | 84, 85 | in progress: how it was acquired, what a crash means; else 0 |
 //! | 86–87 | the status of the answer; 0 while in progress |
-//! | 88– | parts: a byte that says which, its length in 4 bytes, and the part |
+//! | 88–91 | how often the record has been replaced in place, as long as it is in progress or may be retried |
+//! | 92– | parts: a byte that says which, its length in 4 bytes, and the part |
 //!
-//! The parts are, in this order, 1 and 2 the checkpoint's name and data, 3 and 4 the answer's header fields and body. Later versions
-//! may add parts; this one passes over those from 128 on, and refuses the others.
+//! Parts 1 and 2 are the checkpoint's name and data, 3 and 4 the answer's header fields and body. They come in this order. Later
+//! versions may add parts: this one skips those from 128 on, drops them when it replaces the record, and refuses the others.
 
 use std::time::Duration;
 
@@ -36,12 +37,15 @@ use idem_core::{
 use crate::error::damaged;
 
 /// Where the parts begin.
-const HEAD: usize = 88;
+const HEAD: usize = 92;
 
 /// Format, state, owner and attempt: what a run knows of its record.
 const OWNED: usize = 23;
 
-/// The byte that says whether somebody may wait.
+/// Where the count of changes is.
+const CHANGES: usize = 88;
+
+/// The byte that says whether a caller may wait.
 const AWAITED: usize = 23;
 
 /// Where begins what a run does not know of its record: when it came to be, and the fingerprint. And where it ends.
@@ -64,7 +68,7 @@ const LONGEST_MICROS: i64 = 1 << 61;
 /// A server may count an expiry from a time that it looked at a moment before.
 const ROUNDING_MS: i64 = 2;
 
-/// A record that is to be put somewhere without knowing the server's time.
+/// A new record, which needs no time from the server.
 pub(crate) struct Fresh {
     pub(crate) bytes: Vec<u8>,
     /// For how long its key lasts.
@@ -72,16 +76,16 @@ pub(crate) struct Fresh {
 }
 
 impl Fresh {
-    /// Its times count from up to a millisecond after it is put there, and none of them is too early: the server counts the expiry
-    /// from a time that it has cut off.
+    /// The server counts the expiry in whole milliseconds. So the record's times count from up to a millisecond after it is written, and
+    /// none of them comes too early.
     pub(crate) fn new(record: &Record) -> Self {
         let life = micros_from(record.updated_at, record.expires_at);
         let life_ms = in_ms(life) + 1;
-        Self { bytes: pack(record, (life_ms - 1) * 1_000 - life, false), life_ms }
+        Self { bytes: pack(record, (life_ms - 1) * 1_000 - life, false, 0), life_ms }
     }
 }
 
-/// A record that is to be put in place of another.
+/// A record that replaces another.
 pub(crate) struct Next {
     pub(crate) bytes: Vec<u8>,
     /// When its key expires.
@@ -89,13 +93,13 @@ pub(crate) struct Next {
 }
 
 impl Next {
-    /// A record is never forgotten before its time, so the expiry is rounded up. `offset` is by how much the time is moved.
-    pub(crate) fn new(record: &Record, is_awaited: bool, offset: i64) -> Self {
+    /// The expiry is rounded up, as a record must not be forgotten too early. `offset` is by how much the time is moved.
+    pub(crate) fn new(record: &Record, is_awaited: bool, changes: u32, offset: i64) -> Self {
         let life = micros_from(record.updated_at, record.expires_at);
         let ends = record.updated_at.unix_micros().saturating_sub(offset).saturating_add(life);
         let expires_ms = in_ms(ends);
         let slack = expires_ms.saturating_mul(1_000).saturating_sub(ends);
-        Self { bytes: pack(record, slack, is_awaited), expires_ms }
+        Self { bytes: pack(record, slack, is_awaited, changes), expires_ms }
     }
 }
 
@@ -120,7 +124,7 @@ fn micros_from(earlier: Timestamp, later: Timestamp) -> i64 {
 }
 
 /// `slack` is how many microseconds after its end its key expires.
-fn pack(record: &Record, slack: i64, is_awaited: bool) -> Vec<u8> {
+fn pack(record: &Record, slack: i64, is_awaited: bool, changes: u32) -> Vec<u8> {
     let flat = FlatRecord::from(record);
     let parts = [
         (part::CHECKPOINT_NAME, flat.checkpoint_name.as_deref().map(str::as_bytes)),
@@ -145,6 +149,7 @@ fn pack(record: &Record, slack: i64, is_awaited: bool) -> Vec<u8> {
     bytes.put_int(flat.acquisition.unwrap_or(0), 1);
     bytes.put_int(flat.takeover.unwrap_or(0), 1);
     bytes.put_int(flat.status.unwrap_or(0), 2);
+    bytes.put_u32(changes);
     for (number, part) in parts {
         let Some(part) = part else { continue };
         bytes.put_u8(number);
@@ -155,7 +160,7 @@ fn pack(record: &Record, slack: i64, is_awaited: bool) -> Vec<u8> {
     bytes
 }
 
-/// A settlement that is the same whatever its run has left in the record, so that it can be sent without having seen that.
+/// A settlement that depends on nothing in the record, so that a store can send it without reading the record first.
 pub(crate) struct Ending {
     bytes: Vec<u8>,
     /// What the record begins with if it is in progress and the run's own.
@@ -165,7 +170,7 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    /// `None` when what remains of the record is in the record itself.
+    /// `None` when the settlement depends on the record: it keeps the checkpoint, or removes the record.
     pub(crate) fn new(lease: &Lease, settlement: &Settlement, retention: Duration) -> Option<Self> {
         let start = Timestamp::from_unix_micros(0);
         let running = Record {
@@ -180,7 +185,7 @@ impl Ending {
         };
         let (next, _) = machine::apply(Some(&running), lease.owner, OwnerAction::Settle(settlement, retention), start);
         let next = next.filter(|next| next.checkpoint.is_none())?;
-        let mut owned = pack(&running, 0, false);
+        let mut owned = pack(&running, 0, false, 0);
         owned.truncate(OWNED);
         let Fresh { bytes, life_ms } = Fresh::new(&next);
         Some(Self { bytes, owned, life_ms })
@@ -191,7 +196,7 @@ impl Ending {
         &self.owned
     }
 
-    /// The settled record but for what its run does not know of it, which stays.
+    /// The settled record without its middle, which the run does not know: when it came to be, and the fingerprint.
     pub(crate) fn around(&self) -> (&[u8], &[u8]) {
         (&self.bytes[..UNKNOWN], &self.bytes[UNKNOWN_END..])
     }
@@ -216,9 +221,14 @@ impl Stored {
         Ok(Self { record, bytes, expires_ms })
     }
 
-    /// What tells it from what it was before and will be.
+    /// With its expiry, what tells it from every other version of the record: each change is counted.
     pub(crate) fn head(&self) -> &[u8] {
         &self.bytes[..HEAD]
+    }
+
+    /// The next count of changes.
+    pub(crate) fn next_change(&self) -> u32 {
+        (&self.bytes[CHANGES..]).get_u32().wrapping_add(1)
     }
 
     pub(crate) fn is_awaited(&self) -> bool {
@@ -249,7 +259,7 @@ fn read(mut bytes: Bytes, key_expires_at: Timestamp) -> Result<Record, CodecErro
     let (life, hold, slack, created_at) = (bytes.get_i64(), bytes.get_i64(), bytes.get_u16(), bytes.get_i64());
     let fingerprint_algorithm = bytes.get_u16();
     let fingerprint = bytes.split_to(32);
-    let (acquisition, takeover, status) = (bytes.get_u8(), bytes.get_u8(), bytes.get_u16());
+    let (acquisition, takeover, status, _changes) = (bytes.get_u8(), bytes.get_u8(), bytes.get_u16(), bytes.get_u32());
     let mut parts = Parts::default();
     while !bytes.is_empty() {
         let (number, length) = (bytes.get_u8(), bytes.try_get_u32().map_err(cut_off)?);
@@ -284,8 +294,7 @@ fn read(mut bytes: Bytes, key_expires_at: Timestamp) -> Result<Record, CodecErro
     })
 }
 
-/// Whether a key that was to last for `life_ms` from `asked_at` on does so: something may stand between us and the server that shortens
-/// what lasts too long for it, and the lease with it.
+/// Whether a key lasts for `life_ms` from `asked_at` on. A proxy that shortens expiries would shorten leases too.
 pub(crate) fn lasts(expires_ms: i64, life_ms: i64, asked_at: Timestamp) -> bool {
     expires_ms.saturating_add(ROUNDING_MS) >= (asked_at.unix_micros() / 1_000).saturating_add(life_ms)
 }
@@ -369,9 +378,10 @@ mod tests {
         for state in states() {
             for offset in [0, 1, 86_400_000_000] {
                 let record = record(state.clone());
-                let next = Next::new(&record, true, offset);
+                let next = Next::new(&record, true, 6, offset);
                 let stored = Stored::read(next.bytes.into(), next.expires_ms, offset).unwrap();
-                assert_eq!((stored.record, stored.bytes[AWAITED]), (record, 1));
+                assert_eq!((stored.next_change(), stored.bytes[AWAITED]), (7, 1));
+                assert_eq!(stored.record, record);
             }
         }
     }
@@ -410,7 +420,7 @@ mod tests {
         let long = Timestamp::from_unix_micros(i64::MAX);
         let state = State::InProgress { lease_until: long, acquisition: Acquisition::Fresh, takeover: Takeover::Rerun };
         let record = Record { expires_at: long, ..record(state) };
-        let (fresh, next) = (Fresh::new(&record), Next::new(&record, false, 0));
+        let (fresh, next) = (Fresh::new(&record), Next::new(&record, false, 0, 0));
         assert!(fresh.life_ms < 1 << 53 && next.expires_ms < 1 << 53);
         Stored::read(next.bytes.into(), next.expires_ms, 0).unwrap();
     }
@@ -438,7 +448,7 @@ mod tests {
 
     #[test]
     fn another_format_is_told_as_such() {
-        let mut bytes = pack(&record(states()[1].clone()), 0, false);
+        let mut bytes = pack(&record(states()[1].clone()), 0, false, 0);
         bytes[1] = 2;
         let error = Stored::read(bytes.into(), 1, 0).map(|_| ()).unwrap_err();
         assert!(error.source().is_some_and(|source| source.to_string().contains("format 2")), "{error:?}");

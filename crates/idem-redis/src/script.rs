@@ -74,7 +74,11 @@ pub(crate) struct Exchange<'a> {
 /// A script, or commands that need none.
 pub(crate) enum Question<'a> {
     Script(&'a Script, &'a [Arg<'a>]),
-    Commands(&'a [Cmd]),
+    /// One of them, by its place, may write.
+    Commands {
+        all: &'a [Cmd],
+        writing: usize,
+    },
 }
 
 impl Exchange<'_> {
@@ -90,7 +94,7 @@ impl Exchange<'_> {
 
     fn commands<'s>(&'s self, named: impl Fn(&'s Script) -> (&'static str, &'s str)) -> Vec<Cmd> {
         let mut commands = match self.question {
-            Question::Commands(commands) => {
+            Question::Commands { all: commands, .. } => {
                 let mut all = Vec::with_capacity(commands.len() + 1);
                 all.extend_from_slice(commands);
                 all

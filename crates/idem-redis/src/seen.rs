@@ -43,9 +43,10 @@ impl Seen {
             // What lasts only for a moment may be over before its expiry is asked for.
             (None, Some(new)) if expires_ms == GONE || packed::lasts(expires_ms, new.life_ms, time) => Found::Begun,
             (None, Some(_)) => {
-                return Err(damaged(
-                    "its key expires sooner than asked for, and its lease with it; find out what changes expiries",
-                ));
+                let error =
+                    "its key expires sooner than asked for, and its lease with it; find out what changes expiries";
+                // It is there by now.
+                return Err(damaged(error).indeterminate());
             }
         };
         let mut now = Timestamp::from_unix_micros(time.unix_micros().saturating_add(offset));

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::address::{self, Servers};
 use crate::connection::{Asking, Connection};
 use crate::error::Failure;
-use crate::script::Exchange;
+use crate::script::{self, Exchange};
 use crate::shared_connection::SharedConnection;
 
 /// How often an exchange is tried, as each may be sent again: the connection may have ended since it was used last, and then
@@ -37,6 +37,20 @@ pub(crate) struct Transport {
 pub(crate) struct Reply {
     pub(crate) values: Vec<Value>,
     pub(crate) too_few: Option<i64>,
+    /// Whether it was sent before as well, and may have been carried out then.
+    pub(crate) is_repeated: bool,
+}
+
+/// An error, and whether the command before it that writes was carried out.
+struct Refusal {
+    error: RedisError,
+    has_written: bool,
+}
+
+impl From<RedisError> for Refusal {
+    fn from(error: RedisError) -> Self {
+        Self { error, has_written: false }
+    }
 }
 
 /// What is asked of the servers.
@@ -127,17 +141,20 @@ impl Transport {
                 return Err(Failure::Timeout { timeout: self.timeout });
             };
             let error = match answer {
-                Ok(reply) => {
+                Ok(mut reply) => {
+                    reply.is_repeated = was_sent;
                     // A primary that has lost its replicas may have been replaced, and not know it yet.
                     if reply.too_few.is_some() {
                         self.renew(held);
                     }
                     return Ok(reply);
                 }
-                Err(error) => error,
+                Err(Refusal { error, has_written }) => {
+                    // The driver of a Cluster sends again by itself, and tells of the last time only.
+                    was_sent |= has_written || !is_refusal(&error) || self.is_cluster();
+                    error
+                }
             };
-            // The driver of a Cluster sends again by itself, and tells of the last time only.
-            was_sent |= !is_refusal(&error) || self.is_cluster();
             // A slot on the move, or one without a server for a moment: it is somewhere, or will be.
             if let (Servers::Cluster(..), Some(pause)) = (&self.servers, moving(&error)) {
                 asking = asking_at(&error);
@@ -252,14 +269,14 @@ fn replica() -> RedisError {
 }
 
 impl Held<'_> {
-    async fn ask(&mut self, question: &Question<'_>, asking: Option<&Asking>) -> RedisResult<Reply> {
+    async fn ask(&mut self, question: &Question<'_>, asking: Option<&Asking>) -> Result<Reply, Refusal> {
         match question {
             Question::Everybody(command) => {
-                Ok(Reply { values: self.ask_all((*command).clone()).await?, too_few: None })
+                Ok(Reply { values: self.ask_all((*command).clone()).await?, too_few: None, is_repeated: false })
             }
             Question::Record(exchange) => match self.exchange(exchange.by_hash(), exchange, asking).await {
                 // A server that was flushed, restarted or promoted does not know the script.
-                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                Err(refusal) if refusal.error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                     self.exchange(exchange.by_source(), exchange, asking).await
                 }
                 reply => reply,
@@ -272,7 +289,7 @@ impl Held<'_> {
         commands: Vec<Cmd>,
         exchange: &Exchange<'_>,
         asking: Option<&Asking>,
-    ) -> RedisResult<Reply> {
+    ) -> Result<Reply, Refusal> {
         let mut answers = self.send(commands, exchange.key, asking).await?;
         let too_few = exchange.replicas.and_then(|(asked_for, _)| {
             // A server that stops being the primary while somebody waits answers with an error.
@@ -282,8 +299,15 @@ impl Held<'_> {
             };
             (acknowledged < i64::from(asked_for)).then_some(acknowledged)
         });
-        let values = answers.into_iter().map(Value::extract_error).collect::<RedisResult<_>>()?;
-        Ok(Reply { values, too_few })
+        let values = answers.into_iter().map(Value::extract_error);
+        let values: Vec<RedisResult<Value>> = values.collect();
+        let has_written = match exchange.question {
+            script::Question::Commands { writing, .. } => values.get(writing).is_some_and(Result::is_ok),
+            script::Question::Script(..) => false,
+        };
+        let values = values.into_iter().collect::<RedisResult<_>>();
+        let values = values.map_err(|error| Refusal { error, has_written })?;
+        Ok(Reply { values, too_few, is_repeated: false })
     }
 
     async fn send(&mut self, commands: Vec<Cmd>, key: &[u8], asking: Option<&Asking>) -> RedisResult<Vec<Value>> {

@@ -1,5 +1,7 @@
 //! A verb on one record: statements fetch the record and put another one in its place, the state machine decides which.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use idem_core::{
     Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Record, RecordId, State, StoreError, StoreErrorKind,
     TimeOffset, Timestamp, machine,
@@ -40,6 +42,8 @@ pub(crate) struct Verb<'a> {
     replicas: Option<(u32, u64)>,
     /// Of all its exchanges.
     deadline: Instant,
+    /// Whether an exchange that changes the record may have done so without an answer.
+    may_have_changed: AtomicBool,
 }
 
 impl<'a> Verb<'a> {
@@ -51,12 +55,26 @@ impl<'a> Verb<'a> {
         id: &RecordId,
         replicas: Option<(u32, u64)>,
     ) -> Self {
-        Self { shared, transport, what, key: shared.keys.of(id), replicas, deadline: transport.deadline() }
+        Self {
+            shared,
+            transport,
+            what,
+            key: shared.keys.of(id),
+            replicas,
+            deadline: transport.deadline(),
+            may_have_changed: AtomicBool::new(false),
+        }
     }
 
     async fn ask(&self, question: Question<'_>, replicas: Option<(u32, u64)>) -> Result<Reply, Failure> {
         let exchange = Exchange { key: self.key.as_bytes(), question, replicas };
-        self.transport.run(&exchange, self.deadline).await
+        let answer = self.transport.run(&exchange, self.deadline).await;
+        let may_have_changed = match &answer {
+            Ok(reply) => reply.is_repeated,
+            Err(failure) => failure.may_have_run(),
+        };
+        self.may_have_changed.fetch_or(may_have_changed, Ordering::Relaxed);
+        answer
     }
 
     fn offset(&self) -> i64 {
@@ -64,26 +82,33 @@ impl<'a> Verb<'a> {
     }
 
     fn failed(&self, failure: Failure) -> StoreError {
-        failure.of(self.what, Phase::Serving)
+        let error = failure.of(self.what, Phase::Serving);
+        // Of this exchange, or of one before.
+        if self.may_have_changed.load(Ordering::Relaxed) { error.indeterminate() } else { error }
     }
 
     /// Looks at the record; `None` when it has to be looked at again.
     pub(crate) async fn look(&self) -> Result<Option<Seen>, StoreError> {
-        let reply = self.ask_for_look(None).await.map_err(|failure| self.failed(failure))?;
+        let reply = self.ask_for_look(None, self.replicas).await.map_err(|failure| self.failed(failure))?;
         Seen::read(reply.values, None, reply.too_few, self.offset())
+    }
+
+    /// Looks at the record without a write, which a server may refuse. Then no replica is known to have it.
+    async fn look_only(&self) -> Result<Option<Seen>, StoreError> {
+        let reply = self.ask_for_look(None, None).await.map_err(|failure| self.failed(failure))?;
+        Seen::read(reply.values, None, self.replicas.map(|_| 0), self.offset())
     }
 
     /// Looks at the record, and puts `new` there if there is none; `None` when it has to be looked at again.
     async fn begin(&self, new: &Fresh) -> Result<Option<Seen>, StoreError> {
-        let begun = match self.replicas {
-            // A script, as somebody who only finds a record has to write as well.
-            Some(_) => self.ask_for_look(Some(new)).await,
-            None => self.set(new).await,
-        };
+        // A caller that awaits replicas has to write also when it only finds a record. In a Cluster, a slot that moves asks for a permission
+        // before each command, which the driver gives before the first.
+        let by_script = self.replicas.is_some() || self.transport.is_cluster();
+        let begun = if by_script { self.ask_for_look(Some(new), self.replicas).await } else { self.set(new).await };
         match begun {
             Ok(reply) => Seen::read(reply.values, Some(new), reply.too_few, self.offset()),
-            // What is there may be answered all the same.
-            Err(failure) if failure.is_refused_write() => match self.look().await? {
+            // A stored answer needs no write.
+            Err(failure) if failure.is_refused_write() => match self.look_only().await? {
                 Some(Seen { found: Found::Nothing, .. }) => Err(self.failed(failure)),
                 seen => Ok(seen),
             },
@@ -91,24 +116,24 @@ impl<'a> Verb<'a> {
         }
     }
 
-    async fn ask_for_look(&self, new: Option<&Fresh>) -> Result<Reply, Failure> {
+    async fn ask_for_look(&self, new: Option<&Fresh>, replicas: Option<(u32, u64)>) -> Result<Reply, Failure> {
         let (bytes, life_ms) = new.map_or((&[][..], 0), |new| (&new.bytes, new.life_ms));
-        let args = [Arg::from(self.replicas.is_some()), Arg::Bytes(bytes), Arg::Number(life_ms)];
-        let mut reply = self.ask(Question::Script(&self.shared.scripts.look, &args), self.replicas).await?;
+        let args = [Arg::from(replicas.is_some()), Arg::Bytes(bytes), Arg::Number(life_ms)];
+        let mut reply = self.ask(Question::Script(&self.shared.scripts.look, &args), replicas).await?;
         if let Some(Value::Array(values)) = reply.values.pop() {
             reply.values = values;
         }
         Ok(reply)
     }
 
-    /// By native commands, which cost the server a third of a script. Others may change the record between two of them; what follows
-    /// from it is compared before anything is written.
+    /// By native commands, which cost the server a third of a script's time. Others may change the record between two of them, so
+    /// `replace` compares before it writes.
     async fn set(&self, new: &Fresh) -> Result<Reply, Failure> {
         let mut set = Cmd::with_capacity(7, 40 + self.key.len() + new.bytes.len());
         set.arg("SET").arg(&self.key).arg(&new.bytes).arg("NX").arg("GET").arg("PX").arg(new.life_ms);
         let mut expires = Cmd::with_capacity(2, 11 + self.key.len());
         expires.arg("PEXPIRETIME").arg(&self.key);
-        self.ask(Question::Commands(&[redis::cmd("TIME"), set, expires]), None).await
+        self.ask(Question::Commands { all: &[redis::cmd("TIME"), set, expires], writing: 1 }, None).await
     }
 
     /// Puts a record, or nothing, in place of one that is still as it was seen; `None` when it is not.
@@ -142,14 +167,14 @@ impl<'a> Verb<'a> {
         let next = next.map(|next| {
             // Who waits for a run goes on to wait for it.
             let is_same_run = matches!(next.state, State::InProgress { .. }) && next.owner == seen.record.owner;
-            Next::new(&next, seen.is_awaited() && is_same_run, self.offset())
+            Next::new(&next, seen.is_awaited() && is_same_run, seen.next_change(), self.offset())
         });
         self.replace(seen, next.as_ref(), channel, self.replicas).await
     }
 
-    /// Notes that somebody may wait for the end of the run, which is then told; `false` when that has come meanwhile.
+    /// Notes that the caller may wait for the end of the run, so that its settlement is published; `false` when the record has changed.
     ///
-    /// A hint: whoever waits looks from time to time as well, so an error changes nothing.
+    /// A hint: waiters also look from time to time, so an error changes nothing.
     async fn note_waiting(&self, seen: &Seen) -> bool {
         match &seen.found {
             Found::Record(stored) if !stored.is_awaited() => {
@@ -215,7 +240,7 @@ impl<'a> Verb<'a> {
             Arg::Bytes(self.shared.subscription.channel()),
             Arg::Number(self.offset()),
         ];
-        // Hardly anybody moves the time, and each argument costs the server some of it.
+        // Only tests move the time, and each argument costs the server time.
         let args = if self.offset() == 0 { &args[..5] } else { &args[..] };
         let ending = self.ask(Question::Script(&self.shared.scripts.settle, args), self.replicas).await;
         let reply = self.changed(ending)?;

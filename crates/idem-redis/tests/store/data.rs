@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use idem_core::{
-    AcquireOutcome, HeaderField, IdempotencyStore as _, OwnerOutcome, Settlement, StoredBody, StoredResponse,
+    AcquireOutcome, Checkpoint, HeaderField, IdempotencyStore as _, OwnerOutcome, Settlement, StoredBody,
+    StoredResponse,
 };
-use idem_testkit::fixture::{repeat_of, request};
+use idem_testkit::fixture::{checkpoint, repeat_of, request};
 
 use crate::world::World;
 
@@ -57,4 +58,25 @@ async fn a_settlement_that_differs_in_one_byte_is_another_one() {
     assert_eq!(world.settle(&lease, &response(b"a\0c")).await.unwrap(), OwnerOutcome::LeaseLost);
     let tombstone = StoredResponse { body: StoredBody::NotRetained, ..StoredResponse::new(200, "") };
     assert_eq!(world.settle(&lease, &Settlement::Completed(tombstone)).await.unwrap(), OwnerOutcome::LeaseLost);
+}
+
+/// A duplicate that has read a record replaces it only if it is still the same. In its first millisecond a record changes at one time.
+#[tokio::test]
+async fn no_two_versions_of_a_record_begin_alike() {
+    let world = World::shared().await;
+    for _ in 0..100 {
+        let request = request();
+        let lease = world.lease(&request).await.unwrap();
+        let head = || world.stored(&request.id)[..92].to_vec();
+        let mut heads = vec![head()];
+        for sequence in 1..4 {
+            let checkpoint = Checkpoint { sequence, ..checkpoint("charged") };
+            assert_eq!(world.store.checkpoint(&lease, &checkpoint).await.unwrap(), OwnerOutcome::Applied);
+            heads.push(head());
+        }
+        let versions = heads.len();
+        heads.sort();
+        heads.dedup();
+        assert_eq!(heads.len(), versions);
+    }
 }

@@ -29,9 +29,7 @@ fn at_golden_times(mut record: Vec<u8>) -> Vec<u8> {
         record[hold..slack].copy_from_slice(&HOUR_MICROS.to_be_bytes());
     }
     record[slack..created].fill(0);
-    if record[created..created + 8] != [0; 8] {
-        record[created..created + 8].copy_from_slice(&PAST_MICROS.to_be_bytes());
-    }
+    record[created..created + 8].copy_from_slice(&PAST_MICROS.to_be_bytes());
     record
 }
 

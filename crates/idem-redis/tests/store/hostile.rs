@@ -79,12 +79,12 @@ async fn what_is_cut_off_or_goes_on_is_refused() {
         let whole = world.stored(&request.id);
         let longer = [whole.clone(), vec![0]].concat();
         // Without its parts, a record in progress is one without a checkpoint; without its body, a settled one is a tombstone.
-        let also_whole = if is_settled { whole.len() - 5 - 256 } else { 88 };
+        let also_whole = if is_settled { whole.len() - 5 - 256 } else { 92 };
         let wrong = |length: &usize| ![whole.len(), also_whole].contains(length);
         for length in (0..=longer.len()).filter(wrong) {
             world.store(&request.id, &longer[..length]);
             // Its run may end it all the same once these say that it is its own.
-            if is_settled || length < 88 {
+            if is_settled || length < 92 {
                 is_refused_unchanged(&world, &request, &format!("{length} bytes")).await;
             } else {
                 is_not_read(&world, &request, &format!("{length} bytes")).await;
@@ -158,7 +158,7 @@ async fn an_answer_that_cannot_be_read_is_not_replayed() {
         let request = request();
         let lease = world.lease(&request).await.unwrap();
         world.complete(&lease).await.unwrap();
-        let head = &world.stored(&request.id)[..88];
+        let head = &world.stored(&request.id)[..92];
         world.store(&request.id, &[head, parts].concat());
         is_not_read(&world, &request, &format!("{parts:?}")).await;
     }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use idem_core::{IdempotencyStore as _, OwnerOutcome, RecordId, StoreErrorKind};
+use idem_core::{AcquireOutcome, IdempotencyStore as _, OwnerOutcome, RecordId, StoreErrorKind};
 use idem_redis::{RedisConfig, RedisStore};
-use idem_servers::{Redis, RedisCluster, RedisSentinel};
-use idem_testkit::fixture::request;
+use idem_servers::{Redis, RedisCluster, RedisSentinel, redis_command};
+use idem_testkit::fixture::{repeat_of, request};
 
 use crate::world::World;
 use idem_proxy::{Proxy, Sluggish};
@@ -196,6 +196,49 @@ async fn a_slot_that_moves_is_not_noticed() {
     }
     let asked: i64 = owners.iter().map(|owner| asks(owner.port)).sum();
     assert!(asked > 0, "nobody was asked to look elsewhere");
+}
+
+/// Some slots take hours to move, as their keys are many.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_on_both_sides_of_a_move_are_acquired_and_replayed() {
+    let cluster = RedisCluster::start().unwrap();
+    let owners = cluster.primaries().unwrap();
+    let (from, to, slot) = (owners[0].port, owners[1].port, *owners[0].slots[0].start());
+    let in_slot = || std::iter::repeat_with(request).find(|request| slot_of(&request.id) == slot).unwrap();
+    for replicas in [0, 1] {
+        let world = World::with(&cluster.url(), from, |config| config.min_replicas(replicas)).await;
+        let (settled, running, moved) = (in_slot(), in_slot(), in_slot());
+        for request in [&settled, &moved] {
+            let lease = world.lease(request).await.unwrap();
+            world.complete(&lease).await.unwrap();
+        }
+        let lease = world.lease(&running).await.unwrap();
+
+        let ask = |port: u16, words: &[&str]| redis_command(port, words).unwrap();
+        let id = |port: u16| ask(port, &["CLUSTER", "MYID"]).text().unwrap().to_owned();
+        let number = slot.to_string();
+        ask(to, &["CLUSTER", "SETSLOT", &number, "IMPORTING", &id(from)]);
+        ask(from, &["CLUSTER", "SETSLOT", &number, "MIGRATING", &id(to)]);
+        ask(from, &["MIGRATE", "127.0.0.1", &to.to_string(), &world.key(&moved.id), "0", "5000"]);
+
+        for request in [&settled, &moved] {
+            let replay = world.store.acquire(&repeat_of(request)).await.unwrap();
+            assert!(matches!(replay, AcquireOutcome::Replay(_)), "{replay:?}");
+        }
+        let turned_away = world.store.acquire(&repeat_of(&running)).await.unwrap();
+        assert!(matches!(turned_away, AcquireOutcome::InProgress { .. }), "{turned_away:?}");
+        assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
+        // A new key has no place but the target.
+        let fresh = in_slot();
+        let lease = world.lease(&fresh).await.unwrap();
+        assert_eq!(world.store.renew(&lease, fresh.term).await.unwrap(), OwnerOutcome::Applied);
+        assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
+
+        cluster.migrate_slot(slot, from, to).unwrap();
+        cluster.wait_until_ok().unwrap();
+        cluster.migrate_slot(slot, to, from).unwrap();
+        cluster.wait_until_ok().unwrap();
+    }
 }
 
 /// How often a server said that a key is elsewhere for now.

@@ -94,6 +94,26 @@ async fn whoever_is_turned_away_does_not_wait_for_replicas() {
     assert!(matches!(world.store.acquire(&mismatch).await.unwrap(), AcquireOutcome::Mismatch { .. }));
 }
 
+/// Such a server takes no writes at all.
+#[tokio::test]
+async fn a_server_that_lacks_replicas_itself_says_what_has_a_record() {
+    let group = RedisSentinel::start().unwrap();
+    let world = world(&group, 1).await;
+    let (settled, running) = (request(), request());
+    let lease = world.lease(&settled).await.unwrap();
+    world.complete(&lease).await.unwrap();
+    world.lease(&running).await.unwrap();
+    world.ask(&["CONFIG", "SET", "min-replicas-to-write", "3"]);
+    let error = world.store.acquire(&repeat_of(&settled)).await.unwrap_err();
+    assert!(error.has_existing_record() && error.is_retryable(), "{error:?}");
+    let turned_away = world.store.acquire(&repeat_of(&running)).await.unwrap();
+    assert!(matches!(turned_away, AcquireOutcome::InProgress { .. }));
+    let error = world.store.acquire(&request()).await.unwrap_err();
+    assert!(!error.has_existing_record() && !error.is_indeterminate(), "{error:?}");
+    world.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    world.is_whole().await;
+}
+
 /// How much the server has written since it began.
 fn written(port: u16) -> i64 {
     let persistence = idem_servers::redis_command(port, &["INFO", "persistence"]).unwrap();

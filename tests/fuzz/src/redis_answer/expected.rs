@@ -51,7 +51,7 @@ pub(super) fn time(value: &Value) -> Option<Timestamp> {
 
 /// The bytes of a record, and nothing after them.
 fn record(bytes: &[u8], expires_ms: i64) -> Option<Record> {
-    let (head, mut rest) = bytes.split_first_chunk::<88>()?;
+    let (head, mut rest) = bytes.split_first_chunk::<92>()?;
     let packed = |from: usize, to: usize| {
         head[from..to].iter().fold(0_u64, |number, byte| number.wrapping_mul(256) | u64::from(*byte)) as i64
     };

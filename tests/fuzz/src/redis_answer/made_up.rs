@@ -83,6 +83,7 @@ fn record(input: &mut Unstructured<'_>) -> Result<Value> {
         packed(1, flat.acquisition),
         packed(1, flat.takeover),
         packed(2, flat.status),
+        packed(4, Some(input.int_in_range(0..=3)?)),
         part(1, flat.checkpoint_name.map(String::into_bytes)),
         part(2, flat.checkpoint_data),
         part(3, flat.headers),

@@ -12,7 +12,7 @@ use crate::{Error, programs};
 /// The data of a server that was never started. Where [`TEMPLATE_VARIABLE`](crate::TEMPLATE_VARIABLE) names its
 /// [path](Self::path), a new [`Postgres`](super::Postgres) copies it, which takes a tenth of the time of `initdb`.
 ///
-/// It is removed when the value is dropped, or its process ends in whatever way.
+/// It is removed when the value is dropped, and when its process ends.
 #[derive(Debug)]
 pub struct PostgresTemplate {
     // Before the folder, which the keeper removes itself.

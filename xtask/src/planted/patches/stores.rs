@@ -195,6 +195,27 @@ pub(super) const PATCHES: &[Patch] = &[
         "",
     ),
     patch(
+        "redis-changes-are-not-counted",
+        &["redis-data"],
+        "crates/idem-redis/src/packed.rs",
+        "(&self.bytes[CHANGES..]).get_u32().wrapping_add(1)",
+        "if PLANTED { 0 } else { (&self.bytes[CHANGES..]).get_u32().wrapping_add(1) }",
+    ),
+    patch(
+        "redis-asks-permission-once-for-several-commands",
+        &["redis-outages"],
+        "crates/idem-redis/src/verb.rs",
+        "self.replicas.is_some() || self.transport.is_cluster()",
+        "self.replicas.is_some() || !PLANTED && self.transport.is_cluster()",
+    ),
+    patch(
+        "redis-refused-write-forgets-its-record",
+        &["redis-replicas"],
+        "crates/idem-redis/src/verb.rs",
+        "match self.look_only().await? {",
+        "match (if PLANTED { self.look().await? } else { self.look_only().await? }) {",
+    ),
+    patch(
         "redis-nobody-is-told",
         &["redis-notices"],
         "crates/idem-redis/src/verb.rs",
