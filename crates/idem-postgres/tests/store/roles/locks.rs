@@ -39,12 +39,14 @@ async fn the_lock_of_a_record_follows_from_nothing_that_another_role_knows() {
 /// that it runs, or get their answer. No session is lost, and no other key waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_keeps_the_locks_of_a_record_keeps_nothing_else() {
-    for lock in [0, 1] {
-        let (schema, first, other) = (Schema::new(), request(), request());
-        let locks = locks_of_a_run(&schema, &first).await;
-        let store = PostgresStore::open(schema.config().max_transactions(NonZeroU32::MIN)).await.unwrap();
-        let mut squatter = connection().await;
-        sql(&mut squatter, format!("SELECT pg_advisory_lock({})", locks[lock])).await;
+    let (schema, first, other) = (Schema::new(), request(), request());
+    // In no order: which of them a transaction waits for is not to be seen.
+    let locks = locks_of_a_run(&schema, &first).await;
+    assert_eq!(locks.len(), 2);
+    let store = PostgresStore::open(schema.config().max_transactions(NonZeroU32::MIN)).await.unwrap();
+    let mut squatter = connection().await;
+    for lock in &locks {
+        sql(&mut squatter, format!("SELECT pg_advisory_lock({lock})")).await;
         for _ in 0..3 {
             let began = Instant::now();
             let refused = store.begin(&repeat_of(&first)).await.unwrap();
@@ -53,10 +55,13 @@ async fn a_role_that_keeps_the_locks_of_a_record_keeps_nothing_else() {
             settle_in_transaction(&store, &repeat_of(&other)).await;
         }
         sql(&mut squatter, "SELECT pg_advisory_unlock_all()").await;
-        settle_in_transaction(&store, &first).await;
-        sql(&mut squatter, format!("SELECT pg_advisory_lock({})", locks[lock])).await;
+    }
+    settle_in_transaction(&store, &first).await;
+    for lock in &locks {
+        sql(&mut squatter, format!("SELECT pg_advisory_lock({lock})")).await;
         let replayed = store.begin(&repeat_of(&first)).await.unwrap();
         assert!(matches!(replayed, Begin::Answered(AcquireOutcome::Replay(_))), "not replayed");
+        sql(&mut squatter, "SELECT pg_advisory_unlock_all()").await;
     }
 }
 
