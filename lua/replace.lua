@@ -5,7 +5,7 @@
 --      2  the time at which its key expires, in milliseconds, as they were when it was looked at
 --      3  the record in its place, or nothing: it is removed
 --      4  the time at which the key expires then
---      5  the channel on which waiters are told, or nothing
+--      5  the channel for waiters, or nothing
 --
 -- Returns 1 when it is replaced, 0 when it is not the same any more.
 --

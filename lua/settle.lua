@@ -4,7 +4,7 @@
 -- ARGV 1  the first 23 bytes of a record in progress that is its own: format, state, owner, attempt
 --      2  the settled record up to when it came to be, and
 --      3  from the end of its fingerprint on
---      4  how many milliseconds it lasts           5  the channel on which waiters are told
+--      4  how many milliseconds it lasts           5  the channel for waiters
 --      6  microseconds by which the time is moved, or nothing
 --
 -- Returns 1 when it is settled, 0 when the record does not begin so.

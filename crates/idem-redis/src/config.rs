@@ -116,8 +116,8 @@ impl RedisConfig {
 
     /// Moves the store's time: the seam by which tests inject it. Default none.
     ///
-    /// All times of a record follow from the expiry of its key, which the server keeps by its own clock. Let the keys expire so much
-    /// sooner as well, and the records stay as they are while time passes.
+    /// All times of a record follow from the expiry of its key, which this does not move. A test that moves the time also has to move
+    /// the expiry of its keys, by the same amount to an earlier time.
     #[must_use]
     pub fn time_offset(mut self, offset: TimeOffset) -> Self {
         self.offset = offset;

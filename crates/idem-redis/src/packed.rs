@@ -1,4 +1,4 @@
-//! A record as one string, and as the server has it.
+//! A record as one string.
 //!
 //! The key expires with its record, by the server's clock. The string says how long before the end each time was, so that a store can
 //! write a new record without knowing the server's time.
@@ -48,7 +48,7 @@ const CHANGES: usize = 88;
 /// The byte that says whether a caller may wait.
 const AWAITED: usize = 23;
 
-/// Where begins what a run does not know of its record: when it came to be, and the fingerprint. And where it ends.
+/// Where the part begins and ends that a run does not know of its record: when it came to be, and the fingerprint.
 const UNKNOWN: usize = 42;
 const UNKNOWN_END: usize = 84;
 
@@ -62,7 +62,7 @@ mod part {
     pub(super) const OPTIONAL: u8 = 128;
 }
 
-/// The longest time that is told from for ever, some 70,000 years: so that sums of times stay numbers, also in Lua.
+/// Longer times are cut to this, some 70,000 years, so that sums of times do not overflow, in Lua either.
 const LONGEST_MICROS: i64 = 1 << 61;
 
 /// A server may count an expiry from a time that it looked at a moment before.
@@ -221,7 +221,7 @@ impl Stored {
         Ok(Self { record, bytes, expires_ms })
     }
 
-    /// With its expiry, what tells it from every other version of the record: each change is counted.
+    /// The first bytes. With the expiry they identify this version of the record, as each change is counted in them.
     pub(crate) fn head(&self) -> &[u8] {
         &self.bytes[..HEAD]
     }

@@ -51,7 +51,7 @@ impl Seen {
         };
         let mut now = Timestamp::from_unix_micros(time.unix_micros().saturating_add(offset));
         if let Found::Record(stored) = &found {
-            // Its last change is not in the future. It may seem so by a millisecond, or where another primary has another clock.
+            // The last change may seem to be in the future: by a millisecond, or after a failover to a server whose clock is behind.
             now = now.max(stored.record.updated_at);
         }
         Ok(Some(Self { now, found, too_few }))

@@ -89,8 +89,8 @@ impl Transport {
     /// Asks the server that has a key and, if the exchange says so, waits for replicas.
     ///
     /// # Cancellation safety
-    /// A connection is shared by requests that are matched with their answers one by one, so one that is not awaited any
-    /// more harms nobody. Whether it had an effect is then unknown.
+    /// Requests share a connection, and each answer is matched with its request. So a dropped future does not disturb the others.
+    /// Whether its request had an effect is then unknown.
     pub(crate) async fn run(&self, exchange: &Exchange<'_>, deadline: Instant) -> Result<Reply, Failure> {
         self.ask(&Question::Record(exchange), deadline).await
     }
@@ -292,15 +292,14 @@ impl Held<'_> {
     ) -> Result<Reply, Refusal> {
         let mut answers = self.send(commands, exchange.key, asking).await?;
         let too_few = exchange.replicas.and_then(|(asked_for, _)| {
-            // A server that stops being the primary while somebody waits answers with an error.
+            // A server that stops being the primary answers `WAIT` with an error.
             let acknowledged = match answers.pop() {
                 Some(Value::Int(replicas)) => replicas,
                 _ => 0,
             };
             (acknowledged < i64::from(asked_for)).then_some(acknowledged)
         });
-        let values = answers.into_iter().map(Value::extract_error);
-        let values: Vec<RedisResult<Value>> = values.collect();
+        let values: Vec<RedisResult<Value>> = answers.into_iter().map(Value::extract_error).collect();
         let has_written = match exchange.question {
             script::Question::Commands { writing, .. } => values.get(writing).is_some_and(Result::is_ok),
             script::Question::Script(..) => false,

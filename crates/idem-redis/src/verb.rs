@@ -19,7 +19,7 @@ use crate::seen::{Found, Seen};
 use crate::subscription::Subscription;
 use crate::transport::{Reply, Transport};
 
-/// What all verbs of a store share.
+/// What the clones of a store share, and its verbs use.
 pub(crate) struct Shared {
     pub(crate) scripts: Scripts,
     pub(crate) keys: Keys,
@@ -101,8 +101,8 @@ impl<'a> Verb<'a> {
 
     /// Looks at the record, and puts `new` there if there is none; `None` when it has to be looked at again.
     async fn begin(&self, new: &Fresh) -> Result<Option<Seen>, StoreError> {
-        // A caller that awaits replicas has to write also when it only finds a record. In a Cluster, a slot that moves asks for a permission
-        // before each command, which the driver gives before the first.
+        // A caller that awaits replicas has to write even when it only finds a record. In a Cluster, a server that is receiving a slot wants
+        // `ASKING` before each command, and the driver sends it only before the first.
         let by_script = self.replicas.is_some() || self.transport.is_cluster();
         let begun = if by_script { self.ask_for_look(Some(new), self.replicas).await } else { self.set(new).await };
         match begun {
@@ -165,7 +165,7 @@ impl<'a> Verb<'a> {
     /// Puts what the machine has decided in place of what was seen; `None` when something else is there by now.
     async fn put(&self, seen: &Stored, next: Option<Record>, channel: &[u8]) -> Result<Option<Reply>, StoreError> {
         let next = next.map(|next| {
-            // Who waits for a run goes on to wait for it.
+            // The callers that wait for this run go on waiting for it.
             let is_same_run = matches!(next.state, State::InProgress { .. }) && next.owner == seen.record.owner;
             Next::new(&next, seen.is_awaited() && is_same_run, seen.next_change(), self.offset())
         });

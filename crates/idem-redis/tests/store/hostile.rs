@@ -83,7 +83,7 @@ async fn what_is_cut_off_or_goes_on_is_refused() {
         let wrong = |length: &usize| ![whole.len(), also_whole].contains(length);
         for length in (0..=longer.len()).filter(wrong) {
             world.store(&request.id, &longer[..length]);
-            // Its run may end it all the same once these say that it is its own.
+            // With a whole head its run may still settle it, and does not read the parts.
             if is_settled || length < 92 {
                 is_refused_unchanged(&world, &request, &format!("{length} bytes")).await;
             } else {
