@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::address::{self, Servers};
 use crate::connection::{Asking, Connection};
 use crate::error::Failure;
-use crate::script::{self, Exchange};
+use crate::script::{Exchange, Question};
 use crate::shared_connection::SharedConnection;
 
 /// How often an exchange is tried, as each may be sent again: the connection may have ended since it was used last, and then
@@ -53,8 +53,8 @@ impl From<RedisError> for Refusal {
     }
 }
 
-/// What is asked of the servers.
-enum Question<'a> {
+/// What is sent, and to whom.
+enum Message<'a> {
     Record(&'a Exchange<'a>),
     Everybody(&'a Cmd),
 }
@@ -92,7 +92,7 @@ impl Transport {
     /// Requests share a connection, and each answer is matched with its request. So a dropped future does not disturb the others.
     /// Whether its request had an effect is then unknown.
     pub(crate) async fn run(&self, exchange: &Exchange<'_>, deadline: Instant) -> Result<Reply, Failure> {
-        self.ask(&Question::Record(exchange), deadline).await
+        self.ask(&Message::Record(exchange), deadline).await
     }
 
     /// Whether the servers are reached as a Cluster.
@@ -107,10 +107,10 @@ impl Transport {
 
     /// What every primary answers.
     pub(crate) async fn ask_all(&self, command: &Cmd) -> Result<Vec<Value>, Failure> {
-        Ok(self.ask(&Question::Everybody(command), self.deadline()).await?.values)
+        Ok(self.ask(&Message::Everybody(command), self.deadline()).await?.values)
     }
 
-    async fn ask(&self, question: &Question<'_>, deadline: Instant) -> Result<Reply, Failure> {
+    async fn ask(&self, question: &Message<'_>, deadline: Instant) -> Result<Reply, Failure> {
         let mut was_sent = false;
         let mut attempts = 1;
         let mut asking = None;
@@ -184,9 +184,9 @@ impl Transport {
     }
 
     /// Where the connection for the question is.
-    fn connection_for(&self, question: &Question<'_>) -> &SharedConnection {
+    fn connection_for(&self, question: &Message<'_>) -> &SharedConnection {
         match question {
-            Question::Record(Exchange { replicas: Some(_), .. }) => {
+            Message::Record(Exchange { replicas: Some(_), .. }) => {
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.waiting.len();
                 self.waiting.get(turn).unwrap_or(&self.shared)
             }
@@ -269,12 +269,12 @@ fn replica() -> RedisError {
 }
 
 impl Held<'_> {
-    async fn ask(&mut self, question: &Question<'_>, asking: Option<&Asking>) -> Result<Reply, Refusal> {
+    async fn ask(&mut self, question: &Message<'_>, asking: Option<&Asking>) -> Result<Reply, Refusal> {
         match question {
-            Question::Everybody(command) => {
+            Message::Everybody(command) => {
                 Ok(Reply { values: self.ask_all((*command).clone()).await?, too_few: None, is_repeated: false })
             }
-            Question::Record(exchange) => match self.exchange(exchange.by_hash(), exchange, asking).await {
+            Message::Record(exchange) => match self.exchange(exchange.by_hash(), exchange, asking).await {
                 // A server that was flushed, restarted or promoted does not know the script.
                 Err(refusal) if refusal.error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                     self.exchange(exchange.by_source(), exchange, asking).await
@@ -301,8 +301,8 @@ impl Held<'_> {
         });
         let values: Vec<RedisResult<Value>> = answers.into_iter().map(Value::extract_error).collect();
         let has_written = match exchange.question {
-            script::Question::Commands { writing, .. } => values.get(writing).is_some_and(Result::is_ok),
-            script::Question::Script(..) => false,
+            Question::Commands { writing, .. } => values.get(writing).is_some_and(Result::is_ok),
+            Question::Script(..) => false,
         };
         let values = values.into_iter().collect::<RedisResult<_>>();
         let values = values.map_err(|error| Refusal { error, has_written })?;

@@ -82,21 +82,28 @@ impl<'a> Verb<'a> {
     }
 
     fn failed(&self, failure: Failure) -> StoreError {
-        let error = failure.of(self.what, Phase::Serving);
-        // Of this exchange, or of one before.
+        self.after_all(failure.of(self.what, Phase::Serving))
+    }
+
+    /// The error of one exchange, as that of the verb: an exchange before may have changed the record.
+    fn after_all(&self, error: StoreError) -> StoreError {
         if self.may_have_changed.load(Ordering::Relaxed) { error.indeterminate() } else { error }
+    }
+
+    fn seen(&self, reply: Reply, new: Option<&Fresh>) -> Result<Option<Seen>, StoreError> {
+        Seen::read(reply.values, new, reply.too_few, self.offset()).map_err(|error| self.after_all(error))
     }
 
     /// Looks at the record; `None` when it has to be looked at again.
     pub(crate) async fn look(&self) -> Result<Option<Seen>, StoreError> {
         let reply = self.ask_for_look(None, self.replicas).await.map_err(|failure| self.failed(failure))?;
-        Seen::read(reply.values, None, reply.too_few, self.offset())
+        self.seen(reply, None)
     }
 
     /// Looks at the record without a write, which a server may refuse. Then no replica is known to have it.
     async fn look_only(&self) -> Result<Option<Seen>, StoreError> {
         let reply = self.ask_for_look(None, None).await.map_err(|failure| self.failed(failure))?;
-        Seen::read(reply.values, None, self.replicas.map(|_| 0), self.offset())
+        self.seen(Reply { too_few: self.replicas.map(|_| 0), ..reply }, None)
     }
 
     /// Looks at the record, and puts `new` there if there is none; `None` when it has to be looked at again.
@@ -106,7 +113,7 @@ impl<'a> Verb<'a> {
         let by_script = self.replicas.is_some() || self.transport.is_cluster();
         let begun = if by_script { self.ask_for_look(Some(new), self.replicas).await } else { self.set(new).await };
         match begun {
-            Ok(reply) => Seen::read(reply.values, Some(new), reply.too_few, self.offset()),
+            Ok(reply) => self.seen(reply, Some(new)),
             // A stored answer needs no write.
             Err(failure) if failure.is_refused_write() => match self.look_only().await? {
                 Some(Seen { found: Found::Nothing, .. }) => Err(self.failed(failure)),
@@ -159,7 +166,8 @@ impl<'a> Verb<'a> {
     /// The answer of a script that changes something; `None` when it does not.
     fn changed(&self, answer: Result<Reply, Failure>) -> Result<Option<Reply>, StoreError> {
         let reply = answer.map_err(|failure| self.failed(failure))?;
-        Ok(reply::is_changed(&reply.values)?.then_some(reply))
+        let is_changed = reply::is_changed(&reply.values).map_err(|error| self.after_all(error))?;
+        Ok(is_changed.then_some(reply))
     }
 
     /// Puts what the machine has decided in place of what was seen; `None` when something else is there by now.
