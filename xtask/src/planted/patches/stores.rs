@@ -213,7 +213,7 @@ pub(super) const PATCHES: &[Patch] = &[
         &["redis-replicas"],
         "crates/idem-redis/src/verb.rs",
         "match self.look_only().await? {",
-        "match (if PLANTED { self.look().await? } else { self.look_only().await? }) {",
+        "match if PLANTED { self.look().await? } else { self.look_only().await? } {",
     ),
     patch(
         "redis-nobody-is-told",
