@@ -369,7 +369,7 @@ BEGIN
     WHERE known.id = idem_replace_v1.id AND known.xmin::TEXT::BIGINT = version;
     RETURN CASE WHEN FOUND THEN 1 ELSE 2 END;
 EXCEPTION WHEN serialization_failure THEN
-    -- Somebody has moved it to another partition meanwhile.
+    -- It has moved to another partition meanwhile.
     RETURN 2;
 END
 $$;
@@ -384,6 +384,9 @@ BEGIN
     DELETE FROM "idem".idem_records AS known
     WHERE known.id = idem_remove_v1.id AND known.xmin::TEXT::BIGINT = idem_remove_v1.version;
     RETURN CASE WHEN FOUND THEN 1 ELSE 2 END;
+EXCEPTION WHEN serialization_failure THEN
+    -- It has moved to another partition meanwhile.
+    RETURN 2;
 END
 $$;
 
@@ -513,29 +516,39 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 AS $$
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    rounds CONSTANT INTEGER := 16;
     removed INTEGER;
 BEGIN
-    WITH over AS (
-        SELECT known.id, known.created_at FROM "idem".idem_records AS known
-        WHERE known.purge_after <= at AND known.expires_at <= at
-        ORDER BY known.purge_after
-        LIMIT most
-        FOR UPDATE SKIP LOCKED
-    )
-    DELETE FROM "idem".idem_records AS known USING over
-    WHERE known.id = over.id AND known.created_at = over.created_at;
-    GET DIAGNOSTICS removed = ROW_COUNT;
-    IF removed < most THEN
-        WITH later AS (
-            SELECT known.id, known.created_at FROM "idem".idem_records AS known
-            WHERE known.purge_after <= at AND known.expires_at > at + 60000000 AND known.state IN (2, 3, 4)
-            ORDER BY known.purge_after
-            LIMIT most
-            FOR UPDATE SKIP LOCKED
-        )
-        UPDATE "idem".idem_records AS known SET purge_after = known.expires_at FROM later
-        WHERE known.id = later.id AND known.created_at = later.created_at;
-    END IF;
-    RETURN removed;
+    FOR round IN 1..rounds LOOP
+        BEGIN
+            WITH over AS (
+                SELECT known.id, known.created_at FROM "idem".idem_records AS known
+                WHERE known.purge_after <= at AND known.expires_at <= at
+                ORDER BY known.purge_after
+                LIMIT most
+                FOR UPDATE SKIP LOCKED
+            )
+            DELETE FROM "idem".idem_records AS known USING over
+            WHERE known.id = over.id AND known.created_at = over.created_at;
+            GET DIAGNOSTICS removed = ROW_COUNT;
+            IF removed < most THEN
+                WITH later AS (
+                    SELECT known.id, known.created_at FROM "idem".idem_records AS known
+                    WHERE known.purge_after <= at AND known.expires_at > at + 60000000 AND known.state IN (2, 3, 4)
+                    ORDER BY known.purge_after
+                    LIMIT most
+                    FOR UPDATE SKIP LOCKED
+                )
+                UPDATE "idem".idem_records AS known SET purge_after = known.expires_at FROM later
+                WHERE known.id = later.id AND known.created_at = later.created_at;
+            END IF;
+            RETURN removed;
+        EXCEPTION WHEN serialization_failure THEN
+            -- A key that is over is used again, and its row has moved to another partition since the statement began.
+            IF round = rounds THEN
+                RAISE;
+            END IF;
+        END;
+    END LOOP;
 END
 $$;

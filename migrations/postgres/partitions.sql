@@ -98,12 +98,17 @@ BEGIN
         next_start := next_start + length;
     END LOOP;
     DELETE FROM "idem".idem_partitions WHERE name = 'idem_records_rest' AND end_at < at;
-    DELETE FROM "idem".idem_records_rest WHERE id IN (
-        SELECT id FROM "idem".idem_records_rest
-        WHERE purge_after <= at AND expires_at <= at LIMIT most FOR UPDATE SKIP LOCKED
-    );
-    GET DIAGNOSTICS removed = ROW_COUNT;
-    RETURN removed;
+    BEGIN
+        DELETE FROM "idem".idem_records_rest WHERE id IN (
+            SELECT id FROM "idem".idem_records_rest
+            WHERE purge_after <= at AND expires_at <= at LIMIT most FOR UPDATE SKIP LOCKED
+        );
+        GET DIAGNOSTICS removed = ROW_COUNT;
+        RETURN removed;
+    EXCEPTION WHEN serialization_failure THEN
+        -- A key that is over is used again, and its row has moved to another partition meanwhile. The next round goes on.
+        RETURN 0;
+    END;
 END
 $$;
 

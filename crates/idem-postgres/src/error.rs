@@ -175,6 +175,11 @@ pub(crate) fn is_unprepared(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| matches!(state.as_str(), "26000" | "0A000"))
 }
 
+/// Whether `ON CONFLICT (id)` found no unique index: records are in partitions.
+pub(crate) fn is_of_partitions(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == "42P10")
+}
+
 /// Whether there is no transaction any more in which to go on.
 pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
     // No savepoint of this name, no transaction, a failed one.

@@ -25,7 +25,7 @@ use crate::batch::verb::{Verb, VerbOutcome, unexpected_answer};
 use crate::config::PostgresConfig;
 use crate::connect::options::{direct_options, expect_direct};
 use crate::connect::settings::{local_settings, session_settings};
-use crate::error::{connect_error, is_connection_lost, is_unprepared, outage};
+use crate::error::{connect_error, is_connection_lost, is_of_partitions, is_unprepared, outage};
 use crate::schema::name::Schema;
 use crate::sql::BEGIN;
 use crate::timeouts::{RETRY_LOCK_TIMEOUT, ROUND_TRIP, client_timeout, within};
@@ -43,7 +43,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// the runtime's timer lets another thread continue the worker.
 const YIELD_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// Room for the statements that a connection for verbs prepares, one for each function that it calls.
+/// Room for the statements that a connection for verbs prepares: one for each function that it calls, and those for one verb.
 const STATEMENT_CACHE_CAPACITY: usize = 16;
 
 /// Hands verbs to the workers, which end when all clones are dropped.
@@ -156,11 +156,13 @@ struct BatchWorker {
     settings: Arc<BatcherSettings>,
     /// `None` before it is needed, after it was not needed for a while, and after it failed.
     connection: Option<PgConnection>,
+    /// Until the server says that records are in partitions.
+    is_one_table: bool,
 }
 
 impl BatchWorker {
     fn new(settings: Arc<BatcherSettings>) -> Self {
-        Self { settings, connection: None }
+        Self { settings, connection: None, is_one_table: true }
     }
 
     async fn serve(mut self, queue: Arc<Mutex<Queue>>) {
@@ -274,7 +276,7 @@ impl BatchWorker {
             LockWait::Short => Some(settings.begin_with_short_lock_wait.as_str()),
         };
         let verbs = verbs.iter().map(AsRef::as_ref);
-        let (message, batch) = Batch::new(&settings.calls, begin, settings.offset.micros(), verbs);
+        let (message, batch) = Batch::new(&settings.calls, begin, settings.offset.micros(), self.is_one_table, verbs);
         let asked = async {
             match message {
                 Message::Text(sql) => sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection).await,
@@ -285,6 +287,10 @@ impl BatchWorker {
         let rows: Vec<PgRow> = match timeout(limit, asked).await {
             Ok(Ok(rows)) => rows,
             Ok(Err(error)) if is_connection_lost(&error) || is_unprepared(&error) => {
+                return Err(SendError::ConnectionLost(outage("do a verb", error)));
+            }
+            Ok(Err(error)) if is_of_partitions(&error) && self.is_one_table => {
+                self.is_one_table = false;
                 return Err(SendError::ConnectionLost(outage("do a verb", error)));
             }
             Ok(Err(error)) => {

@@ -9,6 +9,12 @@ use sqlx::postgres::PgRow;
 use crate::batch::verb::{Lookup, Presence, VersionedRecord};
 use crate::error::unreadable;
 
+/// The version of a row `known`, and the record in it, in the order in which [`read_lookup`] reads them.
+pub(crate) const RECORD_COLUMNS: &str = "known.version::pg_catalog.text::BIGINT, known.format, \
+     known.fingerprint_algorithm, known.fingerprint, known.owner, known.attempt, known.state, known.acquisition, \
+     known.takeover, known.lease_until, known.not_before, known.checkpoint_name, known.checkpoint_data, known.status, \
+     known.headers, known.body, known.created_at, known.updated_at, known.expires_at";
+
 /// Reads what `idem_acquire_v1` and `idem_lookup_v1` return, from the column `first` on.
 pub(crate) fn read_lookup(row: &PgRow, first: usize) -> Result<Lookup, StoreError> {
     let column = |offset: usize| first + offset;

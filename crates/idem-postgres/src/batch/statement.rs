@@ -8,38 +8,13 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
 use crate::batch::arguments::{self, Arguments, LiteralArguments, PreparedCall};
+use crate::batch::kind::{ACQUIRE, CHECKPOINT, KINDS, LOOK, RELEASE, REMOVE, RENEW, REPLACE, SETTLE, kind};
 use crate::batch::row::read_lookup;
+use crate::batch::single::SingleStatements;
 use crate::batch::verb::{ReplaceOutcome, Verb, VerbOutcome, unexpected_answer};
 use crate::error::unreadable;
 use crate::schema::name::Schema;
 use crate::sql::Sql;
-
-/// The kinds of verbs, in the order in which a statement does them.
-///
-/// Those that read a row come last: a row's version is the transaction that wrote it, so nothing in the same transaction
-/// may change a row after its version was read.
-const RENEW: usize = 0;
-const CHECKPOINT: usize = 1;
-const SETTLE: usize = 2;
-const RELEASE: usize = 3;
-const REPLACE: usize = 4;
-const REMOVE: usize = 5;
-const ACQUIRE: usize = 6;
-const LOOK: usize = 7;
-const KINDS: usize = 8;
-
-fn kind(verb: &Verb) -> usize {
-    match verb {
-        Verb::Acquire { .. } => ACQUIRE,
-        Verb::Lookup { .. } => LOOK,
-        Verb::Renew { .. } => RENEW,
-        Verb::Checkpoint { .. } => CHECKPOINT,
-        Verb::Settle { .. } => SETTLE,
-        Verb::Release { .. } => RELEASE,
-        Verb::Replace { .. } => REPLACE,
-        Verb::Remove { .. } => REMOVE,
-    }
-}
 
 /// The functions that take many items at once, and how many arguments each has.
 const FUNCTIONS: [(usize, &str, usize); 6] = [
@@ -57,22 +32,51 @@ pub(crate) struct FunctionCalls {
     schema: Schema,
     /// By kind: the call up to its arguments.
     openings: [String; KINDS],
-    /// By kind: the call with parameters. `None` through a transaction pooler, whose sessions do not keep prepared statements for
-    /// one client.
-    prepared: Option<[Arc<str>; KINDS]>,
+    /// `None` through a transaction pooler, whose sessions do not keep prepared statements for one client.
+    prepared: Option<Prepared>,
+}
+
+/// What is prepared in a session of this client's own.
+#[derive(Debug, Clone)]
+struct Prepared {
+    /// By kind: the call with parameters.
+    calls: [Arc<str>; KINDS],
+    single: SingleStatements,
 }
 
 impl FunctionCalls {
     pub(crate) fn new(schema: &Schema, may_prepare: bool) -> Self {
         let mut openings: [String; KINDS] = Default::default();
-        let mut prepared: [Arc<str>; KINDS] = Default::default();
+        let mut calls: [Arc<str>; KINDS] = Default::default();
         for (kind, function, arguments) in FUNCTIONS {
             let opening = format!("SELECT {kind} AS kind, * FROM {}.{function}(", schema.quoted());
             let parameters = (1..=arguments).map(|number| format!("${number}")).collect::<Vec<_>>().join(",");
-            prepared[kind] = format!("{opening}{parameters})").into();
+            calls[kind] = format!("{opening}{parameters})").into();
             openings[kind] = opening;
         }
-        Self { schema: schema.clone(), openings, prepared: may_prepare.then_some(prepared) }
+        let prepared = may_prepare.then(|| Prepared { calls, single: SingleStatements::new(schema) });
+        Self { schema: schema.clone(), openings, prepared }
+    }
+}
+
+impl Prepared {
+    /// The call that does `verbs`; `None` if they are of several kinds, or of one that is not prepared.
+    fn call<'a>(
+        &self,
+        positions: &[Vec<usize>; KINDS],
+        skew: i64,
+        is_one_table: bool,
+        mut verbs: impl Iterator<Item = &'a Verb> + Clone,
+    ) -> Option<PreparedCall> {
+        let all = verbs.clone();
+        if let (Some(verb), None) = (verbs.next(), verbs.next())
+            && let Some(call) = self.single.call(skew, verb, is_one_table)
+        {
+            return Some(call);
+        }
+        let of_kind = the_only(positions).filter(|&of_kind| !self.calls[of_kind].is_empty())?;
+        let call = sqlx::query(AssertSqlSafe(Arc::clone(&self.calls[of_kind])));
+        (!is_confirmed(all.clone())).then(|| with_arguments(of_kind, call, skew, all))
     }
 }
 
@@ -93,11 +97,12 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// A transaction that does `verbs`, in one message. Without `begin` it is the implicit transaction of a message, with the
-    /// settings of the session.
+    /// settings of the session. `is_one_table`: no records were found in partitions.
     pub(crate) fn new<'a>(
         calls: &FunctionCalls,
         begin: Option<&str>,
         skew: i64,
+        is_one_table: bool,
         verbs: impl Iterator<Item = &'a Verb> + Clone,
     ) -> (Message, Self) {
         let mut positions: [Vec<usize>; KINDS] = Default::default();
@@ -107,12 +112,13 @@ impl Batch {
             // The verbs of owners answer only the items that they applied to.
             unanswered.push(matches!(kind(verb), RENEW..=RELEASE).then_some(VerbOutcome::Applied(false)));
         }
-        let message = match (begin, &calls.prepared, the_only(&positions)) {
-            (None, Some(prepared), Some(of_kind)) if !prepared[of_kind].is_empty() && !is_confirmed(verbs.clone()) => {
-                let call = sqlx::query(AssertSqlSafe(Arc::clone(&prepared[of_kind])));
-                Message::Prepared(with_arguments(of_kind, call, skew, verbs))
-            }
-            _ => {
+        let prepared = match (begin, &calls.prepared) {
+            (None, Some(prepared)) => prepared.call(&positions, skew, is_one_table, verbs.clone()),
+            _ => None,
+        };
+        let message = match prepared {
+            Some(call) => Message::Prepared(call),
+            None => {
                 let mut sql = Sql::default();
                 sql.push(begin.unwrap_or_default());
                 Statement { calls, skew, sql: &mut sql }.write(&positions, verbs);

@@ -258,6 +258,6 @@ fn read_begun(rows: &[PgRow], is_direct: bool) -> Result<Result<Lookup, &'static
     if is_on(record, 0).map_err(unreadable)? {
         return Ok(Err(READ_ONLY_SERVER));
     }
-    let lookup = read_lookup(record, 2)?;
+    let lookup = read_lookup(record, 1)?;
     Ok(Ok(if locked { lookup } else { Lookup { presence: Presence::Running, ..lookup } }))
 }

@@ -2,6 +2,7 @@
 
 use idem_core::{OwnerToken, RecordId};
 
+use crate::batch::row::RECORD_COLUMNS;
 use crate::config::{Isolation, PostgresConfig};
 use crate::connect::options::transaction_settings;
 use crate::connect::server::Server;
@@ -13,8 +14,9 @@ use crate::sql::{Sql, milliseconds, set_for_transaction};
 pub(crate) struct TransactionSettings {
     begin: String,
     lock: BeginStatement,
+    look_settings: String,
     look: BeginStatement,
-    clear_mark: BeginStatement,
+    clear_mark: String,
     /// The name of the savepoint before the handler's writes. It is random, so that no handler uses it by chance; [`Mark`] is for
     /// one that has read it in `pg_stat_activity`. It stays the same for all transactions of this store: `pg_stat_statements`
     /// keeps an entry for each name.
@@ -46,12 +48,14 @@ impl TransactionSettings {
             config.isolation.sql(),
             if config.pooled { "" } else { " READ WRITE" },
         );
-        let [lock, look, clear_mark] = BeginStatement::all(config, schema, server);
+        let [lock, look] = BeginStatement::both(config, schema, server);
+        let unprepare = if config.pooled { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
         Self {
             begin,
             lock,
+            look_settings: look_settings(config),
             look,
-            clear_mark,
+            clear_mark: schema.localise(&format!("SET LOCAL idem.mark='';{unprepare}")),
             savepoint: format!("idem_{:016x}", Mark::random().0),
             max_transactions: config.max_transactions.get(),
             is_direct: !config.pooled,
@@ -62,7 +66,7 @@ impl TransactionSettings {
 
     /// Prepares these statements in a session of this client's own.
     pub(crate) fn prepare(&self) -> String {
-        [&self.lock, &self.look, &self.clear_mark].map(BeginStatement::prepare).concat()
+        [&self.lock, &self.look].map(BeginStatement::prepare).concat()
     }
 
     /// Begins a transaction, tries to get the lock of an operation, and looks at its record.
@@ -71,19 +75,35 @@ impl TransactionSettings {
         lock_and_mark[0].number(lock);
         lock_and_mark[1].number(mark.0);
         look[0].number(skew);
-        look[1].push("ARRAY[").bytes(id.as_bytes()).push("]");
+        look[1].bytes(id.as_bytes());
         let mut sql = Sql::default();
         sql.push(&self.begin);
         // A statement of its own: the next one sees what the previous holder of the lock has committed.
         self.lock.write_call(&mut sql, lock_and_mark);
         sql.push("SAVEPOINT ").push(&self.savepoint).push(";");
+        sql.push(&self.look_settings);
         self.look.write_call(&mut sql, look);
         // Takes back the settings, which are not the handler's, and the lock on the table, which else would be kept for as
         // long as the handler runs, and keep others from dropping a partition.
         sql.push("ROLLBACK TO SAVEPOINT ").push(&self.savepoint).push(";");
-        self.clear_mark.write_call(&mut sql, []);
+        sql.push(&self.clear_mark);
         sql.into_text()
     }
+}
+
+/// What holds while the record is looked up, and not for the handler: how long to wait for the table, and how the server writes
+/// bytes. A plan is kept, so it must be one by the index, even if it is made while the table is nearly empty.
+fn look_settings(config: &PostgresConfig) -> String {
+    let wait = milliseconds(config.lock_timeout).to_string();
+    let settings = [
+        ("lock_timeout", wait.as_str()),
+        ("bytea_output", "hex"),
+        ("plan_cache_mode", "force_generic_plan"),
+        ("enable_indexscan", "on"),
+        ("enable_seqscan", "off"),
+        ("enable_bitmapscan", "off"),
+    ];
+    settings.map(|(name, value)| format!("SET LOCAL {name}={value};")).concat()
 }
 
 /// A statement that each transaction begins with. A session of this client's own keeps it prepared: parsing and planning cost
@@ -98,8 +118,8 @@ struct BeginStatement {
 }
 
 impl BeginStatement {
-    /// Locks the operation; looks up its record; clears the mark before the handler's writes.
-    fn all(config: &PostgresConfig, schema: &Schema, server: &Server) -> [Self; 3] {
+    /// The one that locks the operation, and the one that looks up its record.
+    fn both(config: &PostgresConfig, schema: &Schema, server: &Server) -> [Self; 2] {
         let is_prepared = !config.pooled;
         let statement = |name, types, text: &str| Self { name, types, text: schema.localise(text), is_prepared };
         // Whatever an earlier handler has set, so that no transaction keeps its key for ever.
@@ -117,27 +137,17 @@ impl BeginStatement {
              {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \
              pg_catalog.current_setting('default_transaction_read_only')"
         );
-        // What the server's default is, which is hidden behind that of the session: somebody may have turned off writing. And
-        // first of all how long to wait, and how to write bytes.
-        let settings = set_for_transaction([
-            ("lock_timeout", milliseconds(config.lock_timeout).to_string()),
-            ("bytea_output", "hex".to_owned()),
-        ]);
+        // OFFSET 0 keeps the parts apart: the time is read once, and each record is looked for by its id.
         let look = format!(
-            "SELECT first.read_only, look.* FROM (
-                SELECT {settings} AS done,
+            "SELECT given.read_only, CASE WHEN known.id IS NULL THEN 4 ELSE 2 END, given.at, {RECORD_COLUMNS} FROM (
+                SELECT \"idem\".idem_now_v1($1) AS at,
                     pg_catalog.set_config('default_transaction_read_only', NULL, TRUE) AS read_only OFFSET 0
-            ) AS first CROSS JOIN LATERAL (
-                SELECT * FROM \"idem\".idem_lookup_v1($1,$2,ARRAY[NULL::BIGINT]) WHERE first.done IS NOT NULL OFFSET 0
-            ) AS look"
+            ) AS given LEFT JOIN LATERAL (
+                SELECT one.xmin AS version, one.* FROM \"idem\".idem_records AS one
+                WHERE one.id OPERATOR(pg_catalog.=) $2 OFFSET 0
+            ) AS known ON TRUE"
         );
-        let unprepare = if config.pooled { ",\"idem\".idem_unprepare_v1()" } else { "" };
-        let clear_mark = format!("SELECT pg_catalog.set_config('idem.mark', '', TRUE){unprepare}");
-        [
-            statement("idem_lock", "(BIGINT, BIGINT)", &lock),
-            statement("idem_lookup", "(BIGINT, pg_catalog.bytea[])", &look),
-            statement("idem_last", "", &clear_mark),
-        ]
+        [statement("idem_lock", "(BIGINT, BIGINT)", &lock), statement("idem_look", "(BIGINT, pg_catalog.bytea)", &look)]
     }
 
     /// Prepares it in a session.
@@ -146,13 +156,10 @@ impl BeginStatement {
         format!("PREPARE {name}{types} AS {text};")
     }
 
-    fn write_call<const COUNT: usize>(&self, sql: &mut Sql, arguments: [Sql; COUNT]) {
+    fn write_call(&self, sql: &mut Sql, arguments: [Sql; 2]) {
         let arguments = arguments.map(Sql::into_text);
         if self.is_prepared {
-            sql.push("EXECUTE ").push(self.name);
-            if COUNT > 0 {
-                sql.push("(").push(&arguments.join(",")).push(")");
-            }
+            sql.push("EXECUTE ").push(self.name).push("(").push(&arguments.join(",")).push(")");
         } else {
             let mut text = self.text.clone();
             for (index, argument) in arguments.iter().enumerate() {

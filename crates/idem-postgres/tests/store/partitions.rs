@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
 use idem_core::{
-    AcquireOutcome, Begin, IdempotencyStore, Lease, OwnerOutcome, Settlement, Term, TransactionalStore, Writes,
+    AcquireOutcome, Begin, IdempotencyStore, Lease, OwnerOutcome, Purge, Settlement, Term, TransactionalStore, Writes,
 };
 use idem_postgres::{Isolation, PostgresConfig, PostgresStore, Purger, PurgerSettings, TimeOffset};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
@@ -91,6 +91,41 @@ async fn an_acquire_that_has_looked_waits_for_a_transaction_that_commits() {
     assert_eq!(finished.await.unwrap(), OwnerOutcome::Applied);
     let leased = leased.await.unwrap();
     assert!(matches!(leased, AcquireOutcome::Replay(_)), "{leased:?}");
+    assert_eq!(rows(&schema).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_goes_on_when_a_key_is_used_again_whose_row_it_was_about_to_remove() {
+    let (schema, offset) = (Schema::new(), TimeOffset::default());
+    let config = patient(schema.config()).partitioned(HOUR).time_offset(offset.clone());
+    let store = PostgresStore::open(config).await.unwrap();
+    let [first, second] = [request(), request()];
+    for request in [&first, &second] {
+        let AcquireOutcome::Acquired(lease) = store.acquire(request).await.unwrap() else { panic!() };
+        assert_eq!(store.settle(&lease, &completed(), HOUR).await.unwrap(), OwnerOutcome::Applied);
+    }
+    offset.advance(3 * HOUR);
+    // A trigger holds the purge up when it has removed the first row, and has not come to the second.
+    let mut referee = connection().await;
+    let gate = format!(
+        "CREATE FUNCTION {0}.gate() RETURNS TRIGGER LANGUAGE plpgsql AS
+             'BEGIN PERFORM pg_advisory_xact_lock(77003); RETURN OLD; END';
+         CREATE TRIGGER gate BEFORE DELETE ON {0}.idem_records_first
+             FOR EACH ROW WHEN (OLD.id = '\\x{1}') EXECUTE FUNCTION {0}.gate();
+         SELECT pg_advisory_lock(77003)",
+        schema.name, first.id
+    );
+    sql(&mut referee, gate).await;
+    let purge = {
+        let store = store.clone();
+        tokio::spawn(async move { store.purge(10.try_into().unwrap()).await })
+    };
+    until_waiting(&schema, 1).await;
+    // Its row moves to the partition of now.
+    let again = store.acquire(&repeat_of(&second)).await.unwrap();
+    assert!(matches!(again, AcquireOutcome::Acquired(_)), "{again:?}");
+    sql(&mut referee, "SELECT pg_advisory_unlock(77003)").await;
+    assert_eq!(purge.await.unwrap().unwrap(), 1);
     assert_eq!(rows(&schema).await, 1);
 }
 

@@ -243,7 +243,8 @@ fn assert_found(bug: Bug, expected: &[&str]) {
 fn assert_diverges(bug: Bug) {
     let failure = state_machine::check(|| subject(bug), 2_000).expect_err("the state-machine check found nothing");
     let steps = failure.to_string().lines().filter(|line| line.starts_with("  Step")).count();
-    assert!((1..=8).contains(&steps), "the failure was not shrunk: {failure}");
+    // Sequences have up to 40 steps. Shrinking removes one at a time, and may end where no single one can go.
+    assert!((1..=16).contains(&steps), "the failure was not shrunk: {failure}");
 }
 
 macro_rules! found {
