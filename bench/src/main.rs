@@ -3,7 +3,9 @@
 //! Machines differ and are noisy, so no figure here means anything alone. Contestants of a contest use the same servers and take
 //! turns; what is reported is the median of the ratios of the turns, with the lowest and the highest.
 
+mod at_rest;
 mod contest;
+mod delay;
 mod document;
 mod drive;
 mod error;
@@ -12,6 +14,7 @@ mod growth;
 mod http;
 mod judged;
 mod limits;
+mod links;
 mod memory;
 mod outside;
 mod pace;
@@ -66,9 +69,13 @@ enum Group {
     Store,
     /// What `store` has of Redis alone.
     Redis,
+    /// Postgres over links with a delay.
+    Links,
     Http,
     Fingerprint,
     Growth,
+    /// Bytes of a record in each store.
+    AtRest,
     Peers,
     /// What bounds the others; only when it is named.
     Limits,
@@ -108,6 +115,9 @@ async fn bench(options: &Options) -> Result<(), Error> {
     } else if options.groups.contains(&Group::Redis) {
         store::run_redis(&servers::redis()?, pace, &mut report).await?;
     }
+    if wanted(Group::Links) {
+        links::run(pace, &mut report).await?;
+    }
     if wanted(Group::Http) {
         http::run(pace, &mut report).await?;
         memory::run(&mut report).await?;
@@ -117,6 +127,9 @@ async fn bench(options: &Options) -> Result<(), Error> {
     }
     if wanted(Group::Growth) {
         growth::run(pace, &mut report).await?;
+    }
+    if wanted(Group::AtRest) {
+        at_rest::run(pace, &mut report).await?;
     }
     if options.groups.contains(&Group::Limits) {
         limits::run(pace, &mut report).await?;

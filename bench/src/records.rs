@@ -103,8 +103,17 @@ impl Maker {
 
     /// Makes `0..count`.
     pub(crate) async fn fill(&self, count: u64) -> Result<(), Error> {
+        self.fill_by(count, 256).await
+    }
+
+    /// The same, so many `at_once`.
+    pub(crate) async fn fill_by(&self, count: u64, at_once: usize) -> Result<(), Error> {
         use futures_util::{StreamExt, TryStreamExt};
-        futures_util::stream::iter(0..count).map(|number| self.cycle(number)).buffer_unordered(256).try_collect().await
+        futures_util::stream::iter(0..count)
+            .map(|number| self.cycle(number))
+            .buffer_unordered(at_once)
+            .try_collect()
+            .await
     }
 }
 

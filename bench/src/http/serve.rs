@@ -11,6 +11,7 @@ use axum_idempotent::{IdempotentLayer, IdempotentOptions};
 use bytes::Bytes;
 use clap::ValueEnum;
 use idem_axum::{IdempotencyLayer, SingleTenant};
+use idem_core::engine::{Idempotency, Settings};
 use idem_core::{IdempotencyStore, MemoryStore};
 use idem_postgres::{PostgresConfig, PostgresStore};
 use ruts::store::SessionStore;
@@ -110,7 +111,11 @@ pub(crate) async fn run(options: &Options) -> Result<(), Error> {
             let store: PeerPostgresStore = PostgresStoreBuilder::new(pool).create_table(true).build().await?;
             peer(store)
         }
-        Stack::Waiting => waiting(Some(IdempotencyLayer::at_least_once(Arc::new(memory()?)).single_tenant())),
+        Stack::Waiting => {
+            let settings = Settings::new().max_running(NonZeroUsize::MAX);
+            let engine = Idempotency::at_least_once(Arc::new(memory()?), settings);
+            waiting(Some(IdempotencyLayer::new(engine).single_tenant()))
+        }
         Stack::BareWaiting => waiting(None),
         Stack::ActixBare | Stack::ActixMemory => return on_actix(options.stack).await,
     };

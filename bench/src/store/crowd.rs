@@ -11,6 +11,6 @@ pub(super) fn crowd(clients: usize) -> String {
 }
 
 /// Settled records for replays.
-pub(super) fn replays(pace: Pace) -> u64 {
+pub(crate) fn replays(pace: Pace) -> u64 {
     if pace.quick { 10_000 } else { 100_000 }
 }

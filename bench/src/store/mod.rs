@@ -6,6 +6,8 @@ mod postgres;
 mod redis;
 mod sqlite;
 
+pub(crate) use self::crowd::replays;
+pub(crate) use self::postgres::Contestants as PostgresContestants;
 pub(crate) use self::redis::{limits as redis_limits, run as run_redis};
 pub(crate) use self::sqlite::limits as sqlite_limits;
 use crate::error::Error;

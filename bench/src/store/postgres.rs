@@ -22,20 +22,16 @@ use crate::servers;
 pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> Result<(), Error> {
     let mut connection = servers::connect(server).await?;
     servers::run(&mut connection, include_str!("../../sql/schema.sql")).await?;
-    // As many handlers at once as pgbench has clients, so that nobody waits for a turn.
-    let transactions = NonZeroU32::new(64).unwrap_or(NonZeroU32::MIN);
-    let store = PostgresStore::open(PostgresConfig::new(server.url()).max_transactions(transactions)).await?;
-    let maker = Maker::new(Arc::new(store.clone()));
     let numbers = Arc::new(AtomicU64::new(replays(pace)));
-    let contestants = Contestants { port: server.port(), pace, maker, store, numbers };
+    let contestants = Contestants::open(server.port(), pace, numbers).await?;
 
-    let crowd = contestants.cycles(CLIENTS).await?;
+    let crowd = contestants.cycles(CLIENTS, "").await?;
     judge(report, "Postgres leased cycles/s against two hand-written statements, 64 clients", 3.0, &crowd);
     report.add(crowd);
-    let larger = contestants.cycles(256).await?;
+    let larger = contestants.cycles(256, "").await?;
     judge(report, "Postgres leased cycles/s against two hand-written statements, 256 clients", 5.0, &larger);
     report.add(larger);
-    let alone = contestants.cycles(1).await?;
+    let alone = contestants.cycles(1, "").await?;
     report.judge(
         "Postgres leased cycle's p50 against two hand-written statements, 1 client",
         Goal::AtMost(1.15),
@@ -43,18 +39,18 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
     );
     report.add(alone);
 
-    let transactions = contestants.transactions().await?;
+    let transactions = contestants.transactions(CLIENTS, "").await?;
     judge(report, "Postgres transactional requests/s against six hand-written round trips", 1.8, &transactions);
     let bare = transactions.ratio("idem", "bare write", per_second);
     report.judge("Postgres transactional requests/s against the bare business write", Goal::AtLeast(0.6), bare);
     report.add(transactions);
 
-    contestants.maker.fill(replays(pace)).await?;
+    contestants.fill().await?;
     servers::run(&mut connection, "VACUUM ANALYZE;\nCHECKPOINT").await?;
-    let alone = contestants.replays(1).await?;
+    let alone = contestants.replays(1, "").await?;
     judge(report, "Postgres replays/s against selecting the row, 1 client", 0.9, &alone);
     report.add(alone);
-    let crowd = contestants.replays(CLIENTS).await?;
+    let crowd = contestants.replays(CLIENTS, "").await?;
     judge(report, "Postgres replays/s against selecting the row, 64 clients", 1.5, &crowd);
     report.add(crowd);
     Ok(())
@@ -64,7 +60,8 @@ fn judge(report: &mut Report, what: &str, least: f64, outcome: &Outcome) {
     report.judge(what, Goal::AtLeast(least), outcome.ratio("idem", "by hand", per_second));
 }
 
-struct Contestants {
+/// By the store and by hand, over one port. Contests say in `how` what is not as usual.
+pub(crate) struct Contestants {
     port: u16,
     pace: Pace,
     maker: Arc<Maker>,
@@ -74,32 +71,47 @@ struct Contestants {
 }
 
 impl Contestants {
+    /// `numbers` are those of records that are not there yet.
+    pub(crate) async fn open(port: u16, pace: Pace, numbers: Arc<AtomicU64>) -> Result<Self, Error> {
+        // As many handlers at once as pgbench has clients, so that nobody waits for a turn.
+        let transactions = NonZeroU32::new(64).unwrap_or(NonZeroU32::MIN);
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+        let store = PostgresStore::open(PostgresConfig::new(url).max_transactions(transactions)).await?;
+        let maker = Maker::new(Arc::new(store.clone()));
+        Ok(Self { port, pace, maker, store, numbers })
+    }
+
+    /// Makes the records that replays ask for.
+    pub(crate) async fn fill(&self) -> Result<(), Error> {
+        self.maker.fill(replays(self.pace)).await
+    }
+
     fn by_hand(&self, name: &'static str, script: &'static str, clients: usize) -> Contestant<'_> {
         Contestant::new(name, move |_| pgbench(self.port, script, clients, self.pace.turn))
     }
 
-    async fn cycles(&self, clients: usize) -> Result<Outcome, Error> {
+    pub(crate) async fn cycles(&self, clients: usize, how: &str) -> Result<Outcome, Error> {
         let idem = driven("idem", clients, self.pace.turn, &self.numbers, self.maker.cycles());
-        let name = format!("Postgres: acquire and settle, {}", crowd(clients));
+        let name = format!("Postgres: acquire and settle, {}{how}", crowd(clients));
         hold(&name, self.pace.rounds, vec![self.by_hand("by hand", "two_statements.sql", clients), idem]).await
     }
 
-    async fn transactions(&self) -> Result<Outcome, Error> {
+    pub(crate) async fn transactions(&self, clients: usize, how: &str) -> Result<Outcome, Error> {
         let (maker, store) = (Arc::clone(&self.maker), self.store.clone());
         let pay = move |number| -> Work {
             let (maker, store) = (Arc::clone(&maker), store.clone());
             Box::pin(async move { pay(&maker, &store, number).await })
         };
-        let idem = driven("idem", CLIENTS, self.pace.turn, &self.numbers, pay);
-        let by_hand = self.by_hand("by hand", "six_round_trips.sql", CLIENTS);
-        let bare = self.by_hand("bare write", "bare_transaction.sql", CLIENTS);
-        hold("Postgres: a business write in a transaction, 64 clients", self.pace.rounds, vec![by_hand, idem, bare])
-            .await
+        let idem = driven("idem", clients, self.pace.turn, &self.numbers, pay);
+        let by_hand = self.by_hand("by hand", "six_round_trips.sql", clients);
+        let bare = self.by_hand("bare write", "bare_transaction.sql", clients);
+        let name = format!("Postgres: a business write in a transaction, {}{how}", crowd(clients));
+        hold(&name, self.pace.rounds, vec![by_hand, idem, bare]).await
     }
 
-    async fn replays(&self, clients: usize) -> Result<Outcome, Error> {
+    pub(crate) async fn replays(&self, clients: usize, how: &str) -> Result<Outcome, Error> {
         let idem = driven("idem", clients, self.pace.turn, &Arc::default(), self.maker.replays(replays(self.pace)));
-        let name = format!("Postgres: replay, {}", crowd(clients));
+        let name = format!("Postgres: replay, {}{how}", crowd(clients));
         hold(&name, self.pace.rounds, vec![self.by_hand("by hand", "replay.sql", clients), idem]).await
     }
 }

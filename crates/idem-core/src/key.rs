@@ -58,7 +58,8 @@ impl IdempotencyKey {
         if let Some((offset, &byte)) = bytes.iter().enumerate().find(|(_, byte)| !byte.is_ascii_graphic()) {
             return Err(KeyError::InvalidByte { byte, offset });
         }
-        Ok(Self(bytes.iter().map(|&byte| char::from(byte)).collect::<String>().into()))
+        // All of it is ASCII, so nothing is lost.
+        Ok(Self(String::from_utf8_lossy(bytes).as_ref().into()))
     }
 
     /// The key as it was sent.

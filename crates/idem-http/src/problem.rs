@@ -95,7 +95,7 @@ pub enum ProblemKind {
     BodyIncomplete,
     /// A request body that took too long.
     BodyTooSlow,
-    /// Too many request bodies at once.
+    /// Too many request bodies, or operations that run, at once.
     Overloaded,
     /// Too many request bodies of one principal at once.
     ShareExceeded,
@@ -159,7 +159,7 @@ impl ProblemKind {
             Self::Overloaded => (
                 503,
                 "overloaded",
-                "Too many request bodies",
+                "Too many requests at once",
                 "The server holds as many request bodies as it may; nothing ran, so repeat the request later.",
             ),
             // Not 503, which balancers and alarms take for a sick server: the others are served.

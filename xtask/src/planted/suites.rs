@@ -86,7 +86,7 @@ pub(super) const SUITES: &[Suite] = &[
         &["hostile::a_handler_that_resets", "hostile::a_handler_may_take_the_role_of_a_tenant"],
     ),
     suite("postgres-batch-workers", "idem-postgres", Test("store"), &["batch_workers::"]),
-    suite("postgres-partitions", "idem-postgres", Test("store"), &["partitions::a_partition_that_goes"]),
+    suite("postgres-partitions", "idem-postgres", Test("store"), &["partitions::"]),
     suite("postgres-sessions", "idem-postgres", Test("store"), &["faults::sessions::"]),
     suite("postgres-refusals", "idem-postgres", Test("store"), &["faults::refusals::"]),
     suite(

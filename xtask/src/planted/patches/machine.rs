@@ -5,6 +5,7 @@ use super::{Patch, edit, patch};
 const ACQUIRE: &str = "crates/idem-core/src/machine/acquire.rs";
 const OWNER: &str = "crates/idem-core/src/machine/owner.rs";
 const RECORD_ID: &str = "crates/idem-core/src/record_id.rs";
+const SINGLE_VERBS: &str = "crates/idem-postgres/src/batch/single.rs";
 const VERBS: &str = "migrations/postgres/0002_verbs.sql";
 
 const OWNER_CHECK: &str = "    if record.owner != owner {";
@@ -71,11 +72,18 @@ pub(super) const PATCHES: &[Patch] = &[
         "let lease_until = now.saturating_add(request.term.lease);",
         "let lease_until = now.saturating_add(if PLANTED { request.term.retention } else { request.term.lease });",
     )
-    .also(&[edit(
-        VERBS,
-        "wanted.takeover, \"idem\".idem_later_v1(at, wanted.lease), at, at,",
-        "wanted.takeover, \"idem\".idem_later_v1(at, wanted.retention), at, at,",
-    )]),
+    .also(&[
+        edit(
+            VERBS,
+            "wanted.takeover, \"idem\".idem_later_v1(at, wanted.lease), at, at,",
+            "wanted.takeover, \"idem\".idem_later_v1(at, wanted.retention), at, at,",
+        ),
+        edit(
+            SINGLE_VERBS,
+            "Arc::from(schema.localise(&text))",
+            "Arc::from(schema.localise(&if PLANTED { text.replace(\"$12), known.at,\", \"$13), known.at,\") } else { text }))",
+        ),
+    ]),
     patch(
         "attempt-does-not-grow",
         MACHINES,

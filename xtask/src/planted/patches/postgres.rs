@@ -11,6 +11,7 @@ const HANDLER_TRANSACTION: &str = "crates/idem-postgres/src/transaction/handler_
 const PURGER: &str = "crates/idem-postgres/src/purger.rs";
 const RECORDS: &str = "crates/idem-postgres/src/records.rs";
 const SESSIONS: &str = "crates/idem-postgres/src/connect/sessions.rs";
+const SINGLE_VERBS: &str = "crates/idem-postgres/src/batch/single.rs";
 const VERBS: &str = "migrations/postgres/0002_verbs.sql";
 
 pub(super) const PATCHES: &[Patch] = &[
@@ -223,5 +224,36 @@ pub(super) const PATCHES: &[Patch] = &[
         "                if !PLANTED {
                     unwanted.roll_back();
                 }",
+    ),
+    patch(
+        "single-settlement-of-any-owner",
+        &["postgres"],
+        SINGLE_VERBS,
+        "settle: localised(settle())",
+        "settle: localised(if PLANTED { settle().replace(\".owner OPERATOR(pg_catalog.=) $3\", \".owner IS NOT NULL\") } else { settle() })",
+    ),
+    patch(
+        "single-acquire-beside-a-transaction",
+        &["postgres-races"],
+        SINGLE_VERBS,
+        "acquire: localised(acquire())",
+        "acquire: localised(if PLANTED { acquire().replace(\"WHERE known.is_free\", \"WHERE known.id IS NULL\") } else { acquire() })",
+    ),
+    patch(
+        "single-acquire-in-partitions",
+        &["postgres-partitions"],
+        SINGLE_VERBS,
+        "sqlx::query(AssertSqlSafe(Arc::clone(text)))",
+        "sqlx::query(AssertSqlSafe(match text.contains(\"ON CONFLICT (id)\") && PLANTED {
+                true => Arc::from(text.replace(\"ON CONFLICT (id)\", \"ON CONFLICT\")),
+                false => Arc::clone(text),
+            }))",
+    ),
+    patch(
+        "purge-ends-where-a-row-moves",
+        &["postgres-partitions"],
+        VERBS,
+        "            IF round = rounds THEN",
+        "            IF TRUE THEN",
     ),
 ];
