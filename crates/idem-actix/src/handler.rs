@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
+use actix_web::http::header::RETRY_AFTER;
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, rt};
 use idem_core::engine::{Conclusion, Context};
 use idem_http::{Captured, HttpPolicy, Reply, Reservation, ResponseDirectives, never_began};
@@ -91,16 +92,21 @@ async fn conclude<B: MessageBody + 'static>(
         // By the error itself, as actix does it: `HttpResponse::from_error` leaves out what middlewares have added to it.
         Err(error) => (Err(error.to_string()), error.error_response()),
     };
-    let (head, mut body) = response.into_parts();
+    let (mut head, mut body) = response.into_parts();
     let whole = body.size();
     let directives = head.extensions().get::<ResponseDirectives>().cloned();
-    let (status, headers) = (head.status().as_u16(), Fields(head.headers()));
-    let capture = policy.capture(status, &headers, directives.as_ref());
+    let status = head.status().as_u16();
+    let capture = policy.capture(status, &Fields(head.headers()), directives.as_ref());
+    if let Some(seconds) = capture.retry_after_s()
+        && !head.headers().contains_key(RETRY_AFTER)
+    {
+        head.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
     let Some((Conclusion { value: chunks, disposition, retention }, captured)) = capture.read(Data(&mut body)).await
     else {
         return (Handled::of(request, None, None), None);
     };
-    let copy = request.is_err().then(|| policy.copy_of(status, &headers, &chunks, captured));
+    let copy = request.is_err().then(|| policy.copy_of(status, &Fields(head.headers()), &chunks, captured));
     let rest = (captured == Captured::Enough).then_some(body);
     let response = head.set_body(sendable(chunks, whole, rest));
     (Handled::of(request, Some(response), copy), Some(Conclusion { value: (), disposition, retention }))

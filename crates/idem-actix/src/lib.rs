@@ -14,5 +14,6 @@ pub use service::IdempotencyService;
 
 pub use idem_core::engine::{Idempotency, Settings};
 pub use idem_http::{
-    ByPrincipal, HttpPolicy, NotProtected, ProblemKind, ResponseDirectives, ScopeMissing, ScopeSource, SingleTenant,
+    AnsweredWith, ByPrincipal, HttpPolicy, Meaning, NotProtected, ProblemKind, ResponseDirectives, ScopeMissing,
+    ScopeSource, SingleTenant,
 };

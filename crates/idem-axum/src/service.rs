@@ -11,6 +11,7 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, OriginalUri, Request};
 use axum::response::Response;
 use futures_util::{FutureExt, TryFutureExt};
+use http::header::RETRY_AFTER;
 use http::request::Parts;
 use http::uri::Authority;
 use idem_core::engine::{Conclusion, Context};
@@ -116,9 +117,12 @@ fn request_head(head: &Parts) -> RequestHead<'_, Fields<'_>> {
 
 /// Reads the response until it can be settled, and puts together what the client gets.
 async fn conclude(policy: Arc<HttpPolicy>, response: Response) -> Option<Conclusion<Response>> {
-    let (head, mut body) = response.into_parts();
+    let (mut head, mut body) = response.into_parts();
     let directives = head.extensions.get::<ResponseDirectives>();
     let capture = policy.capture(head.status.as_u16(), &Fields(&head.headers), directives);
+    if let Some(seconds) = capture.retry_after_s() {
+        head.headers.entry(RETRY_AFTER).or_insert_with(|| seconds.into());
+    }
     let mut data = Data::of(&mut body);
     let (Conclusion { value: chunks, disposition, retention }, captured) = capture.read(&mut data).await?;
     let trailers = data.trailers;

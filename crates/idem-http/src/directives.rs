@@ -35,7 +35,8 @@ impl ResponseDirectives {
     }
 
     /// The operation failed and had no effect: it may run again, after `wait` or, without one, after the layer's
-    /// backoff. Under AtMostOnce this is the only way to a further run.
+    /// backoff. Under AtMostOnce this is the only way to a further run. A `wait` is also the `Retry-After` of this response, if
+    /// it has none.
     #[must_use]
     pub fn retryable_after(mut self, wait: impl Into<Option<Duration>>) -> Self {
         self.retryable = Some(wait.into());

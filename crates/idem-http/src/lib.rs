@@ -8,6 +8,7 @@ mod directives;
 mod head;
 mod headers;
 mod key_header;
+mod meaning;
 #[cfg(feature = "openapi")]
 mod openapi;
 mod policy;
@@ -26,6 +27,7 @@ pub use directives::ResponseDirectives;
 pub use head::RequestHead;
 pub use headers::HeaderFields;
 pub use key_header::{KeyHeaderError, parse_key_header};
+pub use meaning::{AnsweredWith, Meaning};
 pub use policy::HttpPolicy;
 pub use problem::{Problem, ProblemKind};
 pub use protection::{Decision, Protection};

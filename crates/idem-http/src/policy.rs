@@ -7,6 +7,7 @@ use bytes::Bytes;
 use idem_core::JsonPointer;
 
 use crate::budget::ByteBudget;
+use crate::meaning::{AnsweredWith, Classifier, Meaning};
 
 /// How HTTP requests are protected. Everything has a default.
 #[derive(Debug, Clone)]
@@ -24,6 +25,7 @@ pub struct HttpPolicy {
     pub(crate) fingerprint_headers: Vec<String>,
     pub(crate) ignored_members: Arc<[JsonPointer]>,
     pub(crate) allowed_headers: Vec<String>,
+    pub(crate) classifier: Option<Classifier>,
 }
 
 /// Request headers of the fingerprint; [`HttpPolicy::fingerprint_header`] says why.
@@ -67,6 +69,7 @@ impl HttpPolicy {
             fingerprint_headers: FINGERPRINT_HEADERS.map(str::to_owned).to_vec(),
             ignored_members: Arc::from([]),
             allowed_headers: Vec::new(),
+            classifier: None,
         }
     }
 
@@ -187,6 +190,28 @@ impl HttpPolicy {
     #[must_use]
     pub fn ignore_members(mut self, members: impl IntoIterator<Item = JsonPointer>) -> Self {
         self.ignored_members = members.into_iter().collect();
+        self
+    }
+
+    /// Says what responses mean. Default [`Meaning::of_status`].
+    ///
+    /// `classify` is called once for each response, when its body has been read. What the handler says by
+    /// [`ResponseDirectives`](crate::ResponseDirectives) goes before. If it panics, the response counts as one that broke off.
+    ///
+    /// ```
+    /// use idem_http::{HttpPolicy, Meaning};
+    ///
+    /// // A client may correct a request that failed validation, and send it with the same key.
+    /// let policy = HttpPolicy::new().classify(|response| match response.status {
+    ///     400 | 422 => Meaning::Release,
+    ///     status => Meaning::of_status(status),
+    /// });
+    /// // A GraphQL server answers 200 to a mutation that failed.
+    /// let graphql = HttpPolicy::new().classify(Meaning::of_graphql);
+    /// ```
+    #[must_use]
+    pub fn classify(mut self, classify: impl Fn(&AnsweredWith<'_>) -> Meaning + Send + Sync + 'static) -> Self {
+        self.classifier = Some(Classifier::new(classify));
         self
     }
 

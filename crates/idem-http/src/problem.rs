@@ -285,6 +285,11 @@ pub struct Problem {
     original_status: Option<u16>,
 }
 
+/// As `Retry-After` says it: rounded up, and at least 1, because 0 means "at once".
+pub(crate) fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
 impl Problem {
     /// A problem of `kind` with its usual detail.
     #[must_use]
@@ -322,8 +327,7 @@ impl Problem {
     /// The value of `Retry-After`: whole seconds, rounded up, at least 1, because 0 means "at once".
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u64> {
-        let seconds = |wait: Duration| wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
-        self.retry_after.map(|wait| seconds(wait).max(1))
+        self.retry_after.map(whole_seconds)
     }
 
     /// The document, as `application/problem+json`.

@@ -155,9 +155,14 @@ impl HttpPolicy {
             ExecuteError::NotAdmitted(error) if is_unreadable(error) => Problem::new(ProblemKind::RecordUnreadable),
             ExecuteError::TransactionHeld => Problem::new(ProblemKind::HandlerFailed)
                 .detail("The handler kept its transaction beyond its end; its writes were rolled back."),
+            ExecuteError::TransactionFailed(_) => Problem::new(ProblemKind::HandlerFailed).detail(
+                "The handler's transaction could not be committed, because of an error in it; nothing was kept.",
+            ),
             ExecuteError::CommitUnclear(_) | ExecuteError::Interrupted => later(ProblemKind::CommitUnclear),
             ExecuteError::Overloaded { .. } => later(ProblemKind::Overloaded)
                 .detail("The server runs as many operations as it may; nothing ran, so repeat the request later."),
+            ExecuteError::Busy(_) => later(ProblemKind::Overloaded)
+                .detail("As many operations have a transaction as may; nothing ran, so repeat the request later."),
             _ => later(ProblemKind::StoreUnavailable),
         })
     }

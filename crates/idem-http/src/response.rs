@@ -12,33 +12,9 @@ use idem_core::{HeaderField, StoredBody, StoredResponse, Writes};
 
 use crate::directives::ResponseDirectives;
 use crate::headers::{HeaderFields, storable};
+use crate::meaning::{AnsweredWith, Classifier, Meaning};
 use crate::policy::HttpPolicy;
-
-/// What a status says about the operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
-    /// It took effect.
-    Done,
-    /// It was refused for what was asked; asking again would be refused again.
-    Rejected,
-    /// It was refused for who asked, when, or how often; asking again may succeed.
-    Refused,
-    /// It failed.
-    Fault,
-}
-
-impl Class {
-    fn of(status: u16) -> Self {
-        match status {
-            200..400 => Self::Done,
-            // Authentication, timing, routing and rate limits say nothing about the operation: storing them would poison
-            // the key. A protocol upgrade cannot be replayed either.
-            101 | 401 | 403 | 407 | 408 | 421 | 425 | 429 => Self::Refused,
-            400..500 => Self::Rejected,
-            _ => Self::Fault,
-        }
-    }
-}
+use crate::problem::whole_seconds;
 
 /// Whether more of a response body is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +28,7 @@ pub enum Captured {
 
 /// Collects a response until its record can be settled.
 pub struct ResponseCapture {
-    class: Class,
+    classifier: Option<Classifier>,
     status: u16,
     headers: Vec<HeaderField>,
     directives: ResponseDirectives,
@@ -76,30 +52,37 @@ impl HttpPolicy {
         // A replay is marked by this policy alone; a mark that the handler passed on belongs to somebody else's replay.
         headers.retain(|field| field.name != self.replay_header);
         let directives = directives.cloned().unwrap_or_default();
-        ResponseCapture::new(status, headers, directives, self.stored_response_limit, self.response_body_timeout)
-    }
-}
-
-impl ResponseCapture {
-    fn new(
-        status: u16,
-        headers: Vec<HeaderField>,
-        directives: ResponseDirectives,
-        limit: usize,
-        timeout: Duration,
-    ) -> Self {
         let is_stream = |field: &HeaderField| {
             field.name == "content-type" && field.value.to_ascii_lowercase().starts_with(b"text/event-stream")
         };
         let body_retained = !directives.body_not_retained && !headers.iter().any(is_stream);
-        let class = Class::of(status);
-        Self { class, status, headers, directives, limit, timeout, length: 0, chunks: Vec::new(), body_retained }
+        ResponseCapture {
+            classifier: self.classifier.clone(),
+            status,
+            headers,
+            directives,
+            limit: self.stored_response_limit,
+            timeout: self.response_body_timeout,
+            length: 0,
+            chunks: Vec::new(),
+            body_retained,
+        }
     }
+}
 
+impl ResponseCapture {
     /// Whether the body is wanted at all.
     #[must_use]
     pub fn begin(&self) -> Captured {
         if self.body_retained { Captured::More } else { Captured::Enough }
+    }
+
+    /// The value of `Retry-After` for the client, unless the handler has sent one: the time of
+    /// [`retryable_after`](ResponseDirectives::retryable_after). It is not kept: a replay is not to be repeated.
+    #[must_use]
+    pub fn retry_after_s(&self) -> Option<u64> {
+        let wait = self.directives.retryable.flatten().filter(|_| !self.directives.do_not_store);
+        wait.map(whole_seconds)
     }
 
     /// Takes the next chunk of the body; it is kept in any case, to be sent to the client.
@@ -139,10 +122,20 @@ impl ResponseCapture {
     /// What the record becomes, and the chunks that the client has still to be sent.
     #[must_use]
     pub fn conclude(self) -> Conclusion<Vec<Bytes>> {
-        let Self { class, status, headers, directives, chunks, body_retained, .. } = self;
+        let Self { classifier, status, headers, directives, chunks, body_retained, .. } = self;
         let body = if body_retained { StoredBody::Retained(joined(&chunks)) } else { StoredBody::NotRetained };
+        let meaning = match &classifier {
+            Some(classifier) => {
+                let body = match &body {
+                    StoredBody::Retained(body) => Some(&body[..]),
+                    StoredBody::NotRetained => None,
+                };
+                classifier.meaning(&AnsweredWith { status, headers: &headers, body })
+            }
+            None => Meaning::of_status(status),
+        };
         let response = StoredResponse { status, headers: Arc::from(headers), body };
-        let disposition = disposition(class, &directives, response);
+        let disposition = disposition(meaning, &directives, response);
         Conclusion { value: chunks, disposition, retention: directives.retention }
     }
 }
@@ -161,8 +154,8 @@ impl fmt::Debug for ResponseCapture {
     }
 }
 
-fn disposition(class: Class, directives: &ResponseDirectives, response: StoredResponse) -> Disposition {
-    let keep = class == Class::Done || directives.keep_writes;
+fn disposition(meaning: Meaning, directives: &ResponseDirectives, response: StoredResponse) -> Disposition {
+    let keep = meaning == Meaning::Complete || directives.keep_writes;
     let writes = if keep { Writes::Keep } else { Writes::Discard };
     if directives.do_not_store {
         return Disposition::Release { writes };
@@ -170,10 +163,10 @@ fn disposition(class: Class, directives: &ResponseDirectives, response: StoredRe
     if let Some(after) = directives.retryable {
         return Disposition::Retry { response, after };
     }
-    match class {
-        Class::Done | Class::Rejected => Disposition::Complete { response, writes },
-        Class::Refused => Disposition::Release { writes },
-        Class::Fault => Disposition::Fault { response },
+    match meaning {
+        Meaning::Complete | Meaning::Reject => Disposition::Complete { response, writes },
+        Meaning::Release => Disposition::Release { writes },
+        Meaning::Fault => Disposition::Fault { response },
     }
 }
 

@@ -8,7 +8,7 @@ use idem_core::{StoreError, StoreErrorKind, TimeOffset};
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::timeouts::{LOCK_TIMEOUT, LONGEST_STATEMENT_TIMEOUT, MIGRATION_WAIT, STATEMENT_TIMEOUT};
+use crate::timeouts::{LOCK_TIMEOUT, LONGEST_STATEMENT_TIMEOUT, MIGRATION_WAIT, STATEMENT_TIMEOUT, TRANSACTION_WAIT};
 
 /// Where the database is and how it is used.
 #[derive(Clone)]
@@ -20,6 +20,7 @@ pub struct PostgresConfig {
     pub(crate) partitioned: Option<Duration>,
     pub(crate) verb_connections: NonZeroU32,
     pub(crate) max_transactions: NonZeroU32,
+    pub(crate) transaction_wait: Duration,
     pub(crate) isolation: Isolation,
     pub(crate) statement_timeout: Duration,
     pub(crate) lock_timeout: Duration,
@@ -79,6 +80,7 @@ impl PostgresConfig {
             partitioned: None,
             verb_connections: NonZeroU32::new(2).unwrap_or(NonZeroU32::MIN),
             max_transactions: NonZeroU32::new(16).unwrap_or(NonZeroU32::MIN),
+            transaction_wait: TRANSACTION_WAIT,
             isolation: Isolation::default(),
             statement_timeout: STATEMENT_TIMEOUT,
             lock_timeout: LOCK_TIMEOUT,
@@ -137,11 +139,21 @@ impl PostgresConfig {
         self
     }
 
-    /// How many handlers may have a transaction open at once; further ones wait. Default 16: each needs a connection,
-    /// and a server has 100 of them by default, for all processes together.
+    /// How many handlers may have a transaction open at once; further ones wait for
+    /// [`transaction_wait`](Self::transaction_wait). Default 16: each needs a connection, and a server has 100 of them by default,
+    /// for all processes together.
     #[must_use]
     pub fn max_transactions(mut self, limit: NonZeroU32) -> Self {
         self.max_transactions = limit;
+        self
+    }
+
+    /// How long an operation waits for a transaction while handlers have all of them; after that the error is
+    /// [`StoreErrorKind::Busy`], and a request over HTTP gets 503. Default 1 s. Keep it below the engine's
+    /// `store_timeout` (2 s), which would end the wait without saying why.
+    #[must_use]
+    pub fn transaction_wait(mut self, wait: Duration) -> Self {
+        self.transaction_wait = wait;
         self
     }
 

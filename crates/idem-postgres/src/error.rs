@@ -189,7 +189,7 @@ pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
 /// The error of a transaction that its handler has ended.
 pub(crate) fn out_of_transaction(error: sqlx::Error) -> StoreError {
     let message = "the handler has ended its transaction, or an error in it that it overlooked has";
-    StoreError::new(StoreErrorKind::Unavailable, message).with_source(error)
+    StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
 }
 
 /// The error of a record that is there and cannot be understood.

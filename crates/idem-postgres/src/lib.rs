@@ -15,6 +15,7 @@ mod upkeep;
 
 pub use config::{Isolation, PostgresConfig};
 pub use connect::server::DurabilityReport;
+pub use connect::sessions::TransactionSlots;
 pub use idem_core::TimeOffset;
 pub use purger::{Purger, PurgerSettings};
 pub use schema::migrate::{Migration, migrations};

@@ -20,7 +20,8 @@ pub(crate) const ROUNDS: u32 = 16;
 
 /// The answer while a transaction runs the operation. It has no lease: the key is free or answered when the transaction ends, at
 /// an unknown time.
-pub(crate) const IN_PROGRESS: AcquireOutcome = AcquireOutcome::InProgress { retry_after: Duration::from_secs(1) };
+pub(crate) const IN_PROGRESS: AcquireOutcome =
+    AcquireOutcome::InProgress { lease_left: Duration::from_secs(1), age: Duration::ZERO };
 
 /// The records of one schema.
 #[derive(Debug)]

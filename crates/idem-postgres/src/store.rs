@@ -18,7 +18,7 @@ use crate::config::PostgresConfig;
 use crate::connect::blockers;
 use crate::connect::options::handlers_options;
 use crate::connect::server::{self, DurabilityReport};
-use crate::connect::sessions::Sessions;
+use crate::connect::sessions::{Sessions, TransactionSlots};
 use crate::connect::settings::local_settings;
 use crate::error::{open_error, store_error};
 use crate::records::Records;
@@ -91,8 +91,7 @@ impl PostgresStore {
         let batcher = BatcherSettings::new(&config, options.clone(), &schema);
         let settings = Arc::new(TransactionSettings::new(&config, &schema, &server));
         let for_handlers = handlers_options(options.clone(), &config, &server);
-        let sessions =
-            Sessions::new(for_handlers, config.pooled, settings.prepare(), client_timeout, config.max_transactions);
+        let sessions = Sessions::new(for_handlers, &config, settings.prepare(), client_timeout);
         // A server that cannot serve handlers is refused here.
         sessions.open_first(&options).await?;
         let batcher = Batcher::start(batcher, config.verb_connections);
@@ -124,6 +123,12 @@ impl PostgresStore {
     pub async fn self_test(&self) -> Result<SelfTestReport, SelfTestError> {
         idem_core::self_test(self).await?;
         Ok(self.shared.upkeep.self_test_report().await?)
+    }
+
+    /// How many of the transactions that handlers may have are in use, for a gauge. It asks nobody.
+    #[must_use]
+    pub fn transactions(&self) -> TransactionSlots {
+        self.shared.transactions.sessions.slots()
     }
 
     /// How the server is.

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`RETRY_LOCK_TIMEOUT`] | `lock_timeout` | Verbs of one batch retry one by one; together they must not wait as long again. |
 //! | `lock_timeout` | `statement_timeout` | The error of a statement that waited for a row says so. |
+//! | [`TRANSACTION_WAIT`] | the engine's `store_timeout` of 2 s | The error says that no transaction was free. |
 //! | `statement_timeout` | [`client_timeout`] | The server's error says that nothing was done. A client that gives up first cannot know. |
 //! | longest [`client_timeout`] | `PARTITION_GRACE` | A statement that extends an expiring record ends before its partition is dropped. |
 //! | [`client_timeout`] | [`OUTCOME_TIMEOUT`] | One lookup can end before the search for the outcome of a COMMIT does. |
@@ -28,6 +29,9 @@ pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a verb waits for a row after its batch has waited for `lock_timeout`.
 pub(crate) const RETRY_LOCK_TIMEOUT: Duration = Duration::from_millis(5);
+
+/// The default of [`transaction_wait`](crate::PostgresConfig::transaction_wait).
+pub(crate) const TRANSACTION_WAIT: Duration = Duration::from_secs(1);
 
 /// How long a message may take on its way to the server and back.
 pub(crate) const ROUND_TRIP: Duration = Duration::from_secs(1);

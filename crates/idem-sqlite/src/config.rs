@@ -43,7 +43,7 @@ impl SqliteConfig {
 
     /// How many handlers may have a transaction open at once. Default 16: each needs a connection with a thread, and only one
     /// of them can write. Up to 1,024 further ones wait; beyond that, `begin` fails at once with
-    /// [`StoreErrorKind::Capacity`]. A caller that gives up leaves the queue.
+    /// [`StoreErrorKind::Busy`]. A caller that gives up leaves the queue.
     #[must_use]
     pub fn max_transactions(mut self, limit: NonZeroU32) -> Self {
         self.max_transactions = limit;

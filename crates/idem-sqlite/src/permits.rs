@@ -35,7 +35,7 @@ impl TransactionPermits {
     /// Enters the queue.
     ///
     /// # Errors
-    /// [`StoreErrorKind::Capacity`] when it is full.
+    /// [`StoreErrorKind::Busy`] when it is full.
     pub(crate) fn enter(&self) -> Result<Waiting, StoreError> {
         let place = Arc::clone(&self.waiting).try_acquire_owned().map_err(|_| {
             let message = format!(
@@ -43,7 +43,7 @@ impl TransactionPermits {
                  max_transactions",
                 self.count
             );
-            StoreError::new(StoreErrorKind::Capacity, message)
+            StoreError::new(StoreErrorKind::Busy, message)
         })?;
         Ok(Waiting { free: Arc::clone(&self.free), _place: place })
     }

@@ -140,7 +140,7 @@ impl Model {
                 return AcquireOutcome::Acquired(row.lease(request.id));
             }
             if lease_end > now {
-                return AcquireOutcome::InProgress { retry_after: micros(lease_end - now) };
+                return AcquireOutcome::InProgress { lease_left: micros(lease_end - now), age: micros(now - row.born) };
             }
             let rerun = row.after_crash == Takeover::Rerun && request.takeover == Takeover::Rerun;
             if rerun && row.attempt < u32::MAX {

@@ -76,6 +76,7 @@ pub(super) const SUITES: &[Suite] = &[
             "transactions::a_transaction_that_took_over",
             "transactions::a_takeover_that_commits",
             "transactions::a_connection_serves",
+            "transactions::when_handlers_have_all",
         ],
     ),
     suite("postgres-savepoints", "idem-postgres", Test("store"), &["savepoints::"]),

@@ -8,7 +8,9 @@ use axum::Router;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post as on_post;
 use http::StatusCode;
-use idem_axum::{IdempotencyLayer, IdempotentTransaction, ProblemKind, ResponseDirectives, SingleTenant};
+use idem_axum::{
+    HttpPolicy, IdempotencyLayer, IdempotentTransaction, Meaning, ProblemKind, ResponseDirectives, SingleTenant,
+};
 use idem_core::memory::ManualClock;
 use idem_core::{MemoryStore, Timestamp};
 use idem_sqlite::SqliteTransaction;
@@ -164,4 +166,63 @@ async fn what_is_not_stored_may_keep_its_writes_and_a_retryable_failure_may_not(
         assert_eq!(send(&router, post("/p", "k")).await.status, status);
         assert_eq!(database.payments().await, kept, "{status}, {said:?}");
     }
+}
+
+/// A handler that pays, and then answers as a GraphQL server does.
+fn graphql(database: &Database, body: &'static str) -> Router {
+    let handler = async move |mut transaction: IdempotentTransaction<SqliteTransaction>| {
+        pay(&mut transaction).await;
+        ([("content-type", "application/json")], body)
+    };
+    let policy = HttpPolicy::new().classify(Meaning::of_graphql);
+    Router::new().route("/p", on_post(handler).layer(database.layer().policy(policy)))
+}
+
+#[tokio::test]
+async fn a_graphql_mutation_that_failed_is_rolled_back_and_may_run_again() {
+    let database = Database::new().await;
+    for failed in [r#"{"errors":[{"message":"no funds"}],"data":{"pay":null}}"#, r#"{"errors":[{"message":"syntax"}]}"#]
+    {
+        let answer = send(&graphql(&database, failed), post("/p", "k")).await;
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, failed));
+        assert_eq!(database.payments().await, 0, "{failed}");
+    }
+    let first = send(&graphql(&database, r#"{"data":{"pay":1}}"#), post("/p", "k")).await;
+    assert!(!first.is_replay());
+    assert_eq!(database.payments().await, 1);
+    send(&graphql(&database, r#"{"data":{"pay":2}}"#), post("/p", "k")).await.assert_replay_of(&first);
+    assert_eq!(database.payments().await, 1);
+}
+
+#[tokio::test]
+async fn a_request_that_failed_validation_may_be_corrected_where_the_policy_says_so() {
+    let runs = Runs::default();
+    let policy = HttpPolicy::new().classify(|response| match response.status {
+        422 => Meaning::Release,
+        status => Meaning::of_status(status),
+    });
+    let handler = {
+        let runs = runs.clone();
+        async move |body: String| match body.as_str() {
+            "right" => (StatusCode::CREATED, format!("run {}", runs.next())),
+            wrong => (StatusCode::UNPROCESSABLE_ENTITY, wrong.to_owned()),
+        }
+    };
+    let router = Router::new().route("/p", on_post(handler).layer(at_most_once().policy(policy)));
+    let with = |body: &'static str| post("/p", "k").map(|_| body.into());
+    assert_eq!(send(&router, with("wrong")).await.status, StatusCode::UNPROCESSABLE_ENTITY);
+    let first = send(&router, with("right")).await;
+    first.assert_run(1);
+    send(&router, with("right")).await.assert_replay_of(&first);
+    send(&router, with("wrong")).await.assert_problem(ProblemKind::Mismatch);
+}
+
+#[tokio::test]
+async fn what_the_handler_says_goes_before_what_the_policy_says() {
+    let runs = Runs::default();
+    let policy = HttpPolicy::new().classify(|_| Meaning::Complete);
+    let layer = at_most_once().policy(policy);
+    let router = route(&runs, StatusCode::CREATED, ResponseDirectives::new().do_not_store(), layer);
+    send(&router, post("/p", "k")).await.assert_run(1);
+    send(&router, post("/p", "k")).await.assert_run(2);
 }

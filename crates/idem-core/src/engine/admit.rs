@@ -10,14 +10,11 @@ use super::Operation;
 use super::late_acquires::{give_back_when_taken, never_answered};
 use super::observer::{Durations, EventKind, Subject};
 use super::shared::{Backend, Shared};
-use super::waiters::Waiter;
+use super::waiters::{Told, Waiter};
+use crate::fingerprint::{Algorithm, Fingerprint};
 use crate::machine::{Acquire, AcquireOutcome, Lease, Origin};
 use crate::record::OwnerToken;
-use crate::store::{Begin, StoreError, StoreTransaction};
-
-/// The first and the longest pause between two looks at a record that another process runs.
-const FIRST_POLL: Duration = Duration::from_millis(50);
-const LAST_POLL: Duration = Duration::from_secs(1);
+use crate::store::{Begin, StoreError, StoreErrorKind, StoreTransaction};
 
 pub(super) enum Admission {
     /// It runs now.
@@ -43,7 +40,8 @@ pub(super) struct Admitted {
 /// A request on its way to an admission. All its acquires have one owner token.
 struct AcquireAttempt<'a> {
     shared: &'a Arc<Shared>,
-    request: &'a Acquire,
+    request: &'a mut Acquire,
+    by_other_algorithms: &'a [Fingerprint],
     subject: Subject,
     durations: &'a mut Durations,
     /// When the first acquire was sent that has no answer: the store may yet execute it.
@@ -70,7 +68,8 @@ impl Shared {
     /// Asks for the right to execute, and waits for the answer of a run in progress up to `wait` or until `gone`.
     pub(super) async fn admit(
         self: &Arc<Self>,
-        request: &Acquire,
+        request: &mut Acquire,
+        by_other_algorithms: &[Fingerprint],
         wait: Duration,
         gone: impl Future<Output = ()>,
         permit: OwnedSemaphorePermit,
@@ -78,13 +77,19 @@ impl Shared {
     ) -> Result<Admission, StoreError> {
         let deadline = Instant::now() + wait.min(self.settings.max_wait);
         let subject = Subject::of(request);
-        let mut attempt =
-            AcquireAttempt { shared: self, request, subject, unclear_since: None, durations: &mut *durations };
+        let mut attempt = AcquireAttempt {
+            shared: self,
+            request,
+            by_other_algorithms,
+            subject,
+            unclear_since: None,
+            durations: &mut *durations,
+        };
         let first = attempt.acquire(permit).await?;
         if !first.is_in_progress() || Instant::now() >= deadline {
             return Ok(first);
         }
-        match self.waiters.enter(request.id) {
+        match self.waiters.enter(attempt.request.id, attempt.request.fingerprint) {
             // Boxed, because few requests wait, and all of them would have the room for it.
             Some(waiter) => {
                 let (began, asked) = (Instant::now(), attempt.durations.store);
@@ -98,46 +103,57 @@ impl Shared {
 }
 
 impl AcquireAttempt<'_> {
+    /// Waits for the turn to ask for all who wait for the same answer, or for what another one of them was answered.
     async fn wait(
         mut self,
         first: Admission,
-        waiter: Waiter<'_>,
+        mut waiter: Waiter<'_>,
         deadline: Instant,
         gone: impl Future<Output = ()>,
     ) -> Result<Admission, StoreError> {
-        let (shared, request) = (self.shared, self.request);
+        let shared = self.shared;
         let mut gone = std::pin::pin!(gone);
-        let mut poll = FIRST_POLL;
+        let turn = waiter.turn();
+        let mut pace = tokio::select! {
+            biased;
+            told = waiter.told() => return Ok(match told {
+                Told::Answer(outcome) => Admission::Answered(outcome),
+                Told::Nothing => first,
+            }),
+            pace = turn => pace,
+            () = tokio::time::sleep_until(deadline) => return Ok(first),
+            () = gone.as_mut() => return Ok(Admission::Gone),
+            () = shared.closing.cancelled() => return Ok(first),
+        };
+        let mut latest = first;
         loop {
-            // Listening begins before looking, so that a settlement in between is not missed.
-            let mut settled = std::pin::pin!(waiter.settled.notified());
-            settled.as_mut().enable();
-            let permits = tokio::select! {
-                // First, as it looks once more at its deadline.
-                biased;
-                permits = shared.permits_to_look() => permits,
-                () = tokio::time::sleep_until(deadline) => return Ok(first),
-                () = gone.as_mut() => return Ok(Admission::Gone),
-                () = shared.closing.cancelled() => return Ok(first),
+            let permits = async {
+                pace.due().await;
+                shared.permits_to_look().await
             };
-            // It was in progress: a store that went away since is no reason to say, or to do, anything else.
-            let Some((looking, permit)) = permits else { return Ok(first) };
-            let Ok(look) = self.acquire(permit).await else { return Ok(first) };
-            drop(looking);
-            if !look.is_in_progress() {
-                return Ok(look);
-            }
-            let now = Instant::now();
-            if now >= deadline {
-                return Ok(look);
-            }
-            let pause = jittered(poll, request.owner).min(deadline - now);
-            poll = (poll * 2).min(LAST_POLL);
-            tokio::select! {
-                () = settled => {}
-                () = tokio::time::sleep(pause) => {}
+            let permits = tokio::select! {
+                // First, as it asks at once even if it hardly waits.
+                biased;
+                permits = permits => permits,
+                () = tokio::time::sleep_until(deadline) => return Ok(latest),
                 () = gone.as_mut() => return Ok(Admission::Gone),
-                () = shared.closing.cancelled() => return Ok(look),
+                () = shared.closing.cancelled() => return Ok(latest),
+            };
+            let Some((looking, permit)) = permits else { return Ok(latest) };
+            pace.asked(self.request.owner);
+            // It was in progress: a store that went away since is no reason to say, or to do, anything else.
+            let Ok(look) = self.acquire(permit).await else {
+                waiter.tell(&mut pace, Told::Nothing);
+                return Ok(latest);
+            };
+            drop(looking);
+            match look {
+                Admission::Answered(AcquireOutcome::InProgress { .. }) => latest = look,
+                Admission::Answered(outcome) => {
+                    waiter.tell(&mut pace, Told::Answer(outcome.clone()));
+                    return Ok(Admission::Answered(outcome));
+                }
+                Admission::Run(_) | Admission::Gone => return Ok(look),
             }
         }
     }
@@ -146,7 +162,14 @@ impl AcquireAttempt<'_> {
     /// operation is to run.
     async fn acquire(&mut self, permit: OwnedSemaphorePermit) -> Result<Admission, StoreError> {
         let sent = Instant::now();
-        let answer = self.acquire_or_repeat().await;
+        let mut answer = self.acquire_or_repeat().await;
+        if let Ok(Err(AcquireOutcome::Mismatch { stored_algorithm })) = &answer
+            && let Some(fingerprint) = self.fingerprint_by(*stored_algorithm)
+        {
+            self.request.fingerprint = fingerprint;
+            // Boxed, as only records of another version need it.
+            answer = Box::pin(self.acquire_or_repeat()).await;
+        }
         self.durations.store += sent.elapsed();
         Ok(match answer? {
             Ok((lease, transaction, renew)) => {
@@ -161,14 +184,22 @@ impl AcquireAttempt<'_> {
         })
     }
 
+    /// The request's fingerprint by the algorithm of the record, if that is another one than was compared.
+    fn fingerprint_by(&self, stored: Algorithm) -> Option<Fingerprint> {
+        let other = stored != self.request.fingerprint.algorithm();
+        self.by_other_algorithms.iter().find(|fingerprint| other && fingerprint.algorithm() == stored).copied()
+    }
+
     async fn acquire_or_repeat(&mut self) -> Result<Result<Acquired, AcquireOutcome>, StoreError> {
         match self.acquire_once().await {
-            // Boxed, as it happens seldom.
-            Err(error) if error.is_retryable() => match Box::pin(self.acquire_once()).await {
-                // A record that was known of is not forgotten because the store fails in another way now.
-                Err(_) if error.has_existing_record() => Err(error),
-                answer => answer,
-            },
+            // Boxed, as it happens seldom. A store that is busy was not asked, and has let the caller wait.
+            Err(error) if error.is_retryable() && error.kind() != StoreErrorKind::Busy => {
+                match Box::pin(self.acquire_once()).await {
+                    // A record that was known of is not forgotten because the store fails in another way now.
+                    Err(_) if error.has_existing_record() => Err(error),
+                    answer => answer,
+                }
+            }
             answer => answer,
         }
     }
@@ -213,10 +244,4 @@ impl Admission {
     fn is_in_progress(&self) -> bool {
         matches!(self, Self::Answered(AcquireOutcome::InProgress { .. }))
     }
-}
-
-/// Half to all of `pause`. The owner token is random and each waiter has its own, so waiters do not move in step.
-fn jittered(pause: Duration, owner: OwnerToken) -> Duration {
-    let random = u32::from(owner.as_bytes()[0]) + 1;
-    pause / 2 + pause * random / 512
 }

@@ -30,7 +30,7 @@ pub enum Answer<T> {
     Replay(Replay),
     /// It runs now, elsewhere.
     InProgress {
-        /// When its lease ends, if it is not renewed.
+        /// When to ask again.
         retry_after: Duration,
     },
     /// It failed, and its next attempt has to wait.
@@ -49,10 +49,18 @@ pub enum ExecuteError {
     /// The store could not say whether the operation may run; it did not run. Repeat the request later.
     #[error("the idempotency store could not answer, so the operation was not run")]
     NotAdmitted(#[source] StoreError),
+    /// As many operations have a transaction as may, and none was free in time; this one did not run. Repeat the request later.
+    /// The source names the limit and says how long it waited.
+    #[error("no transaction was free for the operation, so it was not run")]
+    Busy(#[source] StoreError),
     /// The operation ran, and it is not known how its record ended: a transaction whose commit got no answer, or a run
     /// that was superseded. Repeat the request: it gets the answer, or runs again if everything was rolled back.
     #[error("the operation ran, and it is not known how its record ended")]
     CommitUnclear(#[source] StoreError),
+    /// The operation's transaction could not be committed because of what the operation did in it, such as an error of the
+    /// database that it overlooked. There is no record. The source says what it was.
+    #[error("the operation's transaction could not be committed")]
+    TransactionFailed(#[source] StoreError),
     /// The operation kept its transaction beyond its end, so everything was rolled back.
     #[error("the operation still held its transaction when it ended, so it was rolled back; drop the guard before")]
     TransactionHeld,
@@ -123,15 +131,26 @@ impl<T> Drop for Reply<T> {
     }
 }
 
+/// When to ask again for an operation that runs: a quarter of its age, but after one second at the earliest and five at the
+/// latest. Most runs end soon, and who asks rarely learns it late; the rest of a lease would be up to half a minute.
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+
+impl<T> Answer<T> {
+    /// The answer to a repeat of an operation that runs for `age` already.
+    pub(super) fn in_progress(age: Duration) -> Self {
+        Self::InProgress { retry_after: (age / 4).clamp(ASK_AGAIN.0, ASK_AGAIN.1) }
+    }
+}
+
 /// What a store said to a request that does not run.
-pub(super) fn answered<T>(shared: &Shared, outcome: AcquireOutcome) -> Answer<T> {
+pub(super) fn answered<T>(outcome: AcquireOutcome) -> Answer<T> {
     match outcome {
         AcquireOutcome::Replay(replay) => Answer::Replay(replay),
         AcquireOutcome::Backoff { retry_after } => Answer::Backoff { retry_after },
         AcquireOutcome::Mismatch { .. } => Answer::Mismatch,
-        AcquireOutcome::InProgress { retry_after } => Answer::InProgress { retry_after },
+        AcquireOutcome::InProgress { age, .. } => Answer::in_progress(age),
         // A store that answers so from `begin` breaks its contract; turning the caller away is what stays safe.
-        AcquireOutcome::Acquired(_) => Answer::InProgress { retry_after: shared.settings.lease },
+        AcquireOutcome::Acquired(_) => Answer::in_progress(Duration::ZERO),
     }
 }
 
@@ -146,7 +165,7 @@ pub(super) async fn recorded<T>(context: &Context) -> Result<Option<Answer<T>>, 
     let record = record.filter(|record| record.fingerprint == *context.fingerprint());
     Ok(record.map(|record| match record.replay() {
         Some(replay) => Answer::Replay(replay),
-        None => Answer::InProgress { retry_after: shared.settings.backoff },
+        None => Answer::in_progress(Duration::ZERO),
     }))
 }
 
@@ -189,7 +208,9 @@ fn decision<T>(outcome: &ExecuteResult<T>) -> (EventKind<'_>, Option<u32>) {
         Ok(Answer::Backoff { .. }) => (EventKind::Backoff, None),
         Ok(Answer::Mismatch) => (EventKind::Mismatch, None),
         Err(ExecuteError::NotAdmitted(error)) => (EventKind::StoreUnavailable(error), None),
+        Err(ExecuteError::Busy(error)) => (EventKind::Busy(error), None),
         Err(ExecuteError::CommitUnclear(error)) => (EventKind::CommitUnclear(error), None),
+        Err(ExecuteError::TransactionFailed(error)) => (EventKind::TransactionFailed(error), None),
         Err(ExecuteError::TransactionHeld) => (EventKind::TransactionHeld, None),
         Err(ExecuteError::ShuttingDown) => (EventKind::Refused("shutting-down"), None),
         Err(ExecuteError::Overloaded { .. }) => (EventKind::Refused("overloaded"), None),

@@ -15,7 +15,7 @@ use super::observer::{Durations, EventKind};
 use super::shared::Shared;
 use crate::fingerprint::Fingerprint;
 use crate::machine::Acquire;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// An operation that was asked for, and what the store said to it.
 pub(super) struct Asked<T> {
@@ -28,14 +28,16 @@ pub(super) struct Asked<T> {
 #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` has room for each argument twice")]
 pub(super) fn ask<T>(
     shared: Arc<Shared>,
-    request: Acquire,
+    mut request: Acquire,
+    by_other_algorithms: Vec<Fingerprint>,
     wait: Duration,
     mut reply: Reply<T>,
     permit: OwnedSemaphorePermit,
 ) -> impl Future<Output = Asked<T>> {
     async move {
         let mut durations = Durations::default();
-        let admission = shared.admit(&request, wait, reply.closed(), permit, &mut durations).await;
+        let admission =
+            shared.admit(&mut request, &by_other_algorithms, wait, reply.closed(), permit, &mut durations).await;
         reply.durations = durations;
         Asked { fingerprint: request.fingerprint, admission, reply }
     }
@@ -59,7 +61,7 @@ impl<T> Asked<T> {
                 let renewed_from = renew.then_some(acquired_at);
                 Next::Run(Granted { context, renewed_from, is_acquire_unclear: is_unclear, permit, reply })
             }
-            Ok(Admission::Answered(outcome)) => Next::Answer(reply, Ok(answered(shared, outcome))),
+            Ok(Admission::Answered(outcome)) => Next::Answer(reply, Ok(answered(outcome))),
             // The caller does not listen any more.
             Ok(Admission::Gone) => Next::Answer(reply, Err(ExecuteError::Interrupted)),
             Err(error) if shared.may_fail_open(&error) => {
@@ -69,6 +71,7 @@ impl<T> Asked<T> {
                 let context = context(None, None);
                 Next::Run(Granted { context, renewed_from: None, is_acquire_unclear: false, permit, reply })
             }
+            Err(error) if error.kind() == StoreErrorKind::Busy => Next::Answer(reply, Err(ExecuteError::Busy(error))),
             Err(error) => Next::Answer(reply, Err(ExecuteError::NotAdmitted(error))),
         }
     }

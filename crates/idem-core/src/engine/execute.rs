@@ -82,7 +82,8 @@ impl Idempotency {
             );
             let (reply, replied) = Reply::new(Arc::clone(&engine.shared), Subject::of(&request));
             let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
-            let mut asking = Box::pin(ask(Arc::clone(&engine.shared), request, wait, reply, permit));
+            let mut asking =
+                Box::pin(ask(Arc::clone(&engine.shared), request, operation.by_other_algorithms, wait, reply, permit));
             match engine.poll_once(asking.as_mut(), &span).await {
                 AtOnce::Answered(answer) => return answer,
                 AtOnce::Granted(granted) => {

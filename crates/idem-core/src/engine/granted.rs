@@ -132,6 +132,7 @@ fn settle<T>(
         match settled {
             Settled::Ours => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
             Settled::Lost => Box::pin(superseded(context, value)).await,
+            Settled::Failed(error) => Err(ExecuteError::TransactionFailed(error)),
             Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
         }
     })
@@ -177,7 +178,7 @@ async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held
     // If another owner has settled it, the record says how.
     shared.settle_leased(context, lease, &plan, held).await;
     shared.waiters.wake(&lease.id);
-    let later = Answer::InProgress { retry_after: shared.settings.backoff };
+    let later = Answer::in_progress(Duration::ZERO);
     Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
 }
 
@@ -193,7 +194,7 @@ async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> ExecuteRe
         Refusal::Unconfirmed(error) => Err(ExecuteError::NotAdmitted(error)),
         Refusal::Lost => {
             context.observe(EventKind::LeaseLost);
-            let later = Answer::InProgress { retry_after: shared.settings.backoff };
+            let later = Answer::in_progress(Duration::ZERO);
             Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
         }
     }
@@ -207,9 +208,7 @@ async fn superseded<T>(context: &Context, value: T) -> ExecuteResult<T> {
     Ok(match recorded(context).await? {
         Some(answer) => answer,
         // The record is gone. A transaction was rolled back; what a lease protects has happened all the same.
-        None if shared.contract() == Contract::Transactional => {
-            Answer::InProgress { retry_after: shared.settings.backoff }
-        }
+        None if shared.contract() == Contract::Transactional => Answer::in_progress(Duration::ZERO),
         None => Answer::Ran { value, attempt: context.attempt(), protected: true },
     })
 }

@@ -87,6 +87,7 @@ pub struct Operation {
     scope: Scope,
     key: IdempotencyKey,
     fingerprint: Fingerprint,
+    by_other_algorithms: Vec<Fingerprint>,
     wait: Option<Duration>,
 }
 
@@ -94,13 +95,21 @@ impl Operation {
     /// The operation that `key` names inside `scope`, asked for by a request with this fingerprint.
     #[must_use]
     pub fn new(scope: Scope, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
-        Self { scope, key, fingerprint, wait: None }
+        Self { scope, key, fingerprint, by_other_algorithms: Vec::new(), wait: None }
     }
 
     /// Digest of the request.
     #[must_use]
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
+    }
+
+    /// Adds the fingerprint of the same request by another algorithm. If the record was made with that algorithm, the request is
+    /// compared by it. So a deployment that changes the algorithm turns no retries into mismatches.
+    #[must_use]
+    pub fn also_fingerprinted(mut self, other: Fingerprint) -> Self {
+        self.by_other_algorithms.push(other);
+        self
     }
 
     /// How long to wait for the answer when the operation runs elsewhere, at most [`Settings::max_wait`].

@@ -64,10 +64,14 @@ pub enum EventKind<'a> {
     Mismatch,
     /// Decision: the operation ran, and it is not known how its record ended.
     CommitUnclear(&'a StoreError),
+    /// Decision: the operation's transaction could not be committed because of what the operation did in it.
+    TransactionFailed(&'a StoreError),
     /// Decision: the operation kept its transaction beyond its end, and was rolled back.
     TransactionHeld,
     /// Decision: the store could not say whether the operation may run, and it did not.
     StoreUnavailable(&'a StoreError),
+    /// Decision: no transaction was free in time, and the operation did not run.
+    Busy(&'a StoreError),
     /// Decision: the request was refused, and the store was not asked. The text names the reason, such as `overloaded` or
     /// `shutting-down`; integrations give theirs to
     /// [`Idempotency::refused`](super::Idempotency::refused).
@@ -110,8 +114,10 @@ impl EventKind<'_> {
             | Self::Backoff
             | Self::Mismatch
             | Self::CommitUnclear(_)
+            | Self::TransactionFailed(_)
             | Self::TransactionHeld
             | Self::StoreUnavailable(_)
+            | Self::Busy(_)
             | Self::Refused(_)
             | Self::Interrupted => true,
             Self::Acquired(_)
@@ -140,8 +146,10 @@ impl EventKind<'_> {
             Self::Backoff => "backoff",
             Self::Mismatch => "mismatch",
             Self::CommitUnclear(_) => "commit-unclear",
+            Self::TransactionFailed(_) => "transaction-failed",
             Self::TransactionHeld => "transaction-held",
             Self::StoreUnavailable(_) => "store-unavailable",
+            Self::Busy(_) => "busy",
             Self::Refused(reason) => reason,
             Self::Interrupted => "interrupted",
             Self::Acquired(Acquisition::Fresh) => "acquired",

@@ -25,7 +25,7 @@ const FAILURE: u16 = 500;
 pub struct Ran<T> {
     /// What it returned, now or the first time.
     pub value: T,
-    /// Whether it was the first time.
+    /// Whether it had run before: `run` was not called, and the value is the first one.
     pub replayed: bool,
 }
 
@@ -45,7 +45,7 @@ pub enum RunError<E> {
     /// It runs now, elsewhere.
     #[error("the operation is in progress; try again in {retry_after:?}")]
     InProgress {
-        /// When its lease ends, if it is not renewed.
+        /// When to ask again.
         retry_after: Duration,
     },
     /// It failed, and its next attempt has to wait.

@@ -27,6 +27,8 @@ pub(super) enum Settled {
     Ours,
     /// Somebody else owns the record: its answer holds, and this run's does not.
     Lost,
+    /// The handler's transaction cannot be committed, and there is no record.
+    Failed(StoreError),
     /// It is not known what the record says: whether a transaction was committed, or what somebody else has written.
     Unclear(StoreError),
 }
@@ -116,6 +118,10 @@ impl Shared {
             // Nothing was to be kept, and nothing is.
             release_behind(context, lease.clone());
             return Settled::Ours;
+        }
+        if error.kind() == StoreErrorKind::TransactionFailed {
+            release_behind(context, lease.clone());
+            return Settled::Failed(error);
         }
         // The answer may have been lost on the way: what the record says is what happened.
         match self.persist(context.subject(), PATIENCE, || self.store().peek(&lease.id)).await {

@@ -1,14 +1,23 @@
-//! Duplicates that wait in this process for the run of their key.
+//! Duplicates that wait in this process for the run of their key. One of them asks the store for all.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::time::{Instant, sleep_until};
 
+use crate::fingerprint::Fingerprint;
+use crate::machine::AcquireOutcome;
+use crate::record::OwnerToken;
 use crate::record_id::RecordId;
 use crate::store::SettlementListener;
+
+/// The first and the longest pause between two looks at a record that another process runs.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The duplicates that wait, by record; bounded per record and in all.
 pub(super) struct Waiters {
@@ -25,7 +34,61 @@ struct ByRecord {
 
 struct Waiting {
     count: usize,
-    settled: Arc<Notify>,
+    settled: watch::Sender<()>,
+    /// Requests with different fingerprints get different answers. Two that wait at the same time are rare.
+    groups: Vec<Arc<Group>>,
+}
+
+/// Those who wait for the same answer.
+struct Group {
+    fingerprint: Fingerprint,
+    /// Held by the one that asks.
+    turn: Arc<tokio::sync::Mutex<Pace>>,
+    told: watch::Sender<Told>,
+}
+
+/// What the one that asked tells the others.
+#[derive(Debug, Clone)]
+pub(super) enum Told {
+    /// The answer, which is not [`AcquireOutcome::InProgress`].
+    Answer(AcquireOutcome),
+    /// The store could not answer, so that it is still in progress as far as is known.
+    Nothing,
+}
+
+/// When the store is asked next. It is handed on with the turn, so that nothing is asked twice and no settlement is overlooked.
+pub(super) struct Pace {
+    settled: watch::Receiver<()>,
+    next: Instant,
+    pause: Duration,
+}
+
+impl Pace {
+    fn new(settled: watch::Receiver<()>) -> Self {
+        Self { settled, next: Instant::now(), pause: FIRST_PAUSE }
+    }
+
+    /// Until it is time, or something was settled. Cancel-safe.
+    pub(super) async fn due(&mut self) {
+        let next = self.next;
+        tokio::select! {
+            biased;
+            Ok(()) = self.settled.changed() => self.next = Instant::now(),
+            () = sleep_until(next) => {}
+        }
+    }
+
+    /// To be asked at once, and then as often as in the beginning.
+    fn restart(&mut self) {
+        (self.next, self.pause) = (Instant::now(), FIRST_PAUSE);
+    }
+
+    /// It is asked now: the next time is half to all of a pause away. The token is random, so processes do not move in step.
+    pub(super) fn asked(&mut self, owner: OwnerToken) {
+        let random = u32::from(owner.as_bytes()[0]) + 1;
+        self.next = Instant::now() + self.pause / 2 + self.pause * random / 512;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
 }
 
 impl Waiters {
@@ -38,20 +101,34 @@ impl Waiters {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the waiters of `id`; `None` when they are too many, of this record or in all.
-    pub(super) fn enter(&self, id: RecordId) -> Option<Waiter<'_>> {
+    /// Joins the waiters of a record; `None` when they are too many, of this record or in all.
+    pub(super) fn enter(&self, id: RecordId, fingerprint: Fingerprint) -> Option<Waiter<'_>> {
         let mut waiting = self.waiting();
         if waiting.count == self.most {
             return None;
         }
-        let entry = waiting.records.entry(id).or_insert_with(|| Waiting { count: 0, settled: Arc::default() });
+        let entry = waiting.records.entry(id).or_insert_with(|| Waiting {
+            count: 0,
+            settled: watch::Sender::new(()),
+            groups: Vec::new(),
+        });
         if entry.count == self.most_per_record {
             return None;
         }
         entry.count += 1;
-        let settled = Arc::clone(&entry.settled);
+        let group = match entry.groups.iter().find(|group| group.fingerprint == fingerprint) {
+            Some(group) => Arc::clone(group),
+            None => {
+                let turn = Arc::new(tokio::sync::Mutex::new(Pace::new(entry.settled.subscribe())));
+                let group = Arc::new(Group { fingerprint, turn, told: watch::Sender::new(Told::Nothing) });
+                entry.groups.push(Arc::clone(&group));
+                group
+            }
+        };
+        // Only what is told from here on counts.
+        let told = group.told.subscribe();
         waiting.count += 1;
-        Some(Waiter { waiters: self, id, settled })
+        Some(Waiter { waiters: self, id, group, told })
     }
 
     /// How many wait, over all records.
@@ -59,10 +136,10 @@ impl Waiters {
         self.waiting().count
     }
 
-    /// Wakes everyone who waits for `id`.
+    /// Lets the one that asks for `id` do so at once.
     pub(super) fn wake(&self, id: &RecordId) {
         if let Some(waiting) = self.waiting().records.get(id) {
-            waiting.settled.notify_waiters();
+            waiting.settled.send_replace(());
         }
     }
 }
@@ -78,7 +155,30 @@ impl SettlementListener for Waiters {
 pub(super) struct Waiter<'a> {
     waiters: &'a Waiters,
     id: RecordId,
-    pub(super) settled: Arc<Notify>,
+    group: Arc<Group>,
+    told: watch::Receiver<Told>,
+}
+
+impl Waiter<'_> {
+    /// Until the one that asks has told something.
+    pub(super) async fn told(&mut self) -> Told {
+        match self.told.changed().await {
+            Ok(()) => self.told.borrow_and_update().clone(),
+            // Does not happen: the group has the sender, and this has the group.
+            Err(_) => Told::Nothing,
+        }
+    }
+
+    /// The turn to ask, once nobody else has it.
+    pub(super) fn turn(&self) -> impl Future<Output = OwnedMutexGuard<Pace>> + Send + use<> {
+        Arc::clone(&self.group.turn).lock_owned()
+    }
+
+    /// Tells those who wait for the same answer. Whoever comes later asks again, at once.
+    pub(super) fn tell(&self, pace: &mut Pace, told: Told) {
+        pace.restart();
+        self.group.told.send_replace(told);
+    }
 }
 
 impl Drop for Waiter<'_> {
@@ -87,6 +187,8 @@ impl Drop for Waiter<'_> {
         waiting.count -= 1;
         if let Entry::Occupied(mut entry) = waiting.records.entry(self.id) {
             entry.get_mut().count -= 1;
+            // Of this waiter and of the list.
+            entry.get_mut().groups.retain(|group| !Arc::ptr_eq(group, &self.group) || Arc::strong_count(group) > 2);
             if entry.get().count == 0 {
                 entry.remove();
             }
@@ -96,21 +198,52 @@ impl Drop for Waiter<'_> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
+    use crate::fingerprint::Algorithm;
 
     #[test]
     fn places_are_bounded_per_record_and_in_all_and_given_back() {
         let waiters = Waiters::new(NonZeroUsize::new(2).unwrap(), NonZeroUsize::new(3).unwrap());
         let (one, other) = (RecordId::from_bytes([1; 32]), RecordId::from_bytes([2; 32]));
-        let first = waiters.enter(one).unwrap();
-        let _second = waiters.enter(one).unwrap();
-        assert!(waiters.enter(one).is_none());
+        let body = Fingerprint::of_bytes("op", b"body");
+        let first = waiters.enter(one, body).unwrap();
+        let _second = waiters.enter(one, body).unwrap();
+        assert!(waiters.enter(one, body).is_none());
         assert_eq!(waiters.count(), 2);
-        let third = waiters.enter(other).unwrap();
-        assert!(waiters.enter(other).is_none(), "three wait in all");
+        let third = waiters.enter(other, body).unwrap();
+        assert!(waiters.enter(other, body).is_none(), "three wait in all");
         drop((first, third));
-        assert!(waiters.enter(one).is_some());
+        assert!(waiters.enter(one, body).is_some());
         assert_eq!(waiters.count(), 1);
         assert_eq!(waiters.waiting().records.len(), 1, "a record that nobody waits for takes no room");
+    }
+
+    #[tokio::test]
+    async fn the_turn_goes_on_with_its_pace_and_answers_only_those_who_sent_the_same() {
+        let waiters = Waiters::new(NonZeroUsize::MAX, NonZeroUsize::MAX);
+        let id = RecordId::from_bytes([1; 32]);
+        let [body, other] = [b"body", b"else"].map(|body| Fingerprint::of_bytes("op", body));
+        let (first, mut second) = (waiters.enter(id, body).unwrap(), waiters.enter(id, body).unwrap());
+        let mut stranger = waiters.enter(id, other).unwrap();
+        let mut turn = first.turn().await;
+        turn.due().await;
+        turn.asked(OwnerToken::random());
+        assert!(second.turn().now_or_never().is_none(), "it is another one's turn");
+        assert!(stranger.turn().now_or_never().is_some(), "another request has a turn of its own");
+        // Settled while nobody listens.
+        waiters.wake(&id);
+        drop(turn);
+        let mut turn = second.turn().await;
+        assert!(turn.due().now_or_never().is_some(), "the settlement was overlooked");
+        first.tell(&mut turn, Told::Answer(AcquireOutcome::Mismatch { stored_algorithm: Algorithm::V1 }));
+        assert!(matches!(second.told().now_or_never(), Some(Told::Answer(_))));
+        assert!(second.told().now_or_never().is_none(), "it was told once");
+        assert!(stranger.told().now_or_never().is_none());
+        let mut late = waiters.enter(id, body).unwrap();
+        assert!(late.told().now_or_never().is_none(), "what was told before is not for those who come later");
+        drop((first, second, late));
+        assert_eq!(waiters.waiting().records[&id].groups.len(), 1, "a group without waiters takes no room");
     }
 }

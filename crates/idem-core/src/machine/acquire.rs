@@ -38,7 +38,8 @@ pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (O
             unchanged(AcquireOutcome::Acquired(lease_of(record, acquisition, request)))
         }
         Standing::Running { lease_until, .. } if now < lease_until => {
-            unchanged(AcquireOutcome::InProgress { retry_after: lease_until.saturating_duration_since(now) })
+            let lease_left = lease_until.saturating_duration_since(now);
+            unchanged(AcquireOutcome::InProgress { lease_left, age: now.saturating_duration_since(record.created_at) })
         }
         Standing::Running { takeover, .. } => match (takeover.met_by(request.takeover), next_attempt) {
             (Takeover::Rerun, Some(attempt)) => start(Some(record), Acquisition::Takeover, attempt, request, now),

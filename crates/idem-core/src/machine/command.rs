@@ -123,7 +123,9 @@ pub enum AcquireOutcome {
     /// Somebody runs it now.
     InProgress {
         /// When the lease ends, if it is not renewed.
-        retry_after: Duration,
+        lease_left: Duration,
+        /// How long ago the record came to be; zero where a transaction runs it, which has none yet.
+        age: Duration,
     },
     /// It is settled; this is the answer.
     Replay(Replay),

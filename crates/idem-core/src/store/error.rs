@@ -28,9 +28,15 @@ pub enum StoreErrorKind {
     Timeout,
     /// It has no room.
     Capacity,
+    /// Nothing was asked: this process does as much with the store at once as it may. The message names the limit.
+    Busy,
     /// It answered something that cannot be understood, such as a record of an unknown format. The outcome of the
     /// operation is unknown; it must not be run again because of this.
     Corrupt,
+    /// A handler's transaction cannot be committed because of what the handler did in it: it overlooked an error, ended the
+    /// transaction itself, or wrote what the database refuses. There is no record of it; a repeat runs, and may fail in the same
+    /// way.
+    TransactionFailed,
     /// It is set up in a way that cannot work, such as a missing table or a read-only replica.
     Misconfigured,
 }
@@ -74,8 +80,10 @@ impl StoreError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self.kind {
-            StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Capacity => true,
-            StoreErrorKind::Corrupt | StoreErrorKind::Misconfigured => false,
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Capacity | StoreErrorKind::Busy => {
+                true
+            }
+            StoreErrorKind::Corrupt | StoreErrorKind::TransactionFailed | StoreErrorKind::Misconfigured => false,
         }
     }
 

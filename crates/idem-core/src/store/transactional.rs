@@ -59,7 +59,8 @@ pub trait StoreTransaction: fmt::Debug + Send + 'static {
     ///
     /// # Errors
     /// [`StoreError`] when the end is not known to be committed. If it is
-    /// [indeterminate](StoreError::is_indeterminate), read the record again before anyone is answered.
+    /// [indeterminate](StoreError::is_indeterminate), read the record again before anyone is answered. If it is
+    /// [`TransactionFailed`](crate::StoreErrorKind::TransactionFailed), it is known not to be.
     async fn finish(
         self: Box<Self>,
         settlement: &Settlement,

@@ -4,6 +4,7 @@
 mod contracts;
 mod events;
 mod faults;
+mod fingerprints;
 mod late_acquires;
 mod leases;
 mod limits;

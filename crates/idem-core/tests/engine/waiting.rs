@@ -3,7 +3,8 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use idem_core::engine::{Answer, Idempotency};
+use idem_core::Writes;
+use idem_core::engine::{Answer, Disposition, Idempotency};
 use idem_testkit::{Fault, Verb};
 use tokio::time::Instant;
 
@@ -17,10 +18,20 @@ async fn begun(
     engine: &Idempotency,
     takes: Duration,
 ) -> tokio::task::JoinHandle<crate::support::Result> {
+    begun_that(world, engine, takes, done()).await
+}
+
+/// The same, by how it ends.
+async fn begun_that(
+    world: &World,
+    engine: &Idempotency,
+    takes: Duration,
+    ends: Disposition,
+) -> tokio::task::JoinHandle<crate::support::Result> {
     let (world, engine) = (world.clone(), engine.clone());
     let running = tokio::spawn({
         let world = world.clone();
-        async move { world.run(&engine, takes, done()).await }
+        async move { world.run(&engine, takes, ends).await }
     });
     while world.record().await.is_none() {
         tokio::task::yield_now().await;
@@ -168,4 +179,91 @@ async fn a_waiter_whose_store_goes_away_does_not_run_what_it_saw_running() {
     }
     assert_in_progress(&world.run(&engine, Duration::ZERO, done()).await);
     assert_eq!((world.runs(), world.events.count("failed-open")), (0, 0));
+}
+
+/// So many who wait for one key in one process that does not run it.
+async fn crowd(world: &World, count: usize) -> Vec<tokio::task::JoinHandle<crate::support::Result>> {
+    let many = NonZeroUsize::new(2 * count).unwrap();
+    let settings = world.settings().max_waiters_per_key(many).max_waiters(many).max_running(many);
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    let waiting = (0..count).map(|_| {
+        let (world, engine) = (world.clone(), engine.clone());
+        tokio::spawn(async move { world.run_as(&engine, operation().wait(MINUTE), Duration::ZERO, done()).await })
+    });
+    let waiting = waiting.collect();
+    while engine.waiting() < count {
+        tokio::task::yield_now().await;
+    }
+    waiting
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_who_wait_for_one_key_ask_the_store_as_one() {
+    let world = World::new();
+    let running = begun(&world, &world.at_least_once(), Duration::from_millis(10_001)).await;
+    let before = world.store.calls(Verb::Acquire);
+    let waiting = crowd(&world, 1_000).await;
+    let asked = || world.store.calls(Verb::Acquire) - before - 1_000;
+    for second in 1..=10 {
+        let earlier = asked();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let looks = asked() - earlier;
+        assert!((1..=5).contains(&looks), "{looks} looks in second {second}");
+    }
+    let earlier = asked();
+    world.store.announce(&world.record_id());
+    for waiting in waiting {
+        assert_replays(&waiting.await.unwrap(), "paid");
+    }
+    assert!(asked() - earlier <= 2, "{} looks at the settlement", asked() - earlier);
+    assert_ran(&running.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_one_that_asks_for_others_goes_away_another_one_asks() {
+    let world = World::new();
+    let running = begun(&world, &world.at_least_once(), Duration::from_secs(10)).await;
+    let mut waiting = crowd(&world, 10).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Whichever asks is among the first nine, or asks on.
+    for gone in waiting.drain(..9) {
+        gone.abort();
+    }
+    let start = Instant::now();
+    assert_replays(&waiting.pop().unwrap().await.unwrap(), "paid");
+    assert!(start.elapsed() <= Duration::from_millis(10_600), "{:?}", start.elapsed());
+    assert_ran(&running.await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_goes_away_is_asked_for_all_who_wait_and_not_by_each() {
+    let world = World::new();
+    let _running = begun(&world, &world.at_least_once(), Duration::from_secs(1000)).await;
+    let waiting = crowd(&world, 100).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let before = world.store.calls(Verb::Acquire);
+    for _ in 0..10 {
+        world.store.next(Verb::Acquire, Fault::ErrorBefore);
+    }
+    for waiting in waiting {
+        assert_in_progress(&waiting.await.unwrap());
+    }
+    let asked = world.store.calls(Verb::Acquire) - before;
+    assert!(asked <= 2, "{asked}: once, and once more for the answer that may be lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_those_who_wait_for_a_run_that_gives_back_one_runs_and_the_others_get_its_answer() {
+    let world = World::new();
+    let released = Disposition::Release { writes: Writes::Discard };
+    let releasing = begun_that(&world, &world.at_least_once(), Duration::from_secs(2), released).await;
+    let waiting = crowd(&world, 20).await;
+    let mut answers = Vec::new();
+    for waiting in waiting {
+        answers.push(waiting.await.unwrap());
+    }
+    let ran = answers.iter().filter(|answer| matches!(answer, Ok(Answer::Ran { .. }))).count();
+    let replayed = answers.iter().filter(|answer| matches!(answer, Ok(Answer::Replay(_)))).count();
+    assert_eq!((ran, replayed), (1, 19));
+    assert_ran(&releasing.await.unwrap());
 }

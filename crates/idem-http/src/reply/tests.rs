@@ -128,7 +128,12 @@ fn every_failure_of_the_engine_has_its_answer() {
         (ExecuteError::NotAdmitted(store(StoreErrorKind::Capacity)), unavailable),
         (ExecuteError::NotAdmitted(store(StoreErrorKind::Misconfigured)), unavailable),
         (ExecuteError::NotAdmitted(store(StoreErrorKind::Corrupt)), unreadable),
+        (ExecuteError::Busy(store(StoreErrorKind::Busy)), (503, Some(ProblemKind::Overloaded), Some("1"))),
         (ExecuteError::CommitUnclear(store(StoreErrorKind::Unavailable)), unclear),
+        (
+            ExecuteError::TransactionFailed(store(StoreErrorKind::TransactionFailed)),
+            (500, Some(ProblemKind::HandlerFailed), None),
+        ),
         (ExecuteError::TransactionHeld, (500, Some(ProblemKind::HandlerFailed), None)),
         (ExecuteError::ShuttingDown, unavailable),
         (ExecuteError::Overloaded { limit: 1 }, (503, Some(ProblemKind::Overloaded), Some("1"))),

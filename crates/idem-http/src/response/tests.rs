@@ -48,6 +48,18 @@ fn expected(status: u16, name: &str) -> Disposition {
 }
 
 #[test]
+fn only_a_time_that_the_handler_gives_is_told() {
+    let told =
+        |directives: &ResponseDirectives| HttpPolicy::new().capture(503, NO_HEADERS, Some(directives)).retry_after_s();
+    for (name, directives) in all_directives() {
+        assert_eq!(told(&directives), (name == "retryable after").then_some(7), "{name}");
+    }
+    let almost = ResponseDirectives::new().retryable_after(Duration::from_millis(6_001));
+    assert_eq!(told(&almost), Some(7));
+    assert_eq!(told(&almost.clone().do_not_store()), None);
+}
+
+#[test]
 fn every_status_becomes_what_the_design_says_under_every_directive() {
     for (name, directives) in all_directives() {
         for status in 100..=599 {

@@ -168,7 +168,7 @@ async fn the_lock_of_an_ended_run_that_is_put_back_turns_away_for_its_lease_and_
     world.write(&key, &lock);
     let turned_away = world.store.acquire(&repeat_of(&running)).await.unwrap();
     assert!(
-        matches!(turned_away, AcquireOutcome::InProgress { retry_after } if retry_after <= lasts),
+        matches!(turned_away, AcquireOutcome::InProgress { lease_left, .. } if lease_left <= lasts),
         "{turned_away:?}"
     );
     assert_eq!(world.store.durable().live_record(&running.id).await.unwrap(), None);

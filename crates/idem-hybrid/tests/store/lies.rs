@@ -130,18 +130,18 @@ impl World {
             // A replay from the fast store leaves the durable record alone; so does the durable one's.
             assert_eq!(after, next, "the record is not what the state machine makes of it");
         } else {
-            let AcquireOutcome::InProgress { retry_after } = answer else {
+            let AcquireOutcome::InProgress { lease_left, .. } = answer else {
                 panic!("answered {answer:?}, and the truth is {truth:?}")
             };
             assert_eq!(after, before, "somebody was turned away, and the record changed");
             let owns = before.as_ref().is_some_and(|record| record.owner == request.owner);
             assert!(!(owns && matches!(truth, AcquireOutcome::Acquired(_))), "the owner of a record was turned away");
-            let until = now.saturating_add(retry_after);
+            let until = now.saturating_add(lease_left);
             let lock = self.fast.locks(&id).into_iter().map(|(_, until)| until).max();
             let lock = lock.expect("turned away by a lock that nobody put");
             assert!(until <= lock, "turned away until {until} by a lock until {lock}");
             self.put_off += 1;
-            self.longest = self.longest.max(retry_after);
+            self.longest = self.longest.max(lease_left);
         }
     }
 

@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use crate::config::PostgresConfig;
 use crate::connect::handler_connection::{ROLLBACK, depth, prepare, required_depth, roll_back_by};
 use crate::connect::options::NEEDS_OPTIONS;
 use crate::error::{
@@ -54,11 +56,43 @@ pub(crate) struct Sessions {
     pooled: bool,
     /// Prepares statements in a new session.
     prepare_sql: String,
-    /// How long a caller waits for a permit, and then for a connection.
+    /// How long each step of connecting may take.
     client_timeout: Duration,
+    /// How many sessions there may be, and how long a caller waits for the permit to have one.
+    most: NonZeroU32,
+    transaction_wait: Duration,
     permits: Arc<Semaphore>,
+    waiting: AtomicU32,
     /// The most recently used is last.
     idle: Mutex<VecDeque<IdleConnection>>,
+}
+
+/// How many of the transactions that handlers may have are in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransactionSlots {
+    /// How many there may be: [`max_transactions`](crate::PostgresConfig::max_transactions).
+    pub most: u32,
+    /// How many are open, or are being opened or closed.
+    pub in_use: u32,
+    /// How many operations wait for one.
+    pub waiting: u32,
+}
+
+/// Counts one, until dropped.
+struct Counted<'a>(&'a AtomicU32);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct IdleConnection {
@@ -76,14 +110,29 @@ impl IdleConnection {
 impl Sessions {
     pub(crate) fn new(
         options: PgConnectOptions,
-        pooled: bool,
+        config: &PostgresConfig,
         prepare_sql: String,
         client_timeout: Duration,
-        most: NonZeroU32,
     ) -> Arc<Self> {
-        let most = usize::try_from(most.get()).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        let permits = Arc::new(Semaphore::new(most));
-        Arc::new(Self { options, pooled, prepare_sql, client_timeout, permits, idle: Mutex::default() })
+        let most = config.max_transactions;
+        let permits = usize::try_from(most.get()).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Arc::new(Self {
+            options,
+            pooled: config.pooled,
+            prepare_sql,
+            client_timeout,
+            most,
+            transaction_wait: config.transaction_wait,
+            permits: Arc::new(Semaphore::new(permits)),
+            waiting: AtomicU32::new(0),
+            idle: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn slots(&self) -> TransactionSlots {
+        let free = u32::try_from(self.permits.available_permits()).unwrap_or(u32::MAX);
+        let (most, waiting) = (self.most.get(), self.waiting.load(Ordering::Relaxed));
+        TransactionSlots { most, in_use: most.saturating_sub(free), waiting }
     }
 
     /// A permit with an idle connection, if both are there.
@@ -95,12 +144,15 @@ impl Sessions {
 
     /// Waits for a permit. Cancel-safe: dropping this future only gives up its turn.
     pub(crate) async fn permit(self: &Arc<Self>) -> Result<Permit, StoreError> {
-        match timeout(self.client_timeout, Arc::clone(&self.permits).acquire_owned()).await {
+        let _counted = Counted::new(&self.waiting);
+        match timeout(self.transaction_wait, Arc::clone(&self.permits).acquire_owned()).await {
             Ok(Ok(permit)) => Ok(Permit { permit, idle: self.take_idle(), sessions: Arc::clone(self) }),
             Ok(Err(_)) | Err(_) => {
-                let message =
-                    "all connections that there may be are in use, by handlers that run; see max_transactions";
-                Err(StoreError::new(StoreErrorKind::Unavailable, message))
+                let message = format!(
+                    "no transaction was free within {:?}: handlers have all {} that max_transactions allows",
+                    self.transaction_wait, self.most
+                );
+                Err(StoreError::new(StoreErrorKind::Busy, message))
             }
         }
     }

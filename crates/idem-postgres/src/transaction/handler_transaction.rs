@@ -215,14 +215,14 @@ fn refused(error: sqlx::Error) -> StoreError {
     }
     if is_shadowed(&error) {
         let message = "the handler has made a savepoint with the name of the store's; everything was rolled back";
-        return StoreError::new(StoreErrorKind::Unavailable, message).with_source(error);
+        return StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error);
     }
     // A deferred constraint says so in the name of the record.
     match outage("commit", error) {
         error if error.is_retryable() => error,
         error => {
             let message = "the server refused to commit, and everything was rolled back";
-            StoreError::new(StoreErrorKind::Unavailable, message).with_source(error)
+            StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Business writes and the record commit together, or not at all.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
+use idem_core::engine::{ExecuteError, Idempotency, Operation, RunError, Settings};
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyStore, Lease, OwnerOutcome, Settlement, StoreErrorKind,
-    StoreTransaction, TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyKey, IdempotencyStore, Lease, OwnerOutcome, Scope,
+    Settlement, StoreErrorKind, StoreTransaction, TransactionalStore, Writes,
 };
 use idem_postgres::{Isolation, PostgresConfig, PostgresStore, PostgresTransaction, TimeOffset};
 use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, completed, repeat_of, request, retryable};
@@ -201,6 +203,48 @@ async fn a_takeover_that_commits_makes_the_late_owner_stale() {
     assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
     assert_eq!(database.store.settle(&owner, &completed(), KEPT).await.unwrap(), OwnerOutcome::LeaseLost);
     assert_eq!(database.store.peek(&crashed.id).await.unwrap().unwrap().attempt, 2);
+}
+
+#[tokio::test]
+async fn when_handlers_have_all_transactions_the_next_operation_is_told_which_limit_it_met() {
+    const WAIT: Duration = Duration::from_millis(200);
+    let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN).transaction_wait(WAIT)).await;
+    let slots = || {
+        let slots = database.store.transactions();
+        (slots.in_use, slots.waiting, slots.most)
+    };
+    assert_eq!(slots(), (0, 0, 1));
+    let held = database.begin(&request()).await;
+    assert_eq!(slots(), (1, 0, 1));
+    let start = Instant::now();
+    let turned_away = tokio::spawn({
+        let store = database.store.clone();
+        async move { store.begin(&request()).await }
+    });
+    while slots() != (1, 1, 1) {
+        assert!(start.elapsed() < Duration::from_secs(5), "nobody waits");
+        tokio::task::yield_now().await;
+    }
+    let error = turned_away.await.unwrap().unwrap_err();
+    assert!(start.elapsed() >= WAIT);
+    assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::Busy, false));
+    assert_eq!(
+        error.to_string(),
+        "no transaction was free within 200ms: handlers have all 1 that max_transactions allows"
+    );
+    // An engine says the same, and does not let its caller wait twice.
+    let engine = Idempotency::transactional(Arc::new(database.store.clone()), Settings::new());
+    let key = IdempotencyKey::new("k").unwrap();
+    let operation = Operation::new(Scope::single_tenant("op"), key, Fingerprint::of_bytes("op", b"body"));
+    let start = Instant::now();
+    let refused = engine.run::<(), String, _, _>(operation, |_| async { Ok(()) }).await;
+    let Err(RunError::Engine(ExecuteError::Busy(error))) = refused else { panic!("{refused:?}") };
+    assert!(error.to_string().contains("max_transactions"), "{error}");
+    assert!(start.elapsed() < 2 * WAIT, "{:?}", start.elapsed());
+    drop(held);
+    let (_, transaction) = database.begin(&request()).await;
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    assert_eq!(slots(), (0, 0, 1));
 }
 
 #[tokio::test]

@@ -166,7 +166,7 @@ async fn callers_that_wait_for_a_transaction_are_limited_and_leave_nothing_behin
             continue;
         }
         let (error, record) = caller.await.unwrap();
-        assert_eq!(error.kind(), StoreErrorKind::Capacity);
+        assert_eq!(error.kind(), StoreErrorKind::Busy);
         assert!(!error.is_indeterminate() && error.to_string().contains("1024 wait"), "{error:?}");
         assert_eq!(record, None, "it was turned away and left something behind");
         turned_away += 1;

@@ -158,7 +158,7 @@ fn assert_duration(subject: &Subject, what: &str, actual: Duration, expected: Du
 #[track_caller]
 fn assert_in_progress(subject: &Subject, outcome: &AcquireOutcome, expected: Duration) {
     match outcome {
-        AcquireOutcome::InProgress { retry_after } => assert_duration(subject, "retry_after", *retry_after, expected),
+        AcquireOutcome::InProgress { lease_left, .. } => assert_duration(subject, "lease_left", *lease_left, expected),
         other => panic!("expected InProgress, got {other:?}"),
     }
 }

@@ -55,8 +55,14 @@ pub(super) fn align_answer(actual: Answer, expected: &Answer, precision: Duratio
 
 fn align_outcome(actual: &mut AcquireOutcome, expected: &AcquireOutcome, precision: Duration) {
     match (actual, expected) {
-        (AcquireOutcome::InProgress { retry_after: actual }, AcquireOutcome::InProgress { retry_after: expected })
-        | (AcquireOutcome::Backoff { retry_after: actual }, AcquireOutcome::Backoff { retry_after: expected }) => {
+        (
+            AcquireOutcome::InProgress { lease_left, age },
+            AcquireOutcome::InProgress { lease_left: expected_left, age: expected_age },
+        ) => {
+            align_duration(lease_left, *expected_left, precision);
+            align_duration(age, *expected_age, precision);
+        }
+        (AcquireOutcome::Backoff { retry_after: actual }, AcquireOutcome::Backoff { retry_after: expected }) => {
             align_duration(actual, *expected, precision);
         }
         (AcquireOutcome::Replay(actual), AcquireOutcome::Replay(expected)) => {

@@ -123,6 +123,8 @@ pub(super) fn a_handler_may_say_how_its_answer_is_settled(target: &Target) {
     let payments = if target.contract() == Contract::Transactional { 2 } else { 3 };
     assert_eq!(meets("retryable-after", "retryable-after=30"), Repeat::Backoff);
     assert_eq!(target.effects(), payments);
+    let told = target.send(&target.pay("told-when").simulate("status-before=503,retryable-after=30"));
+    assert_eq!((told.status, told.retry_after()), (503, Some(30)));
     assert_eq!(meets("keep-writes", "status=404,keep-writes"), Repeat::Replay);
     assert_eq!(target.effects(), payments + 1);
     let unkept = target.pay("do-not-retain-body");

@@ -191,8 +191,49 @@ pub(super) const PATCHES: &[Patch] = &[
         "waiter-does-not-look-again",
         &["engine", "axum"],
         "crates/idem-core/src/engine/admit.rs",
-        "() = settled => {}",
-        "() = settled => if PLANTED { return Ok(super::bugs::unasked(shared, request, look)) },",
+        "Admission::Answered(AcquireOutcome::InProgress { .. }) => latest = look,",
+        "Admission::Answered(AcquireOutcome::InProgress { .. }) if PLANTED => {
+                    pace.due().await;
+                    return Ok(super::bugs::unasked(shared, self.request, look));
+                }
+                Admission::Answered(AcquireOutcome::InProgress { .. }) => latest = look,",
+    ),
+    patch(
+        "waiters-ask-one-by-one",
+        &["engine"],
+        "crates/idem-core/src/engine/admit.rs",
+        "waiter.tell(&mut pace, Told::Answer(outcome.clone()));",
+        "if !PLANTED {
+                        waiter.tell(&mut pace, Told::Answer(outcome.clone()));
+                    }",
+    ),
+    patch(
+        "settlement-overlooked-between-two-turns",
+        &["engine", "engine-parts"],
+        "crates/idem-core/src/engine/waiters.rs",
+        "Ok(()) = self.settled.changed() => self.next = Instant::now(),",
+        "Ok(()) = self.settled.changed(), if !PLANTED => self.next = Instant::now(),",
+    ),
+    patch(
+        "answer-for-those-who-sent-something-else",
+        &["engine-parts"],
+        "crates/idem-core/src/engine/waiters.rs",
+        ".find(|group| group.fingerprint == fingerprint)",
+        ".find(|group| PLANTED || group.fingerprint == fingerprint)",
+    ),
+    patch(
+        "record-of-another-algorithm-is-a-mismatch",
+        &["engine"],
+        "crates/idem-core/src/engine/admit.rs",
+        "let other = stored != self.request.fingerprint.algorithm();",
+        "let other = !PLANTED && stored != self.request.fingerprint.algorithm();",
+    ),
+    patch(
+        "busy-store-is-asked-twice",
+        &["postgres-transactions"],
+        "crates/idem-core/src/engine/admit.rs",
+        "error.kind() != StoreErrorKind::Busy",
+        "(PLANTED || error.kind() != StoreErrorKind::Busy)",
     ),
     patch(
         "no-task-of-its-own",

@@ -133,9 +133,9 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "release-on-5xx",
         &["http", "sockets"],
-        "crates/idem-http/src/response.rs",
-        "            400..500 => Self::Rejected,\n",
-        "            400..500 => Self::Rejected,\n            500..600 if PLANTED => Self::Refused,\n",
+        "crates/idem-http/src/meaning.rs",
+        "            400..500 => Self::Reject,\n",
+        "            400..500 => Self::Reject,\n            500..600 if PLANTED => Self::Release,\n",
     ),
     patch(
         "set-cookie-stored",
@@ -163,7 +163,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "rejection-keeps-its-writes",
         &["http", "axum"],
         "crates/idem-http/src/response.rs",
-        "class == Class::Done || directives.keep_writes;",
-        "class == Class::Done || directives.keep_writes || PLANTED;",
+        "meaning == Meaning::Complete || directives.keep_writes;",
+        "meaning == Meaning::Complete || directives.keep_writes || PLANTED;",
     ),
 ];

@@ -61,7 +61,7 @@ fn a_repeated_acquire_says_again_how_the_record_was_acquired() {
 
 #[test]
 fn a_live_lease_turns_others_away_until_it_ends() {
-    let in_progress_for = |retry_after| AcquireOutcome::InProgress { retry_after };
+    let in_progress_for = |lease_left| AcquireOutcome::InProgress { lease_left, age: LEASE - lease_left };
     assert_unchanged(&in_progress(), &request(2), START, in_progress_for(LEASE));
     assert_unchanged(&in_progress(), &request(2), seconds(4), in_progress_for(Duration::from_secs(6)));
     assert_unchanged(&in_progress(), &request(2), after(LEASE - TICK), in_progress_for(TICK));

@@ -50,6 +50,6 @@ fn replaying_the_original_gives_what_is_settled_and_runs_nothing() {
 #[test]
 fn replaying_the_original_changes_nothing_for_the_same_request() {
     let lenient = Acquire { on_mismatch: OnMismatch::ReplayOriginal, ..request(2) };
-    let outcome = AcquireOutcome::InProgress { retry_after: LEASE };
+    let outcome = AcquireOutcome::InProgress { lease_left: LEASE, age: Duration::ZERO };
     assert_unchanged(&in_progress(), &lenient, START, outcome);
 }

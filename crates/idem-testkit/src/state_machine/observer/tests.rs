@@ -140,7 +140,7 @@ fn a_renewal_of_what_is_settled_breaks_l3() {
 fn another_request_that_runs_or_is_answered_breaks_l4() {
     let seen = Seen::acquired();
     let (operation, record) = (Operation::Acquire(mismatch_of(&seen.request)), seen.running());
-    let answer = Answer::Acquire(AcquireOutcome::InProgress { retry_after: LEASE });
+    let answer = Answer::Acquire(AcquireOutcome::InProgress { lease_left: LEASE, age: Duration::ZERO });
     seen.breaks("L4", operation, answer, Some(record), seconds(2));
     let seen = Seen::settled(completed());
     let (operation, record) = (Operation::Acquire(mismatch_of(&seen.request)), seen.running());
@@ -160,7 +160,7 @@ fn a_mismatch_that_changes_the_record_breaks_l4() {
 fn a_key_that_waits_for_a_lease_that_is_over_breaks_l5() {
     let seen = Seen::acquired();
     let (operation, record) = (Operation::Acquire(repeat_of(&seen.request)), seen.running());
-    let answer = Answer::Acquire(AcquireOutcome::InProgress { retry_after: LEASE });
+    let answer = Answer::Acquire(AcquireOutcome::InProgress { lease_left: LEASE, age: Duration::ZERO });
     seen.breaks("L5", operation, answer, Some(record), START.saturating_add(LEASE));
 }
 

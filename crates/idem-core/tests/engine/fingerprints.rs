@@ -1,0 +1,70 @@
+//! Records whose fingerprints were made by another algorithm, as by another version.
+
+use std::time::Duration;
+
+use idem_core::engine::{Answer, Operation};
+use idem_core::{Algorithm, Fingerprint, Scope};
+
+use crate::support::{World, assert_ran, assert_replays, done};
+
+fn by(algorithm: u16, digest: u8) -> Fingerprint {
+    Fingerprint::from_parts(Algorithm::from_number(algorithm), [digest; 32])
+}
+
+fn operation(fingerprint: Fingerprint) -> Operation {
+    Operation::new(Scope::new("acme", "pay"), "k".parse().unwrap(), fingerprint)
+}
+
+/// The same request, by a version that knows the algorithm 7 and one that has changed to 8.
+fn earlier() -> Operation {
+    operation(by(7, 1))
+}
+
+fn later() -> Operation {
+    operation(by(8, 2)).also_fingerprinted(by(7, 1))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_is_compared_by_the_algorithm_that_it_was_made_with() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    assert_ran(&world.run_as(&engine, earlier(), Duration::ZERO, done()).await);
+    assert_replays(&world.run_as(&engine, later(), Duration::ZERO, done()).await, "paid");
+    let another = operation(by(8, 3)).also_fingerprinted(by(7, 4));
+    for other in [another, operation(by(8, 2)), operation(by(8, 2)).also_fingerprinted(by(9, 1))] {
+        let answer = world.run_as(&engine, other, Duration::ZERO, done()).await;
+        assert!(matches!(answer, Ok(Answer::Mismatch)), "{answer:?}");
+    }
+    assert_eq!(world.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_record_is_made_with_the_operations_own_algorithm() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    assert_ran(&world.run_as(&engine, later(), Duration::ZERO, done()).await);
+    assert_eq!(world.record().await.unwrap().fingerprint, by(8, 2));
+    assert_replays(&world.run_as(&engine, later(), Duration::ZERO, done()).await, "paid");
+    let answer = world.run_as(&engine, earlier(), Duration::ZERO, done()).await;
+    assert!(matches!(answer, Ok(Answer::Mismatch)), "a version that does not know 8 cannot compare: {answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_of_the_other_version_is_waited_for() {
+    let world = World::new();
+    let running = tokio::spawn({
+        let world = world.clone();
+        async move {
+            let engine = world.at_least_once();
+            world.run_as(&engine, earlier(), Duration::from_secs(3), done()).await
+        }
+    });
+    while world.record().await.is_none() {
+        tokio::task::yield_now().await;
+    }
+    let engine = world.at_least_once();
+    let waiting = later().wait(Duration::from_secs(30));
+    assert_replays(&world.run_as(&engine, waiting, Duration::ZERO, done()).await, "paid");
+    assert_ran(&running.await.unwrap());
+    assert_eq!(world.runs(), 1);
+}
