@@ -82,7 +82,7 @@ impl SqliteTransaction {
         if let Err(error) = sqlx::raw_sql("RELEASE idem").execute(&mut *self.transaction).await {
             let message = "could not settle: the transaction was ended before the handler was, by the handler, or by SQLite \
                  after an error such as a full disk; nothing of it is committed";
-            return Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error));
+            return Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error));
         }
         // Takes the write lock, so that the row cannot change between being read and being written.
         let lock = sqlx::query("UPDATE main.idem_records SET updated_at = updated_at WHERE id = ?");

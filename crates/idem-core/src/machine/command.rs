@@ -124,7 +124,7 @@ pub enum AcquireOutcome {
     InProgress {
         /// When the lease ends, if it is not renewed.
         lease_left: Duration,
-        /// How long ago the record came to be; zero where a transaction runs it, which has none yet.
+        /// For how long the operation has had a record, at least; zero where a transaction runs it, or a store does not know.
         age: Duration,
     },
     /// It is settled; this is the answer.

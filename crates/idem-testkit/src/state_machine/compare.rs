@@ -60,7 +60,10 @@ fn align_outcome(actual: &mut AcquireOutcome, expected: &AcquireOutcome, precisi
             AcquireOutcome::InProgress { lease_left: expected_left, age: expected_age },
         ) => {
             align_duration(lease_left, *expected_left, precision);
-            align_duration(age, *expected_age, precision);
+            // A lower bound.
+            if *age <= expected_age.saturating_add(precision) {
+                *age = *expected_age;
+            }
         }
         (AcquireOutcome::Backoff { retry_after: actual }, AcquireOutcome::Backoff { retry_after: expected }) => {
             align_duration(actual, *expected, precision);
