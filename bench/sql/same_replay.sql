@@ -1,2 +1,2 @@
 \set number random(1, 10000 - 1)
-SELECT * FROM idem.idem_acquire_v1(0, ARRAY[sha256(int8send(:number))], ARRAY[:number]::BIGINT[], ARRAY['bench'::BYTEA], ARRAY['tenant-4711'::BYTEA], ARRAY['POST /pay'::BYTEA], ARRAY[1]::BIGINT[], ARRAY[1]::BIGINT[], ARRAY[sha256('f')], ARRAY['\x00112233445566778899aabbccddeeff'::BYTEA], ARRAY[1]::BIGINT[], ARRAY[30000000]::BIGINT[], ARRAY[86400000000]::BIGINT[]);
+SELECT clock.at, known.* FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::BIGINT AS at OFFSET 0) AS clock LEFT JOIN LATERAL (SELECT one.xmin, one.* FROM idem.idem_records AS one WHERE one.id = sha256(int8send(:number)) OFFSET 0) AS known ON TRUE;

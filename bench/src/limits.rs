@@ -79,12 +79,12 @@ async fn postgres(server: &Postgres, pace: Pace, report: &mut Report) -> Result<
         ),
         (
             "Postgres, at most: replays, 1 client",
-            vec![by("by hand", "replay.sql", 1), by("the call alone", "same_replay.sql", 1)],
+            vec![by("by hand", "replay.sql", 1), by("the lookup alone", "same_replay.sql", 1)],
         ),
     ];
     for (name, contestants) in contests {
         let outcome = hold(name, pace.rounds, contestants).await?;
-        for limit in ["the record alone", "the call alone"] {
+        for limit in ["the record alone", "the lookup alone"] {
             say(&outcome, limit, "by hand", ("rate", per_second));
             say(&outcome, limit, "bare write", ("rate", per_second));
             say(&outcome, limit, "by hand", ("p50", p50));

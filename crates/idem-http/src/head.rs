@@ -55,6 +55,11 @@ impl<F: HeaderFields> RequestHead<'_, F> {
             return Ok(None);
         }
         let key = match parse_key_header(self.headers.values(&policy.key_header)) {
+            Ok(Some(key)) if key.as_str().len() < policy.min_key_length => {
+                let (bytes, least) = (key.as_str().len(), policy.min_key_length);
+                let detail = format!("The key has {bytes} bytes; at least {least} are needed, as in a UUID.");
+                return Err(Problem::new(ProblemKind::KeyInvalid).detail(detail));
+            }
             Ok(Some(key)) => key,
             Ok(None) if policy.key_required => return Err(Problem::new(ProblemKind::KeyMissing)),
             Ok(None) => return Ok(None),

@@ -30,7 +30,7 @@ impl Meaning {
     /// | status | meaning |
     /// |---|---|
     /// | 2xx, 3xx | complete |
-    /// | 101, 401, 403, 407, 408, 421, 425, 429 | release: they say nothing about the operation |
+    /// | 101, 401, 403, 405, 407, 408, 421, 425, 429 | release: they say nothing about the operation |
     /// | other 4xx | reject |
     /// | 5xx and others | fault |
     #[must_use]
@@ -39,7 +39,7 @@ impl Meaning {
             200..400 => Self::Complete,
             // Authentication, timing, routing and rate limits say nothing about the operation: storing them would poison
             // the key. A protocol upgrade cannot be replayed either.
-            101 | 401 | 403 | 407 | 408 | 421 | 425 | 429 => Self::Release,
+            101 | 401 | 403 | 405 | 407 | 408 | 421 | 425 | 429 => Self::Release,
             400..500 => Self::Reject,
             _ => Self::Fault,
         }

@@ -16,10 +16,12 @@ pub struct HttpPolicy {
     pub(crate) replay_header: Bytes,
     pub(crate) challenge: Bytes,
     pub(crate) key_required: bool,
+    pub(crate) min_key_length: usize,
     pub(crate) methods: Vec<String>,
     pub(crate) request_body_limit: usize,
     pub(crate) request_body_timeout: Duration,
     pub(crate) stored_response_limit: usize,
+    pub(crate) key_only: bool,
     pub(crate) response_body_timeout: Duration,
     pub(crate) budget: ByteBudget,
     pub(crate) fingerprint_headers: Vec<String>,
@@ -60,10 +62,12 @@ impl HttpPolicy {
             replay_header: Bytes::from_static(b"idempotency-replayed"),
             challenge: Bytes::from_static(b"Bearer"),
             key_required: true,
+            min_key_length: 1,
             methods: vec!["POST".to_owned(), "PATCH".to_owned()],
             request_body_limit: 1024 * 1024,
             request_body_timeout: Duration::from_secs(60),
             stored_response_limit: 1024 * 1024,
+            key_only: false,
             response_body_timeout: Duration::from_secs(60),
             budget: ByteBudget::new(256 * 1024 * 1024),
             fingerprint_headers: FINGERPRINT_HEADERS.map(str::to_owned).to_vec(),
@@ -103,6 +107,15 @@ impl HttpPolicy {
         self
     }
 
+    /// The shortest key that is accepted, in bytes. Shorter ones are refused with 400. Default 1: a key needs to be unique only
+    /// among those of one principal and operation. A client that counts from 1 and starts again meets its earlier keys;
+    /// 16 refuses such keys, and accepts UUIDs.
+    #[must_use]
+    pub fn min_key_length(mut self, bytes: usize) -> Self {
+        self.min_key_length = bytes;
+        self
+    }
+
     /// The methods that are protected. Default POST and PATCH: the others are idempotent by themselves (RFC
     /// 9110 section 9.2.2). GET, HEAD, OPTIONS, CONNECT and TRACE are never protected, whatever is named here.
     #[must_use]
@@ -135,6 +148,15 @@ impl HttpPolicy {
     #[must_use]
     pub fn stored_response_limit(mut self, bytes: usize) -> Self {
         self.stored_response_limit = bytes;
+        self
+    }
+
+    /// Stores no bodies: a replay has the original status, the `Location`, the headers of
+    /// [`allow_stored_header`](Self::allow_stored_header), and an empty body. For answers that must not be kept, or that clients do
+    /// not need twice. A response is settled before its body is sent. Default off: a repeat gets the whole first answer.
+    #[must_use]
+    pub fn key_only(mut self) -> Self {
+        self.key_only = true;
         self
     }
 

@@ -156,7 +156,7 @@ impl HttpPolicy {
             ExecuteError::TransactionHeld => Problem::new(ProblemKind::HandlerFailed)
                 .detail("The handler kept its transaction beyond its end; its writes were rolled back."),
             ExecuteError::TransactionFailed(_) => Problem::new(ProblemKind::HandlerFailed).detail(
-                "The handler's transaction could not be committed, because of an error in it; nothing was kept.",
+                "The handler's transaction could not be committed, because of an error in it. A repeat runs again.",
             ),
             ExecuteError::CommitUnclear(_) | ExecuteError::Interrupted => later(ProblemKind::CommitUnclear),
             ExecuteError::Overloaded { .. } => later(ProblemKind::Overloaded)

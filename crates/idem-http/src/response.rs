@@ -36,6 +36,8 @@ pub struct ResponseCapture {
     timeout: Duration,
     length: usize,
     chunks: Vec<Bytes>,
+    /// Whether a replay has no body.
+    key_only: bool,
     body_retained: bool,
 }
 
@@ -51,6 +53,10 @@ impl HttpPolicy {
         let mut headers = storable(headers, &self.allowed_headers);
         // A replay is marked by this policy alone; a mark that the handler passed on belongs to somebody else's replay.
         headers.retain(|field| field.name != self.replay_header);
+        if self.key_only {
+            let is_allowed = |name: &Bytes| self.allowed_headers.iter().any(|allowed| allowed.as_bytes() == name);
+            headers.retain(|field| field.name == "location" || is_allowed(&field.name));
+        }
         let directives = directives.cloned().unwrap_or_default();
         let is_stream = |field: &HeaderField| {
             field.name == "content-type" && field.value.to_ascii_lowercase().starts_with(b"text/event-stream")
@@ -65,6 +71,7 @@ impl HttpPolicy {
             timeout: self.response_body_timeout,
             length: 0,
             chunks: Vec::new(),
+            key_only: self.key_only,
             body_retained,
         }
     }
@@ -74,7 +81,7 @@ impl ResponseCapture {
     /// Whether the body is wanted at all.
     #[must_use]
     pub fn begin(&self) -> Captured {
-        if self.body_retained { Captured::More } else { Captured::Enough }
+        if self.body_retained && !self.key_only { Captured::More } else { Captured::Enough }
     }
 
     /// The value of `Retry-After` for the client, unless the handler has sent one: the time of
@@ -122,13 +129,17 @@ impl ResponseCapture {
     /// What the record becomes, and the chunks that the client has still to be sent.
     #[must_use]
     pub fn conclude(self) -> Conclusion<Vec<Bytes>> {
-        let Self { classifier, status, headers, directives, chunks, body_retained, .. } = self;
-        let body = if body_retained { StoredBody::Retained(joined(&chunks)) } else { StoredBody::NotRetained };
+        let Self { classifier, status, headers, directives, chunks, key_only, body_retained, .. } = self;
+        let body = match (key_only, body_retained) {
+            (true, _) => StoredBody::Retained(Bytes::new()),
+            (false, true) => StoredBody::Retained(joined(&chunks)),
+            (false, false) => StoredBody::NotRetained,
+        };
         let meaning = match &classifier {
             Some(classifier) => {
                 let body = match &body {
-                    StoredBody::Retained(body) => Some(&body[..]),
-                    StoredBody::NotRetained => None,
+                    StoredBody::Retained(body) if !key_only => Some(&body[..]),
+                    StoredBody::Retained(_) | StoredBody::NotRetained => None,
                 };
                 classifier.meaning(&AnsweredWith { status, headers: &headers, body })
             }

@@ -218,6 +218,39 @@ async fn a_request_that_failed_validation_may_be_corrected_where_the_policy_says
 }
 
 #[tokio::test]
+async fn a_policy_that_keeps_only_keys_replays_status_and_location() {
+    let runs = Runs::default();
+    let handler = {
+        let runs = runs.clone();
+        async move || {
+            let headers = [("location", "/payments/7"), ("etag", "\"7\""), ("x-trace", "t")];
+            (StatusCode::CREATED, headers, format!("secret {}", runs.next()))
+        }
+    };
+    let policy = HttpPolicy::new().key_only().allow_stored_header("x-trace");
+    let router = Router::new().route("/p", on_post(handler).layer(at_most_once().policy(policy)));
+    let first = send(&router, post("/p", "k")).await;
+    assert_eq!((first.status, first.text()), (StatusCode::CREATED, "secret 1"));
+    let again = send(&router, post("/p", "k")).await;
+    assert!(again.is_replay());
+    assert_eq!((again.status, again.text()), (StatusCode::CREATED, ""));
+    assert_eq!((again.header("location"), again.header("etag")), (Some("/payments/7"), None));
+    assert_eq!(again.header("x-trace"), Some("t"));
+    assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test]
+async fn a_key_that_is_too_short_is_refused_and_says_how_long_it_has_to_be() {
+    let runs = Runs::default();
+    let layer = at_most_once().policy(HttpPolicy::new().min_key_length(16));
+    let router = route(&runs, StatusCode::CREATED, ResponseDirectives::new(), layer);
+    let refused = send(&router, post("/p", "123456789012345")).await;
+    refused.assert_problem(ProblemKind::KeyInvalid);
+    assert_eq!(refused.json()["detail"], "The key has 15 bytes; at least 16 are needed, as in a UUID.");
+    send(&router, post("/p", "1234567890123456")).await.assert_run(1);
+}
+
+#[tokio::test]
 async fn what_the_handler_says_goes_before_what_the_policy_says() {
     let runs = Runs::default();
     let policy = HttpPolicy::new().classify(|_| Meaning::Complete);

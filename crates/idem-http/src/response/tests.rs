@@ -34,7 +34,7 @@ fn expected(status: u16, name: &str) -> Disposition {
         _ => StoredBody::Retained("body".into()),
     };
     let response = StoredResponse { status, headers: Arc::from([]), body };
-    let released = [101, 401, 403, 407, 408, 421, 425, 429].contains(&status);
+    let released = [101, 401, 403, 405, 407, 408, 421, 425, 429].contains(&status);
     let succeeded = status / 100 == 2 || status / 100 == 3;
     let writes = if succeeded || name.contains("keep writes") { Writes::Keep } else { Writes::Discard };
     match name {
