@@ -1,4 +1,4 @@
-//! What a settled record takes at rest, beside the smallest one by hand that holds as much: key, fingerprint, token, end, status,
+//! Bytes of a settled record, compared with the smallest one by hand that holds as much: key, fingerprint, token, end, status,
 //! and the same answer of 512 bytes.
 
 use std::fmt;
@@ -98,7 +98,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// The table with its indexes, once the rows that nobody sees any more are gone.
+/// The table with its indexes, once dead rows are gone.
 async fn of_table(connection: &mut PgConnection, table: &str, records: u64) -> Result<f64, Error> {
     servers::run(connection, &format!("VACUUM (ANALYZE) {table}")).await?;
     let size = format!("SELECT pg_total_relation_size('{table}')");

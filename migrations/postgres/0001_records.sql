@@ -5,8 +5,8 @@ CREATE TABLE "idem".idem_identity (
 INSERT INTO "idem".idem_identity (identity) VALUES (gen_random_uuid());
 COMMENT ON TABLE "idem".idem_identity IS 'One row: the identity of the records in this schema.';
 
--- Whether a row can be a record. Operators are qualified, because the function has no path of its own: setting one would
--- cost more than all the rest.
+-- Whether a row can be a record. Operators are qualified, because the function sets no search path: setting one would cost
+-- more than all the rest.
 CREATE FUNCTION "idem".idem_is_sound_v1(
     id BYTEA, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT,
     acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT, not_before BIGINT, checkpoint_name BYTEA,

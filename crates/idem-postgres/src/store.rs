@@ -125,7 +125,7 @@ impl PostgresStore {
         Ok(self.shared.upkeep.self_test_report().await?)
     }
 
-    /// How many of the transactions that handlers may have are in use, for a gauge. It asks nobody.
+    /// How many of the transactions that handlers may have are in use, for a gauge. It does not ask the server.
     #[must_use]
     pub fn transactions(&self) -> TransactionSlots {
         self.shared.transactions.sessions.slots()

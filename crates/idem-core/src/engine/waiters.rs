@@ -52,7 +52,7 @@ struct Group {
 pub(super) enum Told {
     /// The answer, which is not [`AcquireOutcome::InProgress`].
     Answer(AcquireOutcome),
-    /// The store could not answer, so that it is still in progress as far as is known.
+    /// The store could not answer. The operation may still be in progress.
     Nothing,
 }
 
@@ -125,7 +125,7 @@ impl Waiters {
                 group
             }
         };
-        // Only what is told from here on counts.
+        // Earlier answers are not for this waiter.
         let told = group.told.subscribe();
         waiting.count += 1;
         Some(Waiter { waiters: self, id, group, told })
@@ -169,12 +169,12 @@ impl Waiter<'_> {
         }
     }
 
-    /// The turn to ask, once nobody else has it.
+    /// The turn to ask, once no other waiter has it.
     pub(super) fn turn(&self) -> impl Future<Output = OwnedMutexGuard<Pace>> + Send + use<> {
         Arc::clone(&self.group.turn).lock_owned()
     }
 
-    /// Tells those who wait for the same answer. Whoever comes later asks again, at once.
+    /// Gives the answer to all waiters of the group. A later waiter asks again, at once.
     pub(super) fn tell(&self, pace: &mut Pace, told: Told) {
         pace.restart();
         self.group.told.send_replace(told);
