@@ -208,8 +208,9 @@ async fn a_thousand_who_wait_for_one_key_ask_the_store_as_one() {
         let earlier = asked();
         tokio::time::sleep(Duration::from_secs(1)).await;
         let looks = asked() - earlier;
-        assert!((1..=5).contains(&looks), "{looks} looks in second {second}");
+        assert!(looks <= 5, "{looks} looks in second {second}");
     }
+    assert!(asked() >= 8, "{} looks in ten seconds", asked());
     let earlier = asked();
     world.store.announce(&world.record_id());
     for waiting in waiting {

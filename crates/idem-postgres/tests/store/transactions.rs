@@ -207,7 +207,7 @@ async fn a_takeover_that_commits_makes_the_late_owner_stale() {
 
 #[tokio::test]
 async fn when_handlers_have_all_transactions_the_next_operation_is_told_which_limit_it_met() {
-    const WAIT: Duration = Duration::from_millis(200);
+    const WAIT: Duration = Duration::from_secs(1);
     let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN).transaction_wait(WAIT)).await;
     let slots = || {
         let slots = database.store.transactions();
@@ -230,7 +230,7 @@ async fn when_handlers_have_all_transactions_the_next_operation_is_told_which_li
     assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::Busy, false));
     assert_eq!(
         error.to_string(),
-        "no transaction was free within 200ms: handlers have all 1 that max_transactions allows"
+        "no transaction was free within 1s: handlers have all 1 that max_transactions allows"
     );
     // An engine says the same, and does not let its caller wait twice.
     let engine = Idempotency::transactional(Arc::new(database.store.clone()), Settings::new());

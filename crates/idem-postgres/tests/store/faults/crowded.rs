@@ -37,7 +37,7 @@ async fn repeats_do_not_wait_for_a_connection_of_a_handler() {
     let start = Instant::now();
     let refused = world.store.begin(&transactional()).await.unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::Busy, "{refused:?}");
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     for transaction in running {
         transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
     }
