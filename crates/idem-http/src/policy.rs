@@ -153,7 +153,7 @@ impl HttpPolicy {
 
     /// Stores no bodies: a replay has the original status, the `Location`, the headers of
     /// [`allow_stored_header`](Self::allow_stored_header), and an empty body. For answers that must not be kept, or that clients do
-    /// not need twice. A response is settled before its body is sent. Default off: a repeat gets the whole first answer.
+    /// not need twice. A response is settled before its body is sent, unless [`classify`](Self::classify) has to read it. Default off: a repeat gets the whole first answer.
     #[must_use]
     pub fn key_only(mut self) -> Self {
         self.key_only = true;

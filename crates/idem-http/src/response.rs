@@ -81,7 +81,9 @@ impl ResponseCapture {
     /// Whether the body is wanted at all.
     #[must_use]
     pub fn begin(&self) -> Captured {
-        if self.body_retained && !self.key_only { Captured::More } else { Captured::Enough }
+        // What is stored needs no body where only the key is kept; a classifier does.
+        let is_needed = !self.key_only || self.classifier.is_some();
+        if self.body_retained && is_needed { Captured::More } else { Captured::Enough }
     }
 
     /// The value of `Retry-After` for the client, unless the handler has sent one: the time of
@@ -130,21 +132,18 @@ impl ResponseCapture {
     #[must_use]
     pub fn conclude(self) -> Conclusion<Vec<Bytes>> {
         let Self { classifier, status, headers, directives, chunks, key_only, body_retained, .. } = self;
-        let body = match (key_only, body_retained) {
-            (true, _) => StoredBody::Retained(Bytes::new()),
-            (false, true) => StoredBody::Retained(joined(&chunks)),
-            (false, false) => StoredBody::NotRetained,
-        };
+        let body = if body_retained { StoredBody::Retained(joined(&chunks)) } else { StoredBody::NotRetained };
         let meaning = match &classifier {
             Some(classifier) => {
                 let body = match &body {
-                    StoredBody::Retained(body) if !key_only => Some(&body[..]),
-                    StoredBody::Retained(_) | StoredBody::NotRetained => None,
+                    StoredBody::Retained(body) => Some(&body[..]),
+                    StoredBody::NotRetained => None,
                 };
                 classifier.meaning(&AnsweredWith { status, headers: &headers, body })
             }
             None => Meaning::of_status(status),
         };
+        let body = if key_only { StoredBody::Retained(Bytes::new()) } else { body };
         let response = StoredResponse { status, headers: Arc::from(headers), body };
         let disposition = disposition(meaning, &directives, response);
         Conclusion { value: chunks, disposition, retention: directives.retention }

@@ -103,7 +103,7 @@ impl Shared {
 }
 
 impl AcquireAttempt<'_> {
-    /// Waits for the turn to ask for all who wait for the same answer, or for what another one of them was answered.
+    /// Waits until another waiter was answered, or until it is this one's turn to ask for all with the same request.
     async fn wait(
         mut self,
         first: Admission,
@@ -132,7 +132,7 @@ impl AcquireAttempt<'_> {
                 shared.permits_to_look().await
             };
             let permits = tokio::select! {
-                // First, as it asks at once even if it hardly waits.
+                // First: a short wait still asks once.
                 biased;
                 permits = permits => permits,
                 () = tokio::time::sleep_until(deadline) => return Ok(latest),

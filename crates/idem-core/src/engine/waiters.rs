@@ -39,15 +39,15 @@ struct Waiting {
     groups: Vec<Arc<Group>>,
 }
 
-/// Those who wait for the same answer.
+/// The waiters of one record that sent the same request.
 struct Group {
     fingerprint: Fingerprint,
-    /// Held by the one that asks.
+    /// Held by the waiter that asks the store.
     turn: Arc<tokio::sync::Mutex<Pace>>,
     told: watch::Sender<Told>,
 }
 
-/// What the one that asked tells the others.
+/// What the waiter that asked tells the others.
 #[derive(Debug, Clone)]
 pub(super) enum Told {
     /// The answer, which is not [`AcquireOutcome::InProgress`].
@@ -136,7 +136,7 @@ impl Waiters {
         self.waiting().count
     }
 
-    /// Lets the one that asks for `id` do so at once.
+    /// Lets the store be asked for `id` at once.
     pub(super) fn wake(&self, id: &RecordId) {
         if let Some(waiting) = self.waiting().records.get(id) {
             waiting.settled.send_replace(());
@@ -160,7 +160,7 @@ pub(super) struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Until the one that asks has told something.
+    /// Waits for what the waiter that asks tells the others.
     pub(super) async fn told(&mut self) -> Told {
         match self.told.changed().await {
             Ok(()) => self.told.borrow_and_update().clone(),

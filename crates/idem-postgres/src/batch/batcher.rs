@@ -250,7 +250,10 @@ impl BatchWorker {
         let (verbs, positions) = deduplicate(jobs);
         let answers = match self.send(&verbs, lock_wait).await {
             Err(SendError::ConnectionLost(error)) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "a connection was lost");
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "a statement is sent once more over another connection"
+                );
                 // The first statement may have been done, however the second one ends.
                 let sent = self.send(&verbs, lock_wait).await;
                 sent.map_err(|failure| failure.indeterminate())

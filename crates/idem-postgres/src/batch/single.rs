@@ -1,6 +1,6 @@
 //! Statements for a verb alone, in a session of this client's own.
 //!
-//! They do what the functions of the schema do with many verbs, in half of the server's time: no call, no arrays, and the
+//! They do what the functions of the schema do with many verbs, for less of the server's time: no call, no arrays, and the
 //! planner's settings are the session's. Rare verbs have no such statement. A comment names the
 //! function, for those who look at what the server does.
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
-use idem_core::engine::{ExecuteError, Idempotency, Operation, RunError, Settings};
+use idem_core::engine::{Context, ExecuteError, Idempotency, Operation, RunError, Settings};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyKey, IdempotencyStore, Lease, OwnerOutcome, Scope,
     Settlement, StoreErrorKind, StoreTransaction, TransactionalStore, Writes,
@@ -207,8 +207,9 @@ async fn a_takeover_that_commits_makes_the_late_owner_stale() {
 
 #[tokio::test]
 async fn when_handlers_have_all_transactions_the_next_operation_is_told_which_limit_it_met() {
+    // The default, which an engine's default patience with its store has to outlast.
     const WAIT: Duration = Duration::from_secs(1);
-    let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN).transaction_wait(WAIT)).await;
+    let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
     let slots = || {
         let slots = database.store.transactions();
         (slots.in_use, slots.waiting, slots.most)
@@ -278,7 +279,7 @@ async fn a_handler_that_ends_the_transaction_itself_is_noticed() {
             sqlx::raw_sql(end).execute(&mut **handlers(&mut *transaction)).await.unwrap();
             let error = transaction.finish(&completed(), KEPT, writes).await.unwrap_err();
             assert!(error.to_string().contains("has ended its transaction"), "{end}: {error}");
-            assert!(!error.is_indeterminate());
+            assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::TransactionFailed, false));
             assert_eq!(database.store.peek(&request.id).await.unwrap(), None, "{end}: it is not settled");
             // The one connection is as good as before.
             let (_, mut next) = database.begin(&idem_testkit::fixture::request()).await;
@@ -297,9 +298,36 @@ async fn an_error_that_the_handler_overlooked_keeps_nothing() {
     let (_, mut transaction) = database.begin(&request).await;
     database.write(&mut *transaction).await;
     sqlx::raw_sql("SELECT 1 / 0").execute(&mut **handlers(&mut *transaction)).await.unwrap_err();
-    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+    let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{error:?}");
     assert_eq!(database.effects().await, 0);
     assert_eq!(database.store.peek(&request.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_engine_says_that_a_transaction_failed_and_runs_the_repeat() {
+    let database = Database::new().await;
+    let engine = Idempotency::transactional(Arc::new(database.store.clone()), Settings::new());
+    let insert = format!("INSERT INTO {}.effects DEFAULT VALUES", database.schema.name);
+    let run = async |then: &'static str| {
+        let key = IdempotencyKey::new("k").unwrap();
+        let operation = Operation::new(Scope::single_tenant("op"), key, Fingerprint::of_bytes("op", b"body"));
+        let insert = insert.clone();
+        let work = move |context: Context| async move {
+            let mut transaction = context.transaction::<PostgresTransaction>().unwrap();
+            sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut **transaction).await.unwrap();
+            // Whether it fails is not looked at.
+            let _ = sqlx::raw_sql(then).execute(&mut **transaction).await;
+            Ok::<_, String>(())
+        };
+        engine.run(operation, work).await
+    };
+    let failed = run("SELECT 1 / 0").await;
+    assert!(matches!(failed, Err(RunError::Engine(ExecuteError::TransactionFailed(_)))), "{failed:?}");
+    assert_eq!(database.effects().await, 0);
+    assert!(!run("SELECT 1").await.unwrap().replayed);
+    assert!(run("SELECT 1").await.unwrap().replayed);
+    assert_eq!(database.effects().await, 1);
 }
 
 #[tokio::test]
@@ -316,6 +344,7 @@ async fn a_commit_that_the_database_refuses_keeps_nothing() {
     let insert = format!("INSERT INTO {schema}.bookings VALUES (1)");
     sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut **handlers(&mut *transaction)).await.unwrap();
     let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{error:?}");
     assert!(!error.is_indeterminate(), "the server said no: {error:?}");
     assert_eq!(database.store.peek(&request.id).await.unwrap(), None);
     assert_eq!(number(&mut connection().await, format!("SELECT count(*) FROM {schema}.bookings")).await, 0);
