@@ -35,6 +35,8 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let replaying = contest("HTTP in memory, replaying", &in_memory, None, Keys::Few, pace).await?;
     let figure = ratio(&replaying, Stack::Memory, Stack::Bare);
     report.judge("axum + memory, replaying, against the bare handler", Goal::AtLeast(0.9), figure);
+    let figure = ratio(&replaying, Stack::Memory, Stack::PeerInMemory);
+    report.judge("axum + memory, replaying, against axum-idempotent", Goal::AtLeast(1.1), figure);
     let figure = ratio(&replaying, Stack::ActixMemory, Stack::Memory);
     report.judge("actix against axum, replaying", Goal::Between(0.9, 1.1), figure);
     report.add(replaying);
