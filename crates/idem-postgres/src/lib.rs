@@ -23,5 +23,6 @@ pub use schema::partitions::partitioning;
 pub use store::PostgresStore;
 pub use transaction::guard::Guard;
 pub use transaction::handler_transaction::PostgresTransaction;
+pub use transaction::join::{CommitTicket, Join, JoinedRun};
 pub use upkeep::health::{PostgresHealth, SelfTestReport};
 pub use upkeep::privileges::OpenSchema;

@@ -10,7 +10,7 @@ use idem_core::{
     LiveRecord, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
     StoreError, Term, TransactionalStore, machine,
 };
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{ConnectOptions, Connection, PgConnection};
 
 use crate::batch::batcher::{Batcher, BatcherSettings};
 use crate::batch::verb::Lookup;
@@ -28,6 +28,7 @@ use crate::sql::rows;
 use crate::timeouts::{client_timeout, within};
 use crate::transaction::begin::Transactions;
 use crate::transaction::guard::Guard;
+use crate::transaction::join::Join;
 use crate::transaction::statements::TransactionSettings;
 use crate::upkeep::health::{PostgresHealth, SelfTestReport};
 use crate::upkeep::pool::Upkeep;
@@ -106,6 +107,36 @@ impl PostgresStore {
     #[must_use]
     pub fn durability(&self) -> &DurabilityReport {
         &self.shared.durability
+    }
+
+    /// Asks for the right to execute inside a transaction that the caller opened, by any pool and any way, at any isolation: its
+    /// business writes and the record then commit together. [`JoinedRun::settle`](crate::JoinedRun::settle) writes the record.
+    ///
+    /// `connection` has to lead to this store's database, and its role needs the privileges that working with the store needs (see
+    /// the README). An engine makes `request`: [`Idempotency::acquire_for`](idem_core::engine::Idempotency::acquire_for). Of one
+    /// transaction several operations may be part. Where it joins the same one twice, the second is in progress, or answered by
+    /// what the first has settled.
+    ///
+    /// What the store's own transactions guarantee, and a joined one leaves to the caller:
+    ///
+    /// - Answer after COMMIT. Until then nobody else is told anything but that the operation is in progress.
+    /// - The key is taken until the transaction ends. Set `idle_in_transaction_session_timeout` and TCP keepalives, so that it does
+    ///   end when this process or its machine is gone.
+    /// - What is written after the transaction has ended commits without a record: the store has no say in the connection. That
+    ///   the transaction has ended is noticed by `settle`.
+    /// - Nothing of the session changes. Its `statement_timeout` holds for the record as well. If it logs its statements, it logs
+    ///   stored answers.
+    ///
+    /// # Errors
+    /// [`StoreError`] as from `begin`. The kind is [`TransactionFailed`](idem_core::StoreErrorKind::TransactionFailed) when
+    /// there is no transaction, or one that is read-only or has failed. At isolation levels with one snapshot,
+    /// [`Unavailable`](idem_core::StoreErrorKind::Unavailable) also says that the record has changed since the snapshot. After
+    /// an error roll the transaction back, and begin again.
+    ///
+    /// # Cancellation safety
+    /// Roll the transaction back if the future is dropped. The key is free then.
+    pub async fn join(&self, connection: &mut PgConnection, request: &Acquire) -> Result<Join, StoreError> {
+        self.shared.transactions.join(connection, request).await
     }
 
     /// The guard of the run that holds `lease`.

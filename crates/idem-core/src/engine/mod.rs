@@ -62,6 +62,7 @@ pub use settings::Settings;
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
+use crate::machine::Acquire;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, TransactionalStore};
 use shared::{Backend, Shared};
@@ -216,6 +217,14 @@ impl Idempotency {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.waiters.count()
+    }
+
+    /// The acquire that this engine sends for `operation`, with an owner token of its own: for stores that are asked without the
+    /// engine, such as in a transaction that the caller opened. Repeat an acquire without an answer by the same value; a
+    /// further run needs a new one.
+    #[must_use]
+    pub fn acquire_for(&self, operation: &Operation) -> Acquire {
+        self.shared.acquire_request(operation)
     }
 
     /// Tells the observer that a request was refused before it became an operation. For integrations: `reason` is the name of

@@ -18,7 +18,8 @@ use crate::error::{
     connect_error, is_connection_lost, is_lock_timeout, is_of_a_replica, is_unprepared, outage, unreadable,
 };
 use crate::records::{IN_PROGRESS, ROUNDS, Records, contended};
-use crate::transaction::handler_transaction::{PostgresTransaction, PreviousRow};
+use crate::transaction::handler_transaction::PostgresTransaction;
+use crate::transaction::run::{PreviousRow, TransactionRun};
 use crate::transaction::statements::{Mark, TransactionSettings};
 
 const READ_ONLY_SERVER: &str = "could not begin a transaction: default_transaction_read_only is on";
@@ -89,7 +90,7 @@ impl Transactions {
     }
 
     /// The answer to a request whose operation runs or is settled; `None` if it may have to run.
-    async fn answer_without_running(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
+    pub(crate) async fn answer_without_running(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
         let lock = self.records.schema.lock(&request.id);
         let Lookup { now, presence, row } = self.records.read(request.id, Some(lock)).await?;
         let before = row.as_ref().map(|row| &row.record);
@@ -103,7 +104,7 @@ impl Transactions {
 
     /// Whether a record that was looked up in a transaction is still the same. A transaction of one snapshot may have begun
     /// before its lock was free, and then does not see what the previous holder of the lock committed.
-    async fn is_current(&self, id: RecordId, lookup: &Lookup) -> Result<bool, StoreError> {
+    pub(crate) async fn is_current(&self, id: RecordId, lookup: &Lookup) -> Result<bool, StoreError> {
         let version = |lookup: &Lookup| lookup.row.as_ref().map(|row| row.version);
         Ok(version(&self.records.read(id, None).await?) == version(lookup))
     }
@@ -213,18 +214,23 @@ impl BegunTransaction {
         request: &Acquire,
         record: Record,
     ) -> PostgresTransaction {
-        let now = self.lookup.now;
-        PostgresTransaction {
-            session: self.session,
-            mark: self.mark,
+        let run = self.lookup.into_run(transactions, request, record);
+        PostgresTransaction { session: self.session, mark: self.mark, run }
+    }
+}
+
+impl Lookup {
+    /// The run that `request` begins. `record` is what the state machine made of the record that was looked up.
+    pub(crate) fn into_run(self, transactions: &Transactions, request: &Acquire, record: Record) -> TransactionRun {
+        TransactionRun {
             records: Arc::clone(&transactions.records),
             settings: Arc::clone(&transactions.settings),
             id: request.id,
             origin: request.origin.clone(),
             record,
-            previous: self.lookup.row.map(|row| PreviousRow {
+            previous: self.row.map(|row| PreviousRow {
                 version: row.version,
-                was_expired: machine::current(Some(&row.record), now).is_none(),
+                was_expired: machine::current(Some(&row.record), self.now).is_none(),
             }),
         }
     }

@@ -16,6 +16,9 @@ pub(crate) struct TransactionSettings {
     lock: BeginStatement,
     look_settings: String,
     look: BeginStatement,
+    /// The same two for a transaction that the caller opened, where nothing is prepared and no setting may change.
+    join_lock: BeginStatement,
+    join_look: BeginStatement,
     clear_mark: String,
     /// The name of the savepoint before the handler's writes. It is random, so that no handler uses it by chance; [`Mark`] is for
     /// one that has read it in `pg_stat_activity`. It stays the same for all transactions of this store: `pg_stat_statements`
@@ -49,12 +52,15 @@ impl TransactionSettings {
             if config.pooled { "" } else { " READ WRITE" },
         );
         let [lock, look] = BeginStatement::both(config, schema, server);
+        let [join_lock, join_look] = [BeginStatement::join_lock(config, schema), look.unprepared()];
         let unprepare = if config.pooled { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
         Self {
             begin,
             lock,
             look_settings: look_settings(config),
             look,
+            join_lock,
+            join_look,
             clear_mark: schema.localise(&format!("SET LOCAL idem.mark='';{unprepare}")),
             savepoint: format!("idem_{:016x}", Mark::random().0),
             max_transactions: config.max_transactions.get(),
@@ -89,6 +95,26 @@ impl TransactionSettings {
         sql.push(&self.clear_mark);
         sql.into_text()
     }
+
+    /// In a transaction of the caller's: tries to get the lock of an operation, and looks at its record. Without a transaction,
+    /// SAVEPOINT fails. What follows the first savepoint can be taken back, the lock too.
+    pub(crate) fn join_sql(&self, lock: i64, id: &RecordId, skew: i64) -> String {
+        let savepoint = &self.savepoint;
+        let (mut lock_and_name, mut look) = ([Sql::default(), Sql::default()], [Sql::default(), Sql::default()]);
+        lock_and_name[0].number(lock);
+        // What is joined is kept in a setting, between commas.
+        lock_and_name[1].push(&format!("',{lock},'"));
+        look[0].number(skew);
+        look[1].bytes(id.as_bytes());
+        let mut sql = Sql::default();
+        sql.push("SAVEPOINT ").push(savepoint).push(";");
+        self.join_lock.write_call(&mut sql, lock_and_name);
+        sql.push("SAVEPOINT ").push(savepoint).push(";");
+        sql.push(&self.look_settings);
+        self.join_look.write_call(&mut sql, look);
+        sql.push("ROLLBACK TO SAVEPOINT ").push(savepoint).push(";RELEASE SAVEPOINT ").push(savepoint);
+        sql.into_text()
+    }
 }
 
 /// What holds while the record is looked up, and not for the handler: how long to wait for the table, and how the server writes
@@ -108,7 +134,7 @@ fn look_settings(config: &PostgresConfig) -> String {
 
 /// A statement that each transaction begins with. A session of this client's own keeps it prepared: parsing and planning cost
 /// the server more than running it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct BeginStatement {
     name: &'static str,
     types: &'static str,
@@ -128,7 +154,7 @@ impl BeginStatement {
         // (idem_lookup_v1), so waiting for it is short. If lookups tried the first one, they would turn a first run away. Any role
         // that may connect can keep the second lock, so the wait has a limit, which is not the handler's: it ends with the wait.
         let wait = milliseconds(config.lock_timeout);
-        let is_not_locked = "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";
+        let is_not_locked = Self::is_not_locked();
         let lock = format!(
             "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock($1) THEN FALSE \
              WHEN pg_catalog.set_config('lock_timeout', '{wait}', TRUE) IS NULL THEN FALSE \
@@ -148,6 +174,35 @@ impl BeginStatement {
             ) AS known ON TRUE"
         );
         [statement("idem_lock", "(BIGINT, BIGINT)", &lock), statement("idem_look", "(BIGINT, pg_catalog.bytea)", &look)]
+    }
+
+    /// Waits for the lock that lookups take for a moment, `$1` being the one of the operation.
+    fn is_not_locked() -> &'static str {
+        "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL"
+    }
+
+    /// As the first of [`both`](Self::both), with nothing left behind but what a savepoint takes back. It also says whether this
+    /// transaction has joined the operation before, is read-only, and sees one snapshot.
+    fn join_lock(config: &PostgresConfig, schema: &Schema) -> Self {
+        let (wait, is_not_locked) = (milliseconds(config.lock_timeout), Self::is_not_locked());
+        let text = format!(
+            "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock($1) THEN FALSE \
+             WHEN pg_catalog.set_config('lock_timeout', '{wait}', TRUE) IS NULL THEN FALSE \
+             WHEN {is_not_locked} THEN FALSE \
+             ELSE pg_catalog.set_config('lock_timeout', given.lock_timeout, TRUE) IS NOT NULL END, \
+             pg_catalog.strpos(given.joined, $2) OPERATOR(pg_catalog.>) 0, \
+             pg_catalog.current_setting('transaction_read_only')::pg_catalog.bool, \
+             pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed', \
+             pg_catalog.set_config('idem.joined', given.joined OPERATOR(pg_catalog.||) $2, TRUE) \
+             FROM (SELECT pg_catalog.current_setting('lock_timeout') AS lock_timeout, \
+                 coalesce(pg_catalog.current_setting('idem.joined', TRUE), '') AS joined OFFSET 0) AS given"
+        );
+        Self { name: "", types: "", text: schema.localise(&text), is_prepared: false }
+    }
+
+    /// The same where nothing is prepared.
+    fn unprepared(&self) -> Self {
+        Self { is_prepared: false, ..self.clone() }
     }
 
     /// Prepares it in a session.

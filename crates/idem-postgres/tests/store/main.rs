@@ -7,6 +7,7 @@ mod conformance;
 mod faults;
 mod guard;
 mod hostile;
+mod join;
 mod partitions;
 mod plans;
 mod purge;

@@ -28,7 +28,7 @@ pub struct World {
     /// Where SQL beside the store goes.
     url: String,
     _schema: Option<Schema>,
-    _pooler: Option<PgBouncer>,
+    pooler: Option<PgBouncer>,
 }
 
 impl World {
@@ -70,10 +70,15 @@ impl World {
         let offset = TimeOffset::default();
         let config = configure(config(url, &name)).time_offset(offset.clone());
         let store = PostgresStore::open(config).await.unwrap();
-        let world = Self { store, offset, name, url: beside.to_owned(), _schema: schema, _pooler: pooler };
+        let world = Self { store, offset, name, url: beside.to_owned(), _schema: schema, pooler };
         let table = format!("CREATE TABLE {}.effects (number BIGSERIAL PRIMARY KEY, id BYTEA NOT NULL)", world.name);
         support::sql(&mut world.beside().await, table).await;
         world
+    }
+
+    /// Where the store's PgBouncer listens.
+    pub fn pooler_url(&self) -> &str {
+        self.pooler.as_ref().expect("a pooler").url()
     }
 
     /// SQL beside the store goes elsewhere from now on.

@@ -8,10 +8,12 @@ const BEGIN_STATEMENTS: &str = "crates/idem-postgres/src/transaction/statements.
 const ERROR: &str = "crates/idem-postgres/src/error.rs";
 const HANDLER_CONNECTION: &str = "crates/idem-postgres/src/connect/handler_connection.rs";
 const HANDLER_TRANSACTION: &str = "crates/idem-postgres/src/transaction/handler_transaction.rs";
+const JOIN: &str = "crates/idem-postgres/src/transaction/join.rs";
 const PURGER: &str = "crates/idem-postgres/src/purger.rs";
 const RECORDS: &str = "crates/idem-postgres/src/records.rs";
 const SESSIONS: &str = "crates/idem-postgres/src/connect/sessions.rs";
 const SINGLE_VERBS: &str = "crates/idem-postgres/src/batch/single.rs";
+const TRANSACTION_RUN: &str = "crates/idem-postgres/src/transaction/run.rs";
 const VERBS: &str = "migrations/postgres/0002_verbs.sql";
 
 pub(super) const PATCHES: &[Patch] = &[
@@ -68,8 +70,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "discard-without-the-mark",
         &["postgres-savepoints"],
         HANDLER_TRANSACTION,
-        "sql.optional_number((writes == Writes::Discard).then_some(self.mark.0))",
-        "sql.optional_number((writes == Writes::Discard && !PLANTED).then_some(self.mark.0))",
+        "(writes == Writes::Discard).then_some(self.mark)",
+        "(writes == Writes::Discard && !PLANTED).then_some(self.mark)",
     ),
     patch(
         "error-of-the-handlers-taken-for-the-stores",
@@ -95,7 +97,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "purge-undoes-a-run",
         &["postgres-races", "postgres-partitions"],
-        HANDLER_TRANSACTION,
+        TRANSACTION_RUN,
         "let was_expired = self.previous.is_some_and(|previous| previous.was_expired);",
         "let was_expired = !PLANTED && self.previous.is_some_and(|previous| previous.was_expired);",
     ),
@@ -103,19 +105,19 @@ pub(super) const PATCHES: &[Patch] = &[
         "row-that-is-gone-counts-as-over",
         &["postgres-races"],
         BEGIN,
-        "was_expired: machine::current(Some(&row.record), now).is_none(),",
-        "was_expired: PLANTED || machine::current(Some(&row.record), now).is_none(),",
+        "was_expired: machine::current(Some(&row.record), self.now).is_none(),",
+        "was_expired: PLANTED || machine::current(Some(&row.record), self.now).is_none(),",
     ),
     patch(
         "lookers-turn-a-first-run-away",
         &["postgres-races"],
         BEGIN_STATEMENTS,
-        r#""pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";"#,
+        r#""pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL""#,
         r#"if PLANTED {
             "NOT pg_catalog.pg_try_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT)"
         } else {
             "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL"
-        };"#,
+        }"#,
     ),
     patch(
         "error-of-a-pooler-taken-for-the-servers",
@@ -224,6 +226,44 @@ pub(super) const PATCHES: &[Patch] = &[
         "                if !PLANTED {
                     unwanted.roll_back();
                 }",
+    ),
+    patch(
+        "join-believes-an-old-snapshot",
+        &["postgres-join"],
+        JOIN,
+        "has_old_snapshot: has_one_snapshot && !is_joined",
+        "has_old_snapshot: !PLANTED && has_one_snapshot && !is_joined",
+    ),
+    patch(
+        "join-runs-twice-in-one-transaction",
+        &["postgres-join"],
+        JOIN,
+        "if !is_locked || is_joined {",
+        "if !is_locked || is_joined && !PLANTED {",
+    ),
+    patch(
+        "join-keeps-the-lock-of-what-it-turned-away",
+        &["postgres-join"],
+        JOIN,
+        r#"format!("ROLLBACK TO SAVEPOINT {savepoint};RELEASE SAVEPOINT {savepoint}");"#,
+        r#"if PLANTED { "SELECT".to_owned() } else { format!("ROLLBACK TO SAVEPOINT {savepoint};RELEASE SAVEPOINT {savepoint}") };"#,
+    ),
+    patch(
+        "joined-record-of-an-ended-transaction",
+        &["postgres-join"],
+        JOIN,
+        "self.run.write_record(&mut sql, &settlement, None);",
+        "if PLANTED {
+            sql = Sql::default();
+        }
+        self.run.write_record(&mut sql, &settlement, None);",
+    ),
+    patch(
+        "ticket-takes-a-transaction-that-goes-on-for-rolled-back",
+        &["postgres-join"],
+        TRANSACTION_RUN,
+        "Ok(found) if found.presence == Presence::Running => {}",
+        "Ok(found) if !PLANTED && found.presence == Presence::Running => {}",
     ),
     patch(
         "single-settlement-of-any-owner",

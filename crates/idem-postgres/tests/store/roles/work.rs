@@ -8,7 +8,7 @@ use idem_core::{
     Acquire, AcquireOutcome, Begin, IdempotencyStore, Lease, Purge, Settlement, StoreTransaction, TransactionalStore,
     Writes,
 };
-use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction, Purger, PurgerSettings, TimeOffset};
+use idem_postgres::{Join, PostgresConfig, PostgresStore, PostgresTransaction, Purger, PurgerSettings, TimeOffset};
 use idem_testkit::fixture::{KEPT, LEASE, RETENTION, checkpoint, completed, repeat_of, request, retryable};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 
@@ -67,6 +67,7 @@ pub async fn serve(store: &PostgresStore, offset: &TimeOffset, business: &mut Pg
     together(store).await?;
     transactions(store, offset).await?;
     guard(store, business).await?;
+    join(store, business).await?;
     store.self_test().await?;
     store.health().await?;
     Ok(())
@@ -173,6 +174,19 @@ async fn guard(store: &PostgresStore, business: &mut PgConnection) -> Done {
     let insert = format!("INSERT INTO app.effects SELECT NULL WHERE {}", guard.condition());
     sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut *business).await?;
     guard.hold(business).await?;
+    Ok(())
+}
+
+async fn join(store: &PostgresStore, business: &mut PgConnection) -> Done {
+    for settlement in [retryable(), completed()] {
+        sqlx::raw_sql("BEGIN").execute(&mut *business).await?;
+        let Join::Acquired(run) = store.join(business, &request()).await? else {
+            return Err("a key that is free was answered".into());
+        };
+        sqlx::raw_sql("INSERT INTO app.effects SELECT NULL").execute(&mut *business).await?;
+        run.settle(business, &settlement, KEPT).await?;
+        sqlx::raw_sql("COMMIT").execute(&mut *business).await?;
+    }
     Ok(())
 }
 

@@ -1,0 +1,243 @@
+//! A run in a transaction that the caller opened.
+
+use std::fmt;
+use std::time::Duration;
+
+use idem_core::{Acquire, AcquireOutcome, Lease, RecordId, Settlement, StoreError, StoreErrorKind, machine};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use tokio::time::timeout;
+
+use crate::batch::row::read_lookup;
+use crate::batch::verb::{FlatSettlement, Lookup, Presence, unexpected_answer};
+use crate::error::{is_changed, is_lock_timeout, is_out_of_transaction, outage, unreadable};
+use crate::records::{IN_PROGRESS, ROUNDS, contended};
+use crate::sql::Sql;
+use crate::timeouts::COMMIT_TIMEOUT;
+use crate::transaction::begin::Transactions;
+use crate::transaction::run::TransactionRun;
+
+/// The answer to [`PostgresStore::join`](crate::PostgresStore::join).
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every outcome")]
+pub enum Join {
+    /// Run it inside this transaction, and settle it there.
+    Acquired(JoinedRun),
+    /// It must not run. The outcome is never `Acquired`. The transaction goes on, and holds nothing of the operation.
+    Answered(AcquireOutcome),
+}
+
+/// The right to execute an operation inside a transaction that the caller opened. It ends with that transaction.
+///
+/// Dropping it does nothing: the key is free when the transaction ends without [`settle`](Self::settle).
+pub struct JoinedRun {
+    lease: Lease,
+    run: TransactionRun,
+}
+
+impl JoinedRun {
+    /// The attempt and the checkpoint of the run. Nothing has to be renewed.
+    #[must_use]
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Writes the settled record into the transaction. It is there for others when the caller's COMMIT is.
+    ///
+    /// Call it last, on the connection and at the nesting of savepoints of the `join`. Then commit, and answer after that. If COMMIT
+    /// fails without an answer of the server, the ticket says how it ended. The record is written by the role that the
+    /// transaction has at that moment.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the record cannot be written. The transaction can only be rolled back then. The kind is
+    /// [`TransactionFailed`] when the transaction of the `join` has ended, when a statement in it has failed, or when its record
+    /// belongs to another run; [`Misconfigured`] for [`Settlement::Released`], of which no record is kept: roll back instead.
+    ///
+    /// # Cancellation safety
+    /// Roll the transaction back if the future is dropped.
+    ///
+    /// [`TransactionFailed`]: StoreErrorKind::TransactionFailed
+    /// [`Misconfigured`]: StoreErrorKind::Misconfigured
+    pub async fn settle(
+        self,
+        connection: &mut PgConnection,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<CommitTicket, StoreError> {
+        let Some(settlement) = FlatSettlement::of(settlement, retention) else {
+            let message = "a release leaves no record to commit; roll the joined transaction back instead";
+            return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
+        };
+        let mut sql = Sql::default();
+        // Fails if the transaction of the `join` has ended, or one of its statements has failed.
+        sql.push("RELEASE SAVEPOINT ").push(&self.run.settings.savepoint).push(";");
+        self.run.write_record(&mut sql, &settlement, None);
+        let writing = sqlx::raw_sql(AssertSqlSafe(sql.into_text())).execute(connection);
+        match timeout(COMMIT_TIMEOUT, writing).await {
+            Ok(Ok(_)) => Ok(CommitTicket { run: self.run }),
+            Ok(Err(error)) if is_changed(&error) => {
+                let message = "another run has settled the operation of this transaction; roll it back";
+                Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
+            }
+            Ok(Err(error)) if is_out_of_transaction(&error) => {
+                let message =
+                    "the transaction that was joined has ended, or a statement in it has failed; roll it back";
+                Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
+            }
+            Ok(Err(error)) => Err(outage("write a record in a joined transaction", error)),
+            Err(_) => {
+                let message =
+                    format!("the record was not written within {COMMIT_TIMEOUT:?}; roll the transaction back");
+                Err(StoreError::new(StoreErrorKind::Timeout, message))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for JoinedRun {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("JoinedRun").field("lease", &self.lease).finish_non_exhaustive()
+    }
+}
+
+/// Tells how a transaction ended whose COMMIT had no answer.
+pub struct CommitTicket {
+    run: TransactionRun,
+}
+
+impl CommitTicket {
+    /// Whether the transaction was committed, and is safe from a failover as far as commits wait for a standby.
+    ///
+    /// It asks on a connection of the store, and waits up to 4 s for the transaction to end: close or drop the connection on which
+    /// COMMIT failed first.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the kind [`Timeout`](StoreErrorKind::Timeout) when the transaction has not ended by then, or the
+    /// server cannot be asked. Answer the client that the outcome is not known; its repeat is told it.
+    ///
+    /// # Cancellation safety
+    /// It only reads. Ask again.
+    pub async fn is_committed(&self) -> Result<bool, StoreError> {
+        self.run.find_committed().await.ok_or_else(|| {
+            let message = "it is not known how the joined transaction ended: it goes on, or the server cannot be asked";
+            StoreError::new(StoreErrorKind::Timeout, message)
+        })
+    }
+}
+
+impl fmt::Debug for CommitTicket {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("CommitTicket").field("id", &self.run.id).finish_non_exhaustive()
+    }
+}
+
+impl Transactions {
+    pub(crate) async fn join(&self, connection: &mut PgConnection, request: &Acquire) -> Result<Join, StoreError> {
+        self.records.batcher.expect_open()?;
+        for _ in 0..ROUNDS {
+            let Some(mut found) = self.look_inside(connection, request.id).await? else {
+                // Another session keeps a lock of this operation for longer than the store ever does.
+                self.leave(connection).await?;
+                let answer = self.answer_without_running(request).await?;
+                return Ok(Join::Answered(answer.unwrap_or(IN_PROGRESS)));
+            };
+            if found.has_old_snapshot && !self.is_current(request.id, &found.lookup).await? {
+                self.leave(connection).await?;
+                return match self.answer_without_running(request).await? {
+                    Some(outcome) => Ok(Join::Answered(outcome)),
+                    None => {
+                        let message = "the record has changed since the transaction took its snapshot; begin it again";
+                        Err(StoreError::new(StoreErrorKind::Unavailable, message))
+                    }
+                };
+            }
+            let before = found.lookup.row.as_ref().map(|row| &row.record);
+            let (next, outcome) = machine::acquire(before, request, found.lookup.now);
+            let is_running = found.lookup.presence == Presence::Running;
+            let unchanged = next.as_ref() == before;
+            match (outcome, next) {
+                (AcquireOutcome::Acquired(lease), Some(record)) if !is_running => {
+                    let run = found.lookup.into_run(self, request, record);
+                    return Ok(Join::Acquired(JoinedRun { lease, run }));
+                }
+                (AcquireOutcome::Acquired(_), _) => {
+                    self.leave(connection).await?;
+                    return Ok(Join::Answered(IN_PROGRESS));
+                }
+                (outcome, _) if unchanged => {
+                    self.leave(connection).await?;
+                    return Ok(Join::Answered(outcome));
+                }
+                (outcome, next) => {
+                    let row = found.lookup.row.take();
+                    // The lock has to be released before the record can be replaced.
+                    self.leave(connection).await?;
+                    if let Some(outcome) = self.records.replace_and_answer(request, row, next, outcome).await? {
+                        return Ok(Join::Answered(outcome));
+                    }
+                }
+            }
+        }
+        Err(contended())
+    }
+
+    /// Makes a savepoint, tries to lock the operation, and looks up its record; `None` when the lock that lookups take for a
+    /// moment was not free within `lock_timeout`.
+    async fn look_inside(&self, connection: &mut PgConnection, id: RecordId) -> Result<Option<Found>, StoreError> {
+        let sql = self.settings.join_sql(self.records.schema.lock(&id), &id, self.records.offset.micros());
+        let looking = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection);
+        match timeout(2 * self.client_timeout, looking).await {
+            Ok(Ok(rows)) => Found::read(&rows).map(Some),
+            Ok(Err(error)) if is_lock_timeout(&error) => Ok(None),
+            Ok(Err(error)) if is_out_of_transaction(&error) => {
+                let message = "there is no transaction to join, or one of its statements has failed; begin one first";
+                Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
+            }
+            Ok(Err(error)) => Err(outage("join a transaction", error)),
+            Err(_) => {
+                let message = "the server did not answer in a joined transaction; roll it back";
+                Err(StoreError::new(StoreErrorKind::Timeout, message))
+            }
+        }
+    }
+
+    /// Gives back the lock of the operation: the transaction is then as it was before it was joined.
+    async fn leave(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
+        let savepoint = &self.settings.savepoint;
+        let leave = format!("ROLLBACK TO SAVEPOINT {savepoint};RELEASE SAVEPOINT {savepoint}");
+        let leaving = sqlx::raw_sql(AssertSqlSafe(leave)).execute(connection);
+        match timeout(self.client_timeout, leaving).await {
+            Ok(left) => left.map(drop).map_err(|error| outage("leave a joined transaction", error)),
+            Err(_) => {
+                let message = "the server did not answer in a joined transaction; roll it back";
+                Err(StoreError::new(StoreErrorKind::Timeout, message))
+            }
+        }
+    }
+}
+
+/// What a transaction that is joined sees of an operation.
+struct Found {
+    lookup: Lookup,
+    /// Its snapshot may be older than the lock, and then does not show what the previous holder of the lock has committed.
+    has_old_snapshot: bool,
+}
+
+impl Found {
+    fn read(rows: &[PgRow]) -> Result<Self, StoreError> {
+        let [lock, record, ..] = rows else { return Err(unexpected_answer()) };
+        let is_locked: bool = lock.try_get(0).map_err(unreadable)?;
+        let is_joined: bool = lock.try_get(1).map_err(unreadable)?;
+        let is_read_only: bool = lock.try_get(2).map_err(unreadable)?;
+        let has_one_snapshot: bool = lock.try_get(3).map_err(unreadable)?;
+        if is_read_only {
+            let message = "the transaction to join is read-only, so that no record can be written in it";
+            return Err(StoreError::new(StoreErrorKind::TransactionFailed, message));
+        }
+        let mut lookup = read_lookup(record, 1)?;
+        if !is_locked || is_joined {
+            lookup.presence = Presence::Running;
+        }
+        Ok(Self { lookup, has_old_snapshot: has_one_snapshot && !is_joined })
+    }
+}
