@@ -24,6 +24,7 @@ const STORES: &[(&str, Backend)] = &[
     ("memory", Backend::Memory),
     ("sqlite", Backend::Sqlite),
     ("postgres", Backend::Postgres),
+    ("own-pool", Backend::OwnPool),
     ("pgbouncer", Backend::PgBouncer),
     ("redis", Backend::Redis),
     ("sentinel", Backend::RedisSentinel),

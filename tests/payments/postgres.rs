@@ -139,6 +139,11 @@ fn a_payment_on_actix_is_made_once_wherever_its_process_is_killed() {
 }
 
 #[test]
+fn a_payment_from_a_pool_of_the_application_is_made_once_wherever_its_process_is_killed() {
+    kill_often(Backend::OwnPool.into());
+}
+
+#[test]
 fn a_payment_behind_pgbouncer_is_made_once_wherever_its_process_is_killed() {
     kill_often(Backend::PgBouncer.into());
 }

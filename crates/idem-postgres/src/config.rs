@@ -5,15 +5,16 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use idem_core::{StoreError, StoreErrorKind, TimeOffset};
-use sqlx::ConnectOptions;
+use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 
+use crate::connect::source::ConnectSource;
 use crate::timeouts::{LOCK_TIMEOUT, LONGEST_STATEMENT_TIMEOUT, MIGRATION_WAIT, STATEMENT_TIMEOUT, TRANSACTION_WAIT};
 
 /// Where the database is and how it is used.
 #[derive(Clone)]
 pub struct PostgresConfig {
-    options: Result<PgConnectOptions, String>,
+    source: Result<ConnectSource, String>,
     pub(crate) schema: String,
     pub(crate) migrate: bool,
     pub(crate) migration_wait: Duration,
@@ -62,18 +63,39 @@ impl PostgresConfig {
         if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
             return Self::with(Err("it does not begin with postgres://".to_owned()));
         }
-        Self::with(url.parse().map_err(|error: sqlx::Error| error.to_string()))
+        let options = url.parse().map_err(|error: sqlx::Error| error.to_string());
+        Self::with(options.map(|options| ConnectSource::Options(Box::new(options))))
     }
 
     /// A database reached with options that a URL cannot say.
     #[must_use]
     pub fn from_options(options: PgConnectOptions) -> Self {
-        Self::with(Ok(options))
+        Self::with(Ok(ConnectSource::Options(Box::new(options))))
     }
 
-    fn with(options: Result<PgConnectOptions, String>) -> Self {
+    /// The application's own pool: handlers' transactions and upkeep take its connections, with its `after_connect`, its
+    /// lifetimes and its metrics. The store opens one connection besides ([`verb_connections`](Self::verb_connections)), since
+    /// settlements and lookups must not wait for handlers; it connects by the options that the pool has at that moment, so that
+    /// rotated credentials (`Pool::set_connect_options`) reach it.
+    ///
+    /// [`max_transactions`](Self::max_transactions) is one less than the pool has connections, at most 16, unless it is set: a handler
+    /// that needs a second connection gets the one that is left. What a pool of the application cannot guarantee stands in the
+    /// README, and [`self_test`](crate::PostgresStore::self_test) says it.
+    ///
+    /// The pool's logging of statements is the application's: at `DEBUG`, which is its default level, it has stored answers in it.
+    #[must_use]
+    pub fn from_pool(pool: PgPool) -> Self {
+        let most = pool.options().get_max_connections();
+        let mut config = Self::with(Ok(ConnectSource::Pool(pool)));
+        config.verb_connections = NonZeroU32::MIN;
+        config.max_transactions =
+            NonZeroU32::new(most.saturating_sub(1)).map_or(NonZeroU32::MIN, |most| most.min(config.max_transactions));
+        config
+    }
+
+    fn with(source: Result<ConnectSource, String>) -> Self {
         Self {
-            options,
+            source,
             schema: "idem".to_owned(),
             migrate: true,
             migration_wait: MIGRATION_WAIT,
@@ -130,7 +152,7 @@ impl PostgresConfig {
         self
     }
 
-    /// How many connections carry the verbs of the store. Default 2: verbs that arrive while a statement is on its way
+    /// How many connections carry the verbs of the store. Default 2, and 1 beside a [pool](Self::from_pool) of the application: verbs that arrive while a statement is on its way
     /// go together with the next one, so that a few connections carry many. While one waits for the disk, or for somebody else's
     /// row, the other goes on; more of them make smaller batches, which cost the server more for each verb.
     #[must_use]
@@ -203,7 +225,9 @@ impl PostgresConfig {
     /// the server; through a proxy it is committed, and only then noticed.
     #[must_use]
     pub fn through_transaction_pooler(mut self) -> Self {
-        self.options = self.options.map(|options| options.statement_cache_capacity(0));
+        if let Ok(ConnectSource::Options(options)) = &mut self.source {
+            **options = options.clone().statement_cache_capacity(0);
+        }
         self.pooled = true;
         self
     }
@@ -215,8 +239,18 @@ impl PostgresConfig {
         self
     }
 
-    pub(crate) fn connect_options(&self) -> Result<PgConnectOptions, StoreError> {
-        let options = self.options.clone().map_err(|error| {
+    /// Whether handlers' transactions come from a pool of the application.
+    pub(crate) fn is_from_pool(&self) -> bool {
+        matches!(self.source, Ok(ConnectSource::Pool(_)))
+    }
+
+    /// Whether handlers' transactions have sessions that are this store's alone, so that it can prepare them.
+    pub(crate) fn has_own_sessions(&self) -> bool {
+        !self.pooled && !self.is_from_pool()
+    }
+
+    pub(crate) fn connect_source(&self) -> Result<ConnectSource, StoreError> {
+        let source = self.source.clone().map_err(|error| {
             let message = "the URL of the database cannot be understood; write postgres://user:password@host/database";
             StoreError::new(StoreErrorKind::Misconfigured, message).with_source(error)
         })?;
@@ -225,9 +259,17 @@ impl PostgresConfig {
                 "to spread records over partitions is a migration; apply `partitioning` by the tool that migrates";
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }
-        // Statements of the store carry stored answers, which do not belong into logs. A proxy refuses start-up
-        // parameters that it does not know, and nothing here reads floating-point numbers.
-        Ok(options.disable_statement_logging().extra_float_digits(None))
+        if let Some(pool) = source.pool() {
+            let (most, limit) = (pool.options().get_max_connections(), self.max_transactions);
+            if limit.get() >= most {
+                let message = format!(
+                    "handlers may have {limit} transactions of a pool with {most} connections; leave at least one to the rest \
+                     of the application: lower max_transactions, or raise the pool's max_connections"
+                );
+                return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
+            }
+        }
+        Ok(source)
     }
 }
 
@@ -245,7 +287,7 @@ mod tests {
     #[test]
     fn an_address_that_is_none_is_refused_without_showing_it() {
         for url in ["mysql://root:hunter2@host/db", "postgres//hunter2", "postgres://host:hunter2/db", ""] {
-            let error = PostgresConfig::new(url).connect_options().unwrap_err();
+            let error = PostgresConfig::new(url).connect_source().unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
@@ -254,7 +296,7 @@ mod tests {
     #[test]
     fn the_password_is_not_shown() {
         let config = PostgresConfig::new("postgres://root:hunter2@host/db");
-        config.connect_options().unwrap();
+        config.connect_source().unwrap();
         assert!(!format!("{config:?}").contains("hunter2"));
     }
 }

@@ -75,6 +75,7 @@ fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
 pub(crate) fn connect_error(error: sqlx::Error, pooled: bool) -> StoreError {
     let message = match &error {
         sqlx::Error::PoolTimedOut => "no connection to Postgres was free or could be made in time".to_owned(),
+        sqlx::Error::PoolClosed => "the application has closed the pool".to_owned(),
         // A proxy that ignores start-up options was put in between.
         sqlx::Error::Configuration(why) => format!("could not connect to Postgres: {why}"),
         sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::TimedOut => {

@@ -68,7 +68,8 @@ impl PostgresStore {
     /// [`Timeout`]: idem_core::StoreErrorKind::Timeout
     pub async fn open(config: PostgresConfig) -> Result<Self, StoreError> {
         let schema = Schema::new(&config.schema)?;
-        let options = config.connect_options()?;
+        let source = config.connect_source()?;
+        let options = source.options();
         let client_timeout = client_timeout(config.statement_timeout);
         let mut connection =
             within(client_timeout, options.connect()).await.map_err(|error| open_error(error, config.pooled))?;
@@ -89,16 +90,16 @@ impl PostgresStore {
         let goodbye = connection.close().await;
         goodbye.map_err(|error| store_error("close the first connection", error))?;
         let local_settings = local_settings(config.statement_timeout, config.lock_timeout);
-        let batcher = BatcherSettings::new(&config, options.clone(), &schema);
+        let batcher = BatcherSettings::new(&config, source.clone(), &schema);
         let settings = Arc::new(TransactionSettings::new(&config, &schema, &server));
         let for_handlers = handlers_options(options.clone(), &config, &server);
-        let sessions = Sessions::new(for_handlers, &config, settings.prepare(), client_timeout);
+        let sessions = Sessions::new(for_handlers, source.pool().cloned(), &config, settings.prepare(), client_timeout);
         // A server that cannot serve handlers is refused here.
         sessions.open_first(&options).await?;
         let batcher = Batcher::start(batcher, config.verb_connections);
         let records = Arc::new(Records { batcher, schema, offset: config.offset });
         let transactions = Transactions { records: Arc::clone(&records), sessions, settings, client_timeout };
-        let upkeep = Upkeep::new(options, config.pooled, Arc::clone(&records), local_settings, client_timeout);
+        let upkeep = Upkeep::new(&source, config.pooled, Arc::clone(&records), local_settings, client_timeout);
         let transactions = Arc::new(transactions);
         Ok(Self { shared: Arc::new(Shared { records, transactions, upkeep, durability: server.durability }) })
     }

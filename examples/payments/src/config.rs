@@ -45,6 +45,9 @@ pub(crate) struct Config {
     /// Postgres is behind a transaction-pooling proxy, such as PgBouncer.
     #[arg(long, env = "PAYMENTS_POOLER", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) pooler: bool,
+    /// Take the transactions of a store in Postgres from a pool of the application, as a service does that has one.
+    #[arg(long, env = "PAYMENTS_OWN_POOL", value_parser = clap::builder::FalseyValueParser::new(), conflicts_with = "pooler")]
+    pub(crate) own_pool: bool,
     /// What the keys in Redis begin with.
     #[arg(long, env = "PAYMENTS_REDIS_KEY_PREFIX", default_value = "idem:")]
     pub(crate) redis_key_prefix: String,

@@ -11,6 +11,7 @@ use idem_hybrid::{HybridConfig, HybridMetrics, HybridStore};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
+use sqlx::postgres::PgPoolOptions;
 use tokio::task::JoinHandle;
 
 use crate::config::{Config, ContractName, Database, Place, UnknownPlace};
@@ -21,6 +22,9 @@ const SQLITE_PATIENCE: Duration = Duration::from_secs(5);
 /// How often expired records are removed from SQLite, and how many at a time.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
+
+/// The connections of the application's own pool.
+const POOL_CONNECTIONS: u32 = 17;
 
 /// How many records are kept in memory at most.
 const MEMORY_RECORDS: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
@@ -92,7 +96,13 @@ impl Store {
                 Self::Sqlite(SqliteStore::open(SqliteConfig::new(url).busy_timeout(patience)).await?)
             }
             Place::Database(Database::Postgres(url)) => {
-                let postgres = PostgresConfig::new(url).schema(config.idem_schema.as_str());
+                let postgres = if config.own_pool {
+                    let pool = PgPoolOptions::new().max_connections(POOL_CONNECTIONS).connect_lazy(url)?;
+                    PostgresConfig::from_pool(pool)
+                } else {
+                    PostgresConfig::new(url)
+                };
+                let postgres = postgres.schema(config.idem_schema.as_str());
                 let postgres = if config.pooler { postgres.through_transaction_pooler() } else { postgres };
                 Self::Postgres(PostgresStore::open(postgres).await?)
             }

@@ -13,6 +13,8 @@ use idem_proxy::Weather;
 pub enum Store {
     /// Postgres alone.
     Postgres,
+    /// Postgres, with the transactions of a pool of the application.
+    OwnPool,
     /// Postgres through PgBouncer.
     Pooled,
     /// Postgres, with Redis in front.
@@ -377,8 +379,9 @@ impl Kind {
 
 impl Cell {
     /// Those that are tried.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self { store: Store::Postgres, contract: Contract::Transactional },
+        Self { store: Store::OwnPool, contract: Contract::Transactional },
         Self { store: Store::Postgres, contract: Contract::AtMostOnce },
         Self { store: Store::Pooled, contract: Contract::AtLeastOnce },
         Self { store: Store::Hybrid, contract: Contract::Transactional },
@@ -391,6 +394,7 @@ impl Cell {
     pub fn name(self) -> String {
         let store = match self.store {
             Store::Postgres => "postgres",
+            Store::OwnPool => "own-pool",
             Store::Pooled => "pooled",
             Store::Hybrid => "hybrid",
             Store::Redis => "redis",

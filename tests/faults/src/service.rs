@@ -61,8 +61,13 @@ impl Service {
         if cell.store == Store::Pooled {
             args.push("--pooler".to_owned());
         }
+        if cell.store == Store::OwnPool {
+            args.push("--own-pool".to_owned());
+        }
         let stores = match cell.store {
-            Store::Postgres | Store::Pooled | Store::Hybrid => [("--store", postgres), ("--cache", redis)],
+            Store::Postgres | Store::OwnPool | Store::Pooled | Store::Hybrid => {
+                [("--store", postgres), ("--cache", redis)]
+            }
             Store::Redis => [("--store", redis), ("--cache", None)],
         };
         for (flag, url) in stores {

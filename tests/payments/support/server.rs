@@ -38,6 +38,8 @@ pub(crate) enum Backend {
     Memory,
     Sqlite,
     Postgres,
+    /// Postgres, with the transactions of a pool of the application.
+    OwnPool,
     /// Postgres behind a PgBouncer of the server's own, in transaction mode.
     PgBouncer,
     Redis,
@@ -52,6 +54,8 @@ impl Backend {
     /// The contracts that can be had there.
     pub(crate) fn contracts(self) -> &'static [Contract] {
         match self {
+            // What the pool is for; the other contracts do the same as without it.
+            Self::OwnPool => &[Contract::Transactional],
             Self::Sqlite | Self::Postgres | Self::PgBouncer | Self::Hybrid => &Contract::ALL,
             Self::Memory | Self::Redis | Self::RedisSentinel | Self::RedisCluster => &Contract::LEASED,
         }
@@ -126,6 +130,10 @@ impl Server {
             }
             Backend::Sqlite => Self::start_with(Records::Folder, None, contract, &args),
             Backend::Postgres => Self::start_with(Records::Postgres(Arc::new(Schemas::new())), None, contract, &args),
+            Backend::OwnPool => {
+                let args: Vec<&str> = args.iter().copied().chain(["--own-pool"]).collect();
+                Self::start_with(Records::Postgres(Arc::new(Schemas::new())), None, contract, &args)
+            }
             Backend::PgBouncer => {
                 let pooler = PgBouncer::start(&idem_servers::postgres_url(), POOL_CONNECTIONS).unwrap();
                 Self::start_with(Records::Postgres(Arc::new(Schemas::new())), Some(pooler), contract, &args)

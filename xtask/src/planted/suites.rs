@@ -67,6 +67,7 @@ pub(super) const SUITES: &[Suite] = &[
         &["roles::layout::", "roles::locks::", "roles::qualified::"],
     ),
     suite("postgres-hostile-role", "idem-postgres", Test("store"), &["roles::hostile::"]),
+    suite("postgres-from-pool", "idem-postgres", Test("store"), &["from_pool::"]),
     suite("postgres-join", "idem-postgres", Test("store"), &["join::"]),
     suite("postgres-guard", "idem-postgres", Test("store"), &["guard::"]),
     suite(

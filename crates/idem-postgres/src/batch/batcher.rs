@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::{StoreError, StoreErrorKind, TimeOffset};
-use sqlx::postgres::{PgConnectOptions, PgRow};
+use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::yield_now;
@@ -25,6 +25,7 @@ use crate::batch::verb::{Verb, VerbOutcome, unexpected_answer};
 use crate::config::PostgresConfig;
 use crate::connect::options::{direct_options, expect_direct};
 use crate::connect::settings::{local_settings, session_settings};
+use crate::connect::source::ConnectSource;
 use crate::error::{connect_error, is_connection_lost, is_of_partitions, is_unprepared, outage};
 use crate::schema::name::Schema;
 use crate::sql::BEGIN;
@@ -56,7 +57,7 @@ pub(crate) struct Batcher {
 /// How the workers connect, and how their transactions begin.
 #[derive(Clone)]
 pub(crate) struct BatcherSettings {
-    options: PgConnectOptions,
+    source: ConnectSource,
     calls: FunctionCalls,
     /// Settings for a new session of this client's own. `None` through a transaction pooler, which gives the session to another
     /// client after each transaction.
@@ -70,12 +71,10 @@ pub(crate) struct BatcherSettings {
 }
 
 impl BatcherSettings {
-    pub(crate) fn new(config: &PostgresConfig, options: PgConnectOptions, schema: &Schema) -> Self {
+    pub(crate) fn new(config: &PostgresConfig, source: ConnectSource, schema: &Schema) -> Self {
         let (statement_timeout, lock_timeout) = (config.statement_timeout, config.lock_timeout);
-        // Whatever the URL says: what sqlx prepares and has no room to remember stays in the session.
-        let options = options.statement_cache_capacity(STATEMENT_CACHE_CAPACITY);
         Self {
-            options: if config.pooled { options } else { direct_options(options) },
+            source,
             calls: FunctionCalls::new(schema, !config.pooled),
             session: (!config.pooled).then(|| session_settings(statement_timeout, lock_timeout)),
             begin: config.pooled.then(|| format!("{BEGIN}{}", local_settings(statement_timeout, lock_timeout))),
@@ -88,7 +87,10 @@ impl BatcherSettings {
     /// Connects. Each step may take as long as a statement.
     async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
         let limit = client_timeout(self.statement_timeout);
-        let mut connection = within(limit, self.options.connect()).await?;
+        // Whatever the URL says: what sqlx prepares and has no room to remember stays in the session.
+        let options = self.source.options().statement_cache_capacity(STATEMENT_CACHE_CAPACITY);
+        let options = if self.session.is_some() { direct_options(options) } else { options };
+        let mut connection = within(limit, options.connect()).await?;
         if let Some(session) = &self.session {
             within(limit, expect_direct(&mut connection)).await?;
             within(limit, sqlx::raw_sql(AssertSqlSafe(session.clone())).execute(&mut connection)).await?;

@@ -70,14 +70,20 @@ pub(crate) async fn roll_back_by(connection: &mut PgConnection, statements: &str
     };
     match send(connection).await {
         Err(error) if may_be_the_handlers(&error) => {
-            // Each round reads one error, and their number is finite.
-            while let Err(error) = connection.ping().await {
-                if is_connection_lost(&error) {
-                    return Err(error);
-                }
-            }
+            skip_errors(connection).await?;
             send(connection).await
         }
         answer => answer,
     }
+}
+
+/// Reads the errors of what a handler did not await; see [`roll_back_by`].
+pub(crate) async fn skip_errors(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    // Each round reads one error, and their number is finite.
+    while let Err(error) = connection.ping().await {
+        if is_connection_lost(&error) {
+            return Err(error);
+        }
+    }
+    Ok(())
 }

@@ -6,3 +6,4 @@ pub(crate) mod options;
 pub(crate) mod server;
 pub(crate) mod sessions;
 pub(crate) mod settings;
+pub(crate) mod source;

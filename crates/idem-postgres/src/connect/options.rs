@@ -42,14 +42,15 @@ pub(crate) fn handlers_options(
     direct_options(options).options(disconnect_detection(server.notices_closed_clients))
 }
 
-/// What is set in each of a handler's transactions: how long it may leave it alone, and [`disconnect_detection`] where a session cannot
-/// have that as options.
+/// What is set in each of a handler's transactions: how long it may leave it alone, and [`disconnect_detection`] where a session does
+/// not have that as options.
 pub(crate) fn transaction_settings(
     config: &PostgresConfig,
     server: &Server,
 ) -> impl Iterator<Item = (&'static str, i64)> {
     let idle = ("idle_in_transaction_session_timeout", milliseconds(config.idle_in_transaction));
-    let disconnect_detection = config.pooled.then(|| disconnect_detection(server.notices_closed_clients));
+    let disconnect_detection =
+        (!config.has_own_sessions()).then(|| disconnect_detection(server.notices_closed_clients));
     std::iter::once(idle).chain(disconnect_detection.into_iter().flatten())
 }
 

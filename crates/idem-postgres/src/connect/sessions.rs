@@ -1,4 +1,6 @@
-//! The connection pool for handlers' transactions.
+//! The sessions of handlers' transactions: of the store's own pool, or of one of the application.
+//!
+//! # The store's own pool
 //!
 //! A connection serves again only after [`Session::give_back`], which is called once COMMIT or ROLLBACK was answered. A session
 //! that is dropped is closed, and its transaction with it.
@@ -15,6 +17,12 @@
 //! - COMMIT keeps all of these, as in any connection pool.
 //! - The role is reset before COMMIT.
 //! - If the session has lost its prepared statements or `default_transaction_read_only`, the next `begin` closes it.
+//!
+//! # A pool of the application
+//!
+//! The application's other work uses the same sessions, so nothing is kept in them. sqlx begins and ends the transaction, so that its
+//! count of open transactions is right when the pool gets the connection back; that takes a round trip more at both ends. A
+//! session whose transaction did not end that way leaves the pool and is closed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,18 +32,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use idem_core::{StoreError, StoreErrorKind};
-use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions, Connection, PgConnection};
+use idem_core::{StoreError, StoreErrorKind, Writes};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgTransactionManager};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, SqlSafeStr as _};
+use sqlx_core::transaction::TransactionManager as _;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use crate::config::PostgresConfig;
-use crate::connect::handler_connection::{ROLLBACK, depth, prepare, required_depth, roll_back_by};
+use crate::connect::handler_connection::{ROLLBACK, depth, prepare, required_depth, roll_back_by, skip_errors};
 use crate::connect::options::NEEDS_OPTIONS;
 use crate::error::{
-    is_not_ready, is_out_of_transaction, is_protocol_violation, open_error, out_of_transaction, outage,
+    connect_error, is_not_ready, is_out_of_transaction, is_protocol_violation, open_error, out_of_transaction, outage,
 };
 use crate::timeouts::{ROLLBACK_TIMEOUT, within};
 
@@ -53,6 +63,9 @@ const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Sessions {
     options: PgConnectOptions,
+    /// The application's, if it has given one. Nothing is idle here then.
+    pool: Option<PgPool>,
+    /// Whether a transaction pooler is known to be on the way.
     pooled: bool,
     /// Prepares statements in a new session.
     prepare_sql: String,
@@ -110,6 +123,7 @@ impl IdleConnection {
 impl Sessions {
     pub(crate) fn new(
         options: PgConnectOptions,
+        pool: Option<PgPool>,
         config: &PostgresConfig,
         prepare_sql: String,
         client_timeout: Duration,
@@ -118,6 +132,7 @@ impl Sessions {
         let permits = usize::try_from(most.get()).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Arc::new(Self {
             options,
+            pool,
             pooled: config.pooled,
             prepare_sql,
             client_timeout,
@@ -135,11 +150,15 @@ impl Sessions {
         TransactionSlots { most, in_use: most.saturating_sub(free), waiting }
     }
 
-    /// A permit with an idle connection, if both are there.
+    /// A permit, if there is an idle connection for it.
     pub(crate) fn try_permit(self: &Arc<Self>) -> Option<Permit> {
-        let slot = Arc::clone(&self.permits).try_acquire_owned().ok()?;
-        let idle = self.take_idle()?;
-        Some(Permit { permit: slot, idle: Some(idle), sessions: Arc::clone(self) })
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        let idle = match &self.pool {
+            // `try_acquire` would spare the pool's `before_acquire`.
+            Some(pool) => (pool.num_idle() > 0).then_some(None)?,
+            None => Some(self.take_idle()?),
+        };
+        Some(Permit { permit, idle, sessions: Arc::clone(self) })
     }
 
     /// Waits for a permit. Cancel-safe: dropping this future only gives up its turn.
@@ -155,6 +174,26 @@ impl Sessions {
                 Err(StoreError::new(StoreErrorKind::Busy, message))
             }
         }
+    }
+
+    /// A connection of the application's pool.
+    async fn acquire(&self, pool: &PgPool) -> Result<PoolConnection<Postgres>, StoreError> {
+        let error = match timeout(self.transaction_wait, pool.acquire()).await {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(error @ sqlx::Error::PoolTimedOut)) => Some(error),
+            Ok(Err(error)) => return Err(connect_error(error, self.pooled)),
+            Err(_) => None,
+        };
+        let most = pool.options().get_max_connections();
+        let (kind, why) = if pool.size() >= most && pool.num_idle() == 0 {
+            (StoreErrorKind::Busy, "are in use")
+        } else {
+            (StoreErrorKind::Unavailable, "are in use, or a new one could not be made")
+        };
+        let wait = self.transaction_wait;
+        let message = format!("the application's pool gave no connection within {wait:?}: its {most} {why}");
+        let told = StoreError::new(kind, message);
+        Err(error.map_or(told.clone(), |error| told.with_source(error)))
     }
 
     /// Connects. Each step may take `client_timeout`. There is no limit for their sum: a new session needs a round trip for each
@@ -189,6 +228,10 @@ impl Sessions {
     /// options that are added to them, the error says so.
     pub(crate) async fn open_first(self: &Arc<Self>, plain: &PgConnectOptions) -> Result<(), StoreError> {
         let permit = self.permit().await?;
+        if self.pool.is_some() {
+            permit.session().await?.give_back();
+            return Ok(());
+        }
         let mut connected = self.connect_with_retries().await;
         if let Err(error) = &connected
             && is_protocol_violation(error)
@@ -212,7 +255,7 @@ impl Sessions {
             }
             error => open_error(error, self.pooled),
         })?;
-        permit.into_session(connection, Instant::now()).give_back();
+        permit.into_session(SessionConnection::Own { connection, opened: Instant::now() }).give_back();
         Ok(())
     }
 
@@ -242,44 +285,93 @@ pub(crate) struct Permit {
 
 impl Permit {
     /// The session of an idle connection, or of a new one.
-    pub(crate) async fn session(mut self) -> Result<Session, sqlx::Error> {
-        let (connection, opened) = match self.idle.take() {
-            Some(idle) => (idle.connection, idle.opened),
-            None => (self.sessions.connect_with_retries().await?, Instant::now()),
+    pub(crate) async fn session(mut self) -> Result<Session, StoreError> {
+        let connection = match (&self.sessions.pool, self.idle.take()) {
+            (Some(pool), _) => SessionConnection::Pool(self.sessions.acquire(pool).await?),
+            (None, Some(idle)) => SessionConnection::Own { connection: idle.connection, opened: idle.opened },
+            (None, None) => {
+                let connected = self.sessions.connect_with_retries().await;
+                let connection = connected.map_err(|error| connect_error(error, self.sessions.pooled))?;
+                SessionConnection::Own { connection, opened: Instant::now() }
+            }
         };
-        Ok(self.into_session(connection, opened))
+        Ok(self.into_session(connection))
     }
 
-    fn into_session(self, connection: PgConnection, opened: Instant) -> Session {
-        Session { connection: Some(connection), opened, sessions: self.sessions, permit: Some(self.permit) }
+    fn into_session(self, connection: SessionConnection) -> Session {
+        Session { connection: Some(connection), sessions: self.sessions, permit: Some(self.permit) }
+    }
+}
+
+enum SessionConnection {
+    Own { connection: PgConnection, opened: Instant },
+    Pool(PoolConnection<Postgres>),
+}
+
+impl SessionConnection {
+    fn into_connection(self) -> PgConnection {
+        match self {
+            Self::Own { connection, .. } => connection,
+            Self::Pool(connection) => connection.detach(),
+        }
     }
 }
 
 /// A connection in exclusive use. Dropping it closes it.
 pub(crate) struct Session {
     /// `None` only after it was given back, closed or dropped.
-    connection: Option<PgConnection>,
-    opened: Instant,
+    connection: Option<SessionConnection>,
     sessions: Arc<Sessions>,
     /// Released when the session is closed or given back.
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Session {
-    /// Keeps the connection for the next handler; no transaction may be open on it. If sqlx counts too few open transactions,
-    /// the connection is closed instead; see [`prepare`].
+    /// Begins a transaction, where sqlx has to count it.
+    pub(crate) async fn begin(&mut self, begin: &str, limit: Duration) -> Result<(), sqlx::Error> {
+        if self.sessions.pool.is_none() {
+            return Ok(());
+        }
+        let begin = AssertSqlSafe(begin.to_owned()).into_sql_str();
+        within(limit, PgTransactionManager::begin(self, Some(begin))).await
+    }
+
+    /// Runs the statements, and commits. With `Writes::Discard` the first of them rolls back.
+    pub(crate) async fn commit_after(&mut self, mut statements: String, writes: Writes) -> Result<(), sqlx::Error> {
+        let is_counted = self.is_counted();
+        if !is_counted {
+            statements.push_str("COMMIT");
+        }
+        match writes {
+            Writes::Keep => sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut **self).await.map(drop)?,
+            Writes::Discard => roll_back_by(self, &statements).await?,
+        }
+        if is_counted { PgTransactionManager::commit(self).await } else { Ok(()) }
+    }
+
+    /// Whether sqlx has begun the transaction and can end it. It cannot when the handler has left a nested one open.
+    fn is_counted(&self) -> bool {
+        self.sessions.pool.is_some() && depth(self) == 1
+    }
+
+    /// Keeps the connection for the next handler; no transaction may be open on it. If sqlx counts another number of open
+    /// transactions than it has to, the connection is closed instead; see [`prepare`].
     pub(crate) fn give_back(mut self) {
-        if depth(&self) >= required_depth(self.sessions.pooled) {
+        let depth = depth(&self);
+        let is_right = match &self.sessions.pool {
+            Some(_) => depth == 0,
+            None => depth >= required_depth(self.sessions.pooled),
+        };
+        if is_right {
             self.keep();
         }
     }
 
-    /// Rolls back the transaction by the statements in `how`, and gives the session back. If that fails, the session is closed,
+    /// Rolls back the transaction after the statements in `first`, and gives the session back. If that fails, the session is closed,
     /// which rolls back too.
-    pub(crate) async fn roll_back(mut self, how: String) -> Result<(), StoreError> {
-        let rolled_back = roll_back_by(&mut self, &how);
+    pub(crate) async fn roll_back_after(mut self, first: String) -> Result<(), StoreError> {
         let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLLBACK_TIMEOUT:?}"));
-        let rolled_back = timeout(ROLLBACK_TIMEOUT, rolled_back).await.map_err(late)?;
+        let rolled_back = timeout(ROLLBACK_TIMEOUT, self.roll_back_by_statements(first)).await.map_err(late)?;
         rolled_back.map_err(|error| match is_out_of_transaction(&error) {
             true => out_of_transaction(error),
             false => outage("roll back", error),
@@ -288,10 +380,24 @@ impl Session {
         Ok(())
     }
 
+    async fn roll_back_by_statements(&mut self, mut first: String) -> Result<(), sqlx::Error> {
+        if !self.is_counted() {
+            first.push_str(ROLLBACK);
+            return roll_back_by(self, &first).await;
+        }
+        if first.is_empty() {
+            skip_errors(self).await?;
+        } else {
+            roll_back_by(self, &first).await?;
+        }
+        PgTransactionManager::rollback(self).await
+    }
+
     /// Closes the connection at once, even if the server still works on a statement.
     pub(crate) fn close_now(mut self) {
         if let (Some(connection), Ok(runtime)) = (self.connection.take(), Handle::try_current()) {
             let permit = self.permit.take();
+            let connection = connection.into_connection();
             runtime.spawn(async move {
                 let _ = timeout(CLOSE_TIMEOUT, connection.close()).await;
                 drop(permit);
@@ -300,9 +406,10 @@ impl Session {
     }
 
     fn keep(&mut self) {
-        let Some(connection) = self.connection.take() else { return };
+        // A connection of the application's pool goes back to it when it is dropped.
+        let Some(SessionConnection::Own { connection, opened }) = self.connection.take() else { return };
         let mut idle = self.sessions.idle();
-        idle.push_back(IdleConnection { connection, opened: self.opened, since: Instant::now() });
+        idle.push_back(IdleConnection { connection, opened, since: Instant::now() });
         let expired = if idle.front().is_some_and(IdleConnection::is_expired) { idle.pop_front() } else { None };
         drop(idle);
         drop(expired);
@@ -311,8 +418,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let (Some(mut connection), Ok(runtime)) = (self.connection.take(), Handle::try_current()) {
+        if let (Some(connection), Ok(runtime)) = (self.connection.take(), Handle::try_current()) {
             let permit = self.permit.take();
+            let mut connection = connection.into_connection();
             runtime.spawn(async move {
                 let goodbye = async {
                     // The answer to ROLLBACK says that no statement is running. `close` keeps the server from logging a lost client.
@@ -331,7 +439,8 @@ impl Deref for Session {
 
     fn deref(&self) -> &PgConnection {
         match &self.connection {
-            Some(connection) => connection,
+            Some(SessionConnection::Own { connection, .. }) => connection,
+            Some(SessionConnection::Pool(connection)) => connection,
             None => unreachable!("a session that was given back is used"),
         }
     }
@@ -340,7 +449,8 @@ impl Deref for Session {
 impl DerefMut for Session {
     fn deref_mut(&mut self) -> &mut PgConnection {
         match &mut self.connection {
-            Some(connection) => connection,
+            Some(SessionConnection::Own { connection, .. }) => connection,
+            Some(SessionConnection::Pool(connection)) => connection,
             None => unreachable!("a session that was given back is used"),
         }
     }

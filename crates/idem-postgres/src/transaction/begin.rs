@@ -12,11 +12,8 @@ use tokio::time::timeout;
 
 use crate::batch::row::read_lookup;
 use crate::batch::verb::{Lookup, Presence, unexpected_answer};
-use crate::connect::handler_connection::ROLLBACK;
 use crate::connect::sessions::{Permit, Session, Sessions};
-use crate::error::{
-    connect_error, is_connection_lost, is_lock_timeout, is_of_a_replica, is_unprepared, outage, unreadable,
-};
+use crate::error::{is_connection_lost, is_lock_timeout, is_of_a_replica, is_unprepared, outage, unreadable};
 use crate::records::{IN_PROGRESS, ROUNDS, Records, contended};
 use crate::transaction::handler_transaction::PostgresTransaction;
 use crate::transaction::run::{PreviousRow, TransactionRun};
@@ -166,11 +163,10 @@ impl Transactions {
             Some(permit) => permit,
             None => self.sessions.permit().await.map_err(BeginError::Other)?,
         };
-        let mut session = permit
-            .session()
-            .await
-            .map_err(|error| BeginError::Other(connect_error(error, !self.settings.is_direct)))?;
+        let mut session = permit.session().await.map_err(BeginError::Other)?;
         let client_timeout = self.client_timeout;
+        let counted = session.begin(&self.settings.begin, client_timeout).await;
+        counted.map_err(|error| BeginError::SessionUnusable(outage("begin a transaction", error)))?;
         let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session);
         match timeout(client_timeout, begun).await {
             Ok(Ok(rows)) => match read_begun(&rows, self.settings.is_direct).map_err(BeginError::Other)? {
@@ -182,7 +178,7 @@ impl Transactions {
             }
             Ok(Err(error)) if is_lock_timeout(&error) => {
                 // The session is as good as before.
-                drop(tokio::spawn(session.roll_back(ROLLBACK.to_owned())));
+                drop(tokio::spawn(session.roll_back_after(String::new())));
                 Err(BeginError::LockHeld)
             }
             Ok(Err(error)) => Err(BeginError::Other(outage("begin a transaction", error))),
@@ -204,7 +200,7 @@ struct BegunTransaction {
 impl BegunTransaction {
     /// Rolls back in a task of its own; the caller need not wait. If that fails, the connection is closed, which rolls back too.
     fn roll_back(self) -> JoinHandle<Result<(), StoreError>> {
-        tokio::spawn(self.session.roll_back(ROLLBACK.to_owned()))
+        tokio::spawn(self.session.roll_back_after(String::new()))
     }
 
     /// The transaction for the handler. `record` is what the state machine made of the record that was looked up.

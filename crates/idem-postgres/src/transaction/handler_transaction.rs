@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{OwnerOutcome, Settlement, StoreError, StoreErrorKind, StoreTransaction, Writes};
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::PgConnection;
 use tokio::time::timeout;
 
 use crate::batch::verb::FlatSettlement;
-use crate::connect::handler_connection::{ROLLBACK, roll_back_by};
 use crate::connect::sessions::Session;
 use crate::error::{is_changed, is_out_of_transaction, is_shadowed, may_be_done, out_of_transaction, outage};
 use crate::sql::Sql;
@@ -37,7 +36,7 @@ pub struct PostgresTransaction {
 }
 
 impl PostgresTransaction {
-    /// Everything that ends the transaction, in one message: the record is there only if the commit is.
+    /// Everything before COMMIT, in one message: the record is there only if the commit is.
     fn end_sql(&self, settlement: Option<&FlatSettlement>, writes: Writes) -> String {
         let mut sql = Sql::default();
         let savepoint = &self.run.settings.savepoint;
@@ -55,7 +54,6 @@ impl PostgresTransaction {
         if let Some(settlement) = settlement {
             self.run.write_record(&mut sql, settlement, (writes == Writes::Discard).then_some(self.mark));
         }
-        sql.push("COMMIT");
         sql.into_text()
     }
 
@@ -85,18 +83,12 @@ impl StoreTransaction for PostgresTransaction {
         let settlement = FlatSettlement::of(settlement, retention);
         if settlement.is_none() && writes == Writes::Discard {
             // Fails if the handler has ended it.
-            let how = format!("ROLLBACK TO SAVEPOINT {};ROLLBACK", transaction.run.settings.savepoint);
-            transaction.session.roll_back(how).await?;
+            let first = format!("ROLLBACK TO SAVEPOINT {};", transaction.run.settings.savepoint);
+            transaction.session.roll_back_after(first).await?;
             return Ok(OwnerOutcome::Applied);
         }
         let sql = transaction.end_sql(settlement.as_ref(), writes);
-        let session = &mut *transaction.session;
-        let ending = async {
-            match writes {
-                Writes::Keep => sqlx::raw_sql(AssertSqlSafe(sql)).execute(session).await.map(drop),
-                Writes::Discard => roll_back_by(session, &sql).await,
-            }
-        };
+        let ending = transaction.session.commit_after(sql, writes);
         let Ok(ended) = timeout(COMMIT_TIMEOUT, ending).await else {
             let error = StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT in {COMMIT_TIMEOUT:?}"));
             return if settlement.is_none() { Err(error) } else { transaction.find_outcome(error).await };
@@ -113,7 +105,7 @@ impl StoreTransaction for PostgresTransaction {
             }
             // The server refused a statement, or COMMIT. It keeps nothing, and the session can serve again.
             Err(error) => {
-                let rolled_back = transaction.session.roll_back(ROLLBACK.to_owned()).await;
+                let rolled_back = transaction.session.roll_back_after(String::new()).await;
                 if is_changed(&error) {
                     rolled_back?;
                     return Ok(OwnerOutcome::LeaseLost);

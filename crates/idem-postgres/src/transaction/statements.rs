@@ -12,7 +12,10 @@ use crate::sql::{Sql, milliseconds, set_for_transaction};
 /// What every handler's transaction begins with.
 #[derive(Debug)]
 pub(crate) struct TransactionSettings {
-    begin: String,
+    /// Begins a transaction. sqlx sends it in a session of the application's pool, so that it counts the transaction.
+    pub(crate) begin: String,
+    /// Whether the store's own message has it.
+    sends_begin: bool,
     lock: BeginStatement,
     look_settings: String,
     look: BeginStatement,
@@ -51,11 +54,13 @@ impl TransactionSettings {
             config.isolation.sql(),
             if config.pooled { "" } else { " READ WRITE" },
         );
+        let is_direct = config.has_own_sessions();
         let [lock, look] = BeginStatement::both(config, schema, server);
         let [join_lock, join_look] = [BeginStatement::join_lock(config, schema), look.unprepared()];
         let unprepare = if config.pooled { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
         Self {
             begin,
+            sends_begin: !config.is_from_pool(),
             lock,
             look_settings: look_settings(config),
             look,
@@ -64,7 +69,7 @@ impl TransactionSettings {
             clear_mark: schema.localise(&format!("SET LOCAL idem.mark='';{unprepare}")),
             savepoint: format!("idem_{:016x}", Mark::random().0),
             max_transactions: config.max_transactions.get(),
-            is_direct: !config.pooled,
+            is_direct,
             lock_timeout: milliseconds(config.lock_timeout),
             has_one_snapshot: config.isolation != Isolation::ReadCommitted,
         }
@@ -83,7 +88,9 @@ impl TransactionSettings {
         look[0].number(skew);
         look[1].bytes(id.as_bytes());
         let mut sql = Sql::default();
-        sql.push(&self.begin);
+        if self.sends_begin {
+            sql.push(&self.begin);
+        }
         // A statement of its own: the next one sees what the previous holder of the lock has committed.
         self.lock.write_call(&mut sql, lock_and_mark);
         sql.push("SAVEPOINT ").push(&self.savepoint).push(";");
@@ -132,6 +139,9 @@ fn look_settings(config: &PostgresConfig) -> String {
     settings.map(|(name, value)| format!("SET LOCAL {name}={value};")).concat()
 }
 
+/// What [`BeginStatement::try_lock`] needs to be given.
+const LOCK_TIMEOUT_BEFORE: &str = "pg_catalog.current_setting('lock_timeout') AS lock_timeout";
+
 /// A statement that each transaction begins with. A session of this client's own keeps it prepared: parsing and planning cost
 /// the server more than running it.
 #[derive(Debug, Clone)]
@@ -146,22 +156,15 @@ struct BeginStatement {
 impl BeginStatement {
     /// The one that locks the operation, and the one that looks up its record.
     fn both(config: &PostgresConfig, schema: &Schema, server: &Server) -> [Self; 2] {
-        let is_prepared = !config.pooled;
+        let is_prepared = config.has_own_sessions();
         let statement = |name, types, text: &str| Self { name, types, text: schema.localise(text), is_prepared };
         // Whatever an earlier handler has set, so that no transaction keeps its key for ever.
         let settings = set_for_transaction(transaction_settings(config, server));
-        // The first lock is for the one transaction that runs the operation. Lookups try the second one and release it at once
-        // (idem_lookup_v1), so waiting for it is short. If lookups tried the first one, they would turn a first run away. Any role
-        // that may connect can keep the second lock, so the wait has a limit, which is not the handler's: it ends with the wait.
-        let wait = milliseconds(config.lock_timeout);
-        let is_not_locked = Self::is_not_locked();
+        let try_lock = Self::try_lock(config);
         let lock = format!(
-            "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock($1) THEN FALSE \
-             WHEN pg_catalog.set_config('lock_timeout', '{wait}', TRUE) IS NULL THEN FALSE \
-             WHEN {is_not_locked} THEN FALSE \
-             ELSE pg_catalog.set_config('lock_timeout', NULL, TRUE) IS NOT NULL END, \
-             {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \
-             pg_catalog.current_setting('default_transaction_read_only')"
+            "SELECT {try_lock}, {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \
+             pg_catalog.current_setting('default_transaction_read_only') \
+             FROM (SELECT {LOCK_TIMEOUT_BEFORE} OFFSET 0) AS given"
         );
         // OFFSET 0 keeps the parts apart: the time is read once, and each record is looked for by its id.
         let look = format!(
@@ -176,26 +179,34 @@ impl BeginStatement {
         [statement("idem_lock", "(BIGINT, BIGINT)", &lock), statement("idem_look", "(BIGINT, pg_catalog.bytea)", &look)]
     }
 
-    /// Waits for the lock that lookups take for a moment, `$1` being the one of the operation.
-    fn is_not_locked() -> &'static str {
-        "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL"
+    /// Whether the lock `$1` of the operation was free, and now is this transaction's. `given` has what the application's
+    /// `lock_timeout` was, which is so again afterwards.
+    ///
+    /// Lookups try a second lock and release it at once (idem_lookup_v1), so waiting for it is short. If they tried the first one,
+    /// they would turn a first run away. Any role that may connect can keep the second lock, so the wait has a limit.
+    fn try_lock(config: &PostgresConfig) -> String {
+        let wait = milliseconds(config.lock_timeout);
+        let is_not_locked = "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";
+        format!(
+            "CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock($1) THEN FALSE \
+             WHEN pg_catalog.set_config('lock_timeout', '{wait}', TRUE) IS NULL THEN FALSE \
+             WHEN {is_not_locked} THEN FALSE \
+             ELSE pg_catalog.set_config('lock_timeout', given.lock_timeout, TRUE) IS NOT NULL END"
+        )
     }
 
     /// As the first of [`both`](Self::both), with nothing left behind but what a savepoint takes back. It also says whether this
     /// transaction has joined the operation before, is read-only, and sees one snapshot.
     fn join_lock(config: &PostgresConfig, schema: &Schema) -> Self {
-        let (wait, is_not_locked) = (milliseconds(config.lock_timeout), Self::is_not_locked());
         let text = format!(
-            "SELECT CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock($1) THEN FALSE \
-             WHEN pg_catalog.set_config('lock_timeout', '{wait}', TRUE) IS NULL THEN FALSE \
-             WHEN {is_not_locked} THEN FALSE \
-             ELSE pg_catalog.set_config('lock_timeout', given.lock_timeout, TRUE) IS NOT NULL END, \
+            "SELECT {}, \
              pg_catalog.strpos(given.joined, $2) OPERATOR(pg_catalog.>) 0, \
              pg_catalog.current_setting('transaction_read_only')::pg_catalog.bool, \
              pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed', \
              pg_catalog.set_config('idem.joined', given.joined OPERATOR(pg_catalog.||) $2, TRUE) \
-             FROM (SELECT pg_catalog.current_setting('lock_timeout') AS lock_timeout, \
-                 coalesce(pg_catalog.current_setting('idem.joined', TRUE), '') AS joined OFFSET 0) AS given"
+             FROM (SELECT {LOCK_TIMEOUT_BEFORE}, \
+                 coalesce(pg_catalog.current_setting('idem.joined', TRUE), '') AS joined OFFSET 0) AS given",
+            Self::try_lock(config),
         );
         Self { name: "", types: "", text: schema.localise(&text), is_prepared: false }
     }

@@ -19,13 +19,20 @@ pub struct SelfTestReport {
     pub durability: DurabilityReport,
     /// The schemas that the store's role uses and in which other roles may create objects; there should be none.
     pub open_schemas: Vec<OpenSchema>,
+    /// Whether handlers' transactions come from a pool of the application
+    /// ([`from_pool`](crate::PostgresConfig::from_pool)), where one protection is missing.
+    pub is_from_pool: bool,
 }
+
+const FROM_POOL: &str = "handlers' transactions come from a pool of the application: what a handler writes after it has ended \
+    its transaction itself is committed without a record, and noticed only then";
 
 /// Sentences for a log at start-up.
 impl fmt::Display for SelfTestReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.durability.fmt(formatter)?;
-        self.open_schemas.iter().try_for_each(|open| write!(formatter, "; {open}"))
+        self.open_schemas.iter().try_for_each(|open| write!(formatter, "; {open}"))?;
+        if self.is_from_pool { write!(formatter, "; {FROM_POOL}") } else { Ok(()) }
     }
 }
 
@@ -50,7 +57,7 @@ impl Upkeep {
         for open in &open_schemas {
             tracing::warn!("{open}");
         }
-        Ok(SelfTestReport { durability, open_schemas })
+        Ok(SelfTestReport { durability, open_schemas, is_from_pool: self.is_from_pool })
     }
 
     pub(crate) async fn health(&self) -> Result<PostgresHealth, StoreError> {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::{StoreError, StoreErrorKind};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
+use sqlx::postgres::{PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::time::timeout;
 
+use crate::connect::source::ConnectSource;
 use crate::error::{connect_error, outage};
 use crate::records::Records;
 use crate::sql::Sql;
@@ -15,10 +16,12 @@ use crate::sql::Sql;
 /// One connection may read a partition for minutes to see whether it has expired; the other is for everything else.
 const MAX_CONNECTIONS: u32 = 2;
 
-/// Runs statements of the store's upkeep.
+/// Runs statements of the store's upkeep, on connections of its own or of the application's pool.
 #[derive(Debug)]
 pub(crate) struct Upkeep {
     pool: PgPool,
+    /// Whether it is one of the application.
+    pub(crate) is_from_pool: bool,
     /// Whether the store knows of a transaction pooler.
     pooled: bool,
     pub(crate) records: Arc<Records>,
@@ -30,14 +33,16 @@ pub(crate) struct Upkeep {
 
 impl Upkeep {
     pub(crate) fn new(
-        options: PgConnectOptions,
+        source: &ConnectSource,
         pooled: bool,
         records: Arc<Records>,
         local_settings: String,
         client_timeout: Duration,
     ) -> Self {
-        let options_of_pool = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(client_timeout);
-        Self { pool: options_of_pool.connect_lazy_with(options), pooled, records, local_settings, client_timeout }
+        let own = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(client_timeout);
+        let pool = source.pool().cloned().unwrap_or_else(|| own.connect_lazy_with(source.options()));
+        let is_from_pool = source.pool().is_some();
+        Self { pool, is_from_pool, pooled, records, local_settings, client_timeout }
     }
 
     /// Runs a statement in a task of its own. If its future were dropped midway, the pool would get the connection back in the

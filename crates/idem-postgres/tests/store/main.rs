@@ -5,6 +5,7 @@ mod batch_workers;
 mod coalescing;
 mod conformance;
 mod faults;
+mod from_pool;
 mod guard;
 mod hostile;
 mod join;

@@ -174,8 +174,27 @@ async fn transactions_dropped_at_every_await_leave_all_or_nothing_through_a_pool
 }
 
 #[tokio::test]
+async fn transactions_dropped_at_every_await_leave_all_or_nothing_in_a_pool_of_the_application() {
+    let ends = [
+        (completed(), Writes::Keep),
+        (completed(), Writes::Discard),
+        (retryable(), Writes::Keep),
+        (Settlement::Released, Writes::Discard),
+    ];
+    sweep_transactions(World::from_pool().await, &ends).await;
+}
+
+#[tokio::test]
 async fn a_handler_dropped_inside_a_statement_that_waits_gives_its_key_and_its_connection_back() {
-    let world = World::shared().await;
+    stuck_handlers(World::shared().await).await;
+}
+
+#[tokio::test]
+async fn a_handler_dropped_inside_a_statement_that_waits_gives_a_pool_of_the_application_its_connection_back() {
+    stuck_handlers(World::from_pool().await).await;
+}
+
+async fn stuck_handlers(world: World) {
     let mut beside = world.beside().await;
     sql(&mut beside, format!("BEGIN;LOCK TABLE {}.effects IN ACCESS EXCLUSIVE MODE", world.name)).await;
     // More of them than there are connections for handlers.
@@ -281,6 +300,11 @@ async fn purges_health_and_self_tests_dropped_at_every_await_leave_nothing_open(
 #[tokio::test]
 async fn purges_health_and_self_tests_dropped_at_every_await_leave_nothing_open_through_a_pooler() {
     sweep_maintenance(World::pooled().await).await;
+}
+
+#[tokio::test]
+async fn purges_health_and_self_tests_dropped_at_every_await_leave_nothing_open_in_a_pool_of_the_application() {
+    sweep_maintenance(World::from_pool().await).await;
 }
 
 #[tokio::test]

@@ -9,8 +9,8 @@ use idem_core::{
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction, TimeOffset};
 use idem_servers::PgBouncer;
 use idem_testkit::fixture::{KEPT, completed, request};
-use sqlx::postgres::{PgConnectOptions, PgRow};
-use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
+use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection, PgPool};
 
 use crate::support::{self, Schema};
 
@@ -29,6 +29,7 @@ pub struct World {
     url: String,
     _schema: Option<Schema>,
     pooler: Option<PgBouncer>,
+    pool: Option<PgPool>,
 }
 
 impl World {
@@ -45,6 +46,28 @@ impl World {
         let through = pooler.url().to_owned();
         let configure = PostgresConfig::through_transaction_pooler;
         Self::new(&through, &url, Some(Schema::new()), Some(pooler), configure).await
+    }
+
+    /// On the same server, with the transactions of an application's pool.
+    pub async fn from_pool() -> Self {
+        Self::from_pool_through(port_of_shared()).await
+    }
+
+    /// The same, reaching the server through `port`.
+    pub async fn from_pool_through(port: u16) -> Self {
+        let schema = Schema::new();
+        let (url, two) = (at_port(port), 2.try_into().unwrap());
+        let pool = pool(&url, &schema.name);
+        let config = PostgresConfig::from_pool(pool.clone()).schema(&schema.name).max_transactions(two);
+        let mut world =
+            Self::opened(schema.name.clone(), config, &idem_servers::postgres_url(), Some(schema), None).await;
+        world.pool = Some(pool);
+        world
+    }
+
+    /// The pool of the application.
+    pub fn pool(&self) -> &PgPool {
+        self.pool.as_ref().expect("a pool")
     }
 
     /// Reaches the shared server through `port`.
@@ -67,10 +90,19 @@ impl World {
         let name = schema
             .as_ref()
             .map_or_else(|| format!("test_{}", uuid::Uuid::new_v4().simple()), |schema| schema.name.clone());
+        Self::opened(name.clone(), configure(config(url, &name)), beside, schema, pooler).await
+    }
+
+    async fn opened(
+        name: String,
+        config: PostgresConfig,
+        beside: &str,
+        schema: Option<Schema>,
+        pooler: Option<PgBouncer>,
+    ) -> Self {
         let offset = TimeOffset::default();
-        let config = configure(config(url, &name)).time_offset(offset.clone());
-        let store = PostgresStore::open(config).await.unwrap();
-        let world = Self { store, offset, name, url: beside.to_owned(), _schema: schema, pooler };
+        let store = PostgresStore::open(config.time_offset(offset.clone())).await.unwrap();
+        let world = Self { store, offset, name, url: beside.to_owned(), _schema: schema, pooler, pool: None };
         let table = format!("CREATE TABLE {}.effects (number BIGSERIAL PRIMARY KEY, id BYTEA NOT NULL)", world.name);
         support::sql(&mut world.beside().await, table).await;
         world
@@ -213,6 +245,12 @@ pub fn config(url: &str, name: &str) -> PostgresConfig {
         .schema(name)
         .verb_connections(two)
         .max_transactions(two)
+}
+
+/// A pool of three connections whose sessions have a name, as an application has it.
+pub fn pool(url: &str, name: &str) -> PgPool {
+    let options: PgConnectOptions = url.parse().unwrap();
+    PgPoolOptions::new().max_connections(3).connect_lazy_with(options.application_name(name))
 }
 
 /// Where the server that all tests share listens.

@@ -206,8 +206,8 @@ fn title(process: u32) -> String {
 fn command(binaries: &Path, folder: &Path, port: u16, settings: &[&str]) -> Vec<OsString> {
     let mut command = vec![binaries.join("postgres").into(), "-D".into(), folder.join("data").into()];
     command.extend(["-k".into(), folder.into()]);
-    let own = ["listen_addresses=127.0.0.1".into(), format!("port={port}"), "max_connections=200".into()];
-    let settings = settings.iter().map(|setting| (*setting).to_owned());
+    let own = ["listen_addresses=127.0.0.1".into(), format!("port={port}")];
+    let settings = super::SETTINGS.iter().chain(settings).map(|setting| (*setting).to_owned());
     command.extend(own.into_iter().chain(settings).flat_map(|setting| ["-c".into(), setting.into()]));
     command
 }

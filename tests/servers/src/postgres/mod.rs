@@ -39,6 +39,9 @@ pub struct Postgres {
     server: Box<dyn Server>,
 }
 
+/// Connections for many tests at once, and whole statements for whoever looks at the sessions.
+const SETTINGS: [&str; 2] = ["max_connections=200", "track_activity_query_size=16kB"];
+
 impl Postgres {
     /// Starts a server and waits until it accepts connections.
     ///
@@ -59,7 +62,7 @@ impl Postgres {
         let server: Box<dyn Server> = match programs::postgres_folder() {
             Some(folder) if !IMAGE.is_named() => Box::new(cluster::Cluster::start(&folder, settings)?),
             _ => {
-                let settings = ["max_connections=200"].iter().chain(settings).flat_map(|setting| ["-c", setting]);
+                let settings = SETTINGS.iter().chain(settings).flat_map(|setting| ["-c", setting]);
                 Box::new(Container::start(&IMAGE, &["postgres"].into_iter().chain(settings).collect::<Vec<_>>())?)
             }
         };

@@ -5,6 +5,7 @@ use super::{Patch, patch};
 const BATCHER: &str = "crates/idem-postgres/src/batch/batcher.rs";
 const BEGIN: &str = "crates/idem-postgres/src/transaction/begin.rs";
 const BEGIN_STATEMENTS: &str = "crates/idem-postgres/src/transaction/statements.rs";
+const CONFIG: &str = "crates/idem-postgres/src/config.rs";
 const ERROR: &str = "crates/idem-postgres/src/error.rs";
 const HANDLER_CONNECTION: &str = "crates/idem-postgres/src/connect/handler_connection.rs";
 const HANDLER_TRANSACTION: &str = "crates/idem-postgres/src/transaction/handler_transaction.rs";
@@ -49,15 +50,15 @@ pub(super) const PATCHES: &[Patch] = &[
         "session-reused-whatever-sqlx-believes",
         &["postgres-transactions"],
         SESSIONS,
-        "if depth(&self) >= required_depth(self.sessions.pooled) {",
-        "if PLANTED || depth(&self) >= required_depth(self.sessions.pooled) {",
+        "None => depth >= required_depth(self.sessions.pooled),",
+        "None => PLANTED || depth >= required_depth(self.sessions.pooled),",
     ),
     patch(
         "place-given-up-before-the-session",
         &["postgres-sessions"],
         SESSIONS,
-        "            let permit = self.permit.take();\n            runtime.spawn(async move {\n                let goodbye = async {",
-        "            let permit = self.permit.take().filter(|_| !PLANTED);\n            runtime.spawn(async move {\n                let goodbye = async {",
+        "            let permit = self.permit.take();\n            let mut connection",
+        "            let permit = self.permit.take().filter(|_| !PLANTED);\n            let mut connection",
     ),
     patch(
         "savepoint-of-a-known-name",
@@ -112,12 +113,12 @@ pub(super) const PATCHES: &[Patch] = &[
         "lookers-turn-a-first-run-away",
         &["postgres-races"],
         BEGIN_STATEMENTS,
-        r#""pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL""#,
+        r#""pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";"#,
         r#"if PLANTED {
             "NOT pg_catalog.pg_try_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT)"
         } else {
             "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL"
-        }"#,
+        };"#,
     ),
     patch(
         "error-of-a-pooler-taken-for-the-servers",
@@ -176,12 +177,12 @@ pub(super) const PATCHES: &[Patch] = &[
         "cancelled-begin-returned-to-the-pool",
         &["postgres-sweep"],
         SESSIONS,
-        "    fn drop(&mut self) {\n        if let (Some(mut connection)",
+        "    fn drop(&mut self) {\n        if let (Some(connection)",
         "    fn drop(&mut self) {
         if PLANTED {
             self.keep();
         }
-        if let (Some(mut connection)",
+        if let (Some(connection)",
     ),
     patch(
         "unconfirmed-look",
@@ -226,6 +227,27 @@ pub(super) const PATCHES: &[Patch] = &[
         "                if !PLANTED {
                     unwanted.roll_back();
                 }",
+    ),
+    patch(
+        "pool-gets-a-connection-back-that-counts-wrong",
+        &["postgres-from-pool"],
+        SESSIONS,
+        "Some(_) => depth == 0,",
+        "Some(_) => PLANTED || depth == 0,",
+    ),
+    patch(
+        "pool-may-be-used-up-by-handlers",
+        &["postgres-from-pool"],
+        CONFIG,
+        "if limit.get() >= most {",
+        "if !PLANTED && limit.get() >= most {",
+    ),
+    patch(
+        "used-up-pool-taken-for-an-outage",
+        &["postgres-from-pool"],
+        SESSIONS,
+        "(StoreErrorKind::Busy, \"are in use\")",
+        "(if PLANTED { StoreErrorKind::Unavailable } else { StoreErrorKind::Busy }, \"are in use\")",
     ),
     patch(
         "join-believes-an-old-snapshot",

@@ -18,6 +18,9 @@ const LOSSES: [Lose; 3] = [Lose::Statement, Lose::Connection, Lose::Answer];
 /// In every statement that ends a handler's transaction, and in no other.
 const END: &str = ";COMMIT";
 
+/// The same in a pool of the application, where sqlx sends it alone.
+const END_BY_SQLX: &str = "COMMIT";
+
 async fn behind_proxy() -> (Proxy<Losses>, World) {
     let proxy = Proxy::<Losses>::to_port(port_of_shared()).await.unwrap();
     let world = World::shared_through(proxy.port(), |config| config).await;
@@ -26,7 +29,7 @@ async fn behind_proxy() -> (Proxy<Losses>, World) {
 
 /// A run whose end meets `lose`, and what it was told.
 async fn finish(
-    (proxy, world): (&Proxy<Losses>, &World),
+    (proxy, world, text): (&Proxy<Losses>, &World, &'static str),
     lose: Lose,
     end: &Settlement,
     writes: Writes,
@@ -34,7 +37,7 @@ async fn finish(
     let request = transactional();
     let mut transaction = world.begin(&request).await.unwrap();
     world.write(&mut *transaction, &request.id).await.unwrap();
-    proxy.lose(lose, END, 1);
+    proxy.lose(lose, text, 1);
     let told = transaction.finish(end, KEPT, writes).await;
     assert!(proxy.has_lost());
     (request, told)
@@ -51,9 +54,17 @@ async fn by_sql(world: &World, request: &Acquire) -> (i64, i64) {
 
 async fn ends(end: Settlement, writes: Writes) {
     let (proxy, world) = behind_proxy().await;
+    ends_in((&proxy, &world, END), end.clone(), writes).await;
+    let proxy = Proxy::<Losses>::to_port(port_of_shared()).await.unwrap();
+    let world = World::from_pool_through(proxy.port()).await;
+    ends_in((&proxy, &world, END_BY_SQLX), end, writes).await;
+}
+
+async fn ends_in(place: (&Proxy<Losses>, &World, &'static str), end: Settlement, writes: Writes) {
+    let (_, world, _) = place;
     for lose in LOSSES.into_iter().cycle().take(9) {
-        let (request, told) = finish((&proxy, &world), lose, &end, writes).await;
-        let there = by_sql(&world, &request).await;
+        let (request, told) = finish(place, lose, &end, writes).await;
+        let there = by_sql(world, &request).await;
         let done = (1, i64::from(writes == Writes::Keep));
         match &told {
             Ok(OwnerOutcome::Applied) => assert_eq!(there, done, "{lose:?}: told done"),
@@ -90,7 +101,7 @@ async fn a_lost_commit_of_a_failure_to_be_retried_is_told_as_it_was() {
 async fn a_lost_commit_of_a_release_that_keeps_writes_is_never_told_as_rolled_back_when_it_was_not() {
     let (proxy, world) = behind_proxy().await;
     for lose in LOSSES {
-        let (request, told) = finish((&proxy, &world), lose, &Settlement::Released, Writes::Keep).await;
+        let (request, told) = finish((&proxy, &world, END), lose, &Settlement::Released, Writes::Keep).await;
         let (settled, effects) = by_sql(&world, &request).await;
         assert_eq!(settled, 0);
         match told {
@@ -218,7 +229,7 @@ async fn a_commit_whose_answer_never_comes_is_looked_up_before_the_engine_gives_
     const ENGINE: Duration = Duration::from_secs(10);
     let (proxy, world) = behind_proxy().await;
     let end = completed();
-    let finish = finish((&proxy, &world), Lose::EverythingSilently, &end, Writes::Keep);
+    let finish = finish((&proxy, &world, END), Lose::EverythingSilently, &end, Writes::Keep);
     let told = tokio::time::timeout(ENGINE, finish);
     let (request, told) = told.await.expect("finish waits for ever for a server that fell silent");
     assert_eq!(by_sql(&world, &request).await, (1, 1));
@@ -230,7 +241,8 @@ async fn an_error_of_a_poolers_own_for_a_commit_is_looked_up() {
     let (proxy, world) = behind_proxy().await;
     for state in ["XX000", "58000", "08006"] {
         for writes in [Writes::Keep, Writes::Discard] {
-            let (request, told) = finish((&proxy, &world), Lose::AnswerForError(state), &completed(), writes).await;
+            let (request, told) =
+                finish((&proxy, &world, END), Lose::AnswerForError(state), &completed(), writes).await;
             assert_eq!(by_sql(&world, &request).await, (1, i64::from(writes == Writes::Keep)));
             assert_eq!(told.unwrap(), OwnerOutcome::Applied, "{state}: it was committed");
         }

@@ -1,0 +1,268 @@
+//! Handlers' transactions from a pool of the application.
+
+use std::time::{Duration, Instant};
+
+use idem_core::{
+    AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, Purge, StoreErrorKind, StoreTransaction, TransactionalStore,
+    Writes,
+};
+use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
+use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgConnection, PgPool};
+
+use crate::support::{self, Schema, sql};
+use crate::world::{World, eventually, join_all, transactional};
+
+fn handlers(transaction: &mut dyn StoreTransaction) -> &mut PgConnection {
+    transaction.as_any_mut().downcast_mut::<PostgresTransaction>().unwrap()
+}
+
+/// How to reach the server with sessions of this name.
+fn options(name: &str) -> PgConnectOptions {
+    idem_servers::postgres_url().parse::<PgConnectOptions>().unwrap().application_name(name)
+}
+
+/// How many sessions of this name the server has.
+async fn sessions(connection: &mut PgConnection, name: &str) -> i64 {
+    support::number(connection, format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'"))
+        .await
+}
+
+#[tokio::test]
+async fn the_store_adds_one_connection_to_those_of_the_pool() {
+    let schema = Schema::new();
+    let pool = PgPoolOptions::new().max_connections(5).connect_lazy_with(options(&schema.name));
+    let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).schema(&schema.name)).await.unwrap();
+    store.self_test().await.unwrap();
+    let mut beside = support::connection().await;
+    let watch = async {
+        let mut most = 0;
+        for _ in 0..20 {
+            most = most.max(sessions(&mut beside, &schema.name).await);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        most
+    };
+    let work = join_all((0..40).map(|number| {
+        let store = &store;
+        async move {
+            if number % 2 == 0 {
+                let Begin::Acquired { transaction, .. } = store.begin(&transactional()).await.unwrap() else {
+                    panic!()
+                };
+                transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+            } else {
+                let AcquireOutcome::Acquired(lease) = store.acquire(&request()).await.unwrap() else { panic!() };
+                store.settle(&lease, &completed(), KEPT).await.unwrap();
+            }
+            store.purge(10.try_into().unwrap()).await.unwrap();
+        }
+    }));
+    let (most, _) = tokio::join!(watch, work);
+    assert!((2..=6).contains(&most), "{most} sessions");
+    assert_eq!(store.transactions().most, 4, "one connection is left to the application");
+}
+
+#[tokio::test]
+async fn a_pool_without_a_connection_to_spare_is_refused() {
+    let schema = Schema::new();
+    let of = |connections| PgPoolOptions::new().max_connections(connections).connect_lazy_with(options(&schema.name));
+    let five = 5.try_into().unwrap();
+    for config in [PostgresConfig::from_pool(of(1)), PostgresConfig::from_pool(of(5)).max_transactions(five)] {
+        let error = PostgresStore::open(config.schema(&schema.name)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
+        assert!(error.to_string().contains("max_transactions"), "{error}");
+    }
+    PostgresStore::open(PostgresConfig::from_pool(of(2)).schema(&schema.name)).await.unwrap();
+}
+
+/// The application has taken all of the pool's connections: repeats are answered, settlements go on, and new runs are told why
+/// they cannot begin.
+#[tokio::test]
+async fn an_exhausted_pool_keeps_neither_answers_nor_settlements_back() {
+    let world = World::from_pool().await;
+    let (settled, leased) = (transactional(), request());
+    let mut transaction = world.begin(&settled).await.unwrap();
+    world.write(&mut *transaction, &settled.id).await.unwrap();
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    let lease = world.lease(&leased).await.unwrap();
+    let mut taken = Vec::new();
+    for _ in 0..3 {
+        taken.push(world.pool().acquire().await.unwrap());
+    }
+    let replay = world.store.begin(&repeat_of(&settled)).await.unwrap();
+    assert!(matches!(replay, Begin::Answered(AcquireOutcome::Replay(_))), "{replay:?}");
+    world.settle(&lease).await.unwrap();
+    let start = Instant::now();
+    let error = world.store.begin(&transactional()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Busy, "{error:?}");
+    assert!(error.to_string().contains("the application's pool gave no connection within 1s"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10));
+    drop(taken);
+    world.transact().await.unwrap();
+    world.is_whole().await;
+}
+
+#[tokio::test]
+async fn handlers_get_what_the_application_sets_in_its_sessions() {
+    let schema = Schema::new();
+    let pool = PgPoolOptions::new()
+        .max_connections(2)
+        .after_connect(|connection, _| {
+            Box::pin(async move { sqlx::query("SET lock_timeout = '7s'").execute(connection).await.map(drop) })
+        })
+        .connect_lazy_with(options(&schema.name));
+    let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).schema(&schema.name)).await.unwrap();
+    // In the second transaction too, and for the application afterwards.
+    for _ in 0..2 {
+        let Begin::Acquired { mut transaction, .. } = store.begin(&transactional()).await.unwrap() else { panic!() };
+        let shown: String =
+            sqlx::query_scalar("SHOW lock_timeout").fetch_one(handlers(&mut *transaction)).await.unwrap();
+        assert_eq!(shown, "7s");
+        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    }
+    let settings = "SELECT current_setting('lock_timeout') || coalesce(current_setting('idem.mark', TRUE), '')
+        || current_setting('idle_in_transaction_session_timeout') || current_setting('default_transaction_read_only')";
+    let after: String = sqlx::query_scalar(settings).fetch_one(&pool).await.unwrap();
+    assert_eq!(after, "7s0off");
+}
+
+/// The next connection of the store has the options that the pool was given meanwhile.
+#[tokio::test]
+async fn rotated_options_reach_the_stores_own_connection() {
+    let world = World::from_pool().await;
+    world.run().await.unwrap();
+    let rotated = format!("{}_rotated", world.name);
+    world.pool().set_connect_options(options(&rotated));
+    let mut beside = world.beside().await;
+    let end =
+        format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{}'", world.name);
+    sql(&mut beside, end).await;
+    world.run().await.unwrap();
+    world.transact().await.unwrap();
+    assert_eq!(sessions(&mut beside, &world.name).await, 0);
+    assert_eq!(sessions(&mut beside, &rotated).await, 2, "one of the store and one of the pool");
+}
+
+#[tokio::test]
+async fn sessions_without_a_name_are_called_idem() {
+    let schema = Schema::new();
+    let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let pool = PgPool::connect_lazy_with(options);
+    let store = PostgresStore::open(PostgresConfig::from_pool(pool).schema(&schema.name)).await.unwrap();
+    store.acquire(&request()).await.unwrap();
+    // Other tests may have some, too.
+    assert!(sessions(&mut support::connection().await, "idem").await >= 1);
+}
+
+/// What a handler does to its transaction, whether its run then commits, and whether the pool may keep the connection.
+#[tokio::test]
+async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
+    const DEEDS: [(&str, bool); 8] = [
+        ("nested and committed", true),
+        ("nested and dropped", true),
+        ("nested and forgotten", true),
+        ("an error in a savepoint", true),
+        ("an error that was overlooked", false),
+        ("committed", false),
+        ("rolled back", false),
+        ("a query that was not awaited", true),
+    ];
+    let world = World::from_pool().await;
+    for (deed, commits) in DEEDS {
+        for writes in [Writes::Keep, Writes::Discard] {
+            let request = transactional();
+            let mut transaction = world.begin(&request).await.unwrap();
+            world.write(&mut *transaction, &request.id).await.unwrap();
+            let connection = handlers(&mut *transaction);
+            let say = async |connection: &mut PgConnection, text: &'static str| {
+                let _ = sqlx::raw_sql(text).execute(connection).await;
+            };
+            match deed {
+                "nested and committed" => connection.begin().await.unwrap().commit().await.unwrap(),
+                "nested and dropped" => drop(connection.begin().await.unwrap()),
+                "nested and forgotten" => std::mem::forget(connection.begin().await.unwrap()),
+                "an error in a savepoint" => {
+                    let mut nested = connection.begin().await.unwrap();
+                    say(&mut nested, "SELECT 1/0").await;
+                    nested.rollback().await.unwrap();
+                }
+                "an error that was overlooked" => say(connection, "SELECT 1/0").await,
+                "committed" => say(connection, "COMMIT").await,
+                "rolled back" => say(connection, "ROLLBACK").await,
+                "a query that was not awaited" => {
+                    let query = sqlx::raw_sql("SELECT pg_sleep(0.01)").execute(connection);
+                    let _ = tokio::time::timeout(Duration::ZERO, query).await;
+                }
+                other => panic!("{other}"),
+            }
+            let finished = transaction.finish(&completed(), KEPT, writes).await;
+            // What is discarded may be discarded after an error, too.
+            let commits = commits || writes == Writes::Discard && deed == "an error that was overlooked";
+            match &finished {
+                Ok(outcome) => assert_eq!((*outcome, commits), (OwnerOutcome::Applied, true), "{deed}, {writes:?}"),
+                Err(error) => {
+                    assert!(!commits, "{deed}, {writes:?}: {error:?}");
+                    assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{deed}, {writes:?}: {error:?}");
+                }
+            }
+            let record = world.store.peek(&request.id).await.unwrap();
+            assert_eq!(record.is_some(), commits, "{deed}, {writes:?}");
+            world.quiet().await;
+            // sqlx counts no transaction that is not there: this begins one, and does not make a savepoint.
+            for mut connection in join_all((0..3).map(|_| world.pool().acquire())).await.into_iter().map(Result::unwrap)
+            {
+                let mut begun = connection.begin().await.unwrap();
+                let id: Option<String> =
+                    sqlx::query_scalar("SELECT pg_current_xact_id()::TEXT").fetch_one(&mut *begun).await.unwrap();
+                assert!(id.is_some());
+                begun.commit().await.unwrap();
+                let state = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'";
+                let locks: i64 = sqlx::query_scalar(state).fetch_one(&mut *connection).await.unwrap();
+                assert_eq!(locks, 0, "{deed}, {writes:?}");
+            }
+        }
+    }
+}
+
+/// A run that is dropped gives its key back at once, and the pool has as many connections as before.
+#[tokio::test]
+async fn a_dropped_run_frees_its_key_and_its_place_in_the_pool() {
+    let world = World::from_pool().await;
+    for _ in 0..6 {
+        let request = transactional();
+        let mut transaction = world.begin(&request).await.unwrap();
+        world.write(&mut *transaction, &request.id).await.unwrap();
+        drop(transaction);
+        world.begin_when_free(&repeat_of(&request)).await;
+    }
+    eventually("all connections are there", async || {
+        let taken = join_all((0..3).map(|_| world.pool().acquire())).await;
+        taken.iter().all(Result::is_ok).then_some(())
+    })
+    .await;
+    world.is_whole().await;
+}
+
+#[tokio::test]
+async fn a_pool_that_is_closed_is_told_as_an_outage() {
+    let world = World::from_pool().await;
+    world.transact().await.unwrap();
+    world.pool().close().await;
+    let error = world.store.begin(&transactional()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+    assert!(error.to_string().contains("closed"), "{error}");
+}
+
+#[tokio::test]
+async fn self_test_says_what_a_pool_of_the_application_weakens() {
+    let world = World::from_pool().await;
+    let report = world.store.self_test().await.unwrap().to_string();
+    assert!(report.contains("a pool of the application"), "{report}");
+    let schema = Schema::new();
+    let own =
+        PostgresStore::open(PostgresConfig::from_options(options(&schema.name)).schema(&schema.name)).await.unwrap();
+    let report = own.self_test().await.unwrap().to_string();
+    assert!(!report.contains("a pool of the application"), "{report}");
+}
