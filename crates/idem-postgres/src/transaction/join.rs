@@ -32,7 +32,7 @@ pub enum Join {
 /// Dropping it does nothing: the key is free when the transaction ends without [`settle`](Self::settle).
 pub struct JoinedRun {
     lease: Lease,
-    run: TransactionRun,
+    run: Box<TransactionRun>,
 }
 
 impl JoinedRun {
@@ -102,7 +102,7 @@ impl fmt::Debug for JoinedRun {
 
 /// Tells how a transaction ended whose COMMIT had no answer.
 pub struct CommitTicket {
-    run: TransactionRun,
+    run: Box<TransactionRun>,
 }
 
 impl CommitTicket {
@@ -157,7 +157,7 @@ impl Transactions {
             let unchanged = next.as_ref() == before;
             match (outcome, next) {
                 (AcquireOutcome::Acquired(lease), Some(record)) if !is_running => {
-                    let run = found.lookup.into_run(self, request, record);
+                    let run = Box::new(found.lookup.into_run(self, request, record));
                     return Ok(Join::Acquired(JoinedRun { lease, run }));
                 }
                 (AcquireOutcome::Acquired(_), _) => {
