@@ -36,7 +36,8 @@ pub struct RequestHead<'a, F> {
 
 /// What the head of a protected request says.
 pub(crate) struct KeyedHead {
-    pub(crate) key: IdempotencyKey,
+    /// `None` when it is in the body.
+    pub(crate) key: Option<IdempotencyKey>,
     /// How long the client prefers to wait for another request's run.
     pub(crate) wait: Option<Duration>,
     /// Of the head; it lacks the body.
@@ -55,12 +56,8 @@ impl<F: HeaderFields> RequestHead<'_, F> {
             return Ok(None);
         }
         let key = match parse_key_header(self.headers.values(&policy.key_header)) {
-            Ok(Some(key)) if key.as_str().len() < policy.min_key_length => {
-                let (bytes, least) = (key.as_str().len(), policy.min_key_length);
-                let detail = format!("The key has {bytes} bytes; at least {least} are needed, as in a UUID.");
-                return Err(Problem::new(ProblemKind::KeyInvalid).detail(detail));
-            }
-            Ok(Some(key)) => key,
+            _ if policy.key_member.is_some() => None,
+            Ok(Some(key)) => Some(long_enough(key, policy)?),
             Ok(None) if policy.key_required => return Err(Problem::new(ProblemKind::KeyMissing)),
             Ok(None) => return Ok(None),
             Err(error) => {
@@ -101,6 +98,16 @@ impl<F: HeaderFields> RequestHead<'_, F> {
         }
         Ok(fingerprint)
     }
+}
+
+/// Refuses a key that is shorter than the policy wants it.
+pub(crate) fn long_enough(key: IdempotencyKey, policy: &HttpPolicy) -> Result<IdempotencyKey, Problem> {
+    let (bytes, least) = (key.as_str().len(), policy.min_key_length);
+    if bytes >= least {
+        return Ok(key);
+    }
+    let detail = format!("The key has {bytes} bytes; at least {least} are needed, as in a UUID.");
+    Err(Problem::new(ProblemKind::KeyInvalid).detail(detail))
 }
 
 #[cfg(test)]

@@ -8,12 +8,14 @@ mod directives;
 mod head;
 mod headers;
 mod key_header;
+mod key_member;
 mod meaning;
 #[cfg(feature = "openapi")]
 mod openapi;
 mod policy;
 mod prefer;
 pub mod problem;
+mod problem_style;
 mod protection;
 mod reply;
 mod request;

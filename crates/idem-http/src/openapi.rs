@@ -43,15 +43,19 @@ impl HttpPolicy {
     /// an operation twice is the same as once.
     pub fn describe(&self, operation: &mut Operation) {
         let parameters = operation.parameters.get_or_insert_default();
-        put_header_parameter(parameters, self.key_parameter());
+        if self.key_member.is_none() {
+            put_header_parameter(parameters, self.key_parameter());
+        }
         put_header_parameter(parameters, prefer_parameter());
         let responses = &mut operation.responses.responses;
         for (kind, description) in ANSWERS {
-            let described = responses.entry(kind.status().to_string());
+            let described = responses.entry(self.problem_status(*kind).to_string());
             let response = described.or_insert_with(|| RefOr::T(Response::new(*description)));
             if let RefOr::T(response) = response {
-                let problem = || Content::new(Some(problem_schema(*kind)));
-                response.content.entry("application/problem+json".to_owned()).or_insert_with(problem);
+                if self.problems.body.is_none() {
+                    let problem = || Content::new(Some(problem_schema(*kind)));
+                    response.content.entry("application/problem+json".to_owned()).or_insert_with(problem);
+                }
                 if !response.headers.keys().any(|name| name.eq_ignore_ascii_case("Cache-Control")) {
                     put_header(response, "Cache-Control", no_store());
                 }
@@ -278,5 +282,19 @@ mod tests {
         assert_eq!(named, expected);
         let headers: Vec<_> = once["responses"]["503"]["headers"].as_object().unwrap().keys().collect();
         assert_eq!(headers, ["Cache-Control", "Retry-After", "idempotency-replayed"]);
+    }
+
+    #[test]
+    fn what_a_policy_changes_is_described_as_it_is() {
+        let mut operation = OperationBuilder::new().build();
+        let policy = HttpPolicy::new().mismatch_is_conflict().key_member("/id".parse().unwrap());
+        policy.problem_body("application/json", |_, _| Vec::new()).describe(&mut operation);
+        assert!(!operation.responses.responses.contains_key("422"));
+        let parameters = operation.parameters.unwrap_or_default();
+        assert!(!parameters.iter().any(|parameter| parameter.name == "idempotency-key"), "the key is in the body");
+        for response in operation.responses.responses.values() {
+            let RefOr::T(response) = response else { panic!("a reference") };
+            assert!(!response.content.contains_key("application/problem+json"));
+        }
     }
 }

@@ -8,6 +8,8 @@ use idem_core::JsonPointer;
 
 use crate::budget::ByteBudget;
 use crate::meaning::{AnsweredWith, Classifier, Meaning};
+use crate::problem::Problem;
+use crate::problem_style::{ProblemBody, ProblemStyle};
 
 /// How HTTP requests are protected. Everything has a default.
 #[derive(Debug, Clone)]
@@ -28,6 +30,9 @@ pub struct HttpPolicy {
     pub(crate) ignored_members: Arc<[JsonPointer]>,
     pub(crate) allowed_headers: Vec<String>,
     pub(crate) classifier: Option<Classifier>,
+    pub(crate) key_member: Option<JsonPointer>,
+    pub(crate) mismatch_status: u16,
+    pub(crate) problems: ProblemStyle,
 }
 
 /// Request headers of the fingerprint; [`HttpPolicy::fingerprint_header`] says why.
@@ -74,6 +79,9 @@ impl HttpPolicy {
             ignored_members: Arc::from([]),
             allowed_headers: Vec::new(),
             classifier: None,
+            key_member: None,
+            mismatch_status: 422,
+            problems: ProblemStyle::default(),
         }
     }
 
@@ -82,6 +90,57 @@ impl HttpPolicy {
     #[must_use]
     pub fn key_header(mut self, name: &str) -> Self {
         self.key_header = name.to_ascii_lowercase();
+        self
+    }
+
+    /// Takes the key from a member of the JSON request body, as in `"/id"`, instead of a header: for webhooks, whose senders name
+    /// the event in it. The member is a string, or a whole number. Every request then needs it, whatever
+    /// [`key_optional`](Self::key_optional) says: it is found only when the body has been read. A sender that names the event in a
+    /// header needs only [`key_header`](Self::key_header).
+    ///
+    /// Where the member occurs twice, the last one counts. The other one is still part of the fingerprint.
+    #[must_use]
+    pub fn key_member(mut self, member: JsonPointer) -> Self {
+        self.key_member = Some(member);
+        self
+    }
+
+    /// Answers a key that was used for a different request by 409 instead of 422. Default 422, as in
+    /// draft-ietf-httpapi-idempotency-key-header section 2.7. Some clients take every 422 for a validation error. Others
+    /// repeat every 409, and would repeat this one in vain: the problem's `type` tells it from a run in progress.
+    #[must_use]
+    pub fn mismatch_is_conflict(mut self) -> Self {
+        self.mismatch_status = 409;
+        self
+    }
+
+    /// What the `type` of problems begins with; the [name](crate::ProblemKind::name) of the kind follows. Default: the page of
+    /// [`problem`](crate::problem) on docs.rs, so that whoever opens the URI reads what to do. Set it where clients are not to see
+    /// which library you use, or where your own pages explain errors: `https://api.example.com/problems/`.
+    #[must_use]
+    pub fn problem_type_base(mut self, base: impl Into<String>) -> Self {
+        self.problems.type_base = base.into().into();
+        self
+    }
+
+    /// Writes problems in the form of your other errors instead of `application/problem+json`. `write` gets the problem and
+    /// the status that the answer has, and returns the body. Status and `Retry-After` stay. If it panics, the answer is the
+    /// default one.
+    ///
+    /// ```
+    /// use idem_http::HttpPolicy;
+    ///
+    /// let policy = HttpPolicy::new().problem_body("application/json", |problem, _status| {
+    ///     format!(r#"{{"error":{{"code":"{}"}}}}"#, problem.kind().name()).into_bytes()
+    /// });
+    /// ```
+    #[must_use]
+    pub fn problem_body(
+        mut self,
+        content_type: &str,
+        write: impl Fn(&Problem, u16) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Self {
+        self.problems.body = Some(ProblemBody::new(content_type, write));
         self
     }
 

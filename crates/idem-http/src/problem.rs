@@ -75,7 +75,7 @@ use serde::Serialize;
 use crate::directives::ResponseDirectives;
 
 /// Where the documentation of problem types stands.
-const TYPE_BASE: &str = "https://docs.rs/idem-http/latest/idem_http/problem/index.html#";
+pub(crate) const TYPE_BASE: &str = "https://docs.rs/idem-http/latest/idem_http/problem/index.html#";
 
 /// The kinds of problems; adapters leave the kind in the extensions of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -229,7 +229,7 @@ impl ProblemKind {
         }
     }
 
-    /// The HTTP status.
+    /// The HTTP status, unless [`HttpPolicy::mismatch_is_conflict`](crate::HttpPolicy::mismatch_is_conflict) says another one.
     #[must_use]
     pub fn status(self) -> u16 {
         self.text().0
@@ -269,7 +269,13 @@ impl ProblemKind {
         self.text().1
     }
 
-    /// The `type` URI.
+    /// The title, which is the same for all problems of the kind.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        self.text().2
+    }
+
+    /// The `type` URI, unless [`HttpPolicy::problem_type_base`](crate::HttpPolicy::problem_type_base) says another one.
     #[must_use]
     pub fn type_uri(self) -> String {
         format!("{TYPE_BASE}{}", self.name())
@@ -324,6 +330,18 @@ impl Problem {
         self.kind
     }
 
+    /// What happened, and what to do.
+    #[must_use]
+    pub fn detail_text(&self) -> &str {
+        self.detail.as_deref().unwrap_or(self.kind.text().3)
+    }
+
+    /// The status of the answer that was not kept, if this is about one.
+    #[must_use]
+    pub fn original(&self) -> Option<u16> {
+        self.original_status
+    }
+
     /// The value of `Retry-After`: whole seconds, rounded up, at least 1, because 0 means "at once".
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u64> {
@@ -333,6 +351,10 @@ impl Problem {
     /// The document, as `application/problem+json`.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
+        self.to_json_with(TYPE_BASE, self.kind.status())
+    }
+
+    pub(crate) fn to_json_with(&self, type_base: &str, status: u16) -> Vec<u8> {
         #[derive(Serialize)]
         struct Document<'a> {
             r#type: String,
@@ -342,12 +364,11 @@ impl Problem {
             #[serde(skip_serializing_if = "Option::is_none")]
             original_status: Option<u16>,
         }
-        let (status, _, title, detail) = self.kind.text();
         let document = Document {
-            r#type: self.kind.type_uri(),
-            title,
+            r#type: format!("{type_base}{}", self.kind.name()),
+            title: self.kind.title(),
             status,
-            detail: self.detail.as_deref().unwrap_or(detail),
+            detail: self.detail_text(),
             original_status: self.original_status,
         };
         // Strings and numbers always serialise; the empty object is the smallest valid problem document.

@@ -144,7 +144,8 @@ impl<S> Protection<S> {
         if let Err(problem) = arrived.unwrap_or_else(|_| Err(Problem::new(ProblemKind::BodyTooSlow))) {
             return Err(self.refuse(request.operation(), &problem));
         }
-        Ok(request.finish())
+        let operation = request.operation().to_owned();
+        request.finish(&self.policy).map_err(|problem| self.refuse(&operation, &problem))
     }
 
     /// The answer to a request that is refused before it is an operation; the engine's observer is told.

@@ -84,14 +84,21 @@ impl HttpPolicy {
         reply
     }
 
+    /// The status of the answers to problems of this kind.
+    #[must_use]
+    pub fn problem_status(&self, kind: ProblemKind) -> u16 {
+        if kind == ProblemKind::Mismatch { self.mismatch_status } else { kind.status() }
+    }
+
     /// The answer that states a problem. No cache may keep it: some of its statuses are cacheable by default (RFC 9110 section
     /// 15.1), and what it says may have changed by the next request.
     #[must_use]
     pub fn problem(&self, problem: &Problem) -> Reply {
         let kind = problem.kind();
-        let body = problem.to_json().into();
-        let mut reply = Reply { status: kind.status(), headers: Vec::new(), body, problem: Some(kind) };
-        reply.field("content-type", "application/problem+json");
+        let status = self.problem_status(kind);
+        let (content_type, body) = self.problems.write(problem, status);
+        let mut reply = Reply { status, headers: Vec::new(), body, problem: Some(kind) };
+        reply.field("content-type", content_type);
         reply.field("cache-control", "no-store");
         if let Some(seconds) = problem.retry_after_s() {
             reply.field("retry-after", seconds.to_string());

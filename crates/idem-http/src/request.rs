@@ -8,8 +8,9 @@ use idem_core::engine::Operation;
 use idem_core::{Fingerprint, FingerprintBuilder, IdempotencyKey, Scope};
 
 use crate::budget::{ByteBudget, Reservation};
-use crate::head::KeyedHead;
+use crate::head::{KeyedHead, long_enough};
 use crate::headers::{HeaderFields, declared_bytes};
+use crate::key_member::key_of_body;
 use crate::policy::HttpPolicy;
 use crate::problem::{Problem, ProblemKind};
 
@@ -23,7 +24,8 @@ const JOINED_UP_TO: usize = 64 * 1024;
 /// A request whose body is still to come: give it to [`Protection::receive`](crate::Protection::receive).
 pub struct IncomingRequest {
     scope: Scope,
-    key: IdempotencyKey,
+    /// `None` when it is in the body.
+    key: Option<IdempotencyKey>,
     /// How long the client prefers to wait for another request's run.
     wait: Option<Duration>,
     /// The length that the body must have, if that is known.
@@ -94,15 +96,20 @@ impl IncomingRequest {
     }
 
     /// The body has ended.
-    pub(crate) fn finish(self) -> ReceivedRequest {
+    pub(crate) fn finish(self, policy: &HttpPolicy) -> Result<ReceivedRequest, Problem> {
         let Self { scope, key, wait, body, .. } = self;
         let (fingerprint, chunks, reservation) = body.finish();
+        let key = match (key, &policy.key_member) {
+            (Some(key), _) => key,
+            (None, Some(member)) => long_enough(key_of_body(member, &chunks)?, policy)?,
+            (None, None) => return Err(Problem::new(ProblemKind::KeyMissing)),
+        };
         let operation = Operation::new(scope, key, fingerprint);
         let operation = match wait {
             Some(wait) => operation.wait(wait),
             None => operation,
         };
-        ReceivedRequest { operation, chunks, reservation }
+        Ok(ReceivedRequest { operation, chunks, reservation })
     }
 }
 

@@ -123,7 +123,7 @@ impl AcquireAttempt<'_> {
             pace = turn => pace,
             () = tokio::time::sleep_until(deadline) => return Ok(first),
             () = gone.as_mut() => return Ok(Admission::Gone),
-            () = shared.closing.cancelled() => return Ok(first),
+            () = shared.group.closing.cancelled() => return Ok(first),
         };
         let mut latest = first;
         loop {
@@ -137,7 +137,7 @@ impl AcquireAttempt<'_> {
                 permits = permits => permits,
                 () = tokio::time::sleep_until(deadline) => return Ok(latest),
                 () = gone.as_mut() => return Ok(Admission::Gone),
-                () = shared.closing.cancelled() => return Ok(latest),
+                () = shared.group.closing.cancelled() => return Ok(latest),
             };
             let Some((looking, permit)) = permits else { return Ok(latest) };
             pace.asked(self.request.owner);

@@ -87,6 +87,6 @@ impl Shared {
 
     /// The error of an operation for which there is no permit.
     pub(super) fn overloaded(&self) -> ExecuteError {
-        ExecuteError::Overloaded { limit: self.settings.most_running() }
+        ExecuteError::Overloaded { limit: self.group.most_running }
     }
 }

@@ -65,8 +65,8 @@ impl Idempotency {
         let engine = self.clone();
         async move {
             // Counted before looking, so that a shutdown that begins in between waits for it.
-            let _counted = engine.shared.tasks.token();
-            if engine.shared.tasks.is_closed() {
+            let _counted = engine.shared.group.tasks.token();
+            if engine.shared.group.tasks.is_closed() {
                 return engine.shared.refuse(&operation.scope, ExecuteError::ShuttingDown);
             }
             let Some(permit) = engine.shared.permit() else {
@@ -128,8 +128,8 @@ impl Idempotency {
     pub(super) fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static, span: Span) {
         let driven = driven.instrument(span);
         match &self.runtime {
-            Some(runtime) => self.shared.tasks.spawn_on(driven, runtime),
-            None => self.shared.tasks.spawn(driven),
+            Some(runtime) => self.shared.group.tasks.spawn_on(driven, runtime),
+            None => self.shared.group.tasks.spawn(driven),
         };
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn give_back_when_taken(shared: &Arc<Shared>, subject: &Subject, leas
     }
     match Arc::clone(&shared.late_acquires).try_acquire_owned() {
         Ok(permit) => {
-            shared.tasks.spawn(give_back(Arc::clone(shared), subject.clone(), lease, permit).in_current_span());
+            shared.group.tasks.spawn(give_back(Arc::clone(shared), subject.clone(), lease, permit).in_current_span());
         }
         Err(_) => {
             tracing::error!(record = %lease.id, "an acquire without an answer is not waited for: {MOST_LATE_ACQUIRES} are already");
@@ -56,10 +56,10 @@ async fn give_back(shared: Arc<Shared>, subject: Subject, lease: Lease, _permit:
     let mut pause = FIRST_PAUSE;
     let mut has_woken = false;
     loop {
-        let is_last = shared.closing.is_cancelled() || Instant::now() >= give_up_at;
+        let is_last = shared.group.closing.is_cancelled() || Instant::now() >= give_up_at;
         let released = tokio::select! {
             released = release(&shared, &subject, &lease) => released,
-            () = shared.giving_up.cancelled() => return,
+            () = shared.group.giving_up.cancelled() => return,
         };
         let next = match released {
             Released::Answered { applied } => {
@@ -87,7 +87,7 @@ async fn give_back(shared: Arc<Shared>, subject: Subject, lease: Lease, _permit:
         }
         tokio::select! {
             () = tokio::time::sleep_until(next) => {}
-            () = shared.closing.cancelled() => {}
+            () = shared.group.closing.cancelled() => {}
         }
     }
 }

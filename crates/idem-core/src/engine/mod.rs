@@ -46,8 +46,8 @@ mod shared;
 mod waiters;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -65,8 +65,7 @@ use crate::key::IdempotencyKey;
 use crate::machine::Acquire;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, TransactionalStore};
-use shared::{Backend, Shared};
-use waiters::Waiters;
+use shared::{Backend, Group, Shared};
 
 /// Runs operations under one contract on one store. Clones share everything.
 ///
@@ -158,10 +157,33 @@ impl Idempotency {
 
     fn new(backend: Backend, settings: Settings) -> Self {
         let runtime = settings.runtime.clone();
-        let shared = Arc::new(Shared::new(backend, settings));
-        let listener: Weak<Waiters> = Arc::downgrade(&shared.waiters);
-        shared.store().on_settled(listener);
-        Self { shared, runtime, attended: false }
+        let group = Arc::new(Group::new(settings.most_running()));
+        Self { shared: Shared::new(backend, settings, group), runtime, attended: false }
+    }
+
+    /// Attaches this engine to another one, for routes that need another contract or other settings: a
+    /// [`shutdown`](Self::shutdown) of either ends both, and together they run at most as many operations as `engine` may.
+    ///
+    /// Everything else stays its own: store, contract, settings, and those that wait. Attach it before its first operation; what
+    /// it runs already is not counted with the others.
+    ///
+    /// ```
+    /// use std::num::NonZeroUsize;
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    /// use idem_core::MemoryStore;
+    /// use idem_core::engine::{Idempotency, Settings};
+    ///
+    /// let store = Arc::new(MemoryStore::new(NonZeroUsize::new(10_000).unwrap()));
+    /// let engine = Idempotency::at_least_once(store.clone(), Settings::new());
+    /// let week = Duration::from_secs(7 * 24 * 3600);
+    /// let imports = Idempotency::at_least_once(store, Settings::new().retention(week)).attached_to(&engine);
+    /// ```
+    #[must_use]
+    pub fn attached_to(self, engine: &Self) -> Self {
+        let Shared { backend, settings, .. } = &*self.shared;
+        let shared = Shared::new(backend.clone(), settings.clone(), Arc::clone(&engine.shared.group));
+        Self { shared, ..self }
     }
 
     /// This engine, whose operations run on `runtime` unless its [settings](Settings::runtime) name another one: for
@@ -193,17 +215,18 @@ impl Idempotency {
     }
 
     /// The operations that run now, from their acquire until their record is settled: a gauge, at most
-    /// [`max_running`](Settings::max_running).
+    /// [`max_running`](Settings::max_running). It counts those of [attached](Self::attached_to) engines, too.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.shared.settings.most_running().saturating_sub(self.shared.running.available_permits())
+        let group = &self.shared.group;
+        group.most_running.saturating_sub(group.running.available_permits())
     }
 
     /// The settlements that go on behind their answers, because the store did not take them in time: a gauge. Each is also
     /// counted by [`running`](Self::running).
     #[must_use]
     pub fn settling(&self) -> usize {
-        self.shared.behind.load(Ordering::Relaxed)
+        self.shared.group.behind.load(Ordering::Relaxed)
     }
 
     /// How often the [observer](Settings::observer) has panicked: a counter.
@@ -255,15 +278,15 @@ impl Idempotency {
     /// # Cancellation safety
     /// New operations stay refused if the future is dropped; call it again to wait on.
     pub async fn shutdown(&self, within: Duration) -> Result<(), Unfinished> {
-        self.shared.tasks.close();
-        self.shared.closing.cancel();
-        let ended = tokio::time::timeout(within, self.shared.tasks.wait()).await;
-        self.shared.giving_up.cancel();
+        self.shared.group.tasks.close();
+        self.shared.group.closing.cancel();
+        let ended = tokio::time::timeout(within, self.shared.group.tasks.wait()).await;
+        self.shared.group.giving_up.cancel();
         if ended.is_ok() {
             return Ok(());
         }
         // What was given up just now ends at once.
-        match tokio::time::timeout(LAST_WORDS, self.shared.tasks.wait()).await {
+        match tokio::time::timeout(LAST_WORDS, self.shared.group.tasks.wait()).await {
             Ok(()) => Ok(()),
             Err(_) => Err(Unfinished { running: self.running() }),
         }

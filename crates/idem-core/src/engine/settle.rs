@@ -74,7 +74,7 @@ impl Shared {
                 context.observe(EventKind::SettlementDelayed);
                 let is_lost = held.lost.is_cancelled();
                 let behind = settle_behind(context.clone(), lease.clone(), plan.clone(), held);
-                self.tasks.spawn(behind.in_current_span());
+                self.group.tasks.spawn(behind.in_current_span());
                 if is_lost { Settled::Unclear(error) } else { Settled::Ours }
             }
         }
@@ -161,12 +161,12 @@ impl Shared {
     where
         V: Future<Output = Result<T, StoreError>>,
     {
-        if self.giving_up.is_cancelled() {
+        if self.group.giving_up.is_cancelled() {
             return self.bounded(subject, verb()).await.ok();
         }
         tokio::select! {
             answer = self.persist(subject, patience, verb) => answer.ok(),
-            () = self.giving_up.cancelled() => None,
+            () = self.group.giving_up.cancelled() => None,
         }
     }
 }
@@ -174,7 +174,7 @@ impl Shared {
 /// Goes on with a settlement behind its answer, for as long as a lease may be held.
 async fn settle_behind(context: Context, lease: Lease, plan: SettlementPlan, held: Held) {
     let shared = context.shared();
-    let _counted = DelayedSettlement::count(&shared.behind);
+    let _counted = DelayedSettlement::count(&shared.group.behind);
     let settle = || shared.store().settle(&lease, &plan.settlement, plan.retention);
     let answer = shared.persist_behind(context.subject(), shared.settings.renewal_limit, settle).await;
     // One that was given up has had its effect: its record must not be given back.
@@ -216,7 +216,7 @@ fn is_settled_by(record: &Record, lease: &Lease) -> bool {
 /// Gives a key back in the background, for as long as its lease lasts; then it is over.
 pub(super) fn release_behind(context: &Context, lease: Lease) {
     let (shared, subject) = (Arc::clone(context.shared()), context.subject().clone());
-    let tasks = shared.tasks.clone();
+    let tasks = shared.group.tasks.clone();
     let release = async move {
         let settings = &shared.settings;
         let release = || shared.store().settle(&lease, &Settlement::Released, settings.retention);

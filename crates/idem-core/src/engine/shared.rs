@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -39,19 +39,38 @@ pub(super) const MOST_LATE_ACQUIRES: usize = 50_000;
 /// How many of them it asks the store about at once, so that a store that recovers is not overrun.
 const LATE_ACQUIRES_AT_ONCE: usize = 64;
 
-/// What the clones of an engine share.
-pub(super) struct Shared {
-    pub(super) backend: Backend,
-    pub(super) settings: Settings,
+/// What engines share that are shut down together.
+pub(super) struct Group {
     pub(super) tasks: TaskTracker,
     /// Cancelled when [`Idempotency::shutdown`](super::Idempotency::shutdown) begins: waiters are answered.
     pub(super) closing: CancellationToken,
     /// Cancelled when its time is over: settlements that the store does not take are given up.
     pub(super) giving_up: CancellationToken,
-    /// The permits of operations that run.
+    /// The permits of operations that run, and how many there are.
     pub(super) running: Arc<Semaphore>,
+    pub(super) most_running: usize,
     /// Settlements that go on behind their answers.
     pub(super) behind: AtomicUsize,
+}
+
+impl Group {
+    pub(super) fn new(most_running: usize) -> Self {
+        Self {
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            giving_up: CancellationToken::new(),
+            running: Arc::new(Semaphore::new(most_running)),
+            most_running,
+            behind: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// What the clones of an engine share.
+pub(super) struct Shared {
+    pub(super) backend: Backend,
+    pub(super) settings: Settings,
+    pub(super) group: Arc<Group>,
     /// The permits to wait for leases that an unanswered acquire may take, and to ask for them.
     pub(super) late_acquires: Arc<Semaphore>,
     pub(super) late_releases: Semaphore,
@@ -64,23 +83,20 @@ pub(super) struct Shared {
     pub(super) renewer: OnceLock<Option<Arc<dyn LeaseRenewer>>>,
 }
 
+#[derive(Clone)]
 pub(super) enum Backend {
     Leased(Arc<dyn IdempotencyStore>, Contract),
     Transactional(Arc<dyn TransactionalStore>),
 }
 
 impl Shared {
-    pub(super) fn new(backend: Backend, settings: Settings) -> Self {
+    /// Also tells the store who waits for settlements.
+    pub(super) fn new(backend: Backend, settings: Settings, group: Arc<Group>) -> Arc<Self> {
         let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key, settings.max_waiters));
-        let running = Arc::new(Semaphore::new(settings.most_running()));
-        Self {
+        let shared = Arc::new(Self {
             backend,
             settings,
-            tasks: TaskTracker::new(),
-            closing: CancellationToken::new(),
-            giving_up: CancellationToken::new(),
-            running,
-            behind: AtomicUsize::new(0),
+            group,
             late_acquires: Arc::new(Semaphore::new(MOST_LATE_ACQUIRES)),
             late_releases: Semaphore::new(LATE_ACQUIRES_AT_ONCE),
             looks: Semaphore::new(LOOKS_AT_ONCE),
@@ -88,7 +104,10 @@ impl Shared {
             waiters,
             renewals: Arc::default(),
             renewer: OnceLock::new(),
-        }
+        });
+        let listener: Weak<Waiters> = Arc::downgrade(&shared.waiters);
+        shared.store().on_settled(listener);
+        shared
     }
 
     pub(super) fn contract(&self) -> Contract {
@@ -159,12 +178,12 @@ impl Shared {
     /// What a waiter needs to ask the store once more; never `None`, as neither semaphore is closed.
     pub(super) async fn permits_to_look(&self) -> Option<(SemaphorePermit<'_>, OwnedSemaphorePermit)> {
         let look = self.looks.acquire().await.ok()?;
-        Some((look, Arc::clone(&self.running).acquire_owned().await.ok()?))
+        Some((look, Arc::clone(&self.group.running).acquire_owned().await.ok()?))
     }
 
     /// A permit for one operation to run; `None` when too many do.
     pub(super) fn permit(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.running).try_acquire_owned().ok()
+        Arc::clone(&self.group.running).try_acquire_owned().ok()
     }
 
     /// Tells of something that happened on the way to a decision.

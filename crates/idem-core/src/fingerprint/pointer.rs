@@ -25,7 +25,8 @@ pub enum JsonPointerError {
 
 impl JsonPointer {
     /// The reference tokens, unescaped; at least one.
-    pub(super) fn tokens(&self) -> &[String] {
+    #[must_use]
+    pub fn tokens(&self) -> &[String] {
         &self.tokens
     }
 }

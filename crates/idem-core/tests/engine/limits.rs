@@ -3,9 +3,10 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use idem_core::engine::{ExecuteError, Idempotency, Operation};
-use idem_core::{Fingerprint, Scope};
+use idem_core::engine::{Contract, ExecuteError, Idempotency, Operation};
+use idem_core::{Fingerprint, IdempotencyStore as _, Scope};
 use idem_testkit::Verb;
+use tokio::time::Instant;
 
 use crate::support::{World, assert_ran, assert_replays, done, operation};
 
@@ -53,4 +54,35 @@ async fn a_duplicate_that_waits_takes_no_place_from_operations() {
     assert_ran(&first.await.unwrap());
     assert_replays(&waits.await.unwrap(), "paid");
     assert_ran(&other.await.unwrap());
+}
+
+/// Two routes with contracts and settings of their own.
+#[tokio::test(start_paused = true)]
+async fn attached_engines_share_their_limit_and_their_shutdown_and_nothing_else() {
+    let world = World::new();
+    let engine = Idempotency::at_least_once(world.store.clone(), world.settings().max_running(NonZeroUsize::MIN));
+    let hour = Duration::from_secs(3600);
+    let attached =
+        Idempotency::at_most_once(world.store.clone(), world.settings().retention(hour)).attached_to(&engine);
+    assert_eq!((attached.contract(), engine.contract()), (Contract::AtMostOnce, Contract::AtLeastOnce));
+    let first = tokio::spawn({
+        let (world, attached) = (world.clone(), attached.clone());
+        async move { world.run(&attached, Duration::from_secs(10), done()).await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((engine.running(), attached.running()), (1, 1));
+    let refused = world.run(&engine, Duration::ZERO, done()).await;
+    assert!(matches!(refused, Err(ExecuteError::Overloaded { limit: 1 })), "{refused:?}");
+    // The shutdown of one waits for what the other runs, and both refuse what comes.
+    let start = Instant::now();
+    engine.shutdown(Duration::from_secs(60)).await.unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(8), "{:?}", start.elapsed());
+    assert_ran(&first.await.unwrap());
+    for engine in [&engine, &attached] {
+        let refused = world.run(engine, Duration::ZERO, done()).await;
+        assert!(matches!(refused, Err(ExecuteError::ShuttingDown)), "{refused:?}");
+    }
+    let id = attached.acquire_for(&operation()).id;
+    let record = world.store.peek(&id).await.unwrap().unwrap();
+    assert_eq!(record.expires_at.saturating_duration_since(record.updated_at), hour);
 }

@@ -52,7 +52,7 @@ impl Sent<'_> {
         let scope = Scope::new("acme", head.operation());
         let mut request = IncomingRequest::new(scope, keyed, &head.headers, policy).unwrap();
         request.push(Bytes::copy_from_slice(self.body)).unwrap();
-        *request.finish().operation.fingerprint()
+        *request.finish(policy).unwrap().operation.fingerprint()
     }
 }
 

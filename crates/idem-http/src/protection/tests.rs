@@ -200,7 +200,7 @@ async fn what_a_request_says_is_not_in_debug_output() {
     let mut incoming = incoming_of(&protection, headers);
     incoming.push("secret-body".into()).unwrap();
     assert!(!format!("{incoming:?}").contains("secret"), "{incoming:?}");
-    let received = incoming.finish();
+    let received = incoming.finish(protection.shared_policy());
     assert!(!format!("{received:?}").contains("secret"), "{received:?}");
 }
 
@@ -208,7 +208,8 @@ async fn what_a_request_says_is_not_in_debug_output() {
 async fn the_wait_that_a_client_prefers_reaches_the_operation() {
     let protection = protection();
     let operation = |prefer: &'static [u8]| {
-        format!("{:?}", incoming_of(&protection, &[KEYED[0], ("prefer", prefer)]).finish().operation)
+        let incoming = incoming_of(&protection, &[KEYED[0], ("prefer", prefer)]);
+        format!("{:?}", incoming.finish(protection.shared_policy()).unwrap().operation)
     };
     assert!(operation(b"wait=7").contains("wait: Some(7s)"), "{}", operation(b"wait=7"));
     assert!(operation(b"wait=0").contains("wait: Some(0ns)"), "{}", operation(b"wait=0"));
@@ -257,4 +258,33 @@ async fn the_observer_is_told_of_each_refusal_once() {
     received(&protection, "whole").await;
     let told = ["key-missing", "principal-missing", "body-too-slow", "interrupted"];
     assert_eq!(*refusals.0.lock().unwrap(), told.map(|refused| format!("POST /p/{{id}} {refused}")));
+}
+
+/// A webhook: the event in the body is the key, whatever a header says.
+#[tokio::test]
+async fn a_key_in_the_body_is_the_key() {
+    let policy = HttpPolicy::new().key_member("/id".parse().unwrap()).min_key_length(5).key_optional();
+    let protection = protection().policy(policy);
+    let receive = async |headers: &Fields, body: &'static str| {
+        let incoming = incoming_of(&protection, headers);
+        let received = protection.receive(incoming, stream::iter([Ok(Bytes::from(body))])).await;
+        received.map(|received| (received.operation, received.chunks.concat())).map_err(|reply| reply.problem)
+    };
+    let run = async |operation| {
+        let ran = protection.execute(operation, |_| async { done("ran") }).await;
+        ran.map_err(|reply| (reply.status, reply.problem))
+    };
+    let event = r#"{"id":"evt_1","amount":1}"#;
+    let (operation, body) = receive(&[], event).await.unwrap();
+    assert_eq!(body, event.as_bytes(), "the handler gets all of it");
+    assert_eq!(run(operation).await, Ok("ran"));
+    // Redelivered, with a header that names another key.
+    let (operation, _) = receive(KEYED, event).await.unwrap();
+    assert_eq!(run(operation).await, Err((201, None)), "it was no replay");
+    let (operation, _) = receive(&[], r#"{"id":"evt_1","amount":2}"#).await.unwrap();
+    assert_eq!(run(operation).await, Err((422, Some(ProblemKind::Mismatch))));
+    let (operation, _) = receive(&[], r#"{"id":"evt_2","amount":1}"#).await.unwrap();
+    assert_eq!(run(operation).await, Ok("ran"));
+    assert_eq!(receive(KEYED, "{}").await.unwrap_err(), Some(ProblemKind::KeyMissing));
+    assert_eq!(receive(KEYED, r#"{"id":"evt"}"#).await.unwrap_err(), Some(ProblemKind::KeyInvalid), "it is short");
 }

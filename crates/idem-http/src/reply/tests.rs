@@ -212,3 +212,44 @@ fn a_failed_handler_is_a_fault_with_a_problem_and_no_body_of_its_own() {
     let document: serde_json::Value = serde_json::from_slice(body).unwrap();
     assert_eq!(document["type"], ProblemKind::HandlerFailed.type_uri());
 }
+
+fn content_type(reply: &Reply) -> &[u8] {
+    &reply.headers.iter().find(|(name, _)| &name[..] == b"content-type").unwrap().1
+}
+
+#[test]
+fn a_mismatch_may_be_a_conflict_in_the_status_and_in_the_document() {
+    let policy = HttpPolicy::new().mismatch_is_conflict();
+    let reply = policy.problem(&Problem::new(ProblemKind::Mismatch));
+    let document: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+    assert_eq!((reply.status, document["status"].as_u64()), (409, Some(409)));
+    assert_eq!(reply.problem, Some(ProblemKind::Mismatch));
+    assert_eq!(policy.problem(&Problem::new(ProblemKind::KeyMissing)).status, 400);
+}
+
+#[test]
+fn the_types_of_problems_may_lead_elsewhere() {
+    let policy = HttpPolicy::new().problem_type_base("https://api.example.com/problems/");
+    let reply = policy.problem(&Problem::new(ProblemKind::InProgress).retry_after(Duration::from_secs(3)));
+    let document: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+    assert_eq!(document["type"], "https://api.example.com/problems/in-progress");
+    assert_eq!(content_type(&reply), b"application/problem+json");
+}
+
+#[test]
+fn problems_may_have_the_form_of_the_applications_errors() {
+    let policy =
+        HttpPolicy::new().mismatch_is_conflict().problem_body("application/vnd.api+json", |problem, status| {
+            assert_ne!(problem.kind(), ProblemKind::Misconfigured, "this form cannot be written");
+            format!("{status} {}: {}", problem.kind().name(), problem.detail_text()).into_bytes()
+        });
+    let reply = policy.problem(&Problem::new(ProblemKind::Mismatch).detail("another body"));
+    assert_eq!((&reply.body[..], reply.status), (&b"409 mismatch: another body"[..], 409));
+    assert_eq!(content_type(&reply), b"application/vnd.api+json");
+    let waits = policy.problem(&Problem::new(ProblemKind::InProgress).retry_after(Duration::from_secs(3)));
+    assert!(waits.headers.iter().any(|(name, value)| &name[..] == b"retry-after" && &value[..] == b"3"));
+    // A form that panics costs the client nothing but the form.
+    let reply = policy.problem(&Problem::new(ProblemKind::Misconfigured));
+    let document: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+    assert_eq!((document["status"].as_u64(), content_type(&reply)), (Some(500), &b"application/problem+json"[..]));
+}
