@@ -80,7 +80,9 @@ fn main() -> ExitCode {
 fn fill(stores: &[&(&'static str, Backend)]) -> Vec<Cell> {
     let frameworks = |&&(store, backend): &&(&'static str, Backend)| {
         let contracts = backend.contracts().iter();
-        contracts.flat_map(move |&contract| Framework::ALL.map(|framework| (store, backend, contract, framework)))
+        contracts.flat_map(move |&contract| {
+            frameworks_on(backend).iter().map(move |&framework| (store, backend, contract, framework))
+        })
     };
     let places: Vec<_> = stores.iter().flat_map(frameworks).collect();
     println!("running {} cases on {} stores, in {} cells, {AT_ONCE} at once", CASES.len(), stores.len(), places.len());
@@ -102,6 +104,14 @@ fn fill(stores: &[&(&'static str, Backend)]) -> Vec<Cell> {
         }
     });
     cells.into_inner().unwrap().into_values().collect()
+}
+
+/// Hyper alone has the same layer as axum, so that two stores are enough to see what axum adds to it.
+fn frameworks_on(backend: Backend) -> &'static [Framework] {
+    match backend {
+        Backend::Sqlite | Backend::Postgres => &[Framework::Axum, Framework::Actix, Framework::Hyper],
+        _ => &Framework::ALL,
+    }
 }
 
 /// The largest share of memory that the server has had.
@@ -140,9 +150,7 @@ fn judge(cells: &[Cell]) -> ExitCode {
     }
     let differing = frameworks_differ(cells);
     let answers: usize = cells.iter().flat_map(|cell| cell.report.transcripts.values().map(Vec::len)).sum();
-    let frameworks = Framework::ALL.map(Framework::name);
-    let of_each = answers / frameworks.len();
-    println!("\n{} differ in {} of {of_each} answers each", frameworks.join(" and "), differing.len());
+    println!("\naxum differs from actix and from hyper alone in {} of {answers} answers", differing.len());
     println!("{NOT_COMPARED}");
     for failure in failures.iter().chain(&differing) {
         println!("\n{failure}");
@@ -153,11 +161,10 @@ fn judge(cells: &[Cell]) -> ExitCode {
 /// Status, header fields and body of every answer, compared with what the first framework answered.
 fn frameworks_differ(cells: &[Cell]) -> Vec<String> {
     let mut differing = Vec::new();
-    for place in cells.chunks(Framework::ALL.len()) {
+    for place in cells.chunk_by(|one, next| (one.store, one.contract) == (next.store, next.contract)) {
         let Some((first, others)) = place.split_first() else { continue };
-        assert_eq!(others.len() + 1, Framework::ALL.len(), "a framework is missing on {}", first.store);
+        assert!(!others.is_empty(), "a framework is missing on {}", first.store);
         for other in others {
-            assert_eq!((first.store, first.contract), (other.store, other.contract));
             let place = format!("{} and {} on {}", first.framework.name(), other.framework.name(), first.store);
             let differences = differences(&first.report, &other.report);
             differing.extend(differences.iter().map(|what| format!("{place} under {}: {what}", first.contract.name())));

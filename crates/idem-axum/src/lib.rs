@@ -1,13 +1,18 @@
 #![doc = include_str!("../README.md")]
 
-mod convert;
 mod extract;
-mod layer;
-mod service;
+mod framework;
 
 pub use extract::{IdempotencyContext, IdempotentTransaction, Rejection};
-pub use layer::IdempotencyLayer;
-pub use service::IdempotencyService;
+pub use framework::Axum;
+
+use idem_tower::FrameworkLayer;
+
+/// Protects the requests of a router or of one route; see [`FrameworkLayer`](idem_tower::FrameworkLayer).
+pub type IdempotencyLayer<S = ScopeMissing> = FrameworkLayer<S, Axum>;
+
+/// What [`IdempotencyLayer`] makes of a service.
+pub type IdempotencyService<I, S> = idem_tower::IdempotencyService<I, S, Axum>;
 
 pub use idem_core::engine::{Idempotency, Settings};
 pub use idem_http::{

@@ -55,11 +55,17 @@ impl<F: HeaderFields> RequestHead<'_, F> {
         if !policy.methods.iter().any(|protected| protected == self.method) {
             return Ok(None);
         }
+        let may_pass = !policy.key_required && policy.key_member.is_none();
+        if may_pass && self.headers.values(&policy.key_header).next().is_none() {
+            return Ok(None);
+        }
+        if self.headers.values("content-type").any(is_grpc) {
+            return Err(Problem::new(ProblemKind::GrpcUnsupported));
+        }
         let key = match parse_key_header(self.headers.values(&policy.key_header)) {
             _ if policy.key_member.is_some() => None,
             Ok(Some(key)) => Some(long_enough(key, policy)?),
-            Ok(None) if policy.key_required => return Err(Problem::new(ProblemKind::KeyMissing)),
-            Ok(None) => return Ok(None),
+            Ok(None) => return Err(Problem::new(ProblemKind::KeyMissing)),
             Err(error) => {
                 return Err(Problem::new(ProblemKind::KeyInvalid).detail(format!("The header is refused: {error}.")));
             }
@@ -98,6 +104,12 @@ impl<F: HeaderFields> RequestHead<'_, F> {
         }
         Ok(fingerprint)
     }
+}
+
+/// Whether a body is of gRPC or gRPC-Web, whose answers say how they ended in trailers.
+fn is_grpc(content_type: &[u8]) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    content_type.get(..GRPC.len()).is_some_and(|start| start.eq_ignore_ascii_case(GRPC))
 }
 
 /// Refuses a key that is shorter than the policy wants it.

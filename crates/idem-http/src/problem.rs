@@ -19,6 +19,10 @@
 //! # body-too-large
 //! Status 413. The request body is over the route's limit for protected requests. Nothing ran.
 //!
+//! # grpc-unsupported
+//! Status 415. The request is one of gRPC, whose answers end in trailers and have a status of their own; they cannot be replayed.
+//! Nothing ran. Send it to a route without an idempotency layer.
+//!
 //! # body-incomplete
 //! Status 400. The request body broke off before its end. Nothing ran.
 //!
@@ -91,6 +95,8 @@ pub enum ProblemKind {
     PrincipalMissing,
     /// A request body over the limit.
     BodyTooLarge,
+    /// A request of gRPC.
+    GrpcUnsupported,
     /// A request body that broke off.
     BodyIncomplete,
     /// A request body that took too long.
@@ -147,6 +153,12 @@ impl ProblemKind {
             Self::BodyTooLarge => {
                 (413, "body-too-large", "Request body too large", "The request body is over the limit; nothing ran.")
             }
+            Self::GrpcUnsupported => (
+                415,
+                "grpc-unsupported",
+                "gRPC is not supported",
+                "Answers of gRPC cannot be replayed, so this route takes none of its requests; nothing ran.",
+            ),
             Self::BodyIncomplete => {
                 (400, "body-incomplete", "Request body incomplete", "The request body broke off; nothing ran.")
             }
@@ -254,6 +266,7 @@ impl ProblemKind {
             | Self::HostAmbiguous
             | Self::PrincipalMissing
             | Self::BodyTooLarge
+            | Self::GrpcUnsupported
             | Self::Mismatch
             | Self::CommitUnclear
             | Self::OutcomeUnknown
@@ -380,7 +393,8 @@ impl Problem {
 mod tests {
     use super::*;
 
-    const ALL: [ProblemKind; 19] = [
+    const ALL: [ProblemKind; 20] = [
+        ProblemKind::GrpcUnsupported,
         ProblemKind::KeyMissing,
         ProblemKind::KeyInvalid,
         ProblemKind::HostAmbiguous,

@@ -138,6 +138,8 @@ impl fmt::Debug for OperatorToken {
 pub(crate) enum Framework {
     Axum,
     Actix,
+    /// None: hyper, and the layer of `idem-tower`.
+    Hyper,
 }
 
 /// The contracts by name.

@@ -18,15 +18,20 @@ use super::{Answer, Contract, Request, eventually};
 pub(crate) enum Framework {
     Axum,
     Actix,
+    /// None: hyper, and the layer of `idem-tower`.
+    #[allow(dead_code, reason = "only the matrix tries it")]
+    Hyper,
 }
 
 impl Framework {
+    /// Those that all tests of whole systems go through.
     pub(crate) const ALL: [Self; 2] = [Self::Axum, Self::Actix];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Axum => "axum",
             Self::Actix => "actix",
+            Self::Hyper => "hyper",
         }
     }
 }

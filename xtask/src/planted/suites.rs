@@ -53,6 +53,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("memory", "idem-testkit", Test("suite"), &["memory::"]),
     suite("http", "idem-http", Library, &[]),
     suite("axum", "idem-axum", Test("layer"), &[]),
+    suite("tower", "idem-tower", Test("hyper"), &[]),
     suite("actix", "idem-actix", Test("layer"), &[]),
     suite("sqlite-engine", "idem-sqlite", Test("store"), &["engine::"]),
     suite("sqlite-shadows", "idem-sqlite", Test("store"), &["shadows::"]),

@@ -11,7 +11,7 @@ use http::request::Parts;
 use idem_axum::IdempotencyLayer;
 use tokio::sync::Semaphore;
 use tower::limit::ConcurrencyLimit;
-use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
+use tower::{Layer as _, Service as _, ServiceExt, service_fn};
 
 use crate::support::{memory, post};
 
@@ -30,7 +30,7 @@ fn layer_of_tenant() -> IdempotencyLayer<impl idem_axum::ScopeSource<Parts>> {
 #[tokio::test]
 async fn a_request_is_looked_at_in_the_future_so_that_layers_outside_can_put_something_around_it() {
     let mut service = layer_of_tenant().layer(service_fn(ok));
-    let answering = service.ready().await.unwrap().call(post("/p", "k"));
+    let answering = ServiceExt::<Request>::ready(&mut service).await.unwrap().call(post("/p", "k"));
     assert_eq!(TENANT.scope("acme", answering).await.unwrap().status(), StatusCode::OK);
 }
 
@@ -39,7 +39,7 @@ async fn what_was_reserved_for_a_request_is_given_back_with_its_answer() {
     let free = Arc::new(Semaphore::new(1));
     let mut service = layer_of_tenant().layer(ConcurrencyLimit::with_semaphore(service_fn(ok), Arc::clone(&free)));
     let mut answer = async |tenant: Option<&'static str>| {
-        let answering = service.ready().await.unwrap().call(post("/p", "k"));
+        let answering = ServiceExt::<Request>::ready(&mut service).await.unwrap().call(post("/p", "k"));
         let answer = match tenant {
             Some(tenant) => TENANT.scope(tenant, answering).await,
             None => answering.await,

@@ -311,3 +311,22 @@ fn the_boundary_of_multipart_does_not_count_and_its_parts_do() {
     let mixed = (content_type.replace("form-data", "mixed"), body);
     assert_ne!(form_fingerprint(&mixed), base, "the media type counts without its boundary");
 }
+
+#[test]
+fn grpc_is_refused_where_it_would_be_protected_and_nowhere_else() {
+    const GRPC: (&str, &[u8]) = ("content-type", b"Application/gRPC+proto");
+    let required = HttpPolicy::new();
+    let optional = HttpPolicy::new().key_optional();
+    let in_body = HttpPolicy::new().key_optional().key_member("/id".parse().unwrap());
+    let refused = Decision::Refuse(ProblemKind::GrpcUnsupported);
+    assert_eq!(decide(&required, "POST", &[GRPC, KEY].to_vec()), refused);
+    assert_eq!(decide(&required, "POST", &[GRPC].to_vec()), refused);
+    assert_eq!(decide(&optional, "POST", &[GRPC, KEY].to_vec()), refused);
+    assert_eq!(decide(&in_body, "POST", &[GRPC].to_vec()), refused);
+    assert_eq!(decide(&optional, "POST", &[GRPC].to_vec()), Decision::Pass);
+    assert_eq!(decide(&required, "GET", &[GRPC, KEY].to_vec()), Decision::Pass);
+    assert_eq!(
+        decide(&required, "POST", &[("content-type", &b"application/graphql"[..]), KEY].to_vec()),
+        Decision::Protect
+    );
+}

@@ -1,16 +1,18 @@
-//! Connections of axum with limits in time. `axum::serve` has none: a client that never ends the head of its request keeps its
+//! Connections with limits in time, for axum and for hyper alone. `axum::serve` has none: a client that never ends the head of its request keeps its
 //! connection for ever.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::Request;
+use axum::BoxError;
 use axum::serve::Listener;
-use hyper::body::Incoming;
+use bytes::Bytes;
+use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
@@ -22,12 +24,17 @@ use tower_service::Service;
 /// Serves HTTP/1.1 and HTTP/2 until it is asked to stop; then returns the connections that are open still.
 ///
 /// A client may take `client_timeout` for the head of a request, and keep a connection without one for as long.
-pub(super) async fn serve(
+pub(super) async fn serve<P, B>(
     mut listener: TcpListener,
-    pages: Router,
+    pages: P,
     client_timeout: Duration,
     asked_to_stop: impl Future<Output = ()>,
-) -> GracefulShutdown {
+) -> GracefulShutdown
+where
+    P: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    P::Future: Send,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(client_timeout);
     // By pings, as the requests of a connection come and go.
@@ -45,13 +52,17 @@ pub(super) async fn serve(
 }
 
 /// Serves one connection to its end.
-async fn connection(
+async fn connection<P, B>(
     builder: Builder<TokioExecutor>,
     stream: TcpStream,
-    pages: Router,
+    pages: P,
     client_timeout: Duration,
     watcher: Watcher,
-) {
+) where
+    P: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    P::Future: Send,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
     let began = Arc::new(Notify::new());
     let begins = Arc::clone(&began);
     let service = service_fn(move |request: Request<Incoming>| {

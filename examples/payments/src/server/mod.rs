@@ -3,6 +3,7 @@
 mod connections;
 mod on_actix;
 mod on_axum;
+mod on_hyper;
 
 use std::error::Error;
 use std::io;
@@ -10,6 +11,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper_util::server::graceful::GracefulShutdown;
 use idem_core::engine::Idempotency;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -34,10 +36,22 @@ pub(crate) async fn serve(
     let service = Arc::new(service);
     match framework {
         Framework::Axum => on_axum::serve(listener, engine, service, signals).await,
+        Framework::Hyper => on_hyper::serve(listener, engine, service, signals).await,
         Framework::Actix => {
             give_up_on_slow_readers(&listener, service.client_timeout())?;
             on_actix::serve(listener, engine, service, signals).await
         }
+    }
+}
+
+/// Connections end first: clients that stay are answered. Then the engine: handlers run in tasks of their own, and those
+/// whose clients have gone are in no connection any more.
+async fn end(open: GracefulShutdown, engine: Idempotency) {
+    if tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, open.shutdown()).await.is_err() {
+        tracing::warn!("some connections did not close in time");
+    }
+    if let Err(unfinished) = engine.shutdown(END_OPERATIONS_WITHIN).await {
+        tracing::warn!("{unfinished}");
     }
 }
 

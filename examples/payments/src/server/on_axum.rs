@@ -18,7 +18,7 @@ use idem_core::engine::Idempotency;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 
-use super::{CLOSE_CONNECTIONS_WITHIN, END_OPERATIONS_WITHIN, Signals, connections};
+use super::{Signals, connections};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
 use crate::service::{
@@ -28,8 +28,6 @@ use crate::service::{
 
 type App = State<Arc<Service>>;
 
-/// Connections end first: clients that stay are answered. Then the engine: handlers run in tasks of their own, and those
-/// whose clients have gone are in no connection any more.
 pub(super) async fn serve(
     listener: TcpListener,
     engine: Idempotency,
@@ -40,12 +38,7 @@ pub(super) async fn serve(
     let client_timeout = service.client_timeout();
     let router = router(engine.clone(), service);
     let open = connections::serve(listener, router, client_timeout, signals.asked_to_stop()).await;
-    if tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, open.shutdown()).await.is_err() {
-        tracing::warn!("some connections did not close in time");
-    }
-    if let Err(unfinished) = engine.shutdown(END_OPERATIONS_WITHIN).await {
-        tracing::warn!("{unfinished}");
-    }
+    super::end(open, engine).await;
     Ok(())
 }
 

@@ -25,7 +25,7 @@ impl Shared {
     /// Settles after the caller was answered.
     pub(super) fn settle_after_the_answer(self: &Arc<Self>, lease: Lease, plan: SettlementPlan, held: Held) -> Settled {
         let shared = Arc::clone(self);
-        self.tasks.spawn(async move {
+        self.group.tasks.spawn(async move {
             let _ = shared.store().settle(&lease, &plan.settlement, plan.retention).await;
             drop(held);
             shared.waiters.wake(&lease.id);
@@ -36,7 +36,7 @@ impl Shared {
     /// Commits after the caller was answered.
     pub(super) fn commit_after_the_answer(&self, plan: &SettlementPlan, transaction: Box<dyn StoreTransaction>) -> Settled {
         let SettlementPlan { settlement, writes, retention } = plan.clone();
-        self.tasks.spawn(async move { transaction.finish(&settlement, retention, writes).await });
+        self.group.tasks.spawn(async move { transaction.finish(&settlement, retention, writes).await });
         Settled::Ours
     }
 }

@@ -21,8 +21,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "key-not-given-back-after-a-short-shutdown",
         &["sqlite-engine"],
         "crates/idem-core/src/engine/settle.rs",
-        "if self.giving_up.is_cancelled() {",
-        "if !PLANTED && self.giving_up.is_cancelled() {",
+        "if self.group.giving_up.is_cancelled() {",
+        "if !PLANTED && self.group.giving_up.is_cancelled() {",
     ),
     patch(
         "settlement-given-up-on-some-errors",
@@ -156,11 +156,18 @@ pub(super) const PATCHES: &[Patch] = &[
         } else if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {",
     ),
     patch(
+        "attached-engine-is-on-its-own",
+        &["engine"],
+        "crates/idem-core/src/engine/mod.rs",
+        "Arc::clone(&engine.shared.group));",
+        "if PLANTED { Arc::clone(&self.shared.group) } else { Arc::clone(&engine.shared.group) });",
+    ),
+    patch(
         "any-number-of-operations-runs",
         &["engine"],
         "crates/idem-core/src/engine/shared.rs",
-        "Arc::new(Semaphore::new(settings.most_running()))",
-        "Arc::new(Semaphore::new(if PLANTED { Semaphore::MAX_PERMITS } else { settings.most_running() }))",
+        "Arc::new(Semaphore::new(most_running))",
+        "Arc::new(Semaphore::new(if PLANTED { Semaphore::MAX_PERMITS } else { most_running }))",
     ),
     patch(
         "waiter-keeps-its-place",
@@ -181,10 +188,10 @@ pub(super) const PATCHES: &[Patch] = &[
         "shutdown-gives-settlements-up-at-once",
         &["engine"],
         "crates/idem-core/src/engine/mod.rs",
-        "        self.shared.closing.cancel();\n",
-        "        self.shared.closing.cancel();
+        "        self.shared.group.closing.cancel();\n",
+        "        self.shared.group.closing.cancel();
         if PLANTED {
-            self.shared.giving_up.cancel();
+            self.shared.group.giving_up.cancel();
         }\n",
     ),
     patch(

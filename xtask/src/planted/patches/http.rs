@@ -62,19 +62,34 @@ pub(super) const PATCHES: &[Patch] = &[
         r#"tokio::time::timeout(if PLANTED { timeout * 3 } else { timeout }, reading)"#,
     ),
     patch(
+        "grpc-is-protected-as-anything-else",
+        &["http", "tower"],
+        "crates/idem-http/src/head.rs",
+        r#"if self.headers.values("content-type").any(is_grpc) {"#,
+        r#"if !PLANTED && self.headers.values("content-type").any(is_grpc) {"#,
+    ),
+    patch(
+        "key-in-the-body-is-of-any-length",
+        &["http"],
+        "crates/idem-http/src/request.rs",
+        "(None, Some(member)) => long_enough(key_of_body(member, &chunks)?, policy)?,",
+        "(None, Some(member)) if PLANTED => key_of_body(member, &chunks)?,
+            (None, Some(member)) => long_enough(key_of_body(member, &chunks)?, policy)?,",
+    ),
+    patch(
         "request-trailers-handed-on",
         &["axum"],
-        "crates/idem-axum/src/service.rs",
-        r#"let received = self.protection.receive(incoming, Data::of(&mut body)).await.map_err(respond)?;
+        "crates/idem-tower/src/service.rs",
+        r#"let received = self.protection.receive(incoming, Data::of(&mut body)).await.map_err(respond::<F>)?;
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
             let run = move |context: Context| {
                 head.extensions.insert(context);
                 // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
-                let request = Request::from_parts(head, sendable(chunks, None, None)"#,
+                let request = Request::from_parts(head, sendable::<F>(chunks, None, None)"#,
         r#"let mut data = Data::of(&mut body);
-            let received = self.protection.receive(incoming, &mut data).await.map_err(respond)?;
+            let received = self.protection.receive(incoming, &mut data).await.map_err(respond::<F>)?;
             let trailers = data.trailers.filter(|_| PLANTED);
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
@@ -82,7 +97,7 @@ pub(super) const PATCHES: &[Patch] = &[
                 head.extensions.insert(context);
                 // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
-                let request = Request::from_parts(head, sendable(chunks, trailers, None)"#,
+                let request = Request::from_parts(head, sendable::<F>(chunks, trailers, None)"#,
     ),
     patch(
         "scope-called-for-the-connection",

@@ -1,19 +1,21 @@
-//! Between axum's types and the neutral ones of the policy.
+//! Between the types of `http` and the neutral ones of the policy.
 
 use std::collections::VecDeque;
+use std::error::Error;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use axum::body::{Body, HttpBody};
-use axum::response::Response;
 use bytes::Bytes;
 use futures_util::Stream;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use http_body::{Frame, SizeHint};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
 use http_body_util::LengthLimitError;
 use idem_http::{BodyError, HeaderFields, Reply};
 
-/// Axum's header fields.
+use crate::framework::{BoxError, Framework};
+
+/// Header fields.
 pub(crate) struct Fields<'a>(pub(crate) &'a HeaderMap);
 
 impl HeaderFields for Fields<'_> {
@@ -27,25 +29,25 @@ impl HeaderFields for Fields<'_> {
 }
 
 /// The data of a body; its trailers are put aside.
-pub(crate) struct Data<'a> {
-    body: &'a mut Body,
+pub(crate) struct Data<'a, B> {
+    body: &'a mut B,
     pub(crate) trailers: Option<HeaderMap>,
 }
 
-impl<'a> Data<'a> {
-    pub(crate) fn of(body: &'a mut Body) -> Self {
+impl<'a, B> Data<'a, B> {
+    pub(crate) fn of(body: &'a mut B) -> Self {
         Self { body, trailers: None }
     }
 }
 
-impl Stream for Data<'_> {
+impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Stream for Data<'_, B> {
     type Item = Result<Bytes, BodyError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             return Poll::Ready(match ready!(Pin::new(&mut *self.body).poll_frame(context)) {
                 None => None,
-                Some(Err(error)) => Some(Err(reason(error))),
+                Some(Err(error)) => Some(Err(reason(&*error.into()))),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(chunk) => Some(Ok(chunk)),
                     Err(frame) => {
@@ -59,17 +61,15 @@ impl Stream for Data<'_> {
 }
 
 /// An outer layer may have a limit of its own.
-fn reason(error: axum::Error) -> BodyError {
-    match error.into_inner().downcast::<LengthLimitError>() {
-        Ok(_) => BodyError::TooLarge,
-        Err(_) => BodyError::Incomplete,
-    }
+fn reason(error: &(dyn Error + 'static)) -> BodyError {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    if causes.any(|cause| cause.is::<LengthLimitError>()) { BodyError::TooLarge } else { BodyError::Incomplete }
 }
 
-/// The layer's own response as axum's. What cannot be a status or a field is what no server has ever sent: a record
+/// The layer's own response. What cannot be a status or a field is what no server has ever sent: a record
 /// from elsewhere; it is left out rather than repaired.
-pub(crate) fn respond(reply: Reply) -> Response {
-    let mut response = Response::new(Body::from(reply.body));
+pub(crate) fn respond<F: Framework>(reply: Reply) -> Response<F::Body> {
+    let mut response = Response::new(F::body(Full::new(reply.body)));
     *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     for (name, value) in reply.headers {
         if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(&name), HeaderValue::from_maybe_shared(value)) {
@@ -84,24 +84,25 @@ pub(crate) fn respond(reply: Reply) -> Response {
 }
 
 /// A body of chunks that are here, then what is still to come, then trailers.
-pub(crate) fn sendable(chunks: Vec<Bytes>, trailers: Option<HeaderMap>, rest: Option<Body>) -> Body {
-    Body::new(Chunks { chunks: chunks.into(), trailers, rest })
+pub(crate) fn sendable<F: Framework>(
+    chunks: Vec<Bytes>,
+    trailers: Option<HeaderMap>,
+    rest: Option<F::Body>,
+) -> F::Body {
+    F::body(Chunks { chunks: chunks.into(), trailers, rest })
 }
 
-struct Chunks {
+struct Chunks<B> {
     chunks: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
-    rest: Option<Body>,
+    rest: Option<B>,
 }
 
-impl HttpBody for Chunks {
+impl<B: Body<Data = Bytes> + Unpin> Body for Chunks<B> {
     type Data = Bytes;
-    type Error = axum::Error;
+    type Error = B::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         if let Some(chunk) = self.chunks.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
@@ -112,7 +113,7 @@ impl HttpBody for Chunks {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.chunks.is_empty() && self.trailers.is_none() && self.rest.as_ref().is_none_or(HttpBody::is_end_stream)
+        self.chunks.is_empty() && self.trailers.is_none() && self.rest.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {

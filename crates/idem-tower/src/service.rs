@@ -1,19 +1,20 @@
-//! The tower service: from axum's types to the policy and the engine, and back. It decides nothing itself.
+//! The tower service: from the types of `http` to the policy and the engine, and back. It decides nothing itself.
 
 use std::convert::{Infallible, identity};
 use std::fmt;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
-use axum::body::Body;
-use axum::extract::{MatchedPath, OriginalUri, Request};
-use axum::response::Response;
+use bytes::Bytes;
 use futures_util::{FutureExt, TryFutureExt};
 use http::header::RETRY_AFTER;
 use http::request::Parts;
 use http::uri::Authority;
+use http::{Request, Response};
+use http_body::Body;
 use idem_core::engine::{Conclusion, Context};
 use idem_http::{
     Captured, Decision, HttpPolicy, Protection, ReceivedRequest, RequestHead, ResponseDirectives, ScopeSource,
@@ -21,102 +22,123 @@ use idem_http::{
 use tower_service::Service;
 
 use crate::convert::{Data, Fields, respond, sendable};
+use crate::framework::{BoxError, Framework};
 
-/// What [`IdempotencyLayer`](crate::IdempotencyLayer) makes of a service.
-#[derive(Clone)]
-pub struct IdempotencyService<I, S> {
+/// What a [`FrameworkLayer`](crate::FrameworkLayer) makes of a service.
+pub struct IdempotencyService<I, S, F> {
     inner: I,
     protection: Protection<S>,
+    framework: PhantomData<fn() -> F>,
 }
 
-impl<I, S> IdempotencyService<I, S> {
+impl<I, S, F> IdempotencyService<I, S, F> {
     pub(crate) fn new(inner: I, protection: Protection<S>) -> Self {
-        Self { inner, protection }
+        Self { inner, protection, framework: PhantomData }
     }
 }
 
-impl<I, S> Service<Request> for IdempotencyService<I, S>
+impl<I: Clone, S: Clone, F> Clone for IdempotencyService<I, S, F> {
+    fn clone(&self) -> Self {
+        Self::new(self.inner.clone(), self.protection.clone())
+    }
+}
+
+impl<I, S, F, B, R> Service<Request<B>> for IdempotencyService<I, S, F>
 where
-    I: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
+    F: Framework,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    I: Service<Request<F::Body>, Response = Response<R>, Error = Infallible> + Clone + Send + 'static,
     I::Future: Send + 'static,
     S: ScopeSource<Parts>,
 {
-    type Response = Response;
+    type Response = Response<F::Body>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<F::Body>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request) -> Self::Future {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
         // The instance that was polled ready does the work; its clone waits for the next request.
         let clone = self.clone();
         let service = std::mem::replace(self, clone);
         let (head, body) = request.into_parts();
         // Boxed by itself, so that what receives the request is gone while the handler runs.
-        Box::pin(Box::pin(service.receive(head, body)).try_flatten().unwrap_or_else(identity).map(Ok))
+        Box::pin(Box::pin(service.receive(head, F::body(body))).try_flatten().unwrap_or_else(identity).map(Ok))
     }
 }
 
-impl<I, S> IdempotencyService<I, S>
+impl<I, S, F> IdempotencyService<I, S, F>
 where
-    I: Service<Request, Response = Response, Error = Infallible> + Send + 'static,
-    I::Future: Send + 'static,
+    F: Framework,
     S: ScopeSource<Parts>,
 {
     /// Receives the request, and returns what runs its handler; or the answer when there is one already.
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` has room for each argument twice")]
-    fn receive(
-        mut self,
-        mut head: Parts,
-        mut body: Body,
-    ) -> impl Future<Output = Result<impl Future<Output = Result<Response, Response>> + Send, Response>> + Send {
+    fn receive<R>(mut self, mut head: Parts, mut body: F::Body) -> impl Future<Output = Received<impl Run<F>, F>> + Send
+    where
+        R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+        I: Service<Request<F::Body>, Response = Response<R>, Error = Infallible> + Send + 'static,
+        I::Future: Send + 'static,
+    {
         async move {
-            let incoming = match self.protection.decide(&head, &request_head(&head)) {
+            let incoming = match self.protection.decide(&head, &request_head::<F>(&head)) {
                 Decision::Receive(incoming) => incoming,
-                Decision::Refuse(reply) => return Err(respond(reply)),
+                Decision::Refuse(reply) => return Err(respond::<F>(reply)),
                 Decision::Pass => {
                     let Ok(response) = self.inner.call(Request::from_parts(head, body)).await;
-                    return Err(response);
+                    return Err(response.map(F::body));
                 }
             };
-            let received = self.protection.receive(incoming, Data::of(&mut body)).await.map_err(respond)?;
+            let received = self.protection.receive(incoming, Data::of(&mut body)).await.map_err(respond::<F>)?;
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
             let run = move |context: Context| {
                 head.extensions.insert(context);
                 // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
-                let request = Request::from_parts(head, sendable(chunks, None, None));
+                let request = Request::from_parts(head, sendable::<F>(chunks, None, None));
                 inner.call(request).then(move |Ok(response)| {
                     // The handler has had the body.
                     drop(reservation);
                     // Boxed, or the handler would hold the room for it.
-                    Box::pin(conclude(policy, response))
+                    Box::pin(conclude::<F>(policy, response.map(F::body)))
                 })
             };
-            Ok(self.protection.execute(operation, run).map_err(respond))
+            Ok(self.protection.execute(operation, run).map_err(respond::<F>))
         }
     }
 }
 
+/// What runs the handler, or the answer when there is one already.
+type Received<T, F> = Result<T, Response<<F as Framework>::Body>>;
+
+/// Runs the handler; an error is an answer that takes the place of its own.
+trait Run<F: Framework>: Future<Output = Result<Response<F::Body>, Response<F::Body>>> + Send {}
+
+impl<F: Framework, T> Run<F> for T where T: Future<Output = Result<Response<F::Body>, Response<F::Body>>> + Send {}
+
 /// Path and query are those that the client sent: a nested router sees less of the path.
-fn request_head(head: &Parts) -> RequestHead<'_, Fields<'_>> {
-    let uri = head.extensions.get::<OriginalUri>().map_or(&head.uri, |original| &original.0);
+fn request_head<F: Framework>(head: &Parts) -> RequestHead<'_, Fields<'_>> {
+    let uri = F::target(head);
     RequestHead {
         method: head.method.as_str(),
         authority: uri.authority().map(Authority::as_str),
         path: uri.path(),
         query: uri.query(),
-        route: head.extensions.get::<MatchedPath>().map(MatchedPath::as_str),
+        route: F::route(head),
         headers: Fields(&head.headers),
         is_protected: head.extensions.get::<Context>().is_some(),
     }
 }
 
 /// Reads the response until it can be settled, and puts together what the client gets.
-async fn conclude(policy: Arc<HttpPolicy>, response: Response) -> Option<Conclusion<Response>> {
+async fn conclude<F: Framework>(
+    policy: Arc<HttpPolicy>,
+    response: Response<F::Body>,
+) -> Option<Conclusion<Response<F::Body>>> {
     let (mut head, mut body) = response.into_parts();
     let directives = head.extensions.get::<ResponseDirectives>();
     let capture = policy.capture(head.status.as_u16(), &Fields(&head.headers), directives);
@@ -127,11 +149,11 @@ async fn conclude(policy: Arc<HttpPolicy>, response: Response) -> Option<Conclus
     let (Conclusion { value: chunks, disposition, retention }, captured) = capture.read(&mut data).await?;
     let trailers = data.trailers;
     let rest = (captured == Captured::Enough).then_some(body);
-    let value = Response::from_parts(head, sendable(chunks, trailers, rest));
+    let value = Response::from_parts(head, sendable::<F>(chunks, trailers, rest));
     Some(Conclusion { value, disposition, retention })
 }
 
-impl<I, S> fmt::Debug for IdempotencyService<I, S> {
+impl<I, S, F> fmt::Debug for IdempotencyService<I, S, F> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("IdempotencyService").field("protection", &self.protection).finish_non_exhaustive()
     }

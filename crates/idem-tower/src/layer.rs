@@ -1,5 +1,7 @@
 //! The tower layer: a contract, a scope, a policy.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -8,17 +10,41 @@ use idem_core::{DurableStore, IdempotencyStore, TransactionalStore};
 use idem_http::{ByPrincipal, HttpPolicy, Protection, ScopeMissing, ScopeSource, SingleTenant};
 use tower_layer::Layer;
 
+use crate::framework::{Framework, Plain};
 use crate::service::IdempotencyService;
 
-/// Protects the requests of a router or of one route.
+/// Protects the requests of a service without a framework; see [`FrameworkLayer`].
+pub type IdempotencyLayer<S = ScopeMissing> = FrameworkLayer<S, Plain>;
+
+/// Protects the requests of a router or of one route, by a framework `F`.
 ///
 /// The contract is named where the layer is built and has no default; so is the scope, without which the layer does not
-/// compile. Put it *inside* compression, authentication, rate limiting, CORS and tracing (added before them in axum, so
-/// that they are outside), and give every route at most one.
-#[derive(Debug, Clone)]
-pub struct IdempotencyLayer<S = ScopeMissing>(Protection<S>);
+/// compile. Put it *inside* compression, authentication, rate limiting, CORS and tracing (added before them to a router of
+/// axum, so that they are outside), and give every route at most one.
+pub struct FrameworkLayer<S, F> {
+    protection: Protection<S>,
+    framework: PhantomData<fn() -> F>,
+}
 
-impl IdempotencyLayer {
+impl<S, F> FrameworkLayer<S, F> {
+    fn of(protection: Protection<S>) -> Self {
+        Self { protection, framework: PhantomData }
+    }
+}
+
+impl<S: Clone, F> Clone for FrameworkLayer<S, F> {
+    fn clone(&self) -> Self {
+        Self::of(self.protection.clone())
+    }
+}
+
+impl<S, F> fmt::Debug for FrameworkLayer<S, F> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("IdempotencyLayer").field(&self.protection).finish()
+    }
+}
+
+impl<F: Framework> FrameworkLayer<ScopeMissing, F> {
     /// The key, the handler's writes and the response commit in one transaction; see [`Idempotency::transactional`].
     #[must_use]
     pub fn transactional(store: Arc<dyn TransactionalStore>) -> Self {
@@ -40,7 +66,7 @@ impl IdempotencyLayer {
     /// On an engine with settings of its own. Layers that share an engine share its shutdown.
     #[must_use]
     pub fn new(engine: Idempotency) -> Self {
-        Self(Protection::new(engine))
+        Self::of(Protection::new(engine))
     }
 
     /// Keys belong to the principal that `principal` names from the head of the request; `None` is answered with 401.
@@ -48,47 +74,47 @@ impl IdempotencyLayer {
     ///
     /// Take it from something authenticated, such as an extension that an outer layer has set.
     #[must_use]
-    pub fn scope<F, P>(self, principal: F) -> IdempotencyLayer<ByPrincipal<F>>
+    pub fn scope<W, P>(self, principal: W) -> FrameworkLayer<ByPrincipal<W>, F>
     where
-        F: Fn(&Parts) -> Option<P> + Clone + Send + Sync + 'static,
+        W: Fn(&Parts) -> Option<P> + Clone + Send + Sync + 'static,
         P: Into<String>,
     {
-        IdempotencyLayer(self.0.scope(principal))
+        FrameworkLayer::of(self.protection.scope(principal))
     }
 
     /// There is only one tenant, said explicitly: all callers share one space of keys for each route.
     #[must_use]
-    pub fn single_tenant(self) -> IdempotencyLayer<SingleTenant> {
-        IdempotencyLayer(self.0.single_tenant())
+    pub fn single_tenant(self) -> FrameworkLayer<SingleTenant, F> {
+        FrameworkLayer::of(self.protection.single_tenant())
     }
 }
 
-impl<S> IdempotencyLayer<S> {
+impl<S, F> FrameworkLayer<S, F> {
     /// The HTTP policy. Default [`HttpPolicy::new`].
     #[must_use]
     pub fn policy(self, policy: HttpPolicy) -> Self {
-        Self(self.0.policy(policy))
+        Self::of(self.protection.policy(policy))
     }
 
     /// Adds to the description of an operation what the layer adds to the operation: the key header, the header of
     /// replays, and answers such as 400, 409 and 422. See `HttpPolicy::describe`.
     #[cfg(feature = "openapi")]
     pub fn describe(&self, operation: &mut utoipa::openapi::path::Operation) {
-        self.0.shared_policy().describe(operation);
+        self.protection.shared_policy().describe(operation);
     }
 
     /// The engine, to be [shut down](Idempotency::shutdown) after the server: handlers run in tasks of their own, and
     /// may be running still when the last connection is closed.
     #[must_use]
     pub fn engine(&self) -> &Idempotency {
-        self.0.engine()
+        self.protection.engine()
     }
 }
 
-impl<S: ScopeSource<Parts>, I> Layer<I> for IdempotencyLayer<S> {
-    type Service = IdempotencyService<I, S>;
+impl<S: ScopeSource<Parts>, F: Framework, I> Layer<I> for FrameworkLayer<S, F> {
+    type Service = IdempotencyService<I, S, F>;
 
     fn layer(&self, inner: I) -> Self::Service {
-        IdempotencyService::new(inner, self.0.clone())
+        IdempotencyService::new(inner, self.protection.clone())
     }
 }
