@@ -115,7 +115,7 @@ impl HttpPolicy {
     }
 
     /// What the `type` of problems begins with; the [name](crate::ProblemKind::name) of the kind follows. Default: the page of
-    /// [`problem`](crate::problem) on docs.rs, so that whoever opens the URI reads what to do. Set it where clients are not to see
+    /// [`problem`](crate::problem) on docs.rs, so that a reader of the URI finds what to do. Set it where clients are not to see
     /// which library you use, or where your own pages explain errors: `https://api.example.com/problems/`.
     #[must_use]
     pub fn problem_type_base(mut self, base: impl Into<String>) -> Self {

@@ -20,7 +20,7 @@
 //! Status 413. The request body is over the route's limit for protected requests. Nothing ran.
 //!
 //! # grpc-unsupported
-//! Status 415. The request is one of gRPC, whose answers end in trailers and have a status of their own; they cannot be replayed.
+//! Status 415. The request is one of gRPC, whose answers end in trailers and have a second status; they cannot be replayed.
 //! Nothing ran. Send it to a route without an idempotency layer.
 //!
 //! # body-incomplete

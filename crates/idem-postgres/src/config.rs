@@ -74,7 +74,7 @@ impl PostgresConfig {
     }
 
     /// The application's own pool: handlers' transactions and upkeep take its connections, with its `after_connect`, its
-    /// lifetimes and its metrics. The store opens one connection besides ([`verb_connections`](Self::verb_connections)), since
+    /// lifetimes and its metrics. The store opens one more connection ([`verb_connections`](Self::verb_connections)), since
     /// settlements and lookups must not wait for handlers; it connects by the options that the pool has at that moment, so that
     /// rotated credentials (`Pool::set_connect_options`) reach it.
     ///
@@ -152,7 +152,7 @@ impl PostgresConfig {
         self
     }
 
-    /// How many connections carry the verbs of the store. Default 2, and 1 beside a [pool](Self::from_pool) of the application: verbs that arrive while a statement is on its way
+    /// How many connections carry the verbs of the store. Default 2, and 1 with a [pool](Self::from_pool) of the application: verbs that arrive while a statement is on its way
     /// go together with the next one, so that a few connections carry many. While one waits for the disk, or for somebody else's
     /// row, the other goes on; more of them make smaller batches, which cost the server more for each verb.
     #[must_use]

@@ -120,7 +120,7 @@ impl PostgresStore {
     ///
     /// What the store's own transactions guarantee, and a joined one leaves to the caller:
     ///
-    /// - Answer after COMMIT. Until then nobody else is told anything but that the operation is in progress.
+    /// - Answer after COMMIT. Until then all others get the answer that the operation is in progress.
     /// - The key is taken until the transaction ends. Set `idle_in_transaction_session_timeout` and TCP keepalives, so that it does
     ///   end when this process or its machine is gone.
     /// - What is written after the transaction has ended commits without a record: the store has no say in the connection. That

@@ -36,7 +36,7 @@ pub trait Framework: Clone + Send + Sync + 'static {
     }
 }
 
-/// No framework: hyper, or a router that nobody has integrated. What has a pattern of its route says it by [`Route`].
+/// No framework: hyper, or a router without an integration. A pattern of the route is given by [`Route`].
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but a name")]
 pub struct Plain;

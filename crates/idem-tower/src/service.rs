@@ -115,7 +115,7 @@ where
 /// What runs the handler, or the answer when there is one already.
 type Received<T, F> = Result<T, Response<<F as Framework>::Body>>;
 
-/// Runs the handler; an error is an answer that takes the place of its own.
+/// Runs the handler; an error is an answer that takes the place of the handler's.
 trait Run<F: Framework>: Future<Output = Result<Response<F::Body>, Response<F::Body>>> + Send {}
 
 impl<F: Framework, T> Run<F> for T where T: Future<Output = Result<Response<F::Body>, Response<F::Body>>> + Send {}

@@ -69,7 +69,7 @@ struct Answer {
     trailers: Option<HeaderMap>,
 }
 
-/// Sends a request on a connection of its own, over HTTP/2.
+/// Sends a request on a new connection, over HTTP/2.
 async fn send(port: u16, mut request: Request<Full<Bytes>>) -> Answer {
     let uri = format!("http://127.0.0.1:{port}{}", request.uri().path());
     *request.uri_mut() = uri.parse().unwrap();

@@ -242,7 +242,7 @@ impl Idempotency {
         self.shared.waiters.count()
     }
 
-    /// The acquire that this engine sends for `operation`, with an owner token of its own: for stores that are asked without the
+    /// The acquire that this engine sends for `operation`, with a new owner token: for stores that are asked without the
     /// engine, such as in a transaction that the caller opened. Repeat an acquire without an answer by the same value; a
     /// further run needs a new one.
     #[must_use]

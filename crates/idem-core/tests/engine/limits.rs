@@ -56,7 +56,7 @@ async fn a_duplicate_that_waits_takes_no_place_from_operations() {
     assert_ran(&other.await.unwrap());
 }
 
-/// Two routes with contracts and settings of their own.
+/// Two routes with different contracts and settings.
 #[tokio::test(start_paused = true)]
 async fn attached_engines_share_their_limit_and_their_shutdown_and_nothing_else() {
     let world = World::new();

@@ -106,14 +106,14 @@ pub struct CommitTicket {
 }
 
 impl CommitTicket {
-    /// Whether the transaction was committed, and is safe from a failover as far as commits wait for a standby.
+    /// Whether the transaction was committed, and is on every standby that commits wait for.
     ///
     /// It asks on a connection of the store, and waits up to 4 s for the transaction to end: close or drop the connection on which
     /// COMMIT failed first.
     ///
     /// # Errors
     /// [`StoreError`] of the kind [`Timeout`](StoreErrorKind::Timeout) when the transaction has not ended by then, or the
-    /// server cannot be asked. Answer the client that the outcome is not known; its repeat is told it.
+    /// server cannot be asked. Answer the client that the outcome is not known; its repeat gets the outcome.
     ///
     /// # Cancellation safety
     /// It only reads. Ask again.

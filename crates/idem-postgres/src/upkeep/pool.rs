@@ -16,7 +16,7 @@ use crate::sql::Sql;
 /// One connection may read a partition for minutes to see whether it has expired; the other is for everything else.
 const MAX_CONNECTIONS: u32 = 2;
 
-/// Runs statements of the store's upkeep, on connections of its own or of the application's pool.
+/// Runs statements of the store's upkeep, on its own connections or those of the application's pool.
 #[derive(Debug)]
 pub(crate) struct Upkeep {
     pool: PgPool,

@@ -77,8 +77,8 @@ async fn a_pool_without_a_connection_to_spare_is_refused() {
     PostgresStore::open(PostgresConfig::from_pool(of(2)).schema(&schema.name)).await.unwrap();
 }
 
-/// The application has taken all of the pool's connections: repeats are answered, settlements go on, and new runs are told why
-/// they cannot begin.
+/// The application has taken all of the pool's connections: repeats are answered, settlements go on, and the error of a
+/// new run says why it cannot begin.
 #[tokio::test]
 async fn an_exhausted_pool_keeps_neither_answers_nor_settlements_back() {
     let world = World::from_pool().await;

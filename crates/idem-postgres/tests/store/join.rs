@@ -368,7 +368,7 @@ async fn sweep(world: World, pool: PgPool) {
     for _ in 0..6 {
         let swept = drop_at_every_await(make, |_| async {
             let next = repeat_of(&current.borrow());
-            // The next one runs it, or is told how it ended, as soon as what was dropped has ended.
+            // The next one runs it, or gets its answer, as soon as what was dropped has ended.
             eventually("the key is free or answered", async || {
                 let mut transaction = pool.begin().await.unwrap();
                 match world.store.join(&mut transaction, &next).await.unwrap() {
@@ -422,7 +422,7 @@ async fn an_engine_makes_the_request() {
     let settlement = Settlement::Completed(idem_core::StoredResponse::new(200, "\"paid\""));
     run.settle(&mut transaction, &settlement, KEPT).await.unwrap();
     transaction.commit().await.unwrap();
-    // The engine knows the record as one of its own.
+    // The engine knows the record.
     let ran = engine.run::<String, String, _, _>(operation, |_| async { panic!("it ran again") }).await.unwrap();
     assert_eq!(ran.value, "paid");
 }

@@ -44,7 +44,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Connections end first: clients that stay are answered. Then the engine: handlers run in tasks of their own, and those
+/// Connections end first: clients that stay are answered. Then the engine: each handler runs in a task, and those
 /// whose clients have gone are in no connection any more.
 async fn end(open: GracefulShutdown, engine: Idempotency) {
     if tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, open.shutdown()).await.is_err() {

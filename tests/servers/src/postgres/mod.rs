@@ -39,7 +39,7 @@ pub struct Postgres {
     server: Box<dyn Server>,
 }
 
-/// Connections for many tests at once, and whole statements for whoever looks at the sessions.
+/// Connections for many tests at once, and whole statements in `pg_stat_activity`.
 const SETTINGS: [&str; 2] = ["max_connections=200", "track_activity_query_size=16kB"];
 
 impl Postgres {

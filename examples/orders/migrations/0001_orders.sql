@@ -1,0 +1,7 @@
+CREATE SCHEMA IF NOT EXISTS orders;
+CREATE TABLE orders.orders (
+    id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    account TEXT NOT NULL,
+    item TEXT NOT NULL,
+    quantity INTEGER NOT NULL CHECK (quantity > 0)
+);

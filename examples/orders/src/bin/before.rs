@@ -1,0 +1,119 @@
+//! An orders API as it is today: with a pool, migrations, layers and error types.
+
+use std::env;
+use std::error::Error;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Extension, Json, Router};
+use serde::{Deserialize, Serialize};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{PgConnection, PgPool};
+use tokio::net::TcpListener;
+use tower_http::compression::CompressionLayer;
+use tower_http::cors::CorsLayer;
+use tower_http::timeout::TimeoutLayer;
+use tower_http::trace::TraceLayer;
+
+#[derive(Clone)]
+struct Account(String);
+
+#[derive(Deserialize)]
+struct NewOrder {
+    item: String,
+    quantity: i32,
+}
+
+#[derive(Serialize, sqlx::FromRow)]
+struct Order {
+    id: i64,
+    item: String,
+    quantity: i32,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ApiError {
+    #[error("who are you?")]
+    Unauthenticated,
+    #[error("order at least one")]
+    InvalidQuantity,
+    #[error("something went wrong")]
+    Database(#[from] sqlx::Error),
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = match &self {
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Self::InvalidQuantity => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::Database(error) => {
+                tracing::error!(%error, "the database failed");
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        };
+        (status, self.to_string()).into_response()
+    }
+}
+
+async fn create_order(
+    State(pool): State<PgPool>,
+    Extension(account): Extension<Account>,
+    Json(new): Json<NewOrder>,
+) -> Result<(StatusCode, Json<Order>), ApiError> {
+    let mut transaction = pool.begin().await?;
+    let order = insert(&mut transaction, &account, new).await?;
+    transaction.commit().await?;
+    Ok((StatusCode::CREATED, Json(order)))
+}
+
+async fn list_orders(
+    State(pool): State<PgPool>,
+    Extension(account): Extension<Account>,
+) -> Result<Json<Vec<Order>>, ApiError> {
+    let orders = sqlx::query_as("SELECT id, item, quantity FROM orders.orders WHERE account = $1 ORDER BY id");
+    Ok(Json(orders.bind(account.0).fetch_all(&pool).await?))
+}
+
+async fn insert(connection: &mut PgConnection, account: &Account, new: NewOrder) -> Result<Order, ApiError> {
+    if new.quantity < 1 {
+        return Err(ApiError::InvalidQuantity);
+    }
+    let insert = "INSERT INTO orders.orders (account, item, quantity) VALUES ($1, $2, $3) RETURNING id, item, quantity";
+    let insert = sqlx::query_as(insert).bind(&account.0).bind(new.item).bind(new.quantity);
+    Ok(insert.fetch_one(connection).await?)
+}
+
+async fn authenticate(mut request: Request, next: Next) -> Result<Response, ApiError> {
+    let token = request.headers().get(header::AUTHORIZATION).and_then(|token| token.to_str().ok());
+    let account = token.and_then(|token| token.strip_prefix("Bearer ")).ok_or(ApiError::Unauthenticated)?;
+    let account = Account(account.to_owned());
+    request.extensions_mut().insert(account);
+    Ok(next.run(request).await)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let pool = PgPoolOptions::new().max_connections(5).connect(&env::var("DATABASE_URL")?).await?;
+    sqlx::migrate!().run(&pool).await?;
+    let app = Router::new()
+        .route("/orders", post(create_order).get(list_orders))
+        .layer(from_fn(authenticate))
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, Duration::from_secs(10)))
+        .layer(CompressionLayer::new())
+        .layer(CorsLayer::permissive())
+        .layer(TraceLayer::new_for_http())
+        .with_state(pool);
+    let listener = TcpListener::bind(env::var("LISTEN")?).await?;
+    println!("{}", listener.local_addr()?);
+    axum::serve(listener, app).with_graceful_shutdown(asked_to_stop()).await?;
+    Ok(())
+}
+
+async fn asked_to_stop() {
+    let _ = tokio::signal::ctrl_c().await;
+}
