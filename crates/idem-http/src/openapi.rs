@@ -21,7 +21,12 @@ const ANSWERS: &[(ProblemKind, &str)] = &[
     (ProblemKind::InProgress, "The operation runs now, or it failed and rests: repeat it after Retry-After."),
     (ProblemKind::BodyNotRetained, "It completed before, and its answer was too large to keep: fetch the resource."),
     (ProblemKind::BodyTooLarge, "The request body is over the limit. Nothing ran."),
+    (ProblemKind::GrpcUnsupported, "It is a request of gRPC, which this operation does not take."),
     (ProblemKind::Mismatch, "The idempotency key belongs to a different request: use a new key."),
+    (
+        ProblemKind::ShareExceeded,
+        "The principal uploads as many request bodies at once as it may: repeat it after Retry-After.",
+    ),
     (ProblemKind::HandlerFailed, "The operation failed."),
     (ProblemKind::StoreUnavailable, "It cannot be told whether the operation ran before: repeat it after Retry-After."),
     (ProblemKind::OutcomeUnknown, "The server that ran it disappeared: find out whether it took effect."),
@@ -48,9 +53,14 @@ impl HttpPolicy {
         }
         put_header_parameter(parameters, prefer_parameter());
         let responses = &mut operation.responses.responses;
-        for (kind, description) in ANSWERS {
-            let described = responses.entry(self.problem_status(*kind).to_string());
-            let response = described.or_insert_with(|| RefOr::T(Response::new(*description)));
+        let is_of = |status: u16| move |(kind, _): &&(ProblemKind, &str)| self.problem_status(*kind) == status;
+        for (kind, _) in ANSWERS {
+            let status = self.problem_status(*kind);
+            let described = responses.entry(status.to_string());
+            let response = described.or_insert_with(|| {
+                let all = ANSWERS.iter().filter(is_of(status)).map(|(_, description)| *description);
+                RefOr::T(Response::new(all.collect::<Vec<_>>().join(" ")))
+            });
             if let RefOr::T(response) = response {
                 if self.problems.body.is_none() {
                     let problem = || Content::new(Some(problem_schema(*kind)));
@@ -60,7 +70,7 @@ impl HttpPolicy {
                     put_header(response, "Cache-Control", no_store());
                 }
                 match kind {
-                    ProblemKind::InProgress | ProblemKind::StoreUnavailable => {
+                    ProblemKind::InProgress | ProblemKind::StoreUnavailable | ProblemKind::ShareExceeded => {
                         put_header(response, "Retry-After", retry_after());
                     }
                     ProblemKind::PrincipalMissing => put_header(response, "WWW-Authenticate", challenge()),
@@ -191,7 +201,7 @@ mod tests {
     #[test]
     fn every_answer_of_the_layer_is_described_as_a_problem() {
         let described = described(&HttpPolicy::new(), OperationBuilder::new());
-        for status in [400, 401, 408, 409, 410, 413, 422, 500, 503, 504] {
+        for status in [400, 401, 408, 409, 410, 413, 415, 422, 429, 500, 503, 504] {
             let response = &described["responses"][status.to_string()];
             let problem = &response["content"]["application/problem+json"]["schema"];
             assert_eq!(problem["required"], serde_json::json!(["type", "title", "detail", "status"]), "{status}");
@@ -290,6 +300,10 @@ mod tests {
         let policy = HttpPolicy::new().mismatch_is_conflict().key_member("/id".parse().unwrap());
         policy.problem_body("application/json", |_, _| Vec::new()).describe(&mut operation);
         assert!(!operation.responses.responses.contains_key("422"));
+        let Some(RefOr::T(conflict)) = operation.responses.responses.get("409") else { panic!("no 409") };
+        for part in ["repeat it after Retry-After", "use a new key"] {
+            assert!(conflict.description.contains(part), "{}", conflict.description);
+        }
         let parameters = operation.parameters.unwrap_or_default();
         assert!(!parameters.iter().any(|parameter| parameter.name == "idempotency-key"), "the key is in the body");
         for response in operation.responses.responses.values() {

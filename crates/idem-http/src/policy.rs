@@ -94,11 +94,13 @@ impl HttpPolicy {
     }
 
     /// Takes the key from a member of the JSON request body, as in `"/id"`, instead of a header: for webhooks, whose senders name
-    /// the event in it. The member is a string, or a whole number. Every request then needs it, whatever
+    /// the event in it. The member is a string, or a whole number of 64 bits. Every request then needs it, whatever
     /// [`key_optional`](Self::key_optional) says: it is found only when the body has been read. A sender that names the event in a
-    /// header needs only [`key_header`](Self::key_header).
+    /// header needs only [`key_header`](Self::key_header). Where the member occurs twice, the last one counts.
     ///
-    /// Where the member occurs twice, the last one counts. The other one is still part of the fingerprint.
+    /// **Check the sender's signature outside of the layer**, and put the body back, or answer 401 or 403 inside: these free the
+    /// key. A 400 is stored. Any stranger could then send the id of an event that is still to come with another body, and the
+    /// event itself would be a mismatch. What decompresses bodies has to stand outside as well.
     #[must_use]
     pub fn key_member(mut self, member: JsonPointer) -> Self {
         self.key_member = Some(member);

@@ -5,7 +5,8 @@
 //!
 //! # key-missing
 //! Status 400. The route needs an `Idempotency-Key` header. Send one that is new for every operation, for example a UUID, and
-//! send the same one when you repeat the request.
+//! send the same one when you repeat the request. Some routes take the key from a member of the JSON body; `detail` then says
+//! from which.
 //!
 //! # key-invalid
 //! Status 400. The header is there, but not as one key of 1 to 255 visible ASCII characters, quoted or bare.

@@ -41,9 +41,13 @@ impl Service {
 
     /// Orders, and says the status, whether it is a replay, and the body.
     fn order(&self, key: &str, body: &str) -> (u16, bool, String) {
+        self.send("POST", &format!("Idempotency-Key: {key}\r\n"), body)
+    }
+
+    fn send(&self, method: &str, key: &str, body: &str) -> (u16, bool, String) {
         let length = body.len();
         let request = format!(
-            "POST /orders HTTP/1.1\r\nHost: orders\r\nAuthorization: Bearer acme\r\nIdempotency-Key: {key}\r\n\
+            "{method} /orders HTTP/1.1\r\nHost: orders\r\nAuthorization: Bearer token-of-acme\r\n{key}\
              Content-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         );
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
@@ -120,6 +124,12 @@ async fn an_order_that_is_repeated_is_made_once_and_without_idem_it_is_not() {
             assert!(second.1 && second.2 == first.2, "{second:?}");
             assert_eq!(service.order("k-1", r#"{"item":"pen","quantity":4}"#).0, 422);
             assert_eq!(service.order("k-2", r#"{"item":"pen","quantity":0}"#).2, "order at least one");
+            // What the page says of clients without keys, and of other methods.
+            assert_eq!(service.send("POST", "", r#"{"item":"pen","quantity":1}"#).0, 400);
+            assert_eq!(service.send("PATCH", "", "").0, 405);
+            assert_eq!(service.send("GET", "", "").2, r#"[{"id":1,"item":"pen","quantity":3}]"#);
+            let principal = "SELECT count(*) FROM orders.idem_records WHERE principal = 'acme'";
+            assert_eq!(service.number(principal).await, 2, "the token is in no record");
         }
     }
 }

@@ -164,8 +164,11 @@ impl Idempotency {
     /// Attaches this engine to another one, for routes that need another contract or other settings: a
     /// [`shutdown`](Self::shutdown) of either ends both, and together they run at most as many operations as `engine` may.
     ///
-    /// Everything else stays its own: store, contract, settings, and those that wait. Attach it before its first operation; what
-    /// it runs already is not counted with the others.
+    /// Everything else stays its own: store, contract, settings, and those that wait.
+    ///
+    /// # Panics
+    /// When this engine has been cloned, given to a layer, or had another one attached: those would be left behind. Attach it
+    /// where it is made.
     ///
     /// ```
     /// use std::num::NonZeroUsize;
@@ -181,6 +184,8 @@ impl Idempotency {
     /// ```
     #[must_use]
     pub fn attached_to(self, engine: &Self) -> Self {
+        let is_alone = Arc::strong_count(&self.shared) == 1 && Arc::strong_count(&self.shared.group) == 1;
+        assert!(is_alone, "attach an engine where it is made, before it is cloned or another one is attached to it");
         let Shared { backend, settings, .. } = &*self.shared;
         let shared = Shared::new(backend.clone(), settings.clone(), Arc::clone(&engine.shared.group));
         Self { shared, ..self }

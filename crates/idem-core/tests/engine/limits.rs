@@ -1,6 +1,7 @@
 //! How many operations may run.
 
 use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use idem_core::engine::{Contract, ExecuteError, Idempotency, Operation};
@@ -85,4 +86,16 @@ async fn attached_engines_share_their_limit_and_their_shutdown_and_nothing_else(
     let id = attached.acquire_for(&operation()).id;
     let record = world.store.peek(&id).await.unwrap().unwrap();
     assert_eq!(record.expires_at.saturating_duration_since(record.updated_at), hour);
+}
+
+#[tokio::test]
+async fn an_engine_that_others_know_already_cannot_be_attached() {
+    let world = World::new();
+    let engine = || Idempotency::at_least_once(world.store.clone(), world.settings());
+    let attach = |one: Idempotency| catch_unwind(AssertUnwindSafe(|| one.attached_to(&engine()))).is_ok();
+    let (cloned, base) = (engine(), engine());
+    let _clone = cloned.clone();
+    let _attached = engine().attached_to(&base);
+    assert!(!attach(cloned) && !attach(base), "a clone or an attached engine would be left behind");
+    assert!(attach(engine()));
 }
