@@ -392,7 +392,7 @@ async fn those_who_only_look_turn_nobody_away() {
         tokio::task::yield_now().await;
     }
     let mut turned_away = 0;
-    for _ in 0..50 {
+    for _ in 0..200 {
         match race.one.begin(&repeat_of(&request)).await.unwrap() {
             Begin::Acquired { transaction, .. } => {
                 transaction.finish(&Settlement::Released, KEPT, Writes::Discard).await.unwrap();
