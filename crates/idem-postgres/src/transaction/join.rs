@@ -48,6 +48,9 @@ impl JoinedRun {
     /// fails without an answer of the server, the ticket says how it ended. The record is written by the role that the
     /// transaction has at that moment.
     ///
+    /// A statement that fails after it turns COMMIT into a rollback, and sqlx reports that as a success. Where an error after
+    /// `settle` may have been overlooked, ask the ticket before you answer.
+    ///
     /// # Errors
     /// [`StoreError`] when the record cannot be written. The transaction can only be rolled back then. The kind is
     /// [`TransactionFailed`] when the transaction of the `join` has ended, when a statement in it has failed, or when its record
