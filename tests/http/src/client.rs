@@ -3,6 +3,9 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use socket2::SockRef;
 
 use crate::PATIENCE;
 
@@ -185,6 +188,12 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
+/// Ends a connection by RST whose answer has come. After FIN, this machine would remember it for two minutes: where each packet is
+/// tracked, as Docker has it, the matrix would fill that table, and packets of other connections would be dropped.
+pub(crate) fn leave_no_trace(stream: &TcpStream) {
+    SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
 /// A connection that is kept, and what has been read of it.
 #[derive(Debug)]
 pub struct Connection {
@@ -319,7 +328,10 @@ impl Answer {
 
     /// Reads a connection to the end of its answer; `None` when it ends before.
     pub fn read(stream: TcpStream, method: &str) -> Option<Self> {
-        Connection { stream, read: Vec::new() }.answer(method)
+        let mut connection = Connection { stream, read: Vec::new() };
+        let answer = connection.answer(method);
+        leave_no_trace(&connection.stream);
+        answer
     }
 
     /// The value of the only header line of that name.

@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
 use crate::PATIENCE;
-use crate::client::{Answer, Request};
+use crate::client::{Answer, Request, leave_no_trace};
 
 /// For all connections, which their cases wait for on threads of their own.
 static RUNTIME: LazyLock<Runtime> =
@@ -134,7 +134,7 @@ impl Stream {
     /// The next piece of its body; an empty one at the end.
     pub(crate) fn chunk(&mut self) -> Option<Vec<u8>> {
         let body = self.body.as_mut()?;
-        wait(async {
+        let chunk = wait(async {
             loop {
                 match body.data().await {
                     None => return Some(Vec::new()),
@@ -147,7 +147,11 @@ impl Stream {
                     Some(Err(_)) => return None,
                 }
             }
-        })?
+        })?;
+        if let (Some([]), Some(connection)) = (chunk.as_deref(), &self.connection) {
+            leave_no_trace(&connection.socket);
+        }
+        chunk
     }
 
     /// Resets the stream, and returns the connection, which stays.

@@ -240,6 +240,21 @@ async fn a_settlement_outside_of_its_transaction_is_refused() {
     }
 }
 
+/// The server answers COMMIT by a rollback then, and sqlx takes that for a success.
+#[tokio::test]
+async fn the_ticket_knows_of_an_error_that_was_overlooked_after_the_settlement() {
+    let (world, request) = (World::shared().await, transactional());
+    let pool = pool(&world);
+    let mut transaction = pool.begin().await.unwrap();
+    let run = joined(&world, &mut transaction, &request).await;
+    write(&world, &mut transaction, &request).await;
+    let ticket = run.settle(&mut transaction, &completed(), KEPT).await.unwrap();
+    sqlx::raw_sql("SELECT 1/0").execute(&mut *transaction).await.unwrap_err();
+    transaction.commit().await.unwrap();
+    assert!(!ticket.is_committed().await.unwrap());
+    assert_eq!((effects(&world).await, world.store.peek(&request.id).await.unwrap()), (0, None));
+}
+
 #[tokio::test]
 async fn a_run_whose_lock_was_given_back_by_the_caller_cannot_commit_over_another_one() {
     let (world, request) = (World::shared().await, transactional());
