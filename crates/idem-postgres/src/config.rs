@@ -82,6 +82,8 @@ impl PostgresConfig {
     /// that needs a second connection gets the one that is left. What a pool of the application cannot guarantee stands in the
     /// README, and [`self_test`](crate::PostgresStore::self_test) says it.
     ///
+    /// A nested `begin` of a handler's that fails or is cancelled ends the transaction there; the README says what that means.
+    ///
     /// The pool's logging of statements is the application's: at `DEBUG`, which is its default level, it has stored answers in it.
     #[must_use]
     pub fn from_pool(pool: PgPool) -> Self {

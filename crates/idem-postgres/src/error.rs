@@ -110,6 +110,9 @@ pub(crate) fn open_error(error: sqlx::Error, pooled: bool) -> StoreError {
 /// message; it is passed on.
 const PROTOCOL_VIOLATION: &str = "08P01";
 
+/// A setting is asked for that does not exist.
+const NOT_JOINED: &str = "42704";
+
 const PROXY: &str =
     "the server or a proxy refused; a proxy that takes no start-up options needs through_transaction_pooler()";
 
@@ -153,6 +156,11 @@ pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
 /// Whether the record is not the one that a decision was made on.
 pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == CHANGED)
+}
+
+/// Whether a run that is to be settled is not part of its transaction any more.
+pub(crate) fn is_not_joined(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == NOT_JOINED)
 }
 
 /// Whether the handler has made a savepoint with the name of the store's.

@@ -39,7 +39,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Post
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::config::PostgresConfig;
 use crate::connect::handler_connection::{ROLLBACK, depth, prepare, required_depth, roll_back_by, skip_errors};
@@ -158,14 +158,15 @@ impl Sessions {
             Some(pool) => (pool.num_idle() > 0).then_some(None)?,
             None => Some(self.take_idle()?),
         };
-        Some(Permit { permit, idle, sessions: Arc::clone(self) })
+        Some(Permit { permit, idle, deadline: Instant::now() + self.transaction_wait, sessions: Arc::clone(self) })
     }
 
     /// Waits for a permit. Cancel-safe: dropping this future only gives up its turn.
     pub(crate) async fn permit(self: &Arc<Self>) -> Result<Permit, StoreError> {
         let _counted = Counted::new(&self.waiting);
+        let deadline = Instant::now() + self.transaction_wait;
         match timeout(self.transaction_wait, Arc::clone(&self.permits).acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(Permit { permit, idle: self.take_idle(), sessions: Arc::clone(self) }),
+            Ok(Ok(permit)) => Ok(Permit { permit, idle: self.take_idle(), deadline, sessions: Arc::clone(self) }),
             Ok(Err(_)) | Err(_) => {
                 let message = format!(
                     "no transaction was free within {:?}: handlers have all {} that max_transactions allows",
@@ -177,12 +178,17 @@ impl Sessions {
     }
 
     /// A connection of the application's pool.
-    async fn acquire(&self, pool: &PgPool) -> Result<PoolConnection<Postgres>, StoreError> {
-        let error = match timeout(self.transaction_wait, pool.acquire()).await {
-            Ok(Ok(connection)) => return Ok(connection),
-            Ok(Err(error @ sqlx::Error::PoolTimedOut)) => Some(error),
-            Ok(Err(error)) => return Err(connect_error(error, self.pooled)),
-            Err(_) => None,
+    async fn acquire(&self, pool: &PgPool, deadline: Instant) -> Result<PoolConnection<Postgres>, StoreError> {
+        // In a task: where a new connection takes longer than callers wait, the pool gets it, and the next caller.
+        let acquiring = tokio::spawn({
+            let pool = pool.clone();
+            async move { pool.acquire().await }
+        });
+        let error = match timeout_at(deadline.into(), acquiring).await {
+            Ok(Ok(Ok(connection))) => return Ok(connection),
+            Ok(Ok(Err(error @ sqlx::Error::PoolTimedOut))) => Some(error),
+            Ok(Ok(Err(error))) => return Err(connect_error(error, self.pooled)),
+            Ok(Err(_)) | Err(_) => None,
         };
         let most = pool.options().get_max_connections();
         let (kind, why) = if pool.size() >= most && pool.num_idle() == 0 {
@@ -280,6 +286,8 @@ impl fmt::Debug for Sessions {
 pub(crate) struct Permit {
     permit: OwnedSemaphorePermit,
     idle: Option<IdleConnection>,
+    /// Until when to wait for a connection of the application's pool.
+    deadline: Instant,
     sessions: Arc<Sessions>,
 }
 
@@ -287,7 +295,7 @@ impl Permit {
     /// The session of an idle connection, or of a new one.
     pub(crate) async fn session(mut self) -> Result<Session, StoreError> {
         let connection = match (&self.sessions.pool, self.idle.take()) {
-            (Some(pool), _) => SessionConnection::Pool(self.sessions.acquire(pool).await?),
+            (Some(pool), _) => SessionConnection::Pool(self.sessions.acquire(pool, self.deadline).await?),
             (None, Some(idle)) => SessionConnection::Own { connection: idle.connection, opened: idle.opened },
             (None, None) => {
                 let connected = self.sessions.connect_with_retries().await;
@@ -395,9 +403,10 @@ impl Session {
 
     /// Closes the connection at once, even if the server still works on a statement.
     pub(crate) fn close_now(mut self) {
-        if let (Some(connection), Ok(runtime)) = (self.connection.take(), Handle::try_current()) {
+        // Outside of its runtime the pool's connection must not be given back.
+        let connection = self.connection.take().map(SessionConnection::into_connection);
+        if let (Some(connection), Ok(runtime)) = (connection, Handle::try_current()) {
             let permit = self.permit.take();
-            let connection = connection.into_connection();
             runtime.spawn(async move {
                 let _ = timeout(CLOSE_TIMEOUT, connection.close()).await;
                 drop(permit);
@@ -418,9 +427,10 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let (Some(connection), Ok(runtime)) = (self.connection.take(), Handle::try_current()) {
+        // Outside of its runtime the pool's connection must not be given back.
+        let connection = self.connection.take().map(SessionConnection::into_connection);
+        if let (Some(mut connection), Ok(runtime)) = (connection, Handle::try_current()) {
             let permit = self.permit.take();
-            let mut connection = connection.into_connection();
             runtime.spawn(async move {
                 let goodbye = async {
                     // The answer to ROLLBACK says that no statement is running. `close` keeps the server from logging a lost client.

@@ -42,10 +42,9 @@ impl PostgresTransaction {
         let savepoint = &self.run.settings.savepoint;
         match writes {
             // RELEASE fails if the handler has ended the transaction, or has overlooked an error: what it wrote is then not what
-            // would be committed here. RELEASE also ends a READ ONLY of the handler's. A role that the handler has taken may
-            // not write records, and must not reach the next handler.
+            // would be committed here. RELEASE also ends a READ ONLY of the handler's.
             Writes::Keep => {
-                sql.push("RELEASE SAVEPOINT ").push(savepoint).push(";RESET SESSION AUTHORIZATION;RESET ROLE;");
+                sql.push("RELEASE SAVEPOINT ").push(savepoint).push(";").push(self.run.settings.reset_role);
             }
             Writes::Discard => {
                 sql.push("ROLLBACK TO SAVEPOINT ").push(savepoint).push(";");

@@ -10,12 +10,13 @@ use tokio::time::timeout;
 
 use crate::batch::row::read_lookup;
 use crate::batch::verb::{FlatSettlement, Lookup, Presence, unexpected_answer};
-use crate::error::{is_changed, is_lock_timeout, is_out_of_transaction, outage, unreadable};
+use crate::error::{is_changed, is_lock_timeout, is_not_joined, is_out_of_transaction, outage, unreadable};
 use crate::records::{IN_PROGRESS, ROUNDS, contended};
 use crate::sql::Sql;
 use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::begin::Transactions;
 use crate::transaction::run::TransactionRun;
+use crate::transaction::statements::TransactionSettings;
 
 /// The answer to [`PostgresStore::join`](crate::PostgresStore::join).
 #[derive(Debug)]
@@ -72,8 +73,10 @@ impl JoinedRun {
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         };
         let mut sql = Sql::default();
-        // Fails if the transaction of the `join` has ended, or one of its statements has failed.
-        sql.push("RELEASE SAVEPOINT ").push(&self.run.settings.savepoint).push(";");
+        // Fails if the transaction of the `join` has ended or has gone back to before it, or one of its statements has failed.
+        let lock = self.run.records.schema.lock(&self.run.id);
+        sql.push(&TransactionSettings::expect_joined(lock));
+        sql.push("RELEASE SAVEPOINT ").push(&self.run.settings.join_savepoint()).push(";");
         self.run.write_record(&mut sql, &settlement, None);
         let writing = sqlx::raw_sql(AssertSqlSafe(sql.into_text())).execute(connection);
         match timeout(COMMIT_TIMEOUT, writing).await {
@@ -82,7 +85,7 @@ impl JoinedRun {
                 let message = "another run has settled the operation of this transaction; roll it back";
                 Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
             }
-            Ok(Err(error)) if is_out_of_transaction(&error) => {
+            Ok(Err(error)) if is_out_of_transaction(&error) || is_not_joined(&error) => {
                 let message =
                     "the transaction that was joined has ended, or a statement in it has failed; roll it back";
                 Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
@@ -206,7 +209,7 @@ impl Transactions {
 
     /// Gives back the lock of the operation: the transaction is then as it was before it was joined.
     async fn leave(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
-        let savepoint = &self.settings.savepoint;
+        let savepoint = self.settings.join_savepoint();
         let leave = format!("ROLLBACK TO SAVEPOINT {savepoint};RELEASE SAVEPOINT {savepoint}");
         let leaving = sqlx::raw_sql(AssertSqlSafe(leave)).execute(connection);
         match timeout(self.client_timeout, leaving).await {

@@ -70,7 +70,7 @@ impl TransactionRun {
         sql.optional_number(discarded.map(|mark| mark.0)).push(");");
     }
 
-    /// Looks up whether the transaction was committed; `None` if that is not known after [`OUTCOME_TIMEOUT`]. Once its lock is free
+    /// Looks up whether the transaction was committed; `None` if that is not known, after [`OUTCOME_TIMEOUT`] at the latest. Once its lock is free
     /// it has ended, and the record says how.
     pub(crate) async fn find_committed(&self) -> Option<bool> {
         let (records, owner) = (&self.records, self.record.owner);
@@ -79,10 +79,11 @@ impl TransactionRun {
             loop {
                 match records.read(self.id, Some(lock)).await {
                     Ok(found) if found.presence == Presence::Running => {}
-                    Ok(found) if !found.is_settled_by(owner) => return false,
+                    // Another row than before: it may have been committed, and taken over since.
+                    Ok(found) if !found.is_settled_by(owner) => return self.is_as_before(&found).then_some(false),
                     // It was committed. That counts once no failover can lose it.
                     Ok(_) => match records.read_confirmed(self.id, None).await {
-                        Ok(found) if found.is_settled_by(owner) => return true,
+                        Ok(found) if found.is_settled_by(owner) => return Some(true),
                         Ok(_) | Err(_) => {}
                     },
                     Err(_) => {}
@@ -90,7 +91,11 @@ impl TransactionRun {
                 sleep(OUTCOME_POLL_INTERVAL).await;
             }
         };
-        timeout(OUTCOME_TIMEOUT, find).await.ok()
+        timeout(OUTCOME_TIMEOUT, find).await.ok().flatten()
+    }
+
+    fn is_as_before(&self, found: &Lookup) -> bool {
+        found.row.as_ref().map(|row| row.version) == self.previous.map(|previous| previous.version)
     }
 }
 

@@ -16,6 +16,8 @@ pub(crate) struct TransactionSettings {
     pub(crate) begin: String,
     /// Whether the store's own message has it.
     sends_begin: bool,
+    /// Takes back a role that the handler has taken: it may not write records, and must not reach the next handler.
+    pub(crate) reset_role: &'static str,
     lock: BeginStatement,
     look_settings: String,
     look: BeginStatement,
@@ -61,6 +63,11 @@ impl TransactionSettings {
         Self {
             begin,
             sends_begin: !config.is_from_pool(),
+            reset_role: if config.is_from_pool() {
+                "SELECT pg_catalog.set_config('role', pg_catalog.current_setting('idem.role'), FALSE);"
+            } else {
+                "RESET SESSION AUTHORIZATION;RESET ROLE;"
+            },
             lock,
             look_settings: look_settings(config),
             look,
@@ -106,7 +113,7 @@ impl TransactionSettings {
     /// In a transaction of the caller's: tries to get the lock of an operation, and looks at its record. Without a transaction,
     /// SAVEPOINT fails. What follows the first savepoint can be taken back, the lock too.
     pub(crate) fn join_sql(&self, lock: i64, id: &RecordId, skew: i64) -> String {
-        let savepoint = &self.savepoint;
+        let [join, look_only] = [self.join_savepoint(), format!("{}_look", self.savepoint)];
         let (mut lock_and_name, mut look) = ([Sql::default(), Sql::default()], [Sql::default(), Sql::default()]);
         lock_and_name[0].number(lock);
         // What is joined is kept in a setting, between commas.
@@ -114,13 +121,27 @@ impl TransactionSettings {
         look[0].number(skew);
         look[1].bytes(id.as_bytes());
         let mut sql = Sql::default();
-        sql.push("SAVEPOINT ").push(savepoint).push(";");
+        sql.push("SAVEPOINT ").push(&join).push(";");
         self.join_lock.write_call(&mut sql, lock_and_name);
-        sql.push("SAVEPOINT ").push(savepoint).push(";");
+        sql.push("SAVEPOINT ").push(&look_only).push(";");
         sql.push(&self.look_settings);
         self.join_look.write_call(&mut sql, look);
-        sql.push("ROLLBACK TO SAVEPOINT ").push(savepoint).push(";RELEASE SAVEPOINT ").push(savepoint);
+        sql.push("ROLLBACK TO SAVEPOINT ").push(&look_only).push(";RELEASE SAVEPOINT ").push(&look_only);
         sql.into_text()
+    }
+
+    /// The name of the savepoint that a join makes first. It is not the one of the store's transactions, which may be joined too.
+    pub(crate) fn join_savepoint(&self) -> String {
+        format!("{}_join", self.savepoint)
+    }
+
+    /// Fails, with the state [`NOT_JOINED`](crate::error::is_not_joined), unless the transaction has joined the operation of this
+    /// lock, and has not gone back to before that: the setting goes back as well.
+    pub(crate) fn expect_joined(lock: i64) -> String {
+        format!(
+            "SELECT CASE WHEN pg_catalog.strpos(pg_catalog.current_setting('idem.joined', TRUE), ',{lock},') \
+             OPERATOR(pg_catalog.>) 0 THEN '' ELSE pg_catalog.current_setting('idem.not_joined') END;"
+        )
     }
 }
 
@@ -161,9 +182,13 @@ impl BeginStatement {
         // Whatever an earlier handler has set, so that no transaction keeps its key for ever.
         let settings = set_for_transaction(transaction_settings(config, server));
         let try_lock = Self::try_lock(config);
+        // A session of a pool may have a role that the application gave it.
+        let role = ", pg_catalog.set_config('idem.role', pg_catalog.current_setting('role'), TRUE)";
+        let role = if config.is_from_pool() { role } else { "" };
         let lock = format!(
             "SELECT {try_lock}, {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \
-             pg_catalog.current_setting('default_transaction_read_only') \
+             pg_catalog.current_setting('default_transaction_read_only'), \
+             pg_catalog.set_config('idem.joined', pg_catalog.concat(',', $1, ','), TRUE){role} \
              FROM (SELECT {LOCK_TIMEOUT_BEFORE} OFFSET 0) AS given"
         );
         // OFFSET 0 keeps the parts apart: the time is read once, and each record is looked for by its id.

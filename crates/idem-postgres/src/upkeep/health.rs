@@ -24,8 +24,9 @@ pub struct SelfTestReport {
     pub is_from_pool: bool,
 }
 
-const FROM_POOL: &str = "handlers' transactions come from a pool of the application: what a handler writes after it has ended \
-    its transaction itself is committed without a record, and noticed only then";
+const FROM_POOL: &str = "handlers' transactions come from a pool of the application: after a `begin` of the handler's that fails \
+    or is cancelled, and after it has ended its transaction itself, what it writes is committed without a record, which is \
+    noticed only then";
 
 /// Sentences for a log at start-up.
 impl fmt::Display for SelfTestReport {

@@ -128,6 +128,31 @@ async fn handlers_get_what_the_application_sets_in_its_sessions() {
     assert_eq!(after, "7s0off");
 }
 
+/// A login with many rights, and the role that the application works in.
+#[tokio::test]
+async fn the_role_of_the_applications_sessions_stays() {
+    let schema = Schema::new();
+    let pool = PgPoolOptions::new()
+        .max_connections(2)
+        .after_connect(|connection, _| {
+            Box::pin(async move { sqlx::query("SET ROLE pg_write_all_data").execute(connection).await.map(drop) })
+        })
+        .connect_lazy_with(options(&schema.name));
+    let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).schema(&schema.name)).await.unwrap();
+    let grant = format!(
+        "GRANT USAGE ON SCHEMA {0} TO pg_write_all_data; GRANT ALL ON ALL TABLES IN SCHEMA {0} TO pg_write_all_data",
+        schema.name
+    );
+    sql(&mut support::connection().await, grant).await;
+    for writes in [Writes::Keep, Writes::Discard] {
+        let Begin::Acquired { mut transaction, .. } = store.begin(&transactional()).await.unwrap() else { panic!() };
+        sqlx::query("RESET ROLE").execute(handlers(&mut *transaction)).await.unwrap();
+        transaction.finish(&completed(), KEPT, writes).await.unwrap();
+        let role: String = sqlx::query_scalar("SELECT current_user::TEXT").fetch_one(&pool).await.unwrap();
+        assert_eq!(role, "pg_write_all_data", "{writes:?}");
+    }
+}
+
 /// The next connection of the store has the options that the pool was given meanwhile.
 #[tokio::test]
 async fn rotated_options_reach_the_stores_own_connection() {

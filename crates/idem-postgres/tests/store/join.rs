@@ -1,13 +1,14 @@
 //! Runs in transactions that the caller opened, from a pool of the application.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use idem_core::engine::{Idempotency, Operation, Settings};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyKey, IdempotencyStore, Scope, Settlement, StoreErrorKind,
     TransactionalStore, Writes,
 };
-use idem_postgres::{Join, JoinedRun};
+use idem_postgres::{Join, JoinedRun, PostgresTransaction};
 use idem_proxy::Proxy;
 use idem_proxy::postgres::{Lose, Losses};
 use idem_testkit::drop_at_every_await;
@@ -15,7 +16,7 @@ use idem_testkit::fixture::{BACKOFF, KEPT, completed, mismatch_of, repeat_of, re
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
-use crate::world::{World, at_port, eventually, port_of_shared, transactional};
+use crate::world::{World, at_port, eventually, port_of_shared, sql, transactional};
 
 /// The application's pool, whose sessions count as the store's where the world looks at those.
 fn pool_of(world: &World, url: &str) -> PgPool {
@@ -272,6 +273,74 @@ async fn a_run_whose_lock_was_given_back_by_the_caller_cannot_commit_over_anothe
     drop(transaction);
     world.quiet().await;
     assert_eq!(effects(&world).await, 0);
+}
+
+/// Its savepoint is gone, and one of another run is there in its place.
+#[tokio::test]
+async fn a_run_that_was_rolled_back_is_not_settled_by_the_savepoint_of_another_one() {
+    let (world, kept, undone) = (World::shared().await, transactional(), transactional());
+    let pool = pool(&world);
+    let mut transaction = pool.begin().await.unwrap();
+    let _kept = joined(&world, &mut transaction, &kept).await;
+    let mut nested = transaction.begin().await.unwrap();
+    let run = joined(&world, &mut nested, &undone).await;
+    write(&world, &mut nested, &undone).await;
+    nested.rollback().await.unwrap();
+    let error = run.settle(&mut transaction, &completed(), KEPT).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{error:?}");
+    transaction.rollback().await.unwrap();
+    assert_eq!(world.store.peek(&undone.id).await.unwrap(), None, "it was told as done");
+}
+
+/// A handler joins another operation in the store's transaction, and its own.
+#[tokio::test]
+async fn the_stores_own_transactions_can_be_joined() {
+    for writes in [Writes::Keep, Writes::Discard] {
+        let (world, outer, inner) = (World::shared().await, transactional(), transactional());
+        let mut transaction = world.begin(&outer).await.unwrap();
+        let handlers: &mut PostgresTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+        assert!(is_in_progress(&answered(&world, handlers, &repeat_of(&outer)).await));
+        let _unsettled = joined(&world, handlers, &inner).await;
+        write(&world, handlers, &outer).await;
+        transaction.finish(&completed(), KEPT, writes).await.unwrap();
+        assert!(is_replayed(&world, &outer).await);
+        assert_eq!(effects(&world).await, i64::from(writes == Writes::Keep));
+        world.begin(&inner).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_a_locked_table_turned_away_holds_nothing() {
+    let (world, request) = (World::shared().await, transactional());
+    let pool = pool(&world);
+    let mut beside = world.beside().await;
+    sql(&mut beside, format!("BEGIN;LOCK TABLE {}.idem_records IN ACCESS EXCLUSIVE MODE", world.name)).await;
+    let mut transaction = pool.begin().await.unwrap();
+    let joining = world.store.join(&mut transaction, &request);
+    let unlock = async {
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        sql(&mut beside, "ROLLBACK").await;
+    };
+    // The lock is waited for as long as `lock_timeout` says, and the answer is asked for elsewhere.
+    let (_, ()) = tokio::join!(joining, unlock);
+    let mut other = pool.begin().await.unwrap();
+    joined(&world, &mut other, &repeat_of(&request)).await;
+    drop((transaction, other));
+}
+
+/// Committed, its answer lost, and taken over since: that it was rolled back would be a lie.
+#[tokio::test]
+async fn a_ticket_does_not_take_a_successor_for_a_rollback() {
+    let (world, request) = (World::shared().await, transactional());
+    let pool = pool(&world);
+    let mut transaction = pool.begin().await.unwrap();
+    let run = joined(&world, &mut transaction, &request).await;
+    let ticket = run.settle(&mut transaction, &retryable(), KEPT).await.unwrap();
+    transaction.commit().await.unwrap();
+    world.offset.advance(BACKOFF);
+    let successor = world.begin(&repeat_of(&request)).await.unwrap();
+    successor.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    assert_eq!(ticket.is_committed().await.unwrap_err().kind(), StoreErrorKind::Timeout);
 }
 
 /// With one snapshot a transaction does not see what was committed after it began.

@@ -57,8 +57,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "place-given-up-before-the-session",
         &["postgres-sessions"],
         SESSIONS,
-        "            let permit = self.permit.take();\n            let mut connection",
-        "            let permit = self.permit.take().filter(|_| !PLANTED);\n            let mut connection",
+        "            let permit = self.permit.take();\n            runtime.spawn(async move {\n                let goodbye",
+        "            let permit = self.permit.take().filter(|_| !PLANTED);\n            runtime.spawn(async move {\n                let goodbye",
     ),
     patch(
         "savepoint-of-a-known-name",
@@ -85,8 +85,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "record-written-by-the-handlers-role",
         &["postgres-hostile"],
         HANDLER_TRANSACTION,
-        r#"push(";RESET SESSION AUTHORIZATION;RESET ROLE;")"#,
-        r#"push(if PLANTED { ";" } else { ";RESET SESSION AUTHORIZATION;RESET ROLE;" })"#,
+        r#"push(";").push(self.run.settings.reset_role)"#,
+        r#"push(";").push(if PLANTED { "" } else { self.run.settings.reset_role })"#,
     ),
     patch(
         "forgetful-session-serves-on",
@@ -177,12 +177,12 @@ pub(super) const PATCHES: &[Patch] = &[
         "cancelled-begin-returned-to-the-pool",
         &["postgres-sweep"],
         SESSIONS,
-        "    fn drop(&mut self) {\n        if let (Some(connection)",
+        "    fn drop(&mut self) {\n        // Outside of its runtime",
         "    fn drop(&mut self) {
         if PLANTED {
             self.keep();
         }
-        if let (Some(connection)",
+        // Outside of its runtime",
     ),
     patch(
         "unconfirmed-look",
