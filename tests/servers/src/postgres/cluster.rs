@@ -33,7 +33,14 @@ const PROMOTE: &str = r#""${1%/*}/pg_ctl" promote --pgdata="$folder/data" --wait
 
 /// Immediate shutdown; a paused server has to go on for that. A server that was killed has left a segment of shared
 /// memory, of which a machine has a limited number; its id stands in the seventh line of the pid file.
-const LAST: &str = r#"if [ "$server" ]; then kill -s QUIT "$server"; kill -s CONT "$server"; wait "$server"; fi
+///
+/// A shell lets what it starts in the background ignore QUIT, and so does a server that has not begun to listen for it: it is
+/// told again until it has ended.
+const LAST: &str = r#"if [ "$server" ]; then
+    kill -s QUIT "$server"; kill -s CONT "$server"
+    (while sleep 0.5; do kill -s QUIT "$server"; done) & again=$!
+    wait "$server"; kill "$again"
+fi
 if [ -f "$folder/data/postmaster.pid" ]; then set -- $(sed -n 7p "$folder/data/postmaster.pid"); ipcrm -m "$2"; fi"#;
 
 #[derive(Debug)]
