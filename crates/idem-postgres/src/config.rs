@@ -154,8 +154,8 @@ impl PostgresConfig {
         self
     }
 
-    /// How many connections carry the verbs of the store. Default 2, and 1 with a [pool](Self::from_pool) of the application: verbs that arrive while a statement is on its way
-    /// go together with the next one, so that a few connections carry many. While one waits for the disk, or for somebody else's
+    /// How many connections carry the verbs of the store. Default 2, and 1 with a [pool](Self::from_pool) of the application.
+    /// Verbs that arrive while a statement is on its way go together with the next one, so that a few connections carry many. While one waits for the disk, or for somebody else's
     /// row, the other goes on; more of them make smaller batches, which cost the server more for each verb.
     #[must_use]
     pub fn verb_connections(mut self, connections: NonZeroU32) -> Self {
