@@ -79,10 +79,12 @@ impl PostgresConfig {
     /// rotated credentials (`Pool::set_connect_options`) reach it.
     ///
     /// [`max_transactions`](Self::max_transactions) is one less than the pool has connections, at most 16, unless it is set: a handler
-    /// that needs a second connection gets the one that is left. What a pool of the application cannot guarantee stands in the
+    /// that needs a second connection gets the one that is left. What is weaker than with the store's own sessions stands in the
     /// README, and [`self_test`](crate::PostgresStore::self_test) says it.
     ///
-    /// A nested `begin` of a handler's that fails or is cancelled ends the transaction there; the README says what that means.
+    /// While a handler's transaction is open, `default_transaction_read_only` is on in its session, and afterwards what it was before: a
+    /// handler that ends its transaction, or whose nested `begin` fails or is cancelled (sqlx then ends it), cannot write outside of
+    /// it.
     ///
     /// The pool's logging of statements is the application's: at `DEBUG`, which is its default level, it has stored answers in it.
     #[must_use]

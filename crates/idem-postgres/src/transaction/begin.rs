@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::{Acquire, AcquireOutcome, Begin, Record, RecordId, StoreError, StoreErrorKind, machine};
+use idem_core::{Acquire, AcquireOutcome, Begin, Lease, Record, RecordId, StoreError, StoreErrorKind, machine};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 use tokio::sync::oneshot;
@@ -12,7 +12,8 @@ use tokio::time::timeout;
 
 use crate::batch::row::read_lookup;
 use crate::batch::verb::{Lookup, Presence, unexpected_answer};
-use crate::connect::sessions::{Permit, Session, Sessions};
+use crate::connect::session::Session;
+use crate::connect::sessions::{Permit, Sessions};
 use crate::error::{is_connection_lost, is_lock_timeout, is_of_a_replica, is_unprepared, outage, unreadable};
 use crate::records::{IN_PROGRESS, ROUNDS, Records, contended};
 use crate::transaction::handler_transaction::PostgresTransaction;
@@ -47,7 +48,15 @@ impl Transactions {
                     None => self.sessions.permit().await?,
                 },
             };
-            let Some(mut begun) = self.begin_transaction(request.id, permit).await? else {
+            let begun = match self.begin_transaction(request.id, permit).await {
+                // The connection that was idle went to another caller of the pool.
+                Err(error) if error.kind() == StoreErrorKind::Busy => {
+                    let answer = self.answer_without_running(request).await?;
+                    return answer.map(Begin::Answered).ok_or(error);
+                }
+                begun => begun?,
+            };
+            let Some(mut begun) = begun else {
                 // Another session keeps a lock of this operation for longer than the store ever does.
                 let answer = self.answer_without_running(request).await?;
                 return Ok(Begin::Answered(answer.unwrap_or(IN_PROGRESS)));
@@ -56,24 +65,16 @@ impl Transactions {
                 let _ = begun.roll_back().await;
                 continue;
             }
-            let before = begun.lookup.row.as_ref().map(|row| &row.record);
-            let (next, outcome) = machine::acquire(before, request, begun.lookup.now);
-            let is_running = begun.lookup.presence == Presence::Running;
-            let unchanged = next.as_ref() == before;
-            match (outcome, next) {
-                (AcquireOutcome::Acquired(lease), Some(record)) if !is_running => {
+            match begun.lookup.decide(request) {
+                Decision::Run(lease, record) => {
                     let transaction = Box::new(begun.into_handler_transaction(self, request, record));
                     return Ok(Begin::Acquired { lease, transaction, renew: false });
                 }
-                (AcquireOutcome::Acquired(_), _) => {
-                    begun.roll_back();
-                    return Ok(Begin::Answered(IN_PROGRESS));
-                }
-                (outcome, _) if unchanged => {
+                Decision::Answer(outcome) => {
                     begun.roll_back();
                     return Ok(Begin::Answered(outcome));
                 }
-                (outcome, next) => {
+                Decision::Replace(next, outcome) => {
                     let row = begun.lookup.row.take();
                     // The lock has to be released before the record can be replaced.
                     let _ = begun.roll_back().await;
@@ -89,14 +90,10 @@ impl Transactions {
     /// The answer to a request whose operation runs or is settled; `None` if it may have to run.
     pub(crate) async fn answer_without_running(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
         let lock = self.records.schema.lock(&request.id);
-        let Lookup { now, presence, row } = self.records.read(request.id, Some(lock)).await?;
-        let before = row.as_ref().map(|row| &row.record);
-        let (next, outcome) = machine::acquire(before, request, now);
-        Ok(match outcome {
-            AcquireOutcome::Acquired(_) if presence == Presence::Running => Some(IN_PROGRESS),
-            AcquireOutcome::Acquired(_) => None,
-            outcome => (next.as_ref() == before).then_some(outcome),
-        })
+        match self.records.read(request.id, Some(lock)).await?.decide(request) {
+            Decision::Run(..) | Decision::Replace(..) => Ok(None),
+            Decision::Answer(outcome) => Ok(Some(outcome)),
+        }
     }
 
     /// Whether a record that was looked up in a transaction is still the same. A transaction of one snapshot may have begun
@@ -169,7 +166,7 @@ impl Transactions {
         counted.map_err(|error| BeginError::SessionUnusable(outage("begin a transaction", error)))?;
         let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session);
         match timeout(client_timeout, begun).await {
-            Ok(Ok(rows)) => match read_begun(&rows, self.settings.is_direct).map_err(BeginError::Other)? {
+            Ok(Ok(rows)) => match read_begun(&rows, self.settings.is_guarded).map_err(BeginError::Other)? {
                 Ok(lookup) => Ok(BegunTransaction { lookup, session, mark }),
                 Err(why) => Err(BeginError::SessionUnusable(StoreError::new(StoreErrorKind::Unavailable, why))),
             },
@@ -215,7 +212,27 @@ impl BegunTransaction {
     }
 }
 
+/// What the state machine says to a request, given what was looked up.
+pub(crate) enum Decision {
+    /// Run it, and write this record with its settlement.
+    Run(Lease, Record),
+    Answer(AcquireOutcome),
+    /// Answer it after the record has been replaced by this one, or removed.
+    Replace(Option<Record>, AcquireOutcome),
+}
+
 impl Lookup {
+    pub(crate) fn decide(&self, request: &Acquire) -> Decision {
+        let before = self.row.as_ref().map(|row| &row.record);
+        let is_running = self.presence == Presence::Running;
+        match machine::acquire(before, request, self.now) {
+            (Some(record), AcquireOutcome::Acquired(lease)) if !is_running => Decision::Run(lease, record),
+            (_, AcquireOutcome::Acquired(_)) => Decision::Answer(IN_PROGRESS),
+            (next, outcome) if next.as_ref() == before => Decision::Answer(outcome),
+            (next, outcome) => Decision::Replace(next, outcome),
+        }
+    }
+
     /// The run that `request` begins. `record` is what the state machine made of the record that was looked up.
     pub(crate) fn into_run(self, transactions: &Transactions, request: &Acquire, record: Record) -> TransactionRun {
         TransactionRun {
@@ -250,11 +267,11 @@ fn settled(begun: Result<BegunTransaction, BeginError>) -> Result<Option<BegunTr
 
 /// What the transaction found, or why its session cannot be used. Either the server takes no writes, or an earlier handler has
 /// changed `default_transaction_read_only`, without which a handler could write outside of its transaction.
-fn read_begun(rows: &[PgRow], is_direct: bool) -> Result<Result<Lookup, &'static str>, StoreError> {
+fn read_begun(rows: &[PgRow], is_guarded: bool) -> Result<Result<Lookup, &'static str>, StoreError> {
     let [lock, record, ..] = rows else { return Err(unexpected_answer()) };
     let locked: bool = lock.try_get(0).map_err(unreadable)?;
     let is_on = |row: &PgRow, column: usize| row.try_get::<String, _>(column).map(|setting| setting == "on");
-    if is_direct && !is_on(lock, 3).map_err(unreadable)? {
+    if is_guarded && !is_on(lock, 3).map_err(unreadable)? {
         return Ok(Err(SESSION_WAS_RESET));
     }
     if is_on(record, 0).map_err(unreadable)? {

@@ -11,7 +11,7 @@ use sqlx::PgConnection;
 use tokio::time::timeout;
 
 use crate::batch::verb::FlatSettlement;
-use crate::connect::sessions::Session;
+use crate::connect::session::Session;
 use crate::error::{is_changed, is_out_of_transaction, is_shadowed, may_be_done, out_of_transaction, outage};
 use crate::sql::Sql;
 use crate::timeouts::COMMIT_TIMEOUT;

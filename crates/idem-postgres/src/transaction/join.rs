@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use idem_core::{Acquire, AcquireOutcome, Lease, RecordId, Settlement, StoreError, StoreErrorKind, machine};
+use idem_core::{Acquire, AcquireOutcome, Lease, RecordId, Settlement, StoreError, StoreErrorKind};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use tokio::time::timeout;
@@ -14,7 +14,7 @@ use crate::error::{is_changed, is_lock_timeout, is_not_joined, is_out_of_transac
 use crate::records::{IN_PROGRESS, ROUNDS, contended};
 use crate::sql::Sql;
 use crate::timeouts::COMMIT_TIMEOUT;
-use crate::transaction::begin::Transactions;
+use crate::transaction::begin::{Decision, Transactions};
 use crate::transaction::run::TransactionRun;
 use crate::transaction::statements::TransactionSettings;
 
@@ -157,24 +157,16 @@ impl Transactions {
                     }
                 };
             }
-            let before = found.lookup.row.as_ref().map(|row| &row.record);
-            let (next, outcome) = machine::acquire(before, request, found.lookup.now);
-            let is_running = found.lookup.presence == Presence::Running;
-            let unchanged = next.as_ref() == before;
-            match (outcome, next) {
-                (AcquireOutcome::Acquired(lease), Some(record)) if !is_running => {
+            match found.lookup.decide(request) {
+                Decision::Run(lease, record) => {
                     let run = Box::new(found.lookup.into_run(self, request, record));
                     return Ok(Join::Acquired(JoinedRun { lease, run }));
                 }
-                (AcquireOutcome::Acquired(_), _) => {
-                    self.leave(connection).await?;
-                    return Ok(Join::Answered(IN_PROGRESS));
-                }
-                (outcome, _) if unchanged => {
+                Decision::Answer(outcome) => {
                     self.leave(connection).await?;
                     return Ok(Join::Answered(outcome));
                 }
-                (outcome, next) => {
+                Decision::Replace(next, outcome) => {
                     let row = found.lookup.row.take();
                     // The lock has to be released before the record can be replaced.
                     self.leave(connection).await?;

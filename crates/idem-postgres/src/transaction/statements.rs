@@ -30,7 +30,8 @@ pub(crate) struct TransactionSettings {
     /// keeps an entry for each name.
     pub(crate) savepoint: String,
     pub(crate) max_transactions: u32,
-    pub(crate) is_direct: bool,
+    /// Whether a session takes no writes outside of the transaction.
+    pub(crate) is_guarded: bool,
     /// How long a statement of the store waits for a row that another session has locked, in milliseconds.
     pub(crate) lock_timeout: i64,
     /// Whether all statements of a transaction see one snapshot.
@@ -56,7 +57,6 @@ impl TransactionSettings {
             config.isolation.sql(),
             if config.pooled { "" } else { " READ WRITE" },
         );
-        let is_direct = config.has_own_sessions();
         let [lock, look] = BeginStatement::both(config, schema, server);
         let [join_lock, join_look] = [BeginStatement::join_lock(config, schema), look.unprepared()];
         let unprepare = if config.pooled { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
@@ -64,7 +64,8 @@ impl TransactionSettings {
             begin,
             sends_begin: !config.is_from_pool(),
             reset_role: if config.is_from_pool() {
-                "SELECT pg_catalog.set_config('role', pg_catalog.current_setting('idem.role'), FALSE);"
+                "SELECT pg_catalog.set_config('session_authorization', pg_catalog.current_setting('idem.user'), FALSE);\
+                 SELECT pg_catalog.set_config('role', pg_catalog.current_setting('idem.role'), FALSE);"
             } else {
                 "RESET SESSION AUTHORIZATION;RESET ROLE;"
             },
@@ -76,7 +77,7 @@ impl TransactionSettings {
             clear_mark: schema.localise(&format!("SET LOCAL idem.mark='';{unprepare}")),
             savepoint: format!("idem_{:016x}", Mark::random().0),
             max_transactions: config.max_transactions.get(),
-            is_direct,
+            is_guarded: !config.pooled,
             lock_timeout: milliseconds(config.lock_timeout),
             has_one_snapshot: config.isolation != Isolation::ReadCommitted,
         }
@@ -183,7 +184,8 @@ impl BeginStatement {
         let settings = set_for_transaction(transaction_settings(config, server));
         let try_lock = Self::try_lock(config);
         // A session of a pool may have a role that the application gave it.
-        let role = ", pg_catalog.set_config('idem.role', pg_catalog.current_setting('role'), TRUE)";
+        let role = ", pg_catalog.set_config('idem.role', pg_catalog.current_setting('role'), TRUE), \
+             pg_catalog.set_config('idem.user', pg_catalog.current_setting('session_authorization'), TRUE)";
         let role = if config.is_from_pool() { role } else { "" };
         let lock = format!(
             "SELECT {try_lock}, {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \

@@ -20,20 +20,33 @@ pub struct SelfTestReport {
     /// The schemas that the store's role uses and in which other roles may create objects; there should be none.
     pub open_schemas: Vec<OpenSchema>,
     /// Whether handlers' transactions come from a pool of the application
-    /// ([`from_pool`](crate::PostgresConfig::from_pool)), where one protection is missing.
+    /// ([`from_pool`](crate::PostgresConfig::from_pool)).
     pub is_from_pool: bool,
+    /// Whether a transaction pooler is on the way
+    /// ([`through_transaction_pooler`](crate::PostgresConfig::through_transaction_pooler)), where one protection is missing.
+    pub is_pooled: bool,
 }
 
-const FROM_POOL: &str = "handlers' transactions come from a pool of the application: after a `begin` of the handler's that fails \
-    or is cancelled, and after it has ended its transaction itself, what it writes is committed without a record, which is \
-    noticed only then";
+const FROM_POOL: &str = "handlers' transactions come from a pool of the application, whose sessions take no writes outside of them \
+    while they are open; what the pool logs of its statements has stored answers in it";
+
+const POOLED: &str = "through a transaction pooler nothing refuses what a handler writes after it has ended its transaction; it is \
+    committed without a record, which the settlement notices";
+
+const FROM_POOL_AND_POOLED: &str = "; in a pool of the application a `begin` of the handler's that fails or is cancelled ends the \
+    transaction, too";
 
 /// Sentences for a log at start-up.
 impl fmt::Display for SelfTestReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.durability.fmt(formatter)?;
         self.open_schemas.iter().try_for_each(|open| write!(formatter, "; {open}"))?;
-        if self.is_from_pool { write!(formatter, "; {FROM_POOL}") } else { Ok(()) }
+        match (self.is_from_pool, self.is_pooled) {
+            (false, false) => Ok(()),
+            (true, false) => write!(formatter, "; {FROM_POOL}"),
+            (false, true) => write!(formatter, "; {POOLED}"),
+            (true, true) => write!(formatter, "; {POOLED}{FROM_POOL_AND_POOLED}"),
+        }
     }
 }
 
@@ -58,7 +71,8 @@ impl Upkeep {
         for open in &open_schemas {
             tracing::warn!("{open}");
         }
-        Ok(SelfTestReport { durability, open_schemas, is_from_pool: self.is_from_pool })
+        let (is_from_pool, is_pooled) = (self.is_from_pool, self.pooled);
+        Ok(SelfTestReport { durability, open_schemas, is_from_pool, is_pooled })
     }
 
     pub(crate) async fn health(&self) -> Result<PostgresHealth, StoreError> {

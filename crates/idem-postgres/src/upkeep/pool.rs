@@ -23,7 +23,7 @@ pub(crate) struct Upkeep {
     /// Whether it is one of the application.
     pub(crate) is_from_pool: bool,
     /// Whether the store knows of a transaction pooler.
-    pooled: bool,
+    pub(crate) pooled: bool,
     pub(crate) records: Arc<Records>,
     /// What each transaction sets first.
     pub(crate) local_settings: String,

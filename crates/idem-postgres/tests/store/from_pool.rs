@@ -1,5 +1,6 @@
 //! Handlers' transactions from a pool of the application.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use idem_core::{
@@ -10,6 +11,7 @@ use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool};
+use tokio::sync::Semaphore;
 
 use crate::support::{self, Schema, sql};
 use crate::world::{World, eventually, join_all, transactional};
@@ -184,12 +186,15 @@ async fn sessions_without_a_name_are_called_idem() {
 /// What a handler does to its transaction, whether its run then commits, and whether the pool may keep the connection.
 #[tokio::test]
 async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
-    const DEEDS: [(&str, bool); 8] = [
+    const DEEDS: [(&str, bool); 11] = [
         ("nested and committed", true),
         ("nested and dropped", true),
         ("nested and forgotten", true),
         ("an error in a savepoint", true),
         ("an error that was overlooked", false),
+        ("a begin that failed", false),
+        ("a begin that was cancelled", false),
+        ("the session of somebody else", true),
         ("committed", false),
         ("rolled back", false),
         ("a query that was not awaited", true),
@@ -214,6 +219,15 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
                     nested.rollback().await.unwrap();
                 }
                 "an error that was overlooked" => say(connection, "SELECT 1/0").await,
+                "a begin that failed" => {
+                    say(connection, "SELECT 1/0").await;
+                    connection.begin().await.unwrap_err();
+                }
+                // It may be done before it is looked at twice.
+                "a begin that was cancelled" => {
+                    while futures_util::poll!(&mut Box::pin(connection.begin())).is_ready() {}
+                }
+                "the session of somebody else" => say(connection, "SET SESSION AUTHORIZATION pg_monitor").await,
                 "committed" => say(connection, "COMMIT").await,
                 "rolled back" => say(connection, "ROLLBACK").await,
                 "a query that was not awaited" => {
@@ -243,9 +257,10 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
                     sqlx::query_scalar("SELECT pg_current_xact_id()::TEXT").fetch_one(&mut *begun).await.unwrap();
                 assert!(id.is_some());
                 begun.commit().await.unwrap();
-                let state = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'";
-                let locks: i64 = sqlx::query_scalar(state).fetch_one(&mut *connection).await.unwrap();
-                assert_eq!(locks, 0, "{deed}, {writes:?}");
+                let state = "SELECT concat_ws(' ', session_user, current_setting('default_transaction_read_only'),
+                    (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'))";
+                let state: String = sqlx::query_scalar(state).fetch_one(&mut *connection).await.unwrap();
+                assert_eq!(state, "postgres off 0", "{deed}, {writes:?}");
             }
         }
     }
@@ -270,6 +285,87 @@ async fn a_dropped_run_frees_its_key_and_its_place_in_the_pool() {
     world.is_whole().await;
 }
 
+/// The application's next connection comes when the server has ended the session of the run that was dropped, and not before.
+#[tokio::test]
+async fn the_server_never_has_more_sessions_than_the_pool() {
+    let world = World::from_pool().await;
+    let mut transaction = world.begin(&transactional()).await.unwrap();
+    let others = join_all((0..2).map(|_| world.pool().acquire())).await;
+    let sleeping = sqlx::raw_sql("SELECT pg_sleep(0.5)").execute(handlers(&mut *transaction));
+    tokio::time::timeout(Duration::from_millis(50), sleeping).await.unwrap_err();
+    let sleeping = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}' AND state = 'active' AND query ~ 'sleep'",
+        world.name
+    );
+    assert_eq!(world.number(&sleeping).await, 1);
+    drop(transaction);
+    world.pool().acquire().await.unwrap();
+    assert_eq!(world.number(&sleeping).await, 0);
+    assert_eq!(others.iter().filter(|other| other.is_ok()).count(), 2);
+}
+
+/// A repeat finds an idle connection, which is then not there in time.
+#[tokio::test]
+async fn a_repeat_is_answered_when_the_idle_connection_goes_to_another_caller() {
+    let schema = Schema::new();
+    let gate = Arc::new(Semaphore::new(100));
+    let pool = PgPoolOptions::new()
+        .max_connections(2)
+        .before_acquire({
+            let gate = Arc::clone(&gate);
+            move |_, _| {
+                let gate = Arc::clone(&gate);
+                Box::pin(
+                    async move { gate.acquire().await.map(|permit| permit.forget()).map(|()| true).map_err(closed) },
+                )
+            }
+        })
+        .connect_lazy_with(options(&schema.name));
+    let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).schema(&schema.name)).await.unwrap();
+    let settled = transactional();
+    let Begin::Acquired { transaction, .. } = store.begin(&settled).await.unwrap() else { panic!() };
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    let taken = [pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
+    let [one, other] = taken;
+    drop(one);
+    eventually("a connection is idle", async || (pool.num_idle() > 0).then_some(())).await;
+    gate.forget_permits(100);
+    let replay = store.begin(&repeat_of(&settled)).await.unwrap();
+    assert!(matches!(replay, Begin::Answered(AcquireOutcome::Replay(_))), "{replay:?}");
+    gate.add_permits(100);
+    drop(other);
+}
+
+fn closed(error: tokio::sync::AcquireError) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(error))
+}
+
+/// As when a runtime ends while another one, or none, has the transaction.
+#[tokio::test]
+async fn a_run_that_is_dropped_outside_of_its_runtime_frees_its_key() {
+    let schema = Schema::new();
+    let pool = PgPoolOptions::new().min_connections(1).max_connections(3).connect_with(options(&schema.name)).await;
+    let config = PostgresConfig::from_pool(pool.unwrap()).schema(&schema.name);
+    let store = PostgresStore::open(config).await.unwrap();
+    let request = transactional();
+    let begun = store.begin(&request).await.unwrap();
+    std::thread::spawn(move || drop(begun)).join().unwrap();
+    eventually("the key is free", async || {
+        matches!(store.begin(&repeat_of(&request)).await.unwrap(), Begin::Acquired { .. }).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pooler_that_was_not_announced_is_found_at_the_start() {
+    let schema = Schema::new();
+    let through: PgConnectOptions = idem_servers::pgbouncer_url().parse().unwrap();
+    let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(through);
+    let error = PostgresStore::open(PostgresConfig::from_pool(pool).schema(&schema.name)).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
+    assert!(error.to_string().contains("through_transaction_pooler()"), "{error}");
+}
+
 #[tokio::test]
 async fn a_pool_that_is_closed_is_told_as_an_outage() {
     let world = World::from_pool().await;
@@ -281,13 +377,29 @@ async fn a_pool_that_is_closed_is_told_as_an_outage() {
 }
 
 #[tokio::test]
-async fn self_test_says_what_a_pool_of_the_application_weakens() {
-    let world = World::from_pool().await;
-    let report = world.store.self_test().await.unwrap().to_string();
-    assert!(report.contains("a pool of the application"), "{report}");
-    let schema = Schema::new();
-    let own =
-        PostgresStore::open(PostgresConfig::from_options(options(&schema.name)).schema(&schema.name)).await.unwrap();
-    let report = own.self_test().await.unwrap().to_string();
-    assert!(!report.contains("a pool of the application"), "{report}");
+async fn self_test_says_what_a_pool_and_a_pooler_weaken() {
+    fn from_pool(options: PgConnectOptions) -> PostgresConfig {
+        // PgBouncer refuses this start-up parameter of sqlx.
+        let options = options.extra_float_digits(None);
+        PostgresConfig::from_pool(PgPoolOptions::new().max_connections(2).connect_lazy_with(options))
+    }
+    let report = async |configure: fn(PgConnectOptions) -> PostgresConfig, url: String| {
+        let schema = Schema::new();
+        let config = configure(url.parse().unwrap()).schema(&schema.name);
+        PostgresStore::open(config).await.unwrap().self_test().await.unwrap().to_string()
+    };
+    let (direct, pooler) = (idem_servers::postgres_url(), idem_servers::pgbouncer_url());
+    for (report, has_pool, has_pooler) in [
+        (report(PostgresConfig::from_options, direct.clone()).await, false, false),
+        (report(from_pool, direct).await, true, false),
+        (
+            report(|options| PostgresConfig::from_options(options).through_transaction_pooler(), pooler.clone()).await,
+            false,
+            true,
+        ),
+        (report(|options| from_pool(options).through_transaction_pooler(), pooler).await, true, true),
+    ] {
+        assert_eq!(report.contains("a pool of the application"), has_pool, "{report}");
+        assert_eq!(report.contains("through a transaction pooler"), has_pooler, "{report}");
+    }
 }

@@ -10,7 +10,7 @@ use idem_core::{
 };
 use idem_postgres::{Isolation, PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request, retryable};
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::task::JoinSet;
 
@@ -33,6 +33,26 @@ async fn pooled() -> Setup {
     let store = PostgresStore::open(config).await.unwrap();
     sql(&mut connection().await, format!("CREATE TABLE {}.effects (key BYTEA)", schema.name)).await;
     Setup { schema, store }
+}
+
+/// The same with a pool of the application.
+async fn from_pool() -> Setup {
+    let schema = Schema::new();
+    let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
+    let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
+    let store = PostgresStore::open(PostgresConfig::from_pool(pool).schema(&schema.name)).await.unwrap();
+    sql(&mut connection().await, format!("CREATE TABLE {}.effects (key BYTEA)", schema.name)).await;
+    Setup { schema, store }
+}
+
+/// Each way to have handlers' transactions, with one at a time where sessions are the store's own.
+async fn each_way() -> [Setup; 3] {
+    let [own, pooled] = sessions_of_its_own().await;
+    [own, pooled, from_pool().await]
+}
+
+async fn sessions_of_its_own() -> [Setup; 2] {
+    [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await]
 }
 
 impl Setup {
@@ -69,7 +89,7 @@ fn handlers(transaction: &mut dyn StoreTransaction) -> &mut PgConnection {
 
 #[tokio::test]
 async fn a_begin_of_the_handlers_that_is_cancelled_commits_nothing_without_its_record() {
-    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await] {
+    for setup in each_way().await {
         for writes in [Writes::Keep, Writes::Discard] {
             let (request, mut transaction) = setup.begin().await;
             let connection = handlers(&mut *transaction);
@@ -91,7 +111,7 @@ async fn a_begin_of_the_handlers_that_is_cancelled_commits_nothing_without_its_r
 
 #[tokio::test]
 async fn a_handler_that_tries_again_after_an_error_commits_nothing_without_its_record() {
-    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await] {
+    for setup in each_way().await {
         let (request, mut transaction) = setup.begin().await;
         let connection = handlers(&mut *transaction);
         sqlx::raw_sql("SELECT 1 / 0").execute(&mut *connection).await.unwrap_err();
@@ -105,22 +125,24 @@ async fn a_handler_that_tries_again_after_an_error_commits_nothing_without_its_r
 
 #[tokio::test]
 async fn what_a_handler_writes_after_it_has_ended_its_transaction_is_refused() {
-    let setup = setup(|config| config.max_transactions(NonZeroU32::MIN)).await;
-    for end in ["COMMIT", "ROLLBACK"] {
-        let (_, mut transaction) = setup.begin().await;
-        let connection = handlers(&mut *transaction);
-        sqlx::raw_sql(end).execute(&mut *connection).await.unwrap();
-        setup.write(connection).await.unwrap_err();
-        transaction.finish(&Settlement::Released, KEPT, Writes::Discard).await.unwrap_err();
-        assert_eq!(setup.effects().await, 0);
-        setup.pay().await;
-        sql(&mut crate::support::connection().await, format!("DELETE FROM {}.effects", setup.schema.name)).await;
+    // Through a pooler it is not.
+    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, from_pool().await] {
+        for end in ["COMMIT", "ROLLBACK"] {
+            let (_, mut transaction) = setup.begin().await;
+            let connection = handlers(&mut *transaction);
+            sqlx::raw_sql(end).execute(&mut *connection).await.unwrap();
+            setup.write(connection).await.unwrap_err();
+            transaction.finish(&Settlement::Released, KEPT, Writes::Discard).await.unwrap_err();
+            assert_eq!(setup.effects().await, 0);
+            setup.pay().await;
+            sql(&mut crate::support::connection().await, format!("DELETE FROM {}.effects", setup.schema.name)).await;
+        }
     }
 }
 
 #[tokio::test]
 async fn a_handler_may_take_the_role_of_a_tenant_and_need_not_give_it_back() {
-    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await] {
+    for setup in each_way().await {
         let role = format!("{}_tenant", setup.schema.name);
         let grants = format!("CREATE ROLE {role};GRANT USAGE ON SCHEMA {0} TO {role}", setup.schema.name);
         let grants = format!("{grants};GRANT INSERT ON {0}.effects TO {role}", setup.schema.name);
@@ -151,7 +173,7 @@ async fn a_handler_may_take_the_role_of_a_tenant_and_need_not_give_it_back() {
 
 #[tokio::test]
 async fn a_handler_that_only_reads_may_say_so() {
-    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await] {
+    for setup in each_way().await {
         for writes in [Writes::Keep, Writes::Discard] {
             let (request, mut transaction) = setup.begin().await;
             let read_only = "SET TRANSACTION READ ONLY";
@@ -192,7 +214,7 @@ async fn begin_again(setup: &Setup, connection: &mut PgConnection, rounds: usize
 
 #[tokio::test]
 async fn what_sqlx_believes_does_not_wear_off() {
-    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, pooled().await] {
+    for setup in sessions_of_its_own().await {
         for _ in 0..20 {
             let (_, mut transaction) = setup.begin().await;
             let connection = handlers(&mut *transaction);

@@ -2,6 +2,7 @@
 
 use super::{Patch, patch};
 
+const APPLICATION_POOL: &str = "crates/idem-postgres/src/connect/application_pool.rs";
 const BATCHER: &str = "crates/idem-postgres/src/batch/batcher.rs";
 const BEGIN: &str = "crates/idem-postgres/src/transaction/begin.rs";
 const BEGIN_STATEMENTS: &str = "crates/idem-postgres/src/transaction/statements.rs";
@@ -12,6 +13,7 @@ const HANDLER_TRANSACTION: &str = "crates/idem-postgres/src/transaction/handler_
 const JOIN: &str = "crates/idem-postgres/src/transaction/join.rs";
 const PURGER: &str = "crates/idem-postgres/src/purger.rs";
 const RECORDS: &str = "crates/idem-postgres/src/records.rs";
+const SESSION: &str = "crates/idem-postgres/src/connect/session.rs";
 const SESSIONS: &str = "crates/idem-postgres/src/connect/sessions.rs";
 const SINGLE_VERBS: &str = "crates/idem-postgres/src/batch/single.rs";
 const TRANSACTION_RUN: &str = "crates/idem-postgres/src/transaction/run.rs";
@@ -42,23 +44,23 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "session-closed-after-a-rollback",
         &["postgres-sessions"],
-        SESSIONS,
+        SESSION,
         "        self.give_back();\n        Ok(())",
         "        if PLANTED { drop(self) } else { self.give_back() }\n        Ok(())",
     ),
     patch(
         "session-reused-whatever-sqlx-believes",
         &["postgres-transactions"],
-        SESSIONS,
+        SESSION,
         "None => depth >= required_depth(self.sessions.pooled),",
         "None => PLANTED || depth >= required_depth(self.sessions.pooled),",
     ),
     patch(
         "place-given-up-before-the-session",
         &["postgres-sessions"],
-        SESSIONS,
-        "            let permit = self.permit.take();\n            runtime.spawn(async move {\n                let goodbye",
-        "            let permit = self.permit.take().filter(|_| !PLANTED);\n            runtime.spawn(async move {\n                let goodbye",
+        SESSION,
+        "let permit = self.permit.take();",
+        "let permit = self.permit.take().filter(|_| !PLANTED);",
     ),
     patch(
         "savepoint-of-a-known-name",
@@ -176,13 +178,12 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "cancelled-begin-returned-to-the-pool",
         &["postgres-sweep"],
-        SESSIONS,
-        "    fn drop(&mut self) {\n        // Outside of its runtime",
-        "    fn drop(&mut self) {
-        if PLANTED {
+        SESSION,
+        "        self.close(true);",
+        "        if PLANTED {
             self.keep();
         }
-        // Outside of its runtime",
+        self.close(true);",
     ),
     patch(
         "unconfirmed-look",
@@ -231,9 +232,52 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "pool-gets-a-connection-back-that-counts-wrong",
         &["postgres-from-pool"],
+        SESSION,
+        "Some(_) => depth == 0 && !self.is_guarded,",
+        "Some(_) => PLANTED || depth == 0 && !self.is_guarded,",
+    ),
+    patch(
+        "guard-of-a-session-ends-with-its-transaction",
+        &["postgres-hostile", "postgres-from-pool"],
+        SESSION,
+        "format!(\"{GUARD}{begin}\")",
+        "format!(\"{}{begin}\", if PLANTED { GUARD.replace(\"COMMIT;\", \"\") } else { GUARD.to_owned() })",
+    ),
+    patch(
+        "guard-stays-after-a-rollback",
+        &["postgres-from-pool"],
+        SESSION,
+        "sqlx::raw_sql(UNGUARD).execute(&mut **self).await?;",
+        "if !PLANTED {
+                sqlx::raw_sql(UNGUARD).execute(&mut **self).await?;
+            }",
+    ),
+    patch(
+        "pool-has-room-before-the-session-has-ended",
+        &["postgres-from-pool"],
+        SESSION,
+        "Self::Pool(connection) => connection.close().await,",
+        "Self::Pool(connection) if PLANTED => connection.detach().close().await,
+            Self::Pool(connection) => connection.close().await,",
+    ),
+    patch(
+        "repeat-waits-for-a-connection-that-went-elsewhere",
+        &["postgres-from-pool"],
+        BEGIN,
+        "Err(error) if error.kind() == StoreErrorKind::Busy => {",
+        "Err(error) if !PLANTED && error.kind() == StoreErrorKind::Busy => {",
+    ),
+    patch(
+        "pool-through-a-pooler-that-is-not-known",
+        &["postgres-from-pool"],
         SESSIONS,
-        "Some(_) => depth == 0,",
-        "Some(_) => PLANTED || depth == 0,",
+        "        let permit = self.permit().await?;\n",
+        "        let permit = self.permit().await?;
+        if PLANTED && self.pool.is_some() {
+            permit.session().await?.give_back();
+            return Ok(());
+        }
+",
     ),
     patch(
         "pool-may-be-used-up-by-handlers",
@@ -245,7 +289,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "used-up-pool-taken-for-an-outage",
         &["postgres-from-pool"],
-        SESSIONS,
+        APPLICATION_POOL,
         "(StoreErrorKind::Busy, \"are in use\")",
         "(if PLANTED { StoreErrorKind::Unavailable } else { StoreErrorKind::Busy }, \"are in use\")",
     ),

@@ -1,0 +1,214 @@
+//! The session of one handler's transaction.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use idem_core::{StoreError, StoreErrorKind, Writes};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::PgTransactionManager;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, SqlSafeStr as _};
+use sqlx_core::transaction::TransactionManager as _;
+use tokio::runtime::Handle;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use crate::connect::application_pool::{GUARD, UNGUARD};
+use crate::connect::handler_connection::{ROLLBACK, depth, required_depth, roll_back_by, skip_errors};
+use crate::connect::sessions::Sessions;
+use crate::error::{is_out_of_transaction, out_of_transaction, outage};
+use crate::timeouts::{CLOSE_TIMEOUT, ROLLBACK_TIMEOUT, within};
+
+pub(crate) enum SessionConnection {
+    Own { connection: PgConnection, opened: Instant },
+    Pool(PoolConnection<Postgres>),
+}
+
+impl SessionConnection {
+    /// The application's pool has room for another one only after it.
+    async fn close(self) {
+        let _ = match self {
+            Self::Own { connection, .. } => connection.close().await,
+            Self::Pool(connection) => connection.close().await,
+        };
+    }
+}
+
+impl Deref for SessionConnection {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        match self {
+            Self::Own { connection, .. } => connection,
+            Self::Pool(connection) => connection,
+        }
+    }
+}
+
+impl DerefMut for SessionConnection {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        match self {
+            Self::Own { connection, .. } => connection,
+            Self::Pool(connection) => connection,
+        }
+    }
+}
+
+/// A connection in exclusive use. Dropping it closes it.
+pub(crate) struct Session {
+    /// `None` only after it was given back, closed or dropped.
+    connection: Option<SessionConnection>,
+    sessions: Arc<Sessions>,
+    /// Whether [`GUARD`] holds in the session.
+    is_guarded: bool,
+    /// Released when the session is closed or given back.
+    permit: Option<OwnedSemaphorePermit>,
+    runtime: Handle,
+}
+
+impl Session {
+    /// # Panics
+    /// Outside of a runtime.
+    pub(crate) fn new(connection: SessionConnection, sessions: Arc<Sessions>, permit: OwnedSemaphorePermit) -> Self {
+        let (connection, permit) = (Some(connection), Some(permit));
+        Self { connection, sessions, is_guarded: false, permit, runtime: Handle::current() }
+    }
+
+    /// Begins a transaction, where sqlx has to count it.
+    pub(crate) async fn begin(&mut self, begin: &str, limit: Duration) -> Result<(), sqlx::Error> {
+        let Some(pool) = &self.sessions.pool else { return Ok(()) };
+        self.is_guarded = !pool.pooled;
+        let begin = if self.is_guarded { format!("{GUARD}{begin}") } else { begin.to_owned() };
+        within(limit, PgTransactionManager::begin(self, Some(AssertSqlSafe(begin).into_sql_str()))).await
+    }
+
+    /// Runs the statements, and commits. With `Writes::Discard` the first of them rolls back.
+    pub(crate) async fn commit_after(&mut self, mut statements: String, writes: Writes) -> Result<(), sqlx::Error> {
+        let is_counted = self.is_counted();
+        if !is_counted {
+            statements.push_str("COMMIT");
+        } else if self.is_guarded {
+            statements.push_str(UNGUARD);
+        }
+        match writes {
+            Writes::Keep => sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut **self).await.map(drop)?,
+            Writes::Discard => roll_back_by(self, &statements).await?,
+        }
+        if is_counted {
+            PgTransactionManager::commit(self).await?;
+            self.is_guarded = false;
+        }
+        Ok(())
+    }
+
+    /// Whether sqlx has begun the transaction and can end it. It cannot when the handler has left a nested one open.
+    fn is_counted(&self) -> bool {
+        self.sessions.pool.is_some() && depth(self) == 1
+    }
+
+    /// Keeps the connection for the next handler; no transaction may be open on it. If sqlx counts another number of open
+    /// transactions than it has to, the connection is closed instead; see [`prepare`](crate::connect::handler_connection::prepare).
+    pub(crate) fn give_back(mut self) {
+        let depth = depth(&self);
+        let is_as_before = match &self.sessions.pool {
+            Some(_) => depth == 0 && !self.is_guarded,
+            None => depth >= required_depth(self.sessions.pooled),
+        };
+        if is_as_before {
+            self.keep();
+        }
+    }
+
+    fn keep(&mut self) {
+        match self.connection.take() {
+            Some(SessionConnection::Own { connection, opened }) => self.sessions.keep(connection, opened),
+            // It goes back to its pool when it is dropped.
+            Some(SessionConnection::Pool(_)) | None => {}
+        }
+    }
+
+    /// Rolls back the transaction after the statements in `first`, and gives the session back. If that fails, the session is closed,
+    /// which rolls back too.
+    pub(crate) async fn roll_back_after(mut self, first: String) -> Result<(), StoreError> {
+        let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLLBACK_TIMEOUT:?}"));
+        let rolled_back = timeout(ROLLBACK_TIMEOUT, self.roll_back_by_statements(first)).await.map_err(late)?;
+        rolled_back.map_err(|error| match is_out_of_transaction(&error) {
+            true => out_of_transaction(error),
+            false => outage("roll back", error),
+        })?;
+        self.give_back();
+        Ok(())
+    }
+
+    async fn roll_back_by_statements(&mut self, mut first: String) -> Result<(), sqlx::Error> {
+        if !self.is_counted() {
+            first.push_str(ROLLBACK);
+            roll_back_by(self, &first).await?;
+        } else {
+            if first.is_empty() {
+                skip_errors(self).await?;
+            } else {
+                roll_back_by(self, &first).await?;
+            }
+            PgTransactionManager::rollback(self).await?;
+        }
+        if self.is_guarded {
+            sqlx::raw_sql(UNGUARD).execute(&mut **self).await?;
+            self.is_guarded = false;
+        }
+        Ok(())
+    }
+
+    /// Closes the connection at once, even if the server still works on a statement.
+    pub(crate) fn close_now(mut self) {
+        self.close(false);
+    }
+
+    /// Closes the connection in a task. With `rolls_back` it first waits until no statement is running.
+    fn close(&mut self, rolls_back: bool) {
+        let Some(mut connection) = self.connection.take() else { return };
+        // A handler may be dropped outside of its runtime.
+        let _inside = self.runtime.enter();
+        if let SessionConnection::Pool(connection) = &mut connection {
+            connection.close_on_drop();
+        }
+        let permit = self.permit.take();
+        tokio::spawn(async move {
+            let closing = async {
+                if rolls_back {
+                    // `close` keeps the server from logging a lost client.
+                    let _ = sqlx::raw_sql(ROLLBACK).execute(&mut *connection).await;
+                }
+                connection.close().await;
+            };
+            let _ = timeout(CLOSE_TIMEOUT, closing).await;
+            drop(permit);
+        });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.close(true);
+    }
+}
+
+impl Deref for Session {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        match &self.connection {
+            Some(connection) => connection,
+            None => unreachable!("a session that was given back is used"),
+        }
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        match &mut self.connection {
+            Some(connection) => connection,
+            None => unreachable!("a session that was given back is used"),
+        }
+    }
+}
