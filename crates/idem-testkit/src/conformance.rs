@@ -16,10 +16,16 @@ where
     H: FnOnce() -> S,
     S: Future<Output = Subject>,
 {
-    runtime().block_on(async {
+    within_the_limit(async {
         let subject = harness().await;
-        tokio::time::timeout(TIMEOUT, case(&subject)).await.expect("the case did not end within two minutes");
+        case(&subject).await;
     });
+}
+
+/// Runs a case on a runtime of its own.
+pub(crate) fn within_the_limit(case: impl Future<Output = ()>) {
+    let limited = async { tokio::time::timeout(TIMEOUT, case).await };
+    runtime().block_on(limited).expect("the case did not end within two minutes");
 }
 
 pub(crate) fn runtime() -> tokio::runtime::Runtime {

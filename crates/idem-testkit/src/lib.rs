@@ -6,14 +6,22 @@ pub mod conformance;
 pub mod faults;
 pub mod fixture;
 pub mod golden;
+#[cfg(feature = "handlers")]
+pub mod handlers;
+mod memory_database;
 mod model;
 #[cfg(feature = "engine")]
 pub mod renewals;
 pub mod state_machine;
 mod subject;
 pub mod sweep;
+pub mod transactional;
 
-pub use faults::{Fault, FaultyStore, Verb};
+pub use faults::{Fault, Faults, FaultyStore, Verb};
+#[cfg(feature = "handlers")]
+pub use handlers::{Broken, Trial, assert_idempotent};
+pub use memory_database::{MemoryDatabase, MemoryTransaction};
 pub use model::{Answer, Model, Operation};
 pub use subject::{Case, Purging, Remaining, Subject, TimeControl};
 pub use sweep::{drop_at_await, drop_at_every_await};
+pub use transactional::{BusinessData, TransactionalSubject};

@@ -17,3 +17,4 @@ mod stacking;
 mod stores;
 mod support;
 mod transactions;
+mod trials;

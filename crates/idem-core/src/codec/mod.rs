@@ -33,7 +33,10 @@ pub mod state {
 }
 
 /// A record as columns. Times are microseconds since the Unix epoch.
+///
+/// With the feature `serde` a store that keeps documents can write it as one. Read it back by [`Record::try_from`], which checks it.
 #[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[expect(missing_debug_implementations, reason = "it holds headers and bodies in the open")]
 pub struct FlatRecord {
     /// [`RECORD_FORMAT`].

@@ -51,6 +51,16 @@ fn every_record_survives_flattening() {
     }
 }
 
+#[cfg(feature = "serde")]
+#[test]
+fn every_record_survives_serde() {
+    for record in every_state() {
+        let json = serde_json::to_string(&FlatRecord::from(&record)).unwrap();
+        let flat: FlatRecord = serde_json::from_str(&json).unwrap();
+        assert_eq!(Record::try_from(flat), Ok(record));
+    }
+}
+
 /// Golden: format 1 as it is in users' stores.
 #[test]
 fn format_1_is_read_for_ever() {

@@ -141,8 +141,8 @@ impl Settings {
 
     /// The most duplicates that may wait at once over all keys; further ones are told that the operation is in progress.
     ///
-    /// Default 4096: each asks the store about once a second, so that waiting costs the store a few thousand looks a second at
-    /// most.
+    /// Default 4096. For each key one of them asks the store, about once a second, so that waiting costs the store a few thousand
+    /// looks a second at most, if each waits for another key.
     #[must_use]
     pub fn max_waiters(mut self, limit: NonZeroUsize) -> Self {
         self.max_waiters = limit;

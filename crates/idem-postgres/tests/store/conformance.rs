@@ -2,12 +2,17 @@
 //! with a pool of the application. The
 //! isolation level that a session has by default changes nothing: the store follows the model on each.
 
+use std::any::Any;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::{Configure as _, subject};
-use crate::world::pool;
-use idem_postgres::PostgresConfig;
-use idem_testkit::Subject;
+use crate::support::{Configure as _, Offset, PRECISION, Schema, subject};
+use crate::world::{World, pool};
+use async_trait::async_trait;
+use idem_core::TransactionalStore;
+use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
+use idem_testkit::{BusinessData, Subject, TransactionalSubject};
+use sqlx::AssertSqlSafe;
 
 async fn read_committed() -> Subject {
     subject("one table", |schema| schema.config_with_isolation("read committed")).await
@@ -40,6 +45,61 @@ idem_testkit::conformance!(on_a_read_committed_session, read_committed);
 idem_testkit::conformance!(through_a_transaction_pooler, pooled);
 idem_testkit::conformance!(in_partitions, partitioned);
 idem_testkit::conformance!(with_a_pool_of_the_application, from_pool);
+
+/// A table beside the records, and the schemas of other stores.
+struct Effects(World, Mutex<Vec<Schema>>);
+
+impl std::fmt::Debug for Effects {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Effects").field(&self.0.store).finish()
+    }
+}
+
+#[async_trait]
+impl BusinessData for Effects {
+    async fn write(&self, transaction: &mut (dyn Any + Send)) {
+        let transaction = transaction.downcast_mut::<PostgresTransaction>().unwrap();
+        let insert = format!("INSERT INTO {}.effects (id) VALUES ('')", self.0.name);
+        sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut **transaction).await.unwrap();
+    }
+
+    async fn count(&self) -> u64 {
+        self.0.number("SELECT count(*) FROM $.effects").await.unsigned_abs()
+    }
+
+    async fn opened_again(&self) -> Arc<dyn TransactionalStore> {
+        let config = PostgresConfig::new(idem_servers::postgres_url()).schema(&self.0.name);
+        Arc::new(PostgresStore::open(config.time_offset(self.0.offset.clone())).await.unwrap())
+    }
+
+    async fn another_store(&self) -> Arc<dyn TransactionalStore> {
+        let schema = Schema::new();
+        let store = PostgresStore::open(schema.config()).await.unwrap();
+        self.1.lock().unwrap().push(schema);
+        Arc::new(store)
+    }
+}
+
+fn transactional(world: World) -> TransactionalSubject {
+    let (store, time) = (Arc::new(world.store.clone()), Arc::new(Offset(world.offset.clone())));
+    TransactionalSubject::new(store, Arc::new(Effects(world, Mutex::default())), time).with_precision(PRECISION)
+}
+
+async fn transactions() -> TransactionalSubject {
+    transactional(World::shared().await)
+}
+
+async fn transactions_through_a_pooler() -> TransactionalSubject {
+    transactional(World::pooled().await)
+}
+
+async fn transactions_from_pool() -> TransactionalSubject {
+    transactional(World::from_pool().await)
+}
+
+idem_testkit::transactional_conformance!(transactions_on_a_session, transactions);
+idem_testkit::transactional_conformance!(transactions_through_a_transaction_pooler, transactions_through_a_pooler);
+idem_testkit::transactional_conformance!(transactions_with_a_pool_of_the_application, transactions_from_pool);
 
 /// Each verb is a round trip to a server.
 const CASES: u32 = 300;

@@ -5,4 +5,4 @@ mod store;
 mod transaction;
 
 pub use plan::{Fault, Verb};
-pub use store::FaultyStore;
+pub use store::{Faults, FaultyStore};

@@ -24,6 +24,35 @@ pub struct FaultyStore<S: ?Sized> {
     listeners: Mutex<Vec<Weak<dyn SettlementListener>>>,
 }
 
+/// The script of the stores that it wraps. Clones are the same script.
+#[derive(Debug, Clone, Default)]
+pub struct Faults(Arc<Plan>);
+
+impl Faults {
+    /// Wraps `inner`.
+    #[must_use]
+    pub fn wrap<S: ?Sized>(&self, inner: Arc<S>) -> FaultyStore<S> {
+        FaultyStore { inner, plan: Arc::clone(&self.0), listeners: Mutex::default() }
+    }
+
+    /// Appends `fault` to the script of `verb`.
+    pub fn next(&self, verb: Verb, fault: Fault) {
+        self.0.script(verb, [fault]);
+    }
+
+    /// How many faults have fired; that an answer is lost, only when its call is done.
+    #[must_use]
+    pub fn fired(&self) -> u64 {
+        self.0.fired()
+    }
+
+    /// How often `verb` was called, whatever came of it.
+    #[must_use]
+    pub fn calls(&self, verb: Verb) -> u64 {
+        self.0.calls(verb)
+    }
+}
+
 impl<S: fmt::Debug + ?Sized> fmt::Debug for FaultyStore<S> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = formatter.debug_struct("FaultyStore");
@@ -35,7 +64,7 @@ impl<S: ?Sized> FaultyStore<S> {
     /// Wraps `inner`; nothing fails yet.
     #[must_use]
     pub fn new(inner: Arc<S>) -> Self {
-        Self { inner, plan: Arc::default(), listeners: Mutex::default() }
+        Faults::default().wrap(inner)
     }
 
     /// Appends `faults` to the script of `verb`: one for each of its next calls.

@@ -5,5 +5,6 @@ mod broken_stores;
 mod case_list;
 mod faults;
 mod memory;
+mod memory_database;
 mod precision;
 mod sweep;

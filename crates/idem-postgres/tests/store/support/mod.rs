@@ -10,7 +10,7 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 
 /// As long as a test may take on a loaded machine.
-const PRECISION: Duration = Duration::from_secs(10);
+pub const PRECISION: Duration = Duration::from_secs(10);
 
 /// How stores are opened in a schema.
 pub trait Configure {

@@ -1,0 +1,388 @@
+//! The conformance suite for stores that commit business data and records together ([`TransactionalStore`]), and for what
+//! [`DurableStore`](idem_core::DurableStore) adds.
+//!
+//! For the verbs of stores there is [`conformance!`](crate::conformance!).
+
+use std::any::Any;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, Failure, Lease, OwnerOutcome, Record, Settlement, State, StoreTransaction,
+    StoredResponse, TransactionalStore, Writes,
+};
+
+use crate::fixture::{BACKOFF, KEPT, LEASE, completed, failed, mismatch_of, repeat_of, request, retryable};
+use crate::subject::TimeControl;
+
+/// A case of the suite: it panics when the store breaks its contract.
+pub type TransactionalCase = for<'a> fn(&'a TransactionalSubject) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// The business data in the same database as the records.
+#[async_trait]
+pub trait BusinessData: fmt::Debug + Send + Sync + 'static {
+    /// Makes one business write in a transaction, which is what [`StoreTransaction::as_any_mut`] gives.
+    async fn write(&self, transaction: &mut (dyn Any + Send));
+
+    /// How many business writes are committed.
+    async fn count(&self) -> u64;
+
+    /// The same records as another process opens them.
+    async fn opened_again(&self) -> Arc<dyn TransactionalStore>;
+
+    /// A store of other records.
+    async fn another_store(&self) -> Arc<dyn TransactionalStore>;
+}
+
+/// A store with transactions under test. What [`Subject`](crate::Subject) says of isolation holds here, too.
+pub struct TransactionalSubject {
+    /// The store.
+    pub store: Arc<dyn TransactionalStore>,
+    /// The business data in its database.
+    pub data: Arc<dyn BusinessData>,
+    /// Its time.
+    pub time: Arc<dyn TimeControl>,
+    /// How far the store's time may be from where the test put it; see [`Subject`](crate::Subject).
+    pub precision: Duration,
+    keep: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+impl TransactionalSubject {
+    /// A subject whose time stands still unless it is moved.
+    #[must_use]
+    pub fn new(store: Arc<dyn TransactionalStore>, data: Arc<dyn BusinessData>, time: Arc<dyn TimeControl>) -> Self {
+        Self { store, data, time, precision: Duration::ZERO, keep: Vec::new() }
+    }
+
+    /// With a time that may be off by `precision`; see [`Subject::with_precision`](crate::Subject::with_precision).
+    #[must_use]
+    pub fn with_precision(mut self, precision: Duration) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// Keeps `value` for as long as the subject.
+    #[must_use]
+    pub fn keeping(mut self, value: impl Any + Send + Sync) -> Self {
+        self.keep.push(Box::new(value));
+        self
+    }
+
+    async fn begin(&self, request: &Acquire) -> (Lease, Box<dyn StoreTransaction>) {
+        match self.store.begin(request).await {
+            Ok(Begin::Acquired { lease, transaction, .. }) => (lease, transaction),
+            other => panic!("a transaction should begin: {other:?}"),
+        }
+    }
+
+    async fn answered(&self, request: &Acquire) -> AcquireOutcome {
+        match self.store.begin(request).await {
+            Ok(Begin::Answered(outcome)) => outcome,
+            other => panic!("it should be answered: {other:?}"),
+        }
+    }
+
+    async fn write(&self, transaction: &mut dyn StoreTransaction) {
+        self.data.write(transaction.as_any_mut()).await;
+    }
+
+    /// A whole run with one business write.
+    async fn run(&self, request: &Acquire, settlement: &Settlement, writes: Writes) -> Lease {
+        let (lease, mut transaction) = self.begin(request).await;
+        self.write(&mut *transaction).await;
+        let finished = transaction.finish(settlement, KEPT, writes).await;
+        assert!(matches!(finished, Ok(OwnerOutcome::Applied)), "{settlement:?} with {writes:?}: {finished:?}");
+        lease
+    }
+
+    async fn record(&self, request: &Acquire) -> Option<Record> {
+        self.store.peek(&request.id).await.expect("a look at the record")
+    }
+}
+
+impl fmt::Debug for TransactionalSubject {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("TransactionalSubject").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// Makes a `#[test]` of every case of [`transactional`](crate::transactional), for the store that the harness gives.
+///
+/// As [`conformance!`](crate::conformance!), with a harness that gives a future of a [`TransactionalSubject`].
+#[macro_export]
+macro_rules! transactional_conformance {
+    ($harness:expr) => {
+        $crate::transactional_conformance!(transactional_conformance, $harness);
+    };
+    ($module:ident, $harness:expr) => {
+        #[cfg(test)]
+        mod $module {
+            use super::*;
+            $crate::__for_every_transactional_case!($crate::__test_of_every_transactional_case, ($harness));
+        }
+    };
+}
+
+/// The one list of all cases.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __for_every_transactional_case {
+    ($callback:path, $argument:tt) => {
+        $callback! { $argument,
+            nothing_is_seen_before_the_commit
+            what_is_kept_commits_with_its_record
+            what_is_discarded_leaves_its_record
+            a_release_leaves_no_record
+            each_settlement_leads_to_its_state_in_a_transaction
+            a_transaction_that_is_dropped_leaves_nothing
+            a_running_transaction_turns_others_away
+            one_of_many_transactions_begins
+            a_committed_record_is_replayed_to_transactions_and_verbs
+            a_record_of_the_verbs_is_replayed_to_transactions
+            a_mismatch_is_refused_before_a_transaction_begins
+            a_retryable_failure_runs_again_in_a_transaction
+            a_live_record_says_how_long_it_lives
+            those_who_share_records_have_one_identity
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __test_of_every_transactional_case {
+    (($harness:expr), $($case:ident)+) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::transactional::run($harness, |subject| {
+                    ::std::boxed::Box::pin($crate::transactional::$case(subject))
+                });
+            }
+        )+
+    };
+}
+
+macro_rules! named_cases {
+    ((), $($case:ident)+) => {
+        /// Every case with its name.
+        pub const ALL: &[(&str, TransactionalCase)] = &[$((stringify!($case), |subject| Box::pin($case(subject)))),+];
+    };
+}
+
+crate::__for_every_transactional_case!(named_cases, ());
+
+/// Runs one case on a subject that `harness` makes, on a separate runtime with several threads.
+///
+/// # Panics
+/// When the store breaks its contract, or the case takes longer than two minutes.
+pub fn run<H, S>(harness: H, case: TransactionalCase)
+where
+    H: FnOnce() -> S,
+    S: Future<Output = TransactionalSubject>,
+{
+    crate::conformance::within_the_limit(async {
+        let subject = harness().await;
+        case(&subject).await;
+    });
+}
+
+/// Neither the business write nor the settled record.
+pub async fn nothing_is_seen_before_the_commit(subject: &TransactionalSubject) {
+    let request = request();
+    let (_, mut transaction) = subject.begin(&request).await;
+    subject.write(&mut *transaction).await;
+    assert_eq!(subject.data.count().await, 0, "a write is seen before its commit");
+    let record = subject.record(&request).await;
+    assert!(record.is_none_or(|record| matches!(record.state, State::InProgress { .. })), "a record is seen early");
+    drop(transaction);
+}
+
+/// The business write and the record are there after `finish`.
+pub async fn what_is_kept_commits_with_its_record(subject: &TransactionalSubject) {
+    let request = request();
+    subject.run(&request, &completed(), Writes::Keep).await;
+    assert_eq!(subject.data.count().await, 1, "the write is lost");
+    let record = subject.record(&request).await.expect("a record");
+    assert_eq!((record.fingerprint, record.attempt), (request.fingerprint, 1));
+}
+
+/// The record alone is there.
+pub async fn what_is_discarded_leaves_its_record(subject: &TransactionalSubject) {
+    for settlement in [completed(), failed(), retryable()] {
+        let request = request();
+        subject.run(&request, &settlement, Writes::Discard).await;
+        assert_eq!(subject.data.count().await, 0, "{settlement:?}: the write was kept");
+        assert!(subject.record(&request).await.is_some(), "{settlement:?}: the record is lost");
+    }
+}
+
+/// The business write is kept or discarded, and the key is free.
+pub async fn a_release_leaves_no_record(subject: &TransactionalSubject) {
+    for (writes, expected) in [(Writes::Discard, 0), (Writes::Keep, 1)] {
+        let request = request();
+        subject.run(&request, &Settlement::Released, writes).await;
+        assert_eq!(subject.data.count().await, expected, "{writes:?}");
+        assert_eq!(subject.record(&request).await, None, "{writes:?}");
+        drop(subject.begin(&repeat_of(&request)).await);
+    }
+}
+
+/// As the verb `settle` does.
+pub async fn each_settlement_leads_to_its_state_in_a_transaction(subject: &TransactionalSubject) {
+    for settlement in [completed(), failed(), retryable(), Settlement::OutcomeUnknown] {
+        let request = request();
+        subject.run(&request, &settlement, Writes::Keep).await;
+        let state = subject.record(&request).await.expect("a record").state;
+        let is_right = match (&settlement, &state) {
+            (Settlement::Completed(expected), State::Completed { response }) => expected == response,
+            (Settlement::FailedTerminal(expected), State::Failed { failure, response }) => {
+                (failure, response) == (&Failure::Terminal, expected)
+            }
+            (Settlement::FailedRetryable { response: expected, .. }, State::Failed { failure, response }) => {
+                matches!(failure, Failure::Retryable { .. }) && response == expected
+            }
+            (Settlement::OutcomeUnknown, State::Failed { failure, response }) => {
+                (failure, response) == (&Failure::OutcomeUnknown, &StoredResponse::outcome_unknown())
+            }
+            _ => false,
+        };
+        assert!(is_right, "{settlement:?} led to {state:?}");
+    }
+}
+
+/// Neither a write nor a record, and the key is free after one lease.
+pub async fn a_transaction_that_is_dropped_leaves_nothing(subject: &TransactionalSubject) {
+    let request = request();
+    let (_, mut transaction) = subject.begin(&request).await;
+    subject.write(&mut *transaction).await;
+    drop(transaction);
+    subject.time.advance(LEASE + subject.precision);
+    for _ in 0..1_000 {
+        match subject.store.begin(&repeat_of(&request)).await.expect("an answer") {
+            Begin::Acquired { transaction, .. } => {
+                drop(transaction);
+                assert_eq!(subject.data.count().await, 0, "what was dropped is there");
+                return;
+            }
+            Begin::Answered(AcquireOutcome::InProgress { .. }) => tokio::time::sleep(Duration::from_millis(5)).await,
+            other => panic!("a transaction that was dropped is answered: {other:?}"),
+        }
+    }
+    panic!("the key of a transaction that was dropped stays taken");
+}
+
+/// Other transactions and the verbs, at once.
+pub async fn a_running_transaction_turns_others_away(subject: &TransactionalSubject) {
+    let request = request();
+    let (_, transaction) = subject.begin(&request).await;
+    let others = async {
+        let begun = subject.answered(&repeat_of(&request)).await;
+        assert!(matches!(begun, AcquireOutcome::InProgress { .. }), "{begun:?}");
+        let acquired = subject.store.acquire(&repeat_of(&request)).await;
+        assert!(matches!(acquired, Ok(AcquireOutcome::InProgress { .. })), "{acquired:?}");
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(20), others).await;
+    in_time.expect("a repeat waits for the transaction that runs");
+    drop(transaction);
+}
+
+/// The others get the answer that it runs, or its answer.
+pub async fn one_of_many_transactions_begins(subject: &TransactionalSubject) {
+    let request = request();
+    let begun = (0..8).map(|_| {
+        let (store, data, request) = (subject.store.clone(), subject.data.clone(), repeat_of(&request));
+        tokio::spawn(async move {
+            match store.begin(&request).await.expect("an answer") {
+                Begin::Acquired { mut transaction, .. } => {
+                    data.write(transaction.as_any_mut()).await;
+                    let finished = transaction.finish(&completed(), KEPT, Writes::Keep).await;
+                    assert!(matches!(finished, Ok(OwnerOutcome::Applied)), "{finished:?}");
+                    1
+                }
+                Begin::Answered(AcquireOutcome::InProgress { .. } | AcquireOutcome::Replay(_)) => 0,
+                Begin::Answered(other) => panic!("{other:?}"),
+            }
+        })
+    });
+    let mut runs = 0;
+    for begun in begun.collect::<Vec<_>>() {
+        runs += begun.await.expect("a task that does not panic");
+    }
+    assert_eq!((runs, subject.data.count().await), (1, 1));
+}
+
+/// Whoever asks, and however.
+pub async fn a_committed_record_is_replayed_to_transactions_and_verbs(subject: &TransactionalSubject) {
+    let request = request();
+    subject.run(&request, &completed(), Writes::Keep).await;
+    let begun = subject.answered(&repeat_of(&request)).await;
+    let acquired = subject.store.acquire(&repeat_of(&request)).await.expect("an answer");
+    assert!(matches!(begun, AcquireOutcome::Replay(_)), "{begun:?}");
+    assert_eq!(begun, acquired);
+}
+
+/// One store may serve several contracts.
+pub async fn a_record_of_the_verbs_is_replayed_to_transactions(subject: &TransactionalSubject) {
+    let request = request();
+    let AcquireOutcome::Acquired(lease) = subject.store.acquire(&request).await.expect("an answer") else {
+        panic!("a new key is acquired")
+    };
+    let begun = subject.answered(&repeat_of(&request)).await;
+    assert!(matches!(begun, AcquireOutcome::InProgress { .. }), "{begun:?}");
+    let settled = subject.store.settle(&lease, &completed(), KEPT).await;
+    assert!(matches!(settled, Ok(OwnerOutcome::Applied)), "{settled:?}");
+    let begun = subject.answered(&repeat_of(&request)).await;
+    assert!(matches!(begun, AcquireOutcome::Replay(_)), "{begun:?}");
+}
+
+/// Nothing runs, and the record stays.
+pub async fn a_mismatch_is_refused_before_a_transaction_begins(subject: &TransactionalSubject) {
+    let request = request();
+    subject.run(&request, &completed(), Writes::Keep).await;
+    let before = subject.record(&request).await;
+    let begun = subject.answered(&mismatch_of(&request)).await;
+    assert!(matches!(begun, AcquireOutcome::Mismatch { .. }), "{begun:?}");
+    assert_eq!(subject.record(&request).await, before);
+}
+
+/// After its backoff, as the next attempt.
+pub async fn a_retryable_failure_runs_again_in_a_transaction(subject: &TransactionalSubject) {
+    let request = request();
+    subject.run(&request, &retryable(), Writes::Discard).await;
+    let begun = subject.answered(&repeat_of(&request)).await;
+    assert!(matches!(begun, AcquireOutcome::Backoff { .. }), "{begun:?}");
+    subject.time.advance(BACKOFF + subject.precision);
+    let lease = subject.run(&repeat_of(&request), &completed(), Writes::Keep).await;
+    assert_eq!((lease.attempt, subject.data.count().await), (2, 1));
+}
+
+/// Within the precision of the subject's time.
+pub async fn a_live_record_says_how_long_it_lives(subject: &TransactionalSubject) {
+    let request = request();
+    let live = async || subject.store.live_record(&request.id).await.expect("a look at the record");
+    assert_eq!(live().await, None);
+    subject.run(&request, &completed(), Writes::Keep).await;
+    subject.time.advance(KEPT / 2);
+    let record = live().await.expect("a live record");
+    assert_eq!(Some(record.record), subject.record(&request).await);
+    let (left, expected) = (record.remaining, KEPT / 2);
+    assert!(left <= expected && left + subject.precision >= expected, "{left:?} are left, and should be {expected:?}");
+    subject.time.advance(KEPT / 2 + subject.precision);
+    assert_eq!(live().await, None, "what is over is live");
+}
+
+/// And other stores have others: a cache would take copies of one store's records for another's.
+pub async fn those_who_share_records_have_one_identity(subject: &TransactionalSubject) {
+    let request = request();
+    subject.run(&request, &completed(), Writes::Keep).await;
+    let again = subject.data.opened_again().await;
+    assert_eq!(again.identity(), subject.store.identity(), "the same store has two identities");
+    let record = again.peek(&request.id).await.expect("a look at the record");
+    assert_eq!(record, subject.record(&request).await, "the store that was opened again has other records");
+    let another = subject.data.another_store().await;
+    assert_ne!(another.identity(), subject.store.identity(), "two stores have one identity");
+    assert_eq!(another.peek(&request.id).await.expect("a look at the record"), None);
+}
