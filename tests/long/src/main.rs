@@ -9,9 +9,11 @@ mod failover;
 mod front;
 mod hammer;
 mod hot;
+mod polite;
 mod random;
 mod records;
 mod report;
+mod waiters;
 
 use std::process::ExitCode;
 
@@ -39,6 +41,10 @@ enum Check {
     Standby(failover::standby::Options),
     /// Payments over HTTP on Postgres with Redis in front, which does everything wrong, without and with restarts of Postgres.
     Front(front::Options),
+    /// How long curl and Python's urllib3 take for a payment whose first connection is lost, by their own rules for repeats.
+    Polite(polite::Options),
+    /// How often the store is asked while thousands of duplicates wait for one key, and how soon all have its answer.
+    Waiters(waiters::Options),
     /// How long first requests, replays and duplicates take with Redis in front of Postgres, beside either alone.
     Latency(front::LatencyOptions),
 }
@@ -53,6 +59,8 @@ async fn main() -> ExitCode {
         Check::Cluster(options) => failover::cluster::run(&options).await,
         Check::Standby(options) => failover::standby::run(&options).await,
         Check::Front(options) => front::run(&options).await,
+        Check::Polite(options) => polite::run(&options).await,
+        Check::Waiters(options) => waiters::run(&options).await,
         Check::Latency(options) => front::latency(&options).await,
     };
     match passed {
