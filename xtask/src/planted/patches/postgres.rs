@@ -94,8 +94,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "forgetful-session-serves-on",
         &["postgres-hostile"],
         BEGIN,
-        "if is_direct && !is_on(lock, 3).map_err(unreadable)? {",
-        "if is_direct && !PLANTED && !is_on(lock, 3).map_err(unreadable)? {",
+        "if is_guarded && !is_on(lock, 3).map_err(unreadable)? {",
+        "if is_guarded && !PLANTED && !is_on(lock, 3).map_err(unreadable)? {",
     ),
     patch(
         "purge-undoes-a-run",
