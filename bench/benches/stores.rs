@@ -1,4 +1,4 @@
-//! One client, one verb after another, on the stores that need no server: what a request waits for in them.
+//! One client, one verb after another, on the stores that need no server.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ mod error;
 
 use error::Error;
 
-/// As in the contests, from where the records come.
+/// Stands for the module of this name in the contests, which `records` uses.
 mod drive {
     pub(crate) type Work = std::pin::Pin<Box<dyn Future<Output = Result<(), crate::Error>> + Send>>;
 }

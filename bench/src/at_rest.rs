@@ -1,5 +1,5 @@
-//! Bytes of a settled record, compared with the smallest one by hand that holds as much: key, fingerprint, token, end, status,
-//! and the same answer of 512 bytes.
+//! Bytes of a settled record, compared with the smallest hand-written record that holds as much: key, fingerprint, token,
+//! end, status, and the same answer of 512 bytes.
 
 use std::fmt;
 use std::path::Path;
@@ -79,10 +79,10 @@ async fn postgres(records: u64, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-/// How records come to be.
+/// How records are created.
 #[derive(Debug, Clone, Copy)]
 enum Way {
-    /// Each in progress first, and so many at once.
+    /// Each is in progress first, and so many at once.
     Leased {
         at_once: usize,
     },
@@ -98,7 +98,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// The table with its indexes, once dead rows are gone.
+/// The bytes per record of a table with its indexes, after a vacuum.
 async fn of_table(connection: &mut PgConnection, table: &str, records: u64) -> Result<f64, Error> {
     servers::run(connection, &format!("VACUUM (ANALYZE) {table}")).await?;
     let size = format!("SELECT pg_total_relation_size('{table}')");
@@ -146,7 +146,7 @@ async fn sqlite(records: u64, report: &mut Report) -> Result<(), Error> {
     Maker::new(Arc::new(store)).fill(records).await?;
     let each = |file: &Path| -> Result<f64, Error> { Ok(std::fs::metadata(file)?.len() as f64 / records as f64) };
     let mut connection = SqliteConnection::connect(&format!("sqlite://{}", idem.display())).await?;
-    // What is in the log moves into the file.
+    // The contents of the log move into the file.
     sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_all(&mut connection).await?;
     tell(report, "SQLite", each(&idem)?, each(&by_hand)?);
     Ok(())

@@ -4,18 +4,18 @@ use std::pin::Pin;
 
 use crate::error::Error;
 
-/// What one turn came to.
+/// The figures of one turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub(crate) struct Sample {
     pub(crate) per_second: f64,
-    /// Microseconds, where whoever measured says so.
+    /// Microseconds, if the measuring program reports them.
     pub(crate) p50: Option<f64>,
     pub(crate) p99: Option<f64>,
-    /// Microseconds of the server's processor time for each, where it is a process of its own.
+    /// Microseconds of the server's processor time for each request, if the server is a separate process.
     pub(crate) cpu: Option<f64>,
 }
 
-/// One turn; its argument is its number, by which it can choose keys that nobody has used.
+/// One turn. Its argument is its number, by which it can choose unused keys.
 pub(crate) type Turn<'a> =
     Box<dyn FnMut(usize) -> Pin<Box<dyn Future<Output = Result<Sample, Error>> + Send + 'a>> + Send + 'a>;
 
@@ -47,7 +47,7 @@ pub(crate) struct Row {
     pub(crate) samples: Vec<Sample>,
 }
 
-/// The median of what rounds came to, and the extremes.
+/// The median of all rounds, and the extremes.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -64,7 +64,7 @@ impl Spread {
     }
 }
 
-/// Lets everybody warm up, then gives turns in rounds: A B A B.
+/// Lets every contestant warm up, then gives turns in rounds: A B A B.
 pub(crate) async fn hold(name: &str, rounds: usize, mut contestants: Vec<Contestant<'_>>) -> Result<Outcome, Error> {
     println!("\n{name}");
     let mut rows: Vec<Row> =
@@ -89,12 +89,12 @@ impl Outcome {
         self.rows.iter().find(|row| row.contestant == contestant).map_or(&[], |row| &row.samples)
     }
 
-    /// What the turns of a contestant came to, as `of` reads them.
+    /// The spread of a contestant's turns, as `of` reads them.
     pub(crate) fn spread(&self, contestant: &str, of: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
         Spread::of(self.samples(contestant).iter().filter_map(of).collect())
     }
 
-    /// How many times as much one contestant has as another one in the same round.
+    /// The ratio of one contestant to another one, round by round.
     pub(crate) fn ratio(&self, one: &str, other: &str, of: impl Fn(&Sample) -> Option<f64>) -> Option<Spread> {
         let pairs = self.samples(one).iter().zip(self.samples(other));
         Spread::of(pairs.filter_map(|(one, other)| Some(of(one)? / of(other)?)).collect())
@@ -135,10 +135,10 @@ pub(crate) fn p99(sample: &Sample) -> Option<f64> {
     sample.p99
 }
 
-/// A figure of a turn, and what it is called.
+/// The name of a figure, and how to read it from a turn.
 pub(crate) type Figure = (&'static str, fn(&Sample) -> Option<f64>);
 
-/// Prints how many times as much one has as the other, if both took part.
+/// Prints the ratio of one contestant to the other, if both took part.
 pub(crate) fn say(outcome: &Outcome, one: &str, other: &str, (figure, of): Figure) {
     if let Some(ratio) = outcome.ratio(one, other, of) {
         println!("{figure} of {one} against {other}: {:.2}x ({:.2} – {:.2})", ratio.median, ratio.min, ratio.max);

@@ -1,6 +1,6 @@
 //! Work whose instructions callgrind counts: `idem-counts WORK TIMES`.
 //!
-//! Counted for two numbers of times, so that what a process costs by itself falls out.
+//! The caller counts two numbers of times, so that the cost of the process itself cancels out.
 
 mod document;
 mod work;
@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     let (name, times) = (words.next(), words.next().and_then(|word| word.parse::<u64>().ok()));
     let work = name.as_deref().and_then(|name| ALL.iter().find(|(other, _)| *other == name));
     let (Some((_, work)), Some(times)) = (work, times) else {
-        // By which it is found out what there is.
+        // Without a known name and a number, it lists the names.
         for (name, _) in ALL {
             println!("{name}");
         }

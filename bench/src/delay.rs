@@ -1,6 +1,6 @@
-//! A link with a delay in front of a server.
+//! A proxy that delays what passes to and from a server.
 //!
-//! The kernel's `netem` would do it, where it is built in. Timers of tokio count whole milliseconds, so threads sleep here.
+//! The kernel's `netem` would do it, if it is built in. Timers of tokio count whole milliseconds, so threads sleep here.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ pub(crate) fn link(port: u16, round_trip: Duration) -> io::Result<u16> {
     let link = listener.local_addr()?.port();
     thread::spawn(move || {
         for client in listener.incoming().filter_map(Result::ok) {
-            // A server that refuses is a client whose connection ends.
+            // If the server refuses, the client's connection ends.
             let _ = join(client, port, round_trip / 2);
         }
     });
@@ -31,7 +31,7 @@ fn join(client: TcpStream, port: u16, delay: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Hands on what is read, each part `delay` later. One thread reads and one writes, so that parts follow each other.
+/// Forwards what is read, each part `delay` later. One thread reads and one writes, so that parts keep their order.
 fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
     let (parts, arriving) = mpsc::channel::<(Instant, Vec<u8>)>();
     thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Clients in this process: each does one thing after another until the time is over.
+//! Clients in this process: each repeats one operation until the time is over.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::task::JoinSet;
 use crate::contest::{Contestant, Sample};
 use crate::error::Error;
 
-/// What a client does.
+/// One operation of a client.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
-/// A contestant whose `clients` do `work` for a turn. Its argument is a number that no other call has.
+/// A contestant whose `clients` do `work` for a turn. Each call of `work` gets another number.
 pub(crate) fn driven<'a, F>(
     name: &'static str,
     clients: usize,
@@ -57,7 +57,7 @@ where
     Ok(sample(&times, started.elapsed()))
 }
 
-/// Of nanoseconds, to three digits.
+/// A histogram of nanoseconds, to three digits.
 pub(crate) fn histogram() -> Result<Histogram<u64>, Error> {
     Ok(Histogram::new_with_bounds(1, 120_000_000_000, 3)?)
 }

@@ -1,4 +1,4 @@
-//! Whatever ends a run before its report.
+//! The error that ends a run before its report.
 
-/// It is shown, and never looked into.
+/// It is only shown.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;

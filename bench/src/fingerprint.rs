@@ -1,4 +1,4 @@
-//! Fingerprints beside the crates that canonicalise JSON, the parser, and the digest alone.
+//! Fingerprints, compared with the crates that canonicalise JSON, with the parser, and with the digest alone.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -67,7 +67,7 @@ pub(crate) fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-/// Turns of a tenth of the usual length: there is no server whose moods would have to even out.
+/// Turns of a tenth of the usual length: there is no server whose variation must even out.
 fn take_turns(name: &str, contestants: &[(&'static str, Work<'_>)], pace: Pace) -> Outcome {
     let mut rows: Vec<Row> =
         contestants.iter().map(|(name, _)| Row { contestant: name, samples: Vec::new() }).collect();

@@ -1,4 +1,4 @@
-//! How cost grows with what is stored, and what a purge costs those who work meanwhile.
+//! How cost grows with the number of records, and what a purge costs concurrent writers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,18 +22,18 @@ use crate::records::{Maker, scattered};
 use crate::report::Report;
 use crate::servers;
 
-/// One after another: what a single request waits for, and not what the crowd does.
+/// One client, which shows what a single request waits for.
 const CLIENTS: usize = 1;
 
 /// How many records the small and the large table have.
 const SIZES: (u64, u64) = (100_000, 10_000_000);
 
-/// So many acquires a second while the purge runs, by so many writers.
+/// How many acquires per second there are while the purge runs, and how many writers.
 const RATE: u64 = 5_000;
 const WRITERS: u64 = 64;
 
-/// By which copied rows are as many on a page as those that were acquired and then settled, six: these come while they are small, and
-/// grow into what the page has kept free for that.
+/// With it, a page has as many copied rows as rows that were acquired and then settled: six. The latter are small when they
+/// come, and grow into the space that the page has kept free.
 const FILLFACTOR: u32 = 65;
 
 /// How long the records of the purge live.
@@ -78,11 +78,11 @@ async fn tables(server: &Postgres, connection: &mut PgConnection, few: u64, many
     Ok(tables)
 }
 
-/// Rows of the same two tables by their keys and nothing else.
+/// Reads rows of the same two tables by their keys, and does nothing else.
 pub(crate) async fn selects(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let server = servers::postgres()?;
     let mut connection = servers::connect(&server).await?;
-    // As the scripts have them.
+    // The scripts have the same numbers.
     let (few, many) = SIZES;
     drop(tables(&server, &mut connection, few, many).await?);
     let port = server.port();
@@ -94,7 +94,7 @@ pub(crate) async fn selects(pace: Pace, report: &mut Report) -> Result<(), Error
     Ok(())
 }
 
-/// A store with so many settled records.
+/// A store with its number of settled records.
 struct Stored {
     name: &'static str,
     records: u64,
@@ -123,8 +123,8 @@ async fn compare(name: &str, most: f64, tables: &[Stored], pace: Pace, report: &
     Ok(())
 }
 
-/// Replays of the latest records of each table, as many of the large one as there are in the small one: what is left of the growth
-/// when all that is asked for is in memory.
+/// Replays of the latest records of each table: as many of the large table as the small one has. It shows the growth that is
+/// left if all requested records are in memory.
 async fn of_the_latest(name: &str, tables: &[Stored], most: u64, pace: Pace) -> Result<Outcome, Error> {
     let contestants = tables.iter().map(|table| {
         let (maker, first) = (Arc::clone(&table.maker), table.records.saturating_sub(most));
@@ -137,17 +137,17 @@ async fn of_the_latest(name: &str, tables: &[Stored], most: u64, pace: Pace) -> 
     hold(&format!("{name}: replay of the latest {most}"), pace.rounds, contestants.collect()).await
 }
 
-/// How many blocks of the large table and its indexes the server has read from outside of its own memory.
+/// How many blocks of the large table and its indexes the server did not have in its shared buffers.
 async fn blocks_read(connection: &mut PgConnection) -> Result<u64, Error> {
-    // Sessions report what they did a second late at most.
+    // Sessions report their statistics at most a second late.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let read = "SELECT (heap_blks_read + idx_blks_read)::TEXT FROM pg_statio_user_tables \
          WHERE schemaname = 'large' AND relname = 'idem_records'";
     Ok(text(connection, read).await?.parse()?)
 }
 
-/// Copies record 0 under the ids of the numbers up to `records`, with times of their own, as if they had come one after another
-/// during the last twelve hours. Its indexes are put aside meanwhile: row by row that takes an hour.
+/// Copies record 0 under the ids of the numbers up to `records`. Each copy has other times, as if the records had come one
+/// after another during the last twelve hours. The indexes are dropped meanwhile, because updating them row by row takes an hour.
 async fn fill(connection: &mut PgConnection, schema: &str, records: u64) -> Result<(), Error> {
     let started = Instant::now();
     let table = format!("{schema}.idem_records");
@@ -225,13 +225,13 @@ async fn purge(server: &Postgres, connection: &mut PgConnection, pace: Pace, rep
     report.add(outcome);
     let over = "SELECT count(*)::TEXT FROM purged.idem_records WHERE purge_after < \
          (extract(epoch FROM clock_timestamp()) * 1e6)::BIGINT - 2000000";
-    // What the last turn has made is over soon; what earlier turns without a purge have left, the later ones had to remove as well.
+    // Records of the last turn are over soon. Records that earlier turns without a purge left had to be removed in later turns.
     let left: u64 = text(connection, over).await?.parse()?;
     report.note(format!("purge: {left} records that were over for more than 2 s were left at the end"));
     Ok(())
 }
 
-/// Acquires at a steady rate, whether or not those before are done: their time counts from when they were due.
+/// Acquires at a steady rate, whether or not earlier acquires are done. Each time counts from when the acquire was due.
 async fn at_a_rate(maker: Arc<Maker>, numbers: Arc<AtomicU64>, turn: Duration) -> Result<Sample, Error> {
     let started = Instant::now();
     let mut writers = JoinSet::new();

@@ -1,4 +1,4 @@
-//! A goal, and what it came to.
+//! A goal and its figure.
 
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ impl Goal {
         self.reached(figure) >= 1.0
     }
 
-    /// How far it is reached: 1 is just so.
+    /// How far it is reached: at 1 it is just met.
     pub(crate) fn reached(self, figure: f64) -> f64 {
         match self {
             Self::AtLeast(least) => figure / least,
@@ -39,7 +39,7 @@ impl Goal {
 pub(crate) struct Judged {
     pub(crate) what: String,
     pub(crate) goal: Goal,
-    /// `None` where it could not be measured.
+    /// `None` if it could not be measured.
     pub(crate) figure: Option<Spread>,
     pub(crate) met: bool,
 }

@@ -1,6 +1,7 @@
-//! `cargo xtask bench limits`: what bounds the other figures. Contestants that do only a part of what this project does, by the
-//! programs and on the servers by which its goals are measured: a goal beyond one of them is out of reach while that part
-//! is what it is, such as the record, a script, or a call.
+//! `cargo xtask bench limits`: the upper bounds of the other figures.
+//!
+//! Contestants do only a part of what this project does, such as the record, a script, or a call. They use the programs and
+//! the servers of the goals. A goal beyond such a bound is out of reach while that part stays as it is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::records::Maker;
 use crate::report::Report;
 use crate::{growth, http, servers, store};
 
-/// By which handlers over HTTP are late.
+/// By how much handlers over HTTP are slower.
 const BUSY: [(&str, Duration); 4] = [
     ("1 µs more", Duration::from_micros(1)),
     ("2 µs more", Duration::from_micros(2)),

@@ -1,5 +1,5 @@
-//! Over links as they are between machines: what one client waits for, by the store and by hand. Where round trips cost nothing,
-//! it does not show how many there are.
+//! Links with a delay, as between machines: what one client waits for, by the store and by hand. Without a delay, the number
+//! of round trips does not show.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: what the safety costs, as ratios between contestants that take turns in one run.
 //!
-//! Machines differ and are noisy, so no figure here means anything alone. Contestants of a contest use the same servers and take
-//! turns; what is reported is the median of the ratios of the turns, with the lowest and the highest.
+//! Machines differ and are noisy, so no figure here means anything alone. The contestants of a contest use the same servers
+//! and take turns. The report has the median of the ratios of the turns, with the lowest and the highest.
 
 mod at_rest;
 mod contest;
@@ -40,26 +40,26 @@ use crate::report::Report;
 struct Options {
     #[command(subcommand)]
     other: Option<Other>,
-    /// Which groups; default all of them but the limits.
+    /// The groups to run. Default: all but limits.
     #[arg(value_enum)]
     groups: Vec<Group>,
-    /// Fewer and shorter rounds, and smaller tables: within five minutes, and noisier.
+    /// Run fewer and shorter rounds on smaller tables: it takes five minutes at most, and the figures are noisier.
     #[arg(long)]
     quick: bool,
-    /// Where the figures go, for programs.
+    /// Write the figures to this file in JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// A folder for the plots.
+    /// Write the plots to this folder.
     #[arg(long)]
     plots: Option<PathBuf>,
-    /// A page in Markdown whose tables are to be those of this run.
+    /// Replace the tables of this Markdown page by those of this run.
     #[arg(long)]
     page: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Other {
-    /// Is one of the servers of the HTTP contests.
+    /// Runs one of the servers of the HTTP contests.
     #[command(hide = true)]
     Serve(http::serve::Options),
 }
@@ -67,7 +67,7 @@ enum Other {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Group {
     Store,
-    /// What `store` has of Redis alone.
+    /// The part of `store` that is about Redis alone.
     Redis,
     /// Postgres over links with a delay.
     Links,
@@ -77,7 +77,7 @@ enum Group {
     /// Bytes of a record in each store.
     AtRest,
     Peers,
-    /// What bounds the others; only when it is named.
+    /// What bounds the others; runs only if it is named.
     Limits,
 }
 
@@ -99,7 +99,7 @@ async fn main() -> ExitCode {
 
 async fn bench(options: &Options) -> Result<(), Error> {
     if let Some(page) = &options.page {
-        // Before half an hour of work, and not after it.
+        // The page is opened before half an hour of work, and not after it.
         std::fs::File::open(page)
             .map_err(|error| format!("{}: {error}; a relative path counts from the folder bench", page.display()))?;
     }
@@ -137,7 +137,7 @@ async fn bench(options: &Options) -> Result<(), Error> {
     report.finish(options.json.as_deref(), options.plots.as_deref(), options.page.as_deref())
 }
 
-/// What this runs on.
+/// The machine of this run.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

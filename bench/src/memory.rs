@@ -1,4 +1,4 @@
-//! What requests in flight cost in memory.
+//! The memory that requests in flight take.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -10,7 +10,7 @@ use crate::http::serve::Stack;
 use crate::judged::Goal;
 use crate::report::Report;
 
-/// Requests in flight, each on a connection of its own.
+/// Requests in flight, each on a separate connection.
 const REQUESTS: u64 = 10_000;
 
 /// The body of each.
@@ -18,7 +18,7 @@ const BODY: u64 = 4096;
 
 pub(crate) async fn run(report: &mut Report) -> Result<(), Error> {
     println!("\nMemory: {REQUESTS} requests in flight with bodies of {BODY} bytes");
-    // Here and there one for each.
+    // Each connection takes a file in this process and one in the server.
     make_room_for(REQUESTS + 1_000)?;
     let bare = grown(Stack::BareWaiting).await?;
     let grown = grown(Stack::Waiting).await?;
@@ -43,7 +43,7 @@ async fn grown(stack: Stack) -> Result<u64, Error> {
     for _ in 0..REQUESTS {
         connections.push(TcpStream::connect(("127.0.0.1", server.port)).await?);
     }
-    // What the framework keeps for a connection that has had a request is there without the layer as well.
+    // After its first request, the framework keeps memory for a connection, also without the layer.
     for (number, connection) in connections.iter_mut().enumerate() {
         let warm_up = format!("GET /none HTTP/1.1\r\nHost: localhost\r\nX-Number: {number}\r\n\r\n");
         connection.write_all(warm_up.as_bytes()).await?;
@@ -61,7 +61,7 @@ async fn grown(stack: Stack) -> Result<u64, Error> {
     let busy = settled(process).await?;
     let mut go = TcpStream::connect(("127.0.0.1", server.port)).await?;
     go.write_all(b"POST /go HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").await?;
-    // All were in flight, since all are answered only now.
+    // All requests were in flight, because all are answered only now.
     for connection in &mut connections {
         read_answer(connection, "HTTP/1.1 200").await?;
     }
@@ -75,7 +75,7 @@ async fn read_answer(connection: &mut TcpStream, begin: &str) -> Result<(), Erro
     if answer.starts_with(begin) { Ok(()) } else { Err(format!("expected {begin}, got {answer:?}").into()) }
 }
 
-/// The memory of a process that has stopped to grow.
+/// The memory of a process after it has stopped growing.
 async fn settled(process: u32) -> Result<u64, Error> {
     let mut last = resident(process)?;
     loop {
@@ -88,7 +88,7 @@ async fn settled(process: u32) -> Result<u64, Error> {
     }
 }
 
-/// In bytes.
+/// The resident memory of a process in bytes.
 fn resident(process: u32) -> Result<u64, Error> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("there is no VmRSS")?;
@@ -96,7 +96,7 @@ fn resident(process: u32) -> Result<u64, Error> {
     Ok(kilobytes * 1024)
 }
 
-/// Lets this process, and those that it starts, have so many files open.
+/// Raises the limit of open files for this process and those that it starts.
 fn make_room_for(files: u64) -> Result<(), Error> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! What is measured by programs that others have written: `pgbench`, `redis-benchmark`, `wrk`.
+//! Measurements by other programs: `pgbench`, `redis-benchmark`, `wrk`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::process::Command;
 use crate::contest::Sample;
 use crate::error::Error;
 
-/// What a program printed, or what is wrong with it.
+/// What a program printed, or how it failed.
 async fn output(command: &mut Command) -> Result<String, Error> {
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     let output = command.output().await.map_err(|error| format!("{program}: {error}"))?;
@@ -36,7 +36,7 @@ pub(crate) async fn pgbench(port: u16, script: &str, clients: usize, turn: Durat
         .or_else(|| newest("/usr/lib/postgresql"))
         .ok_or("pgbench is missing; it comes with Debian's package postgresql")?;
     let folder = tempfile::tempdir()?;
-    // It takes whole seconds, and some of them to begin with many clients.
+    // pgbench takes whole seconds, and needs some of them to start many clients.
     let seconds = turn.as_secs_f64().ceil().max((clients / 64) as f64).max(1.0).to_string();
     let threads = clients.min(2).to_string();
     let mut command = Command::new(program);
@@ -68,7 +68,7 @@ fn newest(folder: &str) -> Option<PathBuf> {
     versions.pop().map(|(_, program)| program)
 }
 
-/// Command after command by `redis-benchmark`, with so many of them in flight on each connection. Gives commands per second.
+/// One turn of `redis-benchmark` with one command, and so many commands in flight on each connection.
 pub(crate) async fn redis_benchmark(
     port: u16,
     clients: usize,
@@ -91,21 +91,21 @@ pub(crate) async fn redis_benchmark(
     Ok(Sample { per_second, p50: p50.map(|ms| ms * 1e3), p99: p99.map(|ms| ms * 1e3), cpu: None })
 }
 
-/// Which keys requests over HTTP have.
+/// The keys of requests over HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keys {
-    /// One of its own for each request.
+    /// A new key for each request.
     Fresh,
-    /// A thousand, again and again.
+    /// A thousand keys, repeatedly.
     Few,
 }
 
-/// Lets a server see the few keys for the first time. Some may come again before they are answered.
+/// Lets a server see the few keys for the first time. Some keys may repeat before their first answer.
 pub(crate) async fn warm_up(port: u16, connections: usize) -> Result<(), Error> {
     output(&mut wrk_command(port, connections, Keys::Few, Duration::from_secs(1))).await.map(drop)
 }
 
-/// One turn of `wrk` against a server, by its port and process. An answer that is no success is an error.
+/// One turn of `wrk` against a server, by its port and process. An answer without success is an error.
 pub(crate) async fn wrk(
     port: u16,
     process: u32,

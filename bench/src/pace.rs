@@ -1,4 +1,4 @@
-//! How long everything takes.
+//! The length of a run.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! The tables of a page in Markdown, made anew from a run.
+//! Renews the tables of a Markdown page from a run.
 //!
-//! They stand between marks, which Markdown does not show: `<!-- goals -->` or `<!-- contests: NAME | NAME -->`, with the
-//! beginnings of the contests' names, and `<!-- end -->`. The text around them is for people to write.
+//! The tables are between marks, which Markdown does not show: `<!-- goals -->` or `<!-- contests: NAME | NAME -->`, with the
+//! beginnings of the contests' names, and `<!-- end -->`. People write the text around them.
 
 use crate::contest::{Outcome, Sample, p50, p99, per_second};
 use crate::error::Error;
@@ -9,7 +9,7 @@ use crate::judged::Judged;
 
 const END: &str = "<!-- end -->";
 
-/// `page` with the tables of this run. A table of which the run has nothing stays as it is.
+/// `page` with the tables of this run. If the run has nothing for a table, the table stays as it is.
 pub(crate) fn renewed(page: &str, goals: &[Judged], outcomes: &[Outcome]) -> Result<String, Error> {
     let mut renewed = Vec::new();
     let mut old_table_of = None;
@@ -32,7 +32,7 @@ pub(crate) fn renewed(page: &str, goals: &[Judged], outcomes: &[Outcome]) -> Res
     }
 }
 
-/// What belongs below a mark; nothing below any other line.
+/// The table below a mark; empty below any other line.
 fn table(line: &str, goals: &[Judged], outcomes: &[Outcome]) -> Vec<String> {
     if line == "<!-- goals -->" && !goals.is_empty() {
         let head = ["| goal | wanted | figure | min – max | met |", "|---|---|---|---|---|"].map(str::to_owned);
@@ -73,7 +73,7 @@ fn in_thousands(number: f64) -> String {
     groups.join(",")
 }
 
-/// Microseconds, in the unit in which they are read most easily, to three digits or so.
+/// Microseconds in the most readable unit, to about three digits.
 fn shown(micros: f64) -> String {
     let (number, unit) = if micros < 1_000.0 { (micros, "µs") } else { (micros / 1_000.0, "ms") };
     let digits = if number < 10.0 { 2 } else { 0 };

@@ -1,4 +1,4 @@
-//! Libraries of another language, on the same Redis: what people use who do not use this.
+//! Python libraries for the same purpose, on the same Redis.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -30,7 +30,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         let (python, port) = (&python, redis.port());
         contestants.push(Contestant::new(peer, move |round| async move {
             let mut command = Command::new(python);
-            // What they deprecate is not the matter here.
+            // Their deprecation warnings do not matter here.
             command.args(["-W", "ignore"]).arg(file("peers/peers.py")).args([
                 peer,
                 &port.to_string(),
@@ -48,7 +48,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-/// A Python with the peers, in the folder for what is built.
+/// A Python with the peers, in the build folder.
 async fn python() -> Result<Option<PathBuf>, Error> {
     let folder = file("target/peers");
     let python = folder.join("bin/python");

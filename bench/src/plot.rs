@@ -15,11 +15,11 @@ const ROW: u32 = 34;
 /// Room for the names of contestants, and for those of goals, which are sentences.
 const NAMES: u32 = 300;
 const SENTENCES: u32 = 600;
-/// Room for the bars, and for what is written behind the longest.
+/// Room for the bars, and for the text behind the longest.
 const BARS: u32 = 350;
 const SHOWN: u32 = 110;
 
-/// A bar for what each contestant does in a second.
+/// A bar for the rate of each contestant.
 pub(crate) fn contest(folder: &Path, outcome: &Outcome) -> Result<(), Error> {
     let bars =
         outcome.rows.iter().filter_map(|row| Some((row.contestant, outcome.spread(row.contestant, per_second)?)));
@@ -39,7 +39,7 @@ pub(crate) fn contest(folder: &Path, outcome: &Outcome) -> Result<(), Error> {
     draw(&folder.join(format!("{file}.svg")), &outcome.name, NAMES, None, &rows)
 }
 
-/// How far each goal is reached: beyond the line at 1 it is met, whichever side of the figure is good.
+/// How far each goal is reached. A goal beyond the line at 1 is met, whichever side of the figure is good.
 pub(crate) fn goals(path: &Path, goals: &[Judged]) -> Result<(), Error> {
     let bar = |judged: &Judged| {
         let figure = judged.figure?;
@@ -47,7 +47,7 @@ pub(crate) fn goals(path: &Path, goals: &[Judged]) -> Result<(), Error> {
         let [median, one, other] = reached;
         Some(Bar {
             label: judged.what.clone(),
-            // Where a figure can be too small and too large, both extremes may be on the wrong side.
+            // If a figure can be too small and too large, both extremes may be on the wrong side.
             spread: Spread { median, min: one.min(other).min(median), max: one.max(other).max(median) },
             colour: if judged.met { OURS } else { OTHERS },
             shown: format!("{:.2}×", figure.median),

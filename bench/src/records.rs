@@ -1,4 +1,4 @@
-//! What a store is asked for, without an engine.
+//! The verbs of a store, without an engine.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::error::Error;
 /// Longer than any run.
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// As in the answers that the hand-written contestants keep.
+/// The size of the answers that the hand-written contestants keep.
 const BODY: usize = 512;
 
 /// Cycles and replays on one store.
@@ -36,7 +36,7 @@ impl Maker {
         Arc::new(Self { store, response: response(), origin, fingerprint })
     }
 
-    /// As random as the ids of records are.
+    /// The id of a record by its number, as random as other ids.
     pub(crate) fn id(number: u64) -> RecordId {
         RecordId::from_bytes(Sha256::digest(number.to_be_bytes()).into())
     }
@@ -58,7 +58,7 @@ impl Maker {
         Settlement::Completed(self.response.clone())
     }
 
-    /// Acquires a key that nobody has used.
+    /// Acquires an unused key.
     pub(crate) async fn acquire(&self, number: u64) -> Result<idem_core::Lease, Error> {
         match self.store.acquire(&self.request(number)).await? {
             AcquireOutcome::Acquired(lease) => Ok(lease),
@@ -66,7 +66,7 @@ impl Maker {
         }
     }
 
-    /// Acquires it and settles it.
+    /// Acquires a key and settles it.
     pub(crate) async fn cycle(&self, number: u64) -> Result<(), Error> {
         let lease = self.acquire(number).await?;
         match self.store.settle(&lease, &self.settlement(), DAY).await? {
@@ -75,7 +75,7 @@ impl Maker {
         }
     }
 
-    /// Asks for a settled one.
+    /// Acquires a settled key, and expects its replay.
     pub(crate) async fn replay(&self, number: u64) -> Result<(), Error> {
         match self.store.acquire(&self.request(number)).await? {
             AcquireOutcome::Replay(replay) if replay.response == self.response => Ok(()),
@@ -92,7 +92,7 @@ impl Maker {
         }
     }
 
-    /// A client that asks for one after another of so many settled records.
+    /// A client that asks for one settled record after another.
     pub(crate) fn replays(self: &Arc<Self>, records: u64) -> impl Fn(u64) -> Work + Clone + Send + 'static {
         let maker = Arc::clone(self);
         move |number| {
@@ -101,12 +101,12 @@ impl Maker {
         }
     }
 
-    /// Makes `0..count`.
+    /// Makes the settled records `0..count`.
     pub(crate) async fn fill(&self, count: u64) -> Result<(), Error> {
         self.fill_by(count, 256).await
     }
 
-    /// The same, so many `at_once`.
+    /// Like [`fill`](Self::fill), so many `at_once`.
     pub(crate) async fn fill_by(&self, count: u64, at_once: usize) -> Result<(), Error> {
         use futures_util::{StreamExt, TryStreamExt};
         futures_util::stream::iter(0..count)
@@ -126,7 +126,7 @@ fn response() -> StoredResponse {
     StoredResponse { status: 200, headers, body: StoredBody::Retained(vec![b'x'; BODY].into()) }
 }
 
-/// Numbers as if at random, the same in each run: below `bound`.
+/// A scattered number below `bound`, the same in each run.
 pub(crate) fn scattered(number: u64, bound: u64) -> u64 {
     // The multiplier of Knuth's MMIX; consecutive numbers go far apart.
     number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) % bound.max(1)

@@ -1,4 +1,4 @@
-//! The goals, what they came to, and everything that was measured.
+//! The goals, their figures, and everything that was measured.
 
 use std::path::Path;
 
@@ -23,24 +23,24 @@ impl Report {
         Self { pace, outcomes: Vec::new(), goals: Vec::new(), notes: Vec::new() }
     }
 
-    /// A contest that was held.
+    /// Adds the outcome of a contest.
     pub(crate) fn add(&mut self, outcome: Outcome) {
         self.outcomes.push(outcome);
     }
 
-    /// What a goal came to.
+    /// Judges a goal by its figure.
     pub(crate) fn judge(&mut self, what: &str, goal: Goal, figure: Option<Spread>) {
         let met = figure.is_some_and(|figure| goal.is_met(figure.median));
         self.goals.push(Judged { what: what.to_owned(), goal, figure, met });
     }
 
-    /// What a reader has to know beside the figures.
+    /// Adds what a reader must know in addition to the figures.
     pub(crate) fn note(&mut self, note: String) {
         println!("{note}");
         self.notes.push(note);
     }
 
-    /// Prints the goals, and writes the files. Goals that are missed are no error: a figure is a measurement.
+    /// Prints the goals, and writes the files. A missed goal is no error: a figure is a measurement.
     pub(crate) fn finish(self, json: Option<&Path>, plots: Option<&Path>, page: Option<&Path>) -> Result<(), Error> {
         if !self.goals.is_empty() {
             self.print_goals();

@@ -6,8 +6,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 
 use crate::error::Error;
 
-/// Everything durable, as a production server is: only what would make checkpoints fall into some turns and not into others is
-/// larger than by default.
+/// Fully durable, as a production server is. The larger values allow many connections, and keep checkpoints from falling into
+/// some turns only.
 const POSTGRES: [&str; 4] =
     ["max_connections=400", "shared_buffers=1GB", "max_wal_size=16GB", "checkpoint_timeout=30min"];
 
@@ -26,13 +26,13 @@ pub(crate) fn redis() -> Result<Redis, Error> {
     Ok(server)
 }
 
-/// A connection of nobody's store.
+/// A connection that belongs to no store.
 pub(crate) async fn connect(server: &Postgres) -> Result<PgConnection, Error> {
     Ok(server.url().parse::<PgConnectOptions>()?.disable_statement_logging().connect().await?)
 }
 
 pub(crate) async fn run(connection: &mut PgConnection, sql: &str) -> Result<(), Error> {
-    // One by one: VACUUM and CHECKPOINT are in no transaction with others.
+    // One statement at a time, because VACUUM and CHECKPOINT cannot be in a transaction with others.
     for statement in sql.split(";\n").filter(|statement| !statement.trim().is_empty()) {
         sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut *connection).await?;
     }

@@ -1,5 +1,5 @@
-//! The suite against every framework, store and contract: prints the matrix of what passed, and the difference between what
-//! the frameworks answered, which has to be none.
+//! Runs the suite against every framework, store and contract. Prints a matrix of the results, and the differences between the
+//! frameworks' answers, of which there must be none.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 #[path = "../payments/support/mod.rs"]
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use idem_http_suite::{CASES, Contract, Protocol, Report, differences, run};
 use support::{Backend, Framework, Server, Setup};
 
-/// What runners of tests call it.
+/// The name of the test for test runners.
 const NAME: &str = "every_framework_gives_the_same_answers_on_every_store";
 
-/// The stores, by the names that the matrix shows. A new one joins by its line here.
+/// The stores, by the names that the matrix shows. Add a new store here.
 const STORES: &[(&str, Backend)] = &[
     ("memory", Backend::Memory),
     ("sqlite", Backend::Sqlite),
@@ -32,23 +32,24 @@ const STORES: &[(&str, Backend)] = &[
     ("hybrid", Backend::Hybrid),
 ];
 
-/// A machine that is busy with something else takes seconds for what takes milliseconds, and that is nobody's fault here.
+/// Longer timeouts, because a busy machine takes seconds for what usually takes milliseconds.
 ///
-/// Less of it for the cache: whoever finds a claim in it waits for so long, and of a thousand one after the other would.
+/// The cache's is shorter: a request that finds a claim in the cache waits for that long, and a thousand do so one after the
+/// other.
 const PATIENT: &[&str] = &["--store-timeout-ms", "25000", "--cache-timeout-ms", "2000", "--backoff-ms", "6000"];
 
-/// Cells that are filled at once: a cell waits for most of its time.
+/// The number of concurrent cells; most of their time is waiting.
 const AT_ONCE: usize = 4;
 
-/// What the server may have needed at its peak, with bodies of megabytes and more than a thousand waiting clients.
+/// The limit for the server's peak memory, with bodies of megabytes and more than a thousand waiting clients.
 const MEMORY_LIMIT_BYTES: u64 = 512 * 1024 * 1024;
 
-/// What the difference is without.
+/// What the comparison ignores.
 const NOT_COMPARED: &str = "(compared without: Date, Content-Length, Transfer-Encoding, Connection; the order of fields of different names; \
 the seconds of Retry-After; ids and times, whose place is compared; what middleware for CORS and compression adds; and answers \
 that depend on who is faster, or that the framework gives without asking the layer or the page)";
 
-/// One store under one contract, by one framework.
+/// The results for one store, contract and framework.
 struct Cell {
     store: &'static str,
     contract: Contract,
@@ -59,7 +60,7 @@ struct Cell {
 }
 
 fn main() -> ExitCode {
-    // The servers inherit it.
+    // The servers inherit the limit.
     idem_http_suite::allow_many_connections();
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args.iter().any(|arg| arg == "--list") {
@@ -106,7 +107,7 @@ fn fill(stores: &[&(&'static str, Backend)]) -> Vec<Cell> {
     cells.into_inner().unwrap().into_values().collect()
 }
 
-/// Hyper alone has the same layer as axum, so that one store is enough to see what axum adds to it.
+/// Hyper uses the same layer as axum, so one store shows what axum adds to it.
 fn frameworks_on(backend: Backend) -> &'static [Framework] {
     match backend {
         Backend::Sqlite => &[Framework::Axum, Framework::Actix, Framework::Hyper],
@@ -114,7 +115,7 @@ fn frameworks_on(backend: Backend) -> &'static [Framework] {
     }
 }
 
-/// The largest share of memory that the server has had.
+/// The peak memory of the server, in bytes.
 fn peak_memory(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.process_id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -158,7 +159,7 @@ fn judge(cells: &[Cell]) -> ExitCode {
     if failures.is_empty() && differing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Status, header fields and body of every answer, compared with what the first framework answered.
+/// Compares status, header fields and body of every answer with the answer of the first framework.
 fn frameworks_differ(cells: &[Cell]) -> Vec<String> {
     let mut differing = Vec::new();
     for place in cells.chunk_by(|one, next| (one.store, one.contract) == (next.store, next.contract)) {

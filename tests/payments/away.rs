@@ -1,14 +1,14 @@
-//! A store that does not answer: nothing runs, and everything goes on when it is back.
+//! An unavailable store: nothing runs, and everything goes on when the store is back.
 
 use idem_servers::{Postgres, Redis};
 
 use crate::support::{Backend, Contract, Framework, Request, Server, Setup, eventually};
 
-/// The servers that a store may be made of.
+/// The servers of a store.
 enum Away {
     Redis(Redis),
     Postgres(Postgres),
-    /// The fast store is there.
+    /// Only Postgres is unavailable; the cache answers.
     HybridWithoutPostgres(Postgres, Redis),
 }
 
@@ -18,7 +18,7 @@ impl Away {
         [Self::Redis(redis()), Self::Postgres(postgres()), Self::HybridWithoutPostgres(postgres(), redis())]
     }
 
-    /// A server on it whose payments are elsewhere, and can be looked at all the time.
+    /// Starts a payments server on it, whose payments are in another database that stays available.
     fn serve(&self, framework: Framework, args: &[&str]) -> Server {
         let on = |stores: &[&str]| {
             let args = [args, stores, &["--ledger", "sqlite://ledger.db"]].concat();
@@ -34,7 +34,7 @@ impl Away {
         }
     }
 
-    /// Redis stands still with its connections; of Postgres they end.
+    /// Makes the store unavailable: Redis stands still with its connections, Postgres ends them.
     fn leave(&mut self) {
         match self {
             Self::Redis(redis) => redis.pause().unwrap(),
@@ -65,7 +65,7 @@ fn a_store_that_does_not_answer_is_503_and_nothing_runs() {
             assert_eq!((refused.status, refused.problem().as_deref()), (503, Some("store-unavailable")));
             assert!(refused.retry_after().is_some());
             let again = server.send(&known);
-            // A copy may be there, and is a replay.
+            // Redis may hold a copy; then the answer is a replay.
             assert!(again.is_replay() || again.problem().as_deref() == Some("store-unavailable"), "{again:?}");
             assert_eq!(effects(), Some(1));
             away.come_back();
@@ -87,7 +87,7 @@ fn a_server_that_fails_open_makes_payments_without_protection_and_says_so() {
     for mut away in Away::all() {
         for framework in Framework::ALL {
             let server = away.serve(framework, &["--dangerous-fail-open"]);
-            // What a paused Redis was sent it does when it goes on, so each framework has a key of its own.
+            // A paused Redis executes pending commands when it resumes, so each framework has its own key.
             let request = Request::pay(framework.name());
             away.leave();
             for payments in [1, 2] {

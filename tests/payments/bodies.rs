@@ -1,4 +1,4 @@
-//! What request bodies that are still open take of the server's memory, and of each other's room.
+//! Open request bodies: the server memory that they take, and the budget that they share.
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -12,17 +12,17 @@ on_every_framework! {
     one_principal_cannot_take_the_room_of_the_others,
 }
 
-/// The length of each body, which is the default limit; its last byte is sent last.
+/// The length of each body, which is the default limit. Its last byte is sent last.
 const LENGTH: usize = 1 << 20;
 
-/// What connections and the allocator take, however long bodies are.
+/// The memory of connections and of the allocator, for bodies of any length.
 const ALWAYS_BYTES: u64 = 32 << 20;
 
-/// A kind of bodies.
+/// A kind of body.
 struct Kind {
     name: &'static str,
     content_type: &'static str,
-    /// How many are open at once. Bodies that are hashed as they arrive take a while in a build without optimisation.
+    /// How many are open concurrently. Hashing bodies as they arrive is slow in an unoptimised build.
     count: usize,
     body: Vec<u8>,
 }
@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// `item` again and again between a beginning and an end, filled up with blanks.
+/// Repeats `item` between a beginning and an end, and pads with blanks.
 fn filled(begin: &str, item: impl Fn(usize) -> String, end: &str) -> Vec<u8> {
     let mut text = begin.to_owned();
     for at in 0.. {
@@ -78,15 +78,15 @@ fn open(server: &Server, tenant: &str, content_type: &str, body: &[u8]) -> Conne
     connection
 }
 
-/// Waits until the server has read all that was sent to it, by what the system says of its sockets.
+/// Waits until the server has read everything, according to the socket queues in `/proc/net/tcp`.
 fn await_read(server: &Server) {
     let port = format!(":{:04X}", server.address.port());
     eventually("the server to read what was sent", || {
         let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let of_server = sockets.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
-        // The fields are its number, its address, the other one, its state, and what waits to be sent and to be read.
+        // The fields are number, local address, remote address, state, and the queues for sending and receiving.
         let mut of_server = of_server.filter(|fields| fields[1].ends_with(&port) || fields[2].ends_with(&port));
-        // One that listens, in the state 0A, has a queue of connections instead.
+        // For a listening socket, state 0A, the queue holds connections instead.
         of_server.all(|fields| fields[3] == "0A" || fields[4] == "00000000:00000000").then_some(())
     });
 }
@@ -97,7 +97,7 @@ fn resident_bytes(server: &Server) -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Whether the server has sent or closed anything.
+/// Whether the server has sent anything or closed the connection.
 fn is_answered(connection: Connection) -> bool {
     let stream: TcpStream = connection.into_stream();
     stream.set_nonblocking(true).unwrap();
@@ -121,7 +121,7 @@ fn open_bodies_of_every_kind_take_at_most_twice_their_length_and_none_is_refused
         if kind.name == "ordinary" {
             let mut first = connections.remove(0);
             first.write(last);
-            // The application, which knows no lines of a payment, has had it.
+            // The application read it, and rejects it as a payment.
             let answer = first.answer("POST").unwrap();
             assert!(answer.problem().is_none() && (400..429).contains(&answer.status), "{answer:?}: {shown}");
         }
@@ -134,7 +134,7 @@ fn open_bodies_of_every_kind_take_at_most_twice_their_length_and_none_is_refused
 fn one_principal_cannot_take_the_room_of_the_others(setup: Setup) {
     let server = Server::start_on(setup, Contract::AtMostOnce, &[]);
     let body = filled("[", |_| "1,".to_owned(), "1]");
-    // A quarter of the budget, but for one byte each.
+    // A quarter of the budget, except one byte of each body.
     let held: Vec<Connection> =
         (0..64).map(|_| open(&server, "greedy", "application/json", &body[..LENGTH - 1])).collect();
     await_read(&server);

@@ -1,4 +1,4 @@
-//! `kill -9` in the middle, a restart, a retry.
+//! `kill -9` during a payment, a restart, and a retry.
 
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,14 @@ on_every_backend! {
     a_payment_that_takes_longer_than_its_lease_is_not_made_twice,
 }
 
-/// Long enough that a restart on a loaded machine ends before it.
+/// Longer than a restart takes on a loaded machine.
 const LEASE_MS: &str = "4000";
 const LEASE: Duration = Duration::from_secs(4);
 
 /// Time for the retries themselves, on a loaded machine.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// A server that was killed while it made a payment, started again, and the time of its death.
+/// Kills a server during a payment and restarts it. Returns the server and the time of its death.
 fn crashed(setup: Setup, contract: Contract, simulate: &str, effects_before_death: u64) -> (Server, Instant) {
     let mut server = Server::start_on(setup, contract, &["--lease-ms", LEASE_MS]);
     let stream = Request::pay("k").simulate(simulate).begin(server.address);
@@ -36,7 +36,7 @@ fn crashed(setup: Setup, contract: Contract, simulate: &str, effects_before_deat
     (server, died_at)
 }
 
-/// Retries until the answer is not 409; says it and whether it came within a lease of `died_at`.
+/// Retries until the answer is not 409. Checks that it came within a lease of `died_at`, and returns it.
 fn retried(server: &Server, died_at: Instant) -> Answer {
     let answer = eventually("an answer", || {
         let answer = server.send(&Request::pay("k"));
@@ -52,7 +52,7 @@ fn retried(server: &Server, died_at: Instant) -> Answer {
 }
 
 fn transactional_makes_the_payment_exactly_once_within_a_lease(setup: Setup) {
-    // Before the effect, and after it but before the commit: nobody can see it then, so the ledger says 0.
+    // Before the effect, and after it but before the commit. An uncommitted effect is invisible, so the ledger says 0.
     for simulate in ["delay-before=60000", "delay-after=60000"] {
         let (server, died_at) = crashed(setup, Contract::Transactional, simulate, 0);
         let answer = retried(&server, died_at);

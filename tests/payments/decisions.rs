@@ -1,4 +1,4 @@
-//! The decisions of the HTTP policy that the other files do not have.
+//! Decisions of the HTTP policy that the other files do not test.
 
 use std::time::Duration;
 
@@ -139,7 +139,7 @@ fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
     runtime.block_on(async {
         let options = sqlx::sqlite::SqliteConnectOptions::new().filename(server.store());
         let mut connection = options.connect().await.unwrap();
-        // As a later version would write it, before a rollback to this one.
+        // The format of a later version, as if this one followed a rollback.
         sqlx::raw_sql("UPDATE idem_records SET format = 2").execute(&mut connection).await.unwrap();
         connection.close().await.unwrap();
     });

@@ -1,4 +1,4 @@
-//! Servers that are told to stop while payments are made, whose clients stay or have left.
+//! Servers that get SIGTERM during payments, whose clients stay or have left.
 
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
@@ -15,7 +15,7 @@ on_every_backend! {
 
 type Leave = fn(TcpStream);
 
-/// How a client leaves.
+/// The ways in which a client leaves.
 const WAYS: [(&str, Leave); 3] = [("FIN", drop), ("RST", reset), ("half-close", half_close)];
 
 fn reset(stream: TcpStream) {
@@ -25,7 +25,7 @@ fn reset(stream: TcpStream) {
 
 fn half_close(stream: TcpStream) {
     stream.shutdown(Shutdown::Write).unwrap();
-    // Read to the end, as a client does that still wants its answer.
+    // Read to the end, like a client that still wants its answer.
     let _ = Answer::read(stream, "POST");
 }
 
@@ -66,7 +66,7 @@ fn a_server_that_is_told_to_stop_twice_stops_at_once(setup: Setup) {
     let stream = Request::pay("k").simulate("delay-before=600000").begin(server.address);
     server.await_running();
     server.terminate();
-    // From then on the second signal is heard.
+    // From then on the server handles a second signal.
     eventually("the shutdown", || server.log().contains("a second signal ends it at once").then_some(()));
     server.terminate();
     assert_eq!(server.wait().code(), Some(1));

@@ -1,4 +1,4 @@
-//! What is particular about Redis in front of Postgres: it may be away, be wiped out, and hold anything.
+//! Redis in front of Postgres: it may be unavailable, be emptied, and hold anything.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use idem_servers::{Postgres, Redis, redis_command};
 
 use crate::support::{Answer, Backend, Contract, Request, Server, eventually, refusal};
 
-/// One of the counters of a cache.
+/// Reads a counter of the cache.
 fn counted(server: &Server, what: &str, by: &str) -> u64 {
     server.health()["cache"][what][by].as_u64().unwrap()
 }
 
-/// Waits until a repeat of `key` is answered by Redis.
+/// Waits until Redis answers a repeat of `key`.
 fn await_copy(server: &Server, key: &str) -> Answer {
     eventually("a replay from Redis", || {
         let before = counted(server, "replays", "cache");
@@ -24,13 +24,12 @@ fn await_copy(server: &Server, key: &str) -> Answer {
 #[test]
 fn repeats_and_duplicates_do_not_reach_postgres() {
     for contract in Contract::ALL {
-        // A machine that is busy with something else may outlast the short lock of a transaction, or let Redis answer too
-        // late: then it is tried once more.
+        // A busy machine may outlast the short lock of a transaction, or let Redis answer too late. Then the test retries.
         eventually("Redis alone is asked", || is_spared(contract).then_some(()));
     }
 }
 
-/// Whether Postgres is asked neither by duplicates nor by repeats.
+/// Whether neither duplicates nor repeats reach Postgres.
 fn is_spared(contract: Contract) -> bool {
     let server = Server::start_on(Backend::Hybrid, contract, &[]);
     let turned_away = || (counted(&server, "in_progress", "cache"), counted(&server, "in_progress", "store"));
@@ -91,7 +90,7 @@ fn garbage_under_every_key_changes_nothing() {
     let keys = redis_command(redis.port(), &["KEYS", "*"]).unwrap();
     let keys: Vec<_> = keys.items().iter().map(|key| key.text().unwrap().to_owned()).collect();
     assert_eq!(keys.len(), 1, "{keys:?}");
-    // Of another version, of nobody, of another type.
+    // An entry of another version, one without a valid form, and one of another type.
     for write in [
         ["SET", &keys[0], "18446744073709551615:idem\u{2}later"],
         ["SET", &keys[0], "\u{0}\u{1}"],
@@ -122,7 +121,7 @@ fn while_postgres_is_down_repeats_are_replayed_and_nothing_runs() {
     assert_eq!((refused.status, refused.problem().as_deref()), (503, Some("store-unavailable")));
     assert!(refused.retry_after().is_some());
     postgres.start_again().unwrap();
-    // A transaction of a request that was refused may still hold its lock, and then a repeat is told 409.
+    // The transaction of a refused request may still hold its lock; then a repeat gets 409.
     let answer = eventually("the store's return", || {
         let answer = server.send(&Request::pay("new"));
         let later = matches!(answer.problem().as_deref(), Some("store-unavailable" | "in-progress"));

@@ -1,4 +1,4 @@
-//! Whole-system tests: the payments example over real sockets, with real files, killed for real.
+//! Tests of the whole system: the payments example with real sockets and files, killed by real signals.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod away;

@@ -1,6 +1,6 @@
-//! What is particular about Postgres: `kill -9` at every stage of a transaction, and many servers on one database.
+//! Tests with Postgres: `kill -9` at every stage of a transaction, and several servers on one database.
 //!
-//! `IDEM_KILL_ROUNDS` says how often a process is killed (default 10), `IDEM_KILL_SEED` in which order the stages come.
+//! `IDEM_KILL_ROUNDS` sets how often a process is killed (default 10), and `IDEM_KILL_SEED` the order of the stages.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ const LEASE: Duration = Duration::from_secs(4);
 /// Time for the retries themselves, on a loaded machine.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Clients that retry the same payment at once.
+/// How many clients retry the same payment concurrently.
 const RETRIES: usize = 3;
 
-/// What has been done when the process dies.
+/// What the process has done when it dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Locked,
     Paid,
-    /// The statement that inserts the settled record is not over yet.
+    /// The statement that inserts the settled record is not finished.
     Inserted,
-    /// The COMMIT has been sent, and is not over yet.
+    /// The COMMIT has been sent, and is not finished.
     Committing,
     Committed,
 }
@@ -51,7 +51,7 @@ impl Stage {
     }
 }
 
-/// SplitMix64, so that a printed seed is all that is needed to repeat a run.
+/// SplitMix64: the printed seed is enough to repeat a run.
 struct Random(u64);
 
 impl Random {
@@ -63,7 +63,7 @@ impl Random {
         usize::try_from((mixed ^ (mixed >> 31)) % bound as u64).unwrap()
     }
 
-    /// All stages, in some order.
+    /// All stages in random order.
     fn stages(&mut self) -> Vec<Stage> {
         let mut rest = Stage::ALL.to_vec();
         (0..rest.len()).map(|_| rest.swap_remove(self.below(rest.len()))).collect()
@@ -74,8 +74,8 @@ fn number_from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number, not {value}")))
 }
 
-/// Begins a payment, lets it come to the stage, kills the server, and deals with what is left in the database.
-/// Says when.
+/// Begins a payment, kills the server at the stage, and handles the orphaned statement in the database. Returns the time of
+/// death.
 fn kill_at(server: &mut Server, gates: &Gates, (stage, orphan): (Stage, Orphan), key: &str) -> Instant {
     let schemas = server.schemas();
     let settled_before = schemas.records();
@@ -113,7 +113,7 @@ fn retried(server: &Server, key: &str) -> Answer {
     })
 }
 
-/// Many clients retry at once; says the answer that all of them got, and whether the payment had been made before.
+/// Retries with many clients at once. Returns the common answer, and whether the payment had been made before.
 fn retried_by_many(server: &Server, key: &str) -> (Answer, bool) {
     let answers: Vec<Answer> = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..RETRIES).map(|_| scope.spawn(|| retried(server, key))).collect();
@@ -172,8 +172,7 @@ fn kill_often(setup: Setup) {
         longest = longest.max(stuck);
         match (stage, orphan) {
             (Stage::Committed, _) => assert!(made_before, "{stage:?}"),
-            // COMMIT may have been sent along with the statement, and the server may have noticed before it could go on
-            // that nobody is there any more.
+            // COMMIT may have been sent with the statement, or Postgres may have noticed the lost client before it continued.
             (Stage::Inserted | Stage::Committing, Orphan::GoesOn) => {}
             _ => assert!(!made_before, "{stage:?} {orphan:?}"),
         }

@@ -1,4 +1,4 @@
-//! The README's curl lines, pasted one by one.
+//! Runs the README's curl lines one by one.
 
 use std::process::Command;
 

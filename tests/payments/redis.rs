@@ -1,4 +1,4 @@
-//! What is particular about Redis: what it cannot promise, how it is found, and that it tells waiters.
+//! Tests with Redis: contracts that it cannot keep, how it is found, and notices to waiters.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use idem_servers::{Redis, redis_command};
 
 use crate::support::{Answer, Backend, Contract, Framework, Request, Server, refusal};
 
-/// Payments for which somebody waits in another process.
+/// The number of payments with a waiter in another process.
 const PAYMENTS: usize = 40;
 
-/// Far less than the last pauses of a waiter that is told nothing, and far more than a notice takes.
+/// Far less than a waiter's last pauses without notices, and far more than a notice takes.
 const PROMPTLY: Duration = Duration::from_millis(250);
 
 #[test]
@@ -80,9 +80,10 @@ fn a_duplicate_that_waits_in_another_process_on_a_cluster_is_answered_promptly()
     waiters_are_told(Backend::RedisCluster);
 }
 
-/// Each payment is sent to two processes. One of them makes it, which takes three seconds, and in the other one its
-/// duplicate waits. Whoever only looks from time to time does so in a rhythm of its own, which is then at half a second to a
-/// second: two in three would be later than [`PROMPTLY`], so that three in four are never punctual by chance.
+/// Sends each payment to two processes. One makes it, which takes three seconds, and in the other one its duplicate waits.
+///
+/// Without notices, a waiter polls at intervals between half a second and a second by then. Two thirds of the waiters would be
+/// later than [`PROMPTLY`], so three quarters are never punctual by chance.
 fn waiters_are_told(backend: Backend) {
     let server = Server::start_on(backend, Contract::AtLeastOnce, &[]);
     let replica = server.replica_on(Framework::Actix);
@@ -117,7 +118,7 @@ fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
     let server = Server::start_on(Backend::Redis, Contract::AtMostOnce, &[]);
     assert_eq!(server.send(&Request::pay("k")).status, 201);
     let keys = server.keys();
-    // As a later version would write it, before a rollback to this one.
+    // The format of a later version, as if this one followed a rollback.
     redis_command(keys.port(), &["SET", &keys.all()[0], "\0\u{2}and whatever it is followed by", "KEEPTTL"]).unwrap();
     for _ in 0..2 {
         let answer = server.send(&Request::pay("k"));

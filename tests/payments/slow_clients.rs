@@ -1,4 +1,4 @@
-//! Clients that take their time, each of which the server gives up.
+//! Slow clients, which the server disconnects.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,13 +14,13 @@ on_every_framework! {
     a_body_that_is_still_being_read_is_not_given_up,
 }
 
-// actix-web has no limit for writing: there the system's own is set, which does not end every such client.
+// actix-web has no write timeout. The system's timeout replaces it, but does not end every such client.
 on_every_backend!(@ axum_alone Axum Sqlite: a_client_that_does_not_read_is_given_up,);
 
 /// The limit of the servers here.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Far above it, so that running into it is a failure.
+/// Far above the limit, so that reaching it is a failure.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn server(setup: Setup) -> Server {
@@ -33,7 +33,7 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// Reads until the server ends the connection, in good order or not, and says what came.
+/// Reads until the server ends the connection, by FIN or RST, and returns what came.
 fn read_to_the_end(mut stream: TcpStream, what: &str) -> String {
     let mut read = Vec::new();
     if let Err(error) = stream.read_to_end(&mut read) {
@@ -48,10 +48,10 @@ fn a_head_that_never_ends_ends_its_connection(setup: Setup) {
     let preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let mut heads = vec!["P", "POST /v1/payments", whole, &preface[..16], preface];
     if setup.framework == Framework::Axum {
-        // Actix awaits the first byte without a limit.
+        // actix-web waits for the first byte without a limit.
         heads.push("");
     }
-    // At once, as each takes as long as the limit.
+    // All at once, because each one takes as long as the limit.
     let began = Instant::now();
     let streams: Vec<_> = heads
         .iter()
@@ -82,7 +82,7 @@ fn a_connection_without_a_further_request_ends(setup: Setup) {
     }
 }
 
-/// A client with little room for what it does not read.
+/// A client with a small receive buffer.
 fn small_reader(address: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None).unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -90,8 +90,7 @@ fn small_reader(address: SocketAddr) -> TcpStream {
     socket.into()
 }
 
-/// Whether the server has not closed the connection. What it has closed the system may keep for a while, for bytes that were not
-/// taken.
+/// Whether the server has not closed the connection. The system may keep a closed one for a while, because of unread bytes.
 fn is_open(server: SocketAddr, client: SocketAddr) -> bool {
     let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -121,7 +120,7 @@ fn a_body_that_is_still_being_read_is_not_given_up(setup: Setup) {
     let mut stream = small_reader(server.address);
     let request = Request::pay("k").simulate(&format!("stream={BYTES}")).set("Connection", "close");
     stream.write_all(&request.to_bytes()).unwrap();
-    // Longer than the limit in all, and never as long without a byte.
+    // Longer than the limit in total, but never that long without a byte.
     let (began, mut read, mut buffer) = (Instant::now(), 0, vec![0; BYTES / 40]);
     loop {
         let length = stream.read(&mut buffer).unwrap();

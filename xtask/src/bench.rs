@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: what the safety costs, beside other ways to do the same; and instructions, which no noise reaches.
+//! `cargo xtask bench`: measures the cost of safety against alternatives, and counts instructions, which are free of noise.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -10,28 +10,28 @@ use serde_json::{Value, json};
 
 use crate::command::{self, cargo, install, is_installed, may_install, workspace};
 
-/// Debian's packages with the programs that the contests need besides the servers.
+/// Programs that the benchmarks need besides the servers, with their Debian packages.
 const PROGRAMS: [(&str, &str); 3] = [("wrk", "wrk"), ("redis-benchmark", "redis-tools"), ("valgrind", "valgrind")];
 
-/// How many instructions more than the baseline something may take, in percent: the next version of a compiler does that.
+/// How many percent more instructions than the baseline are allowed, because a new compiler version changes them.
 const TOLERANCE: f64 = 3.0;
 
-/// How often work is done in the two runs whose difference counts.
+/// The repetitions of work in two runs; the difference of the runs counts.
 const TIMES: [u64; 2] = [100, 1_100];
 
-/// What to do.
+/// What to measure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Compares the instructions of the core's work with the baseline, and fails when one takes more than 3 % more.
+    /// Compares the instructions of the core's work with the baseline; fails if one needs over 3 % more.
     #[arg(long)]
     check: bool,
-    /// Counts them, and makes them the baseline.
+    /// Counts the instructions and makes them the baseline.
     #[arg(long, conflicts_with = "check")]
     record: bool,
     /// Times single pieces of work, without servers.
     #[arg(long, conflicts_with_all = ["check", "record"])]
     micro: bool,
-    /// What is measured and how, as in `--quick store`; `-- --help` lists it.
+    /// What to measure and how, such as `--quick store`; `-- --help` lists it.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, conflicts_with_all = ["check", "record", "micro"])]
     options: Vec<OsString>,
 }
@@ -56,7 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     command::run(bench.args(&options.options).current_dir(folder()))
 }
 
-/// A workspace of its own: what the peers bring along is nobody else's business.
+/// The folder of a separate workspace, which keeps the dependencies of the compared libraries out of this one.
 fn folder() -> PathBuf {
     workspace().join("bench")
 }
@@ -85,11 +85,11 @@ fn instructions(record: bool) -> Result<(), Box<dyn Error>> {
     compare(&counted, &baseline["instructions"])
 }
 
-/// The instructions of a process that does `work` so many times.
+/// The instructions of a process that does `work` this many times.
 fn count(program: &std::path::Path, work: &str, times: u64) -> Result<u64, Box<dyn Error>> {
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program).args([work, &times.to_string()]);
-    // Where the stack and the heap begin changes nothing, but what the environment holds is copied at the start.
+    // The start addresses of stack and heap change nothing, but the process copies its environment at the start.
     let output = valgrind.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     let collected = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());

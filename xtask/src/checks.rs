@@ -1,4 +1,4 @@
-//! What a change has to pass besides the tests.
+//! Checks of a change besides the tests.
 
 use std::error::Error;
 
@@ -20,7 +20,7 @@ pub(crate) fn documentation() -> Result<(), Box<dyn Error>> {
     run(command.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Without features, the core depends on no runtime, no HTTP and no database.
+/// Checks that the core, without features, depends on no runtime, no HTTP and no database.
 pub(crate) fn core_is_pure() -> Result<(), Box<dyn Error>> {
     const BANNED: [&str; 8] = ["tokio", "http", "hyper", "sqlx", "redis", "axum", "actix-web", "tower"];
     let tree = output_of(&mut cargo(&["tree", "-p", "idem-core", "-e", "normal", "--prefix", "none"]))?;
@@ -34,14 +34,14 @@ pub(crate) fn mutants() -> Result<(), Box<dyn Error>> {
     let mut command = cargo(&["mutants", "-p", "idem-core", "--jobs", "2"]);
     command.env("PROPTEST_CASES", "64");
     println!("> cargo mutants -p idem-core --jobs 2");
-    // Status 3: all were caught, some of them only because they looped for ever.
+    // Status 3: all were caught, some only because they looped forever.
     match command.status()?.code() {
         Some(0 | 3) => Ok(()),
         status => Err(format!("some mutants were not caught (status {status:?}); see mutants.out").into()),
     }
 }
 
-/// What packages embed from the folders at the top of the workspace: the crate, its link, a file behind it.
+/// Files that packages embed from top-level folders: the crate, its symbolic link, and a file behind the link.
 const EMBEDDED: &[(&str, &str, &str)] = &[
     ("idem-sqlite", "migrations", "0001_records.sql"),
     ("idem-postgres", "migrations", "0002_verbs.sql"),
@@ -54,7 +54,7 @@ const EMBEDDED: &[(&str, &str, &str)] = &[
 /// Packs all published crates and builds them from their archives. The archive of a crate that embeds SQL must carry it.
 pub(crate) fn packages() -> Result<(), Box<dyn Error>> {
     let packages = published()?;
-    // Cargo builds each from the archives of the others, so that none needs a release of another.
+    // Cargo builds each package from the archives of the others, so none needs a release of another.
     let mut command = cargo(&["package", "--allow-dirty"]);
     run(command.args(packages.iter().flat_map(|package| ["-p", &package.name])))?;
     for (package, folder, file) in EMBEDDED {

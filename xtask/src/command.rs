@@ -1,10 +1,10 @@
-//! Commands that are shown before they run, and whose failure is an error.
+//! Commands that are printed before they run, and whose failure is an error.
 
 use std::error::Error;
 use std::path::Path;
 use std::process::Command;
 
-/// The folder of the workspace, wherever `cargo xtask` was called.
+/// The folder of the workspace, independent of the current folder.
 pub(crate) fn workspace() -> &'static Path {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().unwrap_or(manifest)
@@ -17,7 +17,7 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Shows and runs a command.
+/// Prints and runs a command.
 pub(crate) fn run(command: &mut Command) -> Result<(), Box<dyn Error>> {
     let shown = shown(command);
     println!("> {shown}");
@@ -25,7 +25,7 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Box<dyn Error>> {
     if status.success() { Ok(()) } else { Err(format!("{shown}: {status}").into()) }
 }
 
-/// Shows and runs a command, and gives what it printed.
+/// Prints and runs a command, and returns its output.
 pub(crate) fn output_of(command: &mut Command) -> Result<String, Box<dyn Error>> {
     let shown = shown(command);
     println!("> {shown}");
@@ -36,12 +36,12 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String, Box<dyn Error>>
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Whether a program is there.
+/// Whether a program is installed.
 pub(crate) fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// Fails where this tool of cargo is missing, and says how to install it.
+/// Fails if this cargo tool is missing, with installation advice.
 pub(crate) fn require_cargo_tool(name: &str) -> Result<(), Box<dyn Error>> {
     if output_of(&mut cargo(&[name, "--version"])).is_err() {
         return Err(format!("cargo-{name} is missing; run `cargo install --locked cargo-{name}`").into());
@@ -49,7 +49,7 @@ pub(crate) fn require_cargo_tool(name: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Whether this machine is one on which Debian's packages can be installed without asking anybody.
+/// Whether Debian's packages can be installed without a prompt.
 pub(crate) fn may_install() -> bool {
     let user = Command::new("id").arg("--user").output();
     is_installed("apt-get") && user.is_ok_and(|output| output.stdout.trim_ascii() == b"0")

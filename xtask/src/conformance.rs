@@ -1,20 +1,20 @@
-//! `cargo xtask conformance`: stores follow the state machine, for longer than a test run lasts.
+//! `cargo xtask conformance`: checks stores against the state machine for longer than a test run.
 
 use std::error::Error;
 
 use crate::command::{self, cargo};
 use crate::servers::Servers;
 
-/// What all tests of the state-machine check are called in the beginning.
+/// The common prefix of the state-machine tests.
 const TESTS: &str = "the_store_follows_the_model";
 
-/// How long, and which.
+/// How many cases, and which store.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How many random sequences of verbs each way of setting up a store is checked with (`IDEM_CASES`).
+    /// Number of random sequences of verbs for each setup of a store (`IDEM_CASES`).
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     cases: u32,
-    /// Which store; default those with a server. SQLite's reads and writes under a lock.
+    /// The store; default those with a server. SQLite's reads and writes under a lock.
     #[arg(long, value_enum)]
     store: Option<Store>,
 }

@@ -7,10 +7,11 @@ use std::os::unix::process::CommandExt;
 use crate::command::cargo;
 use crate::{docker, images};
 
-/// Makes the image of the example unless one is named, and becomes the program that does the rest, so that Ctrl-C reaches nobody else.
+/// Builds the example's image unless one is named, and then replaces itself with the suites' program, so that only that one
+/// gets Ctrl-C.
 pub(crate) fn run(options: &[OsString]) -> Result<(), Box<dyn Error>> {
     docker::expect_engine()?;
-    // Somebody may have one of another version.
+    // The environment may name an image of another version.
     if std::env::var_os("IDEM_PAYMENTS_IMAGE").is_none() {
         images::provide_example()?;
     }

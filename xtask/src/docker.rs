@@ -1,4 +1,4 @@
-//! As much of Docker's command line as images need.
+//! The parts of Docker's command line that images need.
 
 use std::error::Error;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ pub(crate) fn docker(args: &[&str]) -> Command {
     command
 }
 
-/// Says in one line what is missing when no engine answers.
+/// Fails with one line of advice if no engine answers.
 pub(crate) fn expect_engine() -> Result<(), Box<dyn Error>> {
     let asked = docker(&["version", "--format", "{{.Server.Version}}"]).output();
     let output = asked.map_err(|error| format!("containers need Docker, and `docker` does not run ({error})"))?;
@@ -27,12 +27,12 @@ pub(crate) fn has_image(name: &str) -> bool {
     inspect(name, "{{.Id}}").is_ok()
 }
 
-/// What the image is, whatever it is called.
+/// The id of an image.
 pub(crate) fn id_of(name: &str) -> Result<String, Box<dyn Error>> {
     inspect(name, "{{.Id}}")
 }
 
-/// A label of an image; `None` without the label, and without the image.
+/// A label of an image; `None` if the label or the image is missing.
 pub(crate) fn label_of(name: &str, label: &str) -> Option<String> {
     inspect(name, &format!("{{{{index .Config.Labels \"{label}\"}}}}")).ok()
 }

@@ -8,20 +8,20 @@ use serde_json::Value;
 
 use crate::command;
 
-/// The tests of one target of a package.
+/// The test executable of one target of a package.
 #[derive(Debug)]
 pub(crate) struct Executable {
-    /// The folder of its package, in which cargo would run it.
+    /// The folder of its package, in which cargo runs it.
     pub(crate) package: PathBuf,
     /// `lib`, `bin` or `test`.
     pub(crate) kind: String,
-    /// Of the target.
+    /// The name of the target.
     pub(crate) name: String,
     pub(crate) program: PathBuf,
 }
 
 impl Executable {
-    /// All that a `cargo test` builds; this one is told not to run them.
+    /// Builds all executables of a `cargo test` without running them.
     pub(crate) fn build(test: &mut Command) -> Result<Vec<Self>, Box<dyn Error>> {
         test.args(["--no-run", "--message-format=json-render-diagnostics"]).stderr(Stdio::inherit());
         let printed = command::output_of(test)?;
@@ -30,10 +30,10 @@ impl Executable {
         Ok(executables.into_iter().flatten().collect())
     }
 
-    /// `None` when the message is about something else.
+    /// The executable in a message of cargo; `None` for other messages.
     fn of(message: &Value) -> Option<Self> {
         let target = &message["target"];
-        // Programs that tests start are built as well.
+        // Programs that tests start are built too.
         message["profile"]["test"].as_bool().filter(|is_test| *is_test)?;
         Some(Self {
             package: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: libFuzzer looks for inputs that show something to be wrong.
+//! `cargo xtask fuzz`: lets libFuzzer look for inputs that break a property.
 
 use std::error::Error;
 use std::fs;
@@ -7,33 +7,33 @@ use std::process::Command;
 
 use crate::command::{self, cargo, is_installed, workspace};
 
-/// The longest input, in bytes: several times what anything here decides by.
+/// The longest input, in bytes: several times the longest that any code here distinguishes.
 const LONGEST: &str = "-max_len=8192";
 
-/// What an input may take before that is a failure: as many seconds as a loaded machine needs for a thousand of them.
+/// The time limit of one input, in seconds: enough for a thousand inputs on a loaded machine.
 const PATIENCE: &str = "-timeout=10";
 
-/// How long, and which.
+/// How long, and which target.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// For how many seconds each target is run.
+    /// Seconds for each target.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// Which target; default all of them.
+    /// The target; default all of them.
     #[arg(long)]
     target: Option<String>,
 }
 
-/// What one target came to.
+/// The results of one target.
 struct Run {
     executions: String,
     /// The last line of progress: edges, features, size of the corpus.
     reached: String,
-    /// What failed, if something did.
+    /// The failure, if there was one.
     failure: Option<String>,
 }
 
-/// Runs each target from its committed corpus, and says how many inputs it tried.
+/// Runs each target from its committed corpus, and prints how many inputs it tried.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let targets = chosen(options.target.as_deref())?;
     if command::output_of(&mut cargo(&["fuzz", "--version"])).is_err() {
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n").into()) }
 }
 
-/// The targets by their files, in order.
+/// The targets, in the order of their files.
 fn chosen(wanted: Option<&str>) -> Result<Vec<String>, Box<dyn Error>> {
     let mut targets = Vec::new();
     for file in fs::read_dir(folder().join("fuzz_targets"))? {
@@ -70,8 +70,8 @@ fn folder() -> PathBuf {
     workspace().join("fuzz")
 }
 
-/// Without a sanitizer, for which the standard library would have to be built: the code of this workspace has nothing unsafe.
-/// The flags of the fuzzer are unstable, and a stable compiler takes them only when it is told that it may.
+/// The cargo-fuzz command, without a sanitizer: that would need a rebuilt standard library, and this workspace has no unsafe
+/// code. The fuzzer's flags are unstable, and `RUSTC_BOOTSTRAP` makes a stable compiler accept them.
 fn cargo_fuzz(verb: &str, args: &[&str]) -> Command {
     let mut command = cargo(&["fuzz", verb, "--sanitizer", "none"]);
     command.args(args).env("RUSTC_BOOTSTRAP", "1");
@@ -79,7 +79,7 @@ fn cargo_fuzz(verb: &str, args: &[&str]) -> Command {
 }
 
 fn run_one(target: &str, seconds: u32) -> Result<Run, Box<dyn Error>> {
-    // What is found goes here, so that the committed corpus changes only when somebody wants it to.
+    // New inputs go here, so that the committed corpus changes only by hand.
     let found = workspace().join("target/fuzz").join(target);
     fs::create_dir_all(&found)?;
     let (found, committed) = (found.display().to_string(), format!("fuzz/corpus/{target}"));
@@ -101,7 +101,8 @@ fn executions(said: &str) -> String {
     count.map_or("unknown", str::trim).to_owned()
 }
 
-/// As in `#4194304 DONE cov: 812 ft: 3014 corp: 402/21Kb lim: 4096 exec/s: 69905 rss: 71Mb`.
+/// Extracts the progress from a line such as `#4194304 DONE cov: 812 ft: 3014 corp: 402/21Kb lim: 4096 exec/s: 69905 rss:
+/// 71Mb`.
 fn reached(said: &str) -> String {
     let last = said.lines().rev().find(|line| line.starts_with('#') && line.contains(" cov: "));
     let figures =
@@ -109,7 +110,7 @@ fn reached(said: &str) -> String {
     figures.unwrap_or("nothing reached").to_owned()
 }
 
-/// Where the input is, and what it showed.
+/// The place of the failing input, and the panic.
 fn failure(said: &str) -> String {
     let input = said.lines().find_map(|line| line.split("Test unit written to ").nth(1));
     let panic: Vec<&str> = said.lines().skip_while(|line| !line.contains("panicked at")).take(4).collect();

@@ -25,75 +25,75 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask")]
 enum Task {
-    /// Runs all tests with real servers, after getting what is missing on this machine.
+    /// Runs all tests with real servers, after it has installed what this machine lacks.
     Test,
-    /// Runs a command with the servers that `test` starts, and passes its exit code on.
+    /// Runs a command with the servers that `test` starts, and returns its exit code.
     WithServers {
-        /// The command, as in `cargo test -p idem-postgres`.
+        /// The command, such as `cargo test -p idem-postgres`.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
-    /// Holds a server that runs already to the suite of cases over sockets that `test` runs on every framework and store.
+    /// Runs the HTTP cases of `test` against a server that runs already.
     #[command(disable_help_flag = true)]
     HttpSuite {
-        /// Its options, as in `--url http://127.0.0.1:8080`.
+        /// Its options, such as `--url http://127.0.0.1:8080`.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
-    /// Sends the example, by each framework, requests that schemathesis makes out of its description (needs python3).
+    /// Sends requests that schemathesis generates from the example's OpenAPI description, with each framework (needs python3).
     Schemathesis(schemathesis::Options),
-    /// Everything that a change has to pass: format, lints, documentation, gates, tests, model.
+    /// Runs all checks of a change: format, lints, documentation, gates, tests, model.
     Ci(model::Options),
     /// Runs one gate, or all that `ci` runs: features, dependencies, public items, packages and more.
     Gate(gates::Options),
     /// Searches every situation that crashes and lost messages can lead to, for each contract.
     Model(model::Options),
-    /// Compares stores with the model of the state machine in many more random sequences of verbs than tests try.
+    /// Compares stores with the state-machine model in many more random sequences of verbs than the tests.
     Conformance(conformance::Options),
-    /// Runs a check of a store that takes minutes, with servers of its own: `cargo xtask long help`.
+    /// Runs a check of a store that takes minutes, with its own servers: `cargo xtask long help`.
     #[command(disable_help_flag = true)]
     Long {
-        /// The check and its options, as in `hammer --seconds 10`.
+        /// The check and its options, such as `hammer --seconds 10`.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         check: Vec<OsString>,
     },
-    /// Runs the payments example under hundreds of faults that follow from a seed, and checks what its clients saw.
+    /// Runs the payments example under hundreds of faults from a seed, and checks the answers of its clients.
     #[command(disable_help_flag = true)]
     Faults {
-        /// Its options, as in `--minutes 30 --seed 1`; `--help` lists them.
+        /// Its options, such as `--minutes 30 --seed 1`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
     /// Drops every future of the stores at every await, and cuts every exchange with a server after every byte.
     #[command(disable_help_flag = true)]
     Sweeps {
-        /// Its options, as in `--store redis`; `--help` lists them.
+        /// Its options, such as `--store redis`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
-    /// Runs the fuzzers of everything that reads outside input (needs cargo-fuzz and a C++ compiler).
+    /// Fuzzes all code that reads outside input (needs cargo-fuzz and a C++ compiler).
     Fuzz(fuzz::Options),
-    /// Makes images of Postgres, Redis and PgBouncer out of Debian's packages, and one of the example (needs Docker).
+    /// Builds images of Postgres, Redis and PgBouncer from Debian's packages, and one of the example (needs Docker).
     Images(images::Options),
     /// Runs the suites against servers and the example in containers (needs Docker): `cargo xtask test-containers --help`.
     #[command(disable_help_flag = true)]
     TestContainers {
-        /// Its options, as in `--only http`.
+        /// Its options, such as `--only http`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<OsString>,
     },
-    /// Changes the pure core in one place at a time, and expects the tests to notice (needs cargo-mutants).
+    /// Changes the pure core in one place at a time; the tests must notice (needs cargo-mutants).
     Mutants,
-    /// Breaks each promise in a known way, one at a time, and expects the suites to notice.
+    /// Breaks each promise in a known way, one at a time; the suites must notice.
     PlantedBugs(planted::Options),
-    /// Measures what the safety costs, as ratios between contestants that take turns; `--check` counts instructions.
+    /// Measures the cost of safety, as ratios between contestants that take turns; `--check` counts instructions.
     Bench(bench::Options),
-    /// Packs and builds every crate that is published, and checks that what it embeds is inside.
+    /// Packs and builds every published crate, and checks that its archive holds the embedded files.
     Package,
 }
 
 fn main() -> ExitCode {
-    // The text for people: a server's log stays readable.
+    // Print the error for people, so that a server's log stays readable.
     run(Task::parse()).unwrap_or_else(|error| {
         eprintln!("error: {error}");
         ExitCode::FAILURE
@@ -118,14 +118,14 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Long { check } => {
             servers::provide(&check)?;
-            // Some start the example's processes.
+            // Some checks start the example's processes.
             command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;
         }
         Task::Faults { options } => {
             servers::provide(&options)?;
-            // It starts the example's processes.
+            // The faults start the example's processes.
             command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments"]))?;
             let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);
             command::run(faults.arg(planted::example()?).args(options))?;

@@ -1,4 +1,4 @@
-//! `cargo xtask schemathesis`: requests that nobody has thought of, made out of what the example says of itself.
+//! `cargo xtask schemathesis`: sends generated requests, derived from the example's OpenAPI description.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader};
@@ -10,19 +10,19 @@ use tempfile::TempDir;
 
 use crate::command::{self, cargo, is_installed, workspace};
 
-/// Another version finds other things; this one is known to find nothing.
+/// The pinned version: this one is known to find nothing, and another one may find more.
 const VERSION: &str = "4.32.5";
 
-/// The only tenant. A server that took every token could not be seen to refuse a wrong one.
+/// The only tenant. A server that accepts every token would never refuse a wrong one.
 const TENANT: &str = "acme";
 
-/// Against which servers, and how many requests.
+/// The frameworks, and the number of requests.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Which framework; default each of them.
+    /// The framework; default each of them.
     #[arg(long, value_enum)]
     framework: Option<Framework>,
-    /// The most requests for each operation and phase; default what schemathesis takes for enough.
+    /// The most requests for each operation and phase; default that of schemathesis.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     examples: Option<u32>,
 }
@@ -42,7 +42,7 @@ impl Framework {
     }
 }
 
-/// Runs schemathesis against the example by each framework, all of them even if one fails.
+/// Runs schemathesis against the example with each framework, even if one fails.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let program = install()?;
     command::run(&mut cargo(&["build", "--quiet", "-p", "payments"]))?;
@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 fn check(program: &Path, framework: Framework, options: &Options) -> Result<(), Box<dyn Error>> {
     let mut server = Server::start(framework)?;
     let mut command = Command::new(program);
-    // It leaves what it remembers in the current folder; that of the server goes with the server.
+    // It writes files into the current folder, so it runs in the server's folder, which is removed.
     command.current_dir(server.folder.path());
     let beside = workspace().join("tests/http");
     command.env("SCHEMATHESIS_HOOKS", beside.join("schemathesis_hooks.py"));
@@ -73,14 +73,14 @@ fn check(program: &Path, framework: Framework, options: &Options) -> Result<(), 
         command.args(["--max-examples", &examples.to_string()]);
     }
     let checked = command::run(&mut command);
-    // Then nothing that was found is to be believed.
+    // If the server has ended, the findings are worthless.
     if let Some(status) = server.process.try_wait()? {
         return Err(format!("payments has ended in the middle: {status}").into());
     }
     checked
 }
 
-/// The program, in an environment of its own among what cargo builds; made when it is not there.
+/// Installs the program into a Python environment among cargo's build artifacts, unless it is there.
 fn install() -> Result<PathBuf, Box<dyn Error>> {
     let folder = std::env::current_exe()?.with_file_name(format!("schemathesis-{VERSION}"));
     let program = folder.join("bin/schemathesis");
@@ -100,7 +100,7 @@ fn install() -> Result<PathBuf, Box<dyn Error>> {
     Ok(program)
 }
 
-/// The example with databases of its own; killed when dropped.
+/// The example with its own databases; killed when dropped.
 struct Server {
     process: Child,
     url: String,
@@ -110,17 +110,17 @@ struct Server {
 impl Server {
     fn start(framework: Framework) -> Result<Self, Box<dyn Error>> {
         let folder = TempDir::new()?;
-        // Cargo has built it beside this program.
+        // Cargo has built it in the same folder as this program.
         let program = std::env::current_exe()?.with_file_name("payments");
         let mut command = Command::new(&program);
-        // What a developer has set for a server of their own, such as its store, is not for this one.
+        // Settings in the developer's environment, such as a store, are not for this server.
         let settings = std::env::vars_os().map(|(name, _)| name);
         settings.filter(|name| name.to_string_lossy().starts_with("PAYMENTS_")).for_each(|name| {
             command.env_remove(name);
         });
         let mut process = command
             .args(["--framework", framework.name(), "--listen", "127.0.0.1:0", "--tenants", TENANT])
-            // Requests that are none are an error to actix, and schemathesis sends some.
+            // schemathesis sends malformed requests, which actix logs as errors.
             .env("RUST_LOG", "error,actix_http=off")
             .current_dir(folder.path())
             .stdout(Stdio::piped())
@@ -138,7 +138,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Nothing can be done about a process that cannot be killed.
+        // A process that cannot be killed cannot be handled here.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

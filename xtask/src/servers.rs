@@ -12,16 +12,16 @@ use idem_servers::{Redis, RedisCluster, RedisSentinel};
 
 use crate::command;
 
-/// So few that tests notice when they need a connection of their own, or leave a transaction open.
+/// So few that tests notice if they need a second connection, or leave a transaction open.
 const POOL_SIZE: u16 = 2;
 
-/// Debian's packages with everything that can be missing.
+/// Debian's packages for everything that may be missing.
 const PACKAGES: [&str; 4] = ["postgresql", "pgbouncer", "redis-server", "redis-sentinel"];
 
-/// What syncing to the disk protects from is a loss of power, which no test has; it takes most of their time.
+/// Syncing is off: it protects from a loss of power, which no test needs, and takes most of the time.
 const UNSYNCED: &str = "fsync=off";
 
-/// They stop when this value is dropped, and when this process ends in another way.
+/// The shared servers. They stop when this value is dropped, and when this process ends in another way.
 #[derive(Debug)]
 pub(crate) struct Servers {
     postgres_url: String,
@@ -29,15 +29,15 @@ pub(crate) struct Servers {
     redis_url: String,
     sentinel: RedisSentinel,
     cluster: RedisCluster,
-    /// For the servers that tests start.
+    /// The template for the servers that tests start.
     template: Option<PostgresTemplate>,
     _postgres: Option<Postgres>,
     _redis: Option<Redis>,
 }
 
 impl Servers {
-    /// Starts them, and says which they are: `DATABASE_URL` and `REDIS_URL` if they are URLs of a Postgres and a Redis;
-    /// otherwise the binaries of this machine, a container, or Debian's packages, whichever can be had first.
+    /// Starts the servers and prints their origins. `DATABASE_URL` and `REDIS_URL` are used if they are URLs of a Postgres and
+    /// a Redis. If not, the binaries of this machine, a container, or Debian's packages are tried in this order.
     pub(crate) fn start() -> Result<Servers, Box<dyn Error>> {
         let (postgres_url, postgres) = start_postgres()?;
         let pgbouncer = or_install(|| PgBouncer::start(&postgres_url, POOL_SIZE))?;
@@ -60,7 +60,7 @@ impl Servers {
         })
     }
 
-    /// Tells a command where they are.
+    /// Passes the servers' URLs to a command by environment variables.
     pub(crate) fn announce<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         if let Some(template) = &self.template {
             command.env(TEMPLATE_VARIABLE, template.path());
@@ -71,7 +71,7 @@ impl Servers {
     }
 }
 
-/// Runs a command with the servers. Its exit code is ours; a signal counts as it does in a shell.
+/// Runs a command with the servers, and returns its exit code; a signal counts as it does in a shell.
 pub(crate) fn run(words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
     let [program, args @ ..] = words else { return Err("there is no command to run".into()) };
     let servers = Servers::start()?;
@@ -82,7 +82,7 @@ pub(crate) fn run(words: &[OsString]) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
-/// The URL of a Postgres, and the server itself if it is ours.
+/// The URL of a Postgres, and the server itself if this process started it.
 fn start_postgres() -> Result<(String, Option<Postgres>), Box<dyn Error>> {
     if let Some(url) = given_postgres()? {
         return Ok((url, None));
@@ -92,7 +92,7 @@ fn start_postgres() -> Result<(String, Option<Postgres>), Box<dyn Error>> {
     Ok((postgres.url(), Some(postgres)))
 }
 
-/// The URL of a Redis, and the server itself if it is ours.
+/// The URL of a Redis, and the server itself if this process started it.
 fn start_redis() -> Result<(String, Option<Redis>), Box<dyn Error>> {
     if let Some(url) = given_redis()? {
         return Ok((url, None));
@@ -102,13 +102,13 @@ fn start_redis() -> Result<(String, Option<Redis>), Box<dyn Error>> {
     Ok((redis.url(), Some(redis)))
 }
 
-/// The server that `DATABASE_URL` names, after it has answered.
+/// The server that `DATABASE_URL` names, if it is one of Postgres. It must answer.
 fn given_postgres() -> Result<Option<String>, Box<dyn Error>> {
     let url = std::env::var("DATABASE_URL").unwrap_or_default();
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         return Ok(None);
     }
-    // The URL itself is not shown, as it may have a password.
+    // The URL is not printed, because it may contain a password.
     println!(
         "Postgres: DATABASE_URL, {}",
         version_of_postgres(&url).map_err(|error| format!("DATABASE_URL: {error}"))?
@@ -116,7 +116,7 @@ fn given_postgres() -> Result<Option<String>, Box<dyn Error>> {
     Ok(Some(url))
 }
 
-/// Asks with `psql`, which understands every way to log in.
+/// Asks with `psql`, which supports every login method.
 fn version_of_postgres(url: &str) -> Result<String, Box<dyn Error>> {
     let Some(psql) = idem_servers::find_program("psql") else {
         return Ok("of unknown version (there is no psql to ask with)".into());
@@ -131,7 +131,7 @@ fn version_of_postgres(url: &str) -> Result<String, Box<dyn Error>> {
     Ok(format!("PostgreSQL {}", printed.split_ascii_whitespace().next().unwrap_or("of unknown version")))
 }
 
-/// The server that `REDIS_URL` names, after it has answered.
+/// The server that `REDIS_URL` names, if it is one of Redis. It must answer.
 fn given_redis() -> Result<Option<String>, Box<dyn Error>> {
     let url = std::env::var("REDIS_URL").unwrap_or_default();
     if !url.starts_with("redis://") && !url.starts_with("rediss://") {
@@ -141,22 +141,22 @@ fn given_redis() -> Result<Option<String>, Box<dyn Error>> {
     Ok(Some(url))
 }
 
-/// Asks with `redis-cli`, which understands every way to log in.
+/// Asks with `redis-cli`, which supports every login method.
 fn version_of_redis(url: &str) -> Result<String, Box<dyn Error>> {
     let Some(program) = idem_servers::find_program("redis-cli") else {
         return Ok("of unknown version (there is no redis-cli to ask with)".into());
     };
     let output = Command::new(program).args(["-u", url, "INFO", "server"]).stdin(Stdio::null()).output()?;
     let printed = String::from_utf8_lossy(&output.stdout);
-    // An error of the server is printed as if it were an answer.
+    // `redis-cli` prints an error of the server like an answer.
     match printed.lines().find_map(|line| line.strip_prefix("redis_version:")) {
         Some(version) => Ok(format!("Redis {version}")),
         None => Err(format!("{}{printed}", String::from_utf8_lossy(&output.stderr)).trim().into()),
     }
 }
 
-/// Installs what a long check with these options would miss in its middle, or says what it is. Postgres and Redis may also run in
-/// containers; PgBouncer, Sentinels and Clusters do not.
+/// Installs the programs that a long check with these options needs, or fails with installation advice. Postgres and Redis may
+/// also run in containers; PgBouncer, Sentinels and clusters may not.
 pub(crate) fn provide(options: &[OsString]) -> Result<(), Box<dyn Error>> {
     const PROGRAMS: [&str; 2] = ["pgbouncer", "redis-sentinel"];
     let starts_none = options.iter().any(|option| option == "--help" || option == "--plan");
@@ -171,7 +171,7 @@ pub(crate) fn provide(options: &[OsString]) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Starts a server, on a machine without one after installing it.
+/// Starts a server. If its program is missing, installs it first where that is possible.
 fn or_install<T>(start: impl Fn() -> Result<T, idem_servers::Error>) -> Result<T, Box<dyn Error>> {
     match start() {
         Err(missing @ idem_servers::Error::Missing { .. }) if command::may_install() => {

@@ -1,4 +1,4 @@
-//! Over HTTP: a bare handler, the layers, and peers, each in a process of its own.
+//! Over HTTP: a bare handler, the layers, and peers, each in a separate process.
 
 pub(crate) mod serve;
 
@@ -64,7 +64,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-/// The bare handler beside ones that compute for a while more, as long as a layer that costs nothing else would.
+/// The bare handler, compared with ones that compute longer, as behind a layer with no other cost.
 pub(crate) async fn busy_handlers(busy: &[(&'static str, Duration)], pace: Pace) -> Result<Outcome, Error> {
     let handlers = std::iter::once((Stack::Bare.name(), Duration::ZERO)).chain(busy.iter().copied());
     let contestants = handlers.map(|(name, busy)| {
@@ -85,7 +85,7 @@ async fn contest(
     pace: Pace,
 ) -> Result<Outcome, Error> {
     let contestants = stacks.iter().map(|&stack| {
-        // A new process each time: what one turn has left in memory is none of the next one's business.
+        // A new process for each turn, so that memory of one turn does not affect the next.
         Contestant::new(stack.name(), move |_| async move {
             let server = Server::start(stack, postgres).await?;
             if keys == Keys::Few {
@@ -98,7 +98,7 @@ async fn contest(
     hold(name, pace.rounds, contestants.collect()).await
 }
 
-/// A server in a process of its own, which ends with this value.
+/// A server in a separate process, which ends with this value.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) process: Child,

@@ -23,7 +23,7 @@ use tower_cookies::CookieManagerLayer;
 
 use crate::error::Error;
 
-/// What answers.
+/// The stack that answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Stack {
     Bare,
@@ -58,21 +58,21 @@ impl Stack {
 pub(crate) struct Options {
     #[arg(value_enum)]
     stack: Stack,
-    /// The URL of a Postgres, for those that need one.
+    /// The URL of a Postgres, for the stacks that need one.
     #[arg(long)]
     database: Option<String>,
-    /// For how long the bare handler computes besides, in nanoseconds.
+    /// How long the bare handler computes in addition, in nanoseconds.
     #[arg(long, default_value_t = 0)]
     busy_ns: u64,
 }
 
-/// More than any turn has.
+/// More records than any turn makes.
 const RECORDS: usize = 20_000_000;
 
 const ANSWER: &str =
     r#"{"id":"0197f3c2-7d1e-7a50-9f2b-3c1d5e6f7a8b","status":"succeeded","amount":1000,"currency":"EUR"}"#;
 
-/// What all of them do: read the body, answer.
+/// What every stack does: read the body, answer.
 async fn pay(body: Bytes) -> ([(&'static str, &'static str); 1], &'static str) {
     std::hint::black_box(body);
     ([("content-type", "application/json")], ANSWER)
@@ -93,7 +93,7 @@ async fn pay_on_actix(body: web::Bytes) -> actix_web::HttpResponse {
     actix_web::HttpResponse::Ok().content_type("application/json").body(ANSWER)
 }
 
-/// Says its port, and serves until it is killed.
+/// Prints its port, and serves until it is killed.
 pub(crate) async fn run(options: &Options) -> Result<(), Error> {
     let database = || options.database.clone().ok_or("--database is missing");
     let app: Router = match options.stack {
@@ -165,7 +165,7 @@ async fn on_actix(stack: Stack) -> Result<(), Error> {
     let layer = idem_actix::IdempotencyLayer::at_least_once(Arc::new(memory()?)).single_tenant();
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();
-    // Actix has a runtime for each worker, which cannot be inside of another one.
+    // Actix starts a runtime for each worker, which cannot run inside of another one.
     let server = tokio::task::spawn_blocking(move || {
         actix_web::rt::System::new().block_on(async move {
             let server = match stack {

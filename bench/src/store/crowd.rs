@@ -2,7 +2,7 @@
 
 use crate::pace::Pace;
 
-/// Clients at once, unless a contest says otherwise.
+/// Clients at once, unless a contest sets another number.
 pub(super) const CLIENTS: usize = 64;
 
 /// How many clients, in words.

@@ -1,4 +1,4 @@
-//! A replay by Redis in front of Postgres, beside Redis alone.
+//! A replay by Redis in front of Postgres, compared with Redis alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) async fn run(postgres: &Postgres, redis: &Redis, pace: Pace, report: 
         report.judge(&what, Goal::AtMost(1.15), outcome.ratio("hybrid", "Redis", p50));
         report.add(outcome);
     }
-    // Copies are put behind the caller's back; what is on its way must not meet servers that are gone.
+    // Copies are written in the background, and must not meet servers that have ended.
     tokio::time::sleep(Duration::from_millis(100)).await;
     report.note(format!("hybrid: {:?}", hybrid.metrics()));
     Ok(())

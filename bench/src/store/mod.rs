@@ -1,4 +1,4 @@
-//! The stores beside what is written by hand for the same servers.
+//! The stores, compared with hand-written code for the same servers.
 
 mod crowd;
 mod hybrid;

@@ -60,20 +60,20 @@ fn judge(report: &mut Report, what: &str, least: f64, outcome: &Outcome) {
     report.judge(what, Goal::AtLeast(least), outcome.ratio("idem", "by hand", per_second));
 }
 
-/// By the store and by hand, over one port. Contests say in `how` what is not as usual.
+/// The store and hand-written statements, over one port. `how` says what is unusual about a contest.
 pub(crate) struct Contestants {
     port: u16,
     pace: Pace,
     maker: Arc<Maker>,
     store: PostgresStore,
-    /// Below are the keys that replays ask for.
+    /// The next unused number; the smaller ones are the keys of replays.
     numbers: Arc<AtomicU64>,
 }
 
 impl Contestants {
-    /// `numbers` are those of records that are not there yet.
+    /// `numbers` begin above those of existing records.
     pub(crate) async fn open(port: u16, pace: Pace, numbers: Arc<AtomicU64>) -> Result<Self, Error> {
-        // As many handlers at once as pgbench has clients, so that nobody waits for a turn.
+        // As many handlers at once as pgbench has clients, so that no handler waits for a transaction.
         let transactions = NonZeroU32::new(64).unwrap_or(NonZeroU32::MIN);
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
         let store = PostgresStore::open(PostgresConfig::new(url).max_transactions(transactions)).await?;

@@ -1,4 +1,4 @@
-//! Redis: `redis-benchmark` with what is written by hand, and the store, on one server.
+//! Redis: `redis-benchmark` with hand-written scripts and commands, and the store, on one server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::records::{DAY, Maker};
 use crate::report::Report;
 use crate::servers;
 
-/// Keys that the hand-written settlement finds. Fewer than a turn has settlements, so that they are there after a warm-up.
+/// Keys that the hand-written settlement uses. They are fewer than a turn's settlements, so that they exist after a warm-up.
 const KEYS: u64 = 10_000;
 
 /// For how long a record by hand is kept, in milliseconds.
@@ -26,7 +26,8 @@ const LIFE: &str = "86400000";
 
 const TOKEN: &str = "0123456789abcdef";
 
-/// Who works by hand, in which way, with how many requests in flight on each connection, and the least that the store shall make of it.
+/// The hand-written contestants: name, way, requests in flight on each connection, and the least ratio of the store's rate to
+/// theirs.
 const BY_HAND: [(&str, Way, usize, f64); 4] = [
     ("hash scripts", Way::Scripts, 1, 1.6),
     ("hash scripts, 16 in flight", Way::Scripts, 16, 0.8),
@@ -65,7 +66,7 @@ pub(crate) async fn run(server: &Redis, pace: Pace, report: &mut Report) -> Resu
     Ok(())
 }
 
-/// How many cycles a second the server's one thread could do if it did nothing but what the store asks for, by its own clock.
+/// How many cycles a second the server's one thread could do, by its own clock, if it only ran the store's commands.
 pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let server = servers::redis()?;
     let scripts = Scripts::load(server.port())?;
@@ -81,7 +82,7 @@ pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error>
     Ok(())
 }
 
-/// How many microseconds a server with nothing else in it spends on a cycle of the store, by its own clock.
+/// How many microseconds a server with no other work spends on a cycle of the store, by its own clock.
 async fn server_time() -> Result<f64, Error> {
     const CYCLES: u64 = 5_000;
     let server = servers::redis()?;
@@ -100,7 +101,7 @@ async fn server_time() -> Result<f64, Error> {
     Ok((acquired + spent(port)?) / CYCLES as f64)
 }
 
-/// Microseconds of all commands since the last reset. A script's time has that of the commands in it.
+/// Microseconds of all commands since the last reset. A script's time includes that of its commands.
 fn spent(port: u16) -> Result<f64, Error> {
     let statistics = redis_command(port, &["INFO", "commandstats"])?;
     let of = |command: &str| {
@@ -145,7 +146,7 @@ impl Scripts {
         BY_HAND.into_iter().map(by_hand).collect()
     }
 
-    /// One after the other for half of the turn each. `known` is how many requests of a turn the machine has shown to manage.
+    /// Acquires and then settles, each for half of the turn. `known` is how many requests the machine has managed in that time.
     async fn cycles(&self, way: Way, in_flight: usize, turn: Duration, known: Arc<AtomicU64>) -> Result<Sample, Error> {
         let requests = known.load(Ordering::Relaxed).max(KEYS);
         let fingerprint = "f".repeat(32);
@@ -158,7 +159,7 @@ impl Scripts {
             Way::Scripts => ("hand:__rand_int__", "few:__rand_int__"),
             Way::Native => ("native:__rand_int__", "native-few:__rand_int__"),
         };
-        // As many keys as there can be, so that hardly one comes twice.
+        // From so many keys that hardly one comes twice.
         let acquired =
             redis_benchmark(self.port, CLIENTS, in_flight, 999_999_999_999, requests, &acquire(hand)).await?;
         if known.load(Ordering::Relaxed) == 0 {

@@ -43,7 +43,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-/// A cycle whose statements first look, under the write lock, as whoever has something to decide does.
+/// A cycle whose statements first read under the write lock, as a caller that must decide does.
 pub(crate) async fn limits(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let folder = tempfile::tempdir()?;
     let hand = by_hand(&folder.path().join("hand.db")).await?;
@@ -83,7 +83,7 @@ async fn by_hand(file: &Path) -> Result<SqlitePool, Error> {
     Ok(hand)
 }
 
-/// The same as [`two_statements`], in two exchanges with the connection's thread for each where it has one.
+/// Like [`two_statements`], with two exchanges with the connection's thread instead of each one.
 async fn two_transactions(pool: &SqlitePool, number: u64) -> Result<(), Error> {
     let key = Sha256::digest(number.to_be_bytes()).to_vec();
     let token = uuid::Uuid::new_v4().as_bytes().to_vec();

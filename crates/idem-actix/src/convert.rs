@@ -28,13 +28,13 @@ impl HeaderFields for Fields<'_> {
     }
 }
 
-/// The chunks of a request body, out of the request.
+/// Takes the chunks of a request body out of the request.
 pub(crate) fn arriving(
     request: &mut impl HttpMessage<Stream: Stream<Item = Result<Bytes, PayloadError>> + Unpin>,
 ) -> impl Stream<Item = Result<Bytes, BodyError>> {
     use futures_util::TryStreamExt;
     request.take_payload().map_err(|error| match error {
-        // An outer middleware may have a limit of its own.
+        // An outer middleware may also limit the body.
         PayloadError::Overflow => BodyError::TooLarge,
         _ => BodyError::Incomplete,
     })
@@ -48,8 +48,8 @@ pub(crate) fn payload(chunks: Vec<Bytes>) -> Payload {
     }
 }
 
-/// The layer's own response as actix's. What cannot be a status or a field is what no server has ever sent: a record
-/// from elsewhere; it is left out rather than repaired.
+/// Converts the layer's reply. An invalid status becomes 500, and invalid fields are left out: only a foreign or damaged
+/// record can have them.
 pub(crate) fn respond(reply: Reply) -> HttpResponse {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = HttpResponse::with_body(status, BoxBody::new(reply.body));
@@ -76,7 +76,7 @@ impl Stream for Data<'_> {
     }
 }
 
-/// A body of chunks that are here, and then the rest of the body that they were taken from, whose size was `whole`.
+/// A body of chunks that are here, then the rest of the body that they were taken from, whose size was `whole`.
 pub(crate) fn sendable(chunks: Vec<Bytes>, whole: BodySize, rest: Option<BoxBody>) -> BoxBody {
     let size = match &rest {
         Some(_) => whole,

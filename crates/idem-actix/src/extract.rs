@@ -20,12 +20,12 @@ pub struct IdempotencyContext(pub Context);
 /// It dereferences to `T`. Let it go out of scope with the handler: a transaction that is still held when the handler
 /// has answered, for example by a streamed body, cannot be committed.
 ///
-/// A handler that also serves without one takes `Result<IdempotentTransaction<T>, Rejection>`. Not `Option`: actix
-/// makes `None` of every reason, also of a transaction that is there and is of another type.
+/// A handler that also serves requests without a transaction takes `Result<IdempotentTransaction<T>, Rejection>`. `Option`
+/// hides errors: actix makes `None` of every rejection, also if the transaction has another type.
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor has nothing to give; answered with 500.
+/// Why an extractor failed; answered with 500.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its reason")]
 pub struct Rejection(pub NotProtected);
@@ -36,7 +36,7 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// Actix answers with 500 and what it displays.
+/// Actix answers 500 with the displayed text.
 impl ResponseError for Rejection {}
 
 impl FromRequest for IdempotencyContext {

@@ -1,4 +1,4 @@
-//! An answer for which there is no request any more. Actix wants an error in its place.
+//! An answer whose request is gone. Actix takes an error in its place.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,12 +9,12 @@ use idem_http::Reply;
 
 use crate::convert::respond;
 
-/// Gives its response to everyone who asks: outer middlewares do, such as a logger for the status, and drop it before the
-/// client's turn.
+/// Gives its response to every caller. An outer middleware may call first, such as a logger that reads the status, and drop
+/// the response before the client gets one.
 pub(crate) struct Failure {
     reason: String,
     status: StatusCode,
-    /// Extensions, and bodies that stream, can be had once.
+    /// For the first caller only, because extensions and streaming bodies cannot be copied.
     first: Cell<Option<HttpResponse>>,
     again: Reply,
 }

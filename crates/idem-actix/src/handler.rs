@@ -1,5 +1,5 @@
-//! The handler's own task. Requests and responses of actix stay on the thread of their worker, while the engine runs
-//! where it was told to: the handler waits there for its context, and sends back how it ended.
+//! Runs the handler in a separate task on its worker. Requests and responses of actix stay on the worker's thread, while the
+//! engine runs on its runtime. The handler waits for its context from the engine, and sends back how it ended.
 
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -21,16 +21,16 @@ use crate::failure::Failure;
 /// What the engine runs: it starts the handler, and awaits its end.
 type Running = Pin<Box<dyn Future<Output = Option<Conclusion<()>>> + Send>>;
 
-/// What is left on the worker when a handler has ended, or was not started.
+/// What a handler leaves on the worker when it has ended, or was not started.
 pub(crate) enum Handled {
-    /// The request, and what was answered, unless that broke off.
+    /// The request, and the response unless that broke off.
     Answered(HttpRequest, Option<HttpResponse>),
-    /// No request is left by a service that failed, nor after a panic; why, and what was answered, once and once more.
+    /// The service failed, or the handler panicked, and no request is left. Holds the reason, and the response with a copy of it.
     Failed(String, Option<(HttpResponse, Reply)>),
 }
 
-/// Puts the handler into a task of its own, which a client that goes away does not cancel. It starts when the engine
-/// runs what is returned first, and is gone without it.
+/// Puts the handler into a separate task, which a client's disconnect does not cancel. The handler starts when the engine
+/// runs the returned closure. If the engine drops the closure, the handler never starts.
 pub(crate) fn prepare<I, B>(
     inner: Rc<I>,
     policy: &Arc<HttpPolicy>,
@@ -48,30 +48,30 @@ where
         let Ok(context) = started.await else {
             return Handled::Answered(request.into_parts().0, None);
         };
-        // The engine has looked on its own thread. This one may have been busy since then.
+        // The engine has checked the lease on its own thread, but this worker may have been busy since then.
         if context.is_lease_lost() {
-            // An engine that has gone settles nothing.
+            // If the engine is gone, it settles nothing.
             let _ = end.send(Some(never_began(())));
             return Handled::Answered(request.into_parts().0, None);
         }
         request.extensions_mut().insert::<Context>(context);
         let answered = inner.call(request).await;
-        // The handler has had the body.
+        // The handler has read the body.
         drop(reservation);
         let (handled, conclusion) = conclude(&policy, answered).await;
-        // An engine that has gone settles nothing.
+        // If the engine is gone, it settles nothing.
         let _ = end.send(conclusion);
         handled
     });
     let run = move |context| -> Running {
         Box::pin(async move {
             if start.send(context).is_err() {
-                // Its worker has ended before it.
+                // The worker ended before the handler began.
                 return Some(never_began(()));
             }
             match ended.await {
                 Ok(conclusion) => conclusion,
-                // It panicked, or its worker ended, which is no different: nobody knows how far it came.
+                // The handler panicked, or its worker ended. Either way, how far it came is unknown.
                 Err(gone) => resume_unwind(Box::new(gone)),
             }
         })
@@ -89,7 +89,7 @@ async fn conclude<B: MessageBody + 'static>(
             let (request, response) = response.into_parts();
             (Ok(request), response.map_into_boxed_body())
         }
-        // By the error itself, as actix does it: `HttpResponse::from_error` leaves out what middlewares have added to it.
+        // The error makes its own response, as in actix: `HttpResponse::from_error` leaves out what middlewares have added to it.
         Err(error) => (Err(error.to_string()), error.error_response()),
     };
     let (mut head, mut body) = response.into_parts();

@@ -14,10 +14,9 @@ use crate::service::IdempotencyService;
 
 /// Protects the requests of an app, a scope or one resource; give it to `wrap`.
 ///
-/// The contract is named where the layer is built and has no default; so is the scope, without which the layer does not
-/// compile. Build it once, outside of the closure that makes the app, and give each app a clone. Put it *inside*
-/// compression, authentication, rate limiting, CORS and logging (wrapped before them in actix, so that they are
-/// outside), and give every route at most one.
+/// The contract and the scope have no default, and a layer without a scope does not compile. Build it once, outside of the
+/// closure that makes the app, and give each app a clone. Put it *inside* compression, authentication, rate limiting, CORS
+/// and logging. In actix, wrap it before them: middlewares that are wrapped later are outside. Give every route at most one.
 #[derive(Debug, Clone)]
 pub struct IdempotencyLayer<S = ScopeMissing>(Protection<S>);
 
@@ -40,12 +39,12 @@ impl IdempotencyLayer {
         Self::new(Idempotency::at_least_once(store, Settings::new()))
     }
 
-    /// On an engine with settings of its own. Layers that share an engine share its shutdown.
+    /// Builds the layer on an engine with other settings. Layers that share an engine share its shutdown.
     ///
-    /// Unless its settings name a [runtime](Settings::runtime), it runs on one of this crate's own, wherever the layer is
-    /// built: a worker of actix is one thread, and a handler that does not yield would keep its own lease from being
-    /// renewed there, and a worker that stops would take settlements along.
-    /// Only what a store allows at once, as one in memory does, is driven on the worker; see [`Idempotency::default_runtime`].
+    /// Unless the settings name a [runtime](Settings::runtime), the engine runs on a runtime of this crate, wherever the
+    /// layer is built. An actix worker is one thread. A handler that does not yield would block the renewal of its lease
+    /// there, and a worker that stops would drop settlements. If the store acquires without waiting, as a store in memory
+    /// does, the worker drives the operation; see [`Idempotency::default_runtime`].
     #[must_use]
     pub fn new(engine: Idempotency) -> Self {
         Self(Protection::new(crate::runtime::off_the_workers(engine)))
@@ -64,7 +63,7 @@ impl IdempotencyLayer {
         IdempotencyLayer(self.0.scope(principal))
     }
 
-    /// There is only one tenant, said explicitly: all callers share one space of keys for each route.
+    /// Declares that there is only one tenant: all callers share one space of keys for each route.
     #[must_use]
     pub fn single_tenant(self) -> IdempotencyLayer<SingleTenant> {
         IdempotencyLayer(self.0.single_tenant())
@@ -78,15 +77,15 @@ impl<S> IdempotencyLayer<S> {
         Self(self.0.policy(policy))
     }
 
-    /// Adds to the description of an operation what the layer adds to the operation: the key header, the header of
-    /// replays, and answers such as 400, 409 and 422. See `HttpPolicy::describe`.
+    /// Adds to the description of an operation what clients of this layer must know: the key header, the header of replays,
+    /// and answers such as 400, 409 and 422. See `HttpPolicy::describe`.
     #[cfg(feature = "openapi")]
     pub fn describe(&self, operation: &mut utoipa::openapi::path::Operation) {
         self.0.shared_policy().describe(operation);
     }
 
-    /// The engine, to be [shut down](Idempotency::shutdown) *before* the server stops its workers: handlers run in tasks
-    /// of their own, which end with the workers, and may be running still when the last connection is closed.
+    /// The engine, to be [shut down](Idempotency::shutdown) *before* the server stops its workers. Handlers run in separate
+    /// tasks on the workers, and may still run after the last connection is closed.
     #[must_use]
     pub fn engine(&self) -> &Idempotency {
         self.0.engine()

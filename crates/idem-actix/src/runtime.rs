@@ -1,15 +1,15 @@
-//! Where engines run that were told nothing else.
+//! The default runtime, for engines whose settings name none.
 
 use std::sync::OnceLock;
 
 use idem_core::engine::Idempotency;
 use tokio::runtime::{Builder, Runtime};
 
-/// Engines wait for stores and timers most of the time; a second thread is there for when one is busy.
+/// Engines mostly wait for stores and timers; the second thread works while the first is busy.
 const THREADS: usize = 2;
 
-/// The engine, off the workers unless it was told where to run. All layers of a process share the runtime, which is made when
-/// it is needed first and lasts as long as the process.
+/// Moves an engine off the workers, unless its settings name a runtime. All layers of a process share one runtime, which
+/// starts at its first use and lasts as long as the process.
 pub(crate) fn off_the_workers(engine: Idempotency) -> Idempotency {
     static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
     if engine.settings().has_runtime() {
@@ -18,7 +18,7 @@ pub(crate) fn off_the_workers(engine: Idempotency) -> Idempotency {
     let start = || {
         let runtime =
             Builder::new_multi_thread().worker_threads(THREADS).thread_name("idem-engine").enable_all().build();
-        // Then it runs on the workers, as far as they let it.
+        // Without these threads, the engine runs on the workers.
         runtime.inspect_err(|error| tracing::error!(%error, "no threads for idempotent operations")).ok()
     };
     match RUNTIME.get_or_init(start) {

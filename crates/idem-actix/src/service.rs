@@ -14,7 +14,7 @@ use idem_http::{Decision, IncomingRequest, Protection, Reply, RequestHead, Scope
 use crate::convert::{Fields, arriving, payload, respond};
 use crate::handler;
 
-/// What [`IdempotencyLayer`](crate::IdempotencyLayer) makes of a service.
+/// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) wraps around another one.
 pub struct IdempotencyService<I, S> {
     inner: Rc<I>,
     protection: Rc<Protection<S>>,
@@ -42,8 +42,8 @@ where
 
     fn call(&self, request: ServiceRequest) -> Answered {
         let (inner, protection) = (Rc::clone(&self.inner), Rc::clone(&self.protection));
-        // The scope is the application's, and may panic. Over HTTP/2, actix calls services in the task of the connection, which
-        // would end with all of its streams, and awaits their futures in a task for each stream.
+        // The scope is application code, and may panic. Over HTTP/2, actix calls services in the task of the connection,
+        // where a panic would end all of its streams. It awaits their futures in one task per stream.
         Box::pin(async move {
             match decide(&protection, request.request()) {
                 Decision::Pass => Ok(inner.call(request).await?.map_into_boxed_body()),
@@ -54,19 +54,21 @@ where
     }
 }
 
-/// The route by which actix handles the request, or will. Before its router has come to it, `match_pattern` looks up the path
-/// as it was sent, which may be another route's, or nobody's: the router goes by the path without percent-encoding, and both
-/// spellings are one operation. Where there is no pattern, as of a resource that has several, that path stands for it.
+/// The route by which actix handles the request, or will handle it.
+///
+/// Before the router has run, `match_pattern` looks up the path as the client sent it. That may give the pattern of another
+/// route, or none: the router uses the path without percent-encoding, and both spellings are one operation. If there is no
+/// pattern, as for a resource that has several, the path without percent-encoding stands for it.
 fn route(request: &HttpRequest) -> String {
     let (routes, path) = (request.resource_map(), request.match_info().as_str());
     let pattern = request.match_pattern();
-    // What differs from the look-up comes from the router, which knows of guards too.
+    // A pattern that differs from the look-up comes from the router, which also evaluates guards.
     let is_routed = pattern != routes.match_pattern(request.path());
     let pattern = if is_routed { pattern } else { routes.match_pattern(path) };
     pattern.unwrap_or_else(|| path.to_owned())
 }
 
-/// Path and query are those of the request line, also in a scope.
+/// Decides by the request's head. Path and query are those of the request line, also in a scope of actix.
 fn decide<S: ScopeSource<HttpRequest>>(protection: &Protection<S>, request: &HttpRequest) -> Decision {
     let route = route(request);
     let head = RequestHead {

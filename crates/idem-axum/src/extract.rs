@@ -23,7 +23,7 @@ pub struct IdempotencyContext(pub Context);
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor has nothing to give; answered with 500.
+/// Why an extractor failed; answered with 500.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its reason")]
 pub struct Rejection(pub NotProtected);

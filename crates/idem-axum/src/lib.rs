@@ -11,7 +11,7 @@ use idem_tower::FrameworkLayer;
 /// Protects the requests of a router or of one route; see [`FrameworkLayer`](idem_tower::FrameworkLayer).
 pub type IdempotencyLayer<S = ScopeMissing> = FrameworkLayer<S, Axum>;
 
-/// What [`IdempotencyLayer`] makes of a service.
+/// The service that [`IdempotencyLayer`] wraps around another one.
 pub type IdempotencyService<I, S> = idem_tower::IdempotencyService<I, S, Axum>;
 
 pub use idem_core::engine::{Idempotency, Settings};

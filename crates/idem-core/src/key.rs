@@ -10,10 +10,10 @@ pub const MAX_KEY_BYTES: usize = 255;
 
 /// A validated idempotency key: 1 to 255 visible ASCII characters (`0x21..=0x7E`).
 ///
-/// A key is compared byte for byte; it is never trimmed, folded or truncated, because each of those would make two
-/// different operations share one answer. The `Idempotency-Key` header syntax around it is the business of `idem-http`.
+/// A key is compared byte for byte. It is never trimmed, folded or truncated, because each of those would make two
+/// different operations share one answer. `idem-http` parses the `Idempotency-Key` header syntax around it.
 ///
-/// `Debug` does not show the key: keys travel in logs further than they should.
+/// `Debug` hides the key, so that it does not end up in logs.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdempotencyKey(Arc<str>);
 

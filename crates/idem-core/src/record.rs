@@ -1,4 +1,4 @@
-//! What is stored under a record id.
+//! The record: what a store keeps under a record id.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use uuid::Uuid;
 use crate::fingerprint::Fingerprint;
 use crate::timestamp::Timestamp;
 
-/// The format in which stores write records, kept in every record.
+/// The format number that stores write into every record.
 ///
-/// A store that meets another number answers [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt): what cannot be
-/// read is an unknown outcome, never a reason to run again.
+/// If a store reads another number, it returns [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt). A record
+/// that cannot be read means an unknown outcome, and never allows another run.
 pub const RECORD_FORMAT: u16 = 1;
 
 /// One idempotent operation, as a store keeps it.
@@ -20,31 +20,31 @@ pub const RECORD_FORMAT: u16 = 1;
 pub struct Record {
     /// Digest of the request that created the record.
     pub fingerprint: Fingerprint,
-    /// Who may change the record now, or settled it.
+    /// The owner that may change the record, or that settled it.
     pub owner: OwnerToken,
-    /// 1 for the first run, larger for every further one (law L7); the fencing number.
+    /// The fencing token: 1 for the first run, larger for every further run (law L7).
     pub attempt: u32,
-    /// The last recovery point that an owner recorded; dropped when the record is settled for good.
+    /// The last recovery point that an owner recorded; dropped by a final settlement.
     pub checkpoint: Option<Checkpoint>,
-    /// When the record came to be.
+    /// When the record was created.
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
-    /// From when on the record counts as absent and may be purged. Never before its lease is over (law L10).
+    /// When the record starts to count as absent and may be purged. Never before its lease is over (law L10).
     pub expires_at: Timestamp,
-    /// Where the operation stands.
+    /// The state of the operation.
     pub state: State,
 }
 
-/// Where an operation stands. Exhaustive on purpose: a store that forgets a state must not compile.
+/// The state of an operation. Exhaustive on purpose: a store that forgets a state must not compile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store that forgets a state must not compile")]
 pub enum State {
-    /// Somebody runs it, or crashed while running it.
+    /// An owner runs it, or crashed while running it.
     InProgress {
-        /// Until when the owner's right to execute holds.
+        /// When the owner's lease ends.
         lease_until: Timestamp,
-        /// How the owner came to own it.
+        /// How the owner acquired the record.
         acquisition: Acquisition,
         /// What the owner's contract says about a crash.
         takeover: Takeover,
@@ -69,16 +69,17 @@ pub enum State {
 pub enum Failure {
     /// Never again: repeats get the stored response.
     Terminal,
-    /// Its lease ran out under [`Takeover::Unknown`]: nobody knows whether it took effect, so it is never run again.
+    /// It is not known whether it took effect, so it never runs again. Its lease ran out under [`Takeover::Unknown`],
+    /// or a probe could not find out.
     OutcomeUnknown,
     /// It may run again.
     Retryable {
-        /// Not before this time.
+        /// The earliest time of the next attempt.
         not_before: Timestamp,
     },
 }
 
-/// How an owner came to own a record.
+/// How an owner acquired a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a store that forgets one must not compile")]
 pub enum Acquisition {
@@ -88,29 +89,30 @@ pub enum Acquisition {
     Takeover,
     /// The previous attempt failed and may be retried.
     Retry,
-    /// The previous owner's lease ran out, nobody knows whether it took effect, and the new owner said that it can find
-    /// out: it must, before it runs anything.
+    /// The previous owner's lease ran out, and it is not known whether the run took effect. The new owner has a probe,
+    /// and must ask it before it runs anything.
     Probe,
 }
 
-/// What a lease that ran out means.
+/// What happens to an operation whose lease ran out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a contract that is not translated must not compile")]
 pub enum Takeover {
     /// The operation may run again: it is safe to repeat, or the crash rolled it back.
     Rerun,
-    /// Nobody knows whether it took effect: it is answered as such and never runs again.
+    /// It is not known whether it took effect: repeats get that answer, and it never runs again.
     Unknown,
-    /// As `Unknown`, but whoever acquires under this can find out, and gets the record to do so
+    /// As `Unknown`, but an owner that acquires under this policy has a probe, and gets the record to find out
     /// ([`Acquisition::Probe`]).
     Probe,
 }
 
 impl Takeover {
-    /// What holds when the crashed owner ran under `self` and the newcomer asks for `newcomer`: it may run again only if
-    /// both say so, and else somebody who can find out must.
+    /// Combines the policy of the crashed owner, `self`, with that of the new owner, `newcomer`.
     ///
-    /// During a rolling deploy that changes a route's contract, neither side's promise is broken.
+    /// The operation runs again only if both say `Rerun`. If not, a newcomer that says `Probe` has to find out first,
+    /// and for any other newcomer the outcome is unknown. So a rolling deploy that changes a route's contract breaks
+    /// neither side's promise.
     #[must_use]
     pub fn met_by(self, newcomer: Self) -> Self {
         match (self, newcomer) {
@@ -121,17 +123,17 @@ impl Takeover {
     }
 }
 
-/// 128 random bits that name one acquire. Whoever knows the token is the owner.
+/// 128 random bits that identify one acquire. Knowing the token proves ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OwnerToken(Uuid);
 
 impl OwnerToken {
-    /// The owner of a record that was given back but must not be forgotten. No random token is like it: those have bits
-    /// that are always set (RFC 9562 section 5.4).
+    /// The owner of a record that was released but has to be kept. No random token equals it: those have bits that are
+    /// always set (RFC 9562 section 5.4).
     pub const NOBODY: Self = Self(Uuid::nil());
 
-    /// A token that nobody else has. Its bits come from the operating system each time: a generator in memory would give the
-    /// same ones to two machines that go on from one snapshot.
+    /// A unique token. Its bits come from the operating system on every call: a generator in memory would give the same
+    /// bits to two machines that resume from one snapshot.
     #[must_use]
     pub fn random() -> Self {
         Self(Uuid::new_v4())
@@ -159,12 +161,12 @@ impl fmt::Debug for OwnerToken {
 /// A named recovery point with data for the attempt that takes over.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Its place among the checkpoints of the operation, across attempts. A record takes only a checkpoint with a higher one than
-    /// it has, so that a stalled store which delivers an earlier checkpoint late changes nothing.
+    /// Its number among the checkpoints of the operation, across attempts. A record takes only a checkpoint with a
+    /// higher one than it has, so an earlier checkpoint that a stalled store delivers late changes nothing.
     pub sequence: u32,
     /// What was reached, for example `charge_created`.
     pub name: Arc<str>,
-    /// What a successor needs to go on from there.
+    /// What the next attempt needs to continue from there.
     pub data: Bytes,
 }
 
@@ -180,7 +182,7 @@ impl fmt::Debug for Checkpoint {
 /// what kind of answer the body is. Cloning is cheap: nothing is copied.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredResponse {
-    /// The HTTP status, or a code of the operation's own.
+    /// The HTTP status, or a code that the operation defines.
     pub status: u16,
     /// Header fields in their order, repeats included.
     pub headers: Arc<[HeaderField]>,
@@ -214,7 +216,7 @@ impl StoredResponse {
         Self { status, headers: Arc::from([]), body: StoredBody::Retained(body.into()) }
     }
 
-    /// The response of a record whose outcome nobody knows: 504 and nothing else, since the operation gave no answer.
+    /// The response of a record whose outcome is unknown: 504 without a body, because the operation gave no answer.
     #[must_use]
     pub fn outcome_unknown() -> Self {
         Self::new(504, Bytes::new())

@@ -62,8 +62,8 @@ impl fmt::Debug for RecordId {
 /// How record ids are made: the namespace, and a secret if there is one.
 ///
 /// The namespace separates applications or environments that share a store. With a secret, ids are HMAC-SHA-256 instead
-/// of SHA-256, so that somebody who reads the store cannot test guesses of keys; losing or changing the secret orphans
-/// every record, so rotate it only together with a retention's pause.
+/// of SHA-256, so that a reader of the store cannot test guesses of keys. Losing or changing the secret orphans every
+/// record: when you rotate it, pause for one retention.
 #[derive(Clone)]
 pub struct RecordIdentity {
     namespace: Arc<str>,

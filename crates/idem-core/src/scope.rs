@@ -1,12 +1,12 @@
-//! The scope: inside which a key is unique.
+//! The scope inside which an idempotency key is unique.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Who asks, and for what operation: the space inside which an idempotency key is unique.
+/// A principal and an operation: inside one scope, an idempotency key is unique.
 ///
-/// Two tenants may send the same key, and so may one tenant to two routes; they never meet (law L6). There is no
-/// default: either a principal is named, or [`Scope::single_tenant`] says that there is only one.
+/// Two tenants may send the same key, and one tenant may send the same key to two routes: these requests never meet
+/// (law L6). There is no default: name the principal, or call [`Scope::single_tenant`] if there is only one.
 ///
 /// Both parts may hold any text; [`RecordId`](crate::RecordId) frames them, so that no choice of bytes makes two
 /// scopes collide. They are kept readable in the record for operators, so do not put secrets into them: name the

@@ -25,7 +25,7 @@ impl Timestamp {
         self.0
     }
 
-    /// This point and `duration` more, at most the last point that exists. Parts of a microsecond are cut off.
+    /// Adds `duration`, at most up to the last point that exists. Fractions of a microsecond are cut off.
     #[must_use]
     pub fn saturating_add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))

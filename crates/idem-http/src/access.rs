@@ -1,8 +1,8 @@
-//! What a handler gets of its run, and why it may get nothing.
+//! What a handler's extractors get: the context and the transaction of its run.
 
 use idem_core::engine::{Context, TransactionError, TransactionGuard};
 
-/// Why an extractor has nothing to give; answered with 500, because the server is put together wrongly.
+/// Why an extractor fails. Adapters answer it with 500, because the server is misconfigured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotProtected {
@@ -12,12 +12,12 @@ pub enum NotProtected {
          or it came without an optional key"
     )]
     NoContext,
-    /// There is no such transaction.
+    /// The extractor cannot have the transaction.
     #[error(transparent)]
     NoTransaction(#[from] TransactionError),
 }
 
-/// The context of the run, out of the extensions of its request.
+/// The context of the run, from the extensions of its request.
 ///
 /// # Errors
 /// [`NotProtected::NoContext`].
@@ -33,8 +33,9 @@ pub fn transaction_of<T: 'static>(extension: Option<&Context>) -> Result<Transac
     Ok(context_of(extension)?.transaction()?)
 }
 
-/// The same where a handler also serves without one; a transaction that is borrowed, or of another type, is still an
-/// error, since what is written elsewhere then would not be in it.
+/// The transaction of the run; `None` where the request is unprotected or the contract is not transactional.
+///
+/// A transaction that is borrowed, or of another type, is still an error: writes made elsewhere would not be part of it.
 ///
 /// # Errors
 /// [`NotProtected::NoTransaction`].

@@ -4,12 +4,12 @@ use crate::problem::{Problem, ProblemKind};
 
 /// Host and port as the request names them, in lower case; `None` when it names none.
 ///
-/// HTTP/1.1 has them in `Host`, HTTP/2 and HTTP/3 in `:authority`, and a target in absolute form has them beside `Host`. To the
-/// same request they are the same, so each place counts alike.
+/// HTTP/1.1 sends them in `Host`, HTTP/2 and HTTP/3 in `:authority`. A target in absolute form has them in addition to
+/// `Host`. The request is the same, so all places count alike.
 ///
 /// # Errors
-/// Two places that differ. Frameworks do not agree on which of them counts (RFC 9112 section 3.2.2 and RFC 9113 section 8.3.1
-/// say the target, and many read `Host`), so the site that would answer is not known here.
+/// Two places that differ. RFC 9112 section 3.2.2 and RFC 9113 section 8.3.1 say that the target counts, and many frameworks
+/// read `Host`. The layer cannot know which site would answer.
 pub(crate) fn host<'a>(
     authority: Option<&'a str>,
     fields: impl Iterator<Item = &'a [u8]>,

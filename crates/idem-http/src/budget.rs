@@ -1,4 +1,4 @@
-//! How many bytes of request bodies may be held at once, over all requests, and by one principal.
+//! A memory budget for request bodies, with a share for each principal.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -11,24 +11,25 @@ use crate::problem::ProblemKind;
 /// A shared budget of bytes. Clones share it.
 ///
 /// # Shares
-/// One principal alone may hold a quarter of the budget, and less while others use it: for each byte of its bodies, three
-/// must be left free. Each further principal that takes what it can so takes a quarter of what is left, where a fixed
-/// quarter would leave nothing after four of them. [`share`](Self::share) sets another fraction.
+/// While one principal alone holds bytes, it may hold a quarter of the budget. It may hold less while others use the budget:
+/// for each byte of its bodies, three must stay free. So each further principal can take a quarter of what is left, where a
+/// fixed quarter would leave nothing after four principals. [`share`](Self::share) sets another fraction.
 ///
-/// The only body of a principal at a time is exempt: it is bounded by the budget alone, so that a share never refuses a
-/// request that would be taken on an idle server. So is what belongs to no principal, as in a layer of a single tenant.
+/// A principal's only body is bounded by the budget alone, so a share never refuses a request that an idle server would take.
+/// Bodies without a principal, as in a single-tenant layer, have no share to keep to.
 #[derive(Clone)]
 pub struct ByteBudget {
     total: usize,
     share: usize,
     state: Arc<Mutex<State>>,
-    /// Principals are known by their keyed hash. Two with the same one would share a share, and nobody can find two.
+    /// Hashes principals with a random key. Principals whose hashes collide share one share; the key keeps clients from
+    /// finding collisions.
     hashes: RandomState,
 }
 
 struct State {
     left: usize,
-    /// The principals that hold something now.
+    /// The principals that hold bytes now, by their hash.
     holders: HashMap<u64, Holder>,
 }
 
@@ -53,22 +54,24 @@ impl ByteBudget {
         Self { total: bytes, share: bytes / 4, state: Arc::new(Mutex::new(state)), hashes: RandomState::new() }
     }
 
-    /// How many bytes one principal may hold while no other holds any. Default a quarter: four times what most services
-    /// need for their largest client, and three quarters for the others. The whole budget, or more, means no shares; set
-    /// that where one principal stands for many, such as a gateway. Set it before cloning.
+    /// Sets how many bytes one principal may hold while no other holds any. Default: a quarter, which leaves three quarters
+    /// to the others.
+    ///
+    /// The whole budget, or more, disables shares. Use that where one principal stands for many clients, such as a gateway.
+    /// Set it before cloning.
     #[must_use]
     pub fn share(mut self, bytes: usize) -> Self {
         self.share = bytes;
         self
     }
 
-    /// All of it, taken or not.
+    /// The size of the budget in bytes, taken or free.
     #[must_use]
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// A reservation of nothing for a body of `principal`, to be grown. `None` has no share to keep to.
+    /// An empty reservation for a body of `principal`; [`grow`](Reservation::grow) takes bytes. `None` has no share to keep to.
     #[must_use]
     pub fn reserve_none(&self, principal: Option<&str>) -> Reservation {
         let principal = principal.map(|principal| self.hashes.hash_one(principal));
@@ -80,7 +83,7 @@ impl ByteBudget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a principal may hold `held` bytes when `left` are free then.
+    /// Whether a principal may hold `held` bytes if `left` bytes stay free.
     fn is_within_share(&self, held: usize, left: usize) -> bool {
         let others = self.total.saturating_sub(self.share);
         held as u128 * others as u128 <= self.share as u128 * left as u128
@@ -91,8 +94,8 @@ impl Reservation {
     /// Takes `bytes` more.
     ///
     /// # Errors
-    /// [`ProblemKind::Overloaded`] when the budget does not have them, [`ProblemKind::ShareExceeded`] when the principal holds
-    /// other bodies and may not hold more. Nothing is taken then.
+    /// [`ProblemKind::Overloaded`] if the budget has too few bytes left. [`ProblemKind::ShareExceeded`] if the principal
+    /// holds other bodies and would exceed its share. Nothing is taken then.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ProblemKind> {
         if bytes == 0 {
             return Ok(());

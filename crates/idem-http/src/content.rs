@@ -9,12 +9,12 @@ use crate::syntax::{BLANKS, unquoted};
 /// The format of a body, and the content type as the fingerprint sees it.
 pub(crate) struct Content<'a> {
     pub(crate) format: BodyFormat,
-    /// What replaces the content type in the fingerprint: for multipart it has no boundary, which clients make anew
-    /// for every try.
+    /// Replaces the content type in the fingerprint. For multipart it lacks the boundary, which clients generate anew for
+    /// every attempt.
     pub(crate) content_type: Option<&'a [u8]>,
 }
 
-/// Reads the content fields. Whatever is unusual makes the body raw: then it counts byte for byte.
+/// Reads the content fields. If they are unusual, the body is raw: its fingerprint covers it byte for byte.
 pub(crate) fn content<'a>(
     content_types: &[&'a [u8]],
     mut encodings: impl Iterator<Item = impl AsRef<[u8]>>,
@@ -25,7 +25,7 @@ pub(crate) fn content<'a>(
     let (&[content_type], false) = (content_types, encoded) else { return raw };
     let Ok(text) = std::str::from_utf8(content_type) else { return raw };
     let (media_type, parameters) = text.split_once(';').unwrap_or((text, ""));
-    // Some parsers refuse one with blanks, and others do not.
+    // Parsers disagree on media types with blanks.
     if media_type.contains(BLANKS) {
         return raw;
     }
@@ -41,8 +41,8 @@ pub(crate) fn content<'a>(
     }
 }
 
-/// Whether no parameter asks for another charset than that of JSON. A handler that obeys it reads other characters than a
-/// fingerprint does.
+/// Whether the parameters name no charset but UTF-8. A handler that obeys another charset reads other characters than the
+/// fingerprint covers.
 fn is_utf_8(parameters: &str) -> bool {
     let mut parameters = parameters.split(';').map(|parameter| parameter.trim_matches(BLANKS).to_ascii_lowercase());
     parameters.all(|parameter| {
@@ -50,8 +50,8 @@ fn is_utf_8(parameters: &str) -> bool {
     })
 }
 
-/// The boundary, when it is the only parameter and written so that all parsers read the same one: of letters, digits and
-/// `'+-._`, and quoted also of what RFC 2046 section 5.1.1 allows besides, without spaces.
+/// The boundary, if it is the only parameter and all parsers read it alike. An unquoted one consists of letters, digits and
+/// `'+-._`. A quoted one may also have the other characters of RFC 2046 section 5.1.1, except the space.
 fn boundary(parameters: &str) -> Option<&str> {
     let (name, value) = parameters.trim_start_matches(BLANKS).split_once('=')?;
     let (value, others) = match unquoted(value) {
@@ -59,7 +59,7 @@ fn boundary(parameters: &str) -> Option<&str> {
         None => (value, "'+-._"),
     };
     let is_plain = value.chars().all(|character| character.is_ascii_alphanumeric() || others.contains(character));
-    // A hyphen at its end may be one of those that close the body.
+    // A final hyphen may belong to the closing delimiter.
     let is_plain = is_plain && !value.is_empty() && !value.ends_with('-');
     (name.eq_ignore_ascii_case("boundary") && is_plain).then_some(value)
 }

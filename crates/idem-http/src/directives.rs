@@ -1,4 +1,4 @@
-//! What a handler may say about the settlement of one response.
+//! A handler's overrides for how one response settles.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl ResponseDirectives {
         self
     }
 
-    /// Keep the record for `retention` instead of the layer's; at least 1 s. To keep nothing, say
+    /// Keep the record for `retention` instead of the layer's retention; at least 1 s. To keep nothing, use
     /// [`do_not_store`](Self::do_not_store).
     #[must_use]
     pub fn retain_for(mut self, retention: Duration) -> Self {
@@ -34,9 +34,11 @@ impl ResponseDirectives {
         self
     }
 
-    /// The operation failed and had no effect: it may run again, after `wait` or, without one, after the layer's
-    /// backoff. Under AtMostOnce this is the only way to a further run. A `wait` is also the `Retry-After` of this response, if
-    /// it has none.
+    /// The operation failed and had no effect: a repeat may run it after `wait`, or after the layer's backoff if `wait` is
+    /// `None`.
+    ///
+    /// Under AtMostOnce, a failure without this directive or [`do_not_store`](Self::do_not_store) is the outcome. `wait` is
+    /// also the `Retry-After` of this response, unless the handler has sent one.
     #[must_use]
     pub fn retryable_after(mut self, wait: impl Into<Option<Duration>>) -> Self {
         self.retryable = Some(wait.into());
@@ -50,7 +52,7 @@ impl ResponseDirectives {
         self
     }
 
-    /// Do not keep the body: the record is a tombstone, and replays say so. For answers that stream.
+    /// Do not store the body, for example of a streamed response. The record is a tombstone, and replays say so.
     #[must_use]
     pub fn do_not_retain_body(mut self) -> Self {
         self.body_not_retained = true;

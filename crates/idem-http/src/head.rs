@@ -12,7 +12,7 @@ use crate::policy::HttpPolicy;
 use crate::prefer;
 use crate::problem::{Problem, ProblemKind};
 
-/// The head of a request, as far as a layer looks at it.
+/// The parts of a request's head that a layer reads.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "an adapter must say everything that counts")]
 pub struct RequestHead<'a, F> {
@@ -25,7 +25,7 @@ pub struct RequestHead<'a, F> {
     pub path: &'a str,
     /// The query as the client sent it.
     pub query: Option<&'a str>,
-    /// The pattern of the route; a layer outside of all routers sees none, and takes the path.
+    /// The pattern of the route. `None` in a layer outside of all routers, where the path names the operation instead.
     pub route: Option<&'a str>,
     /// The header fields.
     pub headers: F,
@@ -40,7 +40,7 @@ pub(crate) struct KeyedHead {
     pub(crate) key: Option<IdempotencyKey>,
     /// How long the client prefers to wait for another request's run.
     pub(crate) wait: Option<Duration>,
-    /// Of the head; it lacks the body.
+    /// The fingerprint of the head; the body is still to be added.
     pub(crate) fingerprint: FingerprintBuilder,
 }
 
@@ -50,7 +50,7 @@ impl<F: HeaderFields> RequestHead<'_, F> {
         format!("{} {}", self.method, self.route.unwrap_or(self.path))
     }
 
-    /// What a policy reads in the head; `None` when the request is not to be protected.
+    /// Reads what a policy needs from the head; `None` if the policy does not protect the request.
     pub(crate) fn read(&self, policy: &HttpPolicy) -> Result<Option<KeyedHead>, Problem> {
         if !policy.methods.iter().any(|protected| protected == self.method) {
             return Ok(None);
@@ -106,7 +106,7 @@ impl<F: HeaderFields> RequestHead<'_, F> {
     }
 }
 
-/// Whether a body is of gRPC or gRPC-Web, whose answers say how they ended in trailers.
+/// Whether the content type is that of gRPC or gRPC-Web, whose responses carry their outcome in trailers.
 fn is_grpc(content_type: &[u8]) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     content_type.get(..GRPC.len()).is_some_and(|start| start.eq_ignore_ascii_case(GRPC))

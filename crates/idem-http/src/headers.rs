@@ -1,4 +1,4 @@
-//! Which header fields are looked at, kept and sent again.
+//! Header fields: how they are read, and which of them a record stores.
 
 use bytes::Bytes;
 use idem_core::HeaderField;
@@ -24,7 +24,7 @@ impl<F: HeaderFields + ?Sized> HeaderFields for &F {
     }
 }
 
-/// Field lines as they are, for adapters that have nothing better and for tests.
+/// Plain field lines, for tests and for adapters whose framework has no header map.
 impl HeaderFields for [(&str, &[u8])] {
     fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
         self.lines().filter(move |(line, _)| *line == name).map(|(_, value)| value)
@@ -35,7 +35,7 @@ impl HeaderFields for [(&str, &[u8])] {
     }
 }
 
-/// The length of a body, if it is declared. What is no number is the server's to refuse.
+/// The declared length of a body, if it is a number. The server refuses a malformed one.
 pub(crate) fn declared_bytes(fields: &impl HeaderFields) -> Option<u64> {
     let length = fields.values("content-length").next().and_then(|value| std::str::from_utf8(value).ok());
     length?.parse().ok()
@@ -62,8 +62,8 @@ const SECRET: &[&str] = &[
     "x-xsrf-token",
 ];
 
-/// Never replayed: fields of the connection (RFC 9110 section 7.6.1), of the moment, and of the request that came
-/// first. The length is computed anew.
+/// Never replayed: fields of the connection (RFC 9110 section 7.6.1), of the moment, and of the first request. The server
+/// computes the length anew.
 const MOMENTARY: &[&str] = &[
     "age",
     "cf-ray",
@@ -88,7 +88,7 @@ const MOMENTARY: &[&str] = &[
     "x-trace-id",
 ];
 
-/// Never replayed: CORS answers the origin that asks now, and limits are counted now.
+/// Never replayed: CORS fields depend on the origin of each request, and rate limits on its time.
 const MOMENTARY_PREFIXES: &[&str] = &["access-control-", "ratelimit", "x-rate-limit-", "x-ratelimit-"];
 
 /// The fields of a response that go into its record, in their order, repeats included.

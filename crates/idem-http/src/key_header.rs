@@ -9,26 +9,30 @@ use crate::syntax::trim;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyHeaderError {
-    /// The field stands in the request more than once.
+    /// The request has the field more than once.
     #[error("the request has more than one idempotency key; send the header once")]
     Repeated,
-    /// It begins with a quote and is no structured-field String: a quote that does not close, a backslash that escapes something
-    /// else than a quote or a backslash, or something after the closing quote that is no parameter.
+    /// The value begins with a quote and is no structured-field String. Examples: an unclosed quote, a backslash before
+    /// anything but a quote or a backslash, and text after the closing quote that is no parameter.
     #[error("the idempotency key is not a quoted string as RFC 9651 section 3.3.3 has it; send \"abc\" or abc")]
     MalformedString,
     /// A bare key with a comma: a proxy may have joined two header lines.
     #[error("a bare idempotency key cannot have a comma, because joined header lines look so; send it quoted")]
     BareComma,
-    /// What the header denotes is not a key.
+    /// The value is not a valid key.
     #[error(transparent)]
     Key(#[from] KeyError),
 }
 
-/// Reads the values of all header lines of that name; `None` when there is none.
+/// Parses the key from the values of all header lines of that name; `None` if there is none.
 ///
-/// The value is a structured-field Item that is a String (`"abc"`, as draft-ietf-httpapi-idempotency-key-header asks for), or
-/// bare (`abc`, as most clients send); both are the same key. Parameters of an Item (`"abc";p=1`) are ignored, as RFC 9651
-/// section 3.1.2 lets them be. Spaces and tabs around the value are not part of it (RFC 9110 section 5.5).
+/// The value has one of two forms, which give the same key:
+///
+/// - a structured-field Item that is a String (`"abc"`), as draft-ietf-httpapi-idempotency-key-header demands;
+/// - bare (`abc`), as most clients send it.
+///
+/// Parameters of an Item (`"abc";p=1`) are ignored, as RFC 9651 section 3.1.2 permits. Spaces and tabs around the value are
+/// not part of it (RFC 9110 section 5.5).
 ///
 /// # Errors
 /// [`KeyHeaderError`]; nothing is truncated, joined or repaired.

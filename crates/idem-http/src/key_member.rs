@@ -1,7 +1,7 @@
 //! A key in a member of the JSON request body.
 //!
-//! The body is read along the path of the member, and everything else is skipped: no tree of it is made, which would take many
-//! times the memory of its bytes, and what is skipped may be JSON that only the handler understands.
+//! The parser follows the path of the member and skips everything else. A tree of the body would take many times the memory
+//! of its bytes, and the skipped parts may be JSON that only the handler understands.
 
 use std::fmt;
 use std::io::Read;
@@ -16,7 +16,8 @@ use crate::problem::{Problem, ProblemKind};
 /// Reads the key from a body in chunks.
 ///
 /// # Errors
-/// The problem of a body that is no JSON, or that has no key there.
+/// [`ProblemKind::KeyMissing`] if the body is no JSON, or its member is absent or can be no key. [`ProblemKind::KeyInvalid`]
+/// if the member is malformed.
 pub(crate) fn key_of_body(member: &JsonPointer, chunks: &[Bytes]) -> Result<IdempotencyKey, Problem> {
     let missing = |why: &str| {
         let detail = format!("The idempotency key is the member {} of the JSON body, and {why}.", path(member));
@@ -43,7 +44,7 @@ fn path(member: &JsonPointer) -> String {
 /// Reads chunks one after the other.
 struct Chunks<'a> {
     chunks: &'a [Bytes],
-    /// How much of the first one is read.
+    /// How many bytes of the first chunk have been read.
     read: usize,
 }
 

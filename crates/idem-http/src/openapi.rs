@@ -9,8 +9,8 @@ use utoipa::openapi::{Content, Header, RefOr, Required, Response, Schema};
 use crate::policy::HttpPolicy;
 use crate::problem::ProblemKind;
 
-/// The statuses of the layer's own answers, and what each of them says. More than one kind of problem may have a status,
-/// and the application may use it as well; the `type` tells them apart.
+/// The layer's own answers: their kinds, which give the statuses, and their descriptions. Several kinds may have one status,
+/// and the application may use it too; the `type` tells them apart.
 const ANSWERS: &[(ProblemKind, &str)] = &[
     (
         ProblemKind::KeyMissing,
@@ -32,20 +32,27 @@ const ANSWERS: &[(ProblemKind, &str)] = &[
     (ProblemKind::OutcomeUnknown, "The server that ran it disappeared: find out whether it took effect."),
 ];
 
-/// A bare key, which begins with no quote and has no comma, or one in quotes, where a quote and a backslash are escaped: what
-/// [`parse_key_header`](crate::parse_key_header) takes, but for parameters, which mean nothing, and the spaces around it, which are
-/// not part of a field's value.
+/// The pattern of a key header's value. A bare key begins with no quote and has no comma. In a key in quotes, quotes and
+/// backslashes are escaped.
+///
+/// It accepts what [`parse_key_header`](crate::parse_key_header) accepts, except for parameters, which mean nothing. Spaces
+/// around the value are not part of it.
 const KEY_PATTERN: &str = r#"^([!#-+\--~][!-+\--~]{0,254}|"([!#-\[\]-~]|\\["\\]){1,255}")$"#;
 
 /// 255 characters, each of them escaped, in quotes.
 const KEY_MAX_CHARACTERS: usize = 2 + 2 * MAX_KEY_BYTES;
 
 impl HttpPolicy {
-    /// Adds to an operation that this policy protects what a client has to know: the key header, `Prefer`, the header that
-    /// marks replays, and the layer's own answers as problem documents (RFC 9457). A status that is described already
-    /// keeps its description, and gets the problem document beside what it has. One that is a `$ref` stays as it is: what it
-    /// refers to may be shared with operations that nobody protects, so it has to say itself what the layer adds. To describe
-    /// an operation twice is the same as once.
+    /// Adds to an operation that this policy protects what a client must know.
+    ///
+    /// It adds the key header, `Prefer`, the header that marks replays, and the layer's own answers as problem documents (RFC
+    /// 9457):
+    ///
+    /// - A status that is already described keeps its description and also gets the problem document.
+    /// - A `$ref` response stays unchanged, because unprotected operations may share its target. Describe the layer's answer
+    ///   in the target.
+    ///
+    /// A second call on the same operation changes nothing.
     pub fn describe(&self, operation: &mut Operation) {
         let parameters = operation.parameters.get_or_insert_default();
         if self.key_member.is_none() {
@@ -101,7 +108,7 @@ impl HttpPolicy {
     }
 }
 
-/// In the place of the parameter of this name, if there is one. Names of header fields have no case.
+/// Adds a header parameter, or replaces the one of this name. Names of header fields are case-insensitive.
 fn put_header_parameter(parameters: &mut Vec<Parameter>, parameter: Parameter) {
     let is_it = |other: &&mut Parameter| {
         other.parameter_in == ParameterIn::Header && other.name.eq_ignore_ascii_case(&parameter.name)
@@ -112,7 +119,7 @@ fn put_header_parameter(parameters: &mut Vec<Parameter>, parameter: Parameter) {
     }
 }
 
-/// In the place of the header of this name, if there is one.
+/// Adds a header, or replaces the one of this name.
 fn put_header(response: &mut Response, name: &str, header: Header) {
     response.headers.retain(|other, _| !other.eq_ignore_ascii_case(name));
     response.headers.insert(name.to_owned(), header);
@@ -134,7 +141,7 @@ fn retry_after() -> Header {
     header.description(Some("Seconds, after which to repeat the request with the same key.")).build()
 }
 
-/// Not required, as answers of the application may have the status too.
+/// Not required, because the application may answer with the same status.
 fn no_store() -> Header {
     let header = HeaderBuilder::new().schema(Schema::Object(text().build()));
     header
@@ -242,7 +249,7 @@ mod tests {
     }
 
     proptest! {
-        /// Mostly quotes, backslashes and commas, on which it depends.
+        /// Mostly quotes, backslashes and commas, which the pattern treats specially.
         #[test]
         fn the_pattern_takes_what_the_parser_takes(value in r#""?(["\\,]|[ -~]|\\["\\]){0,8}"?"#) {
             // A server leaves out the spaces around a value.

@@ -93,32 +93,34 @@ impl HttpPolicy {
         self
     }
 
-    /// Takes the key from a member of the JSON request body, as in `"/id"`, instead of a header: for webhooks, whose senders name
-    /// the event in it. The member is a string, or a whole number of 64 bits. Every request then needs it, whatever
-    /// [`key_optional`](Self::key_optional) says: it is found only when the body has been read. A sender that names the event in a
-    /// header needs only [`key_header`](Self::key_header). Where the member occurs twice, the last one counts.
+    /// Takes the key from a member of the JSON request body, such as `"/id"`, instead of a header.
     ///
-    /// **Check the sender's signature outside of the layer**, and put the body back, or answer 401 or 403 inside: these free the
-    /// key. A 400 is stored. Any stranger could then send the id of an event that is still to come with another body, and the
-    /// event itself would be a mismatch. What decompresses bodies has to stand outside as well.
+    /// Use it for webhooks whose senders name the event in the body; for those that name it in a header,
+    /// [`key_header`](Self::key_header) is enough. The member is a string, or a whole number of 64 bits. If it occurs twice,
+    /// the last one counts. Every request needs it, whatever [`key_optional`](Self::key_optional) says, because the layer
+    /// finds it only after it has read the body.
+    ///
+    /// **Check the sender's signature outside of the layer**, and put the body back. Or answer 401 or 403 inside, which frees
+    /// the key. A 400 is stored: a stranger could then send the id of a future event with another body, and the event itself
+    /// would be a mismatch. Middleware that decompresses bodies must stand outside as well.
     #[must_use]
     pub fn key_member(mut self, member: JsonPointer) -> Self {
         self.key_member = Some(member);
         self
     }
 
-    /// Answers a key that was used for a different request by 409 instead of 422. Default 422, as in
+    /// Answers 409 instead of 422 if a key was used for a different request. Default 422, as in
     /// draft-ietf-httpapi-idempotency-key-header section 2.7. Some clients take every 422 for a validation error. Others
-    /// repeat every 409, and would repeat this one in vain: the problem's `type` tells it from a run in progress.
+    /// repeat every 409, and would repeat this one in vain. The problem's `type` tells it from a run in progress.
     #[must_use]
     pub fn mismatch_is_conflict(mut self) -> Self {
         self.mismatch_status = 409;
         self
     }
 
-    /// What the `type` of problems begins with; the [name](crate::ProblemKind::name) of the kind follows. Default: the page of
-    /// [`problem`](crate::problem) on docs.rs, so that a reader of the URI finds what to do. Set it where clients are not to see
-    /// which library you use, or where your own pages explain errors: `https://api.example.com/problems/`.
+    /// Sets the prefix of the `type` URI of problems; the [name](crate::ProblemKind::name) of the kind follows. Default: the
+    /// page of [`problem`](crate::problem) on docs.rs, which says what to do. Set it to hide which library you use, or where
+    /// your own pages explain errors: `https://api.example.com/problems/`.
     #[must_use]
     pub fn problem_type_base(mut self, base: impl Into<String>) -> Self {
         self.problems.type_base = base.into().into();
@@ -126,8 +128,8 @@ impl HttpPolicy {
     }
 
     /// Writes problems in the form of your other errors instead of `application/problem+json`. `write` gets the problem and
-    /// the status that the answer has, and returns the body. Status and `Retry-After` stay. If it panics, the answer is the
-    /// default one.
+    /// the status of the answer, and returns the body. The status and `Retry-After` stay the same. If `write` panics, the
+    /// answer has the default body.
     ///
     /// ```
     /// use idem_http::HttpPolicy;
@@ -160,25 +162,25 @@ impl HttpPolicy {
         self
     }
 
-    /// Lets requests without a key pass unprotected. Default: the key is required, because a client that forgets it is
-    /// the one that needs it.
+    /// Lets requests without a key pass unprotected. Default: the key is required, because clients that forget it need the
+    /// protection most.
     #[must_use]
     pub fn key_optional(mut self) -> Self {
         self.key_required = false;
         self
     }
 
-    /// The shortest key that is accepted, in bytes. Shorter ones are refused with 400. Default 1: a key needs to be unique only
-    /// among those of one principal and operation. A client that counts from 1 and starts again meets its earlier keys;
-    /// 16 refuses such keys, and accepts UUIDs.
+    /// The shortest accepted key, in bytes; shorter keys get 400. Default 1, because a key must be unique only within its
+    /// principal and operation. A client that counts from 1 and starts again meets its earlier keys. A minimum of 16 refuses
+    /// such keys, and accepts UUIDs.
     #[must_use]
     pub fn min_key_length(mut self, bytes: usize) -> Self {
         self.min_key_length = bytes;
         self
     }
 
-    /// The methods that are protected. Default POST and PATCH: the others are idempotent by themselves (RFC
-    /// 9110 section 9.2.2). GET, HEAD, OPTIONS, CONNECT and TRACE are never protected, whatever is named here.
+    /// The methods that are protected. Default POST and PATCH, because the others are idempotent by definition (RFC 9110
+    /// section 9.2.2). GET, HEAD, OPTIONS, CONNECT and TRACE are never protected, whatever is named here.
     #[must_use]
     pub fn methods(mut self, methods: &[&str]) -> Self {
         const NEVER: [&str; 5] = ["GET", "HEAD", "OPTIONS", "CONNECT", "TRACE"];
@@ -188,56 +190,58 @@ impl HttpPolicy {
         self
     }
 
-    /// The largest request body, in bytes. Default 1 MiB; larger ones are refused before anything runs, since the body
-    /// is held in memory until its fingerprint is known. That of a JSON body is made when all of it is there, in one go of
-    /// a few milliseconds for each MiB, and meanwhile takes up to five times the body's memory on that thread.
+    /// The largest request body, in bytes. Default 1 MiB. A larger one is refused before anything runs.
+    ///
+    /// The body is held in memory until its fingerprint is known. The fingerprint of a JSON body is computed after the last
+    /// byte, in one go of a few milliseconds per MiB. Meanwhile it takes up to five times the body's memory on that thread.
     #[must_use]
     pub fn request_body_limit(mut self, bytes: usize) -> Self {
         self.request_body_limit = bytes;
         self
     }
 
-    /// How long a request body may take to arrive. Default 60 s: a megabyte over a slow line, and not for ever, because
-    /// what has arrived is held in memory and counts against the budget of all.
+    /// How long a request body may take to arrive. Default 60 s, enough for 1 MiB over a slow line. Received bytes stay in
+    /// memory and count against the budget of all requests, so an upload cannot last forever.
     #[must_use]
     pub fn request_body_timeout(mut self, limit: Duration) -> Self {
         self.request_body_timeout = limit;
         self
     }
 
-    /// The largest response body that is stored, in bytes. Default 1 MiB; the record of a larger one is a tombstone.
+    /// The largest response body that is stored, in bytes. Default 1 MiB. The record of a larger one is a tombstone.
     #[must_use]
     pub fn stored_response_limit(mut self, bytes: usize) -> Self {
         self.stored_response_limit = bytes;
         self
     }
 
-    /// Stores no bodies: a replay has the original status, the `Location`, the headers of
-    /// [`allow_stored_header`](Self::allow_stored_header), and an empty body. For answers that must not be kept, or that clients do
-    /// not need twice. A response is settled before its body is sent, unless [`classify`](Self::classify) has to read it. Default off: a repeat gets the whole first answer.
+    /// Stores no bodies. Default off: a repeat gets the whole first answer.
+    ///
+    /// A replay has the original status, the `Location`, the headers of [`allow_stored_header`](Self::allow_stored_header),
+    /// and an empty body. Use it for answers that must not be stored, or that clients do not need twice. A response is
+    /// settled before its body is sent, unless [`classify`](Self::classify) must read it.
     #[must_use]
     pub fn key_only(mut self) -> Self {
         self.key_only = true;
         self
     }
 
-    /// How long the body of an answer may take to be made, up to its end or to the limit of what is stored. Default 60 s, as
-    /// long as a request's body may take to arrive. Its key, its transaction and a
-    /// [shutdown](idem_core::engine::Idempotency::shutdown) wait for it.
+    /// How long a response body may take to be produced, up to its end or to the limit of what is stored. Default 60 s, like
+    /// the request body. The key, the transaction and a [shutdown](idem_core::engine::Idempotency::shutdown) wait for it.
     ///
-    /// A body that takes longer is one that broke off: the client gets a 500 problem, and the contract says what becomes of the
-    /// operation. An answer that is meant to be slow says so by
-    /// [`do_not_retain_body`](crate::ResponseDirectives::do_not_retain_body), or is an event stream; it is settled before its
-    /// body.
+    /// A body that takes longer counts as broken off: the client gets a 500 problem, and the contract decides what becomes of
+    /// the operation. Mark an intentionally slow response with
+    /// [`do_not_retain_body`](crate::ResponseDirectives::do_not_retain_body), or send an event stream. Both are settled
+    /// before their body.
     #[must_use]
     pub fn response_body_timeout(mut self, limit: Duration) -> Self {
         self.response_body_timeout = limit;
         self
     }
 
-    /// How many bytes of request bodies may be held at once, and by one principal; share one budget between layers by
-    /// cloning it. Default 256 MiB for each policy, and a quarter of it for one principal: 256 bodies of the default limit,
-    /// and a share of a small server's memory.
+    /// How many bytes of request bodies may be held at once, in total and by one principal. Clone one budget to share it
+    /// between layers. Default 256 MiB for each policy, which is 256 bodies of the default limit; one principal may hold a
+    /// quarter of it.
     #[must_use]
     pub fn budget(mut self, budget: ByteBudget) -> Self {
         self.budget = budget;
@@ -246,22 +250,22 @@ impl HttpPolicy {
 
     /// Adds a request header to the fingerprint. Defaults:
     ///
-    /// - what says what the body means, or where it belongs: `Content-Type`, `Content-Encoding`, `Content-Language`,
+    /// - fields that say what the body means, or where it belongs: `Content-Type`, `Content-Encoding`, `Content-Language`,
     ///   `Content-Location`, `Content-Disposition` and `Content-Range`;
     /// - preconditions (RFC 9110 section 13.1): `If-Match`, `If-None-Match`, `If-Modified-Since` and `If-Unmodified-Since`. A
     ///   request with another precondition asks for something else;
-    /// - other methods in disguise: `X-HTTP-Method-Override`, `X-HTTP-Method` and `X-Method-Override`.
+    /// - method overrides: `X-HTTP-Method-Override`, `X-HTTP-Method` and `X-Method-Override`.
     ///
-    /// `Accept` and its relatives, and `Prefer`, do not count: they ask for another form of the same answer, and a client that
-    /// repeats a request by another library would get 422 for an operation that is done. Most other fields change between
-    /// tries.
+    /// `Accept` and its relatives, and `Prefer`, do not count: they ask for another form of the same answer. If they counted,
+    /// a client that repeats a request through another library would get 422 for a finished operation. Most other fields
+    /// change between attempts.
     ///
-    /// `host` counts the authority of the request, by whichever protocol it comes: the field `Host`, the host of a target in
-    /// absolute form, and `:authority`. Name it where one route serves several sites. It is no default, because many proxies
-    /// put the address of the server in its place, which differs between tries. Where it counts, a request that names
-    /// two hosts is refused with 400.
+    /// `host` covers the authority of the request in every protocol: the field `Host`, the host of a target in absolute form,
+    /// and `:authority`. Name it where one route serves several sites. It is no default, because many proxies replace it by
+    /// the address of the server, which differs between attempts. If it counts, a request that names two hosts is refused
+    /// with 400.
     ///
-    /// `cookie` counts the same in one line and in the several that HTTP/2 allows (RFC 9113 section 8.2.3).
+    /// `cookie` counts the same in one line and in several lines, which HTTP/2 allows (RFC 9113 section 8.2.3).
     #[must_use]
     pub fn fingerprint_header(mut self, name: &str) -> Self {
         let name = name.to_ascii_lowercase();
@@ -269,17 +273,18 @@ impl HttpPolicy {
         self
     }
 
-    /// Members of JSON request bodies that do not count, such as a time of sending. Default none.
+    /// Excludes members of JSON request bodies from the fingerprint, such as a time of sending. Default none.
     #[must_use]
     pub fn ignore_members(mut self, members: impl IntoIterator<Item = JsonPointer>) -> Self {
         self.ignored_members = members.into_iter().collect();
         self
     }
 
-    /// Says what responses mean. Default [`Meaning::of_status`].
+    /// Sets what responses mean. Default [`Meaning::of_status`].
     ///
-    /// `classify` is called once for each response, when its body has been read. What the handler says by
-    /// [`ResponseDirectives`](crate::ResponseDirectives) goes before. If it panics, the response counts as one that broke off.
+    /// `classify` is called once for each response, after its body has been read. The handler's
+    /// [`ResponseDirectives`](crate::ResponseDirectives) take precedence. If `classify` panics, the response counts as broken
+    /// off.
     ///
     /// ```
     /// use idem_http::{HttpPolicy, Meaning};
@@ -298,7 +303,7 @@ impl HttpPolicy {
         self
     }
 
-    /// Stores and replays a response header that is otherwise left out, such as one that a route needs. Default none.
+    /// Stores and replays a response header that the layer leaves out by default. Default none.
     #[must_use]
     pub fn allow_stored_header(mut self, name: &str) -> Self {
         self.allowed_headers.push(name.to_ascii_lowercase());

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::syntax::{BLANKS, split_outside_quotes, unquoted};
 
-/// The `wait` preference in the values of the `Prefer` field lines; the first one counts (RFC 7240 section 2), and what
-/// cannot be understood is ignored, as a preference may be.
+/// The `wait` preference in the values of the `Prefer` field lines. The first one counts (RFC 7240 section 2). If it is
+/// malformed, it is ignored.
 pub(crate) fn wait<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<Duration> {
     values
         .filter_map(|value| std::str::from_utf8(value).ok())
@@ -16,7 +16,7 @@ pub(crate) fn wait<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<Duratio
         .map(Duration::from_secs)
 }
 
-/// A token or quoted string of digits and nothing else: the standard library's numbers may have a plus.
+/// A token or quoted string that consists of digits; `str::parse` would also accept a plus sign.
 fn whole_number(text: &str) -> Option<u64> {
     let text = unquoted(text).unwrap_or(text);
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()

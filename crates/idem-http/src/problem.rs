@@ -1,7 +1,7 @@
 //! The problem documents (RFC 9457) that the layer answers with.
 //!
-//! Their `type` leads to this page, so that a client tells them from the application's own 409 or 422. The headings
-//! below are the ends of those URIs.
+//! Their `type` leads to this page, so that a client can tell them from the application's own 409 or 422. The headings below
+//! are the fragments of those URIs.
 //!
 //! # key-missing
 //! Status 400. The route needs an `Idempotency-Key` header. Send one that is new for every operation, for example a UUID, and
@@ -9,10 +9,11 @@
 //! from which.
 //!
 //! # key-invalid
-//! Status 400. The header is there, but not as one key of 1 to 255 visible ASCII characters, quoted or bare.
+//! Status 400. The header is present, but its value is not a single key of 1 to 255 visible ASCII characters, quoted or bare.
 //!
 //! # host-ambiguous
-//! Status 400. The request names two hosts: one in its target or in `:authority`, and another one in `Host`. Nothing ran. Send one.
+//! Status 400. The request names two hosts: one in its target or in `:authority`, and another one in `Host`. Nothing ran.
+//! Send one host.
 //!
 //! # principal-missing
 //! Status 401. Keys belong to a principal, and the request names none: authenticate.
@@ -21,7 +22,7 @@
 //! Status 413. The request body is over the route's limit for protected requests. Nothing ran.
 //!
 //! # grpc-unsupported
-//! Status 415. The request is one of gRPC, whose answers end in trailers and have a second status; they cannot be replayed.
+//! Status 415. The request is gRPC. Its responses end in trailers and have a second status, so they cannot be replayed.
 //! Nothing ran. Send it to a route without an idempotency layer.
 //!
 //! # body-incomplete
@@ -31,17 +32,18 @@
 //! Status 408. The request body took too long to arrive. Nothing ran.
 //!
 //! # overloaded
-//! Status 503. The server holds as many request bodies as it may. Nothing ran; repeat after `Retry-After`.
+//! Status 503. The server has reached a limit: of request bodies, of running operations, or of transactions. Nothing ran;
+//! repeat after `Retry-After`.
 //!
 //! # share-exceeded
-//! Status 429. The principal uploads as many request bodies at once as it may. Nothing ran; repeat after `Retry-After`.
+//! Status 429. The principal's concurrent uploads fill its share. Nothing ran; repeat after `Retry-After`.
 //!
 //! # in-progress
 //! Status 409. The same operation runs now. Repeat after `Retry-After`, with the same key; `Prefer: wait=N` waits for the
 //! answer.
 //!
 //! # backoff
-//! Status 409. The operation failed and rests before its next attempt. Repeat after `Retry-After`, with the same key.
+//! Status 409. The operation failed and waits before its next attempt. Repeat after `Retry-After`, with the same key.
 //!
 //! # mismatch
 //! Status 422. The key was used for a different request. Use a new key for a new operation; do not retry this one.
@@ -55,23 +57,23 @@
 //! same key: you get the answer, or it runs again if everything was rolled back.
 //!
 //! # outcome-unknown
-//! Status 504. The server that ran the operation disappeared; nobody knows whether it took effect, and it is never run again.
-//! Find out from the resource itself before you use a new key.
+//! Status 504. The server that ran the operation disappeared. Whether the operation took effect is unknown, and it is never
+//! run again. Find out from the resource itself before you use a new key.
 //!
 //! # body-not-retained
 //! Status 410. The operation completed before, with the status in `original_status`; its answer was too large to keep.
 //! Fetch the resource itself.
 //!
 //! # record-unreadable
-//! Status 500. The record of this operation cannot be read, so its outcome is unknown and it is not run again. An operator has
-//! to look.
+//! Status 500. The record of this operation cannot be read, so its outcome is unknown and it is not run again. An operator
+//! must look at it.
 //!
 //! # handler-failed
 //! Status 500. The handler panicked, or its answer broke off or took too long.
 //!
 //! # misconfigured
-//! Status 500. The server has put its layers together in a way that cannot work: a route has two idempotency layers, or
-//! something outside of the layer has consumed the request body. Nothing ran.
+//! Status 500. The server's layers are combined in a way that cannot work: a route has two idempotency layers, or something
+//! outside of the layer has consumed the request body. Nothing ran.
 
 use std::time::Duration;
 
@@ -92,7 +94,7 @@ pub enum ProblemKind {
     KeyInvalid,
     /// Two hosts in one request.
     HostAmbiguous,
-    /// Nobody to whom the key belongs.
+    /// The request names no principal to whom the key belongs.
     PrincipalMissing,
     /// A request body over the limit.
     BodyTooLarge,
@@ -102,29 +104,29 @@ pub enum ProblemKind {
     BodyIncomplete,
     /// A request body that took too long.
     BodyTooSlow,
-    /// Too many request bodies, or operations that run, at once.
+    /// Too many request bodies, running operations or transactions at once.
     Overloaded,
     /// Too many request bodies of one principal at once.
     ShareExceeded,
-    /// It runs now.
+    /// The operation runs now.
     InProgress,
-    /// It failed and rests.
+    /// The operation failed and waits before its next attempt.
     Backoff,
-    /// Another request has the key.
+    /// The key belongs to a different request.
     Mismatch,
     /// The store could not answer.
     StoreUnavailable,
-    /// It ran, and how its record ended is not known yet.
+    /// The operation ran, and how its record ended is not known yet.
     CommitUnclear,
-    /// Nobody knows whether it took effect.
+    /// Whether the operation took effect is unknown.
     OutcomeUnknown,
-    /// It completed, and its body was not kept.
+    /// The operation completed, and its body was not kept.
     BodyNotRetained,
     /// The record cannot be read.
     RecordUnreadable,
     /// The handler panicked, or its answer broke off or took too long.
     HandlerFailed,
-    /// The server is put together wrongly.
+    /// The server is misconfigured.
     Misconfigured,
 }
 
@@ -175,7 +177,7 @@ impl ProblemKind {
                 "Too many requests at once",
                 "The server holds as many request bodies as it may; nothing ran, so repeat the request later.",
             ),
-            // Not 503, which balancers and alarms take for a sick server: the others are served.
+            // Not 503: load balancers and alerts take that for a sick server, and other principals are still served.
             Self::ShareExceeded => (
                 429,
                 "share-exceeded",
@@ -248,9 +250,10 @@ impl ProblemKind {
         self.text().0
     }
 
-    /// What an idempotency layer outside makes of the answer; put it into the response's extensions beside the kind. A
-    /// refusal that may be another one in a moment, or once the server is put right, says nothing about the operation, and
-    /// must not be its outcome. What an operation came to, and what is refused for what was asked, settles by its status.
+    /// The directives of the answer for an outer idempotency layer; put them into the response's extensions with the kind.
+    ///
+    /// A refusal that may change on a repeat, or after the server is corrected, says nothing about the operation. The outer
+    /// layer must not store it. Every other answer settles by its status.
     #[must_use]
     pub fn directives(self) -> ResponseDirectives {
         match self {
@@ -305,7 +308,7 @@ pub struct Problem {
     original_status: Option<u16>,
 }
 
-/// As `Retry-After` says it: rounded up, and at least 1, because 0 means "at once".
+/// The wait as `Retry-After` states it: whole seconds, rounded up, at least 1, because 0 means "at once".
 pub(crate) fn whole_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
@@ -317,40 +320,40 @@ impl Problem {
         Self { kind, detail: None, retry_after: None, original_status: None }
     }
 
-    /// With a detail of this case's own.
+    /// Replaces the usual detail.
     #[must_use]
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());
         self
     }
 
-    /// With the time after which to repeat the request.
+    /// Sets the time after which the client should repeat the request.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// With the status of the answer that was not kept.
+    /// Sets the status of the answer that was not kept.
     #[must_use]
     pub fn original_status(mut self, status: u16) -> Self {
         self.original_status = Some(status);
         self
     }
 
-    /// What kind it is.
+    /// The kind of the problem.
     #[must_use]
     pub fn kind(&self) -> ProblemKind {
         self.kind
     }
 
-    /// What happened, and what to do.
+    /// The detail: what happened, and what to do.
     #[must_use]
     pub fn detail_text(&self) -> &str {
         self.detail.as_deref().unwrap_or(self.kind.text().3)
     }
 
-    /// The status of the answer that was not kept, if this is about one.
+    /// The status of the answer that was not kept, if there is one.
     #[must_use]
     pub fn original(&self) -> Option<u16> {
         self.original_status
@@ -427,7 +430,7 @@ mod tests {
         }
     }
 
-    /// Whatever promises that a repeat may fare better.
+    /// The kinds for which a repeat may succeed.
     #[test]
     fn what_nothing_ran_for_and_may_change_is_not_stored_by_a_layer_outside() {
         let passing = ALL.iter().filter(|kind| kind.directives() == ResponseDirectives::new().do_not_store());

@@ -12,7 +12,7 @@ use crate::problem::{Problem, TYPE_BASE};
 /// How problems are written.
 #[derive(Debug, Clone)]
 pub(crate) struct ProblemStyle {
-    /// What their `type` begins with.
+    /// The prefix of their `type`.
     pub(crate) type_base: Cow<'static, str>,
     pub(crate) body: Option<ProblemBody>,
 }
@@ -49,7 +49,7 @@ impl ProblemBody {
     }
 
     fn write(&self, problem: &Problem, status: u16) -> Option<(Bytes, Bytes)> {
-        // The panic hook has told of a panic.
+        // The panic hook has already reported a panic.
         let body = catch_unwind(AssertUnwindSafe(|| (self.write)(problem, status))).ok()?;
         Some((self.content_type.clone(), body.into()))
     }

@@ -1,4 +1,4 @@
-//! A layer without its framework: who is asked what, and in which order.
+//! The framework-independent part of a layer: it asks scope, policy and engine in the right order.
 
 use std::fmt;
 use std::future::Future;
@@ -18,7 +18,7 @@ use crate::reply::Reply;
 use crate::request::{BodyError, IncomingRequest, ReceivedRequest};
 use crate::scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};
 
-/// What all layers are made of: an engine, a policy, and a scope, without which none of them compiles.
+/// The parts of every layer: an engine, a policy, and a scope. A layer without a scope does not compile.
 #[derive(Clone)]
 pub struct Protection<S = ScopeMissing> {
     engine: Idempotency,
@@ -26,32 +26,32 @@ pub struct Protection<S = ScopeMissing> {
     scope: S,
 }
 
-/// What becomes of a request before its body arrives.
+/// What to do with a request, decided before its body arrives.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "adapters must handle every decision")]
 pub enum Decision {
-    /// None of the layer's business: pass it on untouched. No record is made.
+    /// The request is not protected: pass it on unchanged. No record is made.
     Pass,
     /// Answer with this; nothing runs.
     Refuse(Reply),
-    /// Receive its body. Boxed, as it is many times as large as the others.
+    /// Receive its body. Boxed, because it is much larger than the other variants.
     Receive(Box<IncomingRequest>),
 }
 
 impl Protection {
-    /// By this engine; it has no scope yet.
+    /// Protects by this engine; it has no scope yet.
     #[must_use]
     pub fn new(engine: Idempotency) -> Self {
         Self { engine, policy: Arc::new(HttpPolicy::new()), scope: ScopeMissing }
     }
 
-    /// For the principals that a function names.
+    /// Sets the function that names the principal of a request.
     #[must_use]
     pub fn scope<F>(self, principal: F) -> Protection<ByPrincipal<F>> {
         Protection { engine: self.engine, policy: self.policy, scope: ByPrincipal(principal) }
     }
 
-    /// For one tenant.
+    /// Gives all keys to one tenant.
     #[must_use]
     pub fn single_tenant(self) -> Protection<SingleTenant> {
         Protection { engine: self.engine, policy: self.policy, scope: SingleTenant }
@@ -59,7 +59,7 @@ impl Protection {
 }
 
 impl<S> Protection<S> {
-    /// With this policy instead of [`HttpPolicy::new`].
+    /// Sets the policy. Default [`HttpPolicy::new`].
     #[must_use]
     pub fn policy(mut self, policy: HttpPolicy) -> Self {
         self.policy = Arc::new(policy);
@@ -72,14 +72,14 @@ impl<S> Protection<S> {
         &self.engine
     }
 
-    /// The policy, for what a handler answers.
+    /// The policy, to capture a handler's response with.
     #[must_use]
     pub fn shared_policy(&self) -> &Arc<HttpPolicy> {
         &self.policy
     }
 
-    /// Decides by the head of a request. Who asks comes before what is asked: a request without a principal gets 401,
-    /// also when its key is missing or malformed.
+    /// Decides by the head of a request. The principal is checked before the key: a request without a principal gets 401,
+    /// even if its key is missing or malformed.
     #[must_use]
     pub fn decide<H>(&self, request: &H, head: &RequestHead<'_, impl HeaderFields>) -> Decision
     where
@@ -116,22 +116,28 @@ impl<S> Protection<S> {
         IncomingRequest::new(scope, read?, &head.headers, &self.policy)
     }
 
-    /// Collects the body of a request. No lease is held while it arrives, and it may take as long as the
-    /// [policy](HttpPolicy::request_body_timeout) says.
+    /// Collects the body of a request. No lease is held while it arrives. The [policy](HttpPolicy::request_body_timeout)
+    /// limits how long it may take.
     ///
     /// # Errors
-    /// The reply to a body that is too large, too slow, or breaks off; and to one that is shorter than its head declares, of
-    /// which somebody else has consumed a part before: bodies that differ only there would be the same. Nothing ran.
+    /// The reply to a body that
+    ///
+    /// - is too large, too slow, over the budget, or breaks off;
+    /// - lacks a valid key, if the policy takes the key from the body;
+    /// - is shorter than its head declares, because middleware outside has consumed a part of it. Bodies that differ only in
+    ///   that part would have the same fingerprint.
+    ///
+    /// Nothing ran.
     ///
     /// # Cancellation safety
-    /// Dropping the returned future drops what has arrived. The engine's observer is told that the request was `interrupted`.
+    /// Dropping the returned future drops what has arrived. The engine's observer then sees a refusal: `interrupted`.
     pub async fn receive(
         &self,
         request: Box<IncomingRequest>,
         body: impl Stream<Item = Result<Bytes, BodyError>>,
     ) -> Result<ReceivedRequest, Reply> {
         let mut body = pin!(body);
-        // Its client may go meanwhile, and then this is dropped.
+        // If the client disconnects meanwhile, this future is dropped.
         let mut request = scopeguard::guard(request, |request| self.engine.refused(request.operation(), "interrupted"));
         let arriving = async {
             while let Some(chunk) = body.next().await {
@@ -148,14 +154,16 @@ impl<S> Protection<S> {
         request.finish(&self.policy).map_err(|problem| self.refuse(&operation, &problem))
     }
 
-    /// The answer to a request that is refused before it is an operation; the engine's observer is told.
+    /// The reply to a request that is refused before it becomes an operation. The engine's observer sees the refusal.
     fn refuse(&self, operation: &str, problem: &Problem) -> Reply {
         self.engine.refused(operation, problem.kind().name());
         self.policy.problem(problem)
     }
 
-    /// Runs the handler, or says what to answer instead. `run` concludes the handler's answer by
-    /// [`HttpPolicy::capture`]; `None` says that the answer broke off, and a panic counts as that too.
+    /// Runs the handler, or returns the reply that takes its place.
+    ///
+    /// `run` concludes the handler's answer by [`HttpPolicy::capture`]. `None` says that the answer broke off; a panic counts
+    /// as that too.
     ///
     /// # Errors
     /// The reply that takes the place of the handler's answer.

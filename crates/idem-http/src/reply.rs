@@ -12,10 +12,10 @@ use crate::policy::HttpPolicy;
 use crate::problem::{Problem, ProblemKind};
 use crate::response::{Captured, joined};
 
-/// When to ask again after trouble with the store: a restart or a failover takes a moment.
+/// `Retry-After` of a 503: a restart or a failover of the store takes a moment.
 const STORE_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A response of the layer's own making: a replay or a problem.
+/// A response that the layer makes itself: a replay or a problem.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reply {
@@ -49,14 +49,14 @@ impl fmt::Debug for Reply {
     }
 }
 
-/// What describes the body that was not kept, and so must not stand beside another body; and for how long it is fresh, which
-/// would let a cache keep the problem.
+/// Stored fields that a tombstone's problem must not carry. They describe the body that was not kept, or let a cache keep the
+/// problem.
 const REPRESENTATION: &[&str] =
     &["etag", "last-modified", "accept-ranges", "digest", "repr-digest", "cache-control", "expires"];
 
 impl HttpPolicy {
-    /// The answer to a repeat of a settled operation: byte for byte what was stored, and a field that says so. Whether caches may
-    /// keep it is what the handler said of its answer.
+    /// The answer to a repeat of a settled operation: the stored response, byte for byte, and the field that marks replays.
+    /// The stored fields decide whether caches may keep it.
     #[must_use]
     pub fn replay(&self, replay: &Replay) -> Reply {
         let StoredResponse { status, headers, body } = &replay.response;
@@ -84,14 +84,14 @@ impl HttpPolicy {
         reply
     }
 
-    /// The status of the answers to problems of this kind.
+    /// The status of problems of this kind.
     #[must_use]
     pub fn problem_status(&self, kind: ProblemKind) -> u16 {
         if kind == ProblemKind::Mismatch { self.mismatch_status } else { kind.status() }
     }
 
-    /// The answer that states a problem. No cache may keep it: some of its statuses are cacheable by default (RFC 9110 section
-    /// 15.1), and what it says may have changed by the next request.
+    /// The answer that states a problem. It forbids caching: some of its statuses are cacheable by default (RFC 9110 section
+    /// 15.1), and its statement may be outdated by the next request.
     #[must_use]
     pub fn problem(&self, problem: &Problem) -> Reply {
         let kind = problem.kind();
@@ -109,9 +109,10 @@ impl HttpPolicy {
         reply
     }
 
-    /// The answer of a run that left its own answer somewhere else, as a framework does whose responses cannot leave their
-    /// thread: what is `left` there, unless `outcome`, which is what [`Protection::execute`] gave, takes its place. A run
-    /// that left nothing has ended, and how has to be asked again.
+    /// The answer of a run that left its response elsewhere, for frameworks whose responses cannot leave their thread.
+    ///
+    /// `outcome` is what [`Protection::execute`] gave, and `left` is the response that the run left. An error in `outcome`
+    /// takes its place. If the run left nothing, the reply asks the client to repeat, because the outcome is not known.
     ///
     /// # Errors
     /// The reply that takes the place of the handler's answer.
@@ -121,9 +122,10 @@ impl HttpPolicy {
         outcome.and_then(|()| left.ok_or_else(|| self.failure(&ExecuteError::Interrupted)))
     }
 
-    /// A handler's answer once more, for a framework where others may ask for it as often as they like: all its lines, and
-    /// the chunks of its body. One whose body was not read to its end can be had once only; then it is what replays of it
-    /// are, a problem that says so.
+    /// A copy of a handler's answer, for frameworks that may ask for an answer several times. It has all header lines and the
+    /// chunks of the body.
+    ///
+    /// An answer whose body was not read to its end can be sent only once. Its copy is the problem that its replays get.
     #[must_use]
     pub fn copy_of(
         &self,
@@ -144,7 +146,7 @@ impl HttpPolicy {
         }
     }
 
-    /// The conclusion of a handler that panicked, or whose answer broke off or took too long under the limit: a 500 problem.
+    /// The conclusion of a handler that panicked, or whose answer broke off or took too long: a 500 problem.
     #[must_use]
     pub fn handler_failed<T>(&self) -> Conclusion<Result<T, Reply>> {
         let reply = self.problem(&Problem::new(ProblemKind::HandlerFailed));
@@ -154,7 +156,7 @@ impl HttpPolicy {
         Conclusion { value: Err(reply), disposition: Disposition::Fault { response }, retention: None }
     }
 
-    /// The answer when the engine has none.
+    /// The answer to an error of the engine.
     #[must_use]
     pub fn failure(&self, error: &ExecuteError) -> Reply {
         let later = |kind| Problem::new(kind).retry_after(STORE_RETRY_AFTER);

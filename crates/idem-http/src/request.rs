@@ -1,4 +1,4 @@
-//! A request body on its way in: counted, fingerprinted, kept.
+//! Collects a request body: counts it, fingerprints it, keeps it.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::key_member::key_of_body;
 use crate::policy::HttpPolicy;
 use crate::problem::{Problem, ProblemKind};
 
-/// Chunks shorter than this are copied together: each chunk costs memory of its own and keeps alive what it was cut from,
-/// so that a body sent byte by byte would take many times what the budget counts.
+/// Chunks shorter than this are copied together. Each chunk has an overhead, and keeps alive the buffer that it was cut from.
+/// A body sent byte by byte would take many times what the budget counts.
 const COPIED_BELOW: usize = 4096;
 
-/// They are joined up to this length: a vector that grows may hold twice its length.
+/// Short chunks are joined up to this length, because a growing vector may hold twice its length.
 const JOINED_UP_TO: usize = 64 * 1024;
 
 /// A request whose body is still to come: give it to [`Protection::receive`](crate::Protection::receive).
@@ -28,7 +28,7 @@ pub struct IncomingRequest {
     key: Option<IdempotencyKey>,
     /// How long the client prefers to wait for another request's run.
     wait: Option<Duration>,
-    /// The length that the body must have, if that is known.
+    /// The least length that the body must have, if that is known.
     expected_bytes: Option<u64>,
     body: BodyBuffer,
 }
@@ -36,21 +36,21 @@ pub struct IncomingRequest {
 /// A request that is ready to run.
 #[non_exhaustive]
 pub struct ReceivedRequest {
-    /// What it asks for, to be given to [`Protection::execute`](crate::Protection::execute).
+    /// The operation, to be given to [`Protection::execute`](crate::Protection::execute).
     pub operation: Operation,
     /// The body, in one or more chunks, none of them empty.
     pub chunks: Vec<Bytes>,
-    /// Its share of the budget; drop it when the handler has had the body.
+    /// Its share of the budget; drop it after the handler has read the body.
     pub reservation: Reservation,
 }
 
-/// Why no more of a request body comes.
+/// Why a request body ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "adapters must say which it is")]
 pub enum BodyError {
     /// It broke off.
     Incomplete,
-    /// It is over a limit of the framework's own.
+    /// It is over a limit that the framework sets.
     TooLarge,
 }
 
@@ -66,7 +66,7 @@ impl IncomingRequest {
         let body = BodyBuffer::new(fingerprint, policy.request_body_limit, &policy.budget, scope.principal());
         let declared = declared_bytes(headers);
         body.expect(declared.unwrap_or(0))?;
-        // What is encoded has another length, once an outer layer has decoded it.
+        // An encoded body changes its length if an outer layer decodes it.
         let expected_bytes = declared.filter(|_| headers.values("content-encoding").next().is_none());
         Ok(Self { scope, key, wait, expected_bytes, body })
     }
@@ -83,8 +83,8 @@ impl IncomingRequest {
 
     /// Refuses a body that is shorter than its head declares.
     ///
-    /// A body that breaks off is an error, so one that ends in good order and is too short was changed on its way. One that is
-    /// longer was put there by somebody who wanted it so.
+    /// A body that breaks off is an error before this check. One that ends normally and is too short was consumed in part by
+    /// an outer layer. One that is longer was replaced by an outer layer on purpose.
     pub(crate) fn expect_whole(&self) -> Result<(), Problem> {
         if self.expected_bytes.is_none_or(|expected| self.body.length as u64 >= expected) {
             return Ok(());
@@ -95,7 +95,7 @@ impl IncomingRequest {
         ))
     }
 
-    /// The body has ended.
+    /// Ends the body; returns the request, ready to run.
     pub(crate) fn finish(self, policy: &HttpPolicy) -> Result<ReceivedRequest, Problem> {
         let Self { scope, key, wait, body, .. } = self;
         let (fingerprint, chunks, reservation) = body.finish();
@@ -115,12 +115,12 @@ impl IncomingRequest {
 
 /// Collects a request body. The key is acquired only after the last chunk, so that a slow upload holds no lease.
 ///
-/// While it is open, a body takes the memory of its bytes, which the budget counts, and little more. A fingerprint that
-/// would hold more is made in [`finish`](Self::finish): that never waits, so each thread of the runtime makes one at a time.
+/// While it is open, it takes little more memory than the bytes of the body, which the budget counts. A fingerprint that
+/// would hold more is made in [`finish`](Self::finish). That never waits, so each thread of the runtime makes one at a time.
 struct BodyBuffer {
     fingerprint: FingerprintBuilder,
     chunks: Vec<Bytes>,
-    /// Short chunks, not yet among the others.
+    /// Short chunks that are not yet in `chunks`.
     tail: Vec<u8>,
     limit: usize,
     length: usize,
@@ -133,7 +133,7 @@ impl BodyBuffer {
             fingerprint,
             chunks: Vec::new(),
             tail: Vec::new(),
-            // What is larger than the whole budget can never be taken.
+            // A body larger than the whole budget can never be taken.
             limit: limit.min(budget.total()),
             length: 0,
             reservation: budget.reserve_none(principal),
@@ -171,7 +171,7 @@ impl BodyBuffer {
 
     fn close_tail(&mut self) {
         if !self.tail.is_empty() {
-            // In a box, which has no room for more.
+            // A boxed slice has no spare capacity.
             self.chunks.push(Bytes::from(std::mem::take(&mut self.tail).into_boxed_slice()));
         }
     }

@@ -1,4 +1,4 @@
-//! A handler's response on its way out: what of it is kept, and what its record becomes.
+//! Captures a handler's response: what is stored of it, and how its record settles.
 
 use std::fmt;
 use std::pin::pin;
@@ -51,7 +51,7 @@ impl HttpPolicy {
         directives: Option<&ResponseDirectives>,
     ) -> ResponseCapture {
         let mut headers = storable(headers, &self.allowed_headers);
-        // A replay is marked by this policy alone; a mark that the handler passed on belongs to somebody else's replay.
+        // Only this policy marks replays. A mark that the handler passed on belongs to the replay of an upstream server.
         headers.retain(|field| field.name != self.replay_header);
         if self.key_only {
             let is_allowed = |name: &Bytes| self.allowed_headers.iter().any(|allowed| allowed.as_bytes() == name);
@@ -81,13 +81,13 @@ impl ResponseCapture {
     /// Whether the body is wanted at all.
     #[must_use]
     pub fn begin(&self) -> Captured {
-        // What is stored needs no body where only the key is kept; a classifier does.
+        // With `key_only`, the record needs no body, but a classifier does.
         let is_needed = !self.key_only || self.classifier.is_some();
         if self.body_retained && is_needed { Captured::More } else { Captured::Enough }
     }
 
-    /// The value of `Retry-After` for the client, unless the handler has sent one: the time of
-    /// [`retryable_after`](ResponseDirectives::retryable_after). It is not kept: a replay is not to be repeated.
+    /// The `Retry-After` for the client, in seconds, unless the handler has sent one. It is the time of
+    /// [`retryable_after`](ResponseDirectives::retryable_after), and it is not stored, because a replay need not be repeated.
     #[must_use]
     pub fn retry_after_s(&self) -> Option<u64> {
         let wait = self.directives.retryable.flatten().filter(|_| !self.directives.do_not_store);
@@ -104,9 +104,9 @@ impl ResponseCapture {
         self.begin()
     }
 
-    /// Reads the body until the response can be settled; `None` when it breaks off before, or takes longer than the
-    /// [policy](crate::HttpPolicy::response_body_timeout) allows. Otherwise, after [`Captured::Enough`], the client has to be sent
-    /// the rest of the body after the chunks.
+    /// Reads the body until the response can be settled. Returns `None` if the body breaks off before, or takes longer than
+    /// the [policy](crate::HttpPolicy::response_body_timeout) allows. After [`Captured::Enough`], send the client the rest of
+    /// the body after the chunks.
     pub async fn read<E>(
         mut self,
         body: impl Stream<Item = Result<Bytes, E>>,
@@ -119,7 +119,7 @@ impl ResponseCapture {
                     None => break,
                     Some(chunk) => wanted = self.push(chunk.ok()?),
                 }
-                // A body that is always ready, with chunks that are empty, would keep the thread and outlast every timeout.
+                // A body that is always ready, with empty chunks, would block the thread and outlast every timeout.
                 tokio::task::coop::consume_budget().await;
             }
             Some(wanted)
@@ -128,7 +128,7 @@ impl ResponseCapture {
         Some((self.conclude(), wanted))
     }
 
-    /// What the record becomes, and the chunks that the client has still to be sent.
+    /// Ends the capture: how the record settles, and the chunks that are still to be sent to the client.
     #[must_use]
     pub fn conclude(self) -> Conclusion<Vec<Bytes>> {
         let Self { classifier, status, headers, directives, chunks, key_only, body_retained, .. } = self;
@@ -180,7 +180,7 @@ fn disposition(meaning: Meaning, directives: &ResponseDirectives, response: Stor
     }
 }
 
-/// One run of bytes; a body of one chunk is not copied.
+/// Joins chunks into one buffer; a single chunk is not copied.
 pub(crate) fn joined(chunks: &[Bytes]) -> Bytes {
     match chunks {
         [] => Bytes::new(),
@@ -189,7 +189,7 @@ pub(crate) fn joined(chunks: &[Bytes]) -> Bytes {
     }
 }
 
-/// The conclusion of a run whose handler never began, as when what was to run it has ended before: the key is free.
+/// The conclusion of a run whose handler never began, for example because its thread had ended. The key is free.
 #[must_use]
 pub fn never_began<T>(value: T) -> Conclusion<T> {
     Conclusion { value, disposition: Disposition::Release { writes: Writes::Discard }, retention: None }

@@ -1,4 +1,4 @@
-//! To whom keys belong. A layer without an answer to that does not compile.
+//! The principals to whom keys belong. A layer without a scope does not compile.
 
 use std::fmt;
 
@@ -17,12 +17,12 @@ pub trait ScopeSource<H>: Clone + Send + Sync + 'static {
     fn scope_of(&self, request: &H, operation: String) -> Option<Scope>;
 }
 
-/// A layer begins like this, and cannot be used before it has a scope.
+/// The scope of a new layer, which cannot be used before it has another one.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct ScopeMissing;
 
-/// There is one tenant only.
+/// The scope of a layer with one tenant.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct SingleTenant;
@@ -33,7 +33,7 @@ impl<H> ScopeSource<H> for SingleTenant {
     }
 }
 
-/// A function names the principal.
+/// The scope of a layer whose function names the principal.
 #[derive(Clone)]
 pub struct ByPrincipal<F>(pub(crate) F);
 

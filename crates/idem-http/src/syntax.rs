@@ -1,6 +1,6 @@
-//! What header fields of many names have in common.
+//! Syntax that several header fields share.
 
-/// Optional white space (RFC 9110 section 5.6.3). Unicode knows more, which no recipient takes for a space.
+/// Optional white space (RFC 9110 section 5.6.3). Other white space of Unicode does not count.
 pub(crate) const BLANKS: [char; 2] = [' ', '\t'];
 
 /// A value without the blanks around it (RFC 9110 section 5.5).
@@ -11,14 +11,14 @@ pub(crate) fn trim(mut value: &[u8]) -> &[u8] {
     value
 }
 
-/// What stands between the quotes of a quoted string (RFC 9110 section 5.6.4) without escapes; `None` when quotes are no pair, or
-/// something is escaped.
+/// The text of a quoted string (RFC 9110 section 5.6.4) without escapes. `None` if the quotes are no pair, or something is
+/// escaped.
 pub(crate) fn unquoted(value: &str) -> Option<&str> {
     let inner = value.strip_prefix('"')?.strip_suffix('"')?;
     (!inner.contains(['"', '\\'])).then_some(inner)
 }
 
-/// The parts between separators that stand in no quoted string.
+/// Splits a text at the separators outside of quoted strings.
 pub(crate) fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let (mut quoted, mut escaped) = (false, false);
     text.split(move |character| {

@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use idem_core::{Acquire, OwnerToken, RecordId, Timestamp};
 
-/// How many are remembered before those are forgotten whose callers never came back.
+/// The limit of runs. At the limit, old runs whose callers never came back are dropped.
 const MOST: usize = 100_000;
 
-/// Longer than anybody holds a lease.
+/// Longer than an owner holds a lease.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
-/// When each owner asked for its run first, until the run has ended. An acquire may be repeated, because its answer was
-/// lost, and does not begin the lease anew; a lock that is put then has to end with the lease that began before.
+/// The time at which each owner first asked for its run, until that run has ended.
+///
+/// An owner may repeat an acquire whose answer was lost. That does not restart its lease, so its lock has to end with the
+/// lease that began before.
 #[derive(Debug, Default)]
 pub(crate) struct ActiveRuns(Mutex<HashMap<(RecordId, OwnerToken), Run>>);
 
@@ -23,11 +25,11 @@ pub(crate) struct Run {
     /// When it was asked for, or its lease was renewed, by the fast store's clock; `None` if that did not answer.
     pub(crate) at: Option<Timestamp>,
     pub(crate) lease: Duration,
-    /// Whether it was the first time.
+    /// Whether the owner has asked for the first time.
     pub(crate) is_new: bool,
     /// The attempt whose lock was put.
     pub(crate) locked: Option<u32>,
-    /// Whether a lock is on its way to the fast store, or had no answer: it may come there after everything else.
+    /// Whether a put of the lock is in flight or had no answer: the lock may arrive after the end of its run.
     pub(crate) is_on_its_way: bool,
 }
 
@@ -37,13 +39,13 @@ impl ActiveRuns {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers that somebody asks, and says when that was first.
+    /// Remembers that an owner asks for its run, and returns the run as of its first request.
     pub(crate) fn ask(&self, request: &Acquire, at: Option<Timestamp>) -> Run {
         let mut known = self.known();
         if known.len() >= MOST {
             let is_recent = |then: Timestamp| at.is_some_and(|now| now.saturating_duration_since(then) < LONGEST);
             known.retain(|_, run| run.at.is_some_and(is_recent));
-            // Else all of them would be looked through again and again.
+            // With so many recent runs, every further call would scan all of them.
             if known.len() > MOST / 2 {
                 known.clear();
             }
@@ -59,7 +61,7 @@ impl ActiveRuns {
         self.known().contains_key(&(*id, *owner))
     }
 
-    /// The lock of this attempt is about to be put.
+    /// Notes that the lock of this attempt is about to be put.
     pub(crate) fn lock(&self, id: &RecordId, owner: &OwnerToken, attempt: u32) {
         if let Some(run) = self.known().get_mut(&(*id, *owner)) {
             run.locked = Some(attempt);
@@ -67,15 +69,16 @@ impl ActiveRuns {
         }
     }
 
-    /// A lock has come to the fast store.
+    /// Notes that the fast store has answered the put of a lock.
     pub(crate) fn has_come(&self, id: &RecordId, owner: &OwnerToken) {
         if let Some(run) = self.known().get_mut(&(*id, *owner)) {
             run.is_on_its_way = false;
         }
     }
 
-    /// The lease lasts for `lease` from this time on, and a lock that says so is about to be put, if `puts`. `false` when the
-    /// run has ended meanwhile, or is not known.
+    /// Notes that the lease lasts for `lease` from `at` on; if `puts`, that an extended lock is about to be put.
+    ///
+    /// `false` when the run has ended meanwhile, or is not known.
     pub(crate) fn renew(
         &self,
         id: &RecordId,
@@ -90,7 +93,7 @@ impl ActiveRuns {
         true
     }
 
-    /// The run has ended, or never was.
+    /// Forgets a run that has ended or never began.
     pub(crate) fn forget(&self, id: &RecordId, owner: &OwnerToken) -> Option<Run> {
         self.known().remove(&(*id, *owner))
     }

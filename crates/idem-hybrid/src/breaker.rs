@@ -1,4 +1,4 @@
-//! The breaker in front of the fast store.
+//! The circuit breaker in front of the fast store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +10,12 @@ use failsafe::{Config, Instrument, StateMachine};
 
 use crate::metrics::Counter;
 
-/// How many failures in a row open it: few, since each may have cost somebody the whole patience, and more than the
-/// connection that ends when a server restarts.
+/// How many consecutive failures open it. Few, since each may have cost a caller the whole timeout; more than one, since a
+/// restart of the server ends a connection.
 const FAILURES: u32 = 5;
 
-/// For how long it is open at first, and at most; it doubles each time that the store still fails. The library takes
-/// nothing below a second.
+/// How long it is open at first, and at most. The time doubles whenever the store still fails. The library takes nothing
+/// below a second.
 const FIRST: Duration = Duration::from_secs(1);
 const LAST: Duration = Duration::from_secs(10);
 
@@ -26,14 +26,14 @@ pub(crate) struct Breaker {
     watch: Watch,
 }
 
-/// The permission for one call. Dropped without a word, the call has neither succeeded nor failed.
+/// The permission for one call. If it is dropped without a result, the call has neither succeeded nor failed.
 #[derive(Debug)]
 pub(crate) struct Permit<'a> {
     breaker: &'a Breaker,
     tries: bool,
 }
 
-/// What happens to the breaker.
+/// Observes the breaker, for metrics and logs.
 #[derive(Debug, Clone, Default)]
 struct Watch(Arc<Watched>);
 
@@ -42,7 +42,7 @@ struct Watched {
     opened: Counter,
     skipped: Counter,
     is_open: AtomicBool,
-    /// Since when a caller tries. After [`LAST`] it counts as stuck: its runtime may be one that nothing drives.
+    /// Since when a caller tries. After [`LAST`] it counts as stuck: its runtime may not be driven any more.
     tried_since: Mutex<Option<Instant>>,
 }
 
@@ -53,7 +53,7 @@ impl Breaker {
         Self { machine: Config::new().failure_policy(policy).instrument(watch.clone()).build(), watch }
     }
 
-    /// `None` while it is open, and while somebody else tries.
+    /// Permits a call; `None` while the breaker is open, and while another caller tries.
     pub(crate) fn permit(&self) -> Option<Permit<'_>> {
         if !self.machine.is_call_permitted() {
             return None;
@@ -74,7 +74,7 @@ impl Breaker {
         self.watch.0.skipped.total()
     }
 
-    /// Whether it is open, or being tried.
+    /// Whether it is open or half-open.
     pub(crate) fn is_open(&self) -> bool {
         self.watch.0.is_open.load(Ordering::Acquire)
     }
@@ -147,7 +147,7 @@ mod tests {
         }
         assert!(breaker.is_open() && breaker.permit().is_none());
         std::thread::sleep(FIRST + Duration::from_millis(100));
-        // As of a future that is neither driven nor dropped.
+        // Like that of a future that is neither driven nor dropped.
         std::mem::forget(breaker.permit().unwrap());
         assert!(breaker.permit().is_none());
         let long_ago = Instant::now().checked_sub(LAST).unwrap();

@@ -1,4 +1,4 @@
-//! The fast store, and what is believed of it.
+//! Access to the fast store: timeout, circuit breaker, and validation of entries.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use crate::metrics::{Counter, HybridMetrics};
 #[derive(Debug)]
 pub(crate) struct Cache {
     fast: Arc<dyn FastStore>,
-    /// Of the durable store, whose records the entries are about.
+    /// The identity of the durable store, which authenticates the entries.
     identity: [u8; 16],
     patience: Duration,
     breaker: Breaker,
@@ -26,23 +26,23 @@ pub(crate) struct Cache {
     unreadable: Counter,
 }
 
-/// What came of putting an entry.
+/// The outcome of putting an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// It, or a more important one, is there.
+    /// The entry, or one of a higher rank, is there.
     Done,
-    /// It was over when it came.
+    /// The entry had expired when it arrived.
     TooLate,
-    /// It may be there, or come later, or never.
+    /// No answer: the entry may be there, arrive later, or never arrive.
     Unanswered,
 }
 
 /// What the fast store knows of a record.
 pub(crate) struct CacheRead {
-    /// Its time.
+    /// The fast store's time.
     pub(crate) now: Timestamp,
     pub(crate) entry: Option<Entry>,
-    /// Whether somebody else is asking the durable store now.
+    /// Whether another caller is asking the durable store now.
     pub(crate) is_claimed: bool,
 }
 
@@ -60,7 +60,9 @@ impl Cache {
         }
     }
 
-    /// `None` when the store cannot answer, which is never a reason for anything but asking the other one.
+    /// Reads the entry of a record, and claims the record for the duration of `claim` if there is none.
+    ///
+    /// `None` when the fast store cannot answer; the caller then has to ask the durable store.
     pub(crate) async fn read(&self, id: &RecordId, claim: Option<Duration>) -> Option<CacheRead> {
         let look = self.ask(self.fast.get(id, claim)).await?;
         let is_claimed = look.bytes.as_ref().is_some_and(Bytes::is_empty);
@@ -74,7 +76,7 @@ impl Cache {
         Some(CacheRead { now: look.now, entry, is_claimed })
     }
 
-    /// Puts the entry in place, unless a more important one is there.
+    /// Puts the entry, unless one of a higher rank is there.
     pub(crate) async fn put(&self, id: &RecordId, entry: &Entry) -> Put {
         let Some(entry) = entry.encode(&self.identity, id) else { return Put::TooLate };
         match self.ask(self.fast.put(id, &entry)).await {
@@ -84,24 +86,25 @@ impl Cache {
         }
     }
 
-    /// Removes the lock of an attempt, for a claim if one is wanted, and says what time it was then; `None` when it may still
-    /// be there.
+    /// Removes the lock of an attempt, puts a claim in its place if `claim` is set, and returns the fast store's time.
+    ///
+    /// `None` when the lock may still be there.
     pub(crate) async fn unlock(&self, id: &RecordId, attempt: u32, claim: Option<Duration>) -> Option<Timestamp> {
         self.ask(self.fast.remove(id, lock_rank(attempt), claim)).await
     }
 
-    /// Takes a claim back.
+    /// Removes a claim.
     pub(crate) async fn unclaim(&self, id: &RecordId) {
-        // One that stays is over in a moment.
+        // If that fails, the claim soon expires.
         self.ask(self.fast.remove(id, CLAIM_RANK, None)).await;
     }
 
-    /// Whether the store answers, whatever the breaker says.
+    /// Checks whether the fast store answers, even while the breaker is open.
     pub(crate) async fn try_out(&self, id: &RecordId) -> Result<(), StoreError> {
         self.bounded(self.fast.get(id, None)).await.map(|_| ())
     }
 
-    /// Whether it is of use to prepare anything for the store.
+    /// Whether the breaker is closed, so that work for the fast store is not in vain.
     pub(crate) fn answers(&self) -> bool {
         !self.breaker.is_open()
     }
@@ -157,7 +160,7 @@ impl Cache {
 }
 
 impl CacheRead {
-    /// The answer to a request, if this is enough to go by.
+    /// The answer to a request, if the entry suffices.
     pub(crate) fn answer(&self, request: &Acquire) -> Option<AcquireOutcome> {
         self.entry.as_ref()?.answer(request, self.now)
     }

@@ -1,4 +1,4 @@
-//! What is put into the fast store: a lock, or a copy of a settled record.
+//! The entries of the fast store: a lock, or a copy of a settled record.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use idem_core::{
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-/// What every entry begins with: who wrote it, and in which form; another form is another number here. Then comes the
-/// [tag](authenticator), then what it says.
+/// The first bytes of every entry: a name, and the number of its form. Another form needs another number here. The
+/// [tag](authenticator) follows, then the content.
 const MAGIC: &[u8] = b"idem\x01";
 const TAG: usize = 32;
 
-/// A record, and from when until when it may be believed, by the fast store's clock: one that was set back since is not.
+/// A record, and the period in which it is valid, by the fast store's clock.
 ///
-/// A lock is a record in progress whose times are those of the fast store. A settled one is a copy of what the durable
-/// store had, whose times it keeps.
+/// If that clock is set back to before the period, the entry is not valid. A lock is a record in progress, with times of
+/// the fast store. A settled record is a copy from the durable store, and keeps that store's times.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     since: Timestamp,
@@ -36,7 +36,7 @@ impl Entry {
         let running = State::InProgress {
             lease_until: until,
             acquisition: lease.acquisition,
-            // Nobody takes over from a lock.
+            // No owner takes over from a lock.
             takeover: Takeover::Unknown,
         };
         let record = Record {
@@ -52,13 +52,13 @@ impl Entry {
         Self { since: seen_at, until, record }
     }
 
-    /// A copy of a record, if it is settled for good. `seen_at` is a time of the fast store from before the look.
+    /// A copy of a record, if its settlement is final. `seen_at` is a time of the fast store from before the record was read.
     pub(crate) fn settled(look: LiveRecord, seen_at: Timestamp) -> Option<Self> {
         let until = seen_at.saturating_add(look.remaining);
         look.record.replay().map(|_| Self { since: seen_at, until, record: look.record })
     }
 
-    /// The same lock for longer, unless it is over: its key may belong to another request by then.
+    /// Extends the lock, unless it is over: its key may belong to another request by then.
     pub(crate) fn renewed(self, lease: &Lease, seen_at: Timestamp, life: Duration) -> Option<Self> {
         if !self.holds_for(&lease.owner, seen_at) {
             return None;
@@ -84,9 +84,10 @@ impl Entry {
         self.since <= now && now < self.until
     }
 
-    /// What the state machine answers, as far as this is enough to go by: somebody else runs it, or it is settled.
-    /// Everything else is for the durable store to say. So is a mismatch with a lock, since it ends a client's repeats: the
-    /// run may have been rolled back. And so is what became of a run whose lease is over before its lock.
+    /// Answers a request if the entry suffices: another run is in progress, or the record is settled.
+    ///
+    /// `None` leaves the decision to the durable store. That includes a mismatch with a lock, as it would end the client's
+    /// repeats although the run may have been rolled back. It also includes a run whose lease ends before its lock.
     pub(crate) fn answer(&self, request: &Acquire, now: Timestamp) -> Option<AcquireOutcome> {
         if !self.holds(now) {
             return None;
@@ -100,7 +101,7 @@ impl Entry {
         }
     }
 
-    /// As the fast store takes it.
+    /// Encodes and authenticates the entry for the fast store.
     pub(crate) fn encode(&self, store: &[u8; 16], id: &RecordId) -> Option<FastEntry> {
         let flat = FlatRecord::from(&self.record);
         let form = postcard::to_allocvec(&Form::of(&flat, self)).ok()?;
@@ -113,7 +114,7 @@ impl Entry {
         Some(FastEntry { rank, bytes: bytes.into(), until: self.until })
     }
 
-    /// As it was put there for this record of this store; `None` for everything else.
+    /// Decodes an entry that was made for this record of this store; `None` for any other bytes.
     pub(crate) fn decode(store: &[u8; 16], id: &RecordId, bytes: &Bytes) -> Option<Self> {
         let (tag, form) = bytes.strip_prefix(MAGIC)?.split_at_checked(TAG)?;
         // In constant time.
@@ -139,13 +140,14 @@ pub(crate) fn lock_rank(attempt: u32) -> u64 {
     u64::from(attempt)
 }
 
-/// HMAC-SHA-256 over everything that is believed of an entry: its form, the record that it is of, and what it says, its times
-/// included. The key is the durable store's [identity](idem_core::DurableStore::identity), which the fast store never sees: a
-/// client of the fast store can remove an entry, or put an earlier one of the same record back, and can make none.
+/// The HMAC-SHA-256 of an entry: of the number of its form, the id of its record, and its content with its times.
 ///
-/// Rank and end, as the fast store knows them, are not covered. By them it chooses what to keep, and nothing is believed.
+/// The key is the durable store's [identity](idem_core::DurableStore::identity), which the fast store never sees. A client
+/// of the fast store can remove an entry, or put back an earlier one of the same record, but cannot forge one.
+///
+/// The HMAC does not cover the rank and the end that the fast store knows. They only decide which entry it keeps.
 fn authenticator(store: &[u8; 16], id: &RecordId, form: &[u8]) -> Option<Hmac<Sha256>> {
-    // A key may have any length.
+    // An HMAC key may have any length.
     let mut authenticator = Hmac::<Sha256>::new_from_slice(store).ok()?;
     // The only part whose length varies comes last.
     authenticator.update(MAGIC);
@@ -154,7 +156,7 @@ fn authenticator(store: &[u8; 16], id: &RecordId, form: &[u8]) -> Option<Hmac<Sh
     Some(authenticator)
 }
 
-/// The form of an entry. A checkpoint and the time of a next attempt are not in it: whoever has one is in no entry.
+/// The serialized form of an entry. It lacks checkpoints and times of a next attempt: a record with one is never an entry.
 #[derive(Serialize, Deserialize)]
 struct Form<'a> {
     since: i64,
@@ -203,7 +205,7 @@ impl<'a> Form<'a> {
         }
     }
 
-    /// `bytes` are those that it was read from: the body stays where it is.
+    /// `bytes` are those that it was read from. The body is a slice of them, not a copy.
     fn into_flat(self, bytes: &Bytes) -> FlatRecord {
         FlatRecord {
             format: self.format,

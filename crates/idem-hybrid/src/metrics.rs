@@ -1,4 +1,4 @@
-//! What was spared, and what went wrong on the way.
+//! Counters of answers and failures, and the state of the breaker.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HybridMetrics {
-    /// Repeats that the fast store answered with the settled record, the wrong ones with a mismatch.
+    /// Repeats that the fast store answered with the settled record, or with a mismatch.
     pub fast_replays: u64,
     /// Duplicates that the fast store turned away.
     pub fast_in_progress: u64,
@@ -14,15 +14,15 @@ pub struct HybridMetrics {
     pub durable_replays: u64,
     /// Duplicates that the durable store turned away, each time that they asked.
     pub durable_in_progress: u64,
-    /// Times that the fast store failed, or was too slow, whoever asked it for whatever.
+    /// Calls to the fast store that failed or timed out, background calls included.
     pub fast_failures: u64,
-    /// Times that the fast store was not asked, since it had failed before.
+    /// Calls to the fast store that were skipped, since it had failed before.
     pub fast_skipped: u64,
-    /// Entries that were no such.
+    /// Entries that could not be decoded or authenticated.
     pub unreadable: u64,
     /// Times that the breaker opened after it had been closed.
     pub opened: u64,
-    /// Whether the breaker is open. It is until the fast store has answered somebody who tried.
+    /// Whether the breaker is open. It closes when the fast store has answered a caller that tried.
     pub is_open: bool,
 }
 

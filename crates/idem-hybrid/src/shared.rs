@@ -1,4 +1,4 @@
-//! How the two stores work together: who is asked, what is believed, and what the fast one is told.
+//! How the two stores work together: which one answers, and what the fast store holds.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -20,21 +20,21 @@ use crate::config::HybridConfig;
 use crate::entry::Entry;
 use crate::metrics::{Counter, HybridMetrics};
 
-/// How long a claim lasts when nothing takes its place, as when its process has died.
+/// How long a claim lasts if no entry replaces it, for instance because its process has died.
 const CLAIM: Duration = Duration::from_millis(500);
 
-/// How long a look for a copy may take. Nobody waits for it, but it takes a place.
+/// The timeout for reading a record to copy it. No caller waits for it, but it occupies a background task.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The pauses of whoever finds a claim.
+/// The backoff of a caller that finds a claim: the pause doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(16);
 
-/// How many things are done for the fast store at once behind the callers' backs. What is too much is left to whoever
-/// misses a copy, and to the end of a lock.
+/// The limit of background tasks for the fast store. Beyond it, the next caller that misses a copy has to make it, and a lock
+/// stays until it ends.
 const BEHIND: usize = 1024;
 
-/// The pauses between tries to remove a lock: as long as the default lease in all, after which it is over by itself.
+/// The pauses between tries to remove a lock. Together they are the default lease, after which the lock has expired.
 const PAUSES: [Duration; 5] = [
     Duration::from_secs(1),
     Duration::from_secs(2),
@@ -43,7 +43,7 @@ const PAUSES: [Duration; 5] = [
     Duration::from_secs(15),
 ];
 
-/// Both stores, and what is known of them.
+/// Both stores, and what the clones of the hybrid store share.
 pub(crate) struct Shared<D: ?Sized> {
     pub(crate) cache: Cache,
     pub(crate) config: HybridConfig,
@@ -52,15 +52,15 @@ pub(crate) struct Shared<D: ?Sized> {
     durable_in_progress: Counter,
     pub(crate) runs: ActiveRuns,
     behind: Arc<Semaphore>,
-    /// Records whose copies are on their way.
+    /// Records that are being copied.
     copying: Mutex<HashSet<RecordId>>,
     pub(crate) durable: Arc<D>,
 }
 
-/// What came of asking the fast store.
+/// The result of asking the fast store.
 pub(crate) enum FastDecision {
     Given(AcquireOutcome),
-    /// The other store has to say. With the fast one's time, if it answered.
+    /// The durable store has to decide. Holds the fast store's time, if that answered.
     Undecided(Option<Timestamp>),
 }
 
@@ -83,11 +83,11 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         self.cache.metrics(self.durable_replays.total(), self.durable_in_progress.total())
     }
 
-    /// Asks the fast store, and claims what it does not know. Whoever finds a claim waits for a moment: the answer is on its
-    /// way.
+    /// Asks the fast store, and claims a record that it does not know. A caller that finds a claim waits for a moment: the
+    /// answer is on its way.
     pub(crate) async fn ask(&self, request: &Acquire) -> FastDecision {
-        // Whoever asks again, because an answer was lost, may own the record by now: a lock is of another run, and old, and
-        // a claim its own.
+        // An owner that asks again, because an answer was lost, may own the record by now. A lock is then an old one of another
+        // run, and a claim is the owner's.
         let asks_again = self.runs.knows(&request.id, &request.owner);
         let give_up_at = Instant::now() + self.config.patience;
         let mut pause = FIRST_PAUSE;
@@ -110,7 +110,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// For how long a record is claimed. Where nothing would take the place of a claim, there is none.
+    /// How long a record is claimed; `None` if no entry would replace the claim.
     fn claim(&self) -> Option<Duration> {
         (self.config.locks && self.config.caches).then_some(CLAIM)
     }
@@ -129,7 +129,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         self.config.caches && may_replay
     }
 
-    /// Asks the durable store, and keeps in mind whether it answers.
+    /// Asks the durable store, and remembers whether it answers.
     pub(crate) async fn decide<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let mut asking = Asking { fails: &self.durable_fails, is_answered: false };
         let answer = verb.await;
@@ -137,7 +137,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         self.heard(answer)
     }
 
-    /// Keeps in mind whether the durable store answered.
+    /// Remembers whether the durable store answered.
     fn heard<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
         let is_away =
             |error: &StoreError| matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout);
@@ -145,7 +145,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         answer
     }
 
-    /// Asks the durable store for a run. Without an answer, it may have begun.
+    /// Asks the durable store for a run. After an indeterminate error, the run may have begun, and is not forgotten.
     pub(crate) async fn admit<T>(
         &self,
         request: &Acquire,
@@ -161,7 +161,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         answer
     }
 
-    /// Puts the lock of a run in place. It lasts as long as the lease, and `at_most` as long as said.
+    /// Puts the lock of a run. It lasts as long as the lease, but no longer than `at_most`.
     pub(crate) async fn lock(&self, request: &Acquire, lease: &Lease, run: Run, at_most: Duration) {
         let Some(asked_at) = run.at.filter(|_| self.config.locks) else { return self.unclaim(&request.id).await };
         self.runs.lock(&lease.id, &lease.owner, lease.attempt);
@@ -174,7 +174,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     /// Renews a lease, and then its lock.
     pub(crate) async fn renew(self: &Arc<Self>, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
         let read = if self.config.locks { self.cache.read(&lease.id, None).await } else { None };
-        // A renewal that is given up says nothing of the store: another one may have succeeded beside it.
+        // An abandoned renewal says nothing about the store: another one may have succeeded meanwhile.
         let outcome = self.heard(self.durable.renew(lease, term).await)?;
         if outcome == OwnerOutcome::Applied {
             self.relock(lease, read, term.lease).await;
@@ -182,7 +182,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         Ok(outcome)
     }
 
-    /// Lets the lock of a run last as long as its lease, which was renewed after `read`.
+    /// Extends the lock of a run to the end of its lease, which was renewed after `read`.
     async fn relock(self: &Arc<Self>, lease: &Lease, read: Option<CacheRead>, lasts: Duration) {
         let seen_at = read.as_ref().map(|read| read.now);
         let entry = read.and_then(|CacheRead { now, entry, .. }| entry?.renewed(lease, now, lasts));
@@ -191,17 +191,17 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
         if let Some(entry) = entry {
             self.put_lock(lease, &entry).await;
-            // The run may have ended meanwhile, and its lock have been removed before this one came.
+            // The run may have ended meanwhile, and its lock may have been removed before this one arrived.
             if !self.runs.knows(&lease.id, &lease.owner) {
                 self.unlock(lease.id, lease.attempt).await;
             }
         }
     }
 
-    /// Puts a lock that the run was told of.
+    /// Puts a lock that [`ActiveRuns`] has noted.
     ///
     /// # Cancellation safety
-    /// A lock whose caller is gone may still come, as may one that had no answer. The end of the run removes it again later.
+    /// If the caller is gone, or if there is no answer, the lock may still arrive. The end of the run then removes it later.
     async fn put_lock(&self, lease: &Lease, entry: &Entry) -> Put {
         let put = self.cache.put(&lease.id, entry).await;
         if put != Put::Unanswered {
@@ -210,7 +210,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         put
     }
 
-    /// Keeps what the durable store answered to somebody who does not run.
+    /// Updates the fast store when the durable store has answered a caller that does not run.
     pub(crate) async fn learn(
         self: &Arc<Self>,
         request: &Acquire,
@@ -218,7 +218,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         run: Run,
         seen_at: Option<Timestamp>,
     ) {
-        // An owner that asks for something else does not lose what it has.
+        // An owner that sends another request keeps the run that it has.
         if run.is_new || !matches!(outcome, AcquireOutcome::Mismatch { .. }) {
             self.runs.forget(&request.id, &request.owner);
         }
@@ -239,8 +239,10 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Lets the fast store know that a run has ended, before anybody is answered: its lock goes, and behind the caller's back a
-    /// copy comes, for which others wait. The lock of whoever has lost its lease is over, or is another's.
+    /// Updates the fast store at the end of a run, before the caller gets its answer.
+    ///
+    /// It removes the lock, and starts a copy in the background, for which other callers wait. If the lease was lost, the lock
+    /// has expired, or belongs to another run.
     pub(crate) async fn ended(self: &Arc<Self>, lease: &Lease, settlement: &Settlement, outcome: OwnerOutcome) {
         let run = self.runs.forget(&lease.id, &lease.owner);
         if outcome == OwnerOutcome::LeaseLost {
@@ -254,13 +256,13 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         if let Some(seen_at) = unlocked.filter(|_| copies) {
             self.copy_behind(lease.id, seen_at).await;
         }
-        // A lock that is on its way comes after its removal.
+        // A lock that is still in flight arrives after its removal.
         if run.is_some_and(|run| run.is_on_its_way) || unlocked.is_none() && locked.is_some() {
             self.unlock_later(lease.id, attempt);
         }
     }
 
-    /// The run of a transaction that was dropped has ended.
+    /// Ends the run of a transaction that was dropped, and removes its lock.
     pub(crate) fn dropped(self: &Arc<Self>, lease: &Lease) {
         let run = self.runs.forget(&lease.id, &lease.owner);
         if let Some(Run { locked: Some(attempt), is_on_its_way, .. }) = run {
@@ -280,7 +282,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Removes a lock in a while: one that could not be removed, or that may come late.
+    /// Removes a lock later, in the background: one that could not be removed, or that may arrive late.
     fn unlock_later(self: &Arc<Self>, id: RecordId, attempt: u32) {
         let shared = Arc::clone(self);
         self.behind(async move {
@@ -293,7 +295,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         });
     }
 
-    /// Has a record copied; once for all who want it at once. The copy takes the place of the claim.
+    /// Copies a record in the background, once for all concurrent callers. The copy takes the place of the claim.
     async fn copy_behind(self: &Arc<Self>, id: RecordId, seen_at: Timestamp) {
         if !self.copying().insert(id) {
             return;
@@ -309,8 +311,9 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Puts a copy of the record in place if it is settled for good. `seen_at` is a time from before. `false` when there
-    /// may be none.
+    /// Copies the record to the fast store if its settlement is final; `false` when there may be no copy.
+    ///
+    /// `seen_at` is a time of the fast store from before the record is read.
     async fn copy(&self, id: &RecordId, seen_at: Timestamp) -> bool {
         if !self.cache.answers() {
             return false;
@@ -323,7 +326,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Does something behind the callers' backs, if there is room for it.
+    /// Spawns a background task; `false` at the limit, and outside a runtime.
     fn behind(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
         let (Ok(place), Ok(runtime)) = (Arc::clone(&self.behind).try_acquire_owned(), Handle::try_current()) else {
             return false;
@@ -341,7 +344,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     }
 }
 
-/// A question to the durable store. Whoever gave it up has waited for too long.
+/// A call to the durable store. If its caller gives up, the store counts as not answering.
 struct Asking<'a> {
     fails: &'a AtomicBool,
     is_answered: bool,
@@ -355,7 +358,7 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// A copy on its way.
+/// A copy in progress, until it is dropped.
 struct Copying<D: DurableStore + ?Sized> {
     shared: Arc<Shared<D>>,
     id: RecordId,

@@ -1,4 +1,4 @@
-//! The store: the fast one is asked first, and the durable one decides.
+//! The hybrid store: it asks the fast store first, and the durable store decides.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,8 +16,10 @@ use crate::metrics::HybridMetrics;
 use crate::shared::{FastDecision, Shared};
 use crate::transaction::HybridTransaction;
 
-/// How long the lock of a transaction lasts that needs no lease: its key is free as soon as its process dies, and nobody
-/// should be turned away for much longer. Most transactions end sooner; for the others, the durable store has to be asked.
+/// How long the lock of a transaction without a lease lasts.
+///
+/// The key is free as soon as the process dies, so the lock must not turn callers away for much longer. Most transactions
+/// end sooner; during longer ones, duplicates ask the durable store.
 const TRANSACTION_LOCK: Duration = Duration::from_secs(1);
 
 /// A durable store with a fast one in front. Clones share everything.
@@ -25,18 +27,18 @@ const TRANSACTION_LOCK: Duration = Duration::from_secs(1);
 /// `D` may be a trait object: `HybridStore<dyn TransactionalStore>`. It needs a tokio runtime with time enabled.
 ///
 /// # Cancellation safety
-/// As that of the durable store. A lock that is left behind is over after its short life.
+/// As that of the durable store. A lock that is left behind ends no later than the lease.
 pub struct HybridStore<D: ?Sized> {
     pub(crate) shared: Arc<Shared<D>>,
 }
 
-/// How the two stores are.
+/// The state of the fast store, and the counters.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct HybridHealth {
-    /// Whether the fast store answers now, whatever the breaker says.
+    /// Whether the fast store answers now, even if the breaker is open.
     pub fast: Result<(), StoreError>,
-    /// What was spared and what went wrong so far.
+    /// The counters so far.
     pub metrics: HybridMetrics,
 }
 
@@ -53,21 +55,22 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
         &self.shared.durable
     }
 
-    /// Counters, for metrics.
+    /// The counters since the store was made, for metrics.
     #[must_use]
     pub fn metrics(&self) -> HybridMetrics {
         self.shared.metrics()
     }
 
-    /// How the fast store is; the durable one has a `health` of its own.
+    /// Asks the fast store whether it answers, and reads the counters. The durable store has a separate `health`.
     pub async fn health(&self) -> HybridHealth {
-        // Of no record.
+        // No record has this id.
         let id = RecordId::from_bytes([0; 32]);
         HybridHealth { fast: self.shared.cache.try_out(&id).await, metrics: self.metrics() }
     }
 
-    /// Proves that both stores together keep the promises of one, on a record of its own (see [`idem_core::self_test`]),
-    /// and says how the fast one is: that it does not answer is no failure.
+    /// Tests that both stores together keep the promises of one, and reports the state of the fast store.
+    ///
+    /// It uses a separate record (see [`idem_core::self_test`]). A fast store that does not answer is no failure.
     ///
     /// # Errors
     /// [`SelfTestError`] says which promise does not hold.
@@ -121,7 +124,8 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
         self.shared.cache.on_settled(listener);
     }
 
-    /// The durable store's. A lock in the fast store that is not renewed meanwhile ends: repeats then ask the durable store.
+    /// The renewer of the durable store. It does not extend the lock in the fast store: when that ends, repeats ask the
+    /// durable store.
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
         self.shared.durable.renewer()
     }

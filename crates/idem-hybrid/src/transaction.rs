@@ -1,4 +1,4 @@
-//! A handler's transaction, whose end the fast store is told of.
+//! A handler's transaction, which updates the fast store when it ends.
 
 use std::any::Any;
 use std::fmt;
@@ -10,7 +10,7 @@ use idem_core::{DurableStore, Lease, OwnerOutcome, Settlement, StoreError, Store
 
 use crate::shared::Shared;
 
-/// The durable store's transaction, which the handler is shown.
+/// Wraps the durable store's transaction, which the handler uses.
 pub(crate) struct HybridTransaction<D: DurableStore + ?Sized> {
     inner: Box<dyn StoreTransaction>,
     locked: Locked<D>,
@@ -44,7 +44,7 @@ impl<D: DurableStore + ?Sized> StoreTransaction for HybridTransaction<D> {
     }
 }
 
-/// The lock of a run that has not ended. It goes when the transaction is dropped, which rolls it back.
+/// The lock of a run that has not ended. Dropping the transaction rolls it back, and removes the lock.
 struct Locked<D: DurableStore + ?Sized> {
     shared: Arc<Shared<D>>,
     lease: Option<Lease>,

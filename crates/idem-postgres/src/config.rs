@@ -30,17 +30,17 @@ pub struct PostgresConfig {
     pub(crate) offset: TimeOffset,
 }
 
-/// The isolation of the transaction that a handler makes its business writes in.
+/// The isolation level of handlers' transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Isolation {
     /// Every statement sees what was committed before it.
     #[default]
     ReadCommitted,
-    /// All statements see the same.
+    /// All statements see the same snapshot.
     RepeatableRead,
-    /// As if transactions ran one after another. A handler's transaction may then fail at its end; it is rolled back,
-    /// and its operation is free to repeat.
+    /// As if transactions ran one after another. A handler's transaction may then fail at its end. It is rolled back, and
+    /// its operation may run again.
     Serializable,
 }
 
@@ -55,8 +55,8 @@ impl Isolation {
 }
 
 impl PostgresConfig {
-    /// The database at `url`, such as `postgres://user:secret@host/database?sslmode=verify-full`. What is wrong with it
-    /// is said when the store is opened.
+    /// The database at `url`, such as `postgres://user:secret@host/database?sslmode=verify-full`. Opening the store reports
+    /// what is wrong with it.
     #[must_use]
     pub fn new(url: impl AsRef<str>) -> Self {
         let url = url.as_ref();
@@ -67,26 +67,28 @@ impl PostgresConfig {
         Self::with(options.map(|options| ConnectSource::Options(Box::new(options))))
     }
 
-    /// A database reached with options that a URL cannot say.
+    /// The database that these options lead to, for options that a URL cannot express.
     #[must_use]
     pub fn from_options(options: PgConnectOptions) -> Self {
         Self::with(Ok(ConnectSource::Options(Box::new(options))))
     }
 
-    /// The application's own pool: handlers' transactions and upkeep take its connections, with its `after_connect`, its
-    /// lifetimes and its metrics. The store opens one more connection ([`verb_connections`](Self::verb_connections)), since
-    /// settlements and lookups must not wait for handlers; it connects by the options that the pool has at that moment, so that
-    /// rotated credentials (`Pool::set_connect_options`) reach it.
+    /// Uses the application's connection pool for handlers' transactions and upkeep.
     ///
-    /// [`max_transactions`](Self::max_transactions) is one less than the pool has connections, at most 16, unless it is set: a handler
-    /// that needs a second connection gets the one that is left. What is weaker than with the store's own sessions stands in the
-    /// README, and [`self_test`](crate::PostgresStore::self_test) says it.
+    /// They get the pool's `after_connect`, lifetimes and metrics. The store opens one more connection
+    /// ([`verb_connections`](Self::verb_connections)), because settlements and lookups must not wait for handlers. It
+    /// connects with the pool's current options, so that rotated credentials (`Pool::set_connect_options`) reach it.
     ///
-    /// While a handler's transaction is open, `default_transaction_read_only` is on in its session, and afterwards what it was before: a
-    /// handler that ends its transaction, or whose nested `begin` fails or is cancelled (sqlx then ends it), cannot write outside of
-    /// it.
+    /// Unless it is set, [`max_transactions`](Self::max_transactions) is one less than the pool's `max_connections`, and at
+    /// most 16. A handler that needs a second connection gets the one that is left. The README says what is weaker than with
+    /// the store's own sessions, and [`self_test`](crate::PostgresStore::self_test) reports it.
     ///
-    /// The pool's logging of statements is the application's: at `DEBUG`, which is its default level, it has stored answers in it.
+    /// While a handler's transaction is open, `default_transaction_read_only` is on in its session. Afterwards it has its
+    /// previous value. So a handler that ends its transaction cannot write outside of it. The same holds if a nested `begin`
+    /// fails or is cancelled, because sqlx then ends the transaction.
+    ///
+    /// The store does not change the pool's statement logging. At its default level, `DEBUG`, the log contains stored
+    /// answers.
     #[must_use]
     pub fn from_pool(pool: PgPool) -> Self {
         let most = pool.options().get_max_connections();
@@ -116,7 +118,7 @@ impl PostgresConfig {
         }
     }
 
-    /// The schema that holds the tables and functions. Default `idem`: one of its own, so that nothing collides with the
+    /// The schema that holds the tables and functions. Default `idem`: a separate schema, so that nothing collides with the
     /// application's.
     #[must_use]
     pub fn schema(mut self, name: impl Into<String>) -> Self {
@@ -124,32 +126,36 @@ impl PostgresConfig {
         self
     }
 
-    /// Leaves the schema alone: somebody else applies the [`migrations`](crate::migrations()). Default off: opening the
-    /// store brings the schema up to date, and any number of processes may do so at once.
+    /// Opens the store without migrating: a migration tool applies the [`migrations`](crate::migrations()). Default off:
+    /// opening the store brings the schema up to date, and any number of processes may do so at once.
     #[must_use]
     pub fn without_migrating(mut self) -> Self {
         self.migrate = false;
         self
     }
 
-    /// How long opening the store waits for a lock of another session, such as one that brings the schema up to date. Default
-    /// 60 s: longer than another replica takes to migrate. Spreading many records over [partitions](Self::partitioned) may take
-    /// longer; other replicas that start meanwhile then fail, and have to be started again. The error names the session that
-    /// holds the lock, and so does the log after some seconds.
+    /// How long opening the store waits for a lock of another session, such as a replica that migrates. Default 60 s: longer
+    /// than a migration takes.
+    ///
+    /// Spreading many records over [partitions](Self::partitioned) may take longer. Replicas that start meanwhile then fail,
+    /// and must be started again. The error names the session that holds the lock, and so does the log after some seconds.
     #[must_use]
     pub fn migration_wait(mut self, wait: Duration) -> Self {
         self.migration_wait = wait;
         self
     }
 
-    /// Spreads records over partitions that cover `period` each, by the time at which they came to be; a
-    /// [`Purger`](crate::Purger) then drops whole partitions in which every record is over, and has to run, in any of the
-    /// replicas, to make those that come. Opening the store brings it about, once and for all; records that are there
-    /// are copied, and nobody else can use them meanwhile. Default off: one table, from which rows are removed, serves
-    /// some thousand operations a second.
+    /// Spreads records over partitions that cover `period` each, by their time of creation. Default off.
     ///
-    /// A day suits a retention of 24 h. Long-lived records keep their whole partition, and every verb looks into all
-    /// partitions that there are.
+    /// A [`Purger`](crate::Purger) drops a whole partition once every record in it has expired. It also makes the coming
+    /// partitions, so at least one replica must run it. Without partitions, a purger removes rows from one table, which
+    /// serves some thousand operations a second.
+    ///
+    /// Opening the store partitions the table, once and permanently. It copies the existing records, and no other session can
+    /// use them meanwhile.
+    ///
+    /// A day suits a retention of 24 h. A long-lived record keeps its whole partition, and every verb searches all
+    /// partitions.
     #[must_use]
     pub fn partitioned(mut self, period: Duration) -> Self {
         self.partitioned = Some(period);
@@ -157,26 +163,28 @@ impl PostgresConfig {
     }
 
     /// How many connections carry the verbs of the store. Default 2, and 1 with a [pool](Self::from_pool) of the application.
-    /// Verbs that arrive while a statement is on its way go together with the next one, so that a few connections carry many. While one waits for the disk, or for somebody else's
-    /// row, the other goes on; more of them make smaller batches, which cost the server more for each verb.
+    ///
+    /// Verbs that arrive while a statement runs share the next one, so a few connections carry many verbs. While one
+    /// connection waits for the disk or for a row lock of another session, the other goes on. More connections make smaller
+    /// batches, which cost the server more for each verb.
     #[must_use]
     pub fn verb_connections(mut self, connections: NonZeroU32) -> Self {
         self.verb_connections = connections;
         self
     }
 
-    /// How many handlers may have a transaction open at once; further ones wait for
-    /// [`transaction_wait`](Self::transaction_wait). Default 16: each needs a connection, and a server has 100 of them by default,
-    /// for all processes together.
+    /// How many handlers may have a transaction open at once. Further ones wait for
+    /// [`transaction_wait`](Self::transaction_wait). Default 16: each needs a connection, and a server has 100 of them by
+    /// default, for all processes together.
     #[must_use]
     pub fn max_transactions(mut self, limit: NonZeroU32) -> Self {
         self.max_transactions = limit;
         self
     }
 
-    /// How long an operation waits for a transaction while handlers have all of them; after that the error is
-    /// [`StoreErrorKind::Busy`], and a request over HTTP gets 503. Default 1 s. Keep it below the engine's
-    /// `store_timeout` (2 s), which would end the wait without saying why.
+    /// How long an operation waits for a transaction while handlers use all of them. After that the error is
+    /// [`StoreErrorKind::Busy`], and an HTTP client gets 503. Default 1 s. Keep it below the engine's `store_timeout` (2 s),
+    /// which would end the wait without saying why.
     #[must_use]
     pub fn transaction_wait(mut self, wait: Duration) -> Self {
         self.transaction_wait = wait;
@@ -194,39 +202,41 @@ impl PostgresConfig {
         self
     }
 
-    /// How long the server may work on one statement of the store, at most 30 s. Default 2 s, as the engine waits that
-    /// long for a verb. Statements of handlers are not meant, nor those at either end of their transactions: there, what the
-    /// application has set for its sessions holds, and the store gives up by itself after this and one more second at the
-    /// beginning, and after 5 s at the end.
+    /// How long the server may work on one statement of the store, at most 30 s. Default 2 s: the engine waits that long for
+    /// a verb.
+    ///
+    /// It does not apply to handlers' transactions, which keep the application's session settings. The store waits for the
+    /// beginning of a transaction for this timeout and one more second, and for its end for 5 s.
     #[must_use]
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
         self.statement_timeout = timeout.min(LONGEST_STATEMENT_TIMEOUT);
         self
     }
 
-    /// How long a statement of the store may wait for somebody else's row. Default 500 ms: rows are only held by single
-    /// statements and by [guards](crate::Guard), and whoever waits makes the verbs behind it wait.
+    /// How long a statement of the store may wait for a row lock of another session. Default 500 ms: only single statements
+    /// and [guards](crate::Guard) lock rows, and a statement that waits makes the verbs behind it wait.
     #[must_use]
     pub fn lock_timeout(mut self, timeout: Duration) -> Self {
         self.lock_timeout = timeout;
         self
     }
 
-    /// How long a handler may leave its transaction without a statement before the server ends it. Default 10 min, as
-    /// long as the engine lets any operation run: what hangs longer keeps its key, and the table from being cleaned.
+    /// How long a handler's transaction may be idle before the server ends it. Default 10 min, as long as the engine lets any
+    /// operation run. A transaction that hangs longer would keep its key taken, and keep the table from being vacuumed.
     #[must_use]
     pub fn idle_in_transaction_timeout(mut self, timeout: Duration) -> Self {
         self.idle_in_transaction = timeout;
         self
     }
 
-    /// Says that the URL leads to a proxy that gives out connections by the transaction, or takes no start-up options, such
-    /// as PgBouncer. The store's own statements then bring their settings along and are planned anew each time, which costs the
-    /// server more. Those of handlers are not kept prepared, and what another client of sqlx left behind under the same name is
-    /// dropped first. Default off.
+    /// Declares that a transaction-pooling proxy, such as PgBouncer, stands between the store and the server. Default off.
     ///
-    /// One protection is missing then: directly, what a handler writes after it has ended its transaction is refused by
-    /// the server; through a proxy it is committed, and only then noticed.
+    /// Use it also for a proxy that takes no start-up options. Each statement of the store then carries its settings and is
+    /// planned anew, which costs the server more. Handlers' statements are not kept prepared, and prepared statements that
+    /// another sqlx client left in the session are dropped first.
+    ///
+    /// One protection is missing. On a direct connection the server refuses what a handler writes after it has ended its
+    /// transaction. Through a proxy these writes are committed, and the store notices only afterwards.
     #[must_use]
     pub fn through_transaction_pooler(mut self) -> Self {
         if let Ok(ConnectSource::Options(options)) = &mut self.source {
@@ -236,7 +246,7 @@ impl PostgresConfig {
         self
     }
 
-    /// Moves the store's time: the seam by which tests inject it. Default none.
+    /// Moves the store's clock, for tests. Default none.
     #[must_use]
     pub fn time_offset(mut self, offset: TimeOffset) -> Self {
         self.offset = offset;
@@ -248,7 +258,7 @@ impl PostgresConfig {
         matches!(self.source, Ok(ConnectSource::Pool(_)))
     }
 
-    /// Whether handlers' transactions have sessions that are this store's alone, so that it can prepare them.
+    /// Whether handlers' sessions are exclusive to this store, so that it can prepare statements in them.
     pub(crate) fn has_own_sessions(&self) -> bool {
         !self.pooled && !self.is_from_pool()
     }
@@ -277,7 +287,7 @@ impl PostgresConfig {
     }
 }
 
-/// Without the way to the server, which has a password in it.
+/// Omits the connect options, which contain a password.
 impl fmt::Debug for PostgresConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("PostgresConfig").field("schema", &self.schema).finish_non_exhaustive()

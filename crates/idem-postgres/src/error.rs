@@ -1,25 +1,26 @@
-//! From what Postgres says to what a store says.
+//! Maps the errors of Postgres to those of a store.
 
 use std::error::Error;
 use std::io;
 
 use idem_core::{StoreError, StoreErrorKind};
 
-/// The store's own states (`migrations/postgres/0002_verbs.sql`): the record is not the one that a decision was made on; a
-/// handler has made a savepoint with the name of the store's.
+/// The store's own SQLSTATEs, which `migrations/postgres/0002_verbs.sql` raises. `CHANGED`: the record has changed since the
+/// decision on it. `SHADOWED`: a handler has made a savepoint with the name of the store's.
 const CHANGED: &str = "IDM01";
 const SHADOWED: &str = "IDM02";
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
-/// The store's error for `error`, met while it was opened and tried to `what`. A missing privilege, user, database or table is
+/// The error of a store that could not `what` while it was opened. A missing privilege, user, database or table is
 /// [`Misconfigured`](StoreErrorKind::Misconfigured).
 pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
     told(what, error, |kind| kind)
 }
 
-/// The same for a store that is open. It has worked, and passwords, privileges and servers may be changed back: the same
-/// errors are [`Unavailable`](StoreErrorKind::Unavailable).
+/// The error of an open store that could not `what`. The store has worked before, and an operator may restore a password, a
+/// privilege or a server. So the errors that are `Misconfigured` at opening are [`Unavailable`](StoreErrorKind::Unavailable)
+/// here.
 pub(crate) fn outage(what: &str, error: sqlx::Error) -> StoreError {
     told(what, error, |kind| match kind {
         StoreErrorKind::Misconfigured => StoreErrorKind::Unavailable,
@@ -29,7 +30,7 @@ pub(crate) fn outage(what: &str, error: sqlx::Error) -> StoreError {
 
 fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorKind) -> StoreError {
     let Some(state) = state(&error) else {
-        // Without an answer of the server nobody knows whether the statement took effect.
+        // Without the server's answer it is unknown whether the statement took effect.
         return StoreError::new(StoreErrorKind::Unavailable, format!("could not {what}: Postgres cannot be reached"))
             .with_source(error)
             .indeterminate();
@@ -46,7 +47,7 @@ fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorK
     if may_be_done { error.indeterminate() } else { error }
 }
 
-/// States are those of <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+/// The kind and a hint for an SQLSTATE of <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
 fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
     match (state, state.get(..2).unwrap_or_default()) {
         ("57014", _) => (StoreErrorKind::Timeout, "the statement took longer than it may"),
@@ -62,7 +63,7 @@ fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
         ("42501", _) => (StoreErrorKind::Misconfigured, "the user lacks a privilege"),
         (_, "28" | "3D") => (StoreErrorKind::Misconfigured, "the database does not let this user in"),
         (_, "53" | "54") => (StoreErrorKind::Capacity, "the server has no room"),
-        // Poolers use it for any failure of theirs; a server for an internal error, which a repetition may not meet.
+        // Poolers use it for any failure of theirs, and a server for an internal error. A retry may succeed.
         ("XX000", _) => (StoreErrorKind::Unavailable, "Postgres, or a pooler, met an error of its own"),
         (_, "XX" | "22" | "23") => (StoreErrorKind::Corrupt, "Postgres refused what was to be written or read"),
         (_, "42") => (StoreErrorKind::Misconfigured, "the schema is not what it should be"),
@@ -70,13 +71,13 @@ fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
     }
 }
 
-/// The error of an open store when no connection could be made. Nothing was asked, so nothing was done. `pooled` says whether the
-/// store knows of a transaction pooler.
+/// The error of an open store when no connection could be made. No statement was sent, so nothing was done. `pooled` says
+/// whether the configuration declares a transaction pooler.
 pub(crate) fn connect_error(error: sqlx::Error, pooled: bool) -> StoreError {
     let message = match &error {
         sqlx::Error::PoolTimedOut => "no connection to Postgres was free or could be made in time".to_owned(),
         sqlx::Error::PoolClosed => "the application has closed the pool".to_owned(),
-        // A proxy that ignores start-up options was put in between.
+        // A proxy that ignores start-up options now stands in front of the server.
         sqlx::Error::Configuration(why) => format!("could not connect to Postgres: {why}"),
         sqlx::Error::Io(why) if why.kind() == std::io::ErrorKind::TimedOut => {
             format!("could not connect to Postgres: {why}")
@@ -96,8 +97,8 @@ pub(crate) fn connect_error(error: sqlx::Error, pooled: bool) -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, message).with_source(error)
 }
 
-/// The error of opening a store when no connection could be made. A server's word about the user or the database is certain.
-/// A proxy's [`PROTOCOL_VIOLATION`] is not.
+/// The error of opening a store when no connection could be made. If the server itself refuses the user or the database, the
+/// configuration is wrong. A proxy's [`PROTOCOL_VIOLATION`] proves nothing.
 pub(crate) fn open_error(error: sqlx::Error, pooled: bool) -> StoreError {
     match state(&error).map(|state| meaning(&state).0) {
         Some(StoreErrorKind::Misconfigured) => store_error("connect", error),
@@ -110,13 +111,15 @@ pub(crate) fn open_error(error: sqlx::Error, pooled: bool) -> StoreError {
 /// message; it is passed on.
 const PROTOCOL_VIOLATION: &str = "08P01";
 
-/// A setting is asked for that does not exist.
+/// The SQLSTATE of an unknown setting. To fail, [`expect_joined`] reads a setting that does not exist.
+///
+/// [`expect_joined`]: crate::transaction::statements::TransactionSettings::expect_joined
 const NOT_JOINED: &str = "42704";
 
 const PROXY: &str =
     "the server or a proxy refused; a proxy that takes no start-up options needs through_transaction_pooler()";
 
-/// Whether the connection is of no use any more: no answer came, or the server said that it ends.
+/// Whether the connection cannot be used any more: no answer came, the server ends it, or the server takes no writes.
 pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
     state(error).is_none_or(|state| {
         // 25P03: the server ended a transaction that was idle for too long, and its connection.
@@ -124,15 +127,15 @@ pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
     })
 }
 
-/// Whether the statement may have been done in spite of the error: no answer came, or a pooler that has lost the server sent an
-/// error of its own. Poolers use class 58 and XX000 for that.
+/// Whether the statement may have taken effect despite the error. Either no answer came, or a pooler that has lost the server
+/// sent an error in its place. Poolers use class 58 and XX000 for that.
 pub(crate) fn may_be_done(error: &sqlx::Error) -> bool {
     is_connection_lost(error) || state(error).is_some_and(|state| state.starts_with("58") || state == "XX000")
 }
 
 /// Whether the error may be the answer to an earlier statement, which a handler did not await.
 ///
-/// Not one that only the store's own statements meet, and not one after which there is no transaction any more: class 40.
+/// Two kinds cannot be: errors that only the store's own statements meet, and class 40, after which no transaction is open.
 pub(crate) fn may_be_the_handlers(error: &sqlx::Error) -> bool {
     let state = state(error).unwrap_or_default();
     !may_be_done(error)
@@ -148,17 +151,17 @@ pub(crate) fn is_not_ready(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether another session has held a lock for longer than the statement may wait for it.
+/// Whether the statement waited for a lock for longer than its `lock_timeout`.
 pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == LOCK_NOT_AVAILABLE)
 }
 
-/// Whether the record is not the one that a decision was made on.
+/// Whether the record has changed since the decision on it.
 pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == CHANGED)
 }
 
-/// Whether a run that is to be settled is not part of its transaction any more.
+/// Whether the run to settle is no longer part of its transaction.
 pub(crate) fn is_not_joined(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == NOT_JOINED)
 }
@@ -178,8 +181,8 @@ pub(crate) fn is_of_a_replica(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == "0A000")
 }
 
-/// Whether the session has forgotten what it has prepared, because a handler or a proxy has made it, or has prepared what is
-/// not so any more: a function that was made anew with another result.
+/// Whether a prepared statement of the session is unusable. Either a handler or a proxy has deallocated it, or a function
+/// that it calls was recreated with another result type.
 pub(crate) fn is_unprepared(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| matches!(state.as_str(), "26000" | "0A000"))
 }
@@ -189,7 +192,7 @@ pub(crate) fn is_of_partitions(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == "42P10")
 }
 
-/// Whether there is no transaction any more in which to go on.
+/// Whether the transaction has ended or failed.
 pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
     // No savepoint of this name, no transaction, a failed one.
     state(error).is_some_and(|state| matches!(state.as_str(), "3B001" | "25P01" | "25P02"))
@@ -201,7 +204,7 @@ pub(crate) fn out_of_transaction(error: sqlx::Error) -> StoreError {
     StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
 }
 
-/// The error of a record that is there and cannot be understood.
+/// The error of a record that cannot be decoded.
 pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "could not read a record").with_source(error)
 }

@@ -1,4 +1,4 @@
-//! The task that removes what is over.
+//! The task that removes expired records.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::store::PostgresStore;
 
-/// How records whose time is over are removed, each default with its reason.
+/// How a [`Purger`] removes expired records, each default with its reason.
 #[derive(Debug, Clone)]
 pub struct PurgerSettings {
     batch: NonZeroU32,
@@ -35,16 +35,16 @@ impl PurgerSettings {
         Self::default()
     }
 
-    /// How many records one statement removes. Default 500: some milliseconds of work, so that nobody waits long for a
-    /// row or for the write-ahead log.
+    /// How many records one statement removes. Default 500: a few milliseconds of work, so that other sessions do not wait
+    /// long for a row or for the write-ahead log.
     #[must_use]
     pub fn batch(mut self, records: NonZeroU32) -> Self {
         self.batch = records;
         self
     }
 
-    /// The longest pause between two looks when there is nothing to remove. Default 60 s: a look costs one read of an
-    /// index, and records that stay a minute longer do no harm.
+    /// The longest pause between two batches when there is nothing to remove. Default 60 s: an empty batch costs one read of
+    /// an index, and records that stay a minute longer do no harm.
     #[must_use]
     pub fn longest_pause(mut self, pause: Duration) -> Self {
         self.longest_pause = pause.max(self.shortest_pause);
@@ -52,15 +52,16 @@ impl PurgerSettings {
     }
 }
 
-/// A task that removes records whose time is over, and, where records are [partitioned](crate::partitioning), makes the
-/// partitions of the coming days and drops those of the past.
+/// A background task that removes expired records.
 ///
-/// Many replicas may each run one: a row, or a partition, that one of them works on is left to it by the others. After
-/// a full batch it goes on after as long a pause as the batch took, so that it uses at most half of one connection's
-/// time however much there is to do; with nothing to do its pauses double up to
-/// [`longest_pause`](PurgerSettings::longest_pause). Errors are logged and tried again.
+/// If records are [partitioned](crate::partitioning), it also makes the coming partitions and drops the past ones.
 ///
-/// It ends when it is dropped, after the batch at hand.
+/// Many replicas may each run one: each skips the rows and partitions that another one works on. After a full batch it pauses
+/// for between half and all of the time that the batch took, so it uses at most two thirds of one connection's time. When
+/// there is nothing to remove, its pauses double up to [`longest_pause`](PurgerSettings::longest_pause). Errors are logged
+/// and retried.
+///
+/// It ends when it is dropped, after the current batch.
 #[derive(Debug)]
 pub struct Purger {
     stop: oneshot::Sender<()>,
@@ -68,13 +69,13 @@ pub struct Purger {
 }
 
 impl Purger {
-    /// Starts it with the default settings.
+    /// Starts a purger with the default settings.
     #[must_use]
     pub fn start(store: PostgresStore) -> Self {
         Self::start_with(store, PurgerSettings::new())
     }
 
-    /// Starts it.
+    /// Starts a purger with `settings`.
     #[must_use]
     pub fn start_with(store: PostgresStore, settings: PurgerSettings) -> Self {
         let (stop, mut stopped) = oneshot::channel();
@@ -83,7 +84,7 @@ impl Purger {
             loop {
                 let (store, settings) = (store.clone(), settings.clone());
                 let longer = (pause * 2).min(settings.longest_pause);
-                // In a task of its own, as it may panic, for example in the application's tracing subscriber.
+                // In a separate task, because a batch may panic, for example in the application's tracing subscriber.
                 pause = tokio::spawn(async move { work(&store, &settings, pause).await }).await.unwrap_or(longer);
                 tokio::select! {
                     () = sleep(jittered(pause)) => {}
@@ -95,7 +96,7 @@ impl Purger {
         Self { stop, task }
     }
 
-    /// Ends it, after the batch at hand.
+    /// Ends the task after the current batch.
     pub async fn stop(self) {
         let Self { stop, task } = self;
         drop(stop);
@@ -105,7 +106,7 @@ impl Purger {
     }
 }
 
-/// One batch; says how long to pause after it, when the last pause was `last`.
+/// Runs one batch, and returns the pause after it. `last` was the pause before it.
 async fn work(store: &PostgresStore, settings: &PurgerSettings, last: Duration) -> Duration {
     let longer = (last * 2).min(settings.longest_pause);
     let started = Instant::now();
@@ -123,7 +124,7 @@ async fn work(store: &PostgresStore, settings: &PurgerSettings, last: Duration) 
     }
 }
 
-/// Removes what is over: whole partitions where there are any, else rows. Says how many rows.
+/// Removes expired records. If records are partitioned, drops past partitions, too. Returns how many single records it removed.
 async fn purge(store: &PostgresStore, batch: NonZeroU32) -> Result<u32, StoreError> {
     match store.maintain_partitions(batch).await? {
         Some(removed) => Ok(removed),
@@ -131,7 +132,7 @@ async fn purge(store: &PostgresStore, batch: NonZeroU32) -> Result<u32, StoreErr
     }
 }
 
-/// Half to all of `pause`, so that replicas that were started together do not move in step.
+/// Half to all of `pause`, at random (jitter), so that replicas that started together do not run in step.
 fn jittered(pause: Duration) -> Duration {
     let random = u32::from(OwnerToken::random().as_bytes()[0]) + 1;
     pause / 2 + pause * random / 512

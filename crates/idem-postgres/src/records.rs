@@ -1,5 +1,5 @@
-//! Reads and changes records. One statement does the common case. Otherwise a record is read, the state machine decides, and the
-//! row is replaced if it is still the same.
+//! Reads and changes records. One statement does the common case. In other cases the store reads the record, the state
+//! machine decides, and the row is replaced if it is still the same (optimistic locking).
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// The same records by a connection of its own, which the current runtime drives.
+    /// The same records over a separate connection, which the current runtime drives.
     pub(crate) fn on_current_runtime(&self) -> Self {
         Self { batcher: self.batcher.another(), schema: self.schema.clone(), offset: self.offset.clone() }
     }
@@ -73,8 +73,8 @@ impl Records {
         self.lookup(Verb::Lookup { id, lock, confirmed: false }).await
     }
 
-    /// [`read`](Self::read), and what is read is on every standby that commits wait for. It finds out whether an unanswered
-    /// write was committed.
+    /// Like [`read`](Self::read), and also confirms that every standby that commits wait for has what is read. It finds out
+    /// whether an unanswered write was committed.
     ///
     /// A commit that waits for a standby is not visible. If its session is terminated or the server restarts, it becomes visible
     /// although no standby has it, and a failover would lose it.

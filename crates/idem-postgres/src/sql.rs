@@ -18,7 +18,7 @@ pub(crate) const SAFE_PATH: &str = "pg_catalog, pg_temp";
 /// Begins a transaction of the store, whatever the session's defaults are. It does not override `default_transaction_read_only`.
 pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;";
 
-/// A statement that is being written.
+/// Builds the text of a statement.
 #[derive(Default)]
 pub(crate) struct Sql(String);
 
@@ -42,11 +42,11 @@ impl Sql {
     }
 
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        // An escape string means the same whatever standard_conforming_strings says.
+        // An escape string does not depend on standard_conforming_strings.
         self.push("E'\\\\x").hex(bytes).push("'::pg_catalog.bytea")
     }
 
-    /// Text whose meaning depends on no setting.
+    /// A text value that depends on no setting.
     pub(crate) fn text(&mut self, text: &str) -> &mut Self {
         self.push("pg_catalog.convert_from(").bytes(text.as_bytes()).push(",'UTF8')")
     }
@@ -104,12 +104,12 @@ pub(crate) fn readable(text: &str) -> Vec<u8> {
     text.replace('\0', "\u{FFFD}").into_bytes()
 }
 
-/// Microseconds as SQL takes them; a longer time counts as for ever.
+/// Microseconds for SQL. A duration that does not fit becomes the largest number.
 pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Statements of a migration, between which the names of types, functions and operators mean those of `pg_catalog`.
+/// Wraps the statements of a migration, so that unqualified types, functions and operators are those of `pg_catalog`.
 pub(crate) fn in_safe_path(statements: &str) -> String {
     format!(
         "SELECT pg_catalog.set_config('idem.search_path', pg_catalog.current_setting('search_path'), TRUE);
@@ -127,9 +127,9 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('idem.sea
     )
 }
 
-/// Milliseconds as settings take them.
+/// Milliseconds for a setting.
 pub(crate) fn milliseconds(duration: Duration) -> i64 {
-    // Zero would mean no limit, and more than an i32 of them is refused.
+    // Zero would mean no limit, and the server refuses more than an i32.
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).clamp(1, i64::from(i32::MAX))
 }
 

@@ -33,11 +33,11 @@ use crate::transaction::statements::TransactionSettings;
 use crate::upkeep::health::{PostgresHealth, SelfTestReport};
 use crate::upkeep::pool::Upkeep;
 
-/// Records in a Postgres database. Clones share everything.
+/// A store that keeps records in a Postgres database. Clones share everything.
 ///
-/// Open it inside the tokio runtime that will use it, and keep that runtime running: tasks there drive its connections. If that
-/// runtime ends, every call answers [`Unavailable`] at once, in any runtime; open the store again. If that runtime exists and is
-/// not driven, such as a single-threaded one after its `block_on`, verbs wait: only the caller's timeout ends that.
+/// Open it inside the tokio runtime that will use it, and keep that runtime running: tasks there drive its connections. If
+/// that runtime ends, every call answers [`Unavailable`] at once, in any runtime; open the store again. If that runtime
+/// exists and is not driven, such as a single-threaded one after its `block_on`, verbs wait until the caller's timeout.
 ///
 /// [`Unavailable`]: idem_core::StoreErrorKind::Unavailable
 #[derive(Debug, Clone)]
@@ -54,14 +54,19 @@ struct Shared {
 }
 
 impl PostgresStore {
-    /// Connects, refuses what cannot hold records, and brings the schema up to date.
+    /// Connects, checks the server, and brings the schema up to date.
     ///
     /// # Errors
-    /// [`StoreError`]: [`Unavailable`] when the server cannot be reached, or a proxy in front of it refuses or is full;
-    /// [`Misconfigured`] when it is a replica, too old, not in UTF-8, does not let this user in, or has no schema, or a newer
-    /// one. Verbs of an open store never answer `Misconfigured`: a password or a privilege may be restored, and the store then
-    /// goes on. [`Timeout`] when another session holds a lock on the store's tables for longer than
-    /// [`migration_wait`](PostgresConfig::migration_wait).
+    /// [`StoreError`] of these kinds:
+    ///
+    /// - [`Unavailable`]: The server cannot be reached, or a proxy in front of it refuses or is full.
+    /// - [`Misconfigured`]: The server is a replica, too old, or not in UTF-8; it does not let this user in; or it has no
+    ///   schema, or a newer one.
+    /// - [`Timeout`]: Another session holds a lock on the store's tables for longer than
+    ///   [`migration_wait`](PostgresConfig::migration_wait).
+    ///
+    /// Verbs of an open store never answer `Misconfigured`: an operator may restore a password or a privilege, and the store
+    /// then works again.
     ///
     /// [`Unavailable`]: idem_core::StoreErrorKind::Unavailable
     /// [`Misconfigured`]: idem_core::StoreErrorKind::Misconfigured
@@ -110,29 +115,31 @@ impl PostgresStore {
         &self.shared.durability
     }
 
-    /// Asks for the right to execute inside a transaction that the caller opened, by any pool and any way, at any isolation: its
-    /// business writes and the record then commit together. [`JoinedRun::settle`](crate::JoinedRun::settle) writes the record.
+    /// Acquires an operation inside a transaction that the caller opened.
     ///
-    /// `connection` has to lead to this store's database, and its role needs the privileges that working with the store needs (see
-    /// the README). An engine makes `request`: [`Idempotency::acquire_for`](idem_core::engine::Idempotency::acquire_for). Of one
-    /// transaction several operations may be part. Where it joins the same one twice, the second is in progress, or answered by
-    /// what the first has settled.
+    /// The caller's business writes and the record then commit together. [`JoinedRun::settle`](crate::JoinedRun::settle)
+    /// writes the record. The transaction may come from any pool, and have any isolation level.
     ///
-    /// What the store's own transactions guarantee, and a joined one leaves to the caller:
+    /// `connection` must lead to this store's database, and its role needs the privileges for working with the store (see the
+    /// README). An engine makes `request`: [`Idempotency::acquire_for`](idem_core::engine::Idempotency::acquire_for). One
+    /// transaction may join several operations. If it joins the same operation twice, the second join gets an answer: that
+    /// the operation is in progress, or what the first join has settled.
     ///
-    /// - Answer after COMMIT. Until then all others get the answer that the operation is in progress.
-    /// - The key is taken until the transaction ends. Set `idle_in_transaction_session_timeout` and TCP keepalives, so that it does
-    ///   end when this process or its machine is gone.
-    /// - What is written after the transaction has ended commits without a record: the store has no say in the connection. That
-    ///   the transaction has ended is noticed by `settle`.
-    /// - Nothing of the session changes. Its `statement_timeout` holds for the record as well. If it logs its statements, it logs
-    ///   stored answers.
+    /// The caller is responsible for what the store's own transactions guarantee:
+    ///
+    /// - Answer the client after COMMIT. Until then other callers are answered that the operation is in progress.
+    /// - The key is taken until the transaction ends. Set `idle_in_transaction_session_timeout` and TCP keepalives, so that
+    ///   it ends when this process or its machine is gone.
+    /// - Writes after the end of the transaction commit without a record, because the store does not control the connection.
+    ///   `settle` detects that the transaction has ended.
+    /// - The session's settings stay as they are. Its `statement_timeout` holds for the record as well. If its statements are
+    ///   logged, the log contains stored answers.
     ///
     /// # Errors
     /// [`StoreError`] as from `begin`. The kind is [`TransactionFailed`](idem_core::StoreErrorKind::TransactionFailed) when
     /// there is no transaction, or one that is read-only or has failed. At isolation levels with one snapshot,
-    /// [`Unavailable`](idem_core::StoreErrorKind::Unavailable) also says that the record has changed since the snapshot. After
-    /// an error roll the transaction back, and begin again.
+    /// [`Unavailable`](idem_core::StoreErrorKind::Unavailable) also says that the record has changed since the snapshot.
+    /// After an error, roll the transaction back and begin again.
     ///
     /// # Cancellation safety
     /// Roll the transaction back if the future is dropped. The key is free then.
@@ -146,9 +153,10 @@ impl PostgresStore {
         Guard::new(&self.shared.records, lease)
     }
 
-    /// Proves that the store keeps its promises, on a record of its own (see [`idem_core::self_test`]), and says what an
-    /// acknowledged record survives and which schemas are open to other roles. Run it at start-up, and log the report. A
-    /// warning about open schemas is logged in any case.
+    /// Tests the store, and reports its durability and the schemas that are open to other roles.
+    ///
+    /// The test runs [`idem_core::self_test`], on a record that it makes. The report says what an acknowledged record
+    /// survives. Run it at start-up, and log the report. The store also logs a warning for each open schema.
     ///
     /// # Errors
     /// [`SelfTestError`] says which promise does not hold.
@@ -157,13 +165,13 @@ impl PostgresStore {
         Ok(self.shared.upkeep.self_test_report().await?)
     }
 
-    /// How many of the transactions that handlers may have are in use, for a gauge. It does not ask the server.
+    /// How many handlers' transactions are in use, for a gauge. It does not ask the server.
     #[must_use]
     pub fn transactions(&self) -> TransactionSlots {
         self.shared.transactions.sessions.slots()
     }
 
-    /// How the server is.
+    /// Asks the server for its version, its durability and the approximate number of records.
     ///
     /// # Errors
     /// [`StoreError`] when it does not answer.
@@ -171,8 +179,8 @@ impl PostgresStore {
         self.shared.upkeep.health().await
     }
 
-    /// Makes coming partitions and drops past ones. Says how many records it removed one by one, at most `most`; `None` when
-    /// records are not in partitions.
+    /// Makes coming partitions and drops past ones. Returns how many records it removed one by one, at most `most`; `None` if
+    /// records are not partitioned.
     pub(crate) async fn maintain_partitions(&self, most: NonZeroU32) -> Result<Option<u32>, StoreError> {
         self.shared.upkeep.maintain_partitions(most).await
     }

@@ -1,17 +1,19 @@
 //! Timeouts that depend on each other. The tests check these rules, for the defaults where a timeout can be configured.
 //!
-//! | shorter | longer | why |
-//! |---|---|---|
-//! | [`RETRY_LOCK_TIMEOUT`] | `lock_timeout` | Verbs of one batch retry one by one; together they must not wait as long again. |
-//! | `lock_timeout` | `statement_timeout` | The error of a statement that waited for a row says so. |
-//! | [`TRANSACTION_WAIT`] | the engine's `store_timeout` of 2 s | The error says that no transaction was free. |
-//! | `statement_timeout` | [`client_timeout`] | The server's error says that nothing was done. A client that gives up first cannot know. |
-//! | longest [`client_timeout`] | `PARTITION_GRACE` | A statement that extends an expiring record ends before its partition is dropped. |
-//! | [`client_timeout`] | [`OUTCOME_TIMEOUT`] | One lookup can end before the search for the outcome of a COMMIT does. |
-//! | [`COMMIT_TIMEOUT`] + [`OUTCOME_TIMEOUT`] | [`FINISH_TIMEOUT`](idem_core::FINISH_TIMEOUT) | The engine still waits when the outcome of an unanswered COMMIT is known. |
-//! | [`COMMIT_TIMEOUT`] + [`ROLLBACK_TIMEOUT`] | [`FINISH_TIMEOUT`](idem_core::FINISH_TIMEOUT) | The engine still waits when a refused COMMIT was rolled back. |
-//! | [`BLOCKERS_QUERY_TIMEOUT`] | [`BLOCKERS_LOG_INTERVAL`] | Opening does not go on while that query runs. |
-//! | [`BLOCKERS_LOG_INTERVAL`] | `migration_wait` | The log names the blocking session before the error does. |
+//! - [`RETRY_LOCK_TIMEOUT`] < `lock_timeout`: Verbs of one batch retry one by one; together they must not wait as long again.
+//! - `lock_timeout` < `statement_timeout`: The error of a statement that waited for a row says so.
+//! - [`TRANSACTION_WAIT`] < the engine's `store_timeout` of 2 s: The error says that no transaction was free.
+//! - `statement_timeout` < [`client_timeout`]: The server's error says that nothing was done. A client that gives up first
+//!   cannot know.
+//! - Longest [`client_timeout`] < `PARTITION_GRACE`: A statement that extends an expiring record ends before its partition is
+//!   dropped.
+//! - [`client_timeout`] < [`OUTCOME_TIMEOUT`]: One lookup can end before the search for the outcome of a COMMIT does.
+//! - [`COMMIT_TIMEOUT`] + [`OUTCOME_TIMEOUT`] < [`FINISH_TIMEOUT`](idem_core::FINISH_TIMEOUT): The engine still waits when
+//!   the outcome of an unanswered COMMIT is known.
+//! - [`COMMIT_TIMEOUT`] + [`ROLLBACK_TIMEOUT`] < [`FINISH_TIMEOUT`](idem_core::FINISH_TIMEOUT): The engine still waits when a
+//!   refused COMMIT was rolled back.
+//! - [`BLOCKERS_QUERY_TIMEOUT`] < [`BLOCKERS_LOG_INTERVAL`]: Opening does not go on while that query runs.
+//! - [`BLOCKERS_LOG_INTERVAL`] < `migration_wait`: The log names the blocking session before the error does.
 
 use std::io;
 use std::time::Duration;
@@ -36,7 +38,7 @@ pub(crate) const TRANSACTION_WAIT: Duration = Duration::from_secs(1);
 /// How long a message may take on its way to the server and back.
 pub(crate) const ROUND_TRIP: Duration = Duration::from_secs(1);
 
-/// How long the client waits for a statement of the store, for each step of connecting, and for a permit to have a session.
+/// How long the client waits for a statement of the store, for each step of connecting, and for a connection for upkeep.
 pub(crate) fn client_timeout(statement_timeout: Duration) -> Duration {
     statement_timeout + ROUND_TRIP
 }
@@ -63,8 +65,8 @@ pub(crate) const OUTCOME_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long ROLLBACK may take. After that the connection is closed, which rolls back too.
 pub(crate) const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How long closing a handler's connection may take. It keeps its permit until then, so that the server has no more sessions of this
-/// store than `max_transactions`. A statement that runs for longer outlives its permit, until the server notices.
+/// How long closing a handler's connection may take. It keeps its permit until then, so that the server has no more sessions
+/// of this store than `max_transactions`. A statement that runs for longer outlives its permit, until the server notices.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The default of [`migration_wait`](crate::PostgresConfig::migration_wait).

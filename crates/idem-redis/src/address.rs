@@ -1,4 +1,4 @@
-//! Where the servers are, out of a URL.
+//! The addresses of the servers, parsed from a URL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,21 +15,21 @@ use redis::{
 pub(crate) enum Servers {
     /// One server.
     One(Client),
-    /// The one that the Sentinels name: each is asked by a client of its own, as one that hangs must not keep back the
-    /// answers of the others.
+    /// The primary that the Sentinels name. Each Sentinel is asked by a separate client, so that one that hangs does not
+    /// delay the others.
     Sentinel(Arc<[Sentinel]>),
-    /// Those that share the slots of a Cluster. The clients are the servers that the URL names.
+    /// The servers that share the slots of a Cluster, and a client for each server that the URL names.
     Cluster(Arc<ClusterClient>, Arc<[Client]>),
-    /// One server, by the application's own connections.
+    /// One server, through the application's connection pool.
     #[cfg(feature = "deadpool")]
     Pool(deadpool_redis::Pool),
-    /// The same server, by connections that the pool's manager makes and the pool does not know.
+    /// The same server, through connections that the pool's manager makes outside the pool.
     #[cfg(feature = "deadpool")]
     BesidePool(deadpool_redis::Pool),
 }
 
 impl Servers {
-    /// The same servers, by connections that are nobody else's.
+    /// The same servers, without the connections of the application's pool.
     pub(crate) fn beside_pool(&self) -> Self {
         match self {
             #[cfg(feature = "deadpool")]
@@ -38,7 +38,7 @@ impl Servers {
         }
     }
 
-    /// Whether the connections are beside an application's pool.
+    /// Whether the connections are made outside the application's pool.
     pub(crate) fn are_beside_pool(&self) -> bool {
         match self {
             #[cfg(feature = "deadpool")]
@@ -58,7 +58,7 @@ pub(crate) struct Sentinel {
 }
 
 impl Sentinel {
-    /// A client for one question. A shared one would be locked while it waits, for ever if its runtime is not driven.
+    /// A client for one query. A shared client would stay locked while it waits: forever, if its runtime is not driven.
     fn client(&self) -> Result<SentinelClient, RedisError> {
         let server = SentinelServerType::Master;
         let builder = SentinelClientBuilder::new([self.address.clone()], &self.service, server)?;
@@ -77,7 +77,7 @@ impl Sentinel {
     }
 }
 
-/// A URL, read but not yet acted on.
+/// A parsed URL, before any client is made.
 #[derive(Clone)]
 pub(crate) enum Address {
     One(ConnectionInfo),
@@ -114,16 +114,16 @@ impl Address {
         }
     }
 
-    /// The clients of these servers; nobody is asked anything yet.
+    /// Makes the clients of these servers, without connecting.
     pub(crate) fn servers(self, timeout: Duration) -> Result<Servers, RedisError> {
         Ok(match self {
             Self::One(info) => Servers::One(Client::open(info)?),
             Self::Cluster(nodes) => {
-                // A server that hangs must not use up the time that a verb has: others may answer for it. How long a verb
-                // may take in all is not for the driver to say, since it would go away with what it has learnt.
+                // A server that hangs must not use up the timeout of a verb: another server may answer instead. The driver
+                // has no overall timeout, since it would then drop what it has learnt.
                 let builder = ClusterClient::builder(nodes.clone()).connection_timeout(timeout / 4);
                 let builder = builder.response_timeout(timeout * 2 / 3).overall_response_timeout(None);
-                // What the driver gives up is tried again in its caller's time, and better while a slot moves.
+                // If the driver gives up, the transport tries again until the verb's deadline, and handles a moving slot better.
                 let client = builder.retries(3).build()?;
                 let seeds = nodes.into_iter().map(Client::open).collect::<Result<_, _>>()?;
                 Servers::Cluster(Arc::new(client), seeds)
@@ -140,7 +140,7 @@ impl Address {
                         tls,
                     })
                     .collect();
-                // What cannot be asked is said now.
+                // Reports now if no client can be built.
                 sentinels.iter().try_for_each(|sentinel| sentinel.client().map(drop))?;
                 Servers::Sentinel(sentinels)
             }
@@ -148,13 +148,13 @@ impl Address {
     }
 }
 
-/// The primary that the first Sentinel to answer names, once it has said itself that it is one.
+/// The primary that the first Sentinel to answer names, after that server has confirmed its role.
 pub(crate) async fn primary(sentinels: &[Sentinel]) -> Result<Client, RedisError> {
     let asking = sentinels.iter().map(|sentinel| async { sentinel.client()?.async_get_client().await }.boxed());
     futures_util::future::select_ok(asking).await.map(|(client, _)| client)
 }
 
-/// The servers of `user:password@host:port,host:port`; the login counts for all of them.
+/// The servers of `user:password@host:port,host:port`; the login applies to all of them.
 fn nodes(authority: &str, tls: bool) -> Result<Vec<ConnectionInfo>, RedisError> {
     let (login, hosts) = match authority.rsplit_once('@') {
         Some((login, hosts)) => (format!("{login}@"), hosts),

@@ -8,13 +8,13 @@ use idem_core::{StoreError, StoreErrorKind, TimeOffset};
 
 use crate::address::{Address, Servers};
 
-/// How long a verb may take unless it is said, with its reason at [`RedisConfig::timeout`].
+/// The default timeout of a verb; [`RedisConfig::timeout`] gives the reason.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Longer than anybody waits for a verb.
+/// The upper limit of the timeout: longer than any caller waits for a verb.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where Redis is and how it is used.
+/// The configuration of a Redis store.
 #[derive(Clone)]
 pub struct RedisConfig {
     target: Target,
@@ -34,22 +34,22 @@ enum Target {
 }
 
 impl RedisConfig {
-    /// The servers at `url`; what is wrong with it is said when the store is opened.
+    /// Uses the servers at `url`. An invalid URL is an error when the store is opened.
     ///
     /// - `redis://user:password@host:6379/0`: one server.
     /// - `redis+sentinel://user:password@host:26379,host:26379/service/0`: the primary that Sentinels name; the login is
     ///   that of the Redis servers.
-    /// - `redis+cluster://user:password@host:6379,host:6379`: a Cluster, by some of its servers.
+    /// - `redis+cluster://user:password@host:6379,host:6379`: a Cluster, found through some of its servers.
     ///
-    /// `rediss` in place of `redis` asks for TLS, which is a feature of the crate `redis`: enable one, such as
-    /// `tokio-rustls-comp`, in your application.
+    /// `rediss` in place of `redis` enables TLS. It needs a TLS feature of the crate `redis`, such as `tokio-rustls-comp`, in
+    /// your application.
     #[must_use]
     pub fn new(url: impl AsRef<str>) -> Self {
         Self::at(Target::Address(Address::parse(url.as_ref()).map_err(|error| error.to_string())))
     }
 
-    /// The server that the application has a pool of connections to. Each verb takes one of them for a moment; waiters are
-    /// then not told of settlements, and look from time to time.
+    /// Uses the application's connection pool. Each verb takes a connection for a moment. The store has no subscription then,
+    /// so waiters learn of settlements by polling.
     #[cfg(feature = "deadpool")]
     #[must_use]
     pub fn from_pool(pool: deadpool_redis::Pool) -> Self {
@@ -68,56 +68,56 @@ impl RedisConfig {
         }
     }
 
-    /// What all keys begin with. Default `idem:`, so that they are not mixed up with the application's. What is left of it
-    /// must not contain `{`, which says in a Cluster what belongs together.
+    /// Sets the prefix of all keys. Default `idem:`, to keep them apart from the application's keys. The prefix must not
+    /// contain `{`, which begins the hash tag in a Cluster.
     #[must_use]
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
     }
 
-    /// How long a verb may take, connecting included, at most 30 s. Default 1 s: far above a healthy server's answer, and
-    /// so short that the engine, which waits 2 s, has an answer to act on.
+    /// Sets the timeout of a verb, connecting included, at most 30 s. Default 1 s: far above the latency of a healthy server,
+    /// and short enough for the engine, which by default waits 2 s for a store.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout.clamp(Duration::from_millis(1), LONGEST_TIMEOUT));
         self
     }
 
-    /// How many replicas must have a change before anybody is told of it (`WAIT`). Default 0: the primary alone answers,
-    /// and a failover loses what it had not yet sent on.
+    /// Sets how many replicas must acknowledge a change before the store reports it (`WAIT`). Default 0: the primary alone
+    /// answers, and a failover loses what it had not yet replicated.
     ///
-    /// With too few replicas in reach, every change is an indeterminate error: nothing runs. Each verb takes
-    /// a round trip to a replica longer. It narrows the window of loss to failovers that promote a replica
-    /// which was not among those that acknowledged; Redis prefers the most recent one.
+    /// With too few replicas in reach, every change but a release is an indeterminate error, and nothing runs. Each verb takes
+    /// a round trip to a replica longer. A failover then loses a change only if it promotes a replica that had not
+    /// acknowledged it; Redis prefers the most recent one.
     #[must_use]
     pub fn min_replicas(mut self, replicas: u32) -> Self {
         self.min_replicas = replicas;
         self
     }
 
-    /// How many connections carry verbs that await replicas, in turn. Default 4: a connection can do nothing else while it
-    /// waits, so that the verbs on it follow one another.
+    /// Sets how many connections carry verbs that await replicas, in turn. Default 4. A connection is blocked while it waits,
+    /// so the verbs on it run one after another.
     #[must_use]
     pub fn replica_connections(mut self, connections: NonZeroUsize) -> Self {
         self.replica_connections = connections;
         self
     }
 
-    /// Uses a server that may evict records when its memory is full.
+    /// Accepts a server that may evict records when its memory is full.
     ///
-    /// Default off: such a server is refused. An evicted record is an operation that runs again, and every policy but
-    /// `noeviction` evicts live records, the `volatile-` ones first of all, since all records expire.
+    /// Default off: such a server is refused. After an eviction, a repeat runs the operation again. Every policy but
+    /// `noeviction` evicts live records. The `volatile-` policies evict them first, since all records have a TTL.
     #[must_use]
     pub fn dangerous_allow_eviction(mut self) -> Self {
         self.allow_eviction = true;
         self
     }
 
-    /// Moves the store's time: the seam by which tests inject it. Default none.
+    /// Moves the store's time, for tests. Default none.
     ///
-    /// All times of a record follow from the expiry of its key, which this does not move. A test that moves the time also has to move
-    /// the expiry of its keys, by the same amount to an earlier time.
+    /// All times of a record follow from the expiry of its key, which this does not move. A test that moves the time also has
+    /// to move the expiry of its keys, by the same amount to an earlier time.
     #[must_use]
     pub fn time_offset(mut self, offset: TimeOffset) -> Self {
         self.offset = offset;
@@ -142,7 +142,7 @@ impl RedisConfig {
     }
 }
 
-/// Without the way to the server, which may have a password in it.
+/// Omits the URL, which may contain a password.
 impl fmt::Debug for RedisConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter

@@ -1,11 +1,11 @@
-//! A connection to servers of any kind, and what may be asked of it.
+//! A connection to one server or to a Cluster, and the commands on it.
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
 use redis::{Cmd, Pipeline, RedisResult, Value};
 
-/// A connection that may be shared: what is asked on it at once goes out at once.
+/// A multiplexed connection: concurrent callers share it without waiting for each other's replies.
 #[derive(Clone)]
 pub(crate) enum Connection {
     One(MultiplexedConnection),
@@ -15,9 +15,9 @@ pub(crate) enum Connection {
 impl Connection {
     /// Sends commands to the server that has `key`, on one connection to it.
     ///
-    /// `asking` is where the key is said to be while its slot moves. The permission to ask there counts for the next
-    /// command of the connection, which others use as well, so that it has to go together with the command: the first one, as only that
-    /// has a key then.
+    /// `asking` is the server that an `ASK` redirect names while the slot of the key moves. `ASKING` permits only the next
+    /// command on the connection, which other callers use as well. So both go out in one pipeline, and only the first of
+    /// `commands` may have a key.
     pub(crate) async fn send(
         &mut self,
         mut commands: Vec<Cmd>,
@@ -52,7 +52,7 @@ impl Connection {
         }
     }
 
-    /// What every primary answers.
+    /// Sends a command to every primary, and returns all replies.
     pub(crate) async fn ask_all(&mut self, command: Cmd) -> RedisResult<Vec<Value>> {
         match self {
             Self::One(connection) => Ok(vec![connection.req_packed_command(&command).await?.extract_error()?]),
@@ -67,7 +67,7 @@ impl Connection {
     }
 }
 
-/// Where a key is while its slot moves, as the server says that has lost it.
+/// The server that has a key while its slot moves, from an `ASK` redirect.
 #[derive(Debug, Clone)]
 pub(crate) struct Asking {
     pub(crate) host: String,

@@ -42,7 +42,7 @@ impl NodeDurability {
 }
 
 impl DurabilityReport {
-    /// What an acknowledged record survives on the servers themselves, by the weakest of them. A failover is not meant: see
+    /// What an acknowledged record survives on the weakest primary. This does not cover a failover: see
     /// [`survives_failover`](Self::survives_failover).
     #[must_use]
     pub fn level(&self) -> Durability {

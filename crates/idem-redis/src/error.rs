@@ -1,4 +1,4 @@
-//! From what Redis says to what a store says.
+//! Maps errors of Redis to errors of a store.
 
 use std::error::Error;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 pub(crate) enum Failure {
     /// No connection could be made. An earlier connection may have carried the call.
     NotConnected { error: RedisError, was_sent: bool },
-    /// No connection was made in the time that a verb has.
+    /// No connection was made within the timeout of the verb.
     NotConnectedInTime { timeout: Duration, was_sent: bool },
-    /// No answer came in the time that a verb has.
+    /// No answer came within the timeout of the verb.
     Timeout { timeout: Duration },
     /// The server refused, or the connection ended.
     Failed { error: RedisError, may_have_run: bool },
@@ -21,15 +21,15 @@ pub(crate) enum Failure {
 /// When a call failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// While the store was opened: what the server refuses then, it refuses because of how it or the store is set up.
+    /// While the store was opened: a refusal then means that the server or the store is configured wrongly.
     Opening,
-    /// Later: the same set-up has served before, so a login or a permission that fails is an outage. It ends when the
+    /// Later: the configuration has worked before, so a login or a permission that fails is an outage. It ends when the
     /// operator, or a rotation of credentials, is done.
     Serving,
 }
 
 impl Failure {
-    /// Whether the server may have carried it out.
+    /// Whether the server may have executed the call.
     pub(crate) fn may_have_run(&self) -> bool {
         match self {
             Self::NotConnected { was_sent, .. } | Self::NotConnectedInTime { was_sent, .. } => *was_sent,
@@ -38,12 +38,12 @@ impl Failure {
         }
     }
 
-    /// Whether the server takes no writes for a reason that does not keep it from answering what it has.
+    /// Whether the server refuses writes, but still answers reads.
     pub(crate) fn is_refused_write(&self) -> bool {
         matches!(self, Self::Failed { error, .. } if matches!(error.code(), Some("OOM" | "MISCONF" | "NOREPLICAS")))
     }
 
-    /// The store's error for it, which came while the store tried to `what`.
+    /// Converts it to the store's error; `what` is what the store tried to do.
     pub(crate) fn of(self, what: &str, phase: Phase) -> StoreError {
         let error = |kind, hint: &str| StoreError::new(kind, format!("could not {what}: {hint}"));
         let (error, is_indeterminate) = match self {
@@ -68,7 +68,7 @@ impl Failure {
     }
 }
 
-/// What an error means that came before there was a connection.
+/// Classifies an error that came before there was a connection.
 fn not_connected(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static str) {
     match error.kind() {
         ErrorKind::MasterNameNotFoundBySentinel => {
@@ -77,7 +77,7 @@ fn not_connected(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static 
         ErrorKind::Io | ErrorKind::Client | ErrorKind::ClusterConnectionNotFound => {
             (StoreErrorKind::Unavailable, "could not connect to Redis")
         }
-        // There is no code for it.
+        // Redis has no error code for this.
         ErrorKind::Server(_) if error.detail().is_some_and(|detail| detail.contains("max number of clients")) => (
             StoreErrorKind::Unavailable,
             "Redis takes no further connection; raise maxclients, or lower the clients' number",
@@ -86,7 +86,7 @@ fn not_connected(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static 
     }
 }
 
-/// What an error of the server means. The first word of it is a code.
+/// Classifies an error of the server by its code, the first word of the message.
 fn reason(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static str) {
     let unavailable = |hint| (StoreErrorKind::Unavailable, hint);
     let corrupt = |hint| (StoreErrorKind::Corrupt, hint);
@@ -131,12 +131,12 @@ fn reason(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static str) {
     }
 }
 
-/// The error of a record that is there and cannot be understood; `error` says why.
+/// The error for a record that exists and cannot be parsed; `error` says why.
 pub(crate) fn damaged(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "what stands under the key of a record cannot be read").with_source(error)
 }
 
-/// The error of an answer that cannot be understood.
+/// The error for a reply that cannot be parsed.
 pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "could not read what Redis answered").with_source(error)
 }

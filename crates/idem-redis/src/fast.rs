@@ -1,4 +1,4 @@
-//! Redis in front of a store that decides: entries that may all be lost.
+//! Redis as a cache in front of a durable store: it may lose every entry.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -18,14 +18,13 @@ use crate::script::{Arg, Exchange, FastScripts, Question, Script};
 use crate::subscription::Subscription;
 use crate::transport::Transport;
 
-/// How long a verb may take unless it is said: whoever waits for longer would have had the answer from the store behind.
+/// The default timeout of a verb: the durable store would have answered a caller that waits longer.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Entries in Redis for a store that is fast and not believed, such as `idem-hybrid` puts in front of Postgres. Clones
-/// share everything.
+/// A [`FastStore`] in Redis: the cache that `idem-hybrid` puts in front of Postgres. Clones share everything.
 ///
-/// One key per record, beside those that a [`RedisStore`](crate::RedisStore) with the same prefix has. It needs no
-/// persistence and no replicas, and the server may evict what it likes: `maxmemory-policy allkeys-lru` suits it.
+/// It uses one key per record, separate from the keys of a [`RedisStore`](crate::RedisStore) with the same prefix. It needs
+/// no persistence and no replicas. The server may evict any entry: `maxmemory-policy allkeys-lru` suits it.
 #[derive(Clone)]
 pub struct RedisFastStore {
     shared: Arc<Shared>,
@@ -40,13 +39,14 @@ struct Shared {
 }
 
 impl RedisFastStore {
-    /// Does not connect: a server that is away costs speed, and nothing else. Of `config`, what is about replicas and
-    /// eviction does not matter here, and the [timeout](RedisConfig::timeout) is 100 ms unless it is set.
+    /// Makes the store without connecting: a server that is down costs latency only.
+    ///
+    /// It ignores the settings for replicas and eviction in `config`. The default [timeout](RedisConfig::timeout) is 100 ms.
     ///
     /// Call it inside the tokio runtime that will use it.
     ///
     /// # Errors
-    /// [`StoreErrorKind::Misconfigured`] when the address is none.
+    /// [`StoreErrorKind::Misconfigured`] when the URL or the key prefix is invalid, or outside a tokio runtime.
     pub fn new(config: RedisConfig) -> Result<Self, StoreError> {
         let runtime = tokio::runtime::Handle::try_current().map_err(|error| {
             let message = "a fast store has to be made inside a tokio runtime";
@@ -83,7 +83,7 @@ impl FastStore for RedisFastStore {
     async fn get(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastRead, StoreError> {
         let args = [self.now(), milliseconds(claim)];
         let answer = self.run("get an entry", &self.shared.scripts.get, id, &args).await?;
-        // The caller may be turned away by what it finds, and wait.
+        // The entry may turn the caller away, which then waits for a settlement.
         self.shared.subscription.keep();
         reply::fast_read(answer)
     }

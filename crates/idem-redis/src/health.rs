@@ -1,4 +1,4 @@
-//! How the servers are while they serve.
+//! Health checks and the self-test.
 
 use idem_core::{SelfTestError, StoreError};
 
@@ -8,22 +8,23 @@ use crate::info::Info;
 use crate::servers::{primaries, refuse_eviction, report};
 use crate::store::RedisStore;
 
-/// How the servers are.
+/// The state of the servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedisHealth {
     /// The version of the oldest primary, as in `7.0.15`.
     pub version: String,
-    /// About how many keys there are in all databases, the application's included: Redis does not count by name.
+    /// The approximate number of keys in all databases, the application's included: Redis does not count by prefix.
     pub keys: u64,
     /// What an acknowledged record survives.
     pub durability: DurabilityReport,
 }
 
 impl RedisStore {
-    /// Proves that the store keeps its promises, on a record of its own (see [`idem_core::self_test`]), that the servers
-    /// are still such as can hold records, and says what an acknowledged record survives. Run it at start-up, and log
-    /// the report.
+    /// Tests that the store keeps its promises, and reports what an acknowledged record survives.
+    ///
+    /// It uses a separate record (see [`idem_core::self_test`]). It also fails if a server may by now evict records, unless
+    /// the configuration allows that. Run it at start-up, and log the report.
     ///
     /// # Errors
     /// [`SelfTestError`] says which promise does not hold.
@@ -34,7 +35,7 @@ impl RedisStore {
         Ok(durability)
     }
 
-    /// How the servers are.
+    /// Asks every primary for its version, number of keys and durability settings.
     ///
     /// # Errors
     /// [`StoreError`] when they do not answer.

@@ -1,4 +1,4 @@
-//! Reading what servers say of themselves.
+//! Parses what servers report about themselves.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,7 +26,7 @@ impl Info {
         (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
     }
 
-    /// Of all databases: `db0:keys=3,expires=3,avg_ttl=0`.
+    /// The number of keys in all databases, from lines such as `db0:keys=3,expires=3,avg_ttl=0`.
     pub(crate) fn keys(&self) -> u64 {
         let databases = self.0.iter().filter(|(name, _)| name.starts_with("db"));
         let counts =
@@ -35,7 +35,7 @@ impl Info {
     }
 }
 
-/// How many primaries `CLUSTER SLOTS` names: a list of ranges, each with its primary's address and port first.
+/// Counts the primaries in a reply of `CLUSTER SLOTS`: a list of slot ranges, each with its primary before its replicas.
 pub(crate) fn served_by(slots: Value) -> Result<usize, StoreError> {
     type Node = (Option<String>, u16, String);
     let ranges: Vec<Vec<Value>> = redis::from_redis_value(slots).map_err(unreadable)?;

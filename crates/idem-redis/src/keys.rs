@@ -2,7 +2,7 @@
 
 use idem_core::RecordId;
 
-/// Where records live. What stands in braces says in a Cluster which server has the key.
+/// Builds the keys of records. In a Cluster, the hash tag in braces decides the slot of a key.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     prefix: String,
@@ -18,12 +18,12 @@ impl Keys {
         self.with(id, "}")
     }
 
-    /// The key of what a fast store keeps for a record.
+    /// The key of a record's entry in the fast store.
     pub(crate) fn fast(&self, id: &RecordId) -> String {
         self.with(id, "}:fast")
     }
 
-    /// Every verb needs one, so no formatter stands in the way.
+    /// Builds a key without `format!`, as every verb needs one.
     fn with(&self, id: &RecordId, end: &str) -> String {
         const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
         let mut key = String::with_capacity(self.prefix.len() + 64 + end.len());
@@ -36,7 +36,7 @@ impl Keys {
         key
     }
 
-    /// The record that has this key, if it is one.
+    /// The record that has this key; `None` for any other key.
     pub(crate) fn id(&self, key: &[u8]) -> Option<RecordId> {
         let digits = key.strip_prefix(self.prefix.as_bytes())?.strip_suffix(b"}")?;
         let mut id = [0; 32];
@@ -52,7 +52,7 @@ impl Keys {
         Some(RecordId::from_bytes(id))
     }
 
-    /// Where settlements are told.
+    /// The pub/sub channel of settlements.
     pub(crate) fn channel(&self) -> String {
         format!("{}settled}}", self.prefix)
     }

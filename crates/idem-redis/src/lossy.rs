@@ -1,4 +1,4 @@
-//! Redis as a store whose losses are accepted.
+//! The opt-in that lets Redis back AtMostOnce, although it can lose records.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use idem_core::{
 
 use crate::store::RedisStore;
 
-/// A [`RedisStore`] that may back AtMostOnce, because somebody said that they accept what it can lose.
+/// A [`RedisStore`] that may back AtMostOnce: the application accepts that it can lose records.
 ///
-/// A failover, or a restart without persistence, loses records that were acknowledged: their operations then run again
-/// when they are repeated. See [`RedisStore::dangerous_accept_store_loss`].
+/// A failover, or a restart without persistence, can lose acknowledged records. A repeat then runs the operation again.
+/// See [`RedisStore::dangerous_accept_store_loss`].
 #[derive(Debug, Clone)]
 pub struct LossyRedisStore {
     inner: RedisStore,
@@ -22,12 +22,12 @@ pub struct LossyRedisStore {
 }
 
 impl RedisStore {
-    /// This store, for AtMostOnce.
+    /// Converts this store into one that may back AtMostOnce.
     ///
-    /// AtMostOnce on Redis alone means "at most one run, unless Redis loses the record". How much it may lose is said by
-    /// [`self_test`](Self::self_test), and narrowed by persistence and by
-    /// [`min_replicas`](crate::RedisConfig::min_replicas). Where that will not do, use a store that keeps what it
-    /// acknowledged: Postgres, SQLite, or Postgres with Redis in front.
+    /// AtMostOnce on Redis alone means "at most one run, unless Redis loses the record".
+    /// [`self_test`](Self::self_test) reports how much Redis may lose. Persistence and
+    /// [`min_replicas`](crate::RedisConfig::min_replicas) reduce that. If that is not enough, use a store that keeps what
+    /// it acknowledged: Postgres, SQLite, or Postgres with Redis in front.
     #[must_use]
     pub fn dangerous_accept_store_loss(self) -> LossyRedisStore {
         LossyRedisStore { inner: self, identity: OwnerToken::random() }
@@ -40,7 +40,7 @@ impl DurableStore for LossyRedisStore {
         self.inner.live_record(id).await
     }
 
-    /// Another one in each process: a copy of what Redis may have lost since is not believed.
+    /// Differs in each process: a process does not trust another one's cached copies, as Redis may have lost the records.
     fn identity(&self) -> [u8; 16] {
         *self.identity.as_bytes()
     }

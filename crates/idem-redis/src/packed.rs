@@ -1,29 +1,30 @@
-//! A record as one string.
+//! The binary format of a record: one Redis string.
 //!
-//! The key expires with its record, by the server's clock. The string says how long before the end each time was, so that a store can
-//! write a new record without knowing the server's time.
+//! The key expires with its record, by the server's clock. The string stores the last change as a duration before that end,
+//! and the lease as a duration after that change. So a store can write a new record without knowing the server's time.
 //!
-//! Numbers begin with their highest byte, times are microseconds:
+//! Numbers are big-endian, times are microseconds:
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 0–1 | the format: 1 |
 //! | 2 | the state, as in [`codec::state`] |
-//! | 3–18 | the owner token of the run that has it, or had |
-//! | 19–22 | in which run it is, or was settled |
-//! | 23 | 1: a caller was told that it is in progress, and may wait for its end |
-//! | 24–31 | from its last change to its end |
-//! | 32–39 | from its last change: in progress to the end of its lease, may be retried to its next attempt; else 0 |
-//! | 40–41 | from its end to the expiry of its key, which the server counts in milliseconds |
-//! | 42–49 | when it came to be, since 1970; 0: with its last change |
+//! | 3–18 | the owner token of its current or last run |
+//! | 19–22 | the attempt: the number of that run |
+//! | 23 | 1: a caller found it in progress, and may wait for its settlement |
+//! | 24–31 | the time from its last change to its end |
+//! | 32–39 | the time from its last change to the end of its lease (in progress) or to its next attempt (backoff); else 0 |
+//! | 40–41 | the time from its end to the expiry of its key, which the server counts in milliseconds |
+//! | 42–49 | when it was created, since 1970; 0: at its last change |
 //! | 50–51, 52–83 | the fingerprint's algorithm and digest |
 //! | 84, 85 | in progress: how it was acquired, what a crash means; else 0 |
-//! | 86–87 | the status of the answer; 0 while in progress |
+//! | 86–87 | the status of the response; 0 while in progress |
 //! | 88–91 | how often the record has been replaced in place, as long as it is in progress or may be retried |
-//! | 92– | parts: a byte that says which, its length in 4 bytes, and the part |
+//! | 92– | parts: a byte with the number, 4 bytes with the length, the part |
 //!
-//! Parts 1 and 2 are the checkpoint's name and data, 3 and 4 the answer's header fields and body. They come in this order. Later
-//! versions may add parts: this one skips those from 128 on, drops them when it replaces the record, and refuses the others.
+//! Parts 1 and 2 are the checkpoint's name and data, 3 and 4 the response's header fields and body. They come in this order.
+//! Later versions may add parts. This version skips those from 128 on, and drops them when it replaces the record. It
+//! refuses the others.
 
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ use crate::error::damaged;
 /// Where the parts begin.
 const HEAD: usize = 92;
 
-/// Format, state, owner and attempt: what a run knows of its record.
+/// The length of what a run knows of its record: format, state, owner and attempt.
 const OWNED: usize = 23;
 
 /// Where the count of changes is.
@@ -48,7 +49,7 @@ const CHANGES: usize = 88;
 /// The byte that says whether a caller may wait.
 const AWAITED: usize = 23;
 
-/// Where the part begins and ends that a run does not know of its record: when it came to be, and the fingerprint.
+/// The range that a run does not know of its record: its creation time and the fingerprint.
 const UNKNOWN: usize = 42;
 const UNKNOWN_END: usize = 84;
 
@@ -58,26 +59,28 @@ mod part {
     pub(super) const CHECKPOINT_DATA: u8 = 2;
     pub(super) const HEADERS: u8 = 3;
     pub(super) const BODY: u8 = 4;
-    /// From here on they may be passed over.
+    /// Unknown parts from this number on are skipped.
     pub(super) const OPTIONAL: u8 = 128;
 }
 
-/// Longer times are cut to this, some 70,000 years, so that sums of times do not overflow, in Lua either.
+/// The longest time, some 70,000 years. Longer ones are clamped, so that sums do not overflow, in Lua either.
 const LONGEST_MICROS: i64 = 1 << 61;
 
-/// A server may count an expiry from a time that it looked at a moment before.
+/// The tolerance for expiries: a server may count one from a time that it read a moment before.
 const ROUNDING_MS: i64 = 2;
 
 /// A new record, which needs no time from the server.
 pub(crate) struct Fresh {
     pub(crate) bytes: Vec<u8>,
-    /// For how long its key lasts.
+    /// The TTL of its key.
     pub(crate) life_ms: i64,
 }
 
 impl Fresh {
-    /// The server counts the expiry in whole milliseconds. So the record's times count from up to a millisecond after it is written, and
-    /// none of them comes too early.
+    /// Packs a new record, and computes the TTL of its key.
+    ///
+    /// The server counts a TTL in whole milliseconds. So the record's times count from up to a millisecond after the write,
+    /// and none of them is too early.
     pub(crate) fn new(record: &Record) -> Self {
         let life = micros_from(record.updated_at, record.expires_at);
         let life_ms = in_ms(life) + 1;
@@ -93,7 +96,7 @@ pub(crate) struct Next {
 }
 
 impl Next {
-    /// The expiry is rounded up, as a record must not be forgotten too early. `offset` is by how much the time is moved.
+    /// Rounds the expiry up, so that the server does not drop the record too early. `offset` is how far a test moved the time.
     pub(crate) fn new(record: &Record, is_awaited: bool, changes: u32, offset: i64) -> Self {
         let life = micros_from(record.updated_at, record.expires_at);
         let ends = record.updated_at.unix_micros().saturating_sub(offset).saturating_add(life);
@@ -108,7 +111,7 @@ fn in_ms(micros: i64) -> i64 {
     micros / 1_000 + i64::from(micros % 1_000 > 0)
 }
 
-/// How long its lease holds, or until when it may not be retried, from its last change on.
+/// The time from its last change to the end of its lease, or to its next attempt; else 0.
 fn hold(record: &Record) -> i64 {
     match record.state {
         State::InProgress { lease_until: till, .. }
@@ -160,12 +163,12 @@ fn pack(record: &Record, slack: i64, is_awaited: bool, changes: u32) -> Vec<u8> 
     bytes
 }
 
-/// A settlement that depends on nothing in the record, so that a store can send it without reading the record first.
+/// A settlement that does not depend on the record, so that a store can send it without reading the record first.
 pub(crate) struct Ending {
     bytes: Vec<u8>,
-    /// What the record begins with if it is in progress and the run's own.
+    /// The first bytes of a record that is in progress and belongs to this run.
     owned: Vec<u8>,
-    /// For how long its key lasts.
+    /// The TTL of its key.
     pub(crate) life_ms: i64,
 }
 
@@ -191,12 +194,12 @@ impl Ending {
         Some(Self { bytes, owned, life_ms })
     }
 
-    /// What the record begins with if it is in progress and the run's own.
+    /// The first bytes of a record that is in progress and belongs to this run.
     pub(crate) fn owned(&self) -> &[u8] {
         &self.owned
     }
 
-    /// The settled record without its middle, which the run does not know: when it came to be, and the fingerprint.
+    /// The settled record before and after the range that the run does not know: its creation time and the fingerprint.
     pub(crate) fn around(&self) -> (&[u8], &[u8]) {
         (&self.bytes[..UNKNOWN], &self.bytes[UNKNOWN_END..])
     }
@@ -211,7 +214,7 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// Reads a record and when its key expires. `offset` is by how much the time is moved.
+    /// Parses a record and the expiry of its key. `offset` is how far a test moved the time.
     pub(crate) fn read(bytes: Bytes, expires_ms: i64, offset: i64) -> Result<Self, StoreError> {
         if expires_ms < 0 {
             return Err(damaged("its key does not expire, so nothing says when it was made"));
@@ -221,7 +224,7 @@ impl Stored {
         Ok(Self { record, bytes, expires_ms })
     }
 
-    /// The first bytes. With the expiry they identify this version of the record, as each change is counted in them.
+    /// The fixed-length head. Together with the expiry, it identifies this version of the record, as it counts the changes.
     pub(crate) fn head(&self) -> &[u8] {
         &self.bytes[..HEAD]
     }
@@ -235,7 +238,7 @@ impl Stored {
         self.bytes[AWAITED] != 0
     }
 
-    /// The same, awaited.
+    /// The same record, marked as awaited by a caller.
     pub(crate) fn awaited(&self) -> Next {
         let mut bytes = self.bytes.to_vec();
         bytes[AWAITED] = 1;
@@ -294,7 +297,7 @@ fn read(mut bytes: Bytes, key_expires_at: Timestamp) -> Result<Record, CodecErro
     })
 }
 
-/// Whether a key lasts for `life_ms` from `asked_at` on. A proxy that shortens expiries would shorten leases too.
+/// Whether a key lasts for at least `life_ms` from `asked_at` on. A proxy that shortens expiries would shorten leases too.
 pub(crate) fn lasts(expires_ms: i64, life_ms: i64, asked_at: Timestamp) -> bool {
     expires_ms.saturating_add(ROUNDING_MS) >= (asked_at.unix_micros() / 1_000).saturating_add(life_ms)
 }

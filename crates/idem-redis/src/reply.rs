@@ -1,4 +1,4 @@
-//! Reading what the server answers.
+//! Parses the replies of the server.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use redis::Value;
 
 use crate::error::unreadable;
 
-/// So many values.
+/// Exactly `N` values.
 pub(crate) fn array<const N: usize>(values: Vec<Value>) -> Result<[Value; N], StoreError> {
     values.try_into().map_err(|values: Vec<Value>| other(format_args!("{} values and not {N}", values.len())))
 }
@@ -21,7 +21,7 @@ pub(crate) fn table<const N: usize>(value: Value) -> Result<[Value; N], StoreErr
     }
 }
 
-/// What scripts return that change something, or do not.
+/// Whether a script has changed something: it returns 1 or 0.
 pub(crate) fn is_changed(values: &[Value]) -> Result<bool, StoreError> {
     match values {
         [Value::Int(1)] => Ok(true),
@@ -64,7 +64,7 @@ pub(crate) fn fast_read(value: Value) -> Result<FastRead, StoreError> {
     Ok(FastRead { now: time(&now)?, bytes })
 }
 
-/// The bytes of an entry; `None` when it is none.
+/// The bytes of an entry, after its rank; `None` when the string is no entry.
 fn without_rank(entry: Vec<u8>) -> Option<Bytes> {
     let colon = entry.iter().position(|byte| !byte.is_ascii_digit())?;
     (entry[colon] == b':').then(|| Bytes::from(entry).slice(colon + 1..))

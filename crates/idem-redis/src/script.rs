@@ -1,8 +1,8 @@
-//! The scripts, and what is asked of the server that has a record.
+//! The Lua scripts, and the commands of one exchange.
 
 use redis::Cmd;
 
-/// A script with the digest that names it to a server which has seen it.
+/// A script and its digest, by which `EVALSHA` names it.
 pub(crate) struct Script {
     source: &'static str,
     hash: String,
@@ -14,7 +14,7 @@ impl Script {
     }
 }
 
-/// Those of the record store. They decide nothing: `machine` does.
+/// The scripts of the record store. They decide nothing: `machine` does.
 pub(crate) struct Scripts {
     pub(crate) look: Script,
     pub(crate) replace: Script,
@@ -31,7 +31,7 @@ impl Scripts {
     }
 }
 
-/// The verbs of the fast store.
+/// The scripts of the fast store, one for each verb.
 pub(crate) struct FastScripts {
     pub(crate) get: Script,
     pub(crate) put: Script,
@@ -63,7 +63,7 @@ impl From<bool> for Arg<'_> {
     }
 }
 
-/// What is asked in one exchange about the one key that it touches. All of it may be sent again.
+/// One exchange about one key. All of it may be sent again.
 pub(crate) struct Exchange<'a> {
     pub(crate) key: &'a [u8],
     pub(crate) question: Question<'a>,
@@ -74,7 +74,7 @@ pub(crate) struct Exchange<'a> {
 /// A script, or commands that need none.
 pub(crate) enum Question<'a> {
     Script(&'a Script, &'a [Arg<'a>]),
-    /// One of them, by its place, may write.
+    /// The command at the index `writing` may write.
     Commands {
         all: &'a [Cmd],
         writing: usize,
@@ -82,12 +82,12 @@ pub(crate) enum Question<'a> {
 }
 
 impl Exchange<'_> {
-    /// With the script by the name under which the server knows it.
+    /// The commands, with the script's digest (`EVALSHA`).
     pub(crate) fn by_hash(&self) -> Vec<Cmd> {
         self.commands(|script| ("EVALSHA", &script.hash))
     }
 
-    /// With the script itself, which also makes it known.
+    /// The commands, with the script's source (`EVAL`), which the server then caches.
     pub(crate) fn by_source(&self) -> Vec<Cmd> {
         self.commands(|script| ("EVAL", script.source))
     }
@@ -123,7 +123,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Asks how many replicas have all that was written before.
+/// Waits for replicas, and asks how many of them have all earlier writes.
 fn wait(replicas: u32, patience_ms: u64) -> Cmd {
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(patience_ms);

@@ -1,4 +1,4 @@
-//! What is under the key of a record when it is looked at.
+//! What a read finds under the key of a record.
 
 use idem_core::{Record, StoreError, Timestamp, machine};
 use redis::Value;
@@ -10,28 +10,28 @@ use crate::reply;
 /// What an exchange has found under a key.
 pub(crate) enum Found {
     Nothing,
-    /// Nothing, and it has put the new record there.
+    /// Nothing, so the exchange has written the new record.
     Begun,
     Record(Box<Stored>),
 }
 
 /// A record as it was seen.
 pub(crate) struct Seen {
-    /// By the server's clock, before it was looked at, and not before its last change.
+    /// The server's time before the read, but not before the record's last change.
     pub(crate) now: Timestamp,
     pub(crate) found: Found,
     pub(crate) too_few: Option<i64>,
 }
 
 impl Seen {
-    /// Reads the time, what was found then, and when the key expires; `None` when what was found is gone by now.
+    /// Parses the time, the value and the expiry of the key; `None` when the record expired in between.
     pub(crate) fn read(
         values: Vec<Value>,
         new: Option<&Fresh>,
         too_few: Option<i64>,
         offset: i64,
     ) -> Result<Option<Self>, StoreError> {
-        /// In place of the time at which a key expires: there is no such key.
+        /// The reply of `PEXPIRETIME` when there is no such key.
         const GONE: i64 = -2;
         let [time, found, expires] = reply::array(values)?;
         let (time, found, expires_ms) =
@@ -40,18 +40,19 @@ impl Seen {
             (Some(_), _) if expires_ms == GONE => return Ok(None),
             (Some(record), _) => Found::Record(Box::new(Stored::read(record, expires_ms, offset)?)),
             (None, None) => Found::Nothing,
-            // What lasts only for a moment may be over before its expiry is asked for.
+            // A short-lived record may expire before its expiry is read.
             (None, Some(new)) if expires_ms == GONE || packed::lasts(expires_ms, new.life_ms, time) => Found::Begun,
             (None, Some(_)) => {
                 let error =
                     "its key expires sooner than asked for, and its lease with it; find out what changes expiries";
-                // It is there by now.
+                // The new record is already written.
                 return Err(damaged(error).indeterminate());
             }
         };
         let mut now = Timestamp::from_unix_micros(time.unix_micros().saturating_add(offset));
         if let Found::Record(stored) = &found {
-            // The last change may seem to be in the future: by a millisecond, or after a failover to a server whose clock is behind.
+            // The last change may seem to be in the future: by a millisecond, or after a failover to a server whose clock is
+            // behind.
             now = now.max(stored.record.updated_at);
         }
         Ok(Some(Self { now, found, too_few }))

@@ -1,4 +1,4 @@
-//! What the servers are, and what they promise.
+//! Examines the servers: whether they can hold records, and how durably.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use crate::error::Phase;
 use crate::info::{Info, served_by};
 use crate::transport::Transport;
 
-/// The oldest server: 7.0 is the first whose scripts can answer with errors of their own.
+/// The oldest supported version: 7.0 is the first whose scripts can return custom errors.
 const OLDEST: (u32, u32) = (7, 0);
 
-/// Refuses servers that cannot hold records, and says what there is to know about ones that can.
+/// Refuses servers that cannot hold records, and reports the durability of the others.
 pub(crate) async fn examine(
     transport: &Transport,
     min_replicas: u32,
@@ -33,7 +33,7 @@ fn fits(primary: &Info) -> Result<(), StoreError> {
         let version = primary.text("redis_version");
         return Err(refused(format!("Redis {version} is too old for idem-redis, which needs 7.0 or newer")));
     }
-    // Its scripts would cut off the times in records, which then would count as absent.
+    // Its scripts would truncate the times in records, which would then count as absent.
     if primary.text("arch_bits") == "32" {
         return Err(refused(
             "this server is a build for 32 bits, whose scripts cannot hold times; use one for 64 bits",
@@ -58,13 +58,13 @@ fn refused(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Misconfigured, message)
 }
 
-/// What `INFO` says of every primary.
+/// The `INFO` of every primary.
 pub(crate) async fn primaries(transport: &Transport, phase: Phase) -> Result<Vec<Info>, StoreError> {
     let what = "ask what the server is";
     let answers =
         transport.ask_all(redis::cmd("INFO").arg("everything")).await.map_err(|failure| failure.of(what, phase))?;
     let infos = answers.into_iter().map(Info::read).collect::<Result<Vec<_>, _>>()?;
-    // The driver asks the servers of a Cluster that it has reached so far.
+    // In a Cluster, the driver asks only the servers that it has reached so far.
     if infos.iter().any(|info| info.text("redis_mode") == "cluster") {
         if !transport.is_cluster() {
             return Err(refused("this server is part of a Cluster; write redis+cluster:// for its URL"));
@@ -93,7 +93,7 @@ pub(crate) async fn report(transport: &Transport, primaries: &[Info], min_replic
     DurabilityReport { min_replicas, primaries: primaries.iter().map(primary).collect() }
 }
 
-/// A setting that all primaries share; `None` when they differ, or when the server does not let its settings be seen.
+/// A setting that all primaries share; `None` when they differ, or when a server does not reveal it.
 async fn setting(transport: &Transport, name: &str) -> Option<String> {
     let answers = transport.ask_all(redis::cmd("CONFIG").arg("GET").arg(name)).await.ok()?;
     let mut values = answers.into_iter().map(|answer| {

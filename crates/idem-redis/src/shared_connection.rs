@@ -1,7 +1,7 @@
-//! A connection that many share, and that is made anew when it is of no more use.
+//! A connection that many callers share, and that is replaced when it fails.
 //!
-//! redis' `ConnectionManager` keeps a connection on which no answer came in time, as `RedisError::retry_method` says, and asks no server
-//! for its role.
+//! redis' `ConnectionManager` would keep a connection after a timeout, as `RedisError::retry_method` says, and does not check
+//! the role of the server.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use crate::connection::Connection;
 
-/// A connection, and which one of those that there were it is.
+/// A connection and its generation.
 pub(crate) type Live = (Connection, u64);
 
-/// What a task that connects has to say; `None` when it was cancelled, or has panicked.
+/// The result of a task that connects; `None` when the task was cancelled or panicked.
 type Connecting = Shared<BoxFuture<'static, Option<RedisResult<Live>>>>;
 
-/// How much longer than its limit a task may take before it counts as stuck: its runtime may be one that nothing drives.
+/// How long after its limit a task counts as stuck: its runtime may not be driven any more.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Holds one connection, or none until a caller needs it.
@@ -40,14 +40,14 @@ struct State {
 struct Attempt {
     number: u64,
     task: AbortHandle,
-    /// After this it is stuck.
+    /// When it counts as stuck.
     until: Instant,
     answer: Connecting,
 }
 
 impl Attempt {
-    /// Whether an answer is still to come. The task itself says so: a flag would stay when the task is cancelled, panics, or
-    /// ends with its runtime.
+    /// Whether the task may still answer. The task's handle says so: a flag would stay set when the task is cancelled, panics,
+    /// or ends with its runtime.
     fn is_under_way(&self) -> bool {
         !self.task.is_finished() && Instant::now() < self.until
     }
@@ -62,7 +62,7 @@ impl SharedConnection {
     /// The connection; `connect` makes it if there is none, within `limit`.
     ///
     /// # Cancellation safety
-    /// A task of its own makes the connection: a caller that gives up does not take it from the others. If that task ends
+    /// A separate task makes the connection: a caller that gives up does not take it from the others. If that task ends
     /// without an answer, because its runtime has ended or it has panicked, the caller starts another one, once.
     pub(crate) async fn get(
         &self,
@@ -84,7 +84,7 @@ impl SharedConnection {
         Err(RedisError::from((ErrorKind::Client, "the task that connects was cancelled or has panicked")))
     }
 
-    /// Makes another connection behind the present one, which serves until then.
+    /// Makes another connection in the background; the present one serves until then.
     pub(crate) fn renew(
         &self,
         generation: u64,
@@ -93,12 +93,12 @@ impl SharedConnection {
     ) {
         let mut state = self.state();
         if state.generation == generation {
-            // The task goes on by itself.
+            // The task continues without a waiting caller.
             drop(self.attempt(&mut state, connect, limit));
         }
     }
 
-    /// The connection that a task is making, once it is made; `None` when no task is, or it cannot be made.
+    /// Waits for the connection that a task is making; `None` when there is no task, or it fails.
     pub(crate) async fn renewed(&self) -> Option<Live> {
         let answer = {
             let state = self.state();
@@ -142,7 +142,7 @@ impl SharedConnection {
         Ok((connection, state.generation))
     }
 
-    /// No further caller is given this connection. Callers that have it may go on with it.
+    /// Gives this connection to no further caller. Callers that have it may go on with it.
     pub(crate) fn discard(&self, generation: u64) {
         let mut state = self.state();
         if state.generation == generation {

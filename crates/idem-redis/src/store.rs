@@ -18,9 +18,9 @@ use crate::subscription::Subscription;
 use crate::transport::Transport;
 use crate::verb::{Shared, Verb};
 
-/// Records in Redis, one string each. Clones share everything.
+/// The idempotency store in Redis: one string for each record. Clones share everything.
 ///
-/// Needs a tokio runtime with I/O and time enabled. It implements no `Purge`: Redis forgets what is over by itself.
+/// It needs a tokio runtime with I/O and time enabled. It does not implement `Purge`: the TTL removes old records.
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
@@ -28,16 +28,17 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Connects, and looks what the servers are.
+    /// Connects, and checks that the servers can hold records.
     ///
     /// # Errors
-    /// [`StoreErrorKind::Misconfigured`] when the address is none, and when a server cannot hold records: it is a
-    /// replica, older than 7.0, or would evict live records. [`StoreErrorKind::Unavailable`] when it cannot be reached.
+    /// - [`StoreErrorKind::Misconfigured`] when the URL is invalid, or the server refuses the login. Also when a server cannot
+    ///   hold records: it is older than 7.0, a 32-bit build, or would evict live records.
+    /// - [`StoreErrorKind::Unavailable`] when the server cannot be reached, and when it is a replica.
     pub async fn open(config: RedisConfig) -> Result<Self, StoreError> {
         let timeout = config.timeout.unwrap_or(TIMEOUT);
         let transport = Transport::new(config.servers(timeout)?, timeout, config.replica_connections.get());
         let durability = crate::servers::examine(&transport, config.min_replicas, config.allow_eviction).await?;
-        // So that the answer of `WAIT` comes before anybody gives up on it, which in a Cluster is after half of the time.
+        // `WAIT` must answer before the transport gives up on it, which in a Cluster is after half of the timeout.
         let patience_ms = u64::try_from(timeout.as_millis() * 2 / 5).unwrap_or(u64::MAX).max(1);
         let keys = Keys::new(&config.key_prefix);
         let subscription = Subscription::new(config.servers(timeout)?, keys.clone(), tokio::runtime::Handle::current());
@@ -57,7 +58,7 @@ impl RedisStore {
         Verb::new(&self.shared, &self.transport, what, id, replicas)
     }
 
-    /// The record, and how much of its life is left.
+    /// The record and its remaining lifetime.
     pub(crate) async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
         let verb = self.verb("peek", id, self.shared.replicas);
         loop {
@@ -72,8 +73,8 @@ impl RedisStore {
         }
     }
 
-    /// An owner's verb. Its loss has to be as unlikely as that of the acquire: a renewal that is lost is a lease that
-    /// ends while its owner runs.
+    /// Runs a verb of the owner. It awaits replicas as an acquire does: if a failover lost a renewal, the lease would end
+    /// while its owner runs.
     async fn own(&self, what: &str, lease: &Lease, action: OwnerAction<'_>) -> Result<OwnerOutcome, StoreError> {
         self.verb(what, &lease.id, self.shared.replicas).own(lease, action).await
     }
@@ -85,8 +86,8 @@ impl IdempotencyStore for RedisStore {
         let verb = self.verb("acquire", &request.id, self.shared.replicas);
         let (outcome, too_few) = verb.acquire(request).await?;
         match (too_few, &outcome) {
-            // A failover could take back what this would tell. What was acquired stays with its token: a release that is
-            // on its way while the same token acquires again could come after it, and free what runs by then.
+            // A failover could lose this outcome, so it is an error. The record stays acquired by its token: a delayed release
+            // could arrive after the same token has acquired again, and free a key whose operation then runs.
             (Some(found), AcquireOutcome::Acquired(_)) => Err(verb.too_few(found)),
             (Some(found), AcquireOutcome::Replay(_)) => Err(verb.too_few(found).with_existing_record()),
             // The caller may wait for the settlement.
@@ -94,7 +95,7 @@ impl IdempotencyStore for RedisStore {
                 self.shared.subscription.keep();
                 Ok(outcome)
             }
-            // Nobody runs for the others, and nobody is told that something has happened.
+            // The other outcomes neither let the caller run nor report a result.
             _ => Ok(outcome),
         }
     }
@@ -113,7 +114,7 @@ impl IdempotencyStore for RedisStore {
         settlement: &Settlement,
         retention: Duration,
     ) -> Result<OwnerOutcome, StoreError> {
-        // Should a failover undo a release, the key is free after its lease: nothing that replicas need to be awaited for.
+        // If a failover undoes a release, the key is free after its lease, so a release does not await replicas.
         let replicas = self.shared.replicas.filter(|_| *settlement != Settlement::Released);
         let verb = self.verb("settle", &lease.id, replicas);
         if let Some(ending) = Ending::new(lease, settlement, retention)
@@ -142,7 +143,7 @@ impl IdempotencyStore for RedisStore {
     }
 }
 
-/// A store that has connections of its own.
+/// A store with separate connections.
 #[derive(Debug)]
 struct RedisRenewer(RedisStore);
 

@@ -1,4 +1,4 @@
-//! Settlements of other processes, told by Redis to whoever waits for them.
+//! A pub/sub subscription that reports the settlements of other processes to waiting callers.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,20 +14,21 @@ use tokio::task::AbortHandle;
 use crate::address::Servers;
 use crate::keys::Keys;
 
-/// How long a subscription may be silent before it is asked whether it still leads anywhere.
+/// How long a subscription may be silent before a `PING` tests its connection.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// How long a server may take to connect or to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The pause after the first subscription that failed; it doubles up to the last.
+/// The backoff of a subscription that fails: it doubles from the first pause to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// One subscription for the whole store, made when somebody first wants to know. It is a hint and nothing more: whoever
-/// waits looks from time to time as well, so that what is lost here costs a moment.
+/// One subscription for the whole store, started by its first listener.
+///
+/// Its messages are hints: waiters also poll, so a lost message costs only a moment.
 pub(crate) struct Subscription {
-    /// Asked by nobody else: verbs do not wait for who looks for a server to subscribe to.
+    /// Separate clients, so that verbs do not wait while the subscription looks for a server.
     servers: Servers,
     keys: Keys,
     channel: Vec<u8>,
@@ -49,13 +50,13 @@ impl Subscription {
         &self.channel
     }
 
-    /// From now on `listener` is told.
+    /// Reports further settlements to `listener`, and starts the subscription.
     pub(crate) fn tell(&self, listener: Weak<dyn SettlementListener>) {
         self.listeners.add(listener);
         self.listen(true);
     }
 
-    /// Starts the subscription again if its task has ended, as with its runtime. For callers that may be about to wait.
+    /// Restarts the subscription if its task has ended, for instance with its runtime. For callers that may be about to wait.
     pub(crate) fn keep(&self) {
         self.listen(false);
     }
@@ -72,7 +73,7 @@ impl Subscription {
     }
 }
 
-/// Whether there is a server to subscribe to: a pool lends its connections for a moment only.
+/// Whether a subscription is possible: a pool lends its connections for a moment only.
 fn is_possible(servers: &Servers) -> bool {
     match servers {
         #[cfg(feature = "deadpool")]
@@ -97,10 +98,10 @@ impl Listeners {
     }
 
     fn tell(&self, id: &RecordId) {
-        // Not under the lock: a listener may do what it likes.
+        // A listener may run any code, so the lock is released first.
         let listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for listener in listeners.iter().filter_map(Weak::upgrade) {
-            // A listener that panics does not keep the others from being told.
+            // A listener that panics does not affect the others.
             if std::panic::catch_unwind(AssertUnwindSafe(|| listener.settled(id))).is_err() {
                 tracing::error!("a listener of settlements panicked");
             }
@@ -133,7 +134,7 @@ async fn listen(servers: Servers, keys: Keys, channel: Vec<u8>, listeners: Arc<L
     }
 }
 
-/// Tells what comes, until nothing comes any more.
+/// Passes messages to the listeners until the subscription ends or its connection stops answering.
 async fn follow(subscription: PubSub, keys: &Keys, listeners: &Listeners) {
     let (mut sink, mut messages) = subscription.split();
     loop {
@@ -169,7 +170,7 @@ async fn subscribe(servers: &Servers, channel: &[u8]) -> RedisResult<PubSub> {
             let client = tokio::time::timeout(PATIENCE, crate::address::primary(sentinels)).await;
             at(&client.unwrap_or_else(|_| Err(nobody("no Sentinel answered")))?).await
         }
-        // What is published anywhere in a Cluster is told everywhere in it.
+        // A Cluster forwards each message to all its servers, so any one of them will do.
         Servers::Cluster(_, seeds) => {
             let mut failed = nobody("the Cluster has no servers");
             for seed in seeds.iter() {

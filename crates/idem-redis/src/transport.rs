@@ -1,4 +1,4 @@
-//! The way to the servers: connections, deadlines, and what is sent again.
+//! Sends exchanges to the servers: connections, deadlines and retries.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,31 +17,31 @@ use crate::error::Failure;
 use crate::script::{Exchange, Question};
 use crate::shared_connection::SharedConnection;
 
-/// How often an exchange is tried, as each may be sent again: the connection may have ended since it was used last, and then
-/// an answer may be lost.
+/// How often an exchange is tried; each is safe to send again. The connection may have ended since its last use, and then an
+/// answer may be lost.
 const ATTEMPTS: u32 = 3;
 
-/// The least time to connect: looking for a primary takes several round trips.
+/// The minimum timeout for connecting: looking for a primary takes several round trips.
 const LEAST_CONNECT: Duration = Duration::from_secs(2);
 
 pub(crate) struct Transport {
     servers: Servers,
     shared: SharedConnection,
-    /// For what awaits replicas: a connection does nothing else while it waits.
+    /// The connections for exchanges that await replicas: each is blocked while it waits.
     waiting: Box<[SharedConnection]>,
     turn: AtomicUsize,
     timeout: Duration,
 }
 
-/// What was answered, one value for each command, and how many replicas have it, if those are fewer than were awaited.
+/// The reply to an exchange: one value for each command, and the number of replicas if those were too few.
 pub(crate) struct Reply {
     pub(crate) values: Vec<Value>,
     pub(crate) too_few: Option<i64>,
-    /// Whether it was sent before as well, and may have been carried out then.
+    /// Whether the exchange was sent before as well, and may have been executed then.
     pub(crate) is_repeated: bool,
 }
 
-/// An error, and whether the command before it that writes was carried out.
+/// An error, and whether the writing command of the exchange succeeded.
 struct Refusal {
     error: RedisError,
     has_written: bool,
@@ -53,13 +53,13 @@ impl From<RedisError> for Refusal {
     }
 }
 
-/// What is sent, and to whom.
+/// An exchange for one server, or a command for every primary.
 enum Message<'a> {
     Record(&'a Exchange<'a>),
     Everybody(&'a Cmd),
 }
 
-/// A connection of a call's own, or one that it shares.
+/// A connection that the call shares, or one that it has taken from the pool.
 enum Held<'a> {
     Shared {
         connection: Connection,
@@ -76,17 +76,17 @@ impl Transport {
         Self { servers, shared: SharedConnection::default(), waiting, turn: AtomicUsize::new(0), timeout }
     }
 
-    /// A way to the same servers by connections of its own, which the runtime drives on which it is used first.
+    /// A transport to the same servers with separate connections. The runtime that uses it first drives them.
     pub(crate) fn another(&self) -> Self {
         Self::new(self.servers.beside_pool(), self.timeout, self.waiting.len().min(1))
     }
 
-    /// When a verb that begins now has to be over.
+    /// The deadline of a verb that begins now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
     }
 
-    /// Asks the server that has a key and, if the exchange says so, waits for replicas.
+    /// Sends an exchange to the server that has its key, and awaits replicas if the exchange says so.
     ///
     /// # Cancellation safety
     /// Requests share a connection, and each answer is matched with its request. So a dropped future does not disturb the others.
@@ -100,12 +100,12 @@ impl Transport {
         matches!(self.servers, Servers::Cluster(..))
     }
 
-    /// Whether the connections are made beside an application's pool, so that the hooks of the pool have not seen them.
+    /// Whether the connections are made outside the application's pool, so that the pool's hooks have not run on them.
     pub(crate) fn is_beside_pool(&self) -> bool {
         self.servers.are_beside_pool()
     }
 
-    /// What every primary answers.
+    /// Sends a command to every primary, and returns all replies.
     pub(crate) async fn ask_all(&self, command: &Cmd) -> Result<Vec<Value>, Failure> {
         Ok(self.ask(&Message::Everybody(command), self.deadline()).await?.values)
     }
@@ -114,7 +114,7 @@ impl Transport {
         let mut was_sent = false;
         let mut attempts = 1;
         let mut asking = None;
-        // The same one for every attempt: the others may lead to the same server that has ended them.
+        // Every attempt uses the same one: the server may have ended the other connections as well.
         let shared = self.connection_for(question);
         loop {
             let holding = self.hold(shared, attempts == ATTEMPTS);
@@ -127,14 +127,14 @@ impl Transport {
             let limit = self.limit(attempts, asked_at, deadline);
             let Ok(answer) = tokio::time::timeout_at(limit, held.ask(question, asking.as_ref())).await else {
                 if limit < deadline {
-                    // Another server may have the slot of the key by now, as the next connection will know.
+                    // Another server may have the slot of the key by now; a new connection finds out.
                     self.renew(held);
                     was_sent = true;
                     attempts = ATTEMPTS;
                     continue;
                 }
-                // Perhaps it is slow, perhaps nothing will ever come: whoever comes next shall not find out. If most of the
-                // time went by before there was a connection, that one has done nothing wrong.
+                // The server may be slow, or never answer, so later callers get another connection. If connecting took most of
+                // the timeout, the connection is not to blame, and stays.
                 if asked_at.elapsed() >= self.timeout / 2 {
                     self.leave(held);
                 }
@@ -150,12 +150,12 @@ impl Transport {
                     return Ok(reply);
                 }
                 Err(Refusal { error, has_written }) => {
-                    // The driver of a Cluster sends again by itself, and tells of the last time only.
+                    // The Cluster driver retries internally, and reports only the last error.
                     was_sent |= has_written || !is_refusal(&error) || self.is_cluster();
                     error
                 }
             };
-            // A slot on the move, or one without a server for a moment: it is somewhere, or will be.
+            // While a slot moves, or has no server for a moment, the exchange is sent again.
             if let (Servers::Cluster(..), Some(pause)) = (&self.servers, moving(&error)) {
                 asking = asking_at(&error);
                 if Instant::now() + pause < deadline {
@@ -174,8 +174,8 @@ impl Transport {
         }
     }
 
-    /// Until when to wait for an answer. In a Cluster, half of the time is for a second try: a server that hangs may have
-    /// been replaced, and nobody tells.
+    /// The time until which to wait for an answer. In a Cluster, half of the timeout is for a second try: a server that hangs
+    /// may have been replaced, and clients get no notice of that.
     fn limit(&self, attempts: u32, asked_at: Instant, deadline: Instant) -> Instant {
         match self.servers {
             Servers::Cluster(..) if attempts < ATTEMPTS => deadline.min(asked_at + self.timeout / 2),
@@ -183,7 +183,7 @@ impl Transport {
         }
     }
 
-    /// Where the connection for the question is.
+    /// The shared connection for a message.
     fn connection_for(&self, question: &Message<'_>) -> &SharedConnection {
         match question {
             Message::Record(Exchange { replicas: Some(_), .. }) => {
@@ -194,7 +194,7 @@ impl Transport {
         }
     }
 
-    /// A connection of the pool, or the shared one. If `is_new`, the one that a task is making, if there is such a task.
+    /// Takes a connection from the pool, or uses the shared one. If `is_new`, waits for the one that a task is making, if any.
     async fn hold<'a>(&'a self, shared: &'a SharedConnection, is_new: bool) -> RedisResult<Held<'a>> {
         #[cfg(feature = "deadpool")]
         if let Servers::Pool(pool) = &self.servers {
@@ -213,13 +213,13 @@ impl Transport {
         connect(self.servers.clone(), self.connect_limit()).boxed()
     }
 
-    /// Connecting may take longer than a verb: it is done once for all who wait.
+    /// The timeout for connecting. It may exceed that of a verb, since all waiting callers share the attempt.
     fn connect_limit(&self) -> Duration {
         (self.timeout * 2).max(LEAST_CONNECT)
     }
 
-    /// Leaves a connection on which no answer came. The servers of a Cluster have one each behind it, and most of them may
-    /// be well, so it serves until there is another that knows who has which slots now.
+    /// Abandons a connection on which no answer came. That of a Cluster has a connection to each server behind it, and most of
+    /// them may be healthy. So it serves until another one has read the present slots.
     fn leave(&self, held: Held<'_>) {
         match held {
             held @ Held::Shared { connection: Connection::Cluster(_), .. } => self.renew(held),
@@ -240,7 +240,7 @@ impl Transport {
 }
 
 async fn connect(servers: Servers, limit: Duration) -> RedisResult<Connection> {
-    // A call has a deadline of its own.
+    // Each call sets a deadline, so the connection needs no response timeout.
     let config = AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(None);
     let client = match servers {
         Servers::One(client) => client,
@@ -249,13 +249,13 @@ async fn connect(servers: Servers, limit: Duration) -> RedisResult<Connection> {
         #[cfg(feature = "deadpool")]
         Servers::BesidePool(pool) => return primary(pool.manager().create().await?).await,
         #[cfg(feature = "deadpool")]
-        // Each call takes a connection of its own out of a pool.
+        // Each call takes its connection out of the pool.
         Servers::Pool(_) => return Err((ErrorKind::Client, "a pool makes its connections itself").into()),
     };
     primary(client.get_multiplexed_async_connection_with_config(&config).await?).await
 }
 
-/// Refuses a replica: it would answer what only reads, out of date.
+/// Refuses a replica: its reads would be stale.
 async fn primary(mut connection: MultiplexedConnection) -> RedisResult<Connection> {
     let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
     match role.first() {
@@ -337,7 +337,7 @@ impl Held<'_> {
     }
 }
 
-/// How long to wait before a slot is looked for again, if that is what the error is about.
+/// The pause before the slot is looked up again, if the error is about the slot.
 fn moving(error: &RedisError) -> Option<Duration> {
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::Moved) => Some(Duration::ZERO),
@@ -347,7 +347,7 @@ fn moving(error: &RedisError) -> Option<Duration> {
     }
 }
 
-/// Where a server says that a key is for now.
+/// The server that an `ASK` redirect names.
 fn asking_at(error: &RedisError) -> Option<Asking> {
     let is_asking = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
     let (address, _slot) = error.redirect_node().filter(|_| is_asking)?;
@@ -355,8 +355,7 @@ fn asking_at(error: &RedisError) -> Option<Asking> {
     Some(Asking { host: host.to_owned(), port: port.parse().ok()? })
 }
 
-/// Whether another connection may serve where this one did not: it has ended, or leads to a server that takes no writes
-/// any more.
+/// Whether another connection may succeed where this one failed: it has ended, or its server takes no writes any more.
 fn is_of_no_use(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Io | ErrorKind::Parse | ErrorKind::ClusterConnectionNotFound => true,
@@ -365,8 +364,8 @@ fn is_of_no_use(error: &RedisError) -> bool {
     }
 }
 
-/// Whether the server said that it did nothing: it says so before a script's first write. A general error may have come
-/// after it, and so may a missing permission, since each command of a script needs its own.
+/// Whether the server refused before any write. A general error may come after a script's first write. So may a missing
+/// permission, since each command of a script needs one.
 fn is_refusal(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Server(kind) => !matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm),
@@ -375,7 +374,7 @@ fn is_refusal(error: &RedisError) -> bool {
     }
 }
 
-/// The driver's error for one of the application's pool.
+/// Converts an error of the application's pool to one of the driver.
 #[cfg(feature = "deadpool")]
 fn pool_error(error: deadpool_redis::PoolError) -> RedisError {
     match error {

@@ -1,4 +1,4 @@
-//! A verb on one record: statements fetch the record and put another one in its place, the state machine decides which.
+//! A verb on one record. The state machine decides; Redis commands read and replace the record.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,14 +40,14 @@ pub(crate) struct Verb<'a> {
     key: String,
     /// How many replicas are awaited, and for how many milliseconds.
     replicas: Option<(u32, u64)>,
-    /// Of all its exchanges.
+    /// The deadline of all its exchanges together.
     deadline: Instant,
-    /// Whether an exchange that changes the record may have done so without an answer.
+    /// Whether an exchange may have changed the record although its answer was lost.
     may_have_changed: AtomicBool,
 }
 
 impl<'a> Verb<'a> {
-    /// A verb that begins now.
+    /// A verb whose deadline counts from now.
     pub(crate) fn new(
         shared: &'a Shared,
         transport: &'a Transport,
@@ -85,7 +85,7 @@ impl<'a> Verb<'a> {
         self.after_all(failure.of(self.what, Phase::Serving))
     }
 
-    /// The error of one exchange, as that of the verb: an exchange before may have changed the record.
+    /// The verb's error for that of one exchange: indeterminate if an earlier exchange may have changed the record.
     fn after_all(&self, error: StoreError) -> StoreError {
         if self.may_have_changed.load(Ordering::Relaxed) { error.indeterminate() } else { error }
     }
@@ -94,27 +94,27 @@ impl<'a> Verb<'a> {
         Seen::read(reply.values, new, reply.too_few, self.offset()).map_err(|error| self.after_all(error))
     }
 
-    /// Looks at the record; `None` when it has to be looked at again.
+    /// Reads the record; `None` when it has to be read again.
     pub(crate) async fn look(&self) -> Result<Option<Seen>, StoreError> {
         let reply = self.ask_for_look(None, self.replicas).await.map_err(|failure| self.failed(failure))?;
         self.seen(reply, None)
     }
 
-    /// Looks at the record without a write, which a server may refuse. Then no replica is known to have it.
+    /// Reads the record without a write, for a server that refuses writes. No replica is then known to have the record.
     async fn look_only(&self) -> Result<Option<Seen>, StoreError> {
         let reply = self.ask_for_look(None, None).await.map_err(|failure| self.failed(failure))?;
         self.seen(Reply { too_few: self.replicas.map(|_| 0), ..reply }, None)
     }
 
-    /// Looks at the record, and puts `new` there if there is none; `None` when it has to be looked at again.
+    /// Reads the record, and writes `new` if there is none; `None` when it has to be read again.
     async fn begin(&self, new: &Fresh) -> Result<Option<Seen>, StoreError> {
-        // A caller that awaits replicas has to write even when it only finds a record. In a Cluster, a server that is receiving a slot wants
-        // `ASKING` before each command, and the driver sends it only before the first.
+        // A caller that awaits replicas has to write even when it only finds a record. In a Cluster, a server that is importing
+        // a slot requires `ASKING` before each command, and the driver sends it only before the first.
         let by_script = self.replicas.is_some() || self.transport.is_cluster();
         let begun = if by_script { self.ask_for_look(Some(new), self.replicas).await } else { self.set(new).await };
         match begun {
             Ok(reply) => self.seen(reply, Some(new)),
-            // A stored answer needs no write.
+            // An existing record can be answered without a write.
             Err(failure) if failure.is_refused_write() => match self.look_only().await? {
                 Some(Seen { found: Found::Nothing, .. }) => Err(self.failed(failure)),
                 seen => Ok(seen),
@@ -133,8 +133,8 @@ impl<'a> Verb<'a> {
         Ok(reply)
     }
 
-    /// By native commands, which cost the server a third of a script's time. Others may change the record between two of them, so
-    /// `replace` compares before it writes.
+    /// Begins with native commands, which cost the server a third of a script's time. Other clients may change the record
+    /// between two of them, so `replace` compares before it writes.
     async fn set(&self, new: &Fresh) -> Result<Reply, Failure> {
         let mut set = Cmd::with_capacity(7, 40 + self.key.len() + new.bytes.len());
         set.arg("SET").arg(&self.key).arg(&new.bytes).arg("NX").arg("GET").arg("PX").arg(new.life_ms);
@@ -143,7 +143,7 @@ impl<'a> Verb<'a> {
         self.ask(Question::Commands { all: &[redis::cmd("TIME"), set, expires], writing: 1 }, None).await
     }
 
-    /// Puts a record, or nothing, in place of one that is still as it was seen; `None` when it is not.
+    /// Replaces or removes a record that has not changed since it was read; `None` when it has.
     async fn replace(
         &self,
         seen: &Stored,
@@ -163,26 +163,26 @@ impl<'a> Verb<'a> {
         self.changed(replacing.await)
     }
 
-    /// The answer of a script that changes something; `None` when it does not.
+    /// The reply of a script that writes conditionally; `None` when it wrote nothing.
     fn changed(&self, answer: Result<Reply, Failure>) -> Result<Option<Reply>, StoreError> {
         let reply = answer.map_err(|failure| self.failed(failure))?;
         let is_changed = reply::is_changed(&reply.values).map_err(|error| self.after_all(error))?;
         Ok(is_changed.then_some(reply))
     }
 
-    /// Puts what the machine has decided in place of what was seen; `None` when something else is there by now.
+    /// Replaces the record by what the state machine decided; `None` when it has changed since it was read.
     async fn put(&self, seen: &Stored, next: Option<Record>, channel: &[u8]) -> Result<Option<Reply>, StoreError> {
         let next = next.map(|next| {
-            // The callers that wait for this run go on waiting for it.
+            // Callers that wait for this run keep waiting for it.
             let is_same_run = matches!(next.state, State::InProgress { .. }) && next.owner == seen.record.owner;
             Next::new(&next, seen.is_awaited() && is_same_run, seen.next_change(), self.offset())
         });
         self.replace(seen, next.as_ref(), channel, self.replicas).await
     }
 
-    /// Notes that the caller may wait for the end of the run, so that its settlement is published; `false` when the record has changed.
+    /// Marks the record as awaited, so that its settlement is published; `false` when the record has changed.
     ///
-    /// A hint: waiters also look from time to time, so an error changes nothing.
+    /// The mark is a hint: waiters also poll, so an error is ignored.
     async fn note_waiting(&self, seen: &Seen) -> bool {
         match &seen.found {
             Found::Record(stored) if !stored.is_awaited() => {
@@ -194,7 +194,7 @@ impl<'a> Verb<'a> {
     }
 
     pub(crate) async fn acquire(&self, request: &Acquire) -> Result<(AcquireOutcome, Option<i64>), StoreError> {
-        // How long a new record lasts is the same at any time.
+        // The lifetime of a new record does not depend on the time.
         let (new, _) = machine::acquire(None, request, Timestamp::from_unix_micros(0));
         let new = new.as_ref().map(Fresh::new);
         loop {
@@ -237,7 +237,7 @@ impl<'a> Verb<'a> {
         }
     }
 
-    /// Settles in one exchange; `None` when the record has to be looked at.
+    /// Settles in one exchange; `None` when the record has to be read first.
     pub(crate) async fn end(&self, ending: &Ending) -> Result<Option<OwnerOutcome>, StoreError> {
         let (before, after) = ending.around();
         let args = [
@@ -261,7 +261,8 @@ impl<'a> Verb<'a> {
         StoreError::new(StoreErrorKind::Unavailable, message).indeterminate()
     }
 
-    /// A primary that was replaced and does not know it yet may also say that a lease is lost which its successor gave.
+    /// Turns the outcome into an error if too few replicas acknowledged it. That includes `LeaseLost`: a replaced primary
+    /// does not know the leases that its successor granted.
     fn unless_too_few(&self, outcome: OwnerOutcome, too_few: Option<i64>) -> Result<OwnerOutcome, StoreError> {
         too_few.map_or(Ok(outcome), |found| Err(self.too_few(found)))
     }

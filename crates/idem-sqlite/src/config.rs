@@ -20,8 +20,8 @@ pub struct SqliteConfig {
 }
 
 impl SqliteConfig {
-    /// The database at `url`, such as `sqlite://payments.db` or `sqlite:///var/lib/app/payments.db`; the file is made
-    /// if it is not there. A database in memory cannot be used, because its connections do not share it.
+    /// Sets the database at `url`, such as `sqlite://payments.db` or `sqlite:///var/lib/app/payments.db`. A missing file is
+    /// created. A database in memory is refused, because its connections would not share it.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
@@ -33,24 +33,24 @@ impl SqliteConfig {
         }
     }
 
-    /// How long a write waits for another one. Default 5 s: SQLite has one writer, and a handler that has written holds
-    /// the database until it ends.
+    /// How long a write waits for another one. Default 5 s. SQLite has one writer, and a handler that has written holds the
+    /// write lock until it ends.
     #[must_use]
     pub fn busy_timeout(mut self, timeout: Duration) -> Self {
         self.busy_timeout = timeout;
         self
     }
 
-    /// How many handlers may have a transaction open at once. Default 16: each needs a connection with a thread, and only one
-    /// of them can write. Up to 1,024 further ones wait; beyond that, `begin` fails at once with
-    /// [`StoreErrorKind::Busy`]. A caller that gives up leaves the queue.
+    /// How many handlers may have a transaction open at once. Default 16, because each needs a connection with a thread, and
+    /// only one can write. Up to 1,024 further handlers wait; beyond that, `begin` fails at once with
+    /// [`StoreErrorKind::Busy`]. A caller that is dropped leaves the queue.
     #[must_use]
     pub fn max_transactions(mut self, limit: NonZeroU32) -> Self {
         self.max_transactions = limit;
         self
     }
 
-    /// Commits without waiting for the disk. Faster; the death of the process loses nothing, but a loss of power can
+    /// Commits without waiting for the disk, which is faster. The death of the process loses nothing. A loss of power can
     /// lose the last acknowledged records, and their operations then run again.
     ///
     /// Default off: every commit is synced (`synchronous = FULL`).
@@ -60,7 +60,7 @@ impl SqliteConfig {
         self
     }
 
-    /// The clock that judges leases and retentions: the seam by which tests inject time. Default the machine's.
+    /// The clock that judges leases and retentions; tests inject time through it. Default: the system clock.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;

@@ -1,4 +1,4 @@
-//! From what SQLite says to what a store says.
+//! Maps the errors of SQLite to those of a store.
 
 use std::error::Error;
 
@@ -21,19 +21,19 @@ const CONSTRAINT: i32 = 19;
 const AUTHORIZATION: i32 = 23;
 const NOT_A_DATABASE: i32 = 26;
 
-/// A read transaction cannot be upgraded, because somebody wrote since it began (extended code).
+/// A read transaction cannot be upgraded, because another connection has written since it began (extended code).
 const BUSY_SNAPSHOT: i32 = 517;
 
 /// The store's error for `error`, which came while the store tried to `what`.
 ///
-/// A file that cannot be written is an outage: it could be when the store was opened, and may be again when whoever changed
-/// its mode or mounted it read-only is done.
+/// A file that cannot be written is an outage: it was writable when the store was opened. It may be so again, once an
+/// operator restores its mode or its mount.
 pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
     let (kind, hint) = reason(&error);
     StoreError::new(kind, format!("could not {what}: {hint}")).with_source(error)
 }
 
-/// [`store_error`], while the store is opened: a file that cannot be written then is a matter of its set-up.
+/// Like [`store_error`], while the store is opened: a file that cannot be written is then a configuration error.
 pub(crate) fn opening_error(what: &str, error: sqlx::Error) -> StoreError {
     let (kind, hint) = reason(&error);
     let kind = match primary_code(&error) {
@@ -72,17 +72,17 @@ fn reason(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
     }
 }
 
-/// Whether a transaction was refused its first write because its snapshot is old. It has written nothing then.
+/// Whether a transaction's first write failed because its snapshot is old. It has written nothing then.
 pub(crate) fn is_old_snapshot(error: &sqlx::Error) -> bool {
     extended_code(error) == Some(BUSY_SNAPSHOT)
 }
 
-/// Whether another connection is in the way.
+/// Whether another connection holds a lock.
 pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
     primary_code(error) == Some(BUSY)
 }
 
-/// The error of a record that is there and cannot be understood.
+/// The error of a record that exists and cannot be decoded.
 pub(crate) fn unreadable(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "could not read a record").with_source(error)
 }

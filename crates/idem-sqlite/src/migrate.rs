@@ -1,7 +1,8 @@
-//! The schema, and how a database gets it.
+//! The schema and its migrations.
 //!
-//! sqlx's `Migrator` takes no lock in SQLite: of two processes that open a new file at once, one fails. Here the write lock comes
-//! first. Applied migrations are kept in a table of this crate, as sqlx's default one belongs to the application.
+//! sqlx's `Migrator` takes no lock in SQLite: if two processes open a new file at once, one of them fails. Here the write
+//! lock comes first. Applied migrations are kept in a table of this crate, because sqlx's default table belongs to the
+//! application.
 
 use idem_core::{StoreError, StoreErrorKind};
 use sqlx::{Row, SqliteConnection};
@@ -14,7 +15,7 @@ use crate::error::opening_error;
 pub struct Migration {
     /// Counts from 1.
     pub version: u32,
-    /// What it brings.
+    /// What it adds.
     pub name: &'static str,
     /// Its statements.
     pub sql: &'static str,
@@ -24,16 +25,16 @@ pub struct Migration {
 const MIGRATIONS: &[Migration] =
     &[Migration { version: 1, name: "records", sql: include_str!("../migrations/0001_records.sql") }];
 
-/// The migrations in their order, for those who apply them by a tool of their own.
+/// The migrations in their order, for operators who apply them with another tool.
 #[must_use]
 pub fn migrations() -> &'static [Migration] {
     MIGRATIONS
 }
 
-/// Brings the schema up to date, in one transaction; any number of processes may do so at once.
+/// Brings the schema up to date, in one transaction. Any number of processes may do so at once.
 pub(crate) async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     let failed = |error| opening_error("bring the schema up to date", error);
-    // The write lock comes first, so that only one process at a time looks and applies.
+    // The write lock comes first, so that only one process at a time checks the version and applies migrations.
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *connection).await.map_err(failed)?;
     apply(connection).await?;
     sqlx::raw_sql("COMMIT").execute(&mut *connection).await.map_err(failed)?;

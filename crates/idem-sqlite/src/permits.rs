@@ -1,4 +1,4 @@
-//! Handlers' transactions: how many run, and how many wait.
+//! Limits handlers' transactions: how many run, and how many wait.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use idem_core::{StoreError, StoreErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How many handlers may wait for a transaction. Each has a client that waits as well, so a longer queue only grows older.
+/// How many handlers may wait for a transaction. Each has a client that waits too, so a longer queue would only add latency.
 const WAITING: usize = 1024;
 
 /// As many permits as there are connections for transactions.
@@ -17,7 +17,7 @@ pub(crate) struct TransactionPermits {
     count: NonZeroU32,
 }
 
-/// A place in the queue. Dropped, it is free at once.
+/// A place in the queue, free again when this is dropped.
 pub(crate) struct Waiting {
     free: Arc<Semaphore>,
     _place: OwnedSemaphorePermit,
@@ -53,7 +53,7 @@ impl Waiting {
     /// Waits for a permit, first come, first served.
     ///
     /// # Cancellation safety
-    /// A caller that gives up leaves the queue at once.
+    /// Dropping the returned future leaves the queue at once.
     pub(crate) async fn permit(self) -> Result<TransactionPermit, StoreError> {
         let closed = |_| StoreError::new(StoreErrorKind::Unavailable, "the SQLite store is closed");
         self.free.acquire_owned().await.map_err(closed)

@@ -1,4 +1,4 @@
-//! Questions to a task, which is started again when it has ended.
+//! Sends questions to a task, which is restarted after it has ended.
 
 use std::fmt;
 use std::future::Future;
@@ -9,14 +9,14 @@ use idem_core::{StoreError, StoreErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-/// How many questions may wait in a queue. Further callers wait for room, each in its own future: it leaves with its caller.
+/// How many questions may wait in a queue. Further callers wait for room in their own futures, and leave when these are dropped.
 const ROOM: usize = 1024;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 type Serve<Q> = Arc<dyn Fn(mpsc::Receiver<Q>) -> Task + Send + Sync>;
 
-/// The way to a task that serves questions. Clones share the task, which ends when all of them are gone.
+/// A handle to a task that answers questions. Clones share the task, which ends when all of them are dropped.
 pub(crate) struct Queue<Q>(Arc<Shared<Q>>);
 
 struct Shared<Q> {
@@ -26,14 +26,14 @@ struct Shared<Q> {
 }
 
 impl<Q: Send + 'static> Queue<Q> {
-    /// Starts a task that serves what comes, by `serve`. Needs a tokio runtime.
+    /// Starts a task that answers questions by `serve`. Needs a tokio runtime.
     pub(crate) fn start<S: Future<Output = ()> + Send + 'static>(
         serve: impl Fn(mpsc::Receiver<Q>) -> S + Send + Sync + 'static,
     ) -> Self {
         Self::served_by(Arc::new(move |questions| -> Task { Box::pin(serve(questions)) }))
     }
 
-    /// The way to another task of the same kind, on the current runtime.
+    /// A handle to another task of the same kind, on the current runtime.
     pub(crate) fn another(&self) -> Self {
         Self::served_by(Arc::clone(&self.0.serve))
     }
@@ -50,7 +50,7 @@ impl<Q: Send + 'static> Queue<Q> {
     /// [`StoreErrorKind::Unavailable`] when the task ended before it answered. It may have done what it was asked for.
     pub(crate) async fn ask<A>(&self, question: impl FnOnce(oneshot::Sender<A>) -> Q) -> Result<A, StoreError> {
         let (answer, answered) = oneshot::channel();
-        // The task may end before it takes the question, which then comes back.
+        // If the task ends before it takes the question, the question comes back.
         if let Err(mpsc::error::SendError(question)) = self.sender()?.send(question(answer)).await {
             let sender = self.sender()?;
             sender.send(question).await.map_err(|_| ended("the task of the SQLite store ended as soon as it began"))?;
@@ -60,9 +60,9 @@ impl<Q: Send + 'static> Queue<Q> {
             .map_err(|_| ended("the task of the SQLite store ended before it answered; ask again").indeterminate())
     }
 
-    /// The way to the task; to another one if that has ended, on the caller's runtime.
+    /// The channel to the task. If the task has ended, starts another one on the caller's runtime.
     fn sender(&self) -> Result<mpsc::Sender<Q>, StoreError> {
-        // Every change is one step, so a panic leaves it whole.
+        // Every change is one assignment, so a panic leaves the channel whole.
         let mut sender = self.0.sender.lock().unwrap_or_else(PoisonError::into_inner);
         if sender.is_closed() {
             let runtime = Handle::try_current().map_err(|error| {

@@ -1,10 +1,10 @@
-//! Reading, without waiting for the writer: a few tasks with a connection each, as in write-ahead mode readers wait for nobody.
+//! Readers: a few tasks with a connection each. In write-ahead mode, they never wait for the writer.
 //!
-//! What is asked for while a task reads gathers, and is read together with the next statement: to hand it to the thread of a
-//! connection and to be handed its answer costs more than SQLite takes to find a row.
+//! Questions that arrive while a task reads gather, and its next statement reads them together. An exchange with the thread
+//! of a connection costs more than SQLite takes to find a row.
 //!
-//! The tasks have one fate: when one panics, the others end as well, their callers get an error at once, and the next caller
-//! starts all of them again.
+//! The tasks share one fate. If one of them panics, the others end as well, their callers get an error at once, and the next
+//! caller starts all of them again.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::error::store_error;
 use crate::queue::Queue;
 use crate::row::{Found, load};
 
-/// Two, so that whoever asks while a large answer is read finds somebody who has time.
+/// Two, so that one of them can answer while the other one reads a large answer.
 const TASKS: usize = 2;
 
-/// The most records in one statement: enough to share its costs, few enough that sixteen of the largest answers fit into memory,
-/// and that the first is not kept waiting by the last.
+/// The most records in one statement. It is enough to share the costs of a statement. It is also so few that sixteen of the
+/// largest answers fit into memory, and that the first caller does not wait long for the last.
 const MAX_BATCH: usize = 16;
 
 pub(crate) struct Question {
@@ -30,7 +30,7 @@ pub(crate) struct Question {
     answer: oneshot::Sender<Result<Option<Record>, StoreError>>,
 }
 
-/// The way to the readers.
+/// A handle to the readers.
 #[derive(Debug, Clone)]
 pub(crate) struct Readers(Queue<Question>);
 
@@ -45,7 +45,7 @@ impl Readers {
     }
 }
 
-/// Runs the readers until there is nobody left to ask, or one of them panics: the others are aborted then.
+/// Runs the readers until their queue is closed, or one of them panics; that aborts the others.
 async fn serve(options: SqliteConnectOptions, questions: mpsc::Receiver<Question>) {
     let questions = Arc::new(Mutex::new(questions));
     let mut readers = JoinSet::new();
@@ -58,7 +58,7 @@ async fn serve(options: SqliteConnectOptions, questions: mpsc::Receiver<Question
 }
 
 struct Reader {
-    /// `None` before it is needed and after it failed.
+    /// `None` before the first read and after a failed one.
     connection: Option<SqliteConnection>,
     options: SqliteConnectOptions,
 }
@@ -74,13 +74,13 @@ impl Reader {
             self.answer(&mut batch).await;
         }
         if let Some(connection) = self.connection.take() {
-            // Nothing is open on it.
+            // The connection has no open transaction.
             let _ = connection.close().await;
         }
     }
 
     async fn answer(&mut self, batch: &mut Vec<Question>) {
-        // Whoever stopped waiting does not want it any more.
+        // A caller that has stopped waiting needs no answer.
         batch.retain(|question| !question.answer.is_closed());
         let mut ids: Vec<_> = batch.iter().map(|question| question.id).collect();
         ids.sort_unstable();
@@ -95,7 +95,7 @@ impl Reader {
         for Question { id, answer } in batch.drain(..) {
             let row = found.as_ref().and_then(|found| found.get(&id).map(Result::as_ref).transpose());
             let record = row.map(|row| row.map(|row| row.record.clone())).map_err(StoreError::clone);
-            // Whoever stopped waiting since will ask again.
+            // A caller that stopped waiting meanwhile will ask again.
             let _ = answer.send(record);
         }
     }

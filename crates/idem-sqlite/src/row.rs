@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
 use crate::error::unreadable;
 
-/// What an update changes: everything but where the record came from.
+/// The columns that an update changes: all but the origin of the record.
 const CHANGING: [&str; 18] = [
     "format",
     "fingerprint_algorithm",
@@ -34,7 +34,7 @@ const CHANGING: [&str; 18] = [
     "expires_at",
 ];
 
-/// Up to so many rows the statement that saves them is kept prepared.
+/// The most rows for which the statement that saves them is kept prepared.
 const SMALL: usize = 4;
 
 /// Where a record came from, for operators to read.
@@ -65,14 +65,15 @@ pub(crate) struct Row {
 /// What was found, by id.
 pub(crate) type Found = HashMap<RecordId, Result<Row, StoreError>>;
 
-/// The records with these ids, expired or not; an error for one that is there and cannot be read. `before` is done first, in
-/// the same exchange with the thread of the connection: that, and not SQLite, is what costs time.
+/// Loads the records with these ids, expired or not; a record that cannot be read is an error. `before` is SQL that runs
+/// first, in the same exchange with the thread of the connection: the exchange costs the time, not SQLite.
 pub(crate) async fn load(
     connection: &mut SqliteConnection,
     before: &str,
     ids: &[RecordId],
 ) -> Result<Found, sqlx::Error> {
-    // There are few numbers of places, so that the connection has the statement prepared; the last id takes those left over.
+    // There are few numbers of placeholders, so that the connection has the statement prepared. The last id fills those left
+    // over.
     let count = ids.len().next_power_of_two();
     let (columns, places) = (CHANGING.join(", "), vec!["?"; count].join(", "));
     let sql = format!(
@@ -94,7 +95,7 @@ pub(crate) async fn load(
     found.collect()
 }
 
-/// Makes the rows say what these records say, and removes those that are none any more; then does `after`, in the same exchange.
+/// Saves these records and deletes those that are gone, then runs `after` in the same exchange.
 pub(crate) async fn save(
     connection: &mut SqliteConnection,
     rows: &[(RecordId, Row)],
@@ -120,7 +121,7 @@ pub(crate) async fn save(
     if sql.is_empty() {
         return Ok(());
     }
-    // Statements of many sizes would push each other out of what the connection has prepared.
+    // Statements of many sizes would evict each other from the prepared statements of the connection.
     let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(rows.len() + gone.len() <= SMALL);
     for (id, Row { record, source }) in rows {
         query = bind(query, record.into())
@@ -135,7 +136,7 @@ pub(crate) async fn save(
     query.execute(connection).await.map(drop)
 }
 
-/// In the order of [`CHANGING`].
+/// Binds the columns in the order of [`CHANGING`].
 fn bind(query: Query<'_, Sqlite, SqliteArguments>, flat: FlatRecord) -> Query<'_, Sqlite, SqliteArguments> {
     query
         .bind(flat.format)

@@ -23,11 +23,11 @@ use crate::reader::Readers;
 use crate::transaction::SqliteTransaction;
 use crate::writer::{Verb, Writer, misanswered};
 
-/// Connections for the store's upkeep: a purge, and a look at how the database is.
+/// Connections for the store's upkeep: purges and health checks.
 const UPKEEP: u32 = 2;
 
-/// How old a connection in a pool gets. SQLite opens a file that cannot be written for reading only, and the connection stays so
-/// when the file can be written again.
+/// The maximum age of a pooled connection. If a file cannot be written, SQLite opens it read-only, and the connection stays
+/// so after the file is writable again.
 const LIFETIME: Duration = Duration::from_secs(10);
 
 /// How long to wait before a busy database is opened again.
@@ -35,8 +35,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Records in a SQLite file. Clones share everything.
 ///
-/// Open it inside the tokio runtime that will use it: its readers and its writer are tasks there. If that runtime ends, they
-/// are started again on the runtime of the next caller. A runtime that exists and that no thread drives does not answer.
+/// Open it inside the tokio runtime that will use it: its readers and its writer are tasks there. If that runtime ends, the
+/// next caller restarts them on its own runtime. If the runtime exists but no thread drives it, the store does not answer.
 #[derive(Debug, Clone)]
 pub struct SqliteStore {
     upkeep: SqlitePool,
@@ -53,8 +53,8 @@ pub struct SqliteStore {
 const LEFT_BEHIND: &str = "SELECT (SELECT count(*) FROM sqlite_temp_master) \
     + (SELECT count(*) FROM pragma_database_list WHERE seq > 1)";
 
-/// Opens the first connection. While several processes switch a new file to write-ahead mode, SQLite says that it is
-/// busy without waiting.
+/// Opens the first connection. While several processes switch a new file to write-ahead mode, SQLite answers that it is busy
+/// without waiting, so this tries again.
 async fn connect(options: &SqliteConnectOptions, patience: Duration) -> Result<SqliteConnection, StoreError> {
     let give_up_at = Instant::now() + patience;
     loop {
@@ -65,7 +65,7 @@ async fn connect(options: &SqliteConnectOptions, patience: Duration) -> Result<S
     }
 }
 
-/// How the database is.
+/// The health of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SqliteHealth {
@@ -78,7 +78,7 @@ pub struct SqliteHealth {
 }
 
 impl SqliteStore {
-    /// Opens the database, making the file if it is not there, and brings its schema up to date.
+    /// Opens the database, creates a missing file, and brings its schema up to date.
     ///
     /// # Errors
     /// [`StoreError`] when the file cannot be opened or holds a schema of a newer version.
@@ -93,22 +93,22 @@ impl SqliteStore {
             StoreError::new(StoreErrorKind::Corrupt, "the database has no identity of 16 bytes in idem_identity")
         })?;
         connection.close().await.map_err(failed)?;
-        // A file does not go away as a server does: asking before every use would only take time.
+        // A file does not disconnect as a server does: testing before every use would only take time.
         let upkeep = SqlitePoolOptions::new().max_connections(UPKEEP).max_lifetime(LIFETIME).test_before_acquire(false);
-        // A connection whose transaction could not be ended, because SQLite or the handler had ended it already, would
-        // open only a savepoint for its next borrower, and commit nothing.
+        // SQLite or the handler may have ended a transaction already. A connection that could not end it would open only a
+        // savepoint for its next borrower, and commit nothing.
         let transactions = SqlitePoolOptions::new()
             .max_connections(config.max_transactions.get())
             .max_lifetime(LIFETIME)
             .test_before_acquire(false)
             .after_release(|connection, _| {
                 Box::pin(async move {
-                    // Answered after a rollback that may still be queued.
+                    // The answer comes after a rollback that may still be queued.
                     connection.ping().await?;
                     connection.lock_handle().await?.remove_commit_hook();
-                    // A transaction that the handler began by itself, of which sqlx knows nothing. Mostly there is none.
+                    // Ends a transaction that the handler began by plain SQL, which sqlx does not know. Mostly there is none.
                     let _ = sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await;
-                    // Temporary objects come before those of the database in the next handler's SQL.
+                    // Temporary objects would hide those of the database from the next handler's SQL.
                     let left: i64 = sqlx::query(LEFT_BEHIND).fetch_one(&mut *connection).await?.try_get(0)?;
                     Ok(left == 0 && !connection.is_in_transaction())
                 })
@@ -129,16 +129,16 @@ impl SqliteStore {
         })
     }
 
-    /// The connections that handlers' transactions use, to set up the application's own tables in the same database.
+    /// The connection pool of handlers' transactions, to set up the application's own tables in the same database.
     ///
-    /// While as many handlers as [`max_transactions`](SqliteConfig::max_transactions) run, it has none left: give the
-    /// application's reads a pool of their own, and let a handler use its transaction only.
+    /// While as many handlers as [`max_transactions`](SqliteConfig::max_transactions) run, it has no connection left. Use a
+    /// separate pool for the application's reads, and let a handler use its transaction only.
     #[must_use]
     pub fn pool(&self) -> &SqlitePool {
         &self.transactions
     }
 
-    /// Proves that the store keeps its promises, on a record of its own; see [`idem_core::self_test`].
+    /// Proves on a record made for it that the store keeps its promises; see [`idem_core::self_test`].
     ///
     /// # Errors
     /// [`SelfTestError`] says which promise does not hold.
@@ -146,7 +146,7 @@ impl SqliteStore {
         idem_core::self_test(self).await
     }
 
-    /// How the database is.
+    /// Asks for the health of the database.
     ///
     /// # Errors
     /// [`StoreError`] when it does not answer.
@@ -162,7 +162,7 @@ impl SqliteStore {
         })
     }
 
-    /// The answer to a request that changes nothing, as most repeats: from a reader, without waiting for the writer.
+    /// The answer to a request that changes nothing, as for most repeats. It comes from a reader, without waiting for the writer.
     async fn unchanged(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
         let before = self.readers.read(request.id).await?;
         let (next, outcome) = machine::acquire(before.as_ref(), request, self.clock.now());
@@ -210,7 +210,7 @@ impl IdempotencyStore for SqliteStore {
     }
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {
-        // A file tells nobody that it has changed.
+        // SQLite does not notify other processes of changes.
     }
 
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
@@ -225,7 +225,7 @@ impl IdempotencyStore for SqliteStore {
 #[async_trait]
 impl Purge for SqliteStore {
     async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
-        // An expiry is never before the end of the lease (a constraint of the table), so no live lease is met.
+        // A record never expires before its lease ends (a constraint of the table), so no live lease is deleted.
         let query = sqlx::query(
             "DELETE FROM main.idem_records WHERE id IN \
              (SELECT id FROM main.idem_records WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)",
@@ -257,10 +257,10 @@ impl TransactionalStore for SqliteStore {
             Some(outcome) => return Ok(Begin::Answered(outcome)),
             None => None,
         };
-        // Before the record is changed: a caller that the queue has no room for leaves nothing behind.
+        // This comes before the record is changed, so that a caller for whom the queue is full leaves nothing behind.
         let waiting = self.permits.enter()?;
-        // The in-progress mark commits on its own: the handler's transaction must not hold the one write lock before
-        // the handler writes.
+        // The in-progress mark commits separately: the handler's transaction must not hold the one write lock before the
+        // handler writes.
         let outcome = match known {
             Some(outcome) => outcome,
             None => self.change(request).await?,
@@ -269,7 +269,7 @@ impl TransactionalStore for SqliteStore {
             AcquireOutcome::Acquired(lease) => lease,
             outcome => return Ok(Begin::Answered(outcome)),
         };
-        // By now the record is held.
+        // From here on, the record is held.
         let (pool, writer, clock) = (self.transactions.clone(), self.writer.clone(), Arc::clone(&self.clock));
         let transaction = SqliteTransaction::begin(pool, writer, clock, lease.clone(), waiting).await;
         let transaction = transaction.map_err(StoreError::indeterminate)?;

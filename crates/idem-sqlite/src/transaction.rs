@@ -20,11 +20,11 @@ use crate::writer::{Writer, misanswered, transitions};
 
 /// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries.
 ///
-/// It takes SQLite's one write lock at the first write, not before, so a handler that computes or calls out first does
-/// not stop the others. Write before you read: a transaction that has read cannot write any more once somebody else
-/// has written (SQLite answers `SQLITE_BUSY_SNAPSHOT`), and its operation then fails and is free to repeat.
+/// It takes SQLite's one write lock at the first write, so a handler that first computes or calls out does not block the
+/// others. Write before you read: after another connection has written, a transaction that has read can no longer write
+/// (SQLite answers `SQLITE_BUSY_SNAPSHOT`). Its operation then fails, and a repeat may run it.
 ///
-/// Do not end it yourself: that is noticed, and the settlement then fails.
+/// Do not end it yourself: a settlement that should keep its writes then fails.
 pub struct SqliteTransaction {
     transaction: Transaction<'static, Sqlite>,
     writer: Writer,
@@ -41,14 +41,14 @@ impl SqliteTransaction {
         lease: Lease,
         waiting: Waiting,
     ) -> Result<Self, StoreError> {
-        // Waits in the caller's own future: what a task waits for, it would go on waiting for when its caller is gone.
+        // Waits in the caller's future: a separate task would go on waiting after its caller is gone.
         let permit = waiting.permit().await?;
-        // In a task of its own: a pool's `begin` that is dropped midway would hand the next borrower an open
-        // transaction. The task ends in any case, and an unused transaction is rolled back.
+        // In a separate task: a pool's `begin` that is dropped midway would hand the next borrower an open transaction. The
+        // task ends in any case, and an unused transaction is rolled back.
         let begin = tokio::spawn(async move {
             let mut transaction = pool.begin().await?;
             sqlx::raw_sql("SAVEPOINT idem").execute(&mut *transaction).await?;
-            // Until the record is written, nothing commits on this connection, whoever ends the transaction.
+            // Until the record is written, nothing commits on this connection, even if the handler ends the transaction.
             transaction.lock_handle().await?.set_commit_hook(|| false);
             Ok((transaction, permit))
         });
@@ -65,7 +65,7 @@ impl SqliteTransaction {
 
     async fn discard(self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
         let Self { transaction, writer, lease, permit, .. } = self;
-        // Without a transaction there is nothing to roll back, and a connection that cannot say so is not used again.
+        // Without a transaction there is nothing to roll back. A connection that fails here is not used again.
         if let Err(error) = transaction.rollback().await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -77,8 +77,8 @@ impl SqliteTransaction {
     }
 
     async fn keep(mut self, settlement: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
-        // Fails when the handler, or an error that it overlooked, has ended the transaction: then what it wrote is not
-        // what would be committed here.
+        // Fails if the handler, or an error that it ignored, has ended the transaction: a commit here would not contain all
+        // its writes.
         if let Err(error) = sqlx::raw_sql("RELEASE idem").execute(&mut *self.transaction).await {
             let message = "could not settle: the transaction was ended before the handler was, by the handler, or by SQLite \
                  after an error such as a full disk; nothing of it is committed";
@@ -88,7 +88,7 @@ impl SqliteTransaction {
         let lock = sqlx::query("UPDATE main.idem_records SET updated_at = updated_at WHERE id = ?");
         let locked = lock.bind(self.lease.id.as_bytes().as_slice()).execute(&mut *self.transaction).await;
         match locked {
-            // The handler has only read, and somebody else has written since: there is nothing to keep.
+            // The handler has only read, and another connection has written since: there is nothing to keep.
             Err(error) if is_old_snapshot(&error) => return self.discard(settlement, retention).await,
             locked => locked.map_err(|error| store_error("settle", error))?,
         };

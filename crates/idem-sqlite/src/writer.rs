@@ -1,15 +1,14 @@
-//! The one writer: verbs that change records, in a task of its own.
+//! The one writer: a task that runs the verbs that change records.
 //!
-//! SQLite has one writer at a time, so writing verbs queue here instead of fighting for its lock. While one commit is
-//! on its way, verbs that arrive gather, and the next commit takes them all (group commit): one sync to the disk
-//! serves many verbs, and none waits longer than it would for its own. Since the task does the work, a caller that is
-//! dropped midway leaves nothing half done.
+//! SQLite has one writer at a time, so writing verbs queue here instead of competing for its lock. Verbs that arrive during a
+//! commit gather, and the next commit takes them all (group commit). One sync to the disk serves many verbs, and none waits
+//! longer than it would alone. The task does the work, so a caller that is dropped midway leaves nothing half done.
 //!
-//! It shares no code with the batcher of `idem-postgres`. That one sends a statement for each batch over one of several
-//! connections, by groups of verbs that may not share a statement. This one runs each verb by itself, in one transaction, through
-//! the state machine.
+//! It shares no code with the batcher of `idem-postgres`. That one sends one statement per batch over one of several
+//! connections, and separates verbs that may not share a statement. This one runs each verb separately through the state
+//! machine, in one transaction.
 //!
-//! The task may panic, as by a clock that does, or end with its runtime. Its callers then get an error at once, and the next
+//! The task may panic, for example in its clock, or end with its runtime. Its callers then get an error at once, and the next
 //! caller starts it again.
 
 use std::collections::HashMap;
@@ -30,10 +29,10 @@ use crate::error::store_error;
 use crate::queue::Queue;
 use crate::row::{Row, Source, load, save};
 
-/// The most verbs in one commit: enough to share a sync, few enough that the first is not kept waiting by the last.
+/// The most verbs in one commit: enough to share a sync, few enough that the first verb does not wait long for the last.
 const MAX_BATCH: usize = 128;
 
-/// The most bytes that one commit brings along, unless a single verb has more: they are in memory several times.
+/// The most bytes in one commit, unless a single verb has more. Each byte is in memory several times.
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 
 /// A verb that may change a record: [`Command`], owned.
@@ -45,7 +44,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// About how many bytes it brings along.
+    /// About how many bytes the verb carries.
     fn weight(&self) -> usize {
         match self {
             Self::Checkpoint(_, _, checkpoint) => checkpoint.data.len(),
@@ -83,7 +82,7 @@ pub(crate) struct Job {
     answer: oneshot::Sender<Result<Outcome, StoreError>>,
 }
 
-/// The way to the writer.
+/// A handle to the writer.
 #[derive(Debug, Clone)]
 pub(crate) struct Writer(Queue<Job>);
 
@@ -93,17 +92,17 @@ impl Writer {
         Self(Queue::start(move |jobs| task().serve(jobs)))
     }
 
-    /// Another writer, on the current runtime, with a connection that it makes when it is needed.
+    /// Another writer on the current runtime, which opens its connection when it needs one.
     pub(crate) fn another(&self) -> Self {
         Self(self.0.another())
     }
 
-    /// Hands a verb over and awaits its answer. A verb whose caller is gone before its batch begins is not done.
+    /// Runs a verb and awaits its outcome. If the caller is gone before its batch begins, the verb does not run.
     pub(crate) async fn run(&self, verb: Verb) -> Result<Outcome, StoreError> {
         self.0.ask(|answer| Job { verb, answer }).await?
     }
 
-    /// Ends the run that holds `lease`.
+    /// Settles the run that holds `lease`.
     pub(crate) async fn settle(
         &self,
         lease: &Lease,
@@ -129,13 +128,14 @@ impl LeaseRenewer for Writer {
     }
 }
 
-/// The state machine answers an acquire with an acquire's outcome and an owner with an owner's.
+/// The error of an outcome for another verb: the state machine answers an acquire with an acquire's outcome, and an owner's
+/// verb with an owner's.
 pub(crate) fn misanswered() -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "the writer answered another verb than it was asked").indeterminate()
 }
 
 struct Task {
-    /// `None` before the first batch and after a failed one: the next begins on a new connection.
+    /// `None` before the first batch and after a failed one; the next batch opens a new connection.
     connection: Option<SqliteConnection>,
     options: SqliteConnectOptions,
     clock: Arc<dyn Clock>,
@@ -150,14 +150,14 @@ impl Task {
             }
         }
         if let Some(connection) = self.connection.take() {
-            // Nothing is open on it; closing only tidies up the write-ahead log.
+            // The connection has no open transaction; closing it only tidies up the write-ahead log.
             let _ = connection.close().await;
         }
     }
 
-    /// Does as many verbs as fit into one commit.
+    /// Runs as many verbs as fit into one commit.
     async fn work(&mut self, waiting: &mut Vec<Job>) {
-        // Whoever stopped waiting before its verb began does not want it any more.
+        // A verb does not run if its caller has stopped waiting before.
         waiting.retain(|job| !job.answer.is_closed());
         let mut bytes = 0;
         let fits = waiting.iter().take_while(|job| {
@@ -174,12 +174,13 @@ impl Task {
             }
         };
         for (job, answer) in batch.into_iter().zip(answers) {
-            // Whoever stopped waiting since will ask again.
+            // A caller that stopped waiting meanwhile will ask again.
             let _ = job.answer.send(answer);
         }
     }
 
-    /// Does a batch in one transaction. What goes wrong for all rolls back the whole batch, and the connection is not used again.
+    /// Commits a batch in one transaction. An error of the transaction rolls back the whole batch, and the connection is not
+    /// used again.
     async fn commit(&mut self, batch: &[Job]) -> Result<Vec<Result<Outcome, StoreError>>, StoreError> {
         if batch.is_empty() {
             return Ok(Vec::new());
@@ -195,11 +196,11 @@ impl Task {
     }
 }
 
-/// Steps of the state machine, one after another, on rows that are read and written once: two exchanges with the thread of the
-/// connection, however many there are. `begin` takes the write lock, unless the connection has it; `end` comes after the
-/// last write.
+/// Runs verbs through the state machine, one after another, on rows that are read and written once. That takes two exchanges
+/// with the thread of the connection, however many verbs there are. `begin` takes the write lock, unless the connection has
+/// it; `end` comes after the last write.
 ///
-/// A record that cannot be read is its own verb's error; anything else is everybody's.
+/// A record that cannot be read fails its own verbs only; any other error fails all verbs.
 pub(crate) async fn transitions(
     connection: &mut SqliteConnection,
     begin: &str,
@@ -213,7 +214,7 @@ pub(crate) async fn transitions(
     let rows = load(connection, begin, &ids)
         .await
         .map_err(|error| store_error("begin a write, or read what it is about", error))?;
-    // Read after the lock was given: no other writer can have a later time.
+    // The clock is read under the write lock, so that no writer before this one has a later time.
     let now = clock.now();
     let mut changed = HashMap::<RecordId, Option<Row>>::new();
     let answers = verbs.iter().map(|(id, origin, command)| {
@@ -221,7 +222,7 @@ pub(crate) async fn transitions(
         let before = changed.get(*id).map_or(stored, Option::as_ref);
         let (next, outcome) = machine::transition(before.map(|row| &row.record), *command, now);
         if next.as_ref() != before.map(|row| &row.record) {
-            // A record comes to be by an acquire, which says where from.
+            // Only an acquire creates a record, and it has the origin.
             let source = before.map(|row| row.source.clone()).or_else(|| origin.map(Source::from));
             let next = next.zip(source).map(|(record, source)| Row { record, source });
             changed.insert(**id, next);
@@ -239,7 +240,7 @@ pub(crate) async fn transitions(
     let saved = save(connection, &present, &gone, end).await;
     saved.map_err(|error| match end {
         "" => store_error("write a record", error),
-        // Which of the statements failed nobody says.
+        // The error does not say which of the statements failed.
         _ => store_error("commit", error).indeterminate(),
     })?;
     Ok(answers)

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::subject::{Case, Subject};
 
-/// No case takes seconds on any store; one that takes this long waits for something that never comes.
+/// The time limit of a case. No case takes seconds on any store, so one that takes this long never ends.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs one case on a subject that `harness` makes, on a runtime of its own with several threads.
+/// Runs one case on a subject that `harness` makes, on a separate runtime with several threads.
 ///
 /// # Panics
 /// When the store breaks its contract, or the case takes longer than two minutes.
@@ -22,7 +22,7 @@ where
     });
 }
 
-/// Runs a case on a runtime of its own.
+/// Runs a case on a new runtime, within the time limit.
 pub(crate) fn within_the_limit(case: impl Future<Output = ()>) {
     let limited = async { tokio::time::timeout(TIMEOUT, case).await };
     runtime().block_on(limited).expect("the case did not end within two minutes");

@@ -1,4 +1,4 @@
-//! Requests and responses for tests, each on a record of its own.
+//! Requests and responses for tests, each on a fresh record.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use idem_core::{
     Settlement, StoredBody, StoredResponse, Takeover, Term,
 };
 
-/// The lease of [`request`]: long enough that no test on a real clock reaches its end by itself.
+/// The lease of [`request`], so long that a test on a real clock reaches its end only by moving the time.
 pub const LEASE: Duration = Duration::from_secs(600);
 
-/// The retention of [`request`]; unlike the lease, so that a store that confuses them is found out.
+/// The retention of [`request`]. It differs from the lease, so that tests find a store that confuses the two.
 pub const RETENTION: Duration = Duration::from_secs(3_600);
 
 /// The retention after a settlement; unlike [`RETENTION`] for the same reason.
@@ -45,7 +45,7 @@ pub fn request() -> Acquire {
     }
 }
 
-/// The same request again, from somebody else.
+/// The same request again, from another owner.
 #[must_use]
 pub fn repeat_of(request: &Acquire) -> Acquire {
     Acquire { owner: OwnerToken::random(), ..request.clone() }
@@ -58,7 +58,7 @@ pub fn mismatch_of(request: &Acquire) -> Acquire {
     Acquire { fingerprint, ..repeat_of(request) }
 }
 
-/// A response with what is easily lost: repeated names, order, bytes that are not UTF-8, NUL, an empty value.
+/// A response with what a store easily loses: repeated names, order, bytes that are not UTF-8, NUL, an empty value.
 #[must_use]
 pub fn response() -> StoredResponse {
     let field = |name: &'static str, value: &'static [u8]| HeaderField { name: name.into(), value: value.into() };
@@ -79,7 +79,7 @@ pub fn completed() -> Settlement {
     Settlement::Completed(response())
 }
 
-/// The settlement that fails for good.
+/// The settlement of a terminal failure.
 #[must_use]
 pub fn failed() -> Settlement {
     Settlement::FailedTerminal(StoredResponse::new(422, "no such account"))

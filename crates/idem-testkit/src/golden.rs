@@ -1,8 +1,8 @@
-//! Records as a version of a store wrote them, which every later version has to read.
+//! Records as a version of a store wrote them, which every later version must read.
 //!
-//! A store keeps a file of them in its tests. It [writes](write()) these records, compares what its database holds then with the
-//! [file](expect()), and has a store on the contents of the file [checked](check()). When a format changes, the old file stays, and its
-//! records have to be read as well.
+//! A store keeps a file of them in its tests. It [writes](write()) these records, compares the contents of its database with
+//! the [file](expect()), and [checks](check()) a store on the contents of the file. When a format changes, the old file
+//! stays, and later versions must read its records as well.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -16,9 +16,9 @@ use idem_core::{
 use crate::fixture::{KEPT, LEASE, checkpoint, completed, failed, mismatch_of, request, response, retryable};
 use crate::subject::TimeControl;
 
-/// Times in a file: records came to be at the first, and what holds now holds until the second.
+/// When the records in a file were created: the year 2020, in microseconds since 1970.
 pub const PAST_MICROS: i64 = 1_577_836_800_000_000;
-/// The year 2100.
+/// When leases, backoffs and retentions in a file end: the year 2100, in microseconds since 1970.
 pub const FUTURE_MICROS: i64 = 4_102_444_800_000_000;
 
 const IN_PROGRESS: u8 = 1;
@@ -29,10 +29,10 @@ const TOMBSTONE: u8 = 5;
 const OUTCOME_UNKNOWN: u8 = 6;
 const RELEASED: u8 = 7;
 
-/// Which records there are.
+/// The numbers of all records.
 pub const ALL: [u8; 7] = [IN_PROGRESS, COMPLETED, FAILED, RETRYABLE, TOMBSTONE, OUTCOME_UNKNOWN, RELEASED];
 
-/// The id of a record.
+/// The id of a record by its number.
 #[must_use]
 pub fn id(number: u8) -> RecordId {
     RecordId::from_bytes([number; 32])
@@ -47,7 +47,7 @@ fn tombstone() -> Settlement {
     Settlement::Completed(StoredResponse { body: StoredBody::NotRetained, ..response() })
 }
 
-/// Writes all records, by the verbs of a store that has none of them.
+/// Writes all records by the verbs of a store, which must not have any of them.
 ///
 /// # Panics
 /// When the store does not answer as its contract says.
@@ -88,7 +88,7 @@ async fn settle(store: &dyn IdempotencyStore, lease: &Lease, settlement: &Settle
     assert_eq!(settled.expect("the store answers"), OwnerOutcome::Applied);
 }
 
-/// Checks that a store reads all records, and answers by them.
+/// Checks that a store reads all records and answers accordingly.
 ///
 /// # Panics
 /// When it does not.
@@ -127,7 +127,8 @@ pub async fn check(store: &dyn IdempotencyStore) {
     assert_eq!((attempt, acquisition, point), (3, Acquisition::Takeover, Some(checkpoint("charged"))));
 }
 
-/// Compares what a store wrote with its file, byte for byte. With `IDEM_GOLDEN=write` in the environment it makes the file instead.
+/// Compares what a store wrote with its file, byte for byte. With `IDEM_GOLDEN=write` in the environment, writes the file
+/// instead.
 ///
 /// # Panics
 /// When they differ, or the file cannot be read or written.

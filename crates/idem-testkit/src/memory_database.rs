@@ -17,14 +17,14 @@ use idem_core::{
 };
 use tokio::sync::OwnedMutexGuard;
 
-/// What a key whose transaction is open is answered. A transaction has no lease.
+/// The answer for a key whose transaction is open. A transaction has no lease.
 const IN_PROGRESS: AcquireOutcome =
     AcquireOutcome::InProgress { lease_left: Duration::from_secs(1), age: Duration::ZERO };
 
-/// A double for a database with transactions, for tests of handlers: `T` is the business data, such as a `Vec` of payments.
+/// A test double for a database with transactions, for tests of handlers. `T` is the business data, such as a `Vec` of payments.
 ///
-/// One transaction is open at a time, and others wait for it, as in SQLite. A handler changes a copy of the data, which becomes
-/// the data when it commits; dropping the transaction leaves nothing. Clones are the same database, as for several processes.
+/// One transaction is open at a time, and others wait for it, as in SQLite. A handler changes a copy of the data, which
+/// replaces the data at the commit. A dropped transaction leaves nothing. Clones share the database, as several processes do.
 pub struct MemoryDatabase<T> {
     shared: Arc<Shared<T>>,
 }
@@ -32,7 +32,7 @@ pub struct MemoryDatabase<T> {
 struct Shared<T> {
     records: MemoryStore,
     clock: Arc<dyn Clock>,
-    /// The operations whose transactions are open or about to be.
+    /// The operations whose transactions are open or wait to open.
     running: Mutex<HashSet<RecordId>>,
     data: Mutex<T>,
     writer: Arc<tokio::sync::Mutex<()>>,
@@ -45,7 +45,7 @@ impl<T> MemoryDatabase<T> {
         Self::with_clock(data, Arc::new(SystemClock))
     }
 
-    /// The same on a clock of the caller's, such as a [`ManualClock`](idem_core::memory::ManualClock).
+    /// Like [`new`](Self::new), on another clock, such as a [`ManualClock`](idem_core::memory::ManualClock).
     #[must_use]
     pub fn with_clock(data: T, clock: Arc<dyn Clock>) -> Self {
         let records = MemoryStore::with_clock(NonZeroUsize::MAX, Arc::clone(&clock));
@@ -55,7 +55,7 @@ impl<T> MemoryDatabase<T> {
 }
 
 impl<T: Clone> MemoryDatabase<T> {
-    /// A copy of the data that is committed.
+    /// A copy of the committed data.
     #[must_use]
     pub fn data(&self) -> T {
         lock(&self.shared.data).clone()
@@ -74,7 +74,7 @@ impl<T> fmt::Debug for MemoryDatabase<T> {
     }
 }
 
-/// Nothing panics while these are held, but a `clone` of the data may; the data is then as it was.
+/// No code panics while it holds these locks, except perhaps a `clone` of the data, which leaves the data as it was.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -141,7 +141,7 @@ impl<T: Clone + Send + 'static> StoreTransaction for MemoryTransaction<T> {
     ) -> Result<OwnerOutcome, StoreError> {
         let Self { data, request, running, writer } = *self;
         let shared = &running.shared;
-        // The store in memory answers without waiting, so that nothing comes between the record and the data.
+        // The store in memory answers without waiting, so nothing comes between the record and the data.
         let AcquireOutcome::Acquired(lease) = shared.records.acquire(&request).await? else {
             return Ok(OwnerOutcome::LeaseLost);
         };

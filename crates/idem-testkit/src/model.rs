@@ -1,7 +1,7 @@
-//! A second opinion on the state machine, written from its table and not from its code.
+//! A second state machine to compare stores with, written from the machine's table and not from its code.
 //!
-//! The memory store *is* the machine of `idem-core`, so the machine cannot be its own oracle. This model shares the types
-//! of the port with it and nothing else: records are flat rows with optional columns, and decisions are a list of ifs.
+//! The memory store *is* the machine of `idem-core`, so the machine cannot be its own oracle. This model shares only the
+//! types of the port with it. Records are flat rows with optional columns, and decisions are a list of ifs.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -54,7 +54,7 @@ struct Row {
     born: i64,
     changed: i64,
     gone: i64,
-    /// Set while somebody runs it.
+    /// Set while an owner runs it.
     lease_end: Option<i64>,
     how: Acquisition,
     after_crash: Takeover,
@@ -74,7 +74,7 @@ enum Ending {
 }
 
 impl Model {
-    /// What a store must answer to `operation` at `now`; the model is afterwards as the store must be.
+    /// What a store must answer to `operation` at `now`. The model then holds what the store must hold.
     pub fn apply(&mut self, operation: &Operation, now: Timestamp) -> Answer {
         let now = now.unix_micros();
         match operation {
@@ -111,7 +111,7 @@ impl Model {
         }
     }
 
-    /// A row whose time is over might as well not be there.
+    /// Removes a row whose time is over.
     fn forget(&mut self, id: &RecordId, now: i64) {
         if self.rows.get(id).is_some_and(|row| row.gone <= now) {
             self.rows.remove(id);

@@ -1,4 +1,4 @@
-//! Whether leases are renewed while an operation keeps its runtime busy.
+//! Proves that leases are renewed while an operation keeps its runtime busy.
 
 use std::future::Future;
 use std::sync::{Arc, mpsc};
@@ -9,20 +9,20 @@ use idem_core::engine::{Answer, Conclusion, Context, Disposition, Idempotency, O
 use idem_core::{Fingerprint, IdempotencyStore, Scope, StoredResponse, Writes};
 use tokio::runtime::{Builder, Runtime};
 
-/// For a loaded machine: two renewals in a row may be late by a second.
+/// Long enough for a loaded machine: two renewals in a row may be late by a second.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// When another process asks, and when the operation yields.
+/// When another process asks, and how long the operation blocks its runtime.
 const ASKED_AFTER: Duration = Duration::from_secs(5);
 const BUSY: Duration = Duration::from_secs(7);
 
-/// Proves that an operation that never yields keeps its lease: on a runtime with one thread, and on one with a single worker. It
-/// takes 7 s.
+/// Proves that an operation that never yields keeps its lease. It runs once on a runtime with one thread, and once on a
+/// runtime with a single worker. It takes 7 s.
 ///
 /// `open` opens the store on the runtime that awaits it, with the same records each time.
 ///
 /// # Panics
-/// When the lease is lost, or another process is told anything but that the operation is in progress.
+/// When the lease is lost, or another process gets any answer but that the operation is in progress.
 pub fn a_busy_runtime_keeps_its_leases<S, F>(open: impl Fn() -> F + Sync)
 where
     S: IdempotencyStore,
@@ -75,7 +75,7 @@ fn engine<S: IdempotencyStore>(store: Arc<S>) -> Idempotency {
     Idempotency::at_least_once(store, Settings::new().lease(LEASE).store_timeout(LEASE / 3))
 }
 
-/// As patient with the store as usual: it only asks.
+/// With the default timeout of the store, because it only asks.
 fn engine_of_another<S: IdempotencyStore>(store: Arc<S>) -> Idempotency {
     Idempotency::at_least_once(store, Settings::new().lease(LEASE))
 }

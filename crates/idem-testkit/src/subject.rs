@@ -1,4 +1,4 @@
-//! The store under test, and what the tests need to know and do beside it.
+//! The store under test, with its time and its purging.
 
 use std::any::Any;
 use std::fmt;
@@ -19,9 +19,9 @@ use crate::fixture::{KEPT, request};
 /// A case of the conformance suite: it panics when the store breaks its contract.
 pub type Case = for<'a> fn(&'a Subject) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// The seam by which tests move the store's time.
+/// Moves the store's time in tests.
 ///
-/// A store with a clock of its own takes a [`ManualClock`]; a store whose server keeps the time adds an offset to it.
+/// A store that reads a clock in its process takes a [`ManualClock`]. A store whose server keeps the time adds an offset to it.
 pub trait TimeControl: fmt::Debug + Send + Sync + 'static {
     /// Moves the store's time forward, for every verb that starts afterwards.
     fn advance(&self, by: Duration);
@@ -33,38 +33,38 @@ impl TimeControl for ManualClock {
     }
 }
 
-/// A look at what a store's server still holds, for stores whose server forgets by itself.
+/// Counts what a store's server still holds, for servers that delete expired records themselves.
 #[async_trait]
 pub trait Remaining: fmt::Debug + Send + Sync + 'static {
-    /// How many of the subject's records the server holds now, whether they count or not.
+    /// How many of the subject's records the server holds now, expired ones included.
     async fn remaining(&self) -> u64;
 }
 
-/// How what is over goes away.
+/// How expired records go away.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Purging {
     /// By calls of [`Purge`].
     Called(Arc<dyn Purge>),
-    /// By the server itself, which has no verb for it.
+    /// By the server, which has no verb for it.
     OfItsOwn(Arc<dyn Remaining>),
 }
 
 /// A store under test.
 ///
 /// # Isolation
-/// Every test uses record ids of its own, so the records of many tests may live in one database. Time and purge must be
-/// the subject's own, though: tests that run at once must not move each other's clock or purge each other's records. A
-/// schema, a database or a key prefix per subject does that.
+/// Every test uses fresh record ids, so many tests may keep their records in one database. Time and purge must belong to one
+/// subject only: tests that run at once must not move each other's clock or purge each other's records. Give each subject a
+/// schema, a database or a key prefix.
 pub struct Subject {
     /// The store.
     pub store: Arc<dyn IdempotencyStore>,
-    /// How its records go away.
+    /// How its expired records go away.
     pub purging: Purging,
     /// Its time.
     pub time: Arc<dyn TimeControl>,
-    /// How far the store's time may be from where the test put it: zero for a manual clock; for a server's clock as
-    /// long as a test may take, since that clock goes on by itself. Times are compared within it.
+    /// How far the store's time may be from where the test put it. Times are compared within it. It is zero for a manual
+    /// clock. For a server's clock, which goes on, it is as long as a test may take.
     pub precision: Duration,
     keep: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -76,8 +76,8 @@ impl Subject {
         Self { store, purging: Purging::Called(purge), time, precision: Duration::ZERO, keep: Vec::new() }
     }
 
-    /// A subject whose server forgets what is over by itself. Its `time` has to bring that forward as well: once it is
-    /// [advanced](TimeControl::advance), the server holds what it would hold then.
+    /// A subject whose server deletes expired records. Its `time` must bring that forward as well: after
+    /// [`advance`](TimeControl::advance), the server holds what it would hold then.
     #[must_use]
     pub fn purging_itself(
         store: Arc<dyn IdempotencyStore>,
@@ -87,8 +87,8 @@ impl Subject {
         Self { store, purging: Purging::OfItsOwn(remaining), time, precision: Duration::ZERO, keep: Vec::new() }
     }
 
-    /// With a time that may be off by `precision` (default: zero). At most 10 s, so that no test reaches the end of a
-    /// lease by itself.
+    /// Sets how far the time may be off. Default zero; at most 10 s, so that a test reaches the end of a lease only by moving
+    /// the time.
     ///
     /// # Panics
     /// When `precision` is more than 10 s.
@@ -111,8 +111,8 @@ impl Subject {
         self.time.advance(duration + self.precision);
     }
 
-    /// Moves the time to where something that ends in `duration` is surely not over yet; on a manual clock it lacks one
-    /// microsecond. Says how much is left.
+    /// Moves the time to where something that ends in `duration` is surely not over yet; on a manual clock, one microsecond
+    /// before its end. Returns how much is left.
     pub fn advance_to_just_before(&self, duration: Duration) -> Duration {
         let left = (self.precision * 2).max(Duration::from_micros(1));
         self.time.advance(duration - left);
@@ -134,7 +134,7 @@ impl Subject {
         self.store.acquire(request).await.expect("acquire: the store could not answer")
     }
 
-    /// An acquire that has to succeed.
+    /// An acquire that must succeed.
     #[track_caller]
     pub(crate) fn lease<'a>(&'a self, request: &'a Acquire) -> impl Future<Output = Lease> + Send + 'a {
         let caller = std::panic::Location::caller();
@@ -163,12 +163,12 @@ impl Subject {
         self.store.peek(id).await.expect("peek: the store could not answer")
     }
 
-    /// A record that has to be there.
+    /// A record that must exist.
     pub(crate) async fn record(&self, id: &RecordId) -> Record {
         self.peek(id).await.expect("peek found no record")
     }
 
-    /// Purges, and says how many records went; none where there is nothing to call.
+    /// Purges, and returns how many records went; zero if the server purges without a call.
     pub(crate) async fn purge(&self, limit: u32) -> u32 {
         let limit = NonZeroU32::new(limit).expect("a limit of zero purges nothing");
         match &self.purging {

@@ -1,4 +1,4 @@
-//! Dropping a future at every one of its awaits.
+//! Drops a future at every one of its awaits.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -14,12 +14,12 @@ pub struct SweepReport {
 /// A future that waits this often never completes.
 const MOST_AWAITS: usize = 1_000;
 
-/// Drops a future at every await: makes it again and again, each time lets it come one await further, and drops it there,
-/// until it completes by itself.
+/// Drops a future at every await. Each time it makes the future again, lets it come one await further, and drops it there,
+/// until the future completes.
 ///
-/// The first is dropped without ever being polled. Between two polls the future waits for its own wake-up, so it gets as
-/// far as it would by itself. After every drop, and after the completion, `after_each` is called with the number of
-/// awaits that the future got to: there the caller proves that nothing was left half done.
+/// The first future is dropped without being polled. Between two polls, the future waits for its own wake-up, so its progress
+/// is that of normal use. After every drop, and after the completion, `after_each` is called with the number of awaits that
+/// the future reached. There the caller proves that nothing was left half done.
 ///
 /// # Panics
 /// When the future does not complete within 1,000 awaits.
@@ -41,16 +41,15 @@ where
     panic!("the future did not complete within {MOST_AWAITS} awaits");
 }
 
-/// Polls a future until it has waited `awaits` times, and drops it there; with 0, without polling it. Its output, if it
-/// completes before.
+/// Polls a future until it has waited `awaits` times, and drops it there; with 0, without polling it. Returns its output if
+/// it completes before.
 ///
-/// For sweeps of a single verb whose record is prepared by others that are not dropped: call it with 0, 1, 2, … until there
-/// is an output.
+/// It serves sweeps of a single verb, whose record other verbs prepare: call it with 0, 1, 2, … until there is an output.
 pub async fn drop_at_await<Fut: Future>(awaits: usize, future: Fut) -> Option<Fut::Output> {
     poll_until(awaits, future).await.map(|(_, output)| output)
 }
 
-/// Polls `future` until it has waited `awaits` times, then drops it.
+/// Like [`drop_at_await`], and returns how often the future waited.
 async fn poll_until<Fut: Future>(awaits: usize, future: Fut) -> Option<(usize, Fut::Output)> {
     let mut future = pin!(future);
     let mut waited = 0;

@@ -30,14 +30,14 @@ pub trait BusinessData: fmt::Debug + Send + Sync + 'static {
     /// How many business writes are committed.
     async fn count(&self) -> u64;
 
-    /// The same records as another process opens them.
+    /// The same records, opened as another process opens them.
     async fn opened_again(&self) -> Arc<dyn TransactionalStore>;
 
-    /// A store of other records.
+    /// A store with other records.
     async fn another_store(&self) -> Arc<dyn TransactionalStore>;
 }
 
-/// A store with transactions under test. What [`Subject`](crate::Subject) says of isolation holds here, too.
+/// A store with transactions under test. The isolation that [`Subject`](crate::Subject) demands applies here too.
 pub struct TransactionalSubject {
     /// The store.
     pub store: Arc<dyn TransactionalStore>,
@@ -57,7 +57,7 @@ impl TransactionalSubject {
         Self { store, data, time, precision: Duration::ZERO, keep: Vec::new() }
     }
 
-    /// With a time that may be off by `precision`; see [`Subject::with_precision`](crate::Subject::with_precision).
+    /// Sets how far the time may be off; see [`Subject::with_precision`](crate::Subject::with_precision).
     #[must_use]
     pub fn with_precision(mut self, precision: Duration) -> Self {
         self.precision = precision;
@@ -89,7 +89,7 @@ impl TransactionalSubject {
         self.data.write(transaction.as_any_mut()).await;
     }
 
-    /// A whole run with one business write.
+    /// Runs an operation with one business write.
     async fn run(&self, request: &Acquire, settlement: &Settlement, writes: Writes) -> Lease {
         let (lease, mut transaction) = self.begin(request).await;
         self.write(&mut *transaction).await;
@@ -111,7 +111,7 @@ impl fmt::Debug for TransactionalSubject {
 
 /// Makes a `#[test]` of every case of [`transactional`](crate::transactional), for the store that the harness gives.
 ///
-/// As [`conformance!`](crate::conformance!), with a harness that gives a future of a [`TransactionalSubject`].
+/// Like [`conformance!`](crate::conformance!), with a harness that gives a future of a [`TransactionalSubject`].
 #[macro_export]
 macro_rules! transactional_conformance {
     ($harness:expr) => {
@@ -126,7 +126,7 @@ macro_rules! transactional_conformance {
     };
 }
 
-/// The one list of all cases.
+/// The list of all cases.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __for_every_transactional_case {
@@ -189,7 +189,7 @@ where
     });
 }
 
-/// Neither the business write nor the settled record.
+/// Before the commit, neither the business write nor the settled record is visible.
 pub async fn nothing_is_seen_before_the_commit(subject: &TransactionalSubject) {
     let request = request();
     let (_, mut transaction) = subject.begin(&request).await;
@@ -200,7 +200,7 @@ pub async fn nothing_is_seen_before_the_commit(subject: &TransactionalSubject) {
     drop(transaction);
 }
 
-/// The business write and the record are there after `finish`.
+/// After `finish`, the business write and the record exist.
 pub async fn what_is_kept_commits_with_its_record(subject: &TransactionalSubject) {
     let request = request();
     subject.run(&request, &completed(), Writes::Keep).await;
@@ -209,7 +209,7 @@ pub async fn what_is_kept_commits_with_its_record(subject: &TransactionalSubject
     assert_eq!((record.fingerprint, record.attempt), (request.fingerprint, 1));
 }
 
-/// The record alone is there.
+/// If writes are discarded, only the record exists.
 pub async fn what_is_discarded_leaves_its_record(subject: &TransactionalSubject) {
     for settlement in [completed(), failed(), retryable()] {
         let request = request();
@@ -219,7 +219,7 @@ pub async fn what_is_discarded_leaves_its_record(subject: &TransactionalSubject)
     }
 }
 
-/// The business write is kept or discarded, and the key is free.
+/// A release keeps or discards the business write, and frees the key.
 pub async fn a_release_leaves_no_record(subject: &TransactionalSubject) {
     for (writes, expected) in [(Writes::Discard, 0), (Writes::Keep, 1)] {
         let request = request();
@@ -230,7 +230,7 @@ pub async fn a_release_leaves_no_record(subject: &TransactionalSubject) {
     }
 }
 
-/// As the verb `settle` does.
+/// Each settlement leads to its state, as the verb `settle` does.
 pub async fn each_settlement_leads_to_its_state_in_a_transaction(subject: &TransactionalSubject) {
     for settlement in [completed(), failed(), retryable(), Settlement::OutcomeUnknown] {
         let request = request();
@@ -253,7 +253,7 @@ pub async fn each_settlement_leads_to_its_state_in_a_transaction(subject: &Trans
     }
 }
 
-/// Neither a write nor a record, and the key is free after one lease.
+/// A dropped transaction leaves neither a write nor a record, and its key is free after one lease.
 pub async fn a_transaction_that_is_dropped_leaves_nothing(subject: &TransactionalSubject) {
     let request = request();
     let (_, mut transaction) = subject.begin(&request).await;
@@ -274,7 +274,7 @@ pub async fn a_transaction_that_is_dropped_leaves_nothing(subject: &Transactiona
     panic!("the key of a transaction that was dropped stays taken");
 }
 
-/// Other transactions and the verbs, at once.
+/// While a transaction runs, other transactions and the verbs get an answer at once.
 pub async fn a_running_transaction_turns_others_away(subject: &TransactionalSubject) {
     let request = request();
     let (_, transaction) = subject.begin(&request).await;
@@ -289,7 +289,7 @@ pub async fn a_running_transaction_turns_others_away(subject: &TransactionalSubj
     drop(transaction);
 }
 
-/// The others get the answer that it runs, or its answer.
+/// One of many transactions begins. The others get its answer, or that it is in progress.
 pub async fn one_of_many_transactions_begins(subject: &TransactionalSubject) {
     let request = request();
     let begun = (0..8).map(|_| {
@@ -314,7 +314,7 @@ pub async fn one_of_many_transactions_begins(subject: &TransactionalSubject) {
     assert_eq!((runs, subject.data.count().await), (1, 1));
 }
 
-/// Whoever asks, and however.
+/// A committed record is replayed to transactions and to verbs.
 pub async fn a_committed_record_is_replayed_to_transactions_and_verbs(subject: &TransactionalSubject) {
     let request = request();
     subject.run(&request, &completed(), Writes::Keep).await;
@@ -324,7 +324,7 @@ pub async fn a_committed_record_is_replayed_to_transactions_and_verbs(subject: &
     assert_eq!(begun, acquired);
 }
 
-/// One store may serve several contracts.
+/// A record of the verbs is replayed to transactions, because one store may serve several contracts.
 pub async fn a_record_of_the_verbs_is_replayed_to_transactions(subject: &TransactionalSubject) {
     let request = request();
     let AcquireOutcome::Acquired(lease) = subject.store.acquire(&request).await.expect("an answer") else {
@@ -338,7 +338,7 @@ pub async fn a_record_of_the_verbs_is_replayed_to_transactions(subject: &Transac
     assert!(matches!(begun, AcquireOutcome::Replay(_)), "{begun:?}");
 }
 
-/// Nothing runs, and the record stays.
+/// After a mismatch, nothing runs, and the record stays.
 pub async fn a_mismatch_is_refused_before_a_transaction_begins(subject: &TransactionalSubject) {
     let request = request();
     subject.run(&request, &completed(), Writes::Keep).await;
@@ -348,7 +348,7 @@ pub async fn a_mismatch_is_refused_before_a_transaction_begins(subject: &Transac
     assert_eq!(subject.record(&request).await, before);
 }
 
-/// After its backoff, as the next attempt.
+/// After its backoff, a retryable failure runs as the next attempt.
 pub async fn a_retryable_failure_runs_again_in_a_transaction(subject: &TransactionalSubject) {
     let request = request();
     subject.run(&request, &retryable(), Writes::Discard).await;
@@ -359,7 +359,7 @@ pub async fn a_retryable_failure_runs_again_in_a_transaction(subject: &Transacti
     assert_eq!((lease.attempt, subject.data.count().await), (2, 1));
 }
 
-/// Within the precision of the subject's time.
+/// A live record says how long it lives, within the precision of the subject's time.
 pub async fn a_live_record_says_how_long_it_lives(subject: &TransactionalSubject) {
     let request = request();
     let live = async || subject.store.live_record(&request.id).await.expect("a look at the record");
@@ -374,7 +374,8 @@ pub async fn a_live_record_says_how_long_it_lives(subject: &TransactionalSubject
     assert_eq!(live().await, None, "what is over is live");
 }
 
-/// And other stores have others: a cache would take copies of one store's records for another's.
+/// Stores of the same records have one identity, and stores of other records have another. A cache tells their records apart
+/// by it.
 pub async fn those_who_share_records_have_one_identity(subject: &TransactionalSubject) {
     let request = request();
     subject.run(&request, &completed(), Writes::Keep).await;

@@ -28,7 +28,7 @@ impl HeaderFields for Fields<'_> {
     }
 }
 
-/// The data of a body; its trailers are put aside.
+/// The data of a body; its trailers are kept apart.
 pub(crate) struct Data<'a, B> {
     body: &'a mut B,
     pub(crate) trailers: Option<HeaderMap>,
@@ -60,14 +60,14 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Stream for Data<'_, B
     }
 }
 
-/// An outer layer may have a limit of its own.
+/// Why a body ended; an outer layer may also limit it.
 fn reason(error: &(dyn Error + 'static)) -> BodyError {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     if causes.any(|cause| cause.is::<LengthLimitError>()) { BodyError::TooLarge } else { BodyError::Incomplete }
 }
 
-/// The layer's own response. What cannot be a status or a field is what no server has ever sent: a record
-/// from elsewhere; it is left out rather than repaired.
+/// Converts the layer's reply. An invalid status becomes 500, and invalid fields are left out: only a foreign or damaged
+/// record can have them.
 pub(crate) fn respond<F: Framework>(reply: Reply) -> Response<F::Body> {
     let mut response = Response::new(F::body(Full::new(reply.body)));
     *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -83,7 +83,7 @@ pub(crate) fn respond<F: Framework>(reply: Reply) -> Response<F::Body> {
     response
 }
 
-/// A body of chunks that are here, then what is still to come, then trailers.
+/// A body of chunks that are here, then the rest of the body or the trailers.
 pub(crate) fn sendable<F: Framework>(
     chunks: Vec<Bytes>,
     trailers: Option<HeaderMap>,

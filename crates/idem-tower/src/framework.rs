@@ -13,47 +13,48 @@ use http_body_util::combinators::UnsyncBoxBody;
 /// An error of any body.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// What an integration says about its framework. [`Plain`] is for services without one.
+/// Describes a framework to the layer. [`Plain`] is for services without one.
 pub trait Framework: Clone + Send + Sync + 'static {
     /// The body of requests to the service inside, and of the layer's responses.
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
 
-    /// Any body as the framework's.
+    /// Converts any body to the framework's type.
     fn body<B>(body: B) -> Self::Body
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
 
-    /// The target that the client sent, where a nested router shows its services less of the path. Default: that of the request.
+    /// The target that the client sent. Default: that of the request; a nested router may show its services only a part of
+    /// the path.
     fn target(head: &Parts) -> &Uri {
         &head.uri
     }
 
-    /// The pattern of the route, as in `/v1/payments/{id}`, where a router has left it. It becomes part of the scope. Default:
-    /// none, and the path is taken.
+    /// The pattern of the route, such as `/v1/payments/{id}`, if a router has left it. It becomes part of the scope. Default:
+    /// none, so the scope has the path.
     fn route(head: &Parts) -> Option<&str> {
         let _ = head;
         None
     }
 }
 
-/// No framework: hyper, or a router without an integration. A pattern of the route is given by [`Route`].
+/// No framework: hyper, or a router without an integration. [`Route`] gives it the pattern of the route.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but a name")]
 pub struct Plain;
 
-/// The pattern of the route, such as `/v1/payments/{id}`: put it into the request's extensions outside of the layer. Without it
-/// the scope has the path itself: a key then belongs to one path.
+/// The pattern of the route, such as `/v1/payments/{id}`. Put it into the request's extensions outside of the layer. Without
+/// it the scope has the path, so a key belongs to one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its pattern")]
 pub struct Route(pub &'static str);
 
-/// Why no more comes of a body of [`Plain`]. What happened is its source.
+/// The error of a body of [`Plain`] that broke off. Its source says why.
 #[derive(Debug)]
 pub struct Error(BoxError);
 
 impl Error {
     fn of(error: impl Into<BoxError>) -> Self {
-        // A body may have been given its form before.
+        // A body that was converted before already has this error.
         error.into().downcast().map_or_else(Self, |error| *error)
     }
 }

@@ -18,9 +18,9 @@ pub type IdempotencyLayer<S = ScopeMissing> = FrameworkLayer<S, Plain>;
 
 /// Protects the requests of a router or of one route, by a framework `F`.
 ///
-/// The contract is named where the layer is built and has no default; so is the scope, without which the layer does not
-/// compile. Put it *inside* compression, authentication, rate limiting, CORS and tracing (added before them to a router of
-/// axum, so that they are outside), and give every route at most one.
+/// The contract and the scope have no default, and a layer without a scope does not compile. Put it *inside* compression,
+/// authentication, rate limiting, CORS and tracing. In a router of axum, add it before them: layers that are added later are
+/// outside. Give every route at most one.
 pub struct FrameworkLayer<S, F> {
     protection: Protection<S>,
     framework: PhantomData<fn() -> F>,
@@ -63,7 +63,7 @@ impl<F: Framework> FrameworkLayer<ScopeMissing, F> {
         Self::new(Idempotency::at_least_once(store, Settings::new()))
     }
 
-    /// On an engine with settings of its own. Layers that share an engine share its shutdown.
+    /// Builds the layer on an engine with other settings. Layers that share an engine share its shutdown.
     #[must_use]
     pub fn new(engine: Idempotency) -> Self {
         Self::of(Protection::new(engine))
@@ -82,7 +82,7 @@ impl<F: Framework> FrameworkLayer<ScopeMissing, F> {
         FrameworkLayer::of(self.protection.scope(principal))
     }
 
-    /// There is only one tenant, said explicitly: all callers share one space of keys for each route.
+    /// Declares that there is only one tenant: all callers share one space of keys for each route.
     #[must_use]
     pub fn single_tenant(self) -> FrameworkLayer<SingleTenant, F> {
         FrameworkLayer::of(self.protection.single_tenant())
@@ -96,15 +96,15 @@ impl<S, F> FrameworkLayer<S, F> {
         Self::of(self.protection.policy(policy))
     }
 
-    /// Adds to the description of an operation what the layer adds to the operation: the key header, the header of
-    /// replays, and answers such as 400, 409 and 422. See `HttpPolicy::describe`.
+    /// Adds to the description of an operation what clients of this layer must know: the key header, the header of replays,
+    /// and answers such as 400, 409 and 422. See `HttpPolicy::describe`.
     #[cfg(feature = "openapi")]
     pub fn describe(&self, operation: &mut utoipa::openapi::path::Operation) {
         self.protection.shared_policy().describe(operation);
     }
 
-    /// The engine, to be [shut down](Idempotency::shutdown) after the server: handlers run in tasks of their own, and
-    /// may be running still when the last connection is closed.
+    /// The engine, to be [shut down](Idempotency::shutdown) after the server. Handlers run in separate tasks, and may still
+    /// run after the last connection is closed.
     #[must_use]
     pub fn engine(&self) -> &Idempotency {
         self.protection.engine()

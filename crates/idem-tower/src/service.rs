@@ -24,7 +24,7 @@ use tower_service::Service;
 use crate::convert::{Data, Fields, respond, sendable};
 use crate::framework::{BoxError, Framework};
 
-/// What a [`FrameworkLayer`](crate::FrameworkLayer) makes of a service.
+/// The service that a [`FrameworkLayer`](crate::FrameworkLayer) wraps around another one.
 pub struct IdempotencyService<I, S, F> {
     inner: I,
     protection: Protection<S>,
@@ -61,11 +61,11 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The instance that was polled ready does the work; its clone waits for the next request.
+        // The instance that was polled ready handles this request; its clone waits for the next one.
         let clone = self.clone();
         let service = std::mem::replace(self, clone);
         let (head, body) = request.into_parts();
-        // Boxed by itself, so that what receives the request is gone while the handler runs.
+        // Boxed separately, so that the future that receives the request is freed before the handler runs.
         Box::pin(Box::pin(service.receive(head, F::body(body))).try_flatten().unwrap_or_else(identity).map(Ok))
     }
 }
@@ -75,7 +75,7 @@ where
     F: Framework,
     S: ScopeSource<Parts>,
 {
-    /// Receives the request, and returns what runs its handler; or the answer when there is one already.
+    /// Receives the request. Returns the future that runs its handler, or the answer if there is one already.
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` has room for each argument twice")]
     fn receive<R>(mut self, mut head: Parts, mut body: F::Body) -> impl Future<Output = Received<impl Run<F>, F>> + Send
     where
@@ -101,9 +101,9 @@ where
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
                 let request = Request::from_parts(head, sendable::<F>(chunks, None, None));
                 inner.call(request).then(move |Ok(response)| {
-                    // The handler has had the body.
+                    // The handler has read the body.
                     drop(reservation);
-                    // Boxed, or the handler would hold the room for it.
+                    // Boxed, because the handler's future would hold space for it from the start.
                     Box::pin(conclude::<F>(policy, response.map(F::body)))
                 })
             };
@@ -112,7 +112,7 @@ where
     }
 }
 
-/// What runs the handler, or the answer when there is one already.
+/// The future that runs the handler, or the answer if there is one already.
 type Received<T, F> = Result<T, Response<<F as Framework>::Body>>;
 
 /// Runs the handler; an error is an answer that takes the place of the handler's.
@@ -120,7 +120,7 @@ trait Run<F: Framework>: Future<Output = Result<Response<F::Body>, Response<F::B
 
 impl<F: Framework, T> Run<F> for T where T: Future<Output = Result<Response<F::Body>, Response<F::Body>>> + Send {}
 
-/// Path and query are those that the client sent: a nested router sees less of the path.
+/// The head with the client's path and query; a nested router sees only a part of the path.
 fn request_head<F: Framework>(head: &Parts) -> RequestHead<'_, Fields<'_>> {
     let uri = F::target(head);
     RequestHead {

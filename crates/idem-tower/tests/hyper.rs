@@ -31,7 +31,7 @@ fn engine() -> Idempotency {
     Idempotency::at_least_once(store, Settings::new().wait(Duration::from_secs(5)))
 }
 
-/// Whom the request says to come from.
+/// The account that the request claims.
 fn account(request: &Parts) -> Option<String> {
     Some(request.headers.get("x-account")?.to_str().ok()?.to_owned())
 }
@@ -170,7 +170,7 @@ async fn a_body_that_breaks_off_is_a_fault_and_runs_again() {
     assert_eq!(send(port, post("/pay", "k", "")).await.status, StatusCode::INTERNAL_SERVER_ERROR);
     let again = loop {
         let again = send(port, post("/pay", "k", "")).await;
-        // It rests before its next attempt.
+        // The operation waits before its next attempt.
         if again.status != StatusCode::CONFLICT {
             break again;
         }

@@ -1,4 +1,4 @@
-//! An answer, whatever framework sends it.
+//! An answer, independent of the framework that sends it.
 
 use std::fmt;
 use std::future::ready;
@@ -19,30 +19,30 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, Vec<u8>)>,
     pub(crate) body: Body,
-    /// What the idempotency layer is told about it.
+    /// The handler's directives for the idempotency layer.
     pub(crate) directives: Option<ResponseDirectives>,
 }
 
-/// A body that is there, or one that is made while it is sent.
+/// A body that is complete, or one that is made while it is sent.
 #[derive(Debug)]
 pub(crate) enum Body {
     Whole(Bytes),
-    /// So many bytes, whose number nobody declares, and then its end.
+    /// So many bytes without a declared length, and then its end.
     Stream(usize, End),
 }
 
-/// How a body ends that is made while it is sent.
+/// The end of a body that is made while it is sent.
 #[derive(Debug)]
 pub(crate) enum End {
     Whole,
     BrokenOff,
     /// Not at all.
     Never,
-    /// By a last event, which comes when a test says so.
+    /// By a last event, which a test releases.
     Held(Stay),
 }
 
-/// Why a body does not go on.
+/// The error of a body that broke off.
 #[derive(Debug)]
 pub(crate) struct BrokenOff;
 
@@ -54,24 +54,24 @@ impl Answer {
 
     /// A document of another media type that is JSON.
     pub(crate) fn document(status: u16, media_type: &str, document: &impl Serialize) -> Self {
-        // What this service says are strings and numbers, which always serialise.
+        // This service answers with strings and numbers, which always serialise.
         let body = serde_json::to_vec(document).unwrap_or_default().into();
         Self { status, headers: vec![("content-type", media_type.into())], body: Body::Whole(body), directives: None }
     }
 
-    /// With one more header line.
+    /// Adds a header line.
     pub(crate) fn header(mut self, name: &'static str, value: impl Into<Vec<u8>>) -> Self {
         self.headers.push((name, value.into()));
         self
     }
 
-    /// Without a body, nor a field that describes it.
+    /// Removes the body and the field that describes it.
     pub(crate) fn without_content(mut self) -> Self {
         self.headers.retain(|(name, _)| *name != "content-type");
         Self { body: Body::Whole(Bytes::new()), ..self }
     }
 
-    /// With another body instead: `bytes` of them, as they come, and then its end.
+    /// Replaces the body by a stream of so many bytes, and its end.
     pub(crate) fn stream(mut self, bytes: usize, end: End, media_type: &str) -> Self {
         self.headers.retain(|(name, _)| *name != "content-type");
         self.body = Body::Stream(bytes, end);
@@ -79,7 +79,7 @@ impl Answer {
     }
 }
 
-/// The chunks of a body of so many bytes, which take every value, and its end.
+/// The chunks of a streamed body, whose bytes take every value, and its end.
 pub(crate) fn chunks(bytes: usize, end: End) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send {
     let chunk: Bytes = (0..=u8::MAX).cycle().take(CHUNK).collect();
     let chunks = (0..bytes).step_by(CHUNK).map(move |sent| Ok(chunk.slice(..CHUNK.min(bytes - sent))));

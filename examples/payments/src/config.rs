@@ -19,21 +19,21 @@ pub(crate) struct Config {
     /// The web framework that serves it. Clients see no difference.
     #[arg(long, env = "PAYMENTS_FRAMEWORK", value_enum, default_value_t = Framework::Axum)]
     pub(crate) framework: Framework,
-    /// Where the idempotency records are, and under the transactional contract the payments too: sqlite://FILE,
-    /// postgres://USER@HOST/DATABASE, redis://HOST, redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST.
-    /// Redis holds records only, so it takes the other contracts, and so does memory:, which forgets them with the process.
+    /// Where the idempotency records are: sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST,
+    /// redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST or memory:. Under the transactional contract the
+    /// payments are there too, which takes SQLite or Postgres. The records of memory: end with the process.
     #[arg(long, env = "PAYMENTS_STORE", default_value = "sqlite://payments.db")]
     store: String,
-    /// Redis in front of a store in SQLite or Postgres, which decides: redis://HOST, redis+sentinel://HOST,HOST/SERVICE or
-    /// redis+cluster://HOST,HOST. Repeats are answered from there. It may be lost, or be away.
+    /// A cache in Redis in front of a store in SQLite or Postgres, which decides: redis://HOST,
+    /// redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Repeats are answered from it. If it fails, or loses
+    /// its data, the store answers.
     #[arg(long, env = "PAYMENTS_CACHE")]
     pub(crate) cache: Option<String>,
-    /// What is promised across a crash.
+    /// What the service promises across a crash.
     #[arg(long, env = "PAYMENTS_CONTRACT", value_enum, default_value_t = ContractName::Transactional)]
     pub(crate) contract: ContractName,
-    /// Where the payments are under the other contracts. Default: sqlite://ledger.db beside a store in SQLite; beside
-    /// one in Postgres the same database, in a transaction of its own. Beside one in Redis, or in memory, it has to be
-    /// said.
+    /// Where the payments are under the other contracts. Default for a store in SQLite: sqlite://ledger.db. Default for a
+    /// store in Postgres: the same database, in a separate transaction. Required for a store in Redis or in memory.
     #[arg(long, env = "PAYMENTS_LEDGER")]
     ledger: Option<String>,
     /// The Postgres schema of the payments.
@@ -45,46 +45,48 @@ pub(crate) struct Config {
     /// Postgres is behind a transaction-pooling proxy, such as PgBouncer.
     #[arg(long, env = "PAYMENTS_POOLER", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) pooler: bool,
-    /// Take the transactions of a store in Postgres from a pool of the application, as a service does that has one.
+    /// Take the transactions of a store in Postgres from a connection pool of the application, as a service with such a pool
+    /// does.
     #[arg(long, env = "PAYMENTS_OWN_POOL", value_parser = clap::builder::FalseyValueParser::new(), conflicts_with = "pooler")]
     pub(crate) own_pool: bool,
-    /// What the keys in Redis begin with.
+    /// The prefix of the keys in Redis.
     #[arg(long, env = "PAYMENTS_REDIS_KEY_PREFIX", default_value = "idem:")]
     pub(crate) redis_key_prefix: String,
-    /// How many replicas of Redis must have a change before anybody is told of it. With 0, a failover loses what the
-    /// primary had not sent on yet.
+    /// How many replicas of Redis must have a change before it is reported. With 0, a failover loses changes that the primary
+    /// has not sent on yet.
     #[arg(long, env = "PAYMENTS_MIN_REPLICAS", default_value_t = 0)]
     pub(crate) min_replicas: u32,
-    /// Use a Redis that evicts records when its memory is full: their payments are made again when they are repeated.
+    /// Use a Redis that evicts records when its memory is full. The payments of evicted records are made again when they are
+    /// repeated.
     #[arg(long, env = "PAYMENTS_DANGEROUS_ALLOW_EVICTION", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) dangerous_allow_eviction: bool,
-    /// Promise at-most-once on Redis, except for the records that it loses: their payments are made again when they are
-    /// repeated. A failover loses records that were acknowledged, and so does a restart without persistence.
+    /// Promise at-most-once on Redis, except for records that it loses; their payments are made again when they are repeated.
+    /// A failover loses acknowledged records, and so does a restart without persistence.
     #[arg(long, env = "PAYMENTS_DANGEROUS_ACCEPT_STORE_LOSS", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) dangerous_accept_store_loss: bool,
-    /// Make payments without protection while the store is away, under the other contracts: they may be made twice.
+    /// While the store is unavailable, make payments without protection under the other contracts; they may be made twice.
     #[arg(long, env = "PAYMENTS_DANGEROUS_FAIL_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) dangerous_fail_open: bool,
-    /// The only bearer tokens that are taken, as in acme,other. Default: any, and each is a tenant of its own.
+    /// The only bearer tokens that are accepted, as in acme,other. Default: any token, and each is a separate tenant.
     #[arg(long, env = "PAYMENTS_TENANTS", value_delimiter = ',')]
     pub(crate) tenants: Vec<String>,
-    /// How long a crashed request can hold its key.
+    /// How long a crashed request can hold its key, in milliseconds.
     #[arg(long, env = "PAYMENTS_LEASE_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) lease_ms: u64,
-    /// How long answers are kept.
+    /// How long answers are kept, in seconds.
     #[arg(long, env = "PAYMENTS_RETENTION_S", default_value_t = 24 * 60 * 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) retention_s: u64,
-    /// How long to wait for the store before a request is refused.
+    /// How long to wait for the store before a request is refused, in milliseconds.
     #[arg(long, env = "PAYMENTS_STORE_TIMEOUT_MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) store_timeout_ms: u64,
-    /// How long to wait for the Redis of --cache before its answer is done without. A lock that could not be removed in time says
-    /// for another moment that a payment is in progress.
+    /// How long to wait for the Redis of --cache before answering without it, in milliseconds. If a lock cannot be removed in
+    /// time, repeats are answered as in progress for another moment.
     #[arg(long, env = "PAYMENTS_CACHE_TIMEOUT_MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) cache_timeout_ms: u64,
-    /// How long a payment that failed rests before its next attempt, under at-least-once; twice as long every time.
+    /// The backoff of a failed payment under at-least-once, in milliseconds. It doubles with every failure.
     #[arg(long, env = "PAYMENTS_BACKOFF_MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) backoff_ms: u64,
-    /// How long a duplicate waits for the first answer when the client does not say.
+    /// How long a duplicate waits for the first answer if the client does not say, in milliseconds.
     #[arg(long, env = "PAYMENTS_WAIT_MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=30_000))]
     pub(crate) wait_ms: u64,
     /// The largest request body in bytes.
@@ -93,11 +95,12 @@ pub(crate) struct Config {
     /// The largest answer that is stored, in bytes.
     #[arg(long, env = "PAYMENTS_STORED_LIMIT", default_value_t = 1024 * 1024)]
     pub(crate) stored_limit: usize,
-    /// How long a client may take for the head of a request, keep a connection without one, and take nothing of its answer.
+    /// The timeout of a client, in milliseconds: for the head of a request, for an idle connection, and for taking nothing of
+    /// an answer.
     #[arg(long, env = "PAYMENTS_CLIENT_TIMEOUT_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u32).range(1000..))]
     pub(crate) client_timeout_ms: u32,
-    /// The bearer token of operators, to whom /operator/health says what the store is and how much it holds. Default: none, and
-    /// no such page. Set it by the environment variable: every user of the machine can read arguments.
+    /// The bearer token of operators. It gives access to /operator/health, which says what the store is and how much it
+    /// holds. Default: none, and no such page. Set it by the environment variable: every user of the machine can read arguments.
     #[arg(long, env = "PAYMENTS_OPERATOR_TOKEN", hide_env_values = true)]
     pub(crate) operator_token: Option<OperatorToken>,
     /// Obey the request header X-Simulate, for tests.
@@ -105,12 +108,12 @@ pub(crate) struct Config {
     pub(crate) simulate: bool,
 }
 
-/// What an operator shows. `Debug` does not.
+/// The operators' bearer token. `Debug` does not show it.
 #[derive(Clone)]
 pub(crate) struct OperatorToken(String);
 
 impl OperatorToken {
-    /// In a time that does not depend on where the two differ.
+    /// Compares in a time that does not depend on where the two differ.
     pub(crate) fn is(&self, token: &str) -> bool {
         self.0.as_bytes().ct_eq(token.as_bytes()).into()
     }
@@ -187,12 +190,12 @@ impl Config {
     }
 }
 
-/// Where records can be, by its URL.
+/// Where records can be, by the URL.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place<'a> {
-    /// Beside payments.
+    /// A database, which can hold payments too.
     Database(Database<'a>),
-    /// One server, or what Sentinels or a Cluster name.
+    /// One server, or those that Sentinels or a Cluster name.
     Redis(&'a str),
     /// In this process.
     Memory,
@@ -215,16 +218,16 @@ impl<'a> Database<'a> {
     }
 }
 
-/// Says nothing about the URL itself, which may hold a password.
+/// The error of a URL. It does not show the URL, which may hold a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnknownPlace {
-    /// The URL of the store is none.
+    /// The URL of the store names no known store.
     Store,
-    /// The URL of the ledger is none.
+    /// The URL of the ledger names no known database.
     Ledger,
-    /// The store cannot hold payments, and nobody said what does.
+    /// The store cannot hold payments, and no ledger is named.
     NoLedger,
-    /// A cache in front of what is as fast.
+    /// The cache is in front of a store that is as fast.
     NothingToSpare,
 }
 
@@ -249,7 +252,7 @@ impl fmt::Display for UnknownPlace {
 
 impl std::error::Error for UnknownPlace {}
 
-/// The name of a Postgres schema that can stand between quotes in a statement.
+/// The name of a Postgres schema that is safe between quotes in a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SchemaName(String);
 

@@ -28,7 +28,7 @@ use server::Signals;
 use service::Service;
 use store::Store;
 
-/// How long a payment that keeps failing rests at most.
+/// The longest backoff of a payment that keeps failing.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 
 #[tokio::main]
@@ -58,9 +58,9 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     store.self_test().await?;
     let ledger = Ledger::open(&config).await?;
     allow_many_connections();
-    // The signals are caught before anyone is told that the server is ready.
+    // The signals are caught before the service reports that it is ready.
     let signals = Signals::catch()?;
-    // Tokio's has room for a thousand connections that wait to be accepted, and the standard library's for 128.
+    // Tokio's listener has a backlog of about a thousand connections, and the standard library's one of 128.
     let listener = TcpListener::bind(config.listen).await?.into_std()?;
     println!("listening on http://{}", listener.local_addr()?);
     let purge = store.start_purge();
@@ -70,7 +70,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-/// As many as the system allows: most shells begin with a thousand open files, each of which may be a client that waits.
+/// Raises the limit of open files to the maximum. Most shells begin with a thousand, and each waiting client takes one.
 fn allow_many_connections() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -79,7 +79,7 @@ fn allow_many_connections() {
     }
 }
 
-/// What went wrong, and why, and why that.
+/// An error with its causes.
 fn with_causes(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

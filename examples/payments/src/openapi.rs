@@ -13,7 +13,7 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::ledger::{NewPayment, Payment, Quote, Totals};
 use crate::service::{DESCRIPTION, HEALTH, LEDGER, PAYMENT, PAYMENTS, QUOTES};
 
-/// All pages but those that are there for tests.
+/// All pages but those for tests.
 pub(crate) fn describe(payments: &HttpPolicy, quotes: &HttpPolicy) -> OpenApi {
     let get = |operation: Operation| PathItem::new(HttpMethod::Get, operation);
     let mut page = get(list_payments());
@@ -47,7 +47,7 @@ fn make_quote(policy: &HttpPolicy) -> Operation {
     protected(policy, operation.response("201", json::<Quote>("The quote.")))
 }
 
-/// The layer in front of an operation describes what it adds.
+/// Adds what the layer in front of an operation answers.
 fn protected(policy: &HttpPolicy, operation: OperationBuilder) -> Operation {
     let mut operation = operation.build();
     policy.describe(&mut operation);
@@ -97,7 +97,7 @@ fn json<T: ToSchema>(description: &str) -> Response {
     ResponseBuilder::new().description(description).content("application/json", schema_of::<T>()).build()
 }
 
-/// An object of which no more is said.
+/// An object without further description.
 fn open_json(description: &str) -> Response {
     let object = ObjectBuilder::new().schema_type(Type::Object).build();
     let content = Content::new(Some(utoipa::openapi::Schema::Object(object)));

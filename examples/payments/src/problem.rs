@@ -21,13 +21,13 @@ pub(crate) enum Problem {
     TimedOut,
     /// There is no such payment, or no such page.
     NotFound,
-    /// The page is there for other methods.
+    /// The page exists for other methods.
     MethodNotAllowed(&'static str),
     /// The database failed.
     Database(sqlx::Error),
-    /// The database is away, or going.
+    /// The database is unavailable, or shuts down.
     DatabaseAway(sqlx::Error),
-    /// The transaction of the run cannot be had.
+    /// The transaction of the run is not available.
     Transaction(TransactionError),
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Display for Problem {
 }
 
 impl Problem {
-    /// The status, the name and the detail that clients are told.
+    /// The status, the name and the detail that clients get.
     fn told(&self) -> (u16, &'static str, String) {
         match self {
             Self::Unauthenticated => (401, "unauthenticated", "send Authorization: Bearer TENANT".to_owned()),

@@ -1,4 +1,4 @@
-//! How far the requests of each tenant are, for tests that wait for them and hold them.
+//! The stages of each tenant's requests, for tests that wait for them and hold them.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -20,11 +20,11 @@ struct Tenant {
     time_out: Arc<Notify>,
 }
 
-/// How many of a tenant are at which stage. A request is counted where the server has it; its run, which goes on without
-/// it, is counted besides.
+/// How many requests and runs of a tenant are at each stage. A request is counted while the server has it. Its run may
+/// outlive it, so it is counted separately.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Stages {
-    /// Requests that the server has, none of whose answer has been sent.
+    /// Requests that the server has, and has not begun to answer.
     open: u32,
     /// Runs before their effect.
     before: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Stages {
     sending: u32,
 }
 
-/// Where something under way is.
+/// The stage of a request, of a run, or of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Open,
@@ -43,7 +43,7 @@ pub(crate) enum Stage {
     Sending,
 }
 
-/// The time that something is at a stage.
+/// Counts something at its stage until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Stay {
     running: Running,
@@ -67,21 +67,21 @@ impl Running {
         self.lock().get(tenant).map(|tenant| tenant.stages).unwrap_or_default()
     }
 
-    /// Lets something of the tenant go on that is held, or the next one that would be.
+    /// Releases something that is held for the tenant, or the next thing that would be.
     pub(crate) fn release(&self, tenant: &str) {
         if let Some(tenant) = self.lock().get(tenant) {
             tenant.release.notify_one();
         }
     }
 
-    /// Ends the time of something of the tenant that has a timeout.
+    /// Ends a timeout of the tenant.
     pub(crate) fn time_out(&self, tenant: &str) {
         if let Some(tenant) = self.lock().get(tenant) {
             tenant.time_out.notify_one();
         }
     }
 
-    /// What is left of `future` by a timeout that a test ends.
+    /// Runs `future` under a timeout that a test ends.
     pub(crate) async fn until_time_out<T>(&self, tenant: &str, future: impl Future<Output = T>) -> Result<T, Problem> {
         let Some(time_out) = self.lock().get(tenant).map(|tenant| Arc::clone(&tenant.time_out)) else {
             return Ok(future.await);
@@ -113,7 +113,7 @@ impl Running {
 }
 
 impl Stay {
-    /// Awaits that a test lets it go on.
+    /// Waits until a test releases it.
     pub(crate) async fn released(&self) {
         let release = self.running.lock().get(&self.tenant).map(|tenant| Arc::clone(&tenant.release));
         if let Some(release) = release {
@@ -121,7 +121,7 @@ impl Stay {
         }
     }
 
-    /// What is left of `future` by a timeout that a test ends.
+    /// Runs `future` under a timeout that a test ends.
     pub(crate) async fn until_time_out<T>(&self, future: impl Future<Output = T>) -> Result<T, Problem> {
         self.running.until_time_out(&self.tenant, future).await
     }

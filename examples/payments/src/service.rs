@@ -1,4 +1,4 @@
-//! What the service does, whatever framework carries its requests.
+//! What the service does, independent of the framework that carries its requests.
 
 use std::time::Duration;
 
@@ -21,21 +21,21 @@ pub(crate) const PAYMENTS: (&str, &str) = ("/v1/payments", "GET, HEAD, POST");
 pub(crate) const QUOTES: (&str, &str) = ("/v1/quotes", "POST");
 pub(crate) const PAYMENT: (&str, &str) = ("/v1/payments/{id}", READ);
 pub(crate) const LEDGER: (&str, &str) = ("/v1/ledger", READ);
-/// How far the tenant's requests are; DELETE lets one go on that is held, and POST ends the time of one that has a timeout.
-/// There only under `--simulate`.
+/// The stages of the tenant's requests. DELETE releases a request that is held, and POST ends the timeout of a request that
+/// has one. Only under `--simulate`.
 pub(crate) const RUNNING: (&str, &str) = ("/v1/running", "DELETE, GET, HEAD, POST");
-/// What arrived, by any method: behind a layer with a policy unlike the default, and inside of CORS and compression. There
-/// only under `--simulate`.
+/// Answers any method with what arrived. It is behind a layer with a policy unlike the default, and inside of CORS and
+/// compression. Only under `--simulate`.
 pub(crate) const MIRROR: &str = "/v1/mirror";
-/// Whether this process answers, for anybody, and without a question to the store: a page that asks would be a way to keep the
-/// store busy, and one that counts would tell how much business there is.
+/// Whether this process answers, for any client and without a query to the store. A page that queries the store would let
+/// clients keep it busy, and one that counts would reveal how much business there is.
 pub(crate) const HEALTH: (&str, &str) = ("/healthz", READ);
 /// What the store says about itself, for operators.
 pub(crate) const STORE_HEALTH: (&str, &str) = ("/operator/health", READ);
 pub(crate) const DESCRIPTION: (&str, &str) = ("/openapi.json", READ);
 const READ: &str = "GET, HEAD";
 
-/// What marks the replays of the mirror.
+/// The header that marks replays of the mirror.
 pub(crate) const MIRROR_REPLAY_HEADER: &str = "x-operation-replayed";
 
 /// The service.
@@ -102,7 +102,7 @@ impl Service {
     /// What the request wants to be simulated outside of the idempotency layer.
     pub(crate) fn outside(&self, asked: &Asked<'_>) -> Outside {
         let Some(tenant) = self.tenant(asked).filter(|_| self.config.simulate) else { return Outside::default() };
-        // What is not understood is the handler's to refuse.
+        // The handler refuses a malformed header.
         let simulation = Simulation::from_header(true, asked.simulate).unwrap_or_default();
         Outside::new(simulation, self.running.enter(&tenant, Stage::Open))
     }
@@ -203,7 +203,7 @@ impl Service {
         Ok(self.stages(&tenant))
     }
 
-    /// Says what arrived.
+    /// Answers with what arrived.
     pub(crate) fn mirror(&self, asked: &Asked<'_>, method: &str, is_protected: bool, body: &[u8]) -> Answer {
         if asked.simulate == Some(b"endless") {
             return Answer::json(200, &"").stream(100, End::Never, "application/octet-stream");
@@ -254,12 +254,12 @@ impl Service {
         }
     }
 
-    /// The tenant: in this example, whatever bearer token the client sends. A real service looks up whose token it is, and
-    /// names the account: principals are stored readable, and a token is a secret.
+    /// The tenant: in this example, the bearer token that the client sends. A real service looks up the account of the token,
+    /// and names that: principals are stored readable, and a token is a secret.
     pub(crate) fn tenant(&self, asked: &Asked<'_>) -> Option<String> {
         let token = bearer_token(asked)?;
         let is_known = self.config.tenants.is_empty() || self.config.tenants.iter().any(|tenant| tenant == token);
-        // Else a record would show it.
+        // A record would show the operator's token.
         let is_operator = self.config.operator_token.as_ref().is_some_and(|operator| operator.is(token));
         (is_known && !is_operator).then(|| token.to_owned())
     }
@@ -272,7 +272,7 @@ fn bearer_token<'a>(asked: &Asked<'a>) -> Option<&'a str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// What this process has of the machine's memory, where the system says it.
+/// The resident memory of this process in bytes, if the system reports it.
 fn memory_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))?;

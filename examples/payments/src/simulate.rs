@@ -1,4 +1,4 @@
-//! Trouble on demand: the request header `X-Simulate`, obeyed only under `--simulate`.
+//! Simulated trouble: the request header `X-Simulate`, obeyed only under `--simulate`.
 
 use std::future::Future;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use crate::running::Stay;
 /// What to simulate, read from a comma list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Simulation {
-    /// Is written to the log when the handler begins.
+    /// Logged when the handler begins.
     say: Option<String>,
     hold_before: bool,
     hold_after: bool,
@@ -26,7 +26,7 @@ pub(crate) struct Simulation {
     panic_before: bool,
     panic_after: bool,
     abort_after_effect: bool,
-    /// Whether a timeout stands around the handler, inside of the idempotency layer.
+    /// Whether there is a timeout around the handler, inside of the idempotency layer.
     pub(crate) timeout_inside: bool,
     timeout_outside: bool,
     directives: Option<ResponseDirectives>,
@@ -41,7 +41,7 @@ pub(crate) struct Simulation {
     momentary: bool,
 }
 
-/// Fields that say something of one connection, one client, or one moment.
+/// Fields that concern one connection, one client, or one moment.
 const MOMENTARY: [(&str, &str); 11] = [
     ("access-control-allow-origin", "https://first.test"),
     ("connection", "x-hop"),
@@ -99,7 +99,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What a handler may say about the settlement of its response.
+    /// Reads a handler's directive for the settlement of its response.
     fn direct(&mut self, name: &str, value: &str) -> Result<(), Problem> {
         let directives = self.directives.take().unwrap_or_default();
         self.directives = Some(match name {
@@ -113,7 +113,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What happens before the effect; an answer is given in its place.
+    /// What happens before the effect; a returned answer takes the place of the effect.
     pub(crate) async fn before(&self, run: &Stay) -> Option<Answer> {
         if let Some(said) = &self.say {
             tracing::warn!(said, "simulated: the handler begins");
@@ -126,7 +126,7 @@ impl Simulation {
         self.status_before.map(simulated)
     }
 
-    /// What happens after the effect; an answer is given in place of the handler's.
+    /// What happens after the effect; a returned answer takes the place of the handler's.
     pub(crate) async fn after(&self, run: &Stay) -> Option<Answer> {
         if self.hold_after {
             run.released().await;
@@ -139,12 +139,12 @@ impl Simulation {
         self.status.map(simulated)
     }
 
-    /// What is said about any answer's settlement.
+    /// Adds the directives to an answer.
     pub(crate) fn directed(&self, answer: Answer) -> Answer {
         Answer { directives: self.directives.clone(), ..answer }
     }
 
-    /// What is done to the answer of a payment that was made.
+    /// Changes the answer of a payment that was made.
     pub(crate) fn dress(&self, mut answer: Answer, run: &Stay) -> Answer {
         if let Some(bytes) = self.stream {
             answer = answer.stream(bytes, End::Whole, "application/octet-stream");
@@ -184,7 +184,7 @@ impl Outside {
         Self { simulation, request: Some(request) }
     }
 
-    /// Around what answers the request: an answer that is kept back is settled already.
+    /// Runs `service`, which answers the request. An answer that is held back is settled already.
     pub(crate) async fn around<T>(self, service: impl Future<Output = T>) -> Result<T, Problem> {
         let Some(request) = self.request else { return Ok(service.await) };
         if self.simulation.timeout_outside {

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::{Config, ContractName, Database, Place, UnknownPlace};
 
-/// How long to wait for other writers of SQLite at least.
+/// The least time to wait for other writers of SQLite.
 const SQLITE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often expired records are removed from SQLite, and how many at a time.
@@ -48,7 +48,7 @@ pub(crate) struct Health {
     pub(crate) counted: &'static str,
     /// How many there are; an estimate in Postgres.
     pub(crate) count: u64,
-    /// What Redis in front has spared.
+    /// The counters of the cache, if there is one.
     pub(crate) cache: Option<HybridMetrics>,
 }
 
@@ -58,18 +58,18 @@ pub(crate) enum RunningPurge {
     /// Of SQLite, or of memory.
     Task(JoinHandle<()>),
     Postgres(Purger),
-    /// Redis forgets what is over by itself.
+    /// Redis removes expired records without it.
     NotNeeded,
 }
 
 /// A contract that the store cannot keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContractRefused {
-    /// The payments cannot be in a transaction of Redis.
+    /// A transaction of Redis cannot hold the payments.
     TransactionalOnRedis,
-    /// Nor in one of memory.
+    /// Memory has no transaction for the payments.
     TransactionalInMemory,
-    /// Nobody has accepted what Redis can lose.
+    /// Redis can lose records, and the operator has not accepted that.
     AtMostOnceOnRedis,
 }
 

@@ -1,4 +1,4 @@
-//! Each file in the folders beside this one must not compile, and the compiler says what stands beside it.
+//! No file in the folders next to this one may compile; the `.stderr` file next to each holds the compiler's message.
 //!
 //! The expected messages are those of the toolchain that the workspace names as its `rust-version`.
 

@@ -1,4 +1,5 @@
-//! The conformance suites of the stores, and the hostile role of Postgres, from this machine, against the servers in their containers.
+//! Runs the conformance suites of the stores, and the tests of Postgres's hostile role, on this machine against servers in
+//! containers.
 
 use std::path::Path;
 
@@ -10,8 +11,8 @@ use tokio::process::Command;
 use crate::Error;
 use crate::servers::Servers;
 
-/// The packages, and which of their tests: those that want a server to themselves start it as a process of this machine, which
-/// `cargo xtask test` and `cargo xtask conformance` are there for.
+/// The packages and their tests. Tests that need a private server start it as a process of this machine; `cargo xtask test` and
+/// `cargo xtask conformance` run those.
 const SUITES: [(&str, &[&str]); 4] = [
     ("idem-postgres", &["conformance::"]),
     ("idem-postgres", &["roles::"]),
@@ -19,7 +20,7 @@ const SUITES: [(&str, &[&str]); 4] = [
     ("idem-hybrid", &["conformance::"]),
 ];
 
-/// Runs them one after the other, all of them even if one fails.
+/// Runs all suites one after the other, even if one fails.
 pub(crate) async fn run(servers: &Servers) -> Result<(), Error> {
     let variables = [
         (POSTGRES_VARIABLE, format!("postgres://postgres@{}/postgres", servers.postgres.socket(5432).await?)),

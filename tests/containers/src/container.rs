@@ -9,19 +9,19 @@ use testcontainers::{ContainerAsync, ContainerRequest, GenericImage, ImageExt};
 
 use crate::Error;
 
-/// What the networks of all runs are called in the beginning; then comes the id of the process.
+/// The prefix of the network names of all runs; the process id follows.
 pub(crate) const FAMILY: &str = "idem-containers-";
 
 /// The label with the id of the process that started a container.
 pub(crate) const LABEL: &str = "idem-containers.process";
 
-/// How long a server may take to answer on a loaded machine.
+/// The time limit for a server's answer on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often it is asked meanwhile.
+/// How often the server is polled.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// The private network of a run. It is made with its first container, and goes with its last.
+/// The private network of a run. It is made with its first container, and removed with its last.
 #[derive(Debug)]
 pub(crate) struct Network {
     name: String,
@@ -36,14 +36,14 @@ impl Network {
         &self.name
     }
 
-    /// What other containers call the one of this name.
+    /// The host name of a container for other containers.
     pub(crate) fn host(&self, name: &str) -> String {
         format!("{}-{name}", self.name)
     }
 
     /// Starts a container.
     ///
-    /// None of its ports is published: it asks nobody for a password, and this machine reaches its address as it is.
+    /// No port is published: the container has no password, and this machine reaches its address directly.
     pub(crate) async fn start(
         &self,
         name: &str,
@@ -62,7 +62,8 @@ impl Network {
     }
 }
 
-/// The library wants the tag by itself; without one it is Docker's own default. The port of a registry is none.
+/// Splits an image into repository and tag, as the library expects. The default tag is Docker's. A registry's port is not a
+/// tag.
 fn split(image: &str) -> (&str, &str) {
     match image.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => (repository, tag),
@@ -78,29 +79,29 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Its name, by which others on its network reach it also after its address has changed.
+    /// Its host name on the network, which stays the same when its address changes.
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
 
-    /// Where this machine and others reach it at the moment.
+    /// The current address, for this machine and for other containers.
     pub(crate) async fn address(&self) -> Result<IpAddr, Error> {
         Ok(self.container.get_bridge_ip_address().await?)
     }
 
-    /// The same with a port.
+    /// The current address with a port.
     pub(crate) async fn socket(&self, port: u16) -> Result<SocketAddr, Error> {
         Ok((self.address().await?, port).into())
     }
 
-    /// Whether a command in it succeeds.
+    /// Runs a command in it, which must succeed.
     pub(crate) async fn execute(&self, words: &[&str]) -> Result<(), Error> {
         let command = ExecCommand::new(words.iter().copied()).with_cmd_ready_condition(CmdWaitFor::exit_code(0));
         self.container.exec(command).await.map_err(|error| format!("{}: {}: {error}", self.host, words.join(" ")))?;
         Ok(())
     }
 
-    /// What a command in it prints.
+    /// Runs a command in it and returns its output.
     pub(crate) async fn output_of(&self, words: &[&str]) -> Result<String, Error> {
         let command = ExecCommand::new(words.iter().copied());
         let failed = |error| format!("{}: {}: {error}", self.host, words.join(" "));
@@ -109,7 +110,7 @@ impl Container {
         Ok(String::from_utf8_lossy(&printed).trim().to_owned())
     }
 
-    /// Asks until there is no objection any more. The error shows the last one, and what the container said.
+    /// Repeats `check` until it succeeds. The error shows its last failure and the container's log.
     pub(crate) async fn wait_until<T>(&self, mut check: impl AsyncFnMut() -> Result<T, Error>) -> Result<T, Error> {
         let began = Instant::now();
         loop {
@@ -123,7 +124,7 @@ impl Container {
         }
     }
 
-    /// Waits until somebody accepts connections.
+    /// Waits until the port accepts connections.
     pub(crate) async fn wait_until_it_listens(&self, port: u16) -> Result<SocketAddr, Error> {
         let socket = self.socket(port).await?;
         self.wait_until(async || Ok(tokio::net::TcpStream::connect(socket).await.map(drop)?)).await?;

@@ -1,4 +1,4 @@
-//! Docker's command line, for what the library does not do.
+//! Docker's command line, for what the library lacks.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use tokio::process::Command;
 
 use crate::Error;
 
-/// What `docker` prints with these arguments.
+/// Runs `docker` and returns its output.
 pub(crate) async fn docker(args: &[&str]) -> Result<String, Error> {
     let mut command = Command::new("docker");
     command.args(args).stdin(Stdio::null()).kill_on_drop(true);

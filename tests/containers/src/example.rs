@@ -1,4 +1,4 @@
-//! The example in a container.
+//! The payments example in a container.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ const PORT: u16 = 8080;
 
 pub(crate) const FRAMEWORKS: [&str; 2] = ["axum", "actix"];
 
-/// Where the records are.
+/// The store of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Store {
     Sqlite,
@@ -31,7 +31,7 @@ pub(crate) enum Store {
 }
 
 impl Store {
-    /// The contracts that can be had there.
+    /// The contracts that the store supports.
     pub(crate) fn contracts(self) -> &'static [Contract] {
         match self {
             Self::Sqlite | Self::Postgres | Self::PgBouncer | Self::Hybrid => &Contract::ALL,
@@ -39,7 +39,7 @@ impl Store {
         }
     }
 
-    /// The command line that puts records here, under names that no other example has.
+    /// The arguments that select this store, with names that no other example has.
     fn arguments(self, servers: &Servers, unique: &str) -> Vec<String> {
         let (postgres, redis) = (servers.postgres.host(), format!("redis://{}", servers.redis.host()));
         match self {
@@ -82,18 +82,18 @@ fn in_redis(url: &str, unique: &str) -> Vec<String> {
     ["--store", url, "--redis-key-prefix", &prefix, "--ledger", "sqlite://ledger.db"].map(str::to_owned).to_vec()
 }
 
-/// What an example is, and what it is called.
+/// The configuration of an example.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup<'a> {
     pub(crate) store: Store,
     pub(crate) contract: Contract,
     pub(crate) framework: &'a str,
-    /// Those of the same name share their records.
+    /// Examples with the same name share their records.
     pub(crate) records: &'a str,
     pub(crate) more: &'a [&'a str],
 }
 
-/// The example; removed when dropped.
+/// The running example; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Example {
     _container: Container,
@@ -116,7 +116,7 @@ impl Example {
         let of_store = store.arguments(servers, records);
         let command = arguments.into_iter().chain(more.iter().copied()).map(str::to_owned).chain(of_store);
         let name = format!("payments-{records}-{framework}");
-        // What it writes there need not outlive it, and is faster in memory.
+        // Its files need not outlive it, and are faster in memory.
         let data = Mount::tmpfs_mount("/data");
         let container =
             network.start(&name, &images.payments, |request| request.with_cmd(command).with_mount(data)).await?;

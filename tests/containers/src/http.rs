@@ -1,4 +1,4 @@
-//! The cases over sockets against the example in containers: every framework, store and contract.
+//! Runs the HTTP cases over sockets against the example in containers, on every framework, store and contract.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,17 @@ use crate::example::{Example, FRAMEWORKS, Setup, Store};
 use crate::images::Images;
 use crate::servers::Servers;
 
-/// A machine that is busy with something else takes seconds for what takes milliseconds, and that is nobody's fault here.
+/// Longer timeouts, because a busy machine takes seconds for what usually takes milliseconds.
 const PATIENT: [&str; 6] = ["--store-timeout-ms", "25000", "--cache-timeout-ms", "10000", "--backoff-ms", "6000"];
 
-/// One store under one contract, by one framework.
+/// The results for one store, contract and framework.
 struct Cell {
     place: String,
     report: Report,
     took: Duration,
 }
 
-/// Runs all cases in every cell, compares what the frameworks answered, and prints a line for each.
+/// Runs all cases in every cell, prints a line for each, and compares the answers of the frameworks.
 pub(crate) async fn run(network: &Network, images: &Images, servers: &Servers, chosen: &[Store]) -> Result<(), Error> {
     let stores = if chosen.is_empty() { Store::value_variants() } else { chosen };
     println!("\n{} cases over sockets against the example in containers\n", CASES.len());

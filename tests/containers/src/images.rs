@@ -1,4 +1,4 @@
-//! Which image stands for what.
+//! Chooses the images.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use idem_servers::setup::{postgres, redis};
 use crate::Error;
 use crate::docker::docker;
 
-/// A kind of server, and the images that there are of it.
+/// A kind of server, and its images.
 struct Kind {
     name: &'static str,
-    /// Names another image, which comes before all.
+    /// The environment variable that names another image, which takes precedence.
     variable: &'static str,
     official: &'static str,
-    /// The one that `cargo xtask images` makes, without its tag.
+    /// The image that `cargo xtask images` makes, without its tag.
     own: &'static str,
 }
 
@@ -38,7 +38,7 @@ const PAYMENTS: Kind = Kind {
     own: "idem-test/payments",
 };
 
-/// How long an image may take to come. Without a network, Docker can wait for minutes.
+/// The time limit for pulling an image. Without a network, Docker can wait for minutes.
 const PULL: Duration = Duration::from_secs(300);
 
 /// The images of a run.
@@ -51,7 +51,7 @@ pub(crate) struct Images {
 }
 
 impl Images {
-    /// Finds or gets them, and says which they are. The servers are those of a release of Debian if one is named.
+    /// Finds or pulls the images, and prints them. If a release of Debian is named, the servers are those of that release.
     pub(crate) async fn choose(release: Option<&str>) -> Result<Self, Error> {
         Ok(Self {
             postgres: POSTGRES.choose(release).await?,
@@ -69,7 +69,7 @@ impl Kind {
         Ok(image)
     }
 
-    /// The image that somebody names, else the one that was made here, else the official one.
+    /// The image that the environment names, else the locally built one, else the official one.
     async fn find(&self, release: Option<&str>) -> Result<(String, &'static str), Error> {
         let advice = |error: Error| format!("{error}; run `cargo xtask images`, or name another by {}", self.variable);
         if let Ok(named) = std::env::var(self.variable) {
@@ -80,7 +80,7 @@ impl Kind {
         if is_there(&own).await {
             return Ok((own, "made by `cargo xtask images`"));
         }
-        // No other version is a substitute for the one that was asked for.
+        // Another version does not replace the requested release.
         if let Some(release) = release {
             return Err(format!("there is no image {own}; run `cargo xtask images --release {release}`").into());
         }
@@ -89,7 +89,7 @@ impl Kind {
     }
 }
 
-/// Gets an image unless it is on this machine.
+/// Pulls an image unless it is on this machine.
 async fn provide(image: &str) -> Result<(), Error> {
     if is_there(image).await {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What a run leaves behind that could not remove it.
+//! Removes what a run leaves behind.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::Error;
 use crate::container::{FAMILY, LABEL};
 use crate::docker::docker;
 
-/// Removes the containers and networks of runs that were killed, as their processes are no more.
+/// Removes the containers and networks of runs that were killed: those whose process does not exist any more.
 pub(crate) async fn remove_of_the_dead() -> Result<(), Error> {
     let printed = docker(&["network", "ls", "--filter", &format!("name={FAMILY}"), "--format", "{{.Name}}"]).await?;
     for network in printed.lines() {

@@ -1,5 +1,5 @@
-//! `cargo xtask test-containers`: servers and the example as containers on a network of their own, the suites against them,
-//! and nothing left over.
+//! `cargo xtask test-containers`: runs the suites against servers and the example in containers on a private network, and
+//! removes them afterwards.
 
 mod conformance;
 mod container;
@@ -22,7 +22,7 @@ use example::Store;
 use images::Images;
 use servers::Servers;
 
-/// Whatever went wrong, for people.
+/// An error, for people.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Starts Postgres, PgBouncer, Redis, a group with Sentinels, a Redis Cluster and the example as containers, and runs the
@@ -30,13 +30,13 @@ pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask test-containers")]
 struct Options {
-    /// Which suites; default all of them.
+    /// The suites to run; default all of them.
     #[arg(long, value_enum)]
     only: Vec<Suite>,
-    /// On which stores the example runs for the cases over sockets; default all of them.
+    /// The stores of the example for the HTTP cases; default all of them.
     #[arg(long, value_enum)]
     store: Vec<Store>,
-    /// The servers of this release of Debian, as in `trixie`, out of the images that `cargo xtask images --release` makes.
+    /// Uses servers of this release of Debian, such as `trixie`, from images that `cargo xtask images --release` makes.
     #[arg(long)]
     release: Option<String>,
 }
@@ -68,7 +68,7 @@ fn complain(error: &Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs, and removes everything also when somebody stops it.
+/// Runs the suites, and removes everything even if a signal stops the run.
 async fn run_until_stopped(options: &Options) -> Result<(), Error> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     leftovers::remove_of_the_dead().await?;
@@ -77,7 +77,7 @@ async fn run_until_stopped(options: &Options) -> Result<(), Error> {
         _ = interrupt.recv() => Err("interrupted".into()),
         _ = terminate.recv() => Err("terminated".into()),
     };
-    // What was just being started when it ended belongs to nobody else.
+    // This also removes what was just being started.
     let removed = leftovers::remove_own().await;
     println!("all containers and their network are removed");
     outcome.and(removed)

@@ -1,4 +1,4 @@
-//! Whether what clients saw is what was promised.
+//! Checks that what clients saw is what the contract promised.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,53 +7,56 @@ use std::time::Duration;
 use crate::history::{Answer, Key, Operation, Payment, Word};
 use crate::register::is_linearizable;
 
-/// What is promised of each key.
+/// The promise for each key.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::exhaustive_structs, reason = "a run has to say all of it")]
 pub struct Promise {
-    /// No key has two effects. Otherwise each further one comes from another attempt; that of a run that went on after its lease
-    /// was over may come last.
+    /// No key has two effects. If false, each further effect comes from another attempt, and a run that outlived its lease may
+    /// write last.
     pub at_most_one_effect: bool,
-    /// An outcome may be unknown for good, after a death.
+    /// An outcome may stay unknown after the death of an owner.
     pub may_be_unknown: bool,
-    /// So long after its end a run may be taken for one in progress, because a lock in front of the store is left over.
+    /// How long after its end a run may still be reported as in progress, because of a stale lock in front of the store.
     pub stale_lock: Duration,
-    /// Where a record is settled on its own, a store that does not take the settlement delays the answer by so long, and no
-    /// longer: a run whose answer took this long may be one that is settled after it, or too late, when its outcome is unknown.
+    /// The bounds of late settlements, if records are settled outside of the business transaction.
+    ///
+    /// A store that does not accept a settlement delays the answer by `patience` at most. A run whose answer took that long may
+    /// be settled after its answer, or too late; then its outcome is unknown.
     pub settles_behind: Option<Behind>,
-    /// So long after everything is well again each key has a definite answer.
+    /// How long after the last fault each key must have a definite answer.
     pub live_within: Duration,
-    /// A success that was answered sooner than this is settled: no lease was over by then, and no settlement given up.
+    /// A success that was answered sooner than this is settled: no lease had expired, and no settlement was given up.
     pub lease: Duration,
 }
 
-/// What is known besides what clients saw.
+/// What the checker knows besides the answers.
 #[derive(Debug, Clone, Default)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Known {
     /// The keys whose handler began at least once.
     pub begun: BTreeSet<Key>,
-    /// From when to when an owner may have died, or an answer of a store may have been lost for as long as a lease. Of a stall
-    /// that is only its beginning: what was sent later is not carried out before its end, and its lease begins then.
+    /// Spans in which an owner may have died, or a store's answer may have been lost for as long as a lease.
+    ///
+    /// Of a stall, only the beginning counts. The store executes later requests after the stall, and their leases begin then.
     pub losses: Vec<(Duration, Duration)>,
-    /// From when to when leases may have been over too early, as the clock of a store was put forward.
+    /// Spans in which leases may have expired too early, because a store's clock was put forward.
     pub jumps: Vec<(Duration, Duration)>,
-    /// From when to when stores stood still.
+    /// Spans in which stores stood still.
     pub stalls: Vec<(Duration, Duration)>,
 }
 
-/// What is promised of settlements that come after their answer.
+/// Bounds of settlements that come after their answer.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::exhaustive_structs, reason = "a run has to say all of it")]
 pub struct Behind {
-    /// An answer that came sooner was settled before.
+    /// An answer that came sooner was settled before it was sent.
     pub patience: Duration,
-    /// So long after its answer the run may be in progress still.
+    /// How long after its answer the run may still be in progress.
     pub delay: Duration,
 }
 
 impl Promise {
-    /// How long after its end an operation that ran may be settled. A store that stands still takes nothing before its end.
+    /// How long after its end a run may be settled. A stalled store accepts nothing before the stall ends.
     pub(crate) fn settled_late_by(&self, operation: &Operation, known: &Known) -> Duration {
         let Some(Behind { patience, delay }) = self.settles_behind else { return Duration::ZERO };
         if !operation.is_run() || operation.ended - operation.began < patience {
@@ -64,17 +67,17 @@ impl Promise {
     }
 }
 
-/// What was broken, and where.
+/// A broken rule, and the key that broke it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Violation {
-    /// Which key.
+    /// The key.
     pub key: Key,
-    /// Which rule, and how.
+    /// The rule, and how it was broken.
     pub what: What,
 }
 
-/// The rules.
+/// A rule that a history can break.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum What {
@@ -82,35 +85,35 @@ pub enum What {
     TwoEffects(usize),
     /// Two effects of one attempt.
     AttemptTwice,
-    /// Successful answers that are not the same byte by byte.
+    /// Successful answers that differ in some byte.
     AnswersDiffer,
-    /// Two runs answered for themselves where only one may have run.
+    /// Two runs answered their own clients where only one may have run.
     RanTwice,
-    /// A success that has no effect.
+    /// A success without an effect.
     SuccessWithoutEffect,
-    /// What was settled is something else later.
+    /// A settled answer changed later.
     SettledAnswerChanged,
-    /// What was settled is in progress later.
+    /// A settled key was in progress later.
     SettledAnswerVanished,
-    /// Somebody else's payment.
+    /// An answer with the payment of another key.
     AnotherKeysAnswer,
-    /// A payment of another amount than the one that was asked for.
+    /// A payment of another amount than the request's.
     AnotherBodysAnswer,
-    /// A request that is the one that was settled is told that it is another.
+    /// A mismatch for the very request that was settled.
     FalseMismatch,
-    /// An outcome that is unknown although nothing may be.
+    /// An unknown outcome where the contract allows none.
     OutcomeUnknown,
-    /// An outcome that is unknown although no handler ever began, and no owner died.
+    /// An unknown outcome although no handler began and no owner died.
     UnknownAndNeverRun,
-    /// An effect of a later attempt than the one whose success was answered in time.
+    /// An effect of a later attempt than one whose success was answered in time.
     EffectAfterSuccess,
     /// No definite answer in time.
     NoAnswer,
-    /// The answers have no order in which each of them was true when it was given.
+    /// No order of the answers makes each of them true when it was given.
     NoOrder,
 }
 
-/// What a run must have seen to have shown anything.
+/// Counts that show whether a run has tested enough.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Seen {
@@ -124,15 +127,15 @@ pub struct Seen {
     pub mismatches: u64,
     /// Answers while another run was in progress.
     pub in_progress: u64,
-    /// Effects of a second or later attempt, and outcomes that are unknown: what a dead owner left to others.
+    /// Effects of second or later attempts, and unknown outcomes: what dead owners left.
     pub takeovers: u64,
     /// Requests without an answer.
     pub unknown: u64,
-    /// Keys that were asked for first while a store stood still.
+    /// Keys that were first requested while a store stood still.
     pub stalled: u64,
 }
 
-/// Checks a history against what really happened. `well_from` is when the last fault was over.
+/// Checks a history against the effects and the promise. `well_from` is when the last fault ended.
 #[must_use]
 pub fn check(
     history: &[Operation],
@@ -209,7 +212,7 @@ fn answers_of_key(
     if promise.at_most_one_effect && operations.iter().filter(|operation| operation.is_run()).count() > 1 {
         broken.insert(What::RanTwice);
     }
-    // A run that lost its lease answers its own client, whatever its record says by then.
+    // A run that lost its lease answers its own client, regardless of the record.
     let counted = |answer: &Answer| promise.at_most_one_effect || answer.is_replay;
     let digests: BTreeSet<_> =
         successes.iter().filter(|(_, answer)| counted(answer)).map(|(_, answer)| answer.digest).collect();
@@ -236,7 +239,7 @@ fn answers_of_key(
     }
 }
 
-/// What was settled, as somebody was told, is settled for everybody who asks afterwards.
+/// Checks that a key whose settlement one client has seen is settled for every later request.
 fn order_of_key(operations: &[&Operation], known: &Known, promise: Promise, broken: &mut BTreeSet<What>) {
     let word = |operation: &Operation| operation.answer.as_ref().map(Answer::word);
     let is_settled = |operation: &&&Operation| {
@@ -257,14 +260,15 @@ fn order_of_key(operations: &[&Operation], known: &Known, promise: Promise, brok
     }
 }
 
-/// Whether the outcome of a key is unknown although nothing of it ever began. Who may have died with its key, and whose answer
-/// may have been lost for as long as a lease, is not judged.
+/// Whether the outcome of a key is unknown although its handler never began.
+///
+/// A key is not judged if its owner may have died, or if a store's answer may have been lost for as long as a lease.
 fn is_unknown_for_nothing(key: &Key, operations: &[&Operation], known: &Known, promise: Promise) -> bool {
     let is_unknown =
         |operation: &&&Operation| operation.answer.as_ref().is_some_and(|answer| answer.word() == Word::Unknown);
     let Some(told) = operations.iter().filter(is_unknown).map(|operation| operation.began).min() else { return false };
     let asked = || operations.iter().filter(|operation| operation.began <= told);
-    // Who was answered otherwise may still let go of the key, or have a lease on it.
+    // An operation with another answer may still be releasing the key, or hold a lease on it.
     let over =
         |operation: &Operation| operation.ended + if operation.began < told { promise.lease } else { Duration::ZERO };
     let met = |(from, until): &(Duration, Duration)| {
@@ -273,8 +277,10 @@ fn is_unknown_for_nothing(key: &Key, operations: &[&Operation], known: &Known, p
     !known.begun.contains(key) && !known.losses.iter().any(met)
 }
 
-/// Whether a key has an effect of a later attempt than the one of which a client was told in time that it succeeded. A run
-/// that took as long as a lease may have lost it, and what a store did not take for seconds is settled behind the answer.
+/// Whether a key has an effect of a later attempt than one whose success was answered in time.
+///
+/// A run that took as long as a lease may have lost it. A settlement that the store did not accept for seconds follows its
+/// answer.
 fn has_effect_after_success(operations: &[&Operation], made: &[&Payment], known: &Known, promise: Promise) -> bool {
     let jumped = |operation: &Operation| {
         known.jumps.iter().any(|(from, until)| operation.began <= *until && operation.ended >= *from)
@@ -291,7 +297,7 @@ fn is_answered(operations: &[&Operation], well_from: Duration, within: Duration)
     operations.iter().any(|operation| operation.ended <= well_from + within && operation.is_answered())
 }
 
-/// Counts what a run has seen.
+/// Counts what a run has shown.
 #[must_use]
 pub fn seen(history: &[Operation], effects: &[Payment], known: &Known) -> Seen {
     let mut seen = Seen { operations: history.len() as u64, ..Seen::default() };

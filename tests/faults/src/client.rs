@@ -1,4 +1,4 @@
-//! What clients ask, and how they write it down.
+//! Clients: they send requests, and record every answer in the history.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,28 +21,28 @@ use crate::world::World;
 /// Tenants, all of which use the same keys.
 pub(crate) const TENANTS: u32 = 5;
 
-/// In a thousand: repeats of somebody's key, altered bodies, and handlers that take from a fifth of a lease to five.
+/// Per thousand requests: repeats of an earlier key, altered bodies, and slow handlers. A slow handler takes 0.2 to 5 leases.
 const REPEATS: u64 = 200;
 const ALTERED: u64 = 50;
 const SLOW: u64 = 4;
 
-/// The same: bodies that take many packets, and their greatest size in bytes.
+/// Per thousand requests: bodies that span many packets. Below, their greatest size in bytes.
 const BIG: u64 = 20;
 const BIGGEST: u64 = 200_000;
 
-/// Longer than any answer may take.
+/// The client's timeout, longer than any answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a client repeats a request by itself; what has no answer then is asked for again when everything is well.
+/// How long a client retries a request during the faults. Unanswered requests are sent again after the last fault.
 const STUBBORNNESS: Duration = Duration::from_secs(8);
 
-/// The same where everything is well.
+/// How long a client retries a request after the last fault.
 pub(crate) const LONGEST: Duration = Duration::from_secs(60);
 
-/// What a handler writes into the log of its service when it begins, before the name of its key.
+/// The text that a handler logs when it begins; the name of its key follows.
 const BEGUN: &str = "begun:";
 
-/// Fields that are not the same in a replay, and need not be.
+/// Header fields that may differ in a replay.
 const OF_THE_MOMENT: [&str; 5] = ["connection", "content-length", "date", "idempotency-replayed", "transfer-encoding"];
 
 pub(crate) struct Client {
@@ -57,7 +57,7 @@ impl Client {
         Self { world, random, connections }
     }
 
-    /// Many keys, some of them more than once.
+    /// Requests many keys, some of them more than once.
     pub(crate) async fn work(mut self) {
         while !self.world.over.load(Ordering::Relaxed) {
             let (key, amount) = self.choose();
@@ -65,7 +65,7 @@ impl Client {
         }
     }
 
-    /// One key for which many clients ask at once.
+    /// Requests one key, for which many clients ask at once.
     pub(crate) async fn storm(mut self, key: Key) {
         let amount = self.world.amount_of(&key);
         self.insist(&key, amount, STUBBORNNESS).await;
@@ -81,7 +81,8 @@ impl Client {
         (key, amount)
     }
 
-    /// Asks until there is a definite answer, or for so long; whether there is. Who still asks when everything is well gets one.
+    /// Retries until there is a definite answer, which it returns, or until `patience` is over. After the last fault it retries
+    /// for up to `LONGEST`.
     pub(crate) async fn insist(&mut self, key: &Key, amount: i64, patience: Duration) -> Option<Answer> {
         let began = Instant::now();
         let world = Arc::clone(&self.world);
@@ -99,7 +100,7 @@ impl Client {
         None
     }
 
-    /// One request and what came of it, written down.
+    /// Sends one request and records it in the history.
     async fn ask(&mut self, key: &Key, amount: i64) -> Option<Answer> {
         let service = self.random.below(self.connections.len() as u64) as usize;
         let request = self.request(key, amount);
@@ -172,7 +173,7 @@ impl Client {
     }
 }
 
-/// What the services have not finished although nobody asks any more, in words; nothing should be left soon.
+/// Describes what the services have not finished after the last request. The list must be empty soon.
 pub(crate) async fn still_running(world: &Arc<World>) -> Result<Vec<String>, Error> {
     let give_up_at = Instant::now() + STUBBORNNESS;
     let mut client = Client::new(Arc::clone(world), Random::new(0));
@@ -225,7 +226,7 @@ impl Received {
         }
     }
 
-    /// Whatever the body does not say, because it is a stream, is what was asked for.
+    /// Reads the payment. If the body is a stream without key and amount, it takes those of the request.
     fn payment(&self, document: &serde_json::Value, key: &Key, amount: i64) -> Option<Payment> {
         let id = self.field("location")?.rsplit('/').next()?.to_owned();
         let attempt = self.field("x-attempt")?.parse().ok()?;
@@ -250,7 +251,7 @@ fn name(key: &Key) -> String {
     format!("{}-{}", key.tenant, key.key)
 }
 
-/// The keys whose handler has begun, by the log of a service.
+/// The keys whose handler has begun, according to the log of a service.
 pub(crate) fn begun(log: &str) -> impl Iterator<Item = Key> {
     log.split(BEGUN).skip(1).filter_map(|rest| {
         let length = rest.find(|end: char| end != '-' && !end.is_ascii_digit())?;
@@ -259,7 +260,7 @@ pub(crate) fn begun(log: &str) -> impl Iterator<Item = Key> {
     })
 }
 
-/// For what a payment was made, by the name of its recipient.
+/// The key for which a payment was made, parsed from the name of its recipient.
 pub(crate) fn read_recipient(recipient: &str) -> Option<Key> {
     let (tenant, key) = recipient.strip_prefix("tenant-")?.split_once(" key-")?;
     Some(Key { tenant: tenant.parse().ok()?, key: key.parse().ok()? })

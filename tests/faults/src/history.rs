@@ -1,34 +1,34 @@
-//! What clients asked and were answered, and what really happened: all that the checker knows.
+//! The input of the checker: what clients asked, what they were answered, and what really happened.
 
 use std::time::Duration;
 
-/// What a request is about. Tenants share keys.
+/// The key of a request. Tenants share key numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Key {
-    /// Whose payment.
+    /// The tenant that pays.
     pub tenant: u32,
-    /// Which key of that tenant.
+    /// The number of the key, within the tenant.
     pub key: u64,
 }
 
-/// One request and what came of it. Times are counted from the start of the run, by one clock that never goes back.
+/// One request and its outcome. Times count from the start of the run, by a monotonic clock.
 #[derive(Debug, Clone)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Operation {
-    /// What it was about.
+    /// The key of the request.
     pub key: Key,
-    /// The amount that it asked for, by which altered bodies are told apart.
+    /// The amount that it asked for, which distinguishes altered bodies.
     pub amount: i64,
     /// When it was sent.
     pub began: Duration,
-    /// When it was answered, or given up.
+    /// When it was answered or given up.
     pub ended: Duration,
-    /// What was answered; `None` when nobody knows.
+    /// The answer; `None` if no complete answer arrived.
     pub answer: Option<Answer>,
 }
 
-/// What a client was answered.
+/// The answer that a client received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Answer {
@@ -36,7 +36,7 @@ pub struct Answer {
     pub status: u16,
     /// Whether it is marked as a replay.
     pub is_replay: bool,
-    /// The kind of a problem of the idempotency layer.
+    /// The problem type of the idempotency layer, if it is a problem.
     pub problem: Option<String>,
     /// A digest of everything that a replay has to repeat.
     pub digest: u64,
@@ -44,43 +44,43 @@ pub struct Answer {
     pub payment: Option<Payment>,
 }
 
-/// A payment as an answer shows it, or as the sink has it.
+/// A payment, as an answer shows it or as the ledger holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Payment {
     /// Its name.
     pub id: String,
-    /// For what it was made.
+    /// The key for which it was made.
     pub key: Key,
     /// How much money moved.
     pub amount: i64,
-    /// Which attempt of its operation made it.
+    /// The attempt of the operation that made it.
     pub attempt: u32,
 }
 
-/// What came of a key, as far as one answer says it.
+/// What one answer says about its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// It is done, and this is its answer for good.
+    /// It is done, and this is its final answer.
     Settled,
-    /// Its outcome is unknown for good.
+    /// Its outcome stays unknown.
     Unknown,
     /// It belongs to another request.
     Mismatch,
     /// It runs.
     InProgress,
-    /// Nothing for good: come back.
+    /// Nothing final: the client must retry.
     Later,
 }
 
 impl Operation {
-    /// Whether it tells what became of the key, for good.
+    /// Whether it says what finally became of the key.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         self.answer.as_ref().is_some_and(|answer| matches!(answer.word(), Word::Settled | Word::Unknown))
     }
 
-    /// Whether its answer is that of its own run.
+    /// Whether its answer comes from its own run.
     pub(crate) fn is_run(&self) -> bool {
         self.answer.as_ref().is_some_and(|answer| answer.status == 201 && !answer.is_replay)
     }
@@ -96,13 +96,13 @@ impl Answer {
             (410, Some("body-not-retained")) => Word::Settled,
             (_, Some(_)) => Word::Later,
             (201, None) => Word::Settled,
-            // What the application answers is for good once it is replayed.
+            // An answer of the application is final once it is replayed.
             (_, None) if self.is_replay => Word::Settled,
             (_, None) => Word::Later,
         }
     }
 
-    /// Whether a client needs to ask no more.
+    /// Whether the client need not retry.
     #[must_use]
     pub fn is_definite(&self) -> bool {
         matches!(self.word(), Word::Settled | Word::Unknown | Word::Mismatch)

@@ -18,7 +18,7 @@ use crate::Error;
 use crate::service::Service;
 use crate::world::{LEASE, Servers, World};
 
-/// Every value becomes garbage, and stays as long as what it was.
+/// Replaces every value by garbage and keeps its TTL.
 const GARBLE: &str = "
 local count = 0
 for _, key in ipairs(redis.call('KEYS', '*')) do
@@ -29,24 +29,24 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
 end
 return count";
 
-/// Weather that nobody has met by then is over.
+/// How much longer a network fault waits, at most, until it harms a connection.
 const HARMLESS: Duration = Duration::from_secs(4);
 
-/// So long nobody asks for anything before a stall.
+/// How long clients send nothing before a stall.
 const HUSH: Duration = Duration::from_millis(400);
 
-/// What was caused, and whether it was noticed by anyone.
+/// Which faults were caused, and which of them did harm.
 #[derive(Debug, Default)]
 pub(crate) struct Caused {
     /// How often, by kind.
     pub(crate) faults: BTreeMap<Kind, u64>,
-    /// How often somebody came to harm, by the kinds of which that can be said.
+    /// How often each kind did harm, for the kinds where that can be counted.
     pub(crate) harmed: BTreeMap<Kind, u64>,
-    /// What explains what clients saw, but for the keys that began.
+    /// What the checker must know besides the answers, except the keys whose handler began.
     pub(crate) known: Known,
 }
 
-/// Follows the schedule to its end. Everything is well again then.
+/// Causes all planned faults in turn, and undoes the last one too.
 pub(crate) async fn follow(
     planned: &[Planned],
     world: &World,
@@ -63,7 +63,7 @@ pub(crate) async fn follow(
             .map_err(|error| format!("{} at {:.1} s: {error}", fault.kind, at.as_secs_f64()))?;
         let span = (began, started.elapsed());
         match fault.kind {
-            // It says itself when it began.
+            // `stall` records its own span.
             Kind::StallPostgres(_) | Kind::StallRedis(_) => {}
             _ => caused.known.losses.push(span),
         }
@@ -188,18 +188,18 @@ async fn cause(
     Ok(())
 }
 
-/// Who stands still.
+/// What stands still in a stall.
 #[derive(Debug, Clone, Copy)]
 enum Stalled {
     /// The server, with all its processes.
     Server,
-    /// What all services send, and what they are answered.
+    /// All traffic between all services and the store.
     AllServices,
-    /// The same of one of them.
+    /// All traffic between one service and the store.
     OneService(usize),
 }
 
-/// Lets a store stand still, and deliver afterwards what it was sent meanwhile.
+/// Stalls a store, which afterwards executes what it was sent meanwhile.
 async fn stall(
     fault: &Fault,
     world: &World,
@@ -221,7 +221,8 @@ async fn stall(
         )
     };
     let is_server = matches!(stalled, Stalled::Server);
-    // What is asked for first while it stands still meets connections on which nothing is on its way, and is carried out later.
+    // Wait until no request is in flight. Requests that first arrive during the stall then use idle connections, and the store
+    // executes them later.
     let began = world.started.elapsed();
     world.hush.store(true, Ordering::Relaxed);
     sleep(HUSH).await;
@@ -238,7 +239,7 @@ async fn stall(
         tokio::task::block_in_place(|| freeze(servers, is_postgres, false))?;
     }
     proxies().for_each(|proxy| proxy.weather(Weather::Clear));
-    // Also where the schedule is late.
+    // The calm is kept even if the schedule is late.
     sleep(fault.kind.calm(LEASE)).await;
     Ok(())
 }
@@ -254,7 +255,7 @@ fn freeze(servers: &mut Servers, is_postgres: bool, is_frozen: bool) -> Result<(
     Ok(())
 }
 
-/// How far the clock of Postgres is ahead of that of this machine.
+/// How far the clock of Postgres is ahead of the clock of this machine, in seconds.
 async fn seconds_ahead(url: &str) -> Result<f64, Error> {
     let mut connection = sqlx::PgConnection::connect(url).await?;
     let sql = "SELECT extract(epoch FROM clock_timestamp())::DOUBLE PRECISION";
@@ -262,12 +263,12 @@ async fn seconds_ahead(url: &str) -> Result<f64, Error> {
     Ok(theirs - SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
 
-/// Says how often something came to harm.
+/// Applies the weather of a fault and returns how often it did harm.
 async fn blow(fault: &Fault, proxy: &Proxy<Network>) -> u64 {
     let before = proxy.harmed();
     proxy.weather(fault.weather);
     sleep(fault.lasts.max(Duration::from_millis(300))).await;
-    // A cache that has just failed is left alone for a while: the weather stays until somebody meets it.
+    // Services avoid a cache that has just failed for a while, so the weather stays until a connection meets it.
     let give_up_at = Instant::now() + HARMLESS;
     let is_met = || matches!(fault.weather, Weather::Delay(_)) || proxy.harmed() > before;
     while !is_met() && Instant::now() < give_up_at {

@@ -1,5 +1,5 @@
-//! The payments example under faults: processes die and stand still, servers as well, and networks lose what they carry. What
-//! clients were answered, and what really happened, is checked against what each contract promises.
+//! The payments example under faults: processes die or stand still, servers do too, and networks lose traffic. A checker
+//! compares the answers and the effects with the promises of each contract.
 
 mod checker;
 mod history;

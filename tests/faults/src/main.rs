@@ -1,4 +1,4 @@
-//! `cargo xtask faults`: the payments example under hundreds of faults, and what the checker says of it.
+//! `cargo xtask faults`: runs the payments example under hundreds of faults and prints the checker's verdict.
 
 mod client;
 mod injector;
@@ -25,31 +25,31 @@ use world::{LEASE, SERVICES, Servers, World, promise};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Holds stores and contracts to their promises while everything fails.
+/// Checks that stores and contracts keep their promises under faults.
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask faults")]
 struct Options {
-    /// How long in all; each cell has its share.
+    /// Total duration in minutes, shared by all cells.
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
-    /// What all faults and all clients follow from. The same seed gives the same schedule of faults.
+    /// Seed of all faults and clients. The same seed gives the same schedule of faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only this cell, as in postgres/transactional; may be repeated.
+    /// Runs only this cell, such as postgres/transactional; may be repeated.
     #[arg(long)]
     cell: Vec<String>,
-    /// How many clients ask at once.
+    /// Number of concurrent clients.
     #[arg(long, default_value_t = 48)]
     clients: u64,
-    /// Prints the schedule, and does nothing else.
+    /// Prints the schedule and exits.
     #[arg(long)]
     plan: bool,
-    /// The example as its next version; `cargo xtask faults` says which it is.
+    /// The example built as its next version; `cargo xtask faults` passes its path.
     #[arg(long, hide = true)]
     next: PathBuf,
 }
 
-/// How often one key is asked for by many at once, and by how many.
+/// How often many clients request one key at once, and how many.
 const STORM_EVERY: Duration = Duration::from_secs(5);
 const STORM: u64 = 50;
 
@@ -78,7 +78,7 @@ async fn run(options: &Options) -> Result<bool, Error> {
     let kinds: BTreeSet<Kind> =
         cells.iter().flat_map(|cell| cell.kinds().into_iter().chain(cell.long_stalls())).collect();
     for Share { cell, lasts, mut planned } in plan(&cells, options.seed, total, LEASE, SERVICES) {
-        // A container has the clock of the machine, and its disk is not its own.
+        // A container shares the clock and the disk of the machine.
         if std::env::var_os("IDEM_POSTGRES_IMAGE").is_some() {
             planned.retain(|planned| !matches!(planned.fault.kind, Kind::FillPostgres | Kind::ShiftPostgres));
         }
@@ -108,7 +108,7 @@ fn print_plan(planned: &[Planned]) {
     }
 }
 
-/// What came of one cell.
+/// The results of one cell.
 struct Found {
     cell: Cell,
     faults: BTreeMap<Kind, u64>,
@@ -187,7 +187,7 @@ fn keep_logs(servers: Servers) -> Result<PathBuf, Error> {
     Ok(servers.folder.keep())
 }
 
-/// One key after the other for which many ask at once.
+/// Storms: one key after the other, each requested by many clients at once.
 async fn storms(world: Arc<World>, mut random: Random) {
     while !world.over.load(Ordering::Relaxed) {
         let key = Key { tenant: 0, key: world.keys.fetch_add(1, Ordering::Relaxed) };
@@ -201,7 +201,7 @@ async fn storms(world: Arc<World>, mut random: Random) {
     }
 }
 
-/// Once everything is well, everybody gets to know what became of every request: first those who do not know it, who are not to
+/// Asks for every key after the last fault, until its outcome is known. Keys without an answer come first, so that they do not
 /// wait for the others.
 async fn ask_for_all(world: &Arc<World>, random: &mut Random, clients: u64) -> Result<(), Error> {
     let (unanswered, answered) = {
@@ -231,7 +231,7 @@ async fn ask_for(world: &Arc<World>, random: &mut Random, clients: u64, keys: &[
         let world = Arc::clone(world);
         asking.spawn(async move {
             for key in share {
-                // Whose body came first nobody knows.
+                // The client does not know which body claimed the key, so it tries both.
                 let amount = world.amount_of(&key);
                 for amount in [amount, amount + 1] {
                     let answer = client.insist(&key, amount, LONGEST).await;
@@ -248,7 +248,7 @@ async fn ask_for(world: &Arc<World>, random: &mut Random, clients: u64, keys: &[
     Ok(())
 }
 
-/// Why a run has shown nothing.
+/// Lists why a run has tested too little.
 fn vacuous(cell: Cell, planned: &[Planned], caused: &Caused, seen: &Seen) -> Vec<String> {
     let mut failures = Vec::new();
     let declared: BTreeSet<Kind> = planned.iter().map(|planned| planned.fault.kind).collect();
@@ -259,7 +259,7 @@ fn vacuous(cell: Cell, planned: &[Planned], caused: &Caused, seen: &Seen) -> Vec
         let is_harmless = |bad| bad == Bad::Delay;
         let does_harm = match kind {
             Kind::ToPostgres(bad) | Kind::ToRedis(bad) | Kind::ToService(bad) => !is_harmless(bad),
-            // Verbs in one statement hold their locks too shortly to be seen by everybody.
+            // Verbs in one statement hold their locks too briefly for the squatter to see all of them.
             Kind::SquatLocks => cell.contract == Contract::Transactional,
             Kind::RotatePostgres | Kind::RevokePostgres | Kind::RotateRedis | Kind::RevokeRedis => true,
             Kind::FillPooler => true,

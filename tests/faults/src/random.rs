@@ -1,11 +1,11 @@
-//! Numbers by a seed: SplitMix64, which is enough to vary a load and a schedule.
+//! Seeded random numbers: SplitMix64, which is enough to vary a load and a schedule.
 
-/// The same seed gives the same numbers.
+/// A generator; the same seed gives the same numbers.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// By this seed.
+    /// Makes a generator from a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -24,12 +24,12 @@ impl Random {
         self.number().checked_rem(bound).unwrap_or_default()
     }
 
-    /// True in so many cases of a thousand.
+    /// True with a probability of `in_a_thousand` / 1000.
     pub fn chance(&mut self, in_a_thousand: u64) -> bool {
         self.below(1000) < in_a_thousand
     }
 
-    /// Below `bound`, and small numbers far more often than large ones, by Zipf's law as nearly as a logarithm says it.
+    /// Below `bound`, with small numbers far more likely than large ones, roughly by Zipf's law.
     pub fn zipf(&mut self, bound: u64) -> u64 {
         let share = self.number() as f64 / u64::MAX as f64;
         ((bound as f64 + 1.0).powf(share) - 1.0) as u64

@@ -1,9 +1,9 @@
-//! Whether there is an order of what happened to a key that explains every answer: linearizability, of the register that says
-//! who has claimed the key and what came of it.
+//! Checks linearizability: whether some order of the operations on a key explains every answer. The register holds the claim on
+//! the key and its outcome.
 //!
 //! Herlihy and Wing, "Linearizability: A Correctness Condition for Concurrent Objects" (1990); the search is that of Wing and
-//! Gong with the memory of Lowe, "Testing for linearizability" (2017). An answer that only reads is taken as soon as it fits,
-//! which loses nothing, so that the search branches where runs begin and end, and nowhere else.
+//! Gong with the memory of Lowe, "Testing for linearizability" (2017). An answer that only reads is placed as soon as it fits.
+//! That loses nothing, so the search branches only where runs begin and end.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use std::time::Duration;
 use crate::checker::{Known, Promise};
 use crate::history::{Operation, Word};
 
-/// What a key is, as far as clients can tell.
+/// The state of a key, as clients can observe it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Register {
-    /// Nobody has it. Whose it was before, by the amount that was asked for, may be remembered.
+    /// No run holds it. The amount is that of an earlier request, which the store may remember.
     Free(Option<i64>),
-    /// It runs for somebody who asked for this amount.
+    /// A request for this amount runs.
     Running(i64, Owner),
-    /// It has been settled, by this answer once somebody has seen it.
+    /// It is settled. The digest of its answer is set once a client has seen it.
     Settled(i64, Option<u64>),
     /// Its owner died, and nothing may run.
     Unknown(i64),
@@ -26,20 +26,20 @@ enum Register {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Owner {
-    /// An operation that got the first answer.
+    /// An operation whose client got the answer of this run.
     Told(usize),
-    /// One of those that were not.
+    /// An operation whose client did not.
     Untold,
 }
 
-/// What an operation says of the register, at some time between its beginning and its end.
+/// What an answer says about the register, at some time between the operation's beginning and end.
 #[derive(Debug, Clone, Copy)]
 enum Claim {
     /// It ran, and settled.
     Ran {
         digest: u64,
     },
-    /// It is settled, by this answer if that is one for all.
+    /// It is settled. The digest is known if the answer is a replay.
     Settled(Option<u64>),
     Running,
     Unknown,
@@ -53,14 +53,14 @@ struct Event {
     ended: Duration,
     amount: i64,
     claim: Claim,
-    /// It may be settled after its answer, and so too late.
+    /// It may be settled after its answer was sent, and so too late.
     is_behind: bool,
 }
 
-/// Whether the answers for one key have an order.
+/// Whether some order explains all answers for one key.
 pub(crate) fn is_linearizable(operations: &[&Operation], known: &Known, promise: Promise) -> bool {
     let mut events = Vec::new();
-    // Since when somebody who was told nothing for good may claim the key, by the amount.
+    // By amount: from when an operation without a final answer may claim the key.
     let mut untold = BTreeMap::<i64, Duration>::new();
     for operation in operations {
         let Operation { began, ended, amount, answer, .. } = operation;
@@ -71,13 +71,13 @@ pub(crate) fn is_linearizable(operations: &[&Operation], known: &Known, promise:
                 continue;
             }
             Some((Word::Settled, answer)) if operation.is_run() => Claim::Ran { digest: answer.digest },
-            // An answer whose body was too large to keep says so in its own words.
+            // If the body was too large to retain, the answer is a problem with its own digest.
             Some((Word::Settled, answer)) => Claim::Settled(answer.is_replay.then_some(answer.digest)),
             Some((Word::InProgress, _)) => Claim::Running,
             Some((Word::Unknown, _)) => Claim::Unknown,
             Some((Word::Mismatch, _)) => Claim::Other,
         };
-        // A lock in front of the store may be left over for so long.
+        // For this long, a stale lock in front of the store may report a run in progress.
         let stale = if matches!(claim, Claim::Running) { promise.stale_lock } else { Duration::ZERO };
         let late_by = promise.settled_late_by(operation, known);
         let (began, ended) = (began.saturating_sub(stale), *ended + late_by);
@@ -94,11 +94,11 @@ struct Search<'a> {
     at_most_once: bool,
 }
 
-/// How far an order has come.
+/// The progress of one order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Reached {
     register: Register,
-    /// Which events have their place, by the bits of their numbers.
+    /// A bit for each event, set once the event is placed.
     placed: Vec<u64>,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Gives every answer its place that reads what the register is now.
+    /// Places every answer that reads the current state of the register.
     fn place_what_fits(&self, reached: &mut Reached) {
         loop {
             let Some(until) = self.horizon(reached) else { return };
@@ -152,7 +152,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// When the first event is over that has no place yet; nothing that begins later comes before it. `None` when all have one.
+    /// When the first unplaced event ends; no event that begins later can come before it. `None` if all are placed.
     fn horizon(&self, reached: &Reached) -> Option<Duration> {
         let mut until = None::<Duration>;
         for (_, event) in self.unplaced(reached) {
@@ -164,7 +164,7 @@ impl<'a> Search<'a> {
         until
     }
 
-    /// The events that have no place yet, by their beginning.
+    /// The events that are not yet placed, by their beginning.
     fn unplaced(&self, reached: &Reached) -> impl Iterator<Item = (usize, &'a Event)> + use<'a> {
         let placed = reached.placed.clone();
         let first = placed.iter().take_while(|word| **word == u64::MAX).count() * 64;
@@ -172,7 +172,7 @@ impl<'a> Search<'a> {
         events.filter(move |(number, _)| placed[number / 64] & 1 << (number % 64) == 0)
     }
 
-    /// What may happen next to the register.
+    /// Adds every state that the register can reach next.
     fn branch(&self, reached: &Reached, until: Duration, open: &mut Vec<Reached>) {
         let mut go = |register, placed: Option<usize>| {
             let mut next = Reached { register, placed: reached.placed.clone() };
@@ -188,14 +188,14 @@ impl<'a> Search<'a> {
                     if let Claim::Ran { digest } = event.claim {
                         go(Register::Settled(amount, Some(digest)), Some(number));
                     }
-                    // Its lease was over before the store took the settlement.
+                    // The lease expired before the store accepted the settlement.
                     if event.is_behind {
                         go(Register::Unknown(amount), Some(number));
                     }
                 }
                 Owner::Untold => {
                     go(Register::Settled(amount, None), None);
-                    // It failed, or was rolled back.
+                    // It failed or was rolled back.
                     go(Register::Free(Some(amount)), None);
                 }
             }
@@ -205,20 +205,24 @@ impl<'a> Search<'a> {
             let owner = number.map_or(Owner::Untold, Owner::Told);
             let may_claim = match reached.register {
                 Register::Free(_) => true,
-                // Of a dead owner, or one whose lease is over, where that runs again.
+                // If the contract allows it, a run takes over from a dead owner or an expired lease.
                 Register::Running(held, from) => !self.at_most_once && held == amount && from != owner,
                 Register::Settled(..) | Register::Unknown(_) => false,
             };
             if may_claim {
-                // Where a run can lose its lease, it answers its own client whatever the record says then.
+                // A run that can lose its lease answers its own client, regardless of the record.
                 let placed = number.filter(|_| !self.at_most_once);
                 go(Register::Running(amount, owner), placed);
             }
         }
     }
 
-    /// Who may begin to run: those with a first answer; anybody who was told nothing, each amount once; and whoever is told of a
-    /// run that was its own, which happens when a store's answer is lost and it asks again, or when it has lost its lease.
+    /// Lists the operations that may begin to run:
+    ///
+    /// - those whose answer comes from their own run;
+    /// - those without a final answer, each amount once;
+    /// - those whose answer reports a run that was theirs, because the store's answer was lost and the service asked again, or
+    ///   because the run lost its lease.
     fn claimants(&self, reached: &Reached, until: Duration) -> Vec<(Option<usize>, i64)> {
         let untold = self.untold.iter().filter(|(_, since)| **since <= until);
         let mut claimants: Vec<_> = untold.map(|(amount, _)| (None, *amount)).collect();

@@ -1,4 +1,4 @@
-//! Which faults come when: all of it follows from a seed.
+//! Plans the faults of a run from a seed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,31 +7,31 @@ use std::time::Duration;
 use crate::random::Random;
 use idem_proxy::Weather;
 
-/// Where records are.
+/// Where the records are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a run must know what each of them needs")]
 pub enum Store {
     /// Postgres alone.
     Postgres,
-    /// Postgres, with the transactions of a pool of the application.
+    /// Postgres, with transactions from a connection pool of the application.
     OwnPool,
     /// Postgres through PgBouncer.
     Pooled,
-    /// Postgres, with Redis in front.
+    /// Postgres with Redis as a cache.
     Hybrid,
     /// Redis alone.
     Redis,
 }
 
-/// What is promised.
+/// The contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a run must know what each of them promises")]
 pub enum Contract {
-    /// Effect and record in one transaction.
+    /// Effect and record commit in one transaction.
     Transactional,
     /// Nothing runs twice.
     AtMostOnce,
-    /// A fault runs again.
+    /// An operation runs again after a fault.
     AtLeastOnce,
 }
 
@@ -39,13 +39,13 @@ pub enum Contract {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Cell {
-    /// Where records are.
+    /// The store.
     pub store: Store,
-    /// What is promised.
+    /// The contract.
     pub contract: Contract,
 }
 
-/// What a fault is. The weather of a network is one between a service and a store, or between clients and a service.
+/// The kinds of faults. Network weather is between a service and a store, or between clients and a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_enums, reason = "a run must know how to cause each of them")]
 pub enum Kind {
@@ -55,8 +55,8 @@ pub enum Kind {
     PauseService,
     /// A service is asked to stop, and the other framework takes its place.
     ReplaceService,
-    /// A service is asked to stop, and the next version, which writes records in another format, takes its place. Once for
-    /// each, so that half of the time is a rolling deploy.
+    /// A service is asked to stop, and the next version takes its place, which writes records in another format. This happens
+    /// once for each service, so that half of the run is a rolling deploy.
     UpgradeService,
     /// The clock of a service is wrong.
     ShiftService,
@@ -64,21 +64,21 @@ pub enum Kind {
     KillPostgres,
     /// Postgres is restarted by its administrator.
     RestartPostgres,
-    /// Its sessions are ended.
+    /// The sessions of Postgres are terminated.
     EndSessions,
-    /// Its disk is full.
+    /// The disk of Postgres is full.
     FillPostgres,
-    /// Its clock is put forward or back for a while, by more than a lease.
+    /// The clock of Postgres is put forward or back for a while, by more than a lease.
     ShiftPostgres,
-    /// Postgres stands still, or all that is sent to it is held up; then it carries out what it was sent.
+    /// Postgres stands still, or traffic to it is held up; afterwards it executes what it was sent.
     StallPostgres(Stall),
-    /// The role of the services may not log in, or has another password, and its sessions are ended.
+    /// The role of the services may not log in or has another password, and its sessions are terminated.
     RotatePostgres,
     /// The role of the services may not use the tables, the functions or the schema of the store.
     RevokePostgres,
-    /// A role that has nothing but a login takes every advisory lock that it sees, again and again.
+    /// A role that may only log in takes every advisory lock that it sees, again and again.
     SquatLocks,
-    /// PgBouncer turns its clients away, and takes no new ones.
+    /// PgBouncer disconnects its clients and refuses new ones.
     FillPooler,
     /// PgBouncer crashes.
     KillPooler,
@@ -90,21 +90,21 @@ pub enum Kind {
     RestartRedis,
     /// Redis has no memory left.
     FillRedis,
-    /// Redis stands still, or all that is sent to it is held up; then it carries out what it was sent.
+    /// Redis stands still, or traffic to it is held up; afterwards it executes what it was sent.
     StallRedis(Stall),
-    /// The services' user of Redis has another password, and its connections are ended.
+    /// The services' user of Redis has another password, and its connections are closed.
     RotateRedis,
     /// The services' user of Redis may not call scripts, write, or touch keys.
     RevokeRedis,
-    /// Redis loses everything. Only where it holds nothing but copies.
+    /// Redis loses all data; only where it is a cache.
     FlushRedis,
-    /// What Redis holds becomes garbage. Only where it holds nothing but copies.
+    /// The values in Redis become garbage; only where it is a cache.
     GarbleRedis,
-    /// The network to Postgres.
+    /// Bad network weather between a service and Postgres.
     ToPostgres(Bad),
-    /// The network to Redis.
+    /// Bad network weather between a service and Redis.
     ToRedis(Bad),
-    /// The network between clients and a service.
+    /// Bad network weather between clients and a service.
     ToService(Bad),
 }
 
@@ -112,9 +112,9 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_enums, reason = "it is a list of faults")]
 pub enum Stall {
-    /// For longer than a lease, and longer than a settlement is awaited.
+    /// Longer than a lease, and longer than a caller waits for a settlement.
     Short,
-    /// For so long that every client has gone.
+    /// So long that every client has given up.
     Long,
 }
 
@@ -124,7 +124,7 @@ impl Stall {
     }
 }
 
-/// Bad weather.
+/// Kinds of bad network weather.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_enums, reason = "it is a list of faults")]
 pub enum Bad {
@@ -150,7 +150,7 @@ const BAD: [Bad; 6] = [Bad::Delay, Bad::Reset, Bad::BlackHole, Bad::Cut, Bad::Dr
 pub struct Planned {
     /// When it begins.
     pub at: Duration,
-    /// What it is.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -158,56 +158,60 @@ pub struct Planned {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Fault {
-    /// What kind it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Which of the services it befalls, where it befalls one.
+    /// The service that it hits, if it hits one.
     pub service: usize,
-    /// How long it lasts, where it lasts.
+    /// Its duration, if it has one.
     pub lasts: Duration,
-    /// The weather, where it is weather.
+    /// The weather, if it is a network fault.
     pub weather: Weather,
-    /// By how much a clock is ahead, where it is a clock, in seconds.
+    /// How far a clock is ahead, in seconds, if it shifts a clock.
     pub ahead: i64,
-    /// Chooses among the ways in which a kind comes about, where it has several.
+    /// Selects one of several ways to cause the kind.
     pub way: usize,
 }
 
-/// Between two faults it is calm for so long at least, and for up to so long more, or less where time is short.
+/// The pause between two faults: at least `SHORTEST_PAUSE`, plus a random time up to `PAUSE`, or up to `SHORT_PAUSE` if time is
+/// short.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_millis(1700);
 const SHORT_PAUSE: Duration = Duration::from_millis(500);
 
 const ONE_SECOND: Duration = Duration::from_secs(1);
 
-/// A pause that outlives a lease, in leases.
+/// How long a paused service stands still, in leases: longer than one.
 const PAUSE_IN_LEASES: f64 = 1.5;
 
-/// How wrong the clocks of services are, which decide nothing.
+/// How far the clocks of services are off, in seconds. These clocks decide nothing.
 const HOUR: i64 = 3600;
 
-/// How wrong the clock of Postgres is, in leases: runs lose theirs, or keep them when they should not.
+/// How far the clock of Postgres is off, in leases. Runs lose their leases too early, or keep them too long.
 const JUMP_IN_LEASES: i64 = 2;
 
-/// A cell, its time, and its faults.
+/// A cell with its duration and its faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its members")]
 pub struct Share {
     /// The cell.
     pub cell: Cell,
-    /// How long it takes.
+    /// Its duration.
     pub lasts: Duration,
-    /// What befalls it.
+    /// Its faults.
     pub planned: Vec<Planned>,
 }
 
-/// The least that a cell needs beside a long stall, and the share from which each cell has its own.
+/// `LEAST`: what a cell needs besides a long stall. `AMPLE`: from this share on, each cell has its own long stalls.
 const LEAST: Duration = Duration::from_secs(20);
 const AMPLE: Duration = Duration::from_secs(240);
 
-/// The schedules of all cells, which take `total` together. Each kind comes about as often as each other one in its cell, and
-/// where time is short, each kind comes in one of the cells before any comes in a second one.
+/// Plans all cells, which take `total` together.
 ///
-/// A long stall comes once in each cell, or where time is short in one of them, or not at all where there is too little time.
+/// Within a cell, each kind comes equally often. If time is short, each kind comes in one of the cells before any kind comes in
+/// a second one.
+///
+/// Each cell has its long stalls if there is ample time. If time is short, each long stall comes in one cell only; if there is
+/// too little time, none comes.
 #[must_use]
 pub fn plan(cells: &[Cell], seed: u64, total: Duration, lease: Duration, services: usize) -> Vec<Share> {
     let mut random = Random::new(seed);
@@ -221,7 +225,7 @@ pub fn plan(cells: &[Cell], seed: u64, total: Duration, lease: Duration, service
     for (number, &cell) in cells.iter().enumerate() {
         let later: BTreeSet<Kind> = cells[number + 1..].iter().flat_map(|cell| cell.kinds()).collect();
         let urgency = |kind: &Kind| match missing.contains(kind) {
-            // It fits nowhere else.
+            // No later cell has this kind, or the kind takes long.
             true if !later.contains(kind) || !kind.takes(lease).is_zero() => 2,
             true => 1,
             false => 0,
@@ -241,7 +245,7 @@ pub fn plan(cells: &[Cell], seed: u64, total: Duration, lease: Duration, service
     shares
 }
 
-/// Which cells have which long stalls.
+/// Chooses the cells that have long stalls.
 fn long_stalls(cells: &[Cell], share: Duration, random: &mut Random) -> Vec<(Cell, Kind)> {
     let mut stalls = Vec::new();
     for kind in [Kind::StallPostgres(Stall::Long), Kind::StallRedis(Stall::Long)] {
@@ -255,12 +259,12 @@ fn long_stalls(cells: &[Cell], share: Duration, random: &mut Random) -> Vec<(Cel
     stalls
 }
 
-/// Makes the schedule of one cell: faults one after the other.
+/// Plans one cell: faults one after the other.
 struct Planner {
     random: Random,
     cell: Cell,
     lasts: Duration,
-    /// The longest between two faults.
+    /// The longest pause between two faults.
     pause: Duration,
     lease: Duration,
     services: usize,
@@ -270,12 +274,12 @@ impl Planner {
     fn plan(mut self, long: &[Kind], urgency: impl Fn(&Kind) -> u8) -> Vec<Planned> {
         let mut planned = Vec::new();
         let mut at = Duration::from_millis(500);
-        // From the middle on, one service after the other gets its next version.
+        // From the middle of the run on, one service after the other gets its next version.
         let (lasts, services) = (self.lasts, self.services);
         let due = |service: usize| lasts * (services + service) as u32 / (2 * services) as u32;
         let mut upgrades = (0..services).map(|service| (due(service), service)).peekable();
         let mut round = self.shuffled(self.cell.kinds());
-        // Taken from the end.
+        // Kinds are taken from the end.
         round.sort_by_key(urgency);
         for kind in long {
             let place = round.len() - (self.random.below(3) as usize).min(round.len());
@@ -289,7 +293,7 @@ impl Planner {
                     at = self.place(&mut planned, at, fault);
                 }
                 let fault = self.fault(kind);
-                // The last of them is over well before the end.
+                // The last fault ends well before the run does.
                 if at + fault.lasts + 2 * self.lease < self.lasts {
                     at = self.place(&mut planned, at, fault);
                     has_planned = true;
@@ -302,7 +306,7 @@ impl Planner {
         }
     }
 
-    /// Says when the next one may begin.
+    /// Adds a fault and returns when the next one may begin.
     fn place(&mut self, planned: &mut Vec<Planned>, at: Duration, fault: Fault) -> Duration {
         planned.push(Planned { at, fault });
         at + fault.lasts
@@ -339,7 +343,7 @@ impl Planner {
 }
 
 impl Kind {
-    /// How long it is calm after it: what a stall leaves behind comes to light when leases are over.
+    /// How long no fault follows it. What a stall leaves behind shows when leases expire.
     #[must_use]
     pub fn calm(self, lease: Duration) -> Duration {
         match self {
@@ -348,13 +352,13 @@ impl Kind {
         }
     }
 
-    /// How long a stall takes with the calm after it, and the longest pause to the next fault.
+    /// How long a stall takes, with the calm after it and the longest pause before the next fault. Zero for other kinds.
     fn takes(self, lease: Duration) -> Duration {
         let (Self::StallPostgres(stall) | Self::StallRedis(stall)) = self else { return Duration::ZERO };
         stall.lasts() + self.calm(lease) + 2 * ONE_SECOND
     }
 
-    /// Whether clients lose answers by it.
+    /// Whether it makes clients lose answers.
     #[must_use]
     pub fn loses_answers(self) -> bool {
         match self {
@@ -378,7 +382,7 @@ impl Kind {
 }
 
 impl Cell {
-    /// Those that are tried.
+    /// The cells that are tested.
     pub const ALL: [Self; 7] = [
         Self { store: Store::Postgres, contract: Contract::Transactional },
         Self { store: Store::OwnPool, contract: Contract::Transactional },
@@ -389,7 +393,7 @@ impl Cell {
         Self { store: Store::Redis, contract: Contract::AtLeastOnce },
     ];
 
-    /// As in `postgres/transactional`.
+    /// Its name, as in `postgres/transactional`.
     #[must_use]
     pub fn name(self) -> String {
         let store = match self.store {
@@ -408,20 +412,20 @@ impl Cell {
         self.store != Store::Redis
     }
 
-    /// Whether records are in Redis, or copies of them.
+    /// Whether Redis holds records or copies of them.
     #[must_use]
     pub fn has_redis(self) -> bool {
         matches!(self.store, Store::Hybrid | Store::Redis)
     }
 
-    /// The kinds that befall it once, if there is time.
+    /// The kinds that come once, if there is time.
     #[must_use]
     pub fn long_stalls(self) -> Vec<Kind> {
         let postgres = self.has_postgres().then_some(Kind::StallPostgres(Stall::Long));
         postgres.into_iter().chain(self.has_redis().then_some(Kind::StallRedis(Stall::Long))).collect()
     }
 
-    /// The kinds of fault that befall it again and again.
+    /// The kinds that come again and again.
     #[must_use]
     pub fn kinds(self) -> Vec<Kind> {
         let mut kinds = vec![Kind::KillService, Kind::PauseService, Kind::ReplaceService, Kind::ShiftService];
@@ -459,7 +463,7 @@ impl Contract {
     }
 }
 
-/// As in `drop-answer to postgres`.
+/// Displays it as in `drop-answer to postgres`.
 impl fmt::Display for Kind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (place, bad) = match self {

@@ -1,4 +1,4 @@
-//! Processes of the payments example, each behind proxies of its own.
+//! Processes of the payments example, each behind its own proxies.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -13,10 +13,10 @@ use idem_servers::Clock;
 use crate::Error;
 use crate::world::{LEASE, PASSWORD, USER};
 
-/// How long a service may need to start, or to stop when it is asked to.
+/// How long a service may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// A place for a service: processes come and go, and clients find them at the same port.
+/// A place for a service. Its processes come and go, and its port stays the same.
 #[derive(Debug)]
 pub(crate) struct Service {
     process: Option<Child>,
@@ -25,9 +25,9 @@ pub(crate) struct Service {
     folder: PathBuf,
     name: String,
     program: PathBuf,
-    /// The next version: a patched build that writes another format of records.
+    /// The next version: a patched build that writes records in another format.
     next: PathBuf,
-    /// Its own.
+    /// The clock of this service.
     pub(crate) clock: Clock,
     pub(crate) to_service: Proxy<Network>,
     pub(crate) to_postgres: Option<Proxy<Network>>,
@@ -80,7 +80,7 @@ impl Service {
         let to_service = Proxy::to_port(0).await?;
         let name = format!("service-{number}");
         let clock = Clock::new(&folder.join(format!("{name}.clock")))?;
-        // `cargo xtask faults` has built it, beside this program.
+        // `cargo xtask faults` has built it in the same folder as this program.
         let program = std::env::current_exe()?.with_file_name("payments");
         let mut service = Self {
             process: None,
@@ -99,7 +99,7 @@ impl Service {
         Ok(service)
     }
 
-    /// What its processes have written.
+    /// The log of all its processes.
     pub(crate) fn log(&self) -> Result<String, Error> {
         Ok(String::from_utf8_lossy(&std::fs::read(self.log_file())?).into_owned())
     }
@@ -108,7 +108,7 @@ impl Service {
         self.folder.join(format!("{}.log", self.name))
     }
 
-    /// Starts a process, trying for a while: what it needs may still be on its way back.
+    /// Starts a process and retries for a while, because the servers that it needs may still be starting.
     pub(crate) fn launch(&mut self) -> Result<(), Error> {
         let give_up_at = Instant::now() + PATIENCE;
         loop {
@@ -128,7 +128,7 @@ impl Service {
             .args(["--framework", if self.is_actix { "actix" } else { "axum" }])
             .current_dir(&self.folder)
             .envs(self.clock.environment())
-            // Read by the next version only.
+            // Only the next version reads it.
             .env("IDEM_PLANTED_BUG", "next-format")
             .env("RUST_LOG", "warn")
             .stdout(Stdio::piped())
@@ -156,14 +156,14 @@ impl Service {
         Ok(())
     }
 
-    /// Asks it to stop, and lets the other framework take its place.
+    /// Stops it and starts the other framework in its place.
     pub(crate) fn replace(&mut self) -> Result<(), Error> {
         self.stop()?;
         self.is_actix = !self.is_actix;
         self.launch()
     }
 
-    /// Asks it to stop, and lets the next version take its place, for good.
+    /// Stops it and starts the next version in its place, permanently.
     pub(crate) fn upgrade(&mut self) -> Result<(), Error> {
         self.stop()?;
         self.program.clone_from(&self.next);

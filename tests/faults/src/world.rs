@@ -1,4 +1,4 @@
-//! What everybody in one cell shares, and the servers behind it.
+//! The state that all tasks of one cell share, and the servers that the cell uses.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -13,22 +13,24 @@ use crate::Error;
 use crate::client::read_recipient;
 use crate::service::{Ports, Service};
 
-/// So short that what a dead process has left behind is taken over many times in a run.
+/// So short that leases of dead processes expire and are taken over many times in a run.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 
-/// How much longer than a lease a key may be without an answer once everything is well: connections are made anew, and
-/// everything that has no answer is asked for at once.
+/// How much longer than a lease a key may have no answer after the last fault. In this time services reconnect, and clients ask
+/// for all missing answers at once.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// How many services there are, one on each framework.
+/// The number of services, one on each framework.
 pub(crate) const SERVICES: usize = 2;
 
 /// Each service has a pool for its store and one for its ledger.
 const MOST_CONNECTIONS: i64 = 64;
 
-/// Twenty accounts. Who pays and who receives hangs on the payment. One payment of fifty writes the two in another order than
-/// the rest: some transactions wait for each other in a circle, and Postgres fails one of them after a second. Were there many,
-/// everybody would always wait for somebody, and what had no answer in time would say nothing about the library.
+/// Twenty accounts. The payment determines who pays and who receives.
+///
+/// One payment in fifty writes its two accounts in the opposite order, so that some transactions deadlock. Postgres fails one
+/// of them after a second. More deadlocks would block all clients all the time, and a late answer would say nothing about the
+/// library.
 const POSTGRES_ACCOUNTS: &str = "
     CREATE TABLE payments.accounts (name BIGINT PRIMARY KEY, balance BIGINT NOT NULL, received BIGINT NOT NULL);
     INSERT INTO payments.accounts SELECT name, 0, 0 FROM generate_series(0, 19) AS name;
@@ -51,7 +53,7 @@ const POSTGRES_ACCOUNTS: &str = "
     CREATE TRIGGER transfer AFTER INSERT ON payments.ledger FOR EACH ROW EXECUTE FUNCTION payments.transfer();
     GRANT SELECT, UPDATE ON payments.accounts TO payments;";
 
-/// The same where one writes at a time.
+/// The same for SQLite, which has one writer at a time.
 const SQLITE_ACCOUNTS: &str = "
     CREATE TABLE accounts (name INTEGER PRIMARY KEY, balance INTEGER NOT NULL, received INTEGER NOT NULL) STRICT;
     WITH RECURSIVE number (name) AS (VALUES (0) UNION ALL SELECT name + 1 FROM number WHERE name < 19)
@@ -62,12 +64,12 @@ const SQLITE_ACCOUNTS: &str = "
             WHERE name = (NEW.id + 7) % 20;
     END;";
 
-/// The role and the user of the services, and their password while nothing is wrong.
+/// The role and the user of the services, and their password outside of faults.
 pub(crate) const USER: &str = "payments";
 pub(crate) const PASSWORD: &str = "first";
 
-/// The services get a role without any privilege but that of making their schemas, and have to say its password. The other one
-/// may log in, and nothing else. Files of a server of its own may be written by its superuser.
+/// `payments` may create schemas and must give its password; `stranger` may only log in. The superuser writes `pg_hba.conf` of
+/// this server by COPY.
 const ROLES: &str = "
     CREATE ROLE payments LOGIN PASSWORD 'first';
     GRANT CREATE ON DATABASE postgres TO payments;
@@ -78,10 +80,10 @@ const ROLES: &str = "
     END $$;
     SELECT pg_reload_conf();";
 
-/// As many connections to Postgres as a few handlers and the verbs of two services need.
+/// Enough connections to Postgres for a few handlers and for the verbs of two services.
 const POOL_SIZE: u16 = 10;
 
-/// A PgBouncer that was refused by its server waits for 15 s by default: faults would last longer than they are planned to.
+/// Login retry of PgBouncer. After a refused login it waits for 15 s by default, which would prolong the planned faults.
 const POOLER: [&str; 2] = ["server_login_retry = 1", "admin_users = postgres"];
 
 /// A database.
@@ -94,11 +96,11 @@ enum Ledger {
 pub(crate) struct World {
     pub(crate) started: Instant,
     pub(crate) lease: Duration,
-    /// Where clients find the services.
+    /// Ports at which clients reach the services.
     pub(crate) ports: Vec<u16>,
     pub(crate) keys: AtomicU64,
     pub(crate) over: AtomicBool,
-    /// Nobody asks for anything new, for a moment.
+    /// If true, clients send nothing for a moment.
     pub(crate) hush: AtomicBool,
     pub(crate) history: Mutex<Vec<Operation>>,
 }
@@ -116,13 +118,13 @@ impl World {
         }
     }
 
-    /// What is asked for under a key, unless the body is altered: then it is one more.
+    /// The amount for a key. An altered body asks for one more.
     pub(crate) fn amount_of(&self, key: &Key) -> i64 {
         1 + 2 * (key.key % 1000) as i64
     }
 }
 
-/// The servers of one cell, whose data are gone with it.
+/// The servers of one cell. Their data are deleted with them.
 #[derive(Debug)]
 pub(crate) struct Servers {
     pub(crate) postgres: Option<Postgres>,
@@ -147,11 +149,11 @@ impl Servers {
 
     fn start_alone(cell: Cell) -> Result<Self, Error> {
         let postgres = cell.has_postgres().then(Postgres::start_with_own_clock).transpose()?;
-        // Written down, so that it is there after a restart.
+        // Passed as a setting, so that the user exists after a restart too.
         let password = format!(">{PASSWORD}");
         let mut settings = vec!["--user", USER, "on", &password, "~*", "&*", "+@all"];
         if cell.store == Store::Redis {
-            // Alone, it has to survive its crashes.
+            // Without Postgres behind it, Redis must keep its data through crashes.
             settings.extend(["--appendonly", "yes", "--appendfsync", "always"]);
         }
         let redis = cell.has_redis().then(|| Redis::start_with(&settings)).transpose()?;
@@ -164,7 +166,7 @@ impl Servers {
         Ports { postgres: pooler.or(postgres), redis: self.redis.as_ref().map(Redis::port) }
     }
 
-    /// What really happened: the ledger, in the order in which it was written.
+    /// The effects that really happened: the ledger, in the order in which it was written.
     pub(crate) async fn effects(&self, cell: Cell) -> Result<Vec<Payment>, Error> {
         let columns = "SELECT payment.id, payment.recipient, payment.amount, CAST(ledger.attempt AS BIGINT)";
         let rows: Vec<(String, String, i64, i64)> = match self.ledger(cell) {
@@ -197,7 +199,7 @@ impl Servers {
         rows.into_iter().map(read).collect()
     }
 
-    /// Lets every line of the ledger move its amount from one account to another, in the transaction that writes it.
+    /// Makes every line of the ledger move its amount between two accounts, in the transaction that writes the line.
     pub(crate) async fn open_accounts(&self, cell: Cell) -> Result<(), Error> {
         match self.ledger(cell) {
             Ledger::Postgres(url) => {
@@ -210,7 +212,7 @@ impl Servers {
         Ok(())
     }
 
-    /// What is wrong with the accounts, in words: what left one has to be in another, and all of it in the ledger.
+    /// Describes an imbalance. Money that left one account must be in another, and the ledger must list all of it.
     pub(crate) async fn unbalanced(&self, cell: Cell) -> Result<Option<String>, Error> {
         let sums = |accounts: &str, ledger: &str| {
             format!(
@@ -236,7 +238,7 @@ impl Servers {
         Ok((!is_balanced).then(|| format!("accounts: {total} in all, {received} received, {written} in the ledger")))
     }
 
-    /// Where the ledger of the example is.
+    /// The database with the ledger of the example.
     fn ledger(&self, cell: Cell) -> Ledger {
         match &self.postgres {
             Some(postgres) if cell.contract == Contract::Transactional => Ledger::Postgres(postgres.url()),
@@ -244,7 +246,7 @@ impl Servers {
         }
     }
 
-    /// What is left over when nobody asks any more, in words; nothing should be.
+    /// Describes leaks after the last request: open transactions, too many connections, and Redis keys without a TTL.
     pub(crate) async fn leaks(&self) -> Result<Vec<String>, Error> {
         let mut leaks = Vec::new();
         if let Some(postgres) = &self.postgres {
@@ -280,10 +282,10 @@ impl Servers {
     }
 }
 
-/// What the engine promises of settlements that a store does not take: the caller waits for them for five seconds.
+/// How the engine bounds late settlements: if the store does not accept one, the caller waits for five seconds.
 const SETTLES_BEHIND: Behind = Behind { patience: Duration::from_secs(5), delay: MARGIN };
 
-/// What a cell promises.
+/// The promise of a cell.
 pub(crate) fn promise(cell: Cell) -> Promise {
     let stale_lock = match (cell.store, cell.contract) {
         (Store::Hybrid, _) => LEASE + Duration::from_secs(1),

@@ -1,27 +1,27 @@
-//! Byte strings out of an input.
+//! Reads byte strings from an input.
 
 use arbitrary::{Result, Unstructured};
 
-/// At most `longest` bytes.
+/// Reads at most `longest` bytes.
 pub(crate) fn bytes(input: &mut Unstructured<'_>, longest: usize) -> Result<Vec<u8>> {
     let length = input.int_in_range(0..=longest)?;
     let length = length.min(input.len());
     input.bytes(length).map(<[u8]>::to_vec)
 }
 
-/// Exactly this many bytes, zeros once the input has ended.
+/// Reads exactly this many bytes, padded with zeros if the input ends.
 pub(crate) fn array<const LENGTH: usize>(input: &mut Unstructured<'_>) -> Result<[u8; LENGTH]> {
     let mut array = [0; LENGTH];
     input.fill_buffer(&mut array)?;
     Ok(array)
 }
 
-/// Text of at most `longest` bytes.
+/// Reads text of at most `longest` bytes.
 pub(crate) fn text(input: &mut Unstructured<'_>, longest: usize) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes(input, longest)?).into_owned())
 }
 
-/// Something or nothing.
+/// Reads a value in three of four cases.
 pub(crate) fn maybe<'a, T>(
     input: &mut Unstructured<'a>,
     some: impl FnOnce(&mut Unstructured<'a>) -> Result<T>,

@@ -1,6 +1,6 @@
-//! Choices that follow from an input alone.
+//! Choices derived from an input alone.
 
-/// A sequence of numbers that is the same whenever the input is: what an input shows, it shows again.
+/// A sequence of numbers derived from an input. The same input gives the same sequence, so that a failure can be reproduced.
 #[derive(Debug)]
 pub struct Choices(u64);
 
@@ -8,7 +8,7 @@ impl Choices {
     /// The sequence of this input.
     #[must_use]
     pub fn of(input: &[u8]) -> Self {
-        // FNV-1a: inputs that differ little go different ways.
+        // FNV-1a, by which similar inputs give different sequences.
         Self(
             input
                 .iter()
@@ -31,7 +31,7 @@ impl Choices {
         usize::try_from(self.number() % limit).unwrap_or(0)
     }
 
-    /// One of these; `None` when there are none.
+    /// A random element; `None` if there are none.
     pub fn one_of<'a, T>(&mut self, choices: &'a [T]) -> Option<&'a T> {
         choices.get(self.below(choices.len()))
     }

@@ -1,10 +1,10 @@
-//! What has to be true of everything in this workspace that reads outside input, as functions of arbitrary bytes.
+//! Properties of all code in this workspace that reads outside input, as functions of arbitrary bytes.
 //!
-//! Each [`Target`] is such a function, and panics when its input shows that something is not true. `cargo test` replays the
-//! committed corpora through them, and libFuzzer looks for new inputs in `fuzz/`, whose targets are shells around these.
+//! Each [`Target`] is such a function, and panics if a property does not hold. `cargo test` replays the committed corpora
+//! through them. libFuzzer looks for new inputs in `fuzz/`, whose targets only call these functions.
 //!
-//! Where something can be reached by a public API, it is. What is private in its crate and depends on no connection is
-//! compiled in here from its file, so that no published crate has a door for fuzzers.
+//! Targets use public APIs where they can. Private code that needs no connection is compiled in here from its file, so that no
+//! published crate has an entry point for fuzzers.
 
 mod bytes_of;
 mod choices;
@@ -44,16 +44,16 @@ mod syntax;
 pub use choices::Choices;
 pub use memory::{Taken, taken};
 
-/// Something that reads outside input, and what has to be true of it.
+/// A piece of code that reads outside input, and its properties.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Target {
-    /// The name of its shell and of its corpus in `fuzz/`.
+    /// Its name, and that of its corpus in `fuzz/`.
     pub name: &'static str,
     check: fn(&[u8]),
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "fast_entry", check: |input| with_its_oracle(input, fast_entry::check) },
     Target { name: "json_canonical", check: json_canonical::check },
@@ -71,24 +71,24 @@ impl Target {
         TARGETS.iter().copied().find(|target| target.name == name)
     }
 
-    /// Tries one input, for which memory may be taken in proportion to its length.
+    /// Tries one input. Its memory use must be proportional to its length.
     ///
     /// # Panics
-    /// When something is not true for it.
+    /// If a property does not hold.
     pub fn try_input(&self, input: &[u8]) {
         (self.check)(input);
     }
 }
 
-/// A check whose oracle is so small that both may be measured as one.
+/// Runs a check whose oracle is so small that the memory of both is measured together.
 fn with_its_oracle(input: &[u8], check: fn(&[u8])) {
     memory::in_proportion(input.len(), memory::OF_ORACLES, || check(input));
 }
 
-/// Tries one input of the target of this name.
+/// Tries one input on the target of this name.
 ///
 /// # Panics
-/// When something is not true for it, or when there is no such target.
+/// If a property does not hold, or if there is no such target.
 pub fn try_input(target: &str, input: &[u8]) {
     match Target::named(target) {
         Some(target) => target.try_input(input),

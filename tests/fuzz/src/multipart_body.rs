@@ -1,4 +1,4 @@
-//! The fingerprint of a multipart body, against a reader that has the whole of it at once.
+//! Compares the fingerprint of a multipart body with a reader that has the whole body at once.
 //!
 //! An input is a boundary, a line feed, and a body.
 
@@ -6,7 +6,7 @@ use idem_core::{BodyFormat, Fingerprint, FingerprintBuilder};
 
 use crate::choices::Choices;
 
-/// The boundary that a body is written with once more.
+/// A second boundary, with which a body is rewritten.
 const OTHER: &[u8] = b"~~~ another boundary, which stands in no body ~~~";
 
 pub(crate) fn check(input: &[u8]) {
@@ -19,7 +19,7 @@ pub(crate) fn check(input: &[u8]) {
     match parts(boundary, body) {
         None => assert!(is_raw, "a doubtful body is not raw"),
         Some(_) if is_raw => panic!("a plain body is raw"),
-        // The other boundary would cut it elsewhere.
+        // The second boundary would split the body elsewhere.
         Some(_) if body.windows(OTHER.len()).any(|window| window == OTHER) => {}
         Some(parts) => {
             the_boundary_does_not_matter(&parts, &fingerprint);
@@ -35,7 +35,7 @@ fn of(boundary: &[u8], body: &[u8], chunk: usize) -> Fingerprint {
     builder.finish()
 }
 
-/// Of the bytes and the boundary.
+/// The fingerprint of the bytes and the boundary.
 fn raw(boundary: &[u8], body: &[u8]) -> Fingerprint {
     let mut builder = FingerprintBuilder::new(BodyFormat::Raw);
     builder.field("operation", b"pay");
@@ -60,12 +60,12 @@ fn parts<'a>(boundary: &[u8], body: &'a [u8]) -> Option<Vec<&'a [u8]>> {
             return None;
         }
         let end = rest.windows(delimiter.len()).position(|window| window == delimiter)?;
-        // Some parsers end a part also where the boundary does not begin a line.
+        // Some parsers also end a part if the boundary is not at the start of a line.
         let dashes = &delimiter[2..];
         if rest[..end + 1 + dashes.len()].windows(dashes.len()).any(|window| window == dashes) {
             return None;
         }
-        // Without a header and its end, some parsers take the delimiter for what the part says.
+        // If a part has no header or its end is missing, some parsers take the delimiter for content.
         if rest[..end].windows(4).position(|window| window == b"\r\n\r\n").is_none_or(|at| at == 0) {
             return None;
         }

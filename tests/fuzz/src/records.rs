@@ -1,4 +1,4 @@
-//! Records made up of an input's bytes, and what makes columns a record.
+//! Generates records from an input's bytes, and decides whether columns are a valid record.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use idem_core::{
 
 use crate::bytes_of::{array, bytes, maybe, text};
 
-/// The longest part of a record, in bytes; longer ones say nothing new.
+/// The longest part of a record, in bytes; longer parts test nothing new.
 const LONGEST: usize = 40;
 
 pub(crate) fn record(input: &mut Unstructured<'_>) -> Result<Record> {
@@ -64,7 +64,7 @@ fn time(input: &mut Unstructured<'_>) -> Result<Timestamp> {
     input.arbitrary().map(Timestamp::from_unix_micros)
 }
 
-/// Columns of which some are a record and most are nearly one.
+/// Generates columns: some are a valid record, and most are nearly one.
 pub(crate) fn columns(input: &mut Unstructured<'_>) -> Result<FlatRecord> {
     Ok(FlatRecord {
         format: if input.ratio(9, 10)? { 1 } else { number(input)? },
@@ -88,7 +88,7 @@ pub(crate) fn columns(input: &mut Unstructured<'_>) -> Result<FlatRecord> {
     })
 }
 
-/// A number that means something in one of the columns, or any.
+/// A number that has a meaning in one of the columns, or any number.
 fn number(input: &mut Unstructured<'_>) -> Result<i64> {
     match input.int_in_range(0..=9)? {
         0 => input.arbitrary(),
@@ -107,7 +107,7 @@ fn nearly<const LENGTH: usize>(input: &mut Unstructured<'_>) -> Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// Whether the columns are a record, by the documentation of [`FlatRecord`].
+/// Whether the columns are a valid record, by the documentation of [`FlatRecord`].
 pub(crate) fn are_a_record(flat: &FlatRecord) -> bool {
     let is_running = flat.lease_until.is_some()
         && flat.acquisition.is_some_and(|number| (1..=4).contains(&number))
@@ -129,7 +129,7 @@ pub(crate) fn are_a_record(flat: &FlatRecord) -> bool {
         }
 }
 
-/// Names and values, each after its length in four bytes; `None` if the bytes do not end with one.
+/// Parses names and values, each after its length in four bytes; `None` if the bytes do not end with one.
 pub(crate) fn header_fields(mut bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
     fn part<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
         let (length, rest) = bytes.split_first_chunk()?;
@@ -144,7 +144,7 @@ pub(crate) fn header_fields(mut bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
     Some(fields)
 }
 
-/// A request whose record the targets make up answers for.
+/// The request for whose record the targets generate answers.
 pub(crate) fn request() -> Acquire {
     Acquire {
         id: RecordId::from_bytes([3; 32]),

@@ -1,4 +1,4 @@
-//! What idem-http makes of a request, by the way that adapters go.
+//! Passes requests to idem-http as adapters do.
 #![expect(clippy::expect_used, reason = "an oracle says what it expects by failing")]
 
 use std::num::NonZeroUsize;
@@ -19,7 +19,7 @@ thread_local! {
     static RUNTIME: Runtime = Builder::new_current_thread().enable_time().build().expect("a runtime starts");
 }
 
-/// What becomes of a POST with these header fields.
+/// The decision for a POST with these header fields.
 pub(crate) fn decision(query: Option<&str>, fields: &[(&str, &[u8])]) -> Decision {
     let head = RequestHead {
         method: "POST",
@@ -33,7 +33,7 @@ pub(crate) fn decision(query: Option<&str>, fields: &[(&str, &[u8])]) -> Decisio
     PROTECTION.with(|protection| protection.decide(&(), &head))
 }
 
-/// The fingerprint of a POST that has a key.
+/// The fingerprint of a POST with a key.
 pub(crate) fn fingerprint(query: Option<&str>, fields: &[(&str, &[u8])], body: &[u8]) -> Fingerprint {
     let Decision::Receive(incoming) = decision(query, fields) else { panic!("a request with a key is not protected") };
     let body = stream::iter([Ok::<_, BodyError>(Bytes::copy_from_slice(body))]);

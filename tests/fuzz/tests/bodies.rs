@@ -1,4 +1,4 @@
-//! What a request body takes of memory while it is open and when it has ended, by kind, against an allocator that counts.
+//! Measures the memory of a request body while it is open and after its end, by kind, with a counting allocator.
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -16,18 +16,18 @@ use tokio::runtime::Builder;
 
 const LENGTH: usize = 1 << 20;
 
-/// What an open body may take besides its bytes: short chunks that are being joined, and the list of the others.
+/// The memory of an open body besides its bytes: short chunks that are being joined, and the list of the others.
 const OPEN_BYTES: usize = 256 << 10;
 
-/// What a fingerprint may take at its end for each byte of the body, growing vectors that are copied included.
+/// The peak at the end for each byte of the body, including the copies of growing vectors.
 const AT_THE_END: usize = 5;
 
-/// What it may take at its end whatever the body: the members of open objects, and the vector of them before it grew.
+/// The additional peak at the end for any body: the members of open objects, and their vector before it grew.
 const MEMBERS_BYTES: usize = 3 << 19;
 
 type Kind = (&'static str, &'static str, fn(usize) -> String);
 
-/// Names, content types, and what is repeated after a beginning.
+/// Names, content types, and the repeated content.
 const KINDS: [Kind; 9] = [
     ("raw", "text/plain", |_| "x".repeat(64)),
     ("text", "application/json", |_| "\\u00e9\\n\u{e9}abc".to_owned()),
@@ -74,7 +74,7 @@ fn open(protection: &Protection<SingleTenant>, content_type: &str) -> Box<Incomi
     }
 }
 
-/// Where a body is cut: at most `longest` bytes each, or any lengths up to 20,000.
+/// Splits a body into chunks of `longest` bytes, or of random lengths if that is 20,000.
 fn cut<'a>(mut body: &'a [u8], longest: usize, choices: &mut Choices) -> Vec<&'a [u8]> {
     let mut chunks = Vec::new();
     while !body.is_empty() {
@@ -86,7 +86,7 @@ fn cut<'a>(mut body: &'a [u8], longest: usize, choices: &mut Choices) -> Vec<&'a
     chunks
 }
 
-/// One test, as another would be counted with it.
+/// This file has one test, because a second one would be measured with it.
 #[test]
 fn a_body_takes_its_length_while_it_is_open_and_a_multiple_for_a_moment_at_its_end() {
     let store = Arc::new(MemoryStore::new(NonZeroUsize::MIN));
@@ -97,7 +97,7 @@ fn a_body_takes_its_length_while_it_is_open_and_a_multiple_for_a_moment_at_its_e
         let (name, content_type, _) = kind;
         let body = body(kind);
         let mut choices = Choices::of(name.as_bytes());
-        // Byte by byte, in chunks that are copied, that are just not, of any length, and as one.
+        // Single bytes, chunks that are just copied and just not, random lengths, and one whole chunk.
         for longest in [1, 100, 4_095, 4_096, 20_000, LENGTH] {
             let mut chunks = cut(&body, longest, &mut choices).into_iter();
             let has_ended = Rc::new(Cell::new(false));

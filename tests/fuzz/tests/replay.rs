@@ -1,4 +1,4 @@
-//! The committed corpora, and some thousand inputs made of them, through everything that reads outside input.
+//! Runs the committed corpora, and some thousand inputs derived from them, through all code that reads outside input.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 use std::fs;
@@ -7,13 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use idem_fuzz_oracles::{Choices, TARGETS, Target};
 
-/// How many inputs are made for each target.
+/// The number of derived inputs for each target.
 const MADE: usize = 2_000;
 
-/// The longest that is made, in bytes.
+/// The longest derived input, in bytes.
 const LONGEST: usize = 4_096;
 
-/// One test at a time: what another one takes of memory meanwhile would count as taken by an input.
+/// Runs one test at a time: the memory of another test would count for an input.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -36,7 +36,7 @@ fn corpus(target: &Target) -> Vec<(String, Vec<u8>)> {
     names_in(&folder).into_iter().map(read).collect()
 }
 
-/// Whichever input fails is shown, so that it can be kept.
+/// Tries an input, and prints it if it fails, so that it can be added to the corpus.
 fn try_input(target: &Target, name: &str, input: &[u8]) {
     let tried = std::panic::catch_unwind(|| target.try_input(input));
     assert!(tried.is_ok(), "{} fails for {name}: b\"{}\"", target.name, input.escape_ascii());
@@ -73,7 +73,7 @@ fn nothing_that_is_made_of_the_corpora_fails() {
     }
 }
 
-/// An input of the corpus with some things done to it.
+/// An input of the corpus with random changes.
 fn made(corpus: &[Vec<u8>], choices: &mut Choices) -> Vec<u8> {
     let mut input = choices.one_of(corpus).cloned().unwrap_or_default();
     for _ in 0..=choices.below(4) {

@@ -1,4 +1,4 @@
-//! An HTTP/1.1 client that hides nothing: bytes as they are, on connections that a test can watch and break.
+//! A raw HTTP/1.1 client: tests see the bytes, and can watch and break connections.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use socket2::SockRef;
 
 use crate::PATIENCE;
 
-/// What a request sends as its body unless it says otherwise.
+/// The default body of a request.
 pub const PAYMENT: &str = r#"{"amount": 1250, "currency": "EUR", "recipient": "alice"}"#;
 
 /// A request to be sent.
@@ -23,7 +23,7 @@ pub struct Request {
     pub(crate) body: Vec<u8>,
 }
 
-/// What came back; the body is without its transfer coding.
+/// An answer; the body is without its transfer coding.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer {
@@ -54,33 +54,33 @@ impl Request {
         Self::keyless().header("Idempotency-Key", key)
     }
 
-    /// The same without a key.
+    /// A payment without a key.
     #[must_use]
     pub fn keyless() -> Self {
         Self::new("POST", "/v1/payments").header("Content-Type", "application/json").body(PAYMENT)
     }
 
-    /// By another tenant.
+    /// Sets the tenant.
     #[must_use]
     pub fn tenant(self, tenant: &str) -> Self {
         self.set("Authorization", format!("Bearer {tenant}"))
     }
 
-    /// With another method.
+    /// Sets the method.
     #[must_use]
     pub fn method(mut self, method: &'static str) -> Self {
         self.method = method;
         self
     }
 
-    /// To another host.
+    /// Sets the host.
     #[must_use]
     pub fn host(mut self, host: &str) -> Self {
         self.host = host.to_owned();
         self
     }
 
-    /// With another target.
+    /// Sets the request target.
     #[must_use]
     pub fn target(mut self, target: &str) -> Self {
         self.target = target.to_owned();
@@ -100,33 +100,33 @@ impl Request {
         self.without(name).header(name, value)
     }
 
-    /// Without the header lines of that name.
+    /// Removes the header lines of that name.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
         self.headers.retain(|(header, _)| !header.eq_ignore_ascii_case(name));
         self
     }
 
-    /// With another body.
+    /// Sets the body.
     #[must_use]
     pub fn body(mut self, body: impl AsRef<[u8]>) -> Self {
         self.body = body.as_ref().to_vec();
         self
     }
 
-    /// With trouble on demand.
+    /// Requests a simulated fault.
     #[must_use]
     pub fn simulate(self, what: &str) -> Self {
         self.set("X-Simulate", what)
     }
 
-    /// Ready to wait for the answer of a run in progress.
+    /// Makes the client willing to wait for the answer of a run in progress.
     #[must_use]
     pub fn waiting(self) -> Self {
         self.header("Prefer", "wait=25")
     }
 
-    /// The bytes of the head, whose last line is still to come.
+    /// The bytes of the head, without its final empty line.
     fn head(&self, framing: &str) -> Vec<u8> {
         let mut bytes =
             format!("{} {} HTTP/1.1\r\nHost: {}\r\n{framing}", self.method, self.target, self.host).into_bytes();
@@ -143,13 +143,13 @@ impl Request {
         [head.as_slice(), b"\r\n", &self.body].concat()
     }
 
-    /// The head alone, which declares so many bytes.
+    /// The head alone, with this declared length.
     #[must_use]
     pub fn head_of(&self, declared_bytes: usize) -> Vec<u8> {
         [self.head(&format!("Content-Length: {declared_bytes}\r\n")).as_slice(), b"\r\n"].concat()
     }
 
-    /// The head of a body in chunks.
+    /// The head of a request with a chunked body.
     #[must_use]
     pub fn head_of_chunks(&self) -> Vec<u8> {
         [self.head("Transfer-Encoding: chunked\r\n").as_slice(), b"\r\n"].concat()
@@ -158,7 +158,7 @@ impl Request {
     /// Opens a connection and sends the request, without reading the answer.
     ///
     /// # Panics
-    /// When there is no connection.
+    /// If the connection fails.
     #[must_use]
     pub fn begin(&self, address: SocketAddr) -> TcpStream {
         let mut stream = connect(address);
@@ -166,16 +166,16 @@ impl Request {
         stream
     }
 
-    /// Sends it on a connection of its own.
+    /// Sends the request on a new connection.
     ///
     /// # Panics
-    /// When there is no answer.
+    /// If there is no answer.
     #[must_use]
     pub fn send(&self, address: SocketAddr) -> Answer {
         self.try_send(address).unwrap_or_else(|| panic!("no answer to {self:?}"))
     }
 
-    /// The same for a server that may die meanwhile.
+    /// Sends the request on a new connection to a server that may die meanwhile.
     #[must_use]
     pub fn try_send(&self, address: SocketAddr) -> Option<Answer> {
         Answer::read(self.begin(address), self.method)
@@ -188,13 +188,13 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Ends a connection by RST whose answer has come. After FIN, this machine would remember it for two minutes: where each packet is
-/// tracked, as Docker has it, the matrix would fill that table, and packets of other connections would be dropped.
+/// Ends an answered connection by RST. After FIN, this machine would remember it for two minutes. With connection tracking, as
+/// for Docker, the matrix would fill the table, and packets of other connections would be dropped.
 pub(crate) fn leave_no_trace(stream: &TcpStream) {
     SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
-/// A connection that is kept, and what has been read of it.
+/// A persistent connection, with the bytes read from it.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
@@ -202,10 +202,10 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Opens one.
+    /// Opens a connection.
     ///
     /// # Panics
-    /// When the server does not listen.
+    /// If the server does not listen.
     #[must_use]
     pub fn open(address: SocketAddr) -> Self {
         Self { stream: connect(address), read: Vec::new() }
@@ -214,17 +214,17 @@ impl Connection {
     /// Writes bytes.
     ///
     /// # Panics
-    /// When the server has closed the connection.
+    /// If the server has closed the connection.
     pub fn write(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// The same where the server may have refused and closed before all is written.
+    /// Writes bytes; false if the server has closed the connection before.
     pub fn try_write(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).is_ok()
     }
 
-    /// The connection itself.
+    /// Returns the stream.
     #[must_use]
     pub fn into_stream(self) -> TcpStream {
         self.stream
@@ -239,7 +239,7 @@ impl Connection {
         length > 0
     }
 
-    /// Takes everything up to `end`, without it.
+    /// Takes everything before `end`, and skips `end`.
     fn until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
         loop {
             if let Some(at) = self.read.windows(end.len()).position(|window| window == end) {
@@ -265,7 +265,7 @@ impl Connection {
     /// Reads the head of the next answer.
     ///
     /// # Panics
-    /// When what came is no HTTP.
+    /// If the bytes are not HTTP.
     pub fn head(&mut self) -> Option<Answer> {
         let head = self.until(b"\r\n\r\n")?;
         let mut lines = head.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
@@ -274,7 +274,7 @@ impl Connection {
         Some(Answer { status, headers: lines.map(header_line).collect(), body: Vec::new() })
     }
 
-    /// Reads the next answer, to a request with this method; `None` when the connection ends before.
+    /// Reads the next answer, to a request with this method; `None` if the connection ends before.
     pub fn answer(&mut self, method: &str) -> Option<Answer> {
         let mut answer = self.head()?;
         let has_body = method != "HEAD" && answer.status >= 200 && ![204, 304].contains(&answer.status);
@@ -292,7 +292,7 @@ impl Connection {
         Some(answer)
     }
 
-    /// A body in chunks (RFC 9112 section 7.1).
+    /// Reads a chunked body (RFC 9112 section 7.1).
     fn chunks(&mut self) -> Option<Vec<u8>> {
         let mut body = Vec::new();
         loop {
@@ -303,7 +303,7 @@ impl Connection {
         }
     }
 
-    /// The next chunk of a body in chunks; the last one is empty.
+    /// Reads the next chunk of a chunked body; the last one is empty.
     pub fn chunk(&mut self) -> Option<Vec<u8>> {
         let line = self.until(b"\r\n")?;
         let length = usize::from_str_radix(std::str::from_utf8(&line).ok()?, 16).ok()?;
@@ -314,19 +314,19 @@ impl Connection {
 }
 
 impl Answer {
-    /// One that was read in another way; names in lower case.
+    /// Makes an answer that was read elsewhere; names must be in lower case.
     pub(crate) fn new(status: u16, headers: Vec<(String, Vec<u8>)>, body: Vec<u8>) -> Self {
         Self { status, headers, body }
     }
 
-    /// Without the fields of these names.
+    /// Removes the fields of these names.
     #[must_use]
     pub fn without(mut self, names: &[&str]) -> Self {
         self.headers.retain(|(name, _)| !names.contains(&name.as_str()));
         self
     }
 
-    /// Reads a connection to the end of its answer; `None` when it ends before.
+    /// Reads one answer and ends the connection; `None` if the connection ends before.
     pub fn read(stream: TcpStream, method: &str) -> Option<Self> {
         let mut connection = Connection { stream, read: Vec::new() };
         let answer = connection.answer(method);
@@ -337,7 +337,7 @@ impl Answer {
     /// The value of the only header line of that name.
     ///
     /// # Panics
-    /// When there are more.
+    /// If there are several.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.values(name).into_iter();
@@ -352,7 +352,7 @@ impl Answer {
         self.headers.iter().filter(|(header, _)| header == name).map(|(_, value)| value.as_slice()).collect()
     }
 
-    /// Whether it says that it is a replay.
+    /// Whether it is marked as a replay.
     #[must_use]
     pub fn is_replay(&self) -> bool {
         self.header("idempotency-replayed") == Some("true")
@@ -361,17 +361,17 @@ impl Answer {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
-    /// The end of the type URI of a problem of the idempotency layer. Every problem document is checked against RFC
+    /// The end of the type URI, if this is a problem of the idempotency layer. Every problem document is checked against RFC
     /// 9457.
     ///
     /// # Panics
-    /// When it is a problem document that is not valid.
+    /// If it is an invalid problem document.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         if self.header("content-type") != Some("application/problem+json") || self.body.is_empty() {
@@ -389,14 +389,14 @@ impl Answer {
     /// `Retry-After` in seconds.
     ///
     /// # Panics
-    /// When it is no number.
+    /// If it is not a number.
     #[must_use]
     pub fn retry_after(&self) -> Option<u64> {
         self.header("retry-after").map(|seconds| seconds.parse().unwrap())
     }
 
-    /// What must be the same in a first answer and all its replays. Frameworks may send fields of different names in any
-    /// order (RFC 9110 section 5.3), so they are sorted by name here.
+    /// The part that a first answer and all its replays share. Frameworks may send fields of different names in any order (RFC
+    /// 9110 section 5.3), so they are sorted by name here.
     #[must_use]
     pub fn essence(&self) -> Self {
         const OF_THE_MOMENT: [&str; 5] =
@@ -408,7 +408,7 @@ impl Answer {
     }
 }
 
-/// As text, as far as it is one, and the beginning of a long body.
+/// Shows text as text, and only the beginning of a long body.
 impl fmt::Debug for Answer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers = self.headers.iter().map(|(name, value)| format!("{name}: {}", value.escape_ascii()));

@@ -1,4 +1,4 @@
-//! One request and its answer, by either protocol.
+//! One request and its answer, over either protocol.
 
 use std::any::Any;
 use std::net::{Shutdown, SocketAddr};
@@ -9,13 +9,13 @@ use socket2::SockRef;
 use crate::client::{Answer, Connection, Request};
 use crate::http2;
 
-/// What carries requests.
+/// The protocol of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_enums, reason = "cases must know what each protocol has")]
 pub enum Protocol {
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2 without TLS, by clients that know that the server speaks it.
+    /// HTTP/2 without TLS, with prior knowledge.
     Http2,
 }
 
@@ -32,7 +32,7 @@ impl Protocol {
         }
     }
 
-    /// The one that it is not.
+    /// The other protocol.
     pub(crate) fn other(self) -> Self {
         match self {
             Self::Http1 => Self::Http2,
@@ -40,7 +40,7 @@ impl Protocol {
         }
     }
 
-    /// How a client can leave.
+    /// The ways in which a client can leave.
     pub(crate) fn ways_to_leave(self) -> [Leave; 3] {
         match self {
             Self::Http1 => [Leave::Close, Leave::Reset, Leave::HalfClose],
@@ -54,16 +54,16 @@ impl Protocol {
 pub(crate) enum Leave {
     /// Its connection ends by FIN.
     Close,
-    /// By RST.
+    /// Its connection ends by RST.
     Reset,
-    /// It sends no more, and keeps its connection.
+    /// It sends no more, but keeps its connection.
     HalfClose,
-    /// It gives up one stream, and keeps its connection.
+    /// It resets one stream, but keeps its connection.
     ResetStream,
 }
 
 impl Leave {
-    /// A key of its own.
+    /// Its name, which serves as a key.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Close => "close",
@@ -74,14 +74,14 @@ impl Leave {
     }
 }
 
-/// A request that is under way.
+/// A request that is not finished.
 #[derive(Debug)]
 pub(crate) enum Exchange {
     Http1 { connection: Connection, method: &'static str, is_in_chunks: bool },
     Http2(http2::Stream),
 }
 
-/// A connection for one request after the other.
+/// A persistent connection.
 #[derive(Debug)]
 pub(crate) enum Line {
     Http1(Connection),
@@ -89,7 +89,7 @@ pub(crate) enum Line {
 }
 
 impl Exchange {
-    /// A whole request on a connection of its own.
+    /// Sends a whole request on a new connection.
     pub(crate) fn begin(protocol: Protocol, address: SocketAddr, request: &Request) -> Self {
         match protocol {
             Protocol::Http1 => {
@@ -101,7 +101,7 @@ impl Exchange {
         }
     }
 
-    /// The head of a request on a connection of its own, which declares so many bytes, or says nothing of them.
+    /// Sends the head of a request on a new connection, with or without a declared length.
     pub(crate) fn upload(
         protocol: Protocol,
         address: SocketAddr,
@@ -121,7 +121,7 @@ impl Exchange {
         }
     }
 
-    /// Sends more of the body, as far as the server takes it.
+    /// Sends more of the body; the server may refuse it.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         match self {
             Self::Http1 { connection, is_in_chunks: false, .. } => connection.try_write(bytes),
@@ -132,7 +132,7 @@ impl Exchange {
         };
     }
 
-    /// Ends a body.
+    /// Ends the body.
     pub(crate) fn end(&mut self) {
         match self {
             Self::Http1 { is_in_chunks: false, .. } => {}
@@ -141,7 +141,7 @@ impl Exchange {
         }
     }
 
-    /// Ends a body of undeclared length by a trailer.
+    /// Ends a body of undeclared length with a trailer.
     pub(crate) fn end_by_trailer(&mut self, name: &'static str, value: &'static str) {
         match self {
             Self::Http1 { connection, .. } => connection.write(format!("0\r\n{name}: {value}\r\n\r\n").as_bytes()),
@@ -149,7 +149,7 @@ impl Exchange {
         }
     }
 
-    /// The head of the answer.
+    /// Reads the head of the answer.
     pub(crate) fn head(&mut self) -> Option<Answer> {
         match self {
             Self::Http1 { connection, .. } => connection.head(),
@@ -157,7 +157,7 @@ impl Exchange {
         }
     }
 
-    /// The next piece of a body of undeclared length; an empty one at the end.
+    /// Reads the next piece of a body of undeclared length; the last one is empty.
     pub(crate) fn chunk(&mut self) -> Option<Vec<u8>> {
         match self {
             Self::Http1 { connection, .. } => connection.chunk(),
@@ -165,7 +165,7 @@ impl Exchange {
         }
     }
 
-    /// The whole answer; `None` when it ends before.
+    /// Reads the whole answer; `None` if the connection ends before.
     pub(crate) fn answer(mut self) -> Option<Answer> {
         let mut answer = match &mut self {
             Self::Http1 { connection, method, .. } => return connection.answer(method),
@@ -179,7 +179,7 @@ impl Exchange {
         }
     }
 
-    /// Leaves, and returns what the client keeps.
+    /// Leaves, and returns what keeps the connection open.
     pub(crate) fn leave(self, how: Leave) -> Option<Box<dyn Any>> {
         match (self, how) {
             (Self::Http1 { connection, .. }, Leave::HalfClose) => {
@@ -211,10 +211,10 @@ impl Line {
         }
     }
 
-    /// Sends the next request beside those that are under way.
+    /// Sends the next request concurrently with unfinished ones.
     ///
     /// # Panics
-    /// Over HTTP/1.1, where there is one after the other.
+    /// Over HTTP/1.1, which allows one request at a time.
     pub(crate) fn begin(&mut self, request: &Request) -> Exchange {
         match self {
             Self::Http1(_) => panic!("a connection of HTTP/1.1 has one request at a time"),
@@ -222,11 +222,11 @@ impl Line {
         }
     }
 
-    /// The answer to the next request; `None` when the connection ends before.
+    /// Sends the next request and reads its answer; `None` if the connection ends before.
     pub(crate) fn ask(&mut self, request: &Request) -> Option<Answer> {
         match self {
             Self::Http1(connection) => {
-                // It may answer and close before it has been sent all.
+                // The server may answer and close before everything is sent.
                 connection.try_write(&request.to_bytes());
                 connection.answer(request.method)
             }

@@ -1,4 +1,4 @@
-//! An HTTP/2 client with prior knowledge, of which tests can watch and break each stream and each connection.
+//! An HTTP/2 client with prior knowledge. Tests can watch and break each stream and each connection.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpStream};
@@ -16,21 +16,21 @@ use tokio::task::JoinHandle;
 use crate::PATIENCE;
 use crate::client::{Answer, Request, leave_no_trace};
 
-/// For all connections, which their cases wait for on threads of their own.
+/// The runtime of all connections. Cases block on it from other threads.
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap());
 
-/// Waits no longer than [`PATIENCE`]; nothing comes after that.
+/// Waits for at most [`PATIENCE`].
 fn wait<T>(future: impl Future<Output = T>) -> Option<T> {
     RUNTIME.block_on(async { tokio::time::timeout(PATIENCE, future).await.ok() })
 }
 
-/// A connection that is kept.
+/// A persistent connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     requests: SendRequest<Bytes>,
     driver: JoinHandle<()>,
-    /// The same socket, for what HTTP knows nothing of.
+    /// The same socket, for what HTTP cannot express.
     socket: TcpStream,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Stream {
     request: SendStream<Bytes>,
     response: Option<ResponseFuture>,
     body: Option<RecvStream>,
-    /// Where it has one of its own.
+    /// The stream's own connection, if it has one.
     connection: Option<Connection>,
 }
 
@@ -60,7 +60,7 @@ impl Connection {
         self.head(request, declared_bytes, false)
     }
 
-    /// Sends a request whole.
+    /// Sends a whole request.
     pub(crate) fn begin(&mut self, request: &Request) -> Stream {
         let mut stream = self.head(request, None, request.body.is_empty());
         if !request.body.is_empty() {
@@ -87,27 +87,27 @@ impl Connection {
         Stream { request, response: Some(response), body: None, connection: None }
     }
 
-    /// Ends the connection under all of its streams, by RST or by FIN.
+    /// Ends the connection under all its streams, by RST or by FIN.
     fn end(self, is_reset: bool) {
         if is_reset {
             // Closing with a linger of zero sends RST instead of FIN.
             SockRef::from(&self.socket).set_linger(Some(Duration::ZERO)).unwrap();
         }
         self.driver.abort();
-        // It was aborted, or had ended.
+        // The driver was aborted, or had ended.
         let _ = wait(self.driver);
     }
 }
 
 impl Stream {
-    /// On a connection of its own.
+    /// Makes a stream on a new connection.
     pub(crate) fn alone(address: SocketAddr, begin: impl FnOnce(&mut Connection) -> Self) -> Self {
         let mut connection = Connection::open(address);
         let stream = begin(&mut connection);
         Self { connection: Some(connection), ..stream }
     }
 
-    /// Sends more of the body; false when the server wants no more.
+    /// Sends more of the body; false if the server accepts no more.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> bool {
         self.request.send_data(Bytes::copy_from_slice(bytes), false).is_ok()
     }
@@ -117,13 +117,13 @@ impl Stream {
         let _ = self.request.send_data(Bytes::new(), true);
     }
 
-    /// Ends the body by a trailer.
+    /// Ends the body with a trailer.
     pub(crate) fn end_by_trailer(&mut self, name: &'static str, value: &'static str) {
         let trailers = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static(value))]);
         let _ = self.request.send_trailers(trailers);
     }
 
-    /// The head of the answer.
+    /// Reads the head of the answer.
     pub(crate) fn head(&mut self) -> Option<Answer> {
         let (head, body) = wait(self.response.take()?)?.ok()?.into_parts();
         self.body = Some(body);
@@ -131,7 +131,7 @@ impl Stream {
         Some(Answer::new(head.status.as_u16(), headers.collect(), Vec::new()))
     }
 
-    /// The next piece of its body; an empty one at the end.
+    /// Reads the next piece of the body; the last one is empty.
     pub(crate) fn chunk(&mut self) -> Option<Vec<u8>> {
         let body = self.body.as_mut()?;
         let chunk = wait(async {
@@ -140,7 +140,7 @@ impl Stream {
                     None => return Some(Vec::new()),
                     Some(Ok(chunk)) if chunk.is_empty() => {}
                     Some(Ok(chunk)) => {
-                        // Makes room for more.
+                        // Makes room for more data.
                         body.flow_control().release_capacity(chunk.len()).unwrap();
                         return Some(chunk.to_vec());
                     }
@@ -154,7 +154,7 @@ impl Stream {
         chunk
     }
 
-    /// Resets the stream, and returns the connection, which stays.
+    /// Resets the stream, and returns its connection, which stays open.
     pub(crate) fn reset(mut self) -> Option<Connection> {
         self.connection.take()
     }

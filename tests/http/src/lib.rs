@@ -1,7 +1,7 @@
-//! What a client can see of the payments example, over real sockets and with raw bytes where it matters: one suite that holds
-//! every framework and every store to the same answers.
+//! Tests what a client can see of the payments example, over real sockets and with raw bytes where they matter. One suite
+//! demands the same answers from every framework and every store.
 //!
-//! Each case is a function of a [`Target`], listed in [`CASES`]. Cases panic when something is wrong.
+//! Each case is a function of a [`Target`], listed in [`CASES`]. A case panics if it fails.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
 
 mod cases;
@@ -23,13 +23,13 @@ pub use run::{Report, differences, run};
 pub use target::{Contract, Target};
 pub use transcript::Entry;
 
-/// Far above what anything here takes on a loaded machine, so that running into it is a failure.
+/// Far above the time that anything here takes on a loaded machine, so that reaching it is a failure.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Asks again and again until the answer is the one that is awaited; fails after [`PATIENCE`].
+/// Repeats `ask` until it returns a value; fails after [`PATIENCE`].
 ///
 /// # Panics
-/// When it does not happen.
+/// If it returns none in time.
 pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let give_up_at = Instant::now() + PATIENCE;
     loop {

@@ -1,9 +1,9 @@
-//! How many connections a process may have.
+//! The limit on connections of a process.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Raises the number of files that this process and its children may open to what the system allows: a thousand clients at once
-/// are more than most shells permit. Cases say which of them lack it.
+/// Raises the limit of open files, for this process and its children, to the system's maximum. Most shells permit too few for a
+/// thousand concurrent clients.
 pub fn allow_many_connections() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

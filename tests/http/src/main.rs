@@ -1,4 +1,4 @@
-//! Runs the suite against a server that is there already: `cargo xtask http-suite --url http://127.0.0.1:8080`.
+//! Runs the suite against a running server: `cargo xtask http-suite --url http://127.0.0.1:8080`.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use idem_http_suite::{Contract, Request, run};
 
-/// Holds a server that speaks the interface of the payments example to what the suite says.
+/// Runs the suite against a server with the interface of the payments example.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Where it listens, as in http://127.0.0.1:8080. It has to obey X-Simulate, and have the default limits.
+    /// URL of the server, such as http://127.0.0.1:8080. It must obey X-Simulate, and have the default limits.
     #[arg(long)]
     url: String,
 }

@@ -12,23 +12,23 @@ use crate::exchange::Protocol;
 use crate::target::{Contract, Target};
 use crate::transcript::Entry;
 
-/// Cases that run at once. Most of them wait for something most of the time.
+/// The number of concurrent cases; most of their time is waiting.
 const AT_ONCE: usize = 8;
 
-/// What all cases found.
+/// The results of all cases.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
-    /// The names of those that passed, by protocol.
+    /// The names of cases that passed, by protocol.
     pub passed: Vec<(Protocol, &'static str)>,
-    /// Those that failed, and why.
+    /// The cases that failed, and why.
     pub failed: Vec<(String, String)>,
-    /// What was answered, by case and protocol.
+    /// The answers, by case and protocol.
     pub transcripts: BTreeMap<(&'static str, Protocol), Vec<Entry>>,
 }
 
 impl Report {
-    /// How many cases passed of how many, over HTTP/1.1 and over HTTP/2.
+    /// How many cases passed out of how many, over HTTP/1.1 and over HTTP/2.
     #[must_use]
     pub fn score(&self) -> String {
         let of = |protocol| {
@@ -38,7 +38,7 @@ impl Report {
         Protocol::ALL.map(of).join(" + ")
     }
 
-    /// The answers in which one protocol differs from the other, case by case.
+    /// The answers that differ between the protocols, by case.
     #[must_use]
     pub fn differences_of_protocols(&self) -> Vec<String> {
         let [one, other] = Protocol::ALL;
@@ -51,7 +51,7 @@ impl Report {
     }
 }
 
-/// Runs every case by each protocol that can express it, a few at a time.
+/// Runs every case over each protocol that can express it, a few at a time.
 #[must_use]
 pub fn run(address: SocketAddr, contract: Contract) -> Report {
     let (next, report) = (AtomicUsize::new(0), Mutex::new(Report::default()));
@@ -84,7 +84,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or("it panicked").to_owned()
 }
 
-/// The answers in which two reports differ, case by case.
+/// The answers that differ between two reports, by case.
 #[must_use]
 pub fn differences(one: &Report, other: &Report) -> Vec<String> {
     let mut differences = Vec::new();

@@ -1,4 +1,4 @@
-//! A server under test, as one case sees it.
+//! A server under test, from the view of one case.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use crate::eventually;
 use crate::exchange::{Exchange, Line, Protocol};
 use crate::transcript::Entry;
 
-/// What is promised across a crash; it decides what some answers have to be.
+/// The promise across a crash, which decides what some answers must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "cases must know what each contract promises")]
 pub enum Contract {
@@ -19,17 +19,17 @@ pub enum Contract {
     Transactional,
     /// Nothing runs twice.
     AtMostOnce,
-    /// A fault runs again after a rest.
+    /// An operation runs again after a fault and a backoff.
     AtLeastOnce,
 }
 
 impl Contract {
     /// All of them, the strongest first.
     pub const ALL: [Self; 3] = [Self::Transactional, Self::AtMostOnce, Self::AtLeastOnce];
-    /// Those that know a running request by its record.
+    /// The contracts under which a record shows a running request.
     pub const LEASED: [Self; 2] = [Self::AtMostOnce, Self::AtLeastOnce];
 
-    /// Its name on the command line, and on the health page.
+    /// Its name on the command line and on the health page.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,24 +40,24 @@ impl Contract {
     }
 }
 
-/// How many of the tenant's requests are where, by the server's own count.
+/// Counts of the tenant's requests by stage, as the server reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stages {
-    /// Requests that it has, and has not answered.
+    /// Requests that the server has not answered.
     pub(crate) open: u64,
     /// Runs before their effect.
     pub(crate) before: u64,
-    /// Runs after it.
+    /// Runs after their effect.
     pub(crate) after: u64,
-    /// Answers whose body is still made.
+    /// Answers whose body is still being produced.
     pub(crate) sending: u64,
-    /// Requests of all tenants that wait for another's run.
+    /// Requests of all tenants that wait for another run.
     pub(crate) waiting: u64,
-    /// What the process has of the machine's memory, where the system says it.
+    /// The memory of the server process, if the system reports it.
     pub(crate) memory_bytes: Option<u64>,
 }
 
-/// The server, and a tenant of the case's own, so that cases can run side by side on one server.
+/// The server and a tenant that only this case uses, so that cases can run concurrently on one server.
 #[derive(Debug)]
 pub struct Target {
     address: SocketAddr,
@@ -68,32 +68,32 @@ pub struct Target {
 }
 
 impl Target {
-    /// For one case, by one protocol.
+    /// Makes the target of one case, over one protocol.
     #[must_use]
     pub fn new(address: SocketAddr, contract: Contract, protocol: Protocol) -> Self {
         let tenant = format!("tenant-{}", Uuid::new_v4().simple());
         Self { address, contract, protocol, tenant, transcript: Mutex::default() }
     }
 
-    /// Where it listens.
+    /// The address of the server.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it promises.
+    /// The contract of the server.
     #[must_use]
     pub fn contract(&self) -> Contract {
         self.contract
     }
 
-    /// What its requests are sent by.
+    /// The protocol of the requests.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// Whose payments the case makes.
+    /// The tenant of the case.
     #[must_use]
     pub fn tenant(&self) -> &str {
         &self.tenant
@@ -117,62 +117,62 @@ impl Target {
         Request::get(target).tenant(&self.tenant)
     }
 
-    /// Sends a request, and puts the answer into the transcript.
+    /// Sends a request, and adds the answer to the transcript.
     #[must_use]
     pub fn send(&self, request: &Request) -> Answer {
         self.note(self.ask(request))
     }
 
-    /// The same without a word in the transcript.
+    /// Sends a request without adding the answer to the transcript.
     ///
     /// # Panics
-    /// When there is no answer.
+    /// If there is no answer.
     #[must_use]
     pub fn ask(&self, request: &Request) -> Answer {
         self.ask_by(self.protocol, request)
     }
 
-    /// The same by this protocol.
+    /// Sends a request over this protocol, without adding the answer to the transcript.
     pub(crate) fn ask_by(&self, protocol: Protocol, request: &Request) -> Answer {
         let answer = Exchange::begin(protocol, self.address, request).answer();
         answer.unwrap_or_else(|| panic!("no answer over {} to {request:?}", protocol.name()))
     }
 
-    /// Sends a request on a connection of its own, without reading the answer.
+    /// Sends a request on a new connection, without reading the answer.
     pub(crate) fn begin(&self, request: &Request) -> Exchange {
         Exchange::begin(self.protocol, self.address, request)
     }
 
-    /// Sends the head of a request, which declares so many bytes, or says nothing of them.
+    /// Sends the head of a request, with or without a declared length.
     pub(crate) fn upload(&self, request: &Request, declared_bytes: Option<usize>) -> Exchange {
         Exchange::upload(self.protocol, self.address, request, declared_bytes)
     }
 
-    /// A connection for one request after the other.
+    /// Opens a persistent connection.
     pub(crate) fn connect(&self) -> Line {
         Line::open(self.protocol, self.address)
     }
 
-    /// Puts an answer into the transcript that was read in another way. Leave out what depends on who is faster.
+    /// Adds an answer to the transcript that was read elsewhere. Leave out answers that depend on timing.
     #[must_use]
     pub fn note(&self, answer: Answer) -> Answer {
-        // Asked for here so that every problem document is checked.
+        // This checks every problem document.
         let _ = answer.problem();
         let mut transcript = self.transcript.lock().unwrap_or_else(PoisonError::into_inner);
         transcript.push(Entry::of(&answer, &self.tenant));
         answer
     }
 
-    /// What was sent back to the case.
+    /// The answers that the case noted.
     #[must_use]
     pub fn into_transcript(self) -> Vec<Entry> {
         self.transcript.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often money really moved.
+    /// The number of payments whose money really moved.
     ///
     /// # Panics
-    /// When the server does not say.
+    /// If the server does not report it.
     #[must_use]
     pub fn effects(&self) -> u64 {
         let answer = self.get("/v1/ledger").send(self.address);
@@ -195,7 +195,7 @@ impl Target {
         }
     }
 
-    /// Waits until it is so.
+    /// Waits until `is_so`.
     pub(crate) fn await_stages(&self, what: &str, is_so: impl Fn(Stages) -> bool) {
         eventually(what, || is_so(self.stages()).then_some(()));
     }
@@ -210,24 +210,24 @@ impl Target {
         self.await_stages("an effect", |stages| (stages.before, stages.after) == (0, 1));
     }
 
-    /// Waits until the server is through with every request of the tenant.
+    /// Waits until the server has finished every request of the tenant.
     pub fn await_quiet(&self) {
         self.await_stages("quiet", |stages| (stages.open, stages.before, stages.after, stages.sending) == (0, 0, 0, 0));
     }
 
-    /// Whether another store in front answers duplicates, as far as it can.
+    /// Whether a cache answers duplicates where it can.
     ///
     /// # Panics
-    /// When the server does not say.
+    /// If the server does not report it.
     #[must_use]
     pub fn is_cached(&self) -> bool {
         self.get("/v1/running").send(self.address).json()["is_cached"].as_bool().unwrap()
     }
 
-    /// Looks for a while whether the run that is held is there still.
+    /// Checks for a while that the held run still exists.
     ///
     /// # Panics
-    /// When it was dropped.
+    /// If it was dropped.
     pub fn stays_held(&self) {
         for _ in 0..20 {
             let Stages { before, after, .. } = self.stages();
@@ -236,18 +236,18 @@ impl Target {
         }
     }
 
-    /// Lets go on what is held.
+    /// Releases held runs.
     ///
     /// # Panics
-    /// When the server does not.
+    /// If the server refuses.
     pub fn release(&self) {
         self.act("DELETE");
     }
 
-    /// Ends the time of what has a timeout.
+    /// Makes the timeouts of held requests expire.
     ///
     /// # Panics
-    /// When the server does not.
+    /// If the server refuses.
     pub fn time_out(&self) {
         self.act("POST");
     }

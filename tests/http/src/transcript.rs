@@ -1,11 +1,11 @@
-//! What was answered, without what may differ from one run to the next: names, times, and how bodies are framed.
+//! Answers without what may differ between runs: names, times, and the framing of bodies.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::client::Answer;
 
-/// Bodies that are shown; of others, just the length and a digest.
+/// Longer bodies are shown as their length and a digest.
 const SHOWN_BYTES: usize = 2000;
 
 /// One answer.
@@ -19,7 +19,7 @@ impl Entry {
             text.push_str(" replayed");
         }
         for (name, value) in answer.essence().headers {
-            // The rest of a lease, which a slow machine shortens.
+            // It is the rest of a lease, which a slow machine shortens.
             let value = if name == "retry-after" { "N".to_owned() } else { steady(&value, tenant) };
             text.push_str(&format!("\n{name}: {value}"));
         }
@@ -43,7 +43,7 @@ fn body(body: &[u8], tenant: &str) -> String {
     format!("{} bytes, {:016x}", body.len(), digest.finish())
 }
 
-/// The text with its UUIDs and times replaced.
+/// Replaces UUIDs and times in the text.
 fn steady(bytes: &[u8], tenant: &str) -> String {
     let text = bytes.escape_ascii().to_string().replace(tenant, "TENANT");
     let mut steady = String::new();
@@ -66,7 +66,7 @@ fn is_uuid(text: &str) -> bool {
     text.bytes().enumerate().all(|(at, byte)| if hyphen(at) { byte == b'-' } else { byte.is_ascii_hexdigit() })
 }
 
-/// The length of a time as in RFC 3339, if the text begins with one.
+/// The length of an RFC 3339 time, if the text begins with one.
 fn time_length(text: &str) -> Option<usize> {
     let shape = "dddd-dd-ddTdd:dd:dd";
     let is_time = text.get(..shape.len())?.bytes().zip(shape.bytes()).all(|(byte, shape)| match shape {

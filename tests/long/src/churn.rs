@@ -1,8 +1,8 @@
 //! `churn`: records come and go, and the table does not grow.
 //!
-//! An hour is a minute here. What is measured in time is sixty times as fast: records live 6 s instead of 6 min, the
-//! purge and autovacuum look once a second instead of once a minute. What is measured in rows or bytes (autovacuum's
-//! threshold, the purge's batch) is as it is delivered, and so is the rate.
+//! One minute here stands for an hour. Time spans are sixty times shorter: records live 6 s instead of 6 min, and the purge and
+//! autovacuum run once a second instead of once a minute. The rate, and counts of rows or bytes (autovacuum's threshold, the
+//! purge's batch), are those of production.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::database::Database;
 use crate::records::Maker;
 use crate::report::{Passed, Report, rounded};
 
-/// How much larger the table may be at the end than when it first had its steady number of living records, with none
-/// dead among them. The end is the median of the last tenth of the time: autovacuum makes the size go up and down.
+/// How much larger than at its first steady state, without dead rows, the table may be at the end. The end is the median of the
+/// last tenth of the time, because autovacuum makes the size go up and down.
 const GROWTH: f64 = 1.5;
 
-/// How much larger it may be in the last quarter of the time than in the second.
+/// How much larger the table may be in the last quarter of the time than in the second.
 const TREND: f64 = 1.2;
 
-/// How many times the living records have to be made.
+/// How many times the living records must be replaced.
 const TURNOVER: f64 = 20.0;
 
 /// How much time a partition covers.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// The longest pause of the purge, a minute where an hour is one.
+/// The longest pause of the purge; it stands for a minute.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The table, or its partitions, with their statistics.
@@ -42,21 +42,21 @@ const PARTS: &str = "FROM (
         UNION SELECT inhrelid FROM pg_inherits WHERE inhparent = 'churn.idem_records'::regclass
     ) AS part JOIN pg_class USING (oid) LEFT JOIN pg_stat_all_tables ON relid = part.oid";
 
-/// How many writers share the rate.
+/// The number of writers that share the rate.
 const WRITERS: u64 = 32;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How long records come and go, for each layout.
+    /// How long records come and go in each layout, in seconds.
     #[arg(long, default_value_t = 150)]
     seconds: u64,
-    /// How many records are made in a second.
+    /// How many records are made per second.
     #[arg(long, default_value_t = 500)]
     rate: u64,
-    /// How long a settled record is kept.
+    /// How long a settled record is kept, in seconds.
     #[arg(long, default_value_t = 6)]
     retention_seconds: u64,
-    /// Only this layout.
+    /// Tests only this layout.
     #[arg(long)]
     layout: Option<Layout>,
 }
@@ -81,7 +81,7 @@ impl Layout {
     }
 }
 
-/// The table at one time.
+/// The table at one moment.
 struct Sample {
     second: u64,
     made: u64,
@@ -155,7 +155,7 @@ fn start_writers(maker: &Maker, options: &Options, made: &Arc<AtomicU64>) -> Joi
         let (maker, made) = (maker.clone(), Arc::clone(made));
         writers.spawn(async move {
             let mut ticks = interval(pause);
-            // After a stall the rate is as before, and not higher until it has caught up.
+            // After a stall the rate stays the same; it does not rise to catch up.
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
@@ -182,7 +182,7 @@ async fn sample(
     let (mut bytes, mut dead) = (0, 0);
     for table in &tables {
         names.insert(table.try_get(0)?);
-        // A partition may be dropped between the list and the look at its size.
+        // A partition may be dropped after it was listed.
         bytes += table.try_get::<Option<i64>, _>(1)?.unwrap_or_default();
         dead += table.try_get::<i64, _>(2)?;
     }
@@ -199,13 +199,13 @@ async fn sample(
 
 fn judge(report: &mut Report, options: &Options, layout: Layout, series: &[Sample]) {
     let samples = series.len();
-    // What lives in the second half is what lives in the steady state.
+    // The living records of the second half are those of the steady state.
     let steady_live = median(series.iter().skip(samples / 2).map(|sample| sample.live));
     let reached = series.iter().find(|sample| sample.live as f64 >= 0.95 * steady_live as f64);
     let (Some(reached), Some(last)) = (reached, series.last()) else {
         return report.expect(false, "there are no samples");
     };
-    // A partition goes when the last of its records is over: those of one more period are always there.
+    // A partition is dropped when its last record has expired, so the records of one more period are always present.
     let more = match layout {
         Layout::One | Layout::Two => 0.0,
         Layout::Partitioned => PERIOD.as_secs_f64() / options.retention_seconds as f64,
@@ -240,7 +240,7 @@ fn median(values: impl Iterator<Item = i64>) -> i64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
-/// Old partitions are dropped whole, and so their number does not grow.
+/// Checks that old partitions are dropped whole, so that their number does not grow.
 async fn judge_partitions(
     report: &mut Report,
     database: &mut Database,
@@ -251,8 +251,7 @@ async fn judge_partitions(
     let present = series.last().map_or(0, |sample| sample.partitions);
     let most = series.iter().map(|sample| sample.partitions).max().unwrap_or_default();
     let dropped = names.len().saturating_sub(present);
-    // Those with living records, the current one, three to come, the one for the rest, and one or two that the purge has
-    // not come to yet.
+    // Those with living records, the current one, three future ones, the default one, and one or two that await the purge.
     let bound = options.retention_seconds.div_ceil(PERIOD.as_secs()) as usize + 7;
     let over = (options.seconds / PERIOD.as_secs()) as usize;
     let deleted = database.number(&format!("SELECT coalesce(sum(n_tup_del), 0)::BIGINT {PARTS}")).await?;

@@ -1,4 +1,4 @@
-//! A server of a check's own, and what is asked beside the store.
+//! The Postgres server of a check, and queries to it outside the store.
 
 use idem_servers::Postgres;
 use sqlx::postgres::{PgConnectOptions, PgRow};
@@ -6,12 +6,12 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection, Row};
 
 use crate::Error;
 
-/// What a reader of the results has to know about the server.
+/// The settings that a reader of the results must know.
 const SETTINGS: &str = "'fsync', 'synchronous_commit', 'full_page_writes', 'wal_sync_method', 'shared_buffers', \
      'max_wal_size', 'checkpoint_timeout', 'max_connections', 'autovacuum', 'autovacuum_naptime', \
      'autovacuum_vacuum_scale_factor', 'autovacuum_vacuum_cost_delay'";
 
-/// The server, and a connection that is not the store's.
+/// The server, and a connection that the store does not use.
 #[derive(Debug)]
 pub(crate) struct Database {
     server: Postgres,
@@ -19,7 +19,7 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Starts a server with `settings` besides the defaults, and says what it is.
+    /// Starts a server with `settings` besides the defaults, and prints its version and settings.
     pub(crate) async fn start(settings: &[&str]) -> Result<Self, Error> {
         let server = Postgres::start_with(settings)?;
         let options = server.url().parse::<PgConnectOptions>()?;
@@ -34,10 +34,10 @@ impl Database {
         Ok(database)
     }
 
-    /// Restarts the server, by force as after a crash, and connects again.
+    /// Restarts the server and connects again. With `by_force` it is killed, as in a crash.
     pub(crate) async fn restart(self, by_force: bool) -> Result<Self, Error> {
         let Self { mut server, .. } = self;
-        // Waits for the server, and must not hold up whoever else is on the runtime.
+        // This blocks until the server is up, and must not delay other tasks on the runtime.
         let server = tokio::task::spawn_blocking(move || {
             if by_force { server.kill() } else { server.stop() }?;
             server.start_again()?;
@@ -57,7 +57,7 @@ impl Database {
         self.server.url()
     }
 
-    /// How sessions are opened that can be told apart by `name`.
+    /// Options for sessions that `name` identifies.
     pub(crate) fn options(&self, name: &str) -> Result<PgConnectOptions, Error> {
         Ok(self.server.url().parse::<PgConnectOptions>()?.disable_statement_logging().application_name(name))
     }
@@ -67,7 +67,7 @@ impl Database {
         rows.map_err(|error| format!("{sql}: {error}").into())
     }
 
-    /// For statements without an answer.
+    /// Runs statements that return no rows.
     pub(crate) async fn run(&mut self, sql: &str) -> Result<(), Error> {
         self.rows(sql).await.map(drop)
     }

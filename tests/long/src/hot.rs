@@ -1,4 +1,4 @@
-//! `hot`: settling a record must not touch an index, and a replay must not write.
+//! `hot`: a settlement is a heap-only update, and a replay writes nothing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::random::Random;
 use crate::records::{DAY, Maker, each};
 use crate::report::{Passed, Report, rounded};
 
-/// The share of heap-only updates that has to be reached.
+/// The share of heap-only updates that must be reached.
 const SHARE: f64 = 0.95;
 
-/// The bodies for which the table's default has to reach it.
+/// The largest body, in bytes, for which the table's default fillfactor must reach it.
 const LARGEST_BODY: usize = 300;
 
 #[derive(Debug, clap::Args)]
@@ -25,19 +25,19 @@ pub(crate) struct Options {
     /// How many records are made in each table.
     #[arg(long, default_value_t = 100_000)]
     records: u64,
-    /// Only this fillfactor; default the table's own and nine others.
+    /// Tests only this fillfactor; by default the table's own and nine others.
     #[arg(long)]
     fillfactor: Option<i64>,
-    /// Only bodies of this many bytes.
+    /// Tests only bodies of this many bytes.
     #[arg(long)]
     body: Option<usize>,
-    /// How many records are in progress at once.
+    /// How many records are in progress concurrently.
     #[arg(long, default_value_t = 64)]
     concurrent: usize,
-    /// How long each is in progress, in milliseconds.
+    /// How long each record is in progress, in milliseconds.
     #[arg(long, default_value_t = 0)]
     running_ms: u64,
-    /// How often a settled record is asked for, in each table.
+    /// How many replays are requested in each table.
     #[arg(long, default_value_t = 20_000)]
     replays: u64,
 }
@@ -91,7 +91,7 @@ pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
     Ok(report.finish())
 }
 
-/// The fillfactor that the migrations give the table.
+/// The fillfactor that the migrations set for the table.
 async fn delivered(database: &mut Database) -> Result<i64, Error> {
     PostgresStore::open(PostgresConfig::new(database.url()).schema("delivered")).await?;
     let sql = "SELECT coalesce((SELECT option_value::BIGINT FROM pg_options_to_table(reloptions)
@@ -115,7 +115,7 @@ async fn measure(
     let running = Duration::from_millis(options.running_ms);
     each(0..options.records, options.concurrent, |number| maker.make(number, running)).await?;
     let rate = options.records as f64 / started.elapsed().as_secs_f64();
-    // Sessions tell what they have counted when they end.
+    // Sessions report their statistics when they end.
     drop(maker);
     let made = options.records as i64;
     let updates = format!("SELECT n_tup_upd FROM pg_stat_all_tables WHERE relid = '{table}'::regclass");
@@ -130,7 +130,7 @@ async fn measure(
     Ok(Measured { fillfactor, body, ratio, heap, index })
 }
 
-/// Replays must leave no trace in the table.
+/// Checks that replays leave no trace in the table.
 async fn replay(
     database: &mut Database,
     report: &mut Report,
@@ -138,7 +138,7 @@ async fn replay(
     table: &str,
     maker: Maker,
 ) -> Result<(), Error> {
-    // What is dead from before is then no longer there to be cleaned up, or counted again, meanwhile.
+    // Dead rows are removed before, so that autovacuum neither removes nor recounts them meanwhile.
     database.run(&format!("ALTER TABLE {table} SET (autovacuum_enabled = off)")).await?;
     database.run(&format!("VACUUM (ANALYZE) {table}")).await?;
     let before = Counters::of(database, table).await?;
@@ -148,17 +148,17 @@ async fn replay(
     let numbers: Vec<u64> = (0..options.replays).map(|_| random.below(options.records)).collect();
     each(numbers.into_iter(), options.concurrent, |number| maker.replay(number)).await?;
     drop(maker);
-    // Each replay has read the index, so once that is counted everything is.
+    // Each replay has scanned the index, so once all scans are counted, everything is.
     wait_for(database, &scans, scanned + options.replays as i64).await?;
     let after = Counters::of(database, table).await?;
-    // Whoever reads a page may remove from it what settling has left dead there.
+    // Reading a page may remove dead rows of settlements from it.
     let dead = after.dead.min(before.dead);
     let same = after == Counters { dead, ..before };
     report.expect(same, format!("{} replays wrote: {before:?} became {after:?}", options.replays));
     Ok(())
 }
 
-/// What the server counts about a table.
+/// The server's statistics of a table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Counters {
     inserted: i64,

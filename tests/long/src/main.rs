@@ -1,7 +1,7 @@
 //! Checks of stores that take minutes: `cargo xtask long help`.
 //!
-//! Each starts servers of its own, those of Postgres with the settings of a new cluster, measures, prints what it measured and one line of
-//! JSON, and fails when what it has to show does not hold.
+//! Each check starts its own servers, those of Postgres with the settings of a new cluster. It measures, prints the results and
+//! one line of JSON, and fails if a required condition does not hold.
 
 mod churn;
 mod database;
@@ -21,31 +21,31 @@ use clap::Parser;
 
 use crate::report::Passed;
 
-/// Whatever ends a check before its verdict.
+/// An error that ends a check before its verdict.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask long")]
 enum Check {
-    /// Operations of many clients in two processes, while connections are cut and processes die.
+    /// Runs operations of many clients in two processes, while connections are cut and processes die.
     Hammer(hammer::Options),
-    /// How many settlements are heap-only updates, and that a replay writes nothing.
+    /// Measures how many settlements are heap-only updates, and checks that a replay writes nothing.
     Hot(hot::Options),
-    /// The size of the table while records come and go, with one purge, with two, and in partitions.
+    /// Measures the size of the table while records come and go, with one purge, with two, and in partitions.
     Churn(churn::Options),
-    /// What Redis has acknowledged after Sentinels replaced a paused primary, with and without awaiting replicas.
+    /// Checks what Redis acknowledged after Sentinels replace a paused primary, with and without awaiting replicas.
     Sentinel(failover::Options),
-    /// The same in a Redis Cluster, whose slots move and whose primaries are killed or paused in turn.
+    /// Checks the same in a Redis Cluster, whose slots move and whose primaries are killed or paused in turn.
     Cluster(failover::Options),
-    /// What Postgres has acknowledged after its standby took over, synchronous and asynchronous.
+    /// Checks what Postgres acknowledged after its standby takes over, synchronous and asynchronous.
     Standby(failover::standby::Options),
-    /// Payments over HTTP on Postgres with Redis in front, which does everything wrong, without and with restarts of Postgres.
+    /// Runs payments over HTTP on Postgres with a failing Redis as its cache, with and without restarts of Postgres.
     Front(front::Options),
-    /// How long curl and Python's urllib3 take for a payment whose first connection is lost, by their own rules for repeats.
+    /// Measures how long curl and Python's urllib3 take for a payment whose first connection is lost, by their own retry rules.
     Polite(polite::Options),
-    /// How often the store is asked while thousands of duplicates wait for one key, and how soon all have its answer.
+    /// Counts the store's calls while thousands of duplicates wait for one key, and measures how soon all have its answer.
     Waiters(waiters::Options),
-    /// How long first requests, replays and duplicates take with Redis in front of Postgres, beside either alone.
+    /// Measures first requests, replays and duplicates on Postgres, on Redis, and on Postgres with Redis as its cache.
     Latency(front::LatencyOptions),
 }
 

@@ -1,5 +1,5 @@
-//! `polite`: clients that respect `Retry-After`. curl and Python's urllib3 send a payment that takes 2 s, lose the first connection
-//! after 0.3 s, and repeat it by their own rules. They must be done within 4 s, and the money must move once.
+//! `polite`: clients that respect `Retry-After`. curl and Python's urllib3 send a payment that takes 2 s, lose the first
+//! connection after 0.3 s, and repeat it by their own rules. They must be done within 4 s, and the money must move once.
 
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -17,19 +17,19 @@ use crate::report::{Passed, Report, rounded};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// A Python with urllib3 2.0 or later; Debian has it in the package `python3-urllib3`.
+    /// A Python with urllib3 2.0 or later; Debian's package is `python3-urllib3`.
     #[arg(long, default_value = "python3")]
     python: String,
 }
 
-/// How long the handler takes, after how long the first connection is lost, and how long a client may take.
+/// How long the handler takes, when the first connection is lost, and how long a client may take.
 const HANDLER: Duration = Duration::from_secs(2);
 const FIRST_CONNECTION: Duration = Duration::from_millis(300);
 const LIMIT: Duration = Duration::from_secs(4);
 
 const PAYMENT: &str = r#"{"amount":1250,"currency":"EUR","recipient":"alice"}"#;
 
-/// As the README of `idem-http` tells clients to configure it.
+/// The configuration that the README of `idem-http` recommends to clients.
 const URLLIB3: &str = r#"
 import sys, urllib3
 url, key, tenant, simulate, body = sys.argv[1:]
@@ -40,7 +40,7 @@ answer = urllib3.PoolManager(retries=retry).request("POST", url, body=body, head
 print(answer.status)
 "#;
 
-/// Resets the first connection, and carries the others.
+/// Resets the first connection and carries the others.
 #[derive(Debug, Default)]
 struct FirstIsLost(AtomicBool);
 
@@ -108,7 +108,7 @@ struct Service {
 
 impl Service {
     fn start(args: &[String], folder: &std::path::Path) -> Result<Self, Error> {
-        // `cargo xtask long` has built it into the same folder.
+        // `cargo xtask long` has built it in the same folder as this program.
         let program = std::env::current_exe()?.with_file_name("payments");
         let mut process = Command::new(&program)
             .args(["--listen", "127.0.0.1:0", "--simulate"])
@@ -173,7 +173,7 @@ pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
     Ok(report.finish())
 }
 
-/// Both at once, each with another key and through another proxy.
+/// Runs both clients at once, each with its own key and proxy.
 async fn try_clients(options: &Options, report: &mut Report, cell: &str, args: &[String]) -> Result<(), Error> {
     let folder = std::env::temp_dir().join(format!("idem-polite-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&folder)?;

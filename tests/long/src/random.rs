@@ -1,4 +1,4 @@
-//! Numbers by chance: SplitMix64, which is enough to vary a load.
+//! Random numbers: SplitMix64, which is enough to vary a load.
 
 use uuid::Uuid;
 
@@ -6,7 +6,7 @@ use uuid::Uuid;
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Another sequence every time.
+    /// Makes a generator with a different sequence every time.
     pub(crate) fn new() -> Self {
         Self(Uuid::new_v4().as_u64_pair().0)
     }

@@ -1,4 +1,4 @@
-//! Records made by the verbs of the store, without an engine.
+//! Makes records with the verbs of the store, without an engine.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::Error;
 /// Longer than any check takes.
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How records of a check are made.
+/// Makes the records of a check.
 #[derive(Debug, Clone)]
 pub(crate) struct Maker {
     pub(crate) store: PostgresStore,
@@ -28,7 +28,7 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    /// Answers have two header fields and a body of so many bytes.
+    /// Makes records whose answers have two header fields and a body of `body_bytes` bytes.
     pub(crate) fn new(store: PostgresStore, retention: Duration, body_bytes: usize) -> Self {
         let scope = Scope::new("tenant-4711", "POST /v1/payments");
         Self {
@@ -39,7 +39,7 @@ impl Maker {
         }
     }
 
-    /// Random, as the ids of records are.
+    /// A hash, as random as the ids of real records.
     pub(crate) fn id(number: u64) -> RecordId {
         RecordId::from_bytes(Sha256::digest(number.to_string()).into())
     }
@@ -72,7 +72,7 @@ impl Maker {
         }
     }
 
-    /// Asks for a settled record.
+    /// Requests a settled record, which must be replayed.
     pub(crate) async fn replay(&self, number: u64) -> Result<(), Error> {
         match self.store.acquire(&self.request(number)).await? {
             AcquireOutcome::Replay(replay) if replay.response == self.response => Ok(()),
@@ -81,7 +81,7 @@ impl Maker {
     }
 }
 
-/// Does something for every number, with so many at once.
+/// Does `work` for every number, `at_once` of them concurrently.
 pub(crate) async fn each<F, W>(
     numbers: impl Iterator<Item = u64>,
     at_once: usize,

@@ -1,12 +1,12 @@
-//! What a check found: text for people, a line of JSON for programs.
+//! The results of a check: text for people, a line of JSON for programs.
 
 use serde_json::{Map, Value};
 
-/// Whether everything that had to be shown holds.
+/// Whether everything required holds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Passed(pub(crate) bool);
 
-/// The facts of one check, and what is wrong with them.
+/// The facts of one check, and the conditions that failed.
 #[derive(Debug)]
 pub(crate) struct Report {
     facts: Map<String, Value>,
@@ -21,19 +21,19 @@ impl Report {
         report
     }
 
-    /// A fact that the text tells in another way.
+    /// Records a fact that the text shows elsewhere.
     pub(crate) fn note(&mut self, name: &str, value: impl Into<Value>) {
         self.facts.insert(name.to_owned(), value.into());
     }
 
-    /// A fact, said in a line of its own.
+    /// Records a fact and prints it on one line.
     pub(crate) fn fact(&mut self, name: &str, value: impl Into<Value>) {
         let value = value.into();
         println!("  {}: {value}", name.replace('_', " "));
         self.note(name, value);
     }
 
-    /// What has to hold.
+    /// Records and prints a failure, unless the condition holds.
     pub(crate) fn expect(&mut self, holds: bool, otherwise: impl Into<String>) {
         if !holds {
             let failure = otherwise.into();
@@ -42,7 +42,7 @@ impl Report {
         }
     }
 
-    /// Prints the line.
+    /// Prints the line of JSON.
     pub(crate) fn finish(mut self) -> Passed {
         let passed = self.failures.is_empty();
         self.note("passed", passed);
@@ -59,7 +59,7 @@ pub(crate) fn percentile(sorted: &[f64], share: f64) -> f64 {
     sorted.get((last as f64 * share).round() as usize).copied().unwrap_or_default()
 }
 
-/// Numbers for people and for JSON have no more digits than they deserve.
+/// Rounds a number for people and for JSON.
 pub(crate) fn rounded(value: f64, digits: i32) -> f64 {
     let unit = 10_f64.powi(digits);
     (value * unit).round() / unit

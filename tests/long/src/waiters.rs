@@ -1,5 +1,5 @@
-//! `waiters`: thousands of duplicates wait for one key in each of two processes. How often is the store asked, how soon do all have
-//! the answer, and how much memory do they take?
+//! `waiters`: thousands of duplicates wait for one key in each of two processes. It measures how often they ask the store, how
+//! soon all have the answer, and how much memory they take.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,22 +22,22 @@ use crate::report::{Passed, Report, rounded};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How many wait, in each process.
+    /// How many duplicates wait in each process.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 10_000])]
     waiters: Vec<usize>,
-    /// For how long the store's calls are counted while they wait.
+    /// How long the store's calls are counted while they wait, in seconds.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
 }
 
-/// The most questions of a process in a second while they wait, and at the settlement.
+/// The most questions of a process per second while they wait, and at the settlement.
 const MOST_PER_SECOND: f64 = 5.0;
 const MOST_AT_SETTLEMENT: u64 = 2;
 
-/// Until all wait, and until all have their answers.
+/// The time limit until all wait, and until all have their answers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What stands for a process: an engine and a store whose calls are counted.
+/// Stands for a process: an engine and a store whose calls are counted.
 struct Process {
     engine: Idempotency,
     calls: Faults,
@@ -51,7 +51,7 @@ impl Process {
             .max_waiters(places)
             .max_waiters_per_key(places)
             .max_running(runs)
-            // All of them ask at once when they come.
+            // All duplicates ask at once when they arrive.
             .store_timeout(Duration::from_secs(20));
         Ok(Self { engine: Idempotency::at_least_once(Arc::new(calls.wrap(store)), settings), calls })
     }
@@ -78,7 +78,7 @@ pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
     Ok(report.finish())
 }
 
-/// The store as two processes open it.
+/// Opens the store twice, as two processes do.
 async fn stores(
     name: &str,
     postgres: &str,
@@ -184,7 +184,7 @@ async fn wait_for_one(
     Ok(())
 }
 
-/// The memory of this process.
+/// The resident memory of this process, in KiB.
 fn resident_kib() -> Result<u64, Error> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS in /proc/self/status")?;

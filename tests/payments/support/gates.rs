@@ -1,25 +1,24 @@
-//! Gates in a transaction of the server under test, which stay shut for as long as a test wants.
+//! Gates in a transaction of the server under test. A test decides when they open.
 
 use std::sync::Arc;
 
 use super::{Schemas, Sql, eventually};
 
-/// Where triggers hold up a transaction for as long as the test holds a lock.
+/// A point where triggers block a transaction while the test holds a lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Gate {
     Insert = 1,
     Commit = 2,
 }
 
-/// What becomes of a statement that is held up at a gate when its client dies.
+/// The fate of a statement that is blocked at a gate when its client dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Orphan {
-    /// The gate opens at once, and it goes on.
+    /// The gate opens at once, and the statement continues.
     GoesOn,
-    /// The gate stays shut until the server gives the statement up, because it notices that the client is gone or
-    /// because the statement takes too long.
+    /// The gate stays shut until Postgres ends the statement, because it notices the lost client or a timeout expires.
     IsGivenUp,
-    /// Its session is ended by force, as when the server crashes.
+    /// Its session is terminated, as in a crash of Postgres.
     IsEnded,
 }
 
@@ -32,7 +31,7 @@ pub(crate) struct Gates {
     schemas: Arc<Schemas>,
     /// The session that holds a gate shut.
     holder: Sql,
-    /// Keeps the locks of tests that run at the same time apart.
+    /// Separates the locks of concurrent tests.
     class: u32,
 }
 
@@ -57,7 +56,7 @@ impl Gates {
         self.holder.run(format!("SELECT pg_advisory_lock({}, {})", self.class, gate as i32));
     }
 
-    /// The condition on `pg_locks` that says who waits at a gate.
+    /// The condition on `pg_locks` that finds sessions waiting at a gate.
     fn waiting(&self, gate: Gate) -> String {
         format!("locktype = 'advisory' AND classid = {} AND objid = {} AND NOT granted", self.class, gate as i32)
     }
@@ -66,7 +65,7 @@ impl Gates {
         self.schemas.sql.number(format!("SELECT count(*) FROM pg_locks WHERE {}", self.waiting(gate))) == 1
     }
 
-    /// Opens the gate for the orphan of a dead client, at the time that its fate says.
+    /// Opens the gate for the orphan of a dead client, at the time that its fate demands.
     pub(crate) fn open(&self, gate: Gate, orphan: Orphan) {
         match orphan {
             Orphan::GoesOn => {}

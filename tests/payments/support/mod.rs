@@ -1,4 +1,4 @@
-//! The server under test, with a client that sends exactly the bytes it is told to.
+//! The server under test, and a client that sends exact bytes.
 
 mod gates;
 mod postgres;
@@ -38,7 +38,7 @@ macro_rules! on_every_backend {
 }
 pub(crate) use on_every_backend;
 
-/// The same for what only a store has that holds payments as well, in modules such as `transactional_actix_on_sqlite`.
+/// The same, for stores that also hold the payments, in modules such as `transactional_actix_on_sqlite`.
 macro_rules! on_every_database {
     ($($test:ident,)+) => {
         $crate::support::on_every_backend!(@ transactional_axum_on_sqlite Axum Sqlite: $($test,)+);

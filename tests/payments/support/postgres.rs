@@ -1,4 +1,4 @@
-//! Two schemas of a server's own in the Postgres that all tests share, and a look at what happens in them.
+//! Two private schemas of a server in the shared Postgres, and queries about what happens in them.
 
 use std::sync::Mutex;
 
@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use tokio::runtime::Runtime;
 use uuid::Uuid;
 
-/// A connection for whoever is not asynchronous.
+/// A blocking connection.
 pub(crate) struct Sql {
     runtime: Runtime,
     connection: Mutex<PgConnection>,
@@ -30,14 +30,14 @@ impl Sql {
         Ok(())
     }
 
-    /// The number that a query answers.
+    /// The number that a query returns.
     pub(crate) fn number(&self, query: String) -> i64 {
         let mut connection = self.connection.lock().unwrap();
         let row = self.runtime.block_on(sqlx::query(AssertSqlSafe(query)).fetch_one(&mut *connection)).unwrap();
         row.get(0)
     }
 
-    /// The strings that a query answers.
+    /// The strings that a query returns.
     pub(crate) fn strings(&self, query: String) -> Vec<String> {
         let mut connection = self.connection.lock().unwrap();
         let rows = self.runtime.block_on(sqlx::query(AssertSqlSafe(query)).fetch_all(&mut *connection)).unwrap();
@@ -58,7 +58,7 @@ impl Schemas {
         Self { payments: format!("test_payments_{unique}"), idem: format!("test_idem_{unique}"), sql: Sql::connect() }
     }
 
-    /// The command line that puts a server here. Its connections bear a name by which they are found again.
+    /// The arguments that put a server here. An application name identifies its connections.
     pub(crate) fn arguments(&self, url: &str) -> Vec<String> {
         let separator = if url.contains('?') { '&' } else { '?' };
         let store = format!("{url}{separator}application_name={}", self.idem);
@@ -66,14 +66,13 @@ impl Schemas {
         arguments.map(str::to_owned).to_vec()
     }
 
-    /// How many records there are; a transactional run has none before it commits.
+    /// The number of records; a transactional run has none before it commits.
     pub(crate) fn records(&self) -> u64 {
         let records = self.sql.number(format!("SELECT count(*) FROM {}.idem_records", self.idem));
         u64::try_from(records).unwrap()
     }
 
-    /// How many handlers are in their transaction, neither asking nor ending: what marks their operations as running is
-    /// a lock that the transaction holds.
+    /// The number of handlers in an idle transaction. A lock that the transaction holds marks their operations as running.
     pub(crate) fn transactions(&self) -> i64 {
         self.sql.number(format!(
             "SELECT count(DISTINCT pid) FROM pg_stat_activity JOIN pg_locks USING (pid)
@@ -92,9 +91,9 @@ impl Schemas {
         ))
     }
 
-    /// Removes both with all that is in them.
+    /// Removes both schemas with their contents.
     pub(crate) fn remove(&self) -> Result<(), sqlx::Error> {
-        // What a killed server left behind may take a moment to notice that.
+        // Sessions of a killed server may take a moment to notice that.
         self.sql.try_run(format!(
             "SET lock_timeout = '20s'; DROP SCHEMA IF EXISTS {} CASCADE; DROP SCHEMA IF EXISTS {} CASCADE",
             self.payments, self.idem

@@ -1,27 +1,27 @@
-//! Keys of a server's own in the Redis that all tests share.
+//! Private keys of a server in the shared Redis.
 
 use idem_servers::redis_command;
 use uuid::Uuid;
 
-/// The records of one server. They are left to the server that has them, which forgets them by itself.
+/// The records of one server. They are not removed, because they expire.
 pub(crate) struct Keys {
     url: String,
     pub(super) prefix: String,
 }
 
 impl Keys {
-    /// Keys at `url`, of whatever kind it is.
+    /// Keys at `url`, for any kind of Redis.
     pub(crate) fn new(url: String) -> Self {
         Self { url, prefix: format!("test-{}:", Uuid::new_v4().simple()) }
     }
 
-    /// The command line that puts the records here, and the payments into the server's folder.
+    /// The arguments that put the records here, and the payments into the server's folder.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let arguments = ["--store", &self.url, "--redis-key-prefix", &self.prefix, "--ledger", "sqlite://ledger.db"];
         arguments.map(str::to_owned).to_vec()
     }
 
-    /// The keys that there are. Only of a server that stands alone: another one may have the keys elsewhere.
+    /// All keys. Only for a single server: in other setups, keys may be on another node.
     pub(crate) fn all(&self) -> Vec<String> {
         let keys = redis_command(self.port(), &["KEYS", &format!("{}*", self.prefix)]).unwrap();
         keys.items().iter().map(|key| key.text().unwrap().to_owned()).collect()

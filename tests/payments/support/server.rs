@@ -1,4 +1,4 @@
-//! A `payments` process with a folder and databases of its own.
+//! A `payments` process with its own folder and databases.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -13,18 +13,18 @@ use super::postgres::Schemas;
 use super::redis::Keys;
 use super::{Answer, Contract, Request, eventually};
 
-/// What serves the requests.
+/// The framework of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framework {
     Axum,
     Actix,
-    /// None: hyper, and the layer of `idem-tower`.
+    /// hyper with the layer of `idem-tower`, without a framework.
     #[allow(dead_code, reason = "only the matrix tries it")]
     Hyper,
 }
 
 impl Framework {
-    /// Those that all tests of whole systems go through.
+    /// The frameworks of all whole-system tests.
     pub(crate) const ALL: [Self; 2] = [Self::Axum, Self::Actix];
 
     pub(crate) fn name(self) -> &'static str {
@@ -36,30 +36,30 @@ impl Framework {
     }
 }
 
-/// Where the records are.
+/// The store of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
-    /// In the process.
+    /// In the memory of the process.
     Memory,
     Sqlite,
     Postgres,
-    /// Postgres, with the transactions of a pool of the application.
+    /// Postgres, with transactions from a connection pool of the application.
     OwnPool,
-    /// Postgres behind a PgBouncer of the server's own, in transaction mode.
+    /// Postgres behind a private PgBouncer in transaction mode.
     PgBouncer,
     Redis,
-    /// Postgres with Redis in front.
+    /// Postgres with Redis as a cache.
     Hybrid,
-    /// A primary of Redis that Sentinels name.
+    /// A Redis primary that Sentinels name.
     RedisSentinel,
     RedisCluster,
 }
 
 impl Backend {
-    /// The contracts that can be had there.
+    /// The contracts that the store supports.
     pub(crate) fn contracts(self) -> &'static [Contract] {
         match self {
-            // What the pool is for; the other contracts do the same as without it.
+            // The pool matters here only; the other contracts do the same as without it.
             Self::OwnPool => &[Contract::Transactional],
             Self::Sqlite | Self::Postgres | Self::PgBouncer | Self::Hybrid => &Contract::ALL,
             Self::Memory | Self::Redis | Self::RedisSentinel | Self::RedisCluster => &Contract::LEASED,
@@ -75,31 +75,31 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// The contracts that can be had there.
+    /// The contracts that the store supports.
     pub(crate) fn contracts(self) -> &'static [Contract] {
         self.backend.contracts()
     }
 
-    /// The contract that promises most.
+    /// The strongest contract of the store.
     pub(crate) fn strongest_contract(self) -> Contract {
         self.contracts()[0]
     }
 }
 
-/// On axum, where nothing else is said.
+/// The default framework is axum.
 impl From<Backend> for Setup {
     fn from(backend: Backend) -> Self {
         Self { framework: Framework::Axum, backend }
     }
 }
 
-/// The connections between PgBouncer and Postgres: a few handlers in their transactions, and room for the verbs.
+/// The connections between PgBouncer and Postgres: enough for a few handlers in transactions, and for the verbs.
 const POOL_CONNECTIONS: u16 = 6;
 
-/// What an operator shows.
+/// The token of the operator.
 pub(crate) const OPERATOR: &str = "operator-of-this-test";
 
-/// Where the records of one server are.
+/// The place of a server's records.
 enum Records {
     /// In its folder.
     Folder,
@@ -124,7 +124,7 @@ impl Server {
         Self::start_on(Backend::Sqlite, contract, args)
     }
 
-    /// The same in any setup.
+    /// Starts a server in any setup, with fresh databases and simulations enabled.
     pub(crate) fn start_on(setup: impl Into<Setup>, contract: Contract, args: &[&str]) -> Self {
         let Setup { framework, backend } = setup.into();
         let args = [&["--framework", framework.name()], args].concat();
@@ -150,14 +150,14 @@ impl Server {
         }
     }
 
-    /// On axum, on the Redis at `url`.
+    /// Starts a server with axum on the Redis at `url`.
     pub(crate) fn start_on_redis(url: String, contract: Contract, args: &[&str]) -> Self {
         let accepts_loss = (contract == Contract::AtMostOnce).then_some("--dangerous-accept-store-loss");
         let args: Vec<&str> = args.iter().copied().chain(accepts_loss).collect();
         Self::start_with(Records::Redis(Keys::new(url)), None, contract, &args)
     }
 
-    /// The same on Postgres with the Redis at `url` in front.
+    /// Starts a server with axum on Postgres, with the Redis at `url` as its cache.
     pub(crate) fn start_behind(url: &str, contract: Contract, args: &[&str]) -> Self {
         let prefix = Keys::new(url.to_owned()).prefix;
         let args = [&["--cache", url, "--redis-key-prefix", &prefix], args].concat();
@@ -182,7 +182,7 @@ impl Server {
         Self { process, address, folder, args: all, records, _pooler: pooler, contract }
     }
 
-    /// Starts another server, by any framework, on the same databases; it must not outlive this one.
+    /// Starts another server, with any framework, on the same databases; it must not outlive this one.
     pub(crate) fn replica_on(&self, framework: Framework) -> Replica {
         let mut args = self.args.clone();
         if let Some(at) = args.iter().position(|arg| arg == "--framework") {
@@ -192,7 +192,7 @@ impl Server {
         Replica { process, address }
     }
 
-    /// Starts it again on the same databases, after it has ended.
+    /// Restarts it on the same databases after it has ended.
     pub(crate) fn start_again(&mut self) {
         (self.process, self.address) = spawn(self.folder.path(), &self.args);
     }
@@ -202,19 +202,19 @@ impl Server {
         self.folder.path().join("payments.db")
     }
 
-    /// Ends it at once, as a power cut would.
+    /// Kills it, as a power cut would.
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    /// Asks it to end.
+    /// Sends it SIGTERM.
     pub(crate) fn terminate(&self) {
         let sent = Command::new("kill").args(["-TERM", &self.process_id().to_string()]).status().unwrap();
         assert!(sent.success());
     }
 
-    /// Awaits its end.
+    /// Waits for its end.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         eventually("the end of the server", || self.process.try_wait().unwrap())
     }
@@ -223,37 +223,37 @@ impl Server {
         request.send(self.address)
     }
 
-    /// Lets a run of `acme` go on that is held.
+    /// Releases a held run of `acme`.
     pub(crate) fn release(&self) {
         assert_eq!(self.send(&Request::get("/v1/running").method("DELETE")).status, 200);
     }
 
-    /// How often money really moved for `acme`.
+    /// The number of payments of `acme` whose money really moved.
     pub(crate) fn effects(&self) -> u64 {
         let answer = self.send(&Request::get("/v1/ledger"));
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.json()["effects"].as_u64().unwrap()
     }
 
-    /// What the store says about itself, to an operator.
+    /// The health of the store, as an operator sees it.
     pub(crate) fn health(&self) -> serde_json::Value {
         let answer = self.send(&Request::get("/operator/health").tenant(OPERATOR));
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.json()
     }
 
-    /// How many records there are.
+    /// The number of records.
     pub(crate) fn records(&self) -> u64 {
         match &self.records {
             Records::Folder => self.health()["records"].as_u64().unwrap(),
-            // There, the server itself only estimates.
+            // The server itself only estimates it.
             Records::Postgres(schemas) => schemas.records(),
-            // There, it counts the keys of all.
+            // The server itself counts the keys of all servers.
             Records::Redis(keys) => keys.all().len() as u64,
         }
     }
 
-    /// Waits until a first request has acquired its key, and nothing else is under way.
+    /// Waits until a first request has acquired its key, and nothing else is running.
     pub(crate) fn await_running(&self) {
         eventually("the first request", || {
             let running = match (&self.records, self.contract) {
@@ -264,13 +264,13 @@ impl Server {
         });
     }
 
-    /// What there is in Postgres, for a server that is there.
+    /// The schemas of a server on Postgres.
     pub(crate) fn schemas(&self) -> Arc<Schemas> {
         let Records::Postgres(schemas) = &self.records else { panic!("the records are not in Postgres") };
         Arc::clone(schemas)
     }
 
-    /// What there is in Redis, for a server that is there.
+    /// The keys of a server on Redis.
     pub(crate) fn keys(&self) -> &Keys {
         let Records::Redis(keys) = &self.records else { panic!("the records are not in Redis") };
         keys
@@ -280,7 +280,7 @@ impl Server {
         self.process.id()
     }
 
-    /// What it has said.
+    /// Its log.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
@@ -306,7 +306,7 @@ impl Drop for Server {
     }
 }
 
-/// What a server says that cannot start with these arguments.
+/// The error of a server that cannot start with these arguments.
 pub(crate) fn refusal(args: &[&str]) -> String {
     let folder = TempDir::new().unwrap();
     let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -329,11 +329,11 @@ fn spawn(folder: &Path, args: &[String]) -> (Child, SocketAddr) {
     (process, address.parse().unwrap())
 }
 
-/// Starts a server, and awaits the line by which it says that it listens; without one it has ended.
+/// Starts a server and waits for the line that says that it listens. The line is empty if the server has ended.
 fn launch(folder: &Path, args: &[String]) -> (Child, String) {
     let log = std::fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_payments"));
-    // What a developer has set for a server of their own, such as its store, is not for this one.
+    // Settings in the developer's environment, such as a store, are not for this server.
     let settings = std::env::vars_os().map(|(name, _)| name);
     settings.filter(|name| name.to_string_lossy().starts_with("PAYMENTS_")).for_each(|name| {
         command.env_remove(name);

@@ -1,4 +1,4 @@
-//! Connections that end after an exact number of bytes.
+//! Cuts connections after an exact number of bytes.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::{Ended, Harm};
 
-/// How long nothing has to be carried until an exchange counts as over.
+/// How long nothing must be carried until an exchange counts as over.
 const QUIET: Duration = Duration::from_millis(4);
 
-/// Who says what is counted.
+/// The sender whose bytes are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// The client.
@@ -22,37 +22,37 @@ pub enum Direction {
     Answers,
 }
 
-/// How a connection ends at its cut.
+/// The fate of a connection at its cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ending {
     /// By RST, to both sides.
     Reset,
     /// By FIN, to both sides.
     Close,
-    /// By RST, as all others; and the next one is refused.
+    /// By RST, to all connections; and the next connection is refused.
     Outage,
-    /// Not at all: a client that waits for more waits for ever.
+    /// It stays open without further bytes: a client waits until its timeout.
     Silence,
 }
 
 /// Where an exchange is cut.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut {
-    /// Whose bytes are counted.
+    /// The direction whose bytes are counted.
     pub direction: Direction,
-    /// So many bytes arrive, counted over all connections; at 0, the first one that is sent does not.
+    /// How many bytes still arrive, counted over all connections. With 0, the first byte is lost.
     pub after: usize,
-    /// What becomes of the connection then.
+    /// The fate of the connection then.
     pub ending: Ending,
 }
 
 #[derive(Debug)]
 struct State {
     cut: Option<Cut>,
-    /// What was carried since the proxy was armed, by direction.
+    /// The bytes carried since the proxy was armed, by direction.
     carried: [usize; 2],
     is_cut: bool,
-    /// So many connections are closed as soon as they are made.
+    /// How many new connections are still closed at once.
     refusals: u32,
     last_carried: Instant,
 }
@@ -75,7 +75,7 @@ impl Cuts {
         (state.cut, state.carried, state.is_cut) = (cut, [0; 2], false);
     }
 
-    /// Carries everything again. Says whether the cut was made.
+    /// Carries everything again. Returns whether the cut was made.
     pub fn disarm(&self) -> bool {
         let mut state = self.state();
         (state.cut, state.refusals) = (None, 0);
@@ -92,7 +92,7 @@ impl Cuts {
         self.state().carried[direction as usize]
     }
 
-    /// Waits until nothing was carried for a moment: what the last exchange left to be done behind the callers' backs is done.
+    /// Waits until nothing was carried for a moment, so that background work of the last exchange is done.
     pub async fn quiet(&self) {
         loop {
             let idle = self.state().last_carried.elapsed();
@@ -107,7 +107,7 @@ impl Cuts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many of the bytes that came may go on, and what becomes of the connection then.
+    /// How many of the received bytes may pass, and the fate of the connection then.
     fn pass(&self, direction: Direction, bytes: usize) -> (usize, Option<Ending>) {
         let mut state = self.state();
         state.last_carried = Instant::now();

@@ -1,4 +1,4 @@
-//! TCP proxies that do harm to what they carry, for tests: [`Proxy`] carries, and a [`Harm`] says what goes wrong.
+//! TCP proxies that harm the traffic of tests: a [`Proxy`] carries connections, and a [`Harm`] decides what goes wrong.
 //!
 //! toxiproxy does much of what [`Network`] does, but as a separate process. It does not count bytes over connections, and it does
 //! not read statements.

@@ -1,4 +1,4 @@
-//! A network with weather.
+//! A network with bad weather.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,26 +11,26 @@ use tokio::sync::watch;
 
 use crate::{Ended, Harm};
 
-/// What becomes of what is carried now.
+/// The fate of traffic at the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weather {
     /// Everything arrives.
     Clear,
-    /// Everything arrives, so much later.
+    /// Everything arrives, but this much later.
     Delay(Duration),
     /// Connections are reset as soon as they are used.
     Reset,
-    /// Nothing arrives before the weather changes.
+    /// Nothing arrives until the weather changes.
     BlackHole,
-    /// A client gets so many bytes of its answer, and a reset.
+    /// A client gets this many bytes of its answer, and then a reset.
     CutAfter(usize),
     /// Requests are delivered, and their answers are lost with the connection.
     DropAnswer,
-    /// Requests are delivered; their client sees the end of what it can read.
+    /// Requests are delivered, and the client sees the end of the stream.
     HalfClose,
 }
 
-/// As a network does: in bad weather, everything on it comes to harm.
+/// A network whose weather affects all connections.
 #[derive(Debug)]
 pub struct Network {
     weather: watch::Sender<Weather>,

@@ -18,7 +18,7 @@ impl Proxy<Partition> {
         self.0.send_replace(true);
     }
 
-    /// As a virtual address does: it leads to the server at this port. Clients that are connected are cut off.
+    /// Redirects the address to the server at this port, as a virtual IP does. Connected clients are cut off.
     pub fn fail_over(&self, port: u16) {
         self.lead_to(port);
         self.end_all(Ended::Closed);
@@ -28,7 +28,7 @@ impl Proxy<Partition> {
 
 impl Partition {
     async fn wait_for(&self, is_cut: bool) {
-        // It fails only when the sender is gone, and this value owns the sender.
+        // It fails only if the sender is dropped, and this value owns the sender.
         let _ = self.0.subscribe().wait_for(|now| *now == is_cut).await.map(drop);
     }
 }
@@ -40,7 +40,7 @@ impl Harm for Partition {
 
     async fn carry(&self, client: &mut TcpStream, server: &mut TcpStream) -> io::Result<Ended> {
         tokio::select! {
-            // First, so that the end of a server is not seen through a cut.
+            // First, so that clients do not see a server's end through a cut.
             biased;
             () = self.wait_for(true) => self.wait_for(false).await,
             carried = copy_bidirectional(client, server) => {

@@ -1,4 +1,4 @@
-//! Statements to Postgres that are counted, and get lost or lose their answers when that is planned.
+//! Counts statements to Postgres, and loses planned statements or their answers.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,20 +13,20 @@ use tokio::sync::watch;
 
 use crate::{Ended, Harm};
 
-/// What becomes of a connection at the statement that was waited for.
+/// The fate of a connection at the planned statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lose {
     /// It ends before the statement reaches the server.
     Statement,
-    /// It ends with the statement on its way: nobody knows whether it is done.
+    /// It ends while the statement is on its way: the outcome is unknown.
     Connection,
-    /// It ends after the server did the statement, and before a byte of the answer.
+    /// It ends after the server executed the statement, and before a byte of the answer.
     Answer,
-    /// It ends after the server did the statement, with an error of this state for an answer, as a pooler gives one.
+    /// It ends after the server executed the statement; a pooler's error with this SQLSTATE replaces the answer.
     AnswerForError(&'static str),
-    /// The server does the statement, and neither an answer nor an end is ever seen.
+    /// The server executes the statement; the client sees neither an answer nor an end.
     EverythingSilently,
-    /// The connection goes on; its session has forgotten its prepared statements.
+    /// It continues, but its session has forgotten its prepared statements.
     Preparations,
 }
 
@@ -37,13 +37,13 @@ struct Plan {
     times: usize,
 }
 
-/// A statement as text.
+/// The message type of a simple query.
 const QUERY: u8 = b'Q';
 
-/// A statement gets a name.
+/// The message type that prepares a statement.
 const PARSE: u8 = b'P';
 
-/// The first message of those that do what has a name, with arguments; the last is [`SYNC`].
+/// The first message of the execution of a prepared statement with arguments; the last is [`SYNC`].
 const BIND: u8 = b'B';
 
 const SYNC: u8 = b'S';
@@ -56,29 +56,29 @@ pub struct Losses {
     preparations: AtomicUsize,
     connections: AtomicUsize,
     ignores_options: AtomicBool,
-    /// How many milliseconds each answer takes on its way.
+    /// The delay of each answer, in milliseconds.
     latency: AtomicU64,
 }
 
 impl Losses {
-    /// Loses what the next `times` statements bring in which `marker` stands.
+    /// Loses the next `times` statements that contain `marker`.
     pub fn lose(&self, lose: Lose, marker: &'static str, times: usize) {
         *self.plan.lock().unwrap() = Some(Plan { lose, marker, times });
     }
 
-    /// Whether everything was lost that should be.
+    /// Whether all planned losses happened.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         self.plan.lock().unwrap().as_ref().is_none_or(|plan| plan.times == 0)
     }
 
-    /// How many statements went to the server.
+    /// How many statements were sent to the server.
     #[must_use]
     pub fn statements(&self) -> usize {
         self.statements.load(Ordering::SeqCst)
     }
 
-    /// How many statements got a name.
+    /// How many statements were prepared.
     #[must_use]
     pub fn preparations(&self) -> usize {
         self.preparations.load(Ordering::SeqCst)
@@ -90,12 +90,12 @@ impl Losses {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// From now on, start-up options do not reach the server.
+    /// From now on, removes start-up options from what reaches the server.
     pub fn ignore_options(&self) {
         self.ignores_options.store(true, Ordering::SeqCst);
     }
 
-    /// From now on, each answer is so much later.
+    /// From now on, delays each answer.
     pub fn delay(&self, by: Duration) {
         self.latency.store(u64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
     }
@@ -136,7 +136,7 @@ async fn requests(
     mut server: WriteHalf<'_>,
     mute: watch::Sender<Option<Lose>>,
 ) -> io::Result<()> {
-    // The first message has no type.
+    // The first message has no type byte.
     let start = message(&mut client, None).await?;
     let ignores = losses.ignores_options.load(Ordering::SeqCst);
     server.write_all(&if ignores { without_options(&start) } else { start }).await?;
@@ -178,7 +178,7 @@ async fn requests(
     }
 }
 
-/// A start-up message without the options in it: the length, the version, and names with their values.
+/// Removes the options from a start-up message: a length, a version, and names with values.
 fn without_options(start: &[u8]) -> Vec<u8> {
     const HEAD: usize = 8;
     let words: Vec<_> = start[HEAD..].split_inclusive(|byte| *byte == 0).collect();
@@ -188,13 +188,13 @@ fn without_options(start: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), &start[4..HEAD], &parameters].concat()
 }
 
-/// What stands before the first and the second zero of a message.
+/// The first two zero-terminated strings of a message.
 fn words(message: &[u8]) -> (&[u8], &[u8]) {
     let mut words = message[5..].split(|byte| *byte == 0);
     (words.next().unwrap_or_default(), words.next().unwrap_or_default())
 }
 
-/// The same, asked of a session that does not know any more what it has prepared.
+/// Rewrites a message for a session that has forgotten its prepared statements.
 fn forgotten(kind: u8, mut statement: Vec<u8>) -> Vec<u8> {
     const FIRST: &str = "DEALLOCATE ALL;";
     if kind == BIND {
@@ -208,7 +208,7 @@ fn forgotten(kind: u8, mut statement: Vec<u8>) -> Vec<u8> {
     [&head[..1], &length.to_be_bytes(), FIRST.as_bytes(), text].concat()
 }
 
-/// A whole message: its type, if it has one, its length, its body.
+/// Reads a whole message: its type, if it has one, its length, and its body.
 async fn message(client: &mut ReadHalf<'_>, kind: Option<u8>) -> io::Result<Vec<u8>> {
     let length = client.read_u32().await?;
     let mut message: Vec<u8> = kind.into_iter().chain(length.to_be_bytes()).collect();
@@ -218,7 +218,7 @@ async fn message(client: &mut ReadHalf<'_>, kind: Option<u8>) -> io::Result<Vec<
     Ok(message)
 }
 
-/// `ErrorResponse` with its severity, its state and its message.
+/// Builds an `ErrorResponse` with severity, SQLSTATE and message.
 fn error(state: &str) -> Vec<u8> {
     let fields = format!("SERROR\0VERROR\0C{state}\0Mthe pooler has lost the server\0\0");
     let length = u32::try_from(4 + fields.len()).unwrap();
@@ -231,7 +231,7 @@ async fn answers(
     mut client: WriteHalf<'_>,
     muted: watch::Receiver<Option<Lose>>,
 ) -> io::Result<()> {
-    /// `ReadyForQuery`, but for the state of the transaction.
+    /// `ReadyForQuery`, without the transaction state.
     const READY: [u8; 5] = [b'Z', 0, 0, 0, 5];
     let (mut buffer, mut swallowed) = (vec![0; 64 * 1024], Vec::new());
     loop {

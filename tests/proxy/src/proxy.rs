@@ -1,4 +1,4 @@
-//! A proxy, whatever harm it does.
+//! A proxy, independent of the harm that it does.
 
 use std::fmt::Debug;
 use std::io;
@@ -21,7 +21,7 @@ pub enum Ended {
     ClientReset,
     /// By RST, to both sides.
     Reset,
-    /// By RST, as all others.
+    /// By RST, on all connections.
     AllReset,
 }
 
@@ -32,7 +32,7 @@ pub trait Harm: Debug + Send + Sync + 'static {
         true
     }
 
-    /// Completes when the server can be reached. Until then a client is connected, and hears nothing.
+    /// Completes when the server can be reached. Until then a client is connected and receives nothing.
     fn reach(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -41,7 +41,7 @@ pub trait Harm: Debug + Send + Sync + 'static {
     fn carry(&self, client: &mut TcpStream, server: &mut TcpStream) -> impl Future<Output = io::Result<Ended>> + Send;
 }
 
-/// Carries connections from a port of 127.0.0.1 to a server. It gives access to the harm that it does.
+/// Carries connections from a port of 127.0.0.1 to a server. It dereferences to its harm.
 #[derive(Debug)]
 pub struct Proxy<H: Harm> {
     port: u16,
@@ -53,13 +53,13 @@ pub struct Proxy<H: Harm> {
 struct Shared<H> {
     host: String,
     upstream: AtomicU16,
-    /// Changes when all connections are to end, to how.
+    /// Changes when all connections must end, to how they end.
     end: watch::Sender<Ended>,
     harm: H,
 }
 
 impl<H: Harm> Proxy<H> {
-    /// In front of a server.
+    /// Starts a proxy to a server.
     ///
     /// # Errors
     /// When there is no free port.
@@ -88,18 +88,18 @@ impl<H: Harm> Proxy<H> {
         Self::start("127.0.0.1", port, H::default()).await
     }
 
-    /// Where it listens on 127.0.0.1.
+    /// The port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// New connections lead to this port of the same host from now on.
+    /// Directs new connections to this port of the same host.
     pub fn lead_to(&self, port: u16) {
         self.shared.upstream.store(port, Ordering::SeqCst);
     }
 
-    /// Ends all connections. Nothing more is carried on them, also what has come already.
+    /// Ends all connections. Bytes that have already arrived are not carried either.
     pub fn end_all(&self, how: Ended) {
         self.shared.end.send_replace(how);
     }
@@ -133,7 +133,7 @@ async fn carry<H: Harm>(shared: Arc<Shared<H>>, mut client: TcpStream) {
     let Ok(mut server) = TcpStream::connect(upstream).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let ended = tokio::select! {
-        // First, so that a harm that is over does not let go what it held back.
+        // First, so that the end of a harm does not release what it held back.
         biased;
         _ = end.changed() => Ok(*end.borrow()),
         ended = shared.harm.carry(&mut client, &mut server) => ended,

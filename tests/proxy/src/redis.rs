@@ -1,4 +1,4 @@
-//! Exchanges with Redis that get lost or lose their answers when that is planned.
+//! Loses planned exchanges with Redis, or their answers.
 
 use std::io;
 use std::sync::Mutex;
@@ -10,14 +10,14 @@ use tokio::sync::watch;
 
 use crate::{Ended, Harm};
 
-/// What becomes of a connection at the exchange that was waited for.
+/// The fate of a connection at the planned exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lose {
     /// It ends before the command reaches the server.
     Command,
-    /// It ends after the server carried the command out, and after so many bytes of the answer.
+    /// It ends after the server executed the command, and after this many bytes of the answer.
     AnswerFrom(usize),
-    /// The server carries the command out, and neither an answer nor an end is ever seen.
+    /// The server executes the command; the client sees neither an answer nor an end.
     EverythingSilently,
 }
 
@@ -27,17 +27,17 @@ struct Plan {
     times: usize,
 }
 
-/// Loses the exchanges that [`Losses::lose`] plans. Each has one script, or one `SET`.
+/// Loses the exchanges that [`Losses::lose`] plans. An exchange is one script, or one `SET`.
 #[derive(Debug, Default)]
 pub struct Losses(Mutex<Option<Plan>>);
 
 impl Losses {
-    /// Loses what the next `times` exchanges bring.
+    /// Loses the next `times` exchanges.
     pub fn lose(&self, lose: Lose, times: usize) {
         *self.0.lock().unwrap() = Some(Plan { lose, times });
     }
 
-    /// Whether everything was lost that should be.
+    /// Whether all planned losses happened.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         self.0.lock().unwrap().as_ref().is_none_or(|plan| plan.times == 0)
@@ -83,7 +83,7 @@ async fn commands(
     }
 }
 
-/// A command, which is an array of strings: its name, and all of it as it came.
+/// Reads a command, which is an array of strings. Returns its name and all its bytes.
 async fn command(client: &mut BufReader<ReadHalf<'_>>) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let mut whole = Vec::new();
     let count = number(client, &mut whole).await?;
@@ -100,7 +100,7 @@ async fn command(client: &mut BufReader<ReadHalf<'_>>) -> io::Result<(Vec<u8>, V
     Ok((name, whole))
 }
 
-/// The number in a line such as `$12`.
+/// Reads a line such as `$12` and returns its number.
 async fn number(client: &mut BufReader<ReadHalf<'_>>, whole: &mut Vec<u8>) -> io::Result<usize> {
     let from = whole.len();
     if client.read_until(b'\n', whole).await? == 0 {
@@ -118,7 +118,7 @@ async fn answers(
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = server.read(&mut buffer).await?;
-        // An answer only comes once the command was carried out.
+        // An answer comes only after the command was executed.
         let muted = *muted.borrow();
         match muted {
             _ if read == 0 => return Ok(()),

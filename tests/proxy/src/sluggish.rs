@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use crate::{Ended, Harm, Proxy};
 
-/// As in front of a server that takes its time to accept a connection, and may hang.
+/// Stands for a server that is slow to accept a connection, and may hang.
 #[derive(Debug, Default)]
 pub struct Sluggish {
     accepting: Duration,
@@ -17,7 +17,7 @@ pub struct Sluggish {
 }
 
 impl Sluggish {
-    /// A connection is of use only so long after it was made.
+    /// Makes each connection usable only this long after it was made.
     #[must_use]
     pub fn new(accepting: Duration) -> Self {
         Self { accepting, hangs: AtomicBool::new(false) }
@@ -25,13 +25,13 @@ impl Sluggish {
 }
 
 impl Proxy<Sluggish> {
-    /// All connections end, and new ones are accepted and not answered.
+    /// Ends all connections, and accepts new ones without answering them.
     pub fn hang(&self) {
         self.hangs.store(true, Ordering::SeqCst);
         self.end_all(Ended::Closed);
     }
 
-    /// New connections are answered again; those that were made meanwhile are not.
+    /// Answers new connections again; those made meanwhile stay unanswered.
     pub fn recover(&self) {
         self.hangs.store(false, Ordering::SeqCst);
     }
@@ -44,7 +44,7 @@ impl Harm for Sluggish {
 
     async fn carry(&self, client: &mut TcpStream, server: &mut TcpStream) -> io::Result<Ended> {
         if self.hangs.load(Ordering::SeqCst) {
-            // It reads and says nothing, until the client gives up.
+            // It reads without answering until the client gives up.
             let mut ignored = [0; 1024];
             while client.read(&mut ignored).await? > 0 {}
             return Ok(Ended::Closed);

@@ -1,22 +1,22 @@
-//! Schemas for tests in the Postgres that they share.
+//! Schemas for tests in the Postgres server that they share.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _};
 
-/// A schema of a test's own. It is dropped with this value, unless the test fails.
+/// A schema that only one test uses. It is dropped with this value, unless the test fails.
 #[derive(Debug)]
 pub struct Schema {
-    /// Unless it was [named](Self::named), it begins with `test_`.
+    /// It begins with `test_` unless it was [named](Self::named).
     pub name: String,
     reuse: Option<&'static str>,
 }
 
-/// Reusable schemas of this process.
+/// The reusable schemas of this process.
 struct Reused {
     in_use: usize,
-    /// By their kinds.
+    /// Free schemas with their kinds.
     free: Vec<(&'static str, String)>,
 }
 
@@ -28,21 +28,23 @@ fn reused() -> MutexGuard<'static, Reused> {
 }
 
 impl Schema {
-    /// One that does not exist yet.
+    /// A schema that does not exist yet.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         Self::named(fresh_name())
     }
 
-    /// One of this name.
+    /// A schema of this name.
     #[must_use]
     pub fn named(name: String) -> Self {
         Self { name, reuse: None }
     }
 
-    /// One that a test of the same kind may have had before, without its records: to make the tables and functions takes longer
-    /// than most tests. Free schemas are dropped once no test uses one.
+    /// A schema that an earlier test of the same kind may have used, without its records. Making the tables and functions takes
+    /// longer than most tests.
+    ///
+    /// Free schemas are dropped once no test uses one.
     #[must_use]
     pub fn of_kind(kind: &'static str) -> Self {
         let mut reused = reused();
@@ -80,7 +82,7 @@ impl Drop for Schema {
     }
 }
 
-/// What is in the way of it does not make a test wrong.
+/// Drops schemas. A failure to do so does not fail the test.
 fn remove(names: &[&str]) {
     for name in names {
         run(format!("SET lock_timeout = '2s'; DROP SCHEMA IF EXISTS \"{name}\" CASCADE"));

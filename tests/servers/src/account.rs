@@ -1,4 +1,4 @@
-//! Who runs the servers.
+//! The account that runs the servers.
 
 use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
@@ -15,10 +15,10 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// The account for a server whose folder is this one; `None` when the current account will do.
+    /// The account for a server with this folder; `None` if the current account will do.
     pub(crate) fn for_owner_of(folder: &Path) -> Result<Option<Account>, Error> {
         let metadata = folder.metadata().map_err(Error::io(format!("read {}", folder.display())))?;
-        // Whoever just made the folder owns it, so its owner is the account of this process.
+        // This process has just made the folder, so the folder's owner is its account.
         if metadata.uid() != 0 {
             return Ok(None);
         }

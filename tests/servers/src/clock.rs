@@ -1,4 +1,4 @@
-//! A clock of somebody's own.
+//! A clock that can be shifted for some programs.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,11 +10,10 @@ use crate::Error;
 
 const SOURCE: &str = include_str!("clock.c");
 
-/// A clock that can be shifted while the programs run that have it. What measures how long something takes goes on as
-/// before.
+/// A clock that can be shifted while programs use it. Monotonic clocks, which measure durations, are not shifted.
 ///
-/// Not libfaketime, which reads its file, and so allocates memory, each time that it is asked: Postgres asks in handlers of
-/// signals, which damages its heap once in a while.
+/// libfaketime does not work here: it reads its file, and so allocates memory, each time that a program reads the clock.
+/// Postgres does so in signal handlers, which occasionally corrupts its heap.
 #[derive(Debug, Clone)]
 pub struct Clock {
     library: PathBuf,
@@ -22,8 +21,9 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that is right at first. What it is ahead stands in `file`, which the programs have to be able to read, and
-    /// beside it stands the library that they load. Linux only.
+    /// Makes a clock that is not shifted at first. Linux only.
+    ///
+    /// `file` holds the shift, and the programs must be able to read it. The library that they load is in the same folder.
     ///
     /// # Errors
     ///
@@ -48,18 +48,18 @@ impl Clock {
         Ok(Clock { library, file: file.to_owned() })
     }
 
-    /// From now on it is so many seconds ahead of the clock of this machine, or behind it.
+    /// Sets the shift, in seconds: positive is ahead of the clock of this machine, negative is behind.
     ///
     /// # Errors
     ///
     /// If the file cannot be written.
     pub fn shift(&self, seconds: i64) -> Result<(), Error> {
-        // In place, as it is mapped, and in one piece.
+        // In place, because the file is mapped, and in one write.
         let mut file = File::options().write(true).open(&self.file).map_err(Error::io("open a file"))?;
         file.write_all(&seconds.to_ne_bytes()).map_err(Error::io("write a file"))
     }
 
-    /// The environment of a program that has this clock.
+    /// The environment of a program that uses this clock.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         vec![("LD_PRELOAD", self.library.clone().into()), ("IDEM_CLOCK", self.file.clone().into())]
@@ -78,7 +78,7 @@ mod tests {
     fn a_program_that_runs_sees_each_shift() {
         let folder = tempfile::tempdir().unwrap();
         let clock = Clock::new(&folder.path().join("clock")).unwrap();
-        // One process that tells the time whenever it is asked, by what the shell itself knows of it.
+        // One process that prints the time on request, with a builtin of the shell.
         let mut shell = Command::new("bash");
         let shell = shell.args(["-c", "while read; do printf '%(%s)T\\n' -1; done"]).envs(clock.environment());
         let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -10,32 +10,32 @@ use crate::keeper::Keeper;
 use crate::server::Server;
 use crate::{Error, port};
 
-/// What there is to know about the images of a kind of server.
+/// Describes the images of one kind of server.
 #[derive(Debug)]
 pub(crate) struct Image {
-    /// The environment variable that names another image, which then is used even where there are binaries.
+    /// The environment variable that names another image. If it is set, the image is used even if there are binaries.
     pub(crate) variable: &'static str,
     pub(crate) default: &'static str,
-    /// What this machine lacks if it comes to a container.
+    /// The program that this machine lacks if a container is needed.
     pub(crate) absent: &'static str,
-    /// Debian's package with that.
+    /// The Debian package with that program.
     pub(crate) package: &'static str,
-    /// Begins the names of folders and containers.
+    /// The prefix of the names of folders and containers.
     pub(crate) prefix: &'static str,
-    /// Where the server listens in its container.
+    /// The port of the server in its container.
     pub(crate) port: u16,
-    /// Names, with their values.
+    /// Environment variables, with their values.
     pub(crate) environment: &'static [(&'static str, &'static str)],
     /// A command in the container that succeeds when the server accepts connections.
     pub(crate) is_ready: &'static [&'static str],
     /// A command in the container that prints the version.
     pub(crate) version: &'static [&'static str],
-    /// The version for people, out of what the command printed.
+    /// Extracts the version from what the command printed.
     pub(crate) version_in: fn(&str) -> String,
 }
 
 impl Image {
-    /// Whether somebody names an image, and so wants that one.
+    /// Whether the environment variable names an image.
     pub(crate) fn is_named(&self) -> bool {
         std::env::var_os(self.variable).is_some()
     }
@@ -51,10 +51,11 @@ impl Image {
     }
 }
 
-/// How long an image may take to come. Without a network, Docker can wait for minutes.
+/// The time limit for pulling an image. Without a network, Docker can wait for minutes.
 const PULL: Duration = Duration::from_secs(180);
 
-/// `$@` is the command that makes and starts the container; the keeper waits for it, so that none appears after the end.
+/// `$@` is the command that makes and starts the container. The keeper waits for it, so that no container appears after the
+/// end.
 const RUN: &str = r#""$@" </dev/null >>"$folder/log" 2>&1; echo "$?""#;
 
 /// The name of the container is the name of its folder.
@@ -62,7 +63,7 @@ const LAST: &str = r#"docker rm --force --volumes "${folder##*/}" >>"$folder/log
 
 #[derive(Debug)]
 pub(crate) struct Container {
-    // Before the folder, which the keeper removes itself.
+    // Dropped before the folder, which the keeper removes.
     keeper: Keeper,
     _folder: TempDir,
     image: &'static Image,
@@ -74,10 +75,10 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Starts the program of the image with these words.
+    /// Starts the program of the image with these arguments.
     pub(crate) fn start(image: &'static Image, words: &[&str]) -> Result<Container, Error> {
         let provided = match std::env::var(image.variable) {
-            // Another server than the image that was asked for would be no help, so none is missing.
+            // A named image that cannot be had is a failure: another server would not do.
             Ok(name) => provide(&name).map_err(|error| Error::failed(format!("{}: {error}", image.variable)))?,
             Err(_) => provide(image.default).map_err(|error| image.missing(&error))?,
         };
@@ -117,7 +118,7 @@ impl Container {
     }
 }
 
-/// Finds the image on this machine, or gets it; otherwise says why not.
+/// Finds the image on this machine or pulls it. If neither works, returns the reason.
 fn provide(image: &str) -> Result<String, String> {
     if docker(&["info"]).is_err() {
         return Err("Docker does not answer".into());
@@ -135,7 +136,7 @@ fn provide(image: &str) -> Result<String, String> {
             Some(status) if status.success() => return Ok(image.into()),
             Some(_) => return Err(format!("Docker cannot get the image {image}")),
             None if start.elapsed() > PULL => {
-                // It may have ended in this moment, which is as good.
+                // It may have ended just now, which does no harm.
                 let _ = pull.kill();
                 let _ = pull.wait();
                 return Err(format!("Docker did not get the image {image} within {} s", PULL.as_secs()));
@@ -155,7 +156,7 @@ fn command(image: &Image, provided: &str, name: &str, port: u16, words: &[&str])
     command.into_iter().map(OsString::from).collect()
 }
 
-/// What `docker` prints.
+/// Runs `docker` and returns its output.
 fn docker(args: &[&str]) -> Result<String, Error> {
     let output = Command::new("docker").args(args).stdin(Stdio::null()).output().map_err(Error::io("run docker"))?;
     if output.status.success() {
@@ -194,7 +195,7 @@ impl Server for Container {
 
     fn stop(&mut self) -> Result<(), Error> {
         if self.runs {
-            // The image says which signal it is: that of the fast mode for Postgres.
+            // The image chooses the signal: for Postgres, that of the fast mode.
             docker(&["stop", "--time=60", &self.name])?;
             self.runs = false;
         }
@@ -203,7 +204,7 @@ impl Server for Container {
 
     fn kill(&mut self) -> Result<(), Error> {
         if self.runs {
-            // Everything in the container dies with its first process.
+            // The container ends with its first process.
             self.tell("kill")?;
             self.runs = false;
         }

@@ -1,10 +1,10 @@
-//! Why there is no server.
+//! Errors of servers.
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Why a server could not be started or told to do something.
+/// Why a server could not be started or controlled.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,23 +15,23 @@ pub enum Error {
         /// What to install.
         advice: String,
     },
-    /// The server or a program around it did not do what it was told.
+    /// The server, or a program that controls it, did not do what was requested.
     Failed {
-        /// What was asked for, and how it went.
+        /// What was requested, and how it failed.
         what: String,
         /// The last lines of the server's log; empty if it wrote none.
         log: String,
     },
     /// A Redis server answered a command with an error.
     Refused {
-        /// Which command it was, and at which address.
+        /// The command and the address.
         what: String,
-        /// The error as the server words it. Its first word is its kind: `MOVED`, `OOM`, `ERR`, …
+        /// The server's error message. Its first word is its kind: `MOVED`, `OOM`, `ERR`, …
         reply: String,
     },
     /// The operating system refused something.
     Io {
-        /// What was asked for.
+        /// What was requested.
         what: String,
         /// Why it was refused.
         source: io::Error,
@@ -43,7 +43,7 @@ impl Error {
         Error::Failed { what: what.into(), log: String::new() }
     }
 
-    /// A failure that the server's log explains.
+    /// A failure with the last lines of the server's log.
     pub(crate) fn logged(what: impl Into<String>, log: &Path) -> Error {
         const LINES: usize = 40;
         let log = std::fs::read_to_string(log).unwrap_or_default();
@@ -52,7 +52,7 @@ impl Error {
         Error::Failed { what: what.into(), log: lines[last..].join("\n") }
     }
 
-    /// For `map_err`: names what the operating system refused.
+    /// For `map_err`: names the refused operation.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let what = what.into();
         move |source| Error::Io { what, source }

@@ -1,4 +1,4 @@
-//! A shell between us and a server, which ends the server when we are gone.
+//! A shell between this process and a server, which ends the server when this process is gone.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -10,24 +10,25 @@ use std::time::{Duration, Instant};
 use crate::account::Account;
 use crate::{Error, processes};
 
-/// How long a server has to come up or to go down. A loaded machine is slow, and a server that takes longer hangs.
+/// The time limit for starting or stopping a server. A loaded machine is slow, but a server that takes longer hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Orders come line by line. The end of the pipe is the end of whoever gave them: the operating system closes it, also
-/// after a `kill -9`, when no code of ours runs any more. Signals must not end the shell before its work is done; the one
-/// of a broken pipe comes when an answer finds nobody.
+/// Executes orders line by line until the pipe ends.
+///
+/// The operating system closes the pipe when the parent ends, even after a `kill -9`. Signals must not end the shell before its
+/// work is done. SIGPIPE comes when an answer finds no reader.
 const SCRIPT: &str = r#"trap : HUP INT TERM PIPE
 last=$1; folder=$2; shift 2; exec 2>>"$folder/log"
 while read -r order; do eval "$order"; done
 eval "$last"; rm -rf "$folder""#;
 
-/// Starts the server, whose command stands in `$@`.
+/// Starts the server, whose command is `$@`.
 const START: &str = r#""$@" </dev/null >>"$folder/log" 2>&1 & server=$!; echo "$server""#;
 
-/// Takes the exit status of a server that has ended.
+/// Reaps a server that has ended.
 const REAP: &str = r#"wait "$server"; server=; echo reaped"#;
 
-/// The last work of a keeper whose server has nothing to finish.
+/// The final commands for a server that has nothing to finish.
 pub(crate) const KILL: &str = r#"if [ "$server" ]; then kill -s KILL "$server"; wait "$server"; fi"#;
 
 #[derive(Debug)]
@@ -39,7 +40,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// A keeper of the server with this command. At the end it runs `last` and removes the folder.
+    /// Starts the keeper of the server with this command. At the end it runs `last` and removes the folder.
     pub(crate) fn start(
         account: Option<Account>,
         folder: &Path,
@@ -48,9 +49,9 @@ impl Keeper {
     ) -> Result<Keeper, Error> {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "keeper", last]).arg(folder).args(server);
-        // The account of the server may not be able to read the current folder.
+        // The server's account may not be able to read the current folder.
         command.current_dir(folder).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // Ctrl-C goes to the whole group of the terminal. It must not end the keeper before its work is done.
+        // Ctrl-C goes to the whole process group of the terminal. It must not end the keeper before its work is done.
         command.process_group(0);
         if let Some(account) = account {
             account.own(folder)?;
@@ -63,7 +64,7 @@ impl Keeper {
         Ok(Keeper { shell, orders: Some(orders), answers: BufReader::new(answers), log: folder.join("log") })
     }
 
-    /// Gives a line of shell, and waits for the line that it prints.
+    /// Sends a line of shell and returns the line that it prints.
     pub(crate) fn order(&mut self, order: &str) -> Result<String, Error> {
         let mut answer = String::new();
         let sent = self.orders.as_mut().map(|orders| writeln!(orders, "{order}").and_then(|()| orders.flush()));
@@ -76,13 +77,13 @@ impl Keeper {
         }
     }
 
-    /// Starts the server, and gives its process id.
+    /// Starts the server and returns its process id.
     pub(crate) fn start_server(&mut self) -> Result<u32, Error> {
         let id = self.order(START)?;
         id.parse().map_err(|_| self.error(format!("the server has no process id: {id}")))
     }
 
-    /// Sends a signal. Who has ended already needs none.
+    /// Sends a signal. Processes that have ended are skipped.
     pub(crate) fn signal(&mut self, signal: &str, processes: &[u32]) -> Result<(), Error> {
         for process in processes {
             self.order(&format!("kill -s {signal} {process}; echo sent"))?;
@@ -96,7 +97,7 @@ impl Keeper {
         self.order(REAP).map(drop)
     }
 
-    /// Asks again and again, as nobody tells.
+    /// Polls until `reached`, because there is no notification.
     pub(crate) fn wait_until(
         &self,
         otherwise: &str,
@@ -112,7 +113,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// What the server and its last runs have printed.
+    /// The output of the server, including earlier runs.
     pub(crate) fn log(&self) -> Result<String, Error> {
         let log = std::fs::read(&self.log).map_err(Error::io("read the log of a server"))?;
         Ok(String::from_utf8_lossy(&log).into_owned())
@@ -126,7 +127,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         drop(self.orders.take());
-        // Nothing can be done about a keeper that failed: the temporary folder is removed by its own value.
+        // A failure of the keeper cannot be handled here: the temporary folder is removed by its own value.
         let _ = self.shell.wait();
     }
 }

@@ -1,12 +1,11 @@
-//! Real servers for tests: a private [`Postgres`], a [`PgBouncer`] in front of one, a primary with a standby,
-//! [`PostgresPair`], a private [`Redis`], a group of these with Sentinels, [`RedisSentinel`], and a [`RedisCluster`].
+//! Real servers for tests. Private servers are [`Postgres`], [`PgBouncer`], [`PostgresPair`] (a primary with a standby),
+//! [`Redis`], [`RedisSentinel`] (a group with Sentinels) and [`RedisCluster`].
 //!
-//! Each server has its own folder and port, and both are gone when its value is dropped. They do not outlive the process
-//! that started them either, however that ends: a small shell waits for the end of a pipe that only this process
-//! holds.
+//! Each server has its own folder and port, and both are gone when its value is dropped. It does not outlive the process that
+//! started it, however that process ends: a small shell waits for the end of a pipe that only this process holds.
 //!
 //! Tests that share a server take [`postgres_url`], [`pgbouncer_url`], [`redis_url`], [`redis_sentinel_url`] and
-//! [`redis_cluster_url`]; `cargo xtask test` starts what stands behind them. Tests that stop, kill or pause a server start their own:
+//! [`redis_cluster_url`]; `cargo xtask test` starts these servers. Tests that stop, kill or pause a server start their own:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), idem_servers::Error> {
@@ -47,7 +46,7 @@ pub const POSTGRES_VARIABLE: &str = "IDEM_TEST_POSTGRES";
 /// The environment variable with the path of a [`PostgresTemplate`], which private servers copy.
 pub const TEMPLATE_VARIABLE: &str = "IDEM_TEST_POSTGRES_TEMPLATE";
 
-/// The environment variable with the URL of that server's database behind PgBouncer.
+/// The environment variable with the URL of the shared server's database behind PgBouncer.
 pub const PGBOUNCER_VARIABLE: &str = "IDEM_TEST_PGBOUNCER";
 
 /// The environment variable with the URL of the Redis server that all tests share.
@@ -63,7 +62,7 @@ pub const REDIS_CLUSTER_VARIABLE: &str = "IDEM_TEST_REDIS_CLUSTER";
 ///
 /// # Panics
 ///
-/// When nobody started one for this run: a test that needs a server never passes without it.
+/// If no server was started for this run: a test that needs one never passes without it.
 #[must_use]
 pub fn postgres_url() -> String {
     shared(POSTGRES_VARIABLE)
@@ -73,39 +72,41 @@ pub fn postgres_url() -> String {
 ///
 /// # Panics
 ///
-/// When nobody started one for this run: a test that needs a server never passes without it.
+/// If no server was started for this run: a test that needs one never passes without it.
 #[must_use]
 pub fn pgbouncer_url() -> String {
     shared(PGBOUNCER_VARIABLE)
 }
 
-/// The URL of the Redis server that all tests of a run share. They share its keys as well, so each has a prefix of its own.
+/// The URL of the Redis server that all tests of a run share. They share its keys too, so each test needs its own key prefix.
 ///
 /// # Panics
 ///
-/// When nobody started one for this run: a test that needs a server never passes without it.
+/// If no server was started for this run: a test that needs one never passes without it.
 #[must_use]
 pub fn redis_url() -> String {
     shared(REDIS_VARIABLE)
 }
 
-/// The URL of the Sentinels that all tests of a run share, as that of [`RedisSentinel::url`]. A test that makes them replace
-/// their primary starts its own.
+/// The URL of the Sentinels that all tests of a run share, in the form of [`RedisSentinel::url`].
+///
+/// A test that makes them replace their primary starts its own.
 ///
 /// # Panics
 ///
-/// When nobody started one for this run: a test that needs a server never passes without it.
+/// If no Sentinels were started for this run: a test that needs them never passes without them.
 #[must_use]
 pub fn redis_sentinel_url() -> String {
     shared(REDIS_SENTINEL_VARIABLE)
 }
 
-/// The URL of the Redis Cluster that all tests of a run share, as that of [`RedisCluster::url`]. A test that moves its slots
-/// or replaces its primaries starts its own.
+/// The URL of the Redis Cluster that all tests of a run share, in the form of [`RedisCluster::url`].
+///
+/// A test that moves its slots or replaces its primaries starts its own.
 ///
 /// # Panics
 ///
-/// When nobody started one for this run: a test that needs a server never passes without it.
+/// If no cluster was started for this run: a test that needs one never passes without it.
 #[must_use]
 pub fn redis_cluster_url() -> String {
     shared(REDIS_CLUSTER_VARIABLE)
@@ -115,7 +116,7 @@ fn shared(variable: &str) -> String {
     std::env::var(variable).unwrap_or_else(|_| {
         panic!(
             "{variable} is not set: run `cargo xtask test`, or `cargo xtask with-servers cargo test -p {}`",
-            // Cargo sets it for the test that runs, so that the advice can be copied.
+            // Cargo sets it for the running test, so that the advice can be copied.
             std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "<crate>".into())
         )
     })

@@ -11,14 +11,14 @@ use crate::setup::pgbouncer::configuration;
 use crate::upstream::Upstream;
 use crate::{Error, port, processes, programs};
 
-/// A PgBouncer in front of a Postgres server, in transaction mode, with the defaults of its version for everything that
-/// a client could notice.
+/// A PgBouncer in front of a Postgres server, in transaction mode. Everything else that a client could notice has the defaults
+/// of its version.
 ///
-/// It listens on a free port of 127.0.0.1 and asks nobody for a password. It is gone when the value is dropped, or when
-/// its process ends in whatever way.
+/// It listens on a free port of 127.0.0.1 and asks for no password. It is gone when the value is dropped, or when its process
+/// ends in whatever way.
 #[derive(Debug)]
 pub struct PgBouncer {
-    // Before the folder, which the keeper removes itself.
+    // Dropped before the folder, which the keeper removes.
     keeper: Keeper,
     folder: TempDir,
     port: u16,
@@ -30,15 +30,15 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one in front of the server with this URL (`postgres://user:password@host:port/database`).
+    /// Starts a PgBouncer in front of the server with this URL (`postgres://user:password@host:port/database`).
     ///
-    /// `pool_size` is the number of connections to the server for each database. Every client acts as the user in the
-    /// URL, whatever name it gives. `sslmode` in the URL becomes `server_tls_sslmode`; other parameters are left aside.
+    /// `pool_size` is the number of connections to the server for each database. Every client acts as the user in the URL,
+    /// whatever name it gives. `sslmode` in the URL becomes `server_tls_sslmode`; other parameters are ignored.
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if this machine has no `pgbouncer`; otherwise an error with its log if it does not listen
-    /// within a minute. The server behind is not asked for anything.
+    /// - [`Error::Missing`] if this machine has no `pgbouncer`.
+    /// - An error with its log if it does not listen within a minute. The server behind it is not contacted.
     pub fn start(postgres: &str, pool_size: u16) -> Result<PgBouncer, Error> {
         PgBouncer::start_with(postgres, pool_size, &[])
     }
@@ -54,7 +54,7 @@ impl PgBouncer {
             what: "`pgbouncer` is neither on PATH nor in /usr/sbin".into(),
             advice: "install it (Debian's package is pgbouncer)".into(),
         })?;
-        /// Somebody else may take the port before PgBouncer does.
+        /// Another process may take the port before PgBouncer does.
         const ATTEMPTS: usize = 5;
         let mut attempt = 1;
         loop {
@@ -77,7 +77,7 @@ impl PgBouncer {
         if let Some(account) = account {
             account.own(&file)?;
         }
-        // What other signals mean differs between its versions.
+        // The meaning of other signals differs between versions.
         let keeper = Keeper::start(account, folder.path(), keeper::KILL, [program.into(), file.into()])?;
         let output = Command::new(program).arg("--version").output().map_err(Error::io("run pgbouncer --version"))?;
         let mut pgbouncer = PgBouncer {
@@ -102,7 +102,7 @@ impl PgBouncer {
         if self.server.is_some() {
             return Err(Error::failed("pgbouncer is running already"));
         }
-        // Its own word of this start, as somebody else may answer on the port.
+        // Look for the log line of this start, because another process may answer on the port.
         let listens = format!("listening on 127.0.0.1:{}", self.port);
         let path = self.folder.path().join("log");
         let times = || std::fs::read_to_string(&path).unwrap_or_default().matches(&listens).count();
@@ -117,7 +117,7 @@ impl PgBouncer {
         })
     }
 
-    /// Crashes it: `kill -9`. Its clients and its server see their connections end. One that is not running stays so.
+    /// Crashes it: `kill -9`. Clients and server see their connections end. Does nothing if it is not running.
     ///
     /// # Errors
     ///
@@ -130,13 +130,13 @@ impl PgBouncer {
         Ok(())
     }
 
-    /// The port on 127.0.0.1. It stays the same when it starts again.
+    /// The port on 127.0.0.1. It stays the same across restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The URL of its console for `postgres`, whom the setting `admin_users` has to name.
+    /// The URL of the admin console for `postgres`, which the setting `admin_users` must name.
     #[must_use]
     pub fn console(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/pgbouncer", self.port)
@@ -148,7 +148,7 @@ impl PgBouncer {
         &self.url
     }
 
-    /// What it has written to its log, its earlier runs included.
+    /// Its log, including earlier runs.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl PgBouncer {
         self.keeper.log()
     }
 
-    /// As in `PgBouncer 1.18.0`.
+    /// The version, as in `PgBouncer 1.18.0`.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version

@@ -1,27 +1,27 @@
-//! Ports for servers.
+//! Free ports for servers.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 
 use crate::Error;
 
-/// Below the ports that Linux gives to clients. A client that knocks while its server restarts could otherwise be given
-/// the server's own port, and keep it.
+/// The first port of a range below the ephemeral ports of Linux. From the ephemeral range, a client that retries while its
+/// server restarts could get the server's port, and keep it.
 const FIRST: u16 = 15_000;
 const COUNT: u16 = 16_000;
 
-/// Nodes of a Redis Cluster talk to each other on this port after their own. It is their default.
+/// The offset of the cluster bus, by which nodes of a Redis Cluster talk to each other. This is Redis's default.
 const BUS: u16 = 10_000;
 
-/// The bus has to stay below the ports of clients as well, whose first is 32768.
+/// The bus ports too must stay below the ephemeral ports, which begin at 32768.
 const CLUSTER_COUNT: u16 = 7_500;
 
-/// A port of 127.0.0.1 that nobody listened on a moment ago.
+/// Finds a port of 127.0.0.1 that was free a moment ago.
 pub(crate) fn free() -> Result<u16, Error> {
     free_among(COUNT, is_free)
 }
 
-/// A [free](free) port for a node of a Redis Cluster, whose bus is free as well.
+/// Finds a [free](free) port for a node of a Redis Cluster, whose bus port is free as well.
 pub(crate) fn free_with_bus() -> Result<u16, Error> {
     free_among(CLUSTER_COUNT, |port| is_free(port) && is_free(port + BUS))
 }

@@ -1,4 +1,4 @@
-//! The processes of this machine, as far as killing a server needs them.
+//! Lists the processes of this machine, for killing servers.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,18 +9,18 @@ use crate::Error;
 pub(crate) struct Process {
     pub(crate) id: u32,
     pub(crate) parent: u32,
-    /// `Z` of a zombie, `T` of a stopped process; other letters are of no interest here.
+    /// `Z` for a zombie, `T` for a stopped process; other letters do not matter here.
     pub(crate) state: char,
 }
 
-/// All processes: from /proc, as a small machine may lack `ps`, and from `ps` where there is no /proc.
+/// All processes: from /proc, because a small machine may lack `ps`, or from `ps` if there is no /proc.
 pub(crate) fn all() -> Result<Vec<Process>, Error> {
     if !Path::new("/proc/self/stat").exists() {
         let output = Command::new("ps").args(["-A", "-o", "pid=,ppid=,stat="]).output().map_err(Error::io("run ps"))?;
         return Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(from_ps).collect());
     }
     let entries = Path::new("/proc").read_dir().map_err(Error::io("read /proc"))?;
-    // A process may end between the listing and the reading of it.
+    // A process may end between being listed and being read.
     Ok(entries
         .flatten()
         .filter_map(|entry| from_proc(&std::fs::read_to_string(entry.path().join("stat")).ok()?))
@@ -32,7 +32,7 @@ pub(crate) fn is_running(id: u32) -> Result<bool, Error> {
     Ok(all()?.iter().any(|process| process.id == id && process.state != 'Z'))
 }
 
-/// A line as `812 (a (nice) name) S 1 …`.
+/// Parses a line such as `812 (a (nice) name) S 1 …`.
 fn from_proc(stat: &str) -> Option<Process> {
     let (id, _) = stat.split_once(' ')?;
     let (_, rest) = stat.rsplit_once(')')?;

@@ -1,14 +1,14 @@
-//! Where programs are.
+//! Finds programs.
 
 use std::path::{Path, PathBuf};
 
-/// Where distributions put servers that are not on everybody's PATH.
+/// Folders where distributions put servers that are not on every user's PATH.
 const SYSTEM: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
 
 /// Debian has one folder for each version of Postgres, and only wrappers of the clients on PATH.
 const VERSIONS: &str = "/usr/lib/postgresql";
 
-/// The program of this name on PATH, else in Debian's folder of the newest Postgres, else among the system's servers.
+/// Finds a program on PATH, else in Debian's folder of the newest Postgres, else among the system's servers.
 #[must_use]
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -16,7 +16,7 @@ pub fn find(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
-/// The folder with both `initdb` and `postgres`: they have to be of one version.
+/// The folder with both `initdb` and `postgres`, which must be of one version.
 pub(crate) fn postgres_folder() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&path).chain(newest_first());

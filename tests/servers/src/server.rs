@@ -1,10 +1,10 @@
-//! What kinds of server have in common.
+//! The interface that all kinds of server share.
 
 use std::fmt;
 
 use crate::Error;
 
-/// A process of this machine, or a container. The verbs are those of [`Postgres`](crate::Postgres).
+/// A process of this machine, or a container. The methods are those of [`Postgres`](crate::Postgres).
 pub(crate) trait Server: fmt::Debug + Send + Sync {
     fn port(&self) -> u16;
     fn version(&self) -> &str;
@@ -16,7 +16,7 @@ pub(crate) trait Server: fmt::Debug + Send + Sync {
     fn pause(&mut self) -> Result<(), Error>;
     fn resume(&mut self) -> Result<(), Error>;
 
-    /// [`pause`](Self::pause), with every child of it.
+    /// Suspends it as [`pause`](Self::pause) does, with all its children.
     fn freeze(&mut self) -> Result<(), Error> {
         self.pause()
     }
@@ -26,12 +26,12 @@ pub(crate) trait Server: fmt::Debug + Send + Sync {
         self.resume()
     }
 
-    /// Whether there is room for another byte in any file of its.
+    /// Sets whether there is room for another byte in any of its files.
     fn set_room(&mut self, _: bool) -> Result<(), Error> {
         Err(Error::failed("the disk of a container cannot be filled"))
     }
 
-    /// Starts it again with a clock of its own, where it can have one.
+    /// Restarts it with a private clock, if it can have one.
     fn give_clock(&mut self) -> Result<(), Error> {
         Ok(())
     }

@@ -1,16 +1,16 @@
-//! The server behind PgBouncer, out of a URL.
+//! The server behind PgBouncer, parsed from a URL.
 
 use crate::Error;
 
 /// The parts of `postgres://user:password@host:port/database?sslmode=…`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Upstream {
-    /// As it stands in the URL, still percent-encoded.
+    /// The user, percent-encoded as in the URL.
     pub(crate) user: String,
     password: Option<String>,
     host: String,
     port: u16,
-    /// As it stands in the URL, still percent-encoded.
+    /// The database, percent-encoded as in the URL.
     pub(crate) database: String,
     sslmode: Option<String>,
 }
@@ -24,7 +24,7 @@ impl Upstream {
         let (authority, database) = rest.split_once('/').unwrap_or((rest, ""));
         let (login, address) = authority.rsplit_once('@').unwrap_or(("postgres", authority));
         let (user, password) = login.split_once(':').map_or((login, None), |(user, word)| (user, Some(word)));
-        // The colons of an IPv6 address stand in brackets.
+        // An IPv6 address is in brackets because of its colons.
         let (host, port) = match address.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| refused("no port"))?),
             _ => (address, 5432),
@@ -38,20 +38,20 @@ impl Upstream {
             password: password.map(decode),
             host: decode(host),
             port,
-            // A database without a name is the user's, as in libpq.
+            // The default database is named like the user, as in libpq.
             database: if database.is_empty() { user } else { database }.into(),
             sslmode: query.split('&').find_map(|pair| pair.strip_prefix("sslmode=")).map(str::to_owned),
         })
     }
 
-    /// A line of `[databases]` that sends every database to this server, and everybody as this user.
+    /// A line of `[databases]` that maps every database to this server and every client to this user.
     pub(crate) fn databases(&self) -> String {
         let (host, user) = (quote(&self.host), quote(&decode(&self.user)));
         let password = self.password.as_deref().map(|password| format!(" password={}", quote(password)));
         format!("* = host={host} port={} user={user}{}", self.port, password.unwrap_or_default())
     }
 
-    /// The line of `[pgbouncer]` about encryption, if the URL says anything about it.
+    /// The line of `[pgbouncer]` about encryption, if the URL has `sslmode`.
     pub(crate) fn encryption(&self) -> String {
         self.sslmode.as_deref().map(|mode| format!("server_tls_sslmode = {mode}")).unwrap_or_default()
     }
@@ -61,7 +61,7 @@ fn quote(value: &str) -> String {
     format!("'{}'", value.replace('\'', "''"))
 }
 
-/// What is not a percent-encoded byte stays as it is.
+/// Decodes percent-encoding. Invalid sequences stay as they are.
 fn decode(text: &str) -> String {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

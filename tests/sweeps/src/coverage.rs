@@ -1,4 +1,4 @@
-//! What was covered, and the table of it.
+//! Counts what a sweep covered, and prints the table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -33,13 +33,13 @@ impl Row {
 /// What was covered, and what did not hold.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Coverage {
-    /// The deepest await at which it was dropped.
+    /// The deepest await at which a future was dropped.
     pub(crate) awaits: usize,
     pub(crate) drops: usize,
-    /// How many bytes an exchange has at most, and how many cuts there were, by direction.
+    /// The most bytes of an exchange, and the number of cuts, by direction.
     pub(crate) bytes: [usize; 2],
     pub(crate) cuts: [usize; 2],
-    /// Requests that were delivered, and whose answers were lost as a whole.
+    /// Delivered requests whose whole answers were lost.
     pub(crate) lost: usize,
     pub(crate) violations: Vec<String>,
 }

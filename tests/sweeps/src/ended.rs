@@ -1,4 +1,4 @@
-//! Tasks and runtimes that end while their store makes a connection, or waits for an answer: the store serves the next verb.
+//! Tasks and runtimes that end while their store connects or waits for an answer: the store must serve the next verb.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,19 +24,19 @@ use crate::hold;
 use crate::world::{Checked, PATIENCE, SHORT};
 use idem_proxy::{Cut, Cuts, Direction, Ended, Ending, Proxy};
 
-/// Until then the store serves somebody again: what was left behind is given up after [`SHORT`], more than once at worst.
+/// The time until the store must serve again: a dead connection is given up after [`SHORT`], more than once at worst.
 const BOUND: Duration = Duration::from_secs(10);
 
-/// For how long a verb goes on before it ends where nobody sees how far it has come.
+/// How long a verb runs before it ends, if its progress cannot be observed.
 const MOMENT: Duration = Duration::from_millis(40);
 
-/// The lease of the engine's runs, by the clock of this machine.
+/// The lease of the engine's runs, in real time.
 const LEASE: Duration = Duration::from_millis(900);
 
-/// At so many bytes of its exchange a verb stands still when it ends.
+/// At how many points of its exchange a verb is stopped.
 const POINTS: usize = 6;
 
-/// Where a store is.
+/// The store of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Site {
     Sqlite,
@@ -47,7 +47,7 @@ pub(crate) enum Site {
     RedisCluster,
 }
 
-/// What is under way.
+/// The verb that is interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verb {
     /// The store is opened.
@@ -67,9 +67,9 @@ pub(crate) enum Verb {
 enum End {
     /// The future of the verb is dropped.
     Future,
-    /// The runtime ends on which it was called.
+    /// The runtime that called the verb ends.
     Runtime,
-    /// The runtime ends on which the store was opened and the verb was called.
+    /// The runtime that opened the store and called the verb ends.
     RuntimeOfAll,
 }
 
@@ -77,9 +77,9 @@ enum End {
 struct Trial {
     verb: Verb,
     end: End,
-    /// Whether a connection has to be made.
+    /// Whether a connection must be made first.
     is_cold: bool,
-    /// After so many bytes of answers nothing comes any more.
+    /// After this many bytes of answers, nothing more arrives.
     after: usize,
 }
 
@@ -90,11 +90,11 @@ struct Store {
     engine: Idempotency,
 }
 
-/// The server of a site, which can be made to stand still.
+/// The server of a site, which a trial can stop.
 struct Server {
     site: Site,
     url: String,
-    /// Of a schema, or the prefix of keys.
+    /// The name of a schema, or the prefix of keys.
     name: String,
     proxy: Option<Proxy<Cuts>>,
     group: Mutex<Group>,
@@ -125,7 +125,7 @@ impl Site {
         }
     }
 
-    /// All that there are here.
+    /// All verbs of this store.
     pub(crate) fn verbs(self) -> Vec<Verb> {
         let has_transactions = matches!(self, Self::Sqlite | Self::Postgres | Self::PostgresPooled);
         Verb::ALL.into_iter().filter(|verb| has_transactions || *verb != Verb::Begin).collect()
@@ -158,7 +158,7 @@ impl Verb {
     }
 }
 
-/// Ends a verb at a site in every way.
+/// Interrupts a verb at a site in every way.
 pub(crate) async fn sweep(site: Site, verb: Verb) -> Coverage {
     let mut coverage = Coverage::default();
     let server = match Server::start(site).await {
@@ -251,7 +251,7 @@ impl Server {
         Ok(Store { leased: transactional.clone(), transactional: Some(transactional), engine })
     }
 
-    /// How many bytes of answers the exchange of a verb has.
+    /// The number of bytes in the answers to a verb.
     async fn measure(&self, trial: Trial) -> Checked<usize> {
         let store = self.open().await?;
         let (request, lease) = prepare(&store, trial.verb).await?;
@@ -265,7 +265,7 @@ impl Server {
         Ok(self.proxy.as_ref().map_or(0, |proxy| proxy.carried(Direction::Answers)))
     }
 
-    /// Lets a verb stand still, ends it, and has the store serve somebody else.
+    /// Stops a verb midway, ends it, and checks that the store then serves another caller.
     async fn suffer(self: Arc<Self>, trial: Trial) -> Checked {
         let store = if trial.end == End::RuntimeOfAll { None } else { Some(self.open().await?) };
         let store = if trial.end == End::Future {
@@ -281,7 +281,7 @@ impl Server {
             ended.await??
         };
         self.let_go().await;
-        // Where opening itself was ended there is no store yet.
+        // If opening itself was interrupted, there is no store yet.
         let store = match store {
             Some(store) => store,
             None => timeout(BOUND, self.open()).await.map_err(|_| "it cannot be opened any more")??,
@@ -293,7 +293,7 @@ impl Server {
         serves(&store, trial.verb).await
     }
 
-    /// Drops a verb where it stands still. Gives the store, unless it was the store that was being opened.
+    /// Stops a verb midway and drops it. Returns the store, unless the store was being opened.
     async fn stand_still(&self, store: Option<Store>, trial: Trial) -> Checked<Option<Store>> {
         if trial.verb == Verb::Open {
             self.hold(trial).await?;
@@ -331,7 +331,7 @@ impl Server {
         Ok(())
     }
 
-    /// From now on nobody is answered: after some bytes, or at all.
+    /// Stops all answers from now on, at once or after some bytes.
     async fn hold(&self, trial: Trial) -> Checked {
         if let Some(proxy) = &self.proxy {
             if trial.is_cold {
@@ -365,7 +365,7 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until a verb stands still.
+    /// Waits until a verb is stopped.
     async fn is_held(&self) {
         match &self.proxy {
             Some(proxy) => {
@@ -377,7 +377,7 @@ impl Server {
         }
     }
 
-    /// Everybody is answered again.
+    /// Lets all answers through again.
     async fn let_go(&self) {
         if let Some(proxy) = &self.proxy {
             proxy.disarm();
@@ -387,12 +387,12 @@ impl Server {
             _ => None,
         };
         if let Some(connection) = file {
-            // The transaction ends with it.
+            // The transaction ends with the connection.
             let _ = connection.close().await;
         }
         let group = &mut *self.group();
         for port in nodes(group).unwrap_or_default() {
-            // One that runs needs nothing.
+            // A node that is not paused needs nothing.
             let _ = match group {
                 Group::Sentinel(sentinel) => sentinel.resume(port),
                 Group::Cluster(cluster) => cluster.resume(port),
@@ -415,7 +415,7 @@ impl Server {
     }
 }
 
-/// Those that serve keys.
+/// The ports of the nodes that serve keys.
 fn nodes(group: &Group) -> Checked<Vec<u16>> {
     Ok(match group {
         Group::Sentinel(sentinel) => vec![sentinel.primary_port()?],
@@ -424,7 +424,7 @@ fn nodes(group: &Group) -> Checked<Vec<u16>> {
     })
 }
 
-/// The URL of a proxy in front of the server of a URL.
+/// The URL of a new proxy in front of the server at `url`.
 async fn behind(url: &str, proxy: &mut Option<Proxy<Cuts>>) -> Checked<String> {
     let (scheme, rest) = url.split_once("://").ok_or("a URL has a scheme")?;
     let (authority, path) =
@@ -436,7 +436,7 @@ async fn behind(url: &str, proxy: &mut Option<Proxy<Cuts>>) -> Checked<String> {
     Ok(format!("{scheme}://{login}127.0.0.1:{}{path}", started.port()))
 }
 
-/// What a verb needs to be there, over connections that are warm then.
+/// Prepares what a verb needs, which also opens connections.
 async fn prepare(store: &Store, verb: Verb) -> Checked<(Acquire, Option<Lease>)> {
     let request = request();
     match verb {
@@ -463,7 +463,7 @@ async fn lease(store: &Store, request: &Acquire) -> Checked<Lease> {
     }
 }
 
-/// A transaction from its beginning to its end.
+/// Runs a transaction from beginning to end.
 async fn begin(store: &Store, request: &Acquire) -> Checked {
     let transactional = store.transactional.as_ref().ok_or("it has no transactions")?;
     match transactional.begin(request).await? {
@@ -475,7 +475,7 @@ async fn begin(store: &Store, request: &Acquire) -> Checked {
     }
 }
 
-/// An operation that runs for so long, and is replayed.
+/// Runs an operation for this long, and checks its replay.
 async fn execute(store: &Store, lasts: Duration) -> Checked {
     let token: String = OwnerToken::random().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let operation = || -> Checked<Operation> {
@@ -497,14 +497,14 @@ async fn execute(store: &Store, lasts: Duration) -> Checked {
     Ok(())
 }
 
-/// Whether a store that lives in the runtime in which it was opened says so once that has ended. It says so without delay.
+/// Whether the store reports, without delay, that the runtime in which it was opened has ended.
 async fn says_that_it_ended(store: &Store) -> Checked<bool> {
     let asked = timeout(SHORT, store.leased.acquire(&request())).await;
     let asked = asked.map_err(|_| format!("its runtime has ended, and it says nothing within {SHORT:?}"))?;
     Ok(asked.is_err_and(|error| error.to_string().contains("store was opened has ended")))
 }
 
-/// The store serves somebody within its bound, in every way.
+/// Checks that the store serves a caller within its bound, in every way.
 async fn serves(store: &Store, ended: Verb) -> Checked {
     let began = Instant::now();
     loop {
@@ -525,7 +525,7 @@ async fn serves(store: &Store, ended: Verb) -> Checked {
         }
         sleep(Duration::from_millis(20)).await;
     }
-    // Renewals go on as well.
+    // Renewals must work too.
     let lasts = if ended == Verb::Execute { LEASE * 3 / 2 } else { Duration::ZERO };
     timeout(BOUND, execute(store, lasts)).await.map_err(|_| "the engine hangs")?
 }

@@ -1,4 +1,4 @@
-//! The engine: its task dies at each of its awaits, or its caller goes away at each of the caller's.
+//! The engine: its task dies at each of its awaits, or its caller leaves at each of the caller's.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::coverage::Coverage;
 use crate::hold;
 use crate::world::{Checked, PATIENCE};
 
-/// How often each death is died: where SQLite's threads are then is chance.
+/// How often each death is repeated, because the state of SQLite's threads then is random.
 const SWEEPS: usize = 5;
 
-/// Longer than any sweep, so that nothing is given up that waits.
+/// Longer than any sweep, so that nothing times out.
 const FOR_EVER: Duration = Duration::from_secs(3_600);
 
-/// A contract, and the store that it is kept on.
+/// A contract with its store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Setting {
     AtLeastOnceInMemory,
@@ -39,13 +39,13 @@ pub(crate) enum Setting {
 /// Where a task dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Death {
-    /// Before a verb does anything.
+    /// Before a verb starts.
     Before(Verb),
-    /// After a verb is done, and before it answers.
+    /// After a verb is done, before it returns.
     After(Verb),
     /// In the handler, before its effect.
     BeforeTheEffect,
-    /// In the handler, after it.
+    /// In the handler, after its effect.
     AfterTheEffect,
 }
 
@@ -55,9 +55,9 @@ struct Remains {
     clock: Arc<ManualClock>,
     memory: Arc<MemoryStore>,
     folder: TempDir,
-    /// How often the handler had its effect, in a transaction or not.
+    /// How often the handler had its effect, committed or not.
     effects: Arc<AtomicU32>,
-    /// Whether the task is where it dies.
+    /// Whether the task has reached its death.
     is_there: Arc<AtomicBool>,
 }
 
@@ -82,7 +82,7 @@ impl Setting {
         }
     }
 
-    /// All awaits of a run: the store's verbs and the handler's own.
+    /// All awaits of a run: those of the store's verbs and those of the handler.
     fn deaths(self) -> Vec<Death> {
         let verbs: &[Verb] = match self {
             Self::AtLeastOnceInMemory | Self::AtLeastOnceOnSqlite => &[Verb::Acquire, Verb::Checkpoint, Verb::Settle],
@@ -129,7 +129,7 @@ impl Remains {
         Ok(Self { setting, clock, memory, folder: TempDir::new()?, effects: Arc::default(), is_there: Arc::default() })
     }
 
-    /// A run whose task, and all of its runtime, goes at its death. Its repeat is told what its contract says.
+    /// Kills a run's task with its runtime at a death. Then checks that its repeat gets what the contract says.
     fn die(&self, death: Death) -> Checked {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         runtime.block_on(async {
@@ -159,7 +159,7 @@ impl Remains {
         })
     }
 
-    /// What the contract says of a repeat after a death.
+    /// Checks a repeat after a death against the contract.
     async fn judge(&self, death: Death, second: &Told) -> Checked {
         let effects = self.effects().await?;
         let is_acquired = death != Death::Before(Verb::Acquire) && death != Death::Before(Verb::Begin);
@@ -191,7 +191,7 @@ impl Remains {
         Ok(())
     }
 
-    /// A caller that goes away at an await cancels nothing. `false` when it was answered before.
+    /// Checks that a caller that leaves at an await cancels nothing. Returns `false` if it was answered before.
     fn leave(&self, at: usize) -> Checked<bool> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         runtime.block_on(async {
@@ -202,7 +202,7 @@ impl Remains {
             let again = self.run(&engine, None).await;
             match &again {
                 Ok(Answer::Replay(replay)) => hold!(is_answer(replay), "told {replay:?}"),
-                // It never began.
+                // The first run never began.
                 Ok(Answer::Ran { .. }) if at == 0 => {}
                 other => return Err(format!("told {other:?}").into()),
             }
@@ -233,7 +233,7 @@ impl Remains {
         })
     }
 
-    /// Lets a verb of the store wait for ever, and sees that it does.
+    /// Makes a verb of the store hang at this death, and watches until it does.
     fn script<S: Send + Sync + 'static>(
         &self,
         death: Option<Death>,
@@ -264,7 +264,7 @@ impl Remains {
         Ok(store)
     }
 
-    /// How often the handler had an effect that stayed.
+    /// How often the handler had an effect that was kept.
     async fn effects(&self) -> Checked<u32> {
         if self.setting != Setting::TransactionalOnSqlite {
             return Ok(self.effects.load(Ordering::SeqCst));
@@ -325,7 +325,7 @@ fn is_answer(replay: &Replay) -> bool {
     replay.kind == ReplayKind::Completed && replay.response == response()
 }
 
-/// Whether a repeat of what ran or was replayed is its replay.
+/// Whether the third answer replays the second.
 fn is_the_same(second: &Told, third: &Told) -> bool {
     match (second, third) {
         (Ok(Answer::Ran { .. }), Ok(Answer::Replay(replay))) => is_answer(replay),

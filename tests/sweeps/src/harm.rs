@@ -1,4 +1,4 @@
-//! What is done to one verb while it is on its way.
+//! Harms one verb while it runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,37 +9,37 @@ use idem_testkit::drop_at_await;
 use crate::world::World;
 use idem_proxy::{Cut, Cuts, Direction, Ended, Ending, Proxy};
 
-/// Longer than it takes a connection to come back to its pool.
+/// Longer than a connection takes to return to its pool.
 const RETURN: Duration = Duration::from_millis(250);
 
-/// What is done to it.
+/// The kinds of harm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Harm {
-    /// Nothing: its exchange is measured.
+    /// None: the exchange is measured.
     None,
     /// Its future is dropped at this await.
     Drop {
         at: usize,
-        /// After all connections have ended, so that it has to make one.
+        /// All connections are closed before, so that the verb must connect.
         is_cold: bool,
     },
     /// Its exchange is cut.
     Cut(Cut),
 }
 
-/// One time that a verb comes to harm, and what came of it.
+/// One verb that comes to harm, and the outcome.
 #[derive(Debug)]
 pub(crate) struct Trial {
     pub(crate) harm: Harm,
-    /// The number of the trial. Those with an even one let another client ask first.
+    /// The number of the trial. In even trials, another client asks first.
     pub(crate) turn: usize,
-    /// Which of the servers' proxies cuts.
+    /// The proxy that cuts.
     proxy: Option<Arc<Proxy<Cuts>>>,
     met: AtomicUsize,
     carried: [AtomicUsize; 2],
 }
 
-/// What a caller was told; nothing, if it did not wait for it.
+/// What a caller was answered; `None` if it did not wait.
 pub(crate) type Told<T, E> = Option<Result<T, E>>;
 
 impl Trial {
@@ -47,12 +47,12 @@ impl Trial {
         Self { harm, turn, proxy, met: AtomicUsize::new(0), carried: Default::default() }
     }
 
-    /// Whether the harm was done: it was not if the verb was over before.
+    /// Whether the harm was done, which it is not if the verb finished before.
     pub(crate) fn is_met(&self) -> bool {
         self.met.load(Ordering::Relaxed) > 0
     }
 
-    /// How many bytes the exchange had in a direction, until its cut if it had one.
+    /// The bytes of the exchange in a direction, until its cut if it had one.
     pub(crate) fn carried(&self, direction: Direction) -> usize {
         self.carried[direction as usize].load(Ordering::Relaxed)
     }
@@ -62,12 +62,12 @@ impl Trial {
         matches!(self.harm, Harm::Cut(Cut { ending: Ending::Silence, .. }))
     }
 
-    /// Lets a verb come to harm. Before it and after it nothing is on its way.
+    /// Runs a verb and harms it. Before and after, no other traffic is pending.
     pub(crate) async fn harm<T, E>(&self, world: &World, verb: impl Future<Output = Result<T, E>>) -> Told<T, E> {
         world.quiet().await;
         if self.is_silent() {
-            // A connection that comes back to its pool is asked whether it is alive, and its place is taken for as long as that
-            // takes: the silence is to befall the verb.
+            // The pool tests a returning connection, which occupies its place meanwhile. Wait for that, so that the silence
+            // hits the verb.
             tokio::time::sleep(RETURN).await;
         }
         let told = match (self.harm, &self.proxy) {

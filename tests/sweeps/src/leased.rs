@@ -1,4 +1,4 @@
-//! The verbs of the port: what has to hold after one of them came to harm.
+//! The verbs of the port: what must hold after one of them came to harm.
 
 use std::time::{Duration, Instant};
 
@@ -14,25 +14,25 @@ use crate::harm::{Told, Trial};
 use crate::hold;
 use crate::world::{Checked, PATIENCE, World};
 
-/// The pause between two looks at what a fast store is told late.
+/// The pause between two polls of a fast store that learns something late.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// A verb, and what it finds.
+/// A verb with its initial state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Verb {
     Acquire,
-    /// An acquire that takes over a lease that is over.
+    /// An acquire that takes over an expired lease.
     Takeover,
     /// An acquire of the next attempt after a failure.
     Retry,
-    /// An acquire of what somebody runs.
+    /// An acquire of a running operation.
     Busy,
-    /// An acquire of what is settled.
+    /// An acquire of a settled operation.
     Replay,
     Renew,
     Checkpoint,
     Settle,
-    /// A settlement that lets it run again.
+    /// A settlement after which the operation may run again.
     Fail,
     Release,
     Peek,
@@ -69,7 +69,7 @@ impl Verb {
         }
     }
 
-    /// Lets it come to harm once, and looks what came of it.
+    /// Harms it once, and checks the outcome.
     pub(crate) async fn suffer(self, world: &World, trial: &Trial) -> Checked {
         match self {
             Self::Acquire => acquire(world, trial, &request(), 1).await,
@@ -86,7 +86,7 @@ impl Verb {
     }
 }
 
-/// A fresh key, or one whose next attempt is due.
+/// Acquires a fresh key, or one whose next attempt is due.
 async fn acquire(world: &World, trial: &Trial, request: &Acquire, attempt: u32) -> Checked {
     let before = world.truth.peek(&request.id).await?;
     let told = trial.harm(world, world.store.acquire(request)).await;
@@ -115,7 +115,7 @@ async fn acquire(world: &World, trial: &Trial, request: &Acquire, attempt: u32) 
         match world.rival.acquire(&rival).await? {
             AcquireOutcome::InProgress { .. } => {}
             AcquireOutcome::Acquired(lease) if held.is_none() => {
-                // What was under way may have come too late. Who was first runs it.
+                // The first request may have arrived late. The client that was first runs it.
                 let mine = world.store.acquire(request).await?;
                 hold!(matches!(mine, AcquireOutcome::InProgress { .. }), "a second owner: {mine:?}");
                 return ends(world, world.rival.as_ref(), &rival, &lease).await;
@@ -123,7 +123,7 @@ async fn acquire(world: &World, trial: &Trial, request: &Acquire, attempt: u32) 
             other => return Err(format!("another client was told {other:?}").into()),
         }
     }
-    // With the same token it is the same as once.
+    // A repeat with the same token changes nothing.
     let lease = world.lease(request).await?;
     hold!(lease.attempt == attempt, "repeated, it is attempt {}", lease.attempt);
     if let Some(Ok(AcquireOutcome::Acquired(first))) = &told {
@@ -183,7 +183,7 @@ async fn replay(world: &World, trial: &Trial) -> Checked {
     is_replayed(world, &first).await
 }
 
-/// What an owner does while it runs.
+/// Harms a verb of an owner while it runs.
 async fn keep(verb: Verb, world: &World, trial: &Trial) -> Checked {
     let request = request();
     let lease = world.lease(&request).await?;
@@ -281,14 +281,14 @@ async fn peek(world: &World, trial: &Trial) -> Checked {
     is_replayed(world, &request).await
 }
 
-/// An error advises to repeat, and does not say that nothing happened when something did.
+/// Checks that an error is retryable, and that it does not deny what was done.
 fn honest(error: &StoreError, done: bool) -> Checked {
     hold!(error.is_retryable(), "an error of the connection is not to be repeated: {error:?}");
     hold!(!done || error.is_indeterminate(), "it was done, and the error says that it was not: {error:?}");
     Ok(())
 }
 
-/// What an owner was told is so.
+/// Checks that the owner was answered truthfully.
 fn applied(told: &Told<OwnerOutcome, StoreError>, done: bool) -> Checked {
     match told {
         Some(Ok(OwnerOutcome::Applied)) => hold!(done, "told Applied, and nothing was done"),
@@ -313,7 +313,7 @@ pub(crate) fn is_replay(outcome: &AcquireOutcome, expected: &StoredResponse) -> 
     matches!(outcome, AcquireOutcome::Replay(Replay { response, .. }) if response == expected)
 }
 
-/// The owner ends its run, and everybody is told so from then on.
+/// Settles as the owner, and checks that all clients then get the answer.
 async fn ends(world: &World, owners: &dyn IdempotencyStore, request: &Acquire, lease: &Lease) -> Checked {
     for _ in 0..2 {
         hold!(owners.settle(lease, &completed(), KEPT).await? == OwnerOutcome::Applied, "the owner cannot settle");
@@ -323,7 +323,7 @@ async fn ends(world: &World, owners: &dyn IdempotencyStore, request: &Acquire, l
     is_replayed(world, request).await
 }
 
-/// Another client gets a key that is free.
+/// Acquires a free key as another client.
 async fn next_owner(world: &World, request: &Acquire) -> Checked<Lease> {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
@@ -337,7 +337,7 @@ async fn next_owner(world: &World, request: &Acquire) -> Checked<Lease> {
     }
 }
 
-/// A stale owner changes nothing.
+/// Checks that a stale owner changes nothing.
 async fn is_stale(world: &World, lease: &Lease) -> Checked {
     let before = world.truth.peek(&lease.id).await?;
     hold!(world.store.settle(lease, &failed(), KEPT).await? == OwnerOutcome::LeaseLost, "a stale owner settled");
@@ -345,7 +345,7 @@ async fn is_stale(world: &World, lease: &Lease) -> Checked {
     Ok(())
 }
 
-/// All clients are given the same answer, byte for byte.
+/// Checks that all clients get the same answer, byte for byte.
 pub(crate) async fn is_replayed(world: &World, request: &Acquire) -> Checked {
     let truth = world.truth.acquire(&repeat_of(request)).await?;
     hold!(is_replay(&truth, &response()), "what was settled is not replayed: {truth:?}");

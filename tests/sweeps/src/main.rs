@@ -1,4 +1,4 @@
-//! `cargo xtask sweeps`: every future of a store dropped at every await, and every exchange with its server cut after every
+//! `cargo xtask sweeps`: drops every future of a store at every await, and cuts every exchange with its server after every
 //! byte.
 
 mod coverage;
@@ -27,7 +27,7 @@ use panics::Culprit;
 use sweep::{Case, Pass, Sweep};
 use world::Place;
 
-/// Says that something does not hold.
+/// Returns an error unless a condition holds.
 macro_rules! hold {
     ($holds:expr, $($message:tt)*) => {
         if !$holds {
@@ -37,23 +37,23 @@ macro_rules! hold {
 }
 pub(crate) use hold;
 
-/// So many violations are shown of one sweep: what is wrong at one byte is wrong at most of them.
+/// How many violations of one sweep are printed: what is wrong at one byte is wrong at most of them.
 const SHOWN: usize = 3;
 
 /// Drops every future at every await, and cuts every exchange after every byte.
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask sweeps")]
 struct Options {
-    /// Only this one.
+    /// Sweeps only this store.
     #[arg(long, value_enum)]
     store: Option<Store>,
-    /// Only verbs whose name in the table contains this.
+    /// Sweeps only verbs whose name in the table contains this text.
     #[arg(long)]
     verb: Option<String>,
-    /// Tries one of so many bytes; by default each.
+    /// Tries one in this many bytes; by default every byte.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     every: u16,
-    /// How many sweeps run at once.
+    /// Number of concurrent sweeps.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..))]
     jobs: u8,
 }
@@ -141,7 +141,7 @@ async fn run(options: &Options) -> BTreeMap<Row, Coverage> {
                 show(row, &coverage);
                 swept.entry(row).or_default().add(coverage);
             }
-            // A panic is a bug of the sweeps, and has said so.
+            // A panic is a bug of the sweeps, and has been printed.
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     }

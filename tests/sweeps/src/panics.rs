@@ -1,5 +1,5 @@
-//! Code of users that panics: observers at each of their calls, handlers, what concludes for them, and probes. And probes that
-//! take longer than a lease.
+//! User code that panics: observers at each of their calls, handlers, panic conclusions, and probes. Also probes that take
+//! longer than a lease.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -22,38 +22,38 @@ use crate::coverage::Coverage;
 use crate::hold;
 use crate::world::{Checked, PATIENCE};
 
-/// By the clock of this machine: renewals are due at a third of it, and other sweeps have the processors as well.
+/// The lease in real time. Renewals are due at a third of it, and other sweeps use the processors too.
 const LEASE: Duration = Duration::from_millis(900);
 
-/// What a key may take beyond a lease until it is free or answered.
+/// How much longer than a lease a key may take until it is free or answered.
 const MARGIN: Duration = Duration::from_millis(500);
 
-/// An operation that runs for so long is renewed several times.
+/// The duration of an operation that is renewed several times.
 const LONG_RUN: Duration = Duration::from_millis(2_200);
 
-/// An engine that makes more calls than this in one scene calls for ever.
+/// An engine that makes more calls than this in one scene never stops.
 const MOST_CALLS: u32 = 200;
 
-/// So many cases are tried at once, as most of their time they wait for the ends of leases.
+/// The number of concurrent cases; most of their time they wait for leases to expire.
 const AT_ONCE: usize = 8;
 
-/// Who panics.
+/// The user code that panics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Culprit {
     Observer,
     Handler,
     OnPanic,
     Probe,
-    /// It does not panic, and takes longer than the lease under which it is asked.
+    /// It does not panic, but takes longer than its lease.
     SlowProbe,
 }
 
 /// When a handler panics.
 #[derive(Debug, Clone, Copy)]
 enum When {
-    /// Before it gives a future.
+    /// Before it returns a future.
     AtOnce,
-    /// When its future is polled first.
+    /// At the first poll of its future.
     BeforeItsAwait,
     AfterItsAwait,
     /// After its lease was renewed.
@@ -73,7 +73,7 @@ impl Observer for PanicsAt {
     }
 }
 
-/// Says that nothing happened.
+/// A probe that reports that nothing happened.
 #[derive(Debug)]
 struct Says {
     after: Duration,
@@ -91,7 +91,7 @@ impl Probe for Says {
 
 type Told = Result<Answer<u32>, ExecuteError>;
 
-/// A store whose verbs fail on demand, under a contract.
+/// A store whose verbs fail on demand, with a contract.
 struct Scene {
     contract: Contract,
     memory: Arc<FaultyStore<dyn DurableStore>>,
@@ -123,7 +123,7 @@ impl Culprit {
         for &contract in contracts {
             for first in (0..MOST_CALLS).step_by(AT_ONCE) {
                 let turns = first..first + AT_ONCE as u32;
-                // Each on its own, as what panics may take its task along.
+                // Each in its own task, because a panic may end the task.
                 let tried: Vec<_> = turns.map(|turn| (turn, tokio::spawn(self.one(contract, turn)))).collect();
                 let mut is_over = false;
                 for (turn, tried) in tried {
@@ -146,7 +146,7 @@ impl Culprit {
         coverage
     }
 
-    /// `false` when there is no further case.
+    /// Runs one case; `false` if there is none with this number.
     async fn one(self, contract: Contract, turn: u32) -> Checked<bool> {
         const WHEN: [When; 4] = [When::AtOnce, When::BeforeItsAwait, When::AfterItsAwait, When::Late];
         let scene = Scene::open(contract).await?;
@@ -195,7 +195,7 @@ impl Scene {
         }
     }
 
-    /// Runs an operation for so long, unless it loses its lease.
+    /// Runs an operation for this long, unless it loses its lease.
     async fn run(&self, engine: &Idempotency, key: &str, lasts: Duration, is_told: &Arc<AtomicBool>) -> Told {
         let (runs, is_told) = (Arc::clone(&self.runs), Arc::clone(is_told));
         let handler = async move |context: Context| {
@@ -213,7 +213,7 @@ impl Scene {
         self.run(engine, key, Duration::ZERO, &Arc::default()).await
     }
 
-    /// An observer that panics at one of its calls changes nothing: everybody is told what they would be told without it.
+    /// Checks that an observer that panics at one of its calls changes no caller's answer.
     async fn observed(self, call: u32) -> Checked<bool> {
         let observer = Arc::new(PanicsAt { call, calls: AtomicU32::new(0) });
         let engine = self.engine(Settings::new().observer(observer.clone()));
@@ -225,7 +225,7 @@ impl Scene {
             sleep(LEASE / 3).await;
             let busy = self.runs_at_once(&engine, "long").await;
             hold!(matches!(busy, Ok(Answer::InProgress { .. })), "while it runs, a repeat is told {busy:?}");
-            // Beyond the lease that it was given first.
+            // Wait beyond the first lease.
             sleep(LEASE).await;
             let rival = self.runs_at_once(&self.engine(Settings::new()), "long").await;
             let is_free = is_told.load(Ordering::SeqCst);
@@ -259,7 +259,7 @@ impl Scene {
         Ok(observer.calls.load(Ordering::SeqCst) > call)
     }
 
-    /// A handler that panics is concluded, and its caller told so.
+    /// Checks that a handler that panics is concluded, and its caller answered.
     async fn handled(self, when: When) -> Checked {
         let engine = self.engine(Settings::new());
         self.panics(&engine, when, false).await?;
@@ -268,7 +268,7 @@ impl Scene {
         self.is_over(engine, &["panics"]).await
     }
 
-    /// When that panics as well, the key is free or answered one lease later.
+    /// Checks that the key is free or answered one lease later, if the conclusion panics too.
     async fn concluded(self, when: When) -> Checked {
         let engine = self.engine(Settings::new());
         self.panics(&engine, when, true).await?;
@@ -297,7 +297,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Leaves a key whose owner died in its run.
+    /// Leaves a key whose owner died during its run.
     async fn crash(&self) -> Checked {
         let engine = self.engine(Settings::new());
         self.panics(&engine, When::AfterItsAwait, true).await?;
@@ -305,7 +305,7 @@ impl Scene {
         Ok(())
     }
 
-    /// A probe that panics has found out nothing: the next one is asked.
+    /// Checks that the engine asks the next probe after one that panicked.
     async fn probed(self) -> Checked {
         self.crash().await?;
         let panics = Says { after: Duration::from_millis(5), panics: true };
@@ -318,11 +318,11 @@ impl Scene {
         self.is_over(engine, &["panics"]).await
     }
 
-    /// What was found out under a lease that is lost allows nothing: who took it over may have run.
+    /// Checks that a probe's answer under a lost lease allows nothing: the next owner may have run.
     async fn probed_slowly(self) -> Checked {
         self.crash().await?;
         let slow = Says { after: LEASE * 3, panics: false };
-        // Its renewals stop soon, as those of a process that is held up.
+        // Its renewals stop early, like those of a process that is held up.
         let engine = self.engine(Settings::new().probe(Arc::new(slow)).renewal_limit(LEASE / 2));
         let quick = Says { after: Duration::ZERO, panics: false };
         let rival = self.engine(Settings::new().probe(Arc::new(quick)));
@@ -337,7 +337,7 @@ impl Scene {
         self.is_over(engine, &["panics"]).await
     }
 
-    /// One lease later each key is free or answered, nobody waits, and the engine can be shut down.
+    /// Checks that one lease later each key is free or answered, no caller waits, and the engine shuts down.
     async fn is_over(&self, engine: Idempotency, keys: &[&str]) -> Checked {
         sleep(LEASE + MARGIN).await;
         let other = self.engine(Settings::new());
@@ -358,7 +358,7 @@ impl Scene {
     }
 }
 
-/// Nobody waits for ever.
+/// Limits the waiting time.
 async fn bounded(told: impl Future<Output = Told>) -> Told {
     match timeout(PATIENCE, told).await {
         Ok(told) => told,

@@ -1,4 +1,4 @@
-//! All trials of one verb at one place.
+//! Runs all trials of one verb at one place.
 
 use std::sync::Arc;
 
@@ -9,25 +9,25 @@ use crate::transactions::Part;
 use crate::world::{Checked, LONG, PATIENCE, Place, SHORT, World};
 use idem_proxy::{Cut, Direction, Ending};
 
-/// Some answers are there before they are awaited: many sweeps meet every await.
+/// The number of sweeps. Some answers arrive before they are awaited, so only many sweeps meet every await.
 const SWEEPS: usize = 10;
 
-/// A future that waits this often never completes.
+/// A future with more awaits than this never completes.
 const MOST_AWAITS: usize = 1_000;
 
 /// How often an exchange is measured.
 const MEASUREMENTS: usize = 3;
 
-/// One of so many bytes is enough for the other ways in which a connection ends: what arrived is the same.
+/// Other endings of a connection are tried at one in this many bytes, because the same bytes have arrived.
 const OTHER_ENDINGS_EVERY: usize = 8;
 
-/// How often one cut is tried: an exchange may be shorter now and then.
+/// How often a cut is tried, because an exchange may be shorter now and then.
 const TRIES: usize = 3;
 
-/// How often a server falls silent, which takes as long as it is waited for.
+/// How often a server falls silent. Each time takes as long as the timeout.
 const SILENCES: usize = 3;
 
-/// What comes to harm.
+/// The verb that comes to harm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Case {
     Leased(Verb),
@@ -35,7 +35,7 @@ pub(crate) enum Case {
 }
 
 impl Case {
-    /// All that there are at a place.
+    /// All cases at a place.
     pub(crate) fn all(place: Place) -> Vec<Self> {
         let verbs = Verb::ALL.map(Self::Leased).into_iter();
         let parts = Part::ALL.map(Self::Transaction).into_iter();
@@ -57,14 +57,14 @@ impl Case {
     }
 }
 
-/// One way through all trials of a case.
+/// One kind of trial of a case.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pass {
     /// Dropped at every await.
     Drops { is_cold: bool },
     /// Cut after every byte.
     Cuts { direction: Direction, ending: Ending },
-    /// The request is delivered, and then nothing comes.
+    /// The request is delivered, and nothing comes back.
     Silences,
 }
 
@@ -73,7 +73,7 @@ impl Pass {
         let mut all = vec![Self::Drops { is_cold: false }];
         if place.has_server() {
             all.push(Self::Drops { is_cold: true });
-            // How long a handler waits for its own statement is its own matter.
+            // The handler chooses the timeout of its statement.
             if case != Case::Transaction(Part::Write) {
                 all.push(Self::Silences);
             }
@@ -86,18 +86,18 @@ impl Pass {
     }
 }
 
-/// A case at a place, and how far it has come.
+/// The state of a sweep of one case at one place.
 pub(crate) struct Sweep {
     world: World,
     case: Case,
-    /// Of bytes, only each of so many is tried.
+    /// Only one in this many bytes is tried.
     every: usize,
     turn: usize,
     coverage: Coverage,
 }
 
 impl Sweep {
-    /// Goes one way through all trials.
+    /// Runs all trials of one pass.
     pub(crate) async fn run(place: Place, case: Case, pass: Pass, every: usize) -> Coverage {
         let timeout = if matches!(pass, Pass::Silences) { SHORT } else { LONG };
         let world = match World::open(place, timeout).await {
@@ -150,7 +150,7 @@ impl Sweep {
         }
     }
 
-    /// Whether the cut was made.
+    /// Returns whether the cut was made.
     async fn cut(&mut self, cut: Cut) -> bool {
         for _ in 0..TRIES {
             if self.suffer(Harm::Cut(cut)).await.is_met() {
@@ -177,7 +177,7 @@ impl Sweep {
             self.case.suffer(&self.world, &trial).await
         };
         let checked = tokio::time::timeout(PATIENCE * 3, one).await;
-        // What hangs is left where it is.
+        // A hanging trial is abandoned.
         let checked = checked.unwrap_or_else(|_| Err("it hangs".into()));
         if let Err(error) = checked {
             self.world.proxies.iter().for_each(|proxy| {

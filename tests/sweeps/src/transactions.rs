@@ -1,4 +1,4 @@
-//! Handlers' transactions: the business row and the record go together, whatever comes to harm.
+//! Handlers' transactions: the business row and the record commit together, whatever comes to harm.
 
 use std::time::{Duration, Instant};
 
@@ -10,20 +10,20 @@ use crate::hold;
 use crate::leased::{is_replay, is_replayed};
 use crate::world::{Checked, PATIENCE, Place, World};
 
-/// The pause between two looks at a key that is about to be free.
+/// The pause between two polls of a key that will be free soon.
 const LOOK_AGAIN: Duration = Duration::from_millis(3);
 
-/// A part of a transaction's life.
+/// A part of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Part {
     Begin,
-    /// What a handler does.
+    /// The business write of a handler.
     Write,
     /// The settlement with the business writes, and COMMIT.
     Commit,
-    /// The settlement without them, and COMMIT.
+    /// The settlement without the business writes, and COMMIT.
     CommitAlone,
-    /// A failure to be retried, without them, and COMMIT.
+    /// A retryable failure without the business writes, and COMMIT.
     CommitFailure,
     RollBack,
 }
@@ -52,7 +52,7 @@ impl Part {
         }
     }
 
-    /// Lets it come to harm once, and looks what came of it.
+    /// Harms it once, and checks the outcome.
     pub(crate) async fn suffer(self, world: &World, trial: &Trial) -> Checked {
         let request = request();
         match self {
@@ -66,17 +66,17 @@ impl Part {
                 self.ended(world, &request, &told).await?;
             }
         }
-        // The same client again, with its token, or another one.
+        // The same client repeats its request with the same token, or another client asks.
         let next = if trial.turn.is_multiple_of(2) { repeat_of(&request) } else { request.clone() };
         if trial.is_silent() {
-            // A connection on which nothing comes keeps its place in the pool for some seconds.
+            // A silent connection keeps its place in the pool for some seconds.
             world.warm(true).await?;
         }
         self.successor(world, &next).await?;
         world.nothing_is_open().await
     }
 
-    /// What was told is so, and it is all or nothing.
+    /// Checks that the answer was true, and that all or nothing was committed.
     async fn ended(self, world: &World, request: &Acquire, told: &Told<OwnerOutcome, StoreError>) -> Checked {
         let (_, writes) = self.end();
         let (is_settled, effects) = what_is_there(world, request).await?;
@@ -98,7 +98,7 @@ impl Part {
         Ok(())
     }
 
-    /// The next who asks runs the operation, or is told how it ended.
+    /// Checks that the next request runs the operation, or gets its outcome.
     async fn successor(self, world: &World, request: &Acquire) -> Checked {
         let transactional = world.transactional.as_ref().ok_or("it has no transactions")?;
         let give_up_at = Instant::now() + PATIENCE;
@@ -114,7 +114,7 @@ impl Part {
                 }
                 Begin::Answered(AcquireOutcome::InProgress { .. }) => {
                     hold!(Instant::now() < give_up_at, "the key stays held");
-                    // There a crash costs one lease.
+                    // In SQLite a crash costs one lease.
                     if world.place == Place::Sqlite {
                         world.advance(LEASE + Duration::from_secs(1))?;
                     }
@@ -149,7 +149,7 @@ async fn begin(world: &World, trial: &Trial, request: &Acquire) -> Checked {
             };
             Part::Commit.ended(world, request, &told).await
         }
-        // Begun again, it met itself: the server had not noticed yet that the first connection had ended.
+        // The repeat met its own first try: the server had not yet noticed that the first connection had ended.
         Some(Ok(Begin::Answered(AcquireOutcome::InProgress { .. }))) if trial.is_met() => {
             Part::Commit.ended(world, request, &None).await
         }
@@ -175,13 +175,13 @@ async fn write(world: &World, trial: &Trial, request: &Acquire) -> Checked {
     Part::Commit.ended(world, request, &told).await
 }
 
-/// Whether the record says how it ended, and how many business writes there are, at one moment.
+/// Returns whether the record is settled, and the number of business writes, both at one moment.
 async fn what_is_there(world: &World, request: &Acquire) -> Checked<(bool, i64)> {
     world.nothing_is_open().await?;
     loop {
         let record = world.truth.peek(&request.id).await?;
         let effects = world.effects(&request.id).await?;
-        // What was dropped in the middle of its COMMIT may still commit.
+        // A transaction that was dropped during COMMIT may still commit.
         if world.truth.peek(&request.id).await? == record {
             let is_settled = record.is_some_and(|record| !matches!(record.state, State::InProgress { .. }));
             return Ok((is_settled, effects));
@@ -189,7 +189,7 @@ async fn what_is_there(world: &World, request: &Acquire) -> Checked<(bool, i64)>
     }
 }
 
-/// Whether the record has an answer for good.
+/// Whether the record has a final answer.
 async fn is_answered(world: &World, request: &Acquire) -> Checked<bool> {
     Ok(world.truth.peek(&request.id).await?.is_some_and(|record| record.replay().is_some()))
 }

@@ -1,4 +1,4 @@
-//! A store that is reached through proxies, another client of the same records, and what there is to see beside them.
+//! A store behind proxies, another client of the same records, and queries outside both.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use tokio::sync::Mutex;
 
 use idem_proxy::{Cuts, Proxy};
 
-/// A result whose error says what does not hold, or why that could not be seen.
+/// A result whose error says what does not hold, or why that could not be checked.
 pub(crate) type Checked<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Longer than anything takes on a loaded machine.
@@ -31,20 +31,20 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Longer than an answer takes on a loaded machine.
 pub(crate) const LONG: Duration = Duration::from_secs(10);
 
-/// After that a server that falls silent is given up.
+/// The timeout after which a silent server is given up.
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 
-/// A store, and which of its servers is out of reach now and then.
+/// A store, and the server that trials disturb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Place {
     Sqlite,
     Postgres,
-    /// Through a transaction-pooling proxy.
+    /// Postgres through a transaction-pooling proxy.
     PostgresPooled,
     Redis,
-    /// Redis in front of Postgres, by the exchanges with Postgres.
+    /// Redis in front of Postgres, with harm to the exchanges with Postgres.
     HybridPostgres,
-    /// The same, by the exchanges with Redis.
+    /// Redis in front of Postgres, with harm to the exchanges with Redis.
     HybridRedis,
 }
 
@@ -72,18 +72,18 @@ impl Place {
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) place: Place,
-    /// What comes to harm.
+    /// The store that comes to harm.
     pub(crate) store: Arc<dyn IdempotencyStore>,
-    /// The same, where it has transactions.
+    /// The same store, if it has transactions.
     pub(crate) transactional: Option<Arc<dyn TransactionalStore>>,
-    /// Another client, whom nothing befalls.
+    /// Another client, which comes to no harm.
     pub(crate) rival: Arc<dyn IdempotencyStore>,
-    /// What decides.
+    /// The store that decides.
     pub(crate) truth: Arc<dyn IdempotencyStore>,
     pub(crate) proxies: Vec<Arc<Proxy<Cuts>>>,
     time: Time,
     business: Business,
-    /// What a hybrid is made of, anew for each trial: its breaker shall not remember the last one.
+    /// The parts of a hybrid store. Each trial builds a new one, so that its circuit breaker starts closed.
     parts: Option<(Arc<dyn TransactionalStore>, Arc<RedisFastStore>)>,
     _pooler: Option<PgBouncer>,
     _folder: Option<TempDir>,
@@ -93,7 +93,7 @@ pub(crate) struct World {
 enum Time {
     Clock(Arc<ManualClock>),
     Offset(TimeOffset),
-    /// By the expiry of the keys with a prefix.
+    /// Time passes by the expiry of the keys with this prefix.
     Keys(String),
 }
 
@@ -161,7 +161,7 @@ impl World {
         let open = async |options: PgConnectOptions, is_pooled: bool| {
             let config = PostgresConfig::from_options(options.application_name(&name)).schema(&name);
             let config = config.time_offset(offset.clone()).statement_timeout(timeout);
-            // One of each: what is wrong with a connection is met by whoever comes next.
+            // One connection of each kind: a broken one is then met by the next verb.
             let config = config.verb_connections(1.try_into()?).max_transactions(1.try_into()?);
             let config = if is_pooled { config.through_transaction_pooler() } else { config };
             let store: Arc<dyn TransactionalStore> = Arc::new(PostgresStore::open(config).await?);
@@ -216,7 +216,7 @@ impl World {
         }
     }
 
-    /// Makes a hybrid anew.
+    /// Makes a new hybrid store.
     pub(crate) fn renew(&mut self) {
         if let Some((durable, fast)) = &self.parts {
             let store: Arc<dyn TransactionalStore> =
@@ -225,8 +225,8 @@ impl World {
         }
     }
 
-    /// Whether another client may be told for a while that something runs which has ended: the fast store was not told in
-    /// time.
+    /// Whether another client may be answered for a while that an ended operation runs, because the fast store did not learn of
+    /// the end.
     pub(crate) fn lags(&self) -> bool {
         self.parts.is_some()
     }
@@ -247,10 +247,10 @@ impl World {
         Ok(())
     }
 
-    /// Uses all connections, which makes those anew that have ended.
+    /// Uses all connections, which replaces those that have ended.
     pub(crate) async fn warm(&self, transactions: bool) -> Checked {
         let give_up_at = Instant::now() + PATIENCE;
-        // A connection on which nothing comes keeps its place for some seconds.
+        // A silent connection keeps its place for some seconds.
         while let Err(error) = self.use_all(transactions).await {
             if Instant::now() > give_up_at {
                 return Err(error);
@@ -297,7 +297,7 @@ impl World {
         Ok(())
     }
 
-    /// The business write of a handler.
+    /// Makes the business write of a handler.
     pub(crate) async fn write(&self, transaction: &mut dyn StoreTransaction, id: &RecordId) -> Result<(), sqlx::Error> {
         let id = id.as_bytes().as_slice();
         let missing = || sqlx::Error::Protocol("this is another store's transaction".into());
@@ -316,7 +316,7 @@ impl World {
         }
     }
 
-    /// How many business writes there are of one operation.
+    /// The number of business writes of an operation.
     pub(crate) async fn effects(&self, id: &RecordId) -> Checked<i64> {
         let id = id.as_bytes().as_slice();
         Ok(match &self.business {
@@ -331,7 +331,7 @@ impl World {
         })
     }
 
-    /// Waits until nothing is on its way to the servers or back.
+    /// Waits until no traffic is pending between the store and its servers.
     pub(crate) async fn quiet(&self) {
         for proxy in &self.proxies {
             proxy.quiet().await;
@@ -360,7 +360,7 @@ impl World {
         }
     }
 
-    /// Removes what it has made in a server.
+    /// Removes what it made on a server.
     pub(crate) async fn close(self) -> Checked {
         let Self { business: Business::Postgres { beside, name }, .. } = self else { return Ok(()) };
         let drop_schema = format!("SET lock_timeout='2s';DROP SCHEMA \"{name}\" CASCADE");
@@ -369,12 +369,12 @@ impl World {
     }
 }
 
-/// Nothing is given up that would come.
+/// A configuration with a patience that never runs out.
 fn patient() -> HybridConfig {
     HybridConfig::new().patience(LONG * 2)
 }
 
-/// A name that nobody else has, for a schema or as a prefix.
+/// A unique name, for a schema or as a prefix.
 fn fresh_name() -> String {
     let token: String = OwnerToken::random().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sweep_{token}")
@@ -385,7 +385,7 @@ async fn redis_proxy() -> Checked<Arc<Proxy<Cuts>>> {
     Ok(Arc::new(Proxy::start(&host, port, Cuts::default()).await?))
 }
 
-/// Host and port.
+/// The host and port of the shared Redis server.
 fn redis_server() -> Checked<(String, u16)> {
     let url = idem_servers::redis_url();
     let authority = url.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();

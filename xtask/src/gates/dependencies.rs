@@ -1,12 +1,12 @@
-//! Dependencies by the rules of `deny.toml`.
+//! Checks dependencies against the rules of `deny.toml`.
 
 use std::error::Error;
 
 use crate::command::{cargo, require_cargo_tool, run};
 
-/// Licences, duplicate versions and sources: these follow from the lock file alone and need no network.
+/// Checks licences, duplicate versions and sources. These follow from the lock file alone and need no network.
 pub(crate) fn check() -> Result<(), Box<dyn Error>> {
-    // An entry of `deny.toml` that nothing needs any more fails as well.
+    // An unneeded entry of `deny.toml` fails too.
     deny(&[
         "-D",
         "unmatched-skip",
@@ -20,7 +20,7 @@ pub(crate) fn check() -> Result<(), Box<dyn Error>> {
     ])
 }
 
-/// Known vulnerabilities. cargo-deny fetches its advisory database from GitHub.
+/// Checks for known vulnerabilities. cargo-deny fetches its advisory database from GitHub.
 pub(crate) fn advisories() -> Result<(), Box<dyn Error>> {
     deny(&["advisories"])
 }

@@ -1,4 +1,4 @@
-//! Every published manifest has what a registry and docs.rs show.
+//! Checks that every published manifest has the fields that a registry and docs.rs show.
 
 use std::error::Error;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::gates::published::{Package, published};
 
-/// The keyword that no crate has: it promises what no library can keep.
+/// A keyword that no crate may have: no library can keep that promise.
 const FORBIDDEN: &str = "exactly-once";
 
 pub(crate) fn check() -> Result<(), Box<dyn Error>> {
@@ -14,7 +14,7 @@ pub(crate) fn check() -> Result<(), Box<dyn Error>> {
     if faults.is_empty() { Ok(()) } else { Err(format!("manifests:\n{}", faults.join("\n")).into()) }
 }
 
-/// What this manifest lacks, a line each.
+/// The missing fields of a manifest, one per line.
 fn faults(package: &Package) -> Vec<String> {
     let manifest = &package.manifest;
     let documentation = format!("https://docs.rs/{}", package.name);

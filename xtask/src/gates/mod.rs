@@ -1,4 +1,4 @@
-//! `cargo xtask gate`: what a change has to pass besides the tests, one check at a time.
+//! `cargo xtask gate`: checks of a change besides the tests, one at a time.
 
 mod circles;
 mod dependencies;
@@ -14,44 +14,44 @@ use std::error::Error;
 
 use crate::checks;
 
-/// Which gate.
+/// The gate to run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// The gate; default all that `ci` runs.
     #[arg(value_enum)]
     gate: Option<Gate>,
-    /// Rewrites what `public-api` compares with.
+    /// Rewrites the lists that `public-api` compares with.
     #[arg(long)]
     bless: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Gate {
-    /// No planted bug is in the product.
+    /// Checks that the product contains no planted bug.
     Planted,
-    /// No files of a crate import each other in a circle.
+    /// Checks that no files of a crate import each other in a cycle.
     Circles,
-    /// Every published manifest has what a registry and docs.rs show.
+    /// Checks that every published manifest has the fields that a registry and docs.rs show.
     Manifests,
-    /// Licences, duplicate versions and sources of all dependencies (needs cargo-deny).
+    /// Checks licences, duplicate versions and sources of all dependencies (needs cargo-deny).
     Dependencies,
-    /// Known vulnerabilities of all dependencies (needs cargo-deny and GitHub; not part of `ci`).
+    /// Checks all dependencies for known vulnerabilities (needs cargo-deny and GitHub; not part of `ci`).
     Advisories,
-    /// Every published crate compiles with each feature alone and with none (needs cargo-hack).
+    /// Checks that every published crate compiles with each feature alone and with none (needs cargo-hack).
     Features,
-    /// No published crate uses what is newer than its `rust-version`.
+    /// Checks that no published crate uses anything newer than its `rust-version`.
     RustVersion,
-    /// The public items are those that `api/` lists (needs cargo-public-api).
+    /// Compares the public items with the lists in `api/` (needs cargo-public-api).
     PublicApi,
-    /// The version tells of every breaking change since the last release (needs cargo-semver-checks).
+    /// Checks that the version reflects every breaking change since the last release (needs cargo-semver-checks).
     Semver,
-    /// Every published crate compiles from its archive.
+    /// Checks that every published crate compiles from its archive.
     Packages,
 }
 
 /// The gates of `ci`, quick ones first.
 ///
-/// Advisories are missing: a new one would fail a change that has nothing to do with it. A workflow asks for them daily.
+/// Advisories are not included: a new one would fail an unrelated change. A workflow checks them daily.
 const CI: [Gate; 9] = [
     Gate::Planted,
     Gate::Circles,

@@ -1,4 +1,4 @@
-//! The product has no switch for any planted bug: the word is in no file of it. A copy with all the bugs compiles.
+//! Checks that no file of the product mentions planted bugs, and that a copy with all of them compiles.
 
 use std::error::Error;
 

@@ -1,7 +1,7 @@
-//! The public items of every published crate are those that `api/` lists.
+//! Compares the public items of every published crate with the lists in `api/`.
 //!
-//! A change of the public interface therefore shows in its diff. What the lists leave out, such as whether a type is
-//! `Send`, is compared with the last release by the gate `semver`.
+//! A change of the public interface therefore shows in its diff. The lists leave out some properties, such as whether a type is
+//! `Send`; the gate `semver` compares those with the last release.
 
 use std::error::Error;
 use std::fs;
@@ -26,7 +26,7 @@ pub(crate) fn check() -> Result<(), Box<dyn Error>> {
     Err(format!("public items changed; if they should, run `{BLESS}`\n{}", changes.join("\n")).into())
 }
 
-/// Writes the lists anew.
+/// Rewrites the lists.
 pub(crate) fn bless() -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(workspace().join("api"))?;
     for (path, items) in lists()? {
@@ -36,7 +36,7 @@ pub(crate) fn bless() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The list of each crate, and the file that it belongs to.
+/// The list of each crate, and its file.
 fn lists() -> Result<Vec<(PathBuf, String)>, Box<dyn Error>> {
     require_cargo_tool("public-api")?;
     let packages = published()?;
@@ -50,9 +50,9 @@ fn lists() -> Result<Vec<(PathBuf, String)>, Box<dyn Error>> {
     packages.iter().map(list).collect()
 }
 
-/// Has rustdoc describe these packages in JSON, and gives the folder with the descriptions.
+/// Makes rustdoc describe these packages in JSON, and returns the folder with the descriptions.
 ///
-/// That is an unstable option, which `RUSTC_BOOTSTRAP` lets a stable toolchain take. Build scripts see the variable too, so
+/// The JSON output is unstable; `RUSTC_BOOTSTRAP` makes a stable toolchain accept it. Build scripts see the variable too, so
 /// the artifacts go to a folder that no other command shares.
 fn describe(packages: &[Package]) -> Result<PathBuf, Box<dyn Error>> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
@@ -64,7 +64,7 @@ fn describe(packages: &[Package]) -> Result<PathBuf, Box<dyn Error>> {
     Ok(target.join("doc"))
 }
 
-/// The lines that only one of two lists has: a minus for the old one, a plus for the new one.
+/// The lines that only one list has: a minus for the old list, a plus for the new one.
 fn difference(old: &str, new: &str) -> Vec<String> {
     let only = |lines: &str, other: &str, sign: char| -> Vec<String> {
         let other: std::collections::HashSet<&str> = other.lines().collect();

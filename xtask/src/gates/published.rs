@@ -1,4 +1,4 @@
-//! Which packages are published, as cargo reads the manifests.
+//! Lists the published packages from cargo's metadata.
 
 use std::error::Error;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::command::{cargo, output_of};
 
-/// A package that is published.
+/// A published package.
 #[derive(Debug)]
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -21,7 +21,7 @@ impl Package {
     }
 }
 
-/// All packages that are published, by name.
+/// All published packages, by name.
 pub(crate) fn published() -> Result<Vec<Package>, Box<dyn Error>> {
     let metadata = output_of(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
     from_metadata(&serde_json::from_str(&metadata)?)

@@ -1,7 +1,7 @@
-//! No published crate uses what is newer than its `rust-version`.
+//! Checks that no published crate uses anything newer than its `rust-version`.
 //!
-//! Older toolchains do not run here. Clippy knows when each item of the standard library became stable, and manifests say
-//! what dependencies need. Neither judges the syntax of the language.
+//! Older toolchains are not run. Clippy knows when each item of the standard library became stable, and manifests say what
+//! dependencies need. Neither checks the language's syntax.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
@@ -19,9 +19,9 @@ pub(crate) fn check() -> Result<(), Box<dyn Error>> {
     run(clippy.args(["--", "-A", "clippy::all", "-D", "clippy::incompatible_msrv"]))
 }
 
-/// No dependency, in the version of the lock file, asks for a newer toolchain than the crate that needs it.
+/// Checks that no locked dependency needs a newer toolchain than the crate that needs it.
 fn dependencies_are_as_old() -> Result<(), Box<dyn Error>> {
-    // Packages that only other platforms need are left out.
+    // Packages for other platforms are left out.
     let mut metadata = cargo(&["metadata", "--format-version", "1", "--all-features", "--locked"]);
     metadata.args(["--filter-platform", "x86_64-unknown-linux-gnu"]);
     let graph = Graph::new(&serde_json::from_str(&output_of(&mut metadata)?)?)?;
@@ -29,7 +29,7 @@ fn dependencies_are_as_old() -> Result<(), Box<dyn Error>> {
     if faults.is_empty() { Ok(()) } else { Err(faults.join("\n").into()) }
 }
 
-/// What packages need, without what only their tests do.
+/// The dependency graph of packages, without their dev-dependencies.
 #[derive(Debug)]
 struct Graph {
     packages: HashMap<String, Needed>,
@@ -58,7 +58,7 @@ impl Graph {
         })
     }
 
-    /// What is wrong with the `rust-version` of this package, if anything is.
+    /// The fault of this package's `rust-version`, if there is one.
     fn fault_of(&self, name: &str) -> Option<String> {
         let (id, package) = self.packages.iter().find(|(_, package)| package.name == name)?;
         let Some(own) = package.rust_version else { return Some(format!("{name} has no rust-version")) };
@@ -88,7 +88,7 @@ fn dependencies_of(node: &Value) -> Result<Vec<String>, Box<dyn Error>> {
     list(&node["deps"])?.iter().filter(is_built).map(|dependency| text(&dependency["pkg"])).collect()
 }
 
-/// `1.89` and `1.89.0` are the same.
+/// Parses a version. `1.89` and `1.89.0` are the same.
 fn version(text: &str) -> Result<Version, Box<dyn Error>> {
     let mut numbers = text.split('.');
     let mut next = || numbers.next().unwrap_or("0").parse();

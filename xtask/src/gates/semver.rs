@@ -1,4 +1,4 @@
-//! The version tells of every breaking change since the last release.
+//! Checks that the version reflects every breaking change since the last release.
 
 use std::error::Error;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! How an image is made of a folder.
+//! Builds an image from a folder.
 
 use std::error::Error;
 use std::path::Path;
@@ -7,9 +7,9 @@ use super::MADE_OF;
 use crate::command;
 use crate::docker::docker;
 
-/// Makes an image of a folder with a `Dockerfile`.
+/// Builds an image from a folder with a `Dockerfile`.
 ///
-/// Its commands use the network of this machine, and so the mirror of Debian that this machine is set up for.
+/// Its commands use the network of this machine, and so the Debian mirror of this machine.
 pub(super) fn image(
     name: &str,
     folder: &Path,
@@ -21,13 +21,13 @@ pub(super) fn image(
     for (argument, value) in arguments {
         build.args(["--build-arg", &format!("{argument}={value}")]);
     }
-    // Docker knows them by name, and leaves them out of the image.
+    // Docker predefines these build arguments, and leaves them out of the image.
     for variable in ["http_proxy", "https_proxy", "no_proxy"] {
         if std::env::var_os(variable).is_some() {
             build.args(["--build-arg", variable]);
         }
     }
-    // Its newer builder is a plugin, without which it does not fall back by itself.
+    // The newer builder is a plugin. Without the plugin, Docker does not fall back automatically.
     if docker(&["buildx", "version"]).output().is_ok_and(|output| !output.status.success()) {
         build.env("DOCKER_BUILDKIT", "0");
     }

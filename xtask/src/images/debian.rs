@@ -1,4 +1,4 @@
-//! The image that all servers stand on: the smallest Debian that can install packages.
+//! The base image of all servers: the smallest Debian that can install packages.
 
 use std::error::Error;
 use std::path::Path;
@@ -11,11 +11,11 @@ use super::{FAMILY, expect_program};
 use crate::command::{self, output_of};
 use crate::docker::{self, docker};
 
-/// For a machine that is no Debian itself.
+/// The defaults for a machine that does not run Debian.
 const RELEASE: &str = "bookworm";
 const MIRROR: &str = "http://deb.debian.org/debian";
 
-/// Makes the image of a release, or of the one that this machine has, unless it is there; gives its name.
+/// Makes the image of a release, by default that of this machine, unless it exists; returns its name.
 pub(super) fn provide(release: Option<&str>, again: bool) -> Result<String, Box<dyn Error>> {
     let began = Instant::now();
     let (mirror, own_release) = source();
@@ -32,7 +32,7 @@ pub(super) fn provide(release: Option<&str>, again: bool) -> Result<String, Box<
     let mut debootstrap = Command::new("debootstrap");
     debootstrap.args(["--variant=minbase", &release]).arg(&root).arg(&mirror);
     output_of(&mut debootstrap).map_err(|error| format!("{error}\n(debootstrap has to run as root)"))?;
-    // Packages whose servers would be started find nothing that could start them.
+    // Packages would start their servers at installation; this policy prevents it.
     std::fs::write(root.join("usr/sbin/policy-rc.d"), "#!/bin/sh\nexit 101\n")?;
     command::run(Command::new("chmod").arg("+x").arg(root.join("usr/sbin/policy-rc.d")))?;
     import(&root, &name)?;
@@ -40,7 +40,7 @@ pub(super) fn provide(release: Option<&str>, again: bool) -> Result<String, Box<
     Ok(name)
 }
 
-/// The mirror and the release that this machine itself is set up for.
+/// The mirror and the release of this machine.
 fn source() -> (String, String) {
     let mut apt = Command::new("apt-get");
     apt.args(["indextargets", "--format", "$(SITE) $(CODENAME)"]);
@@ -49,7 +49,7 @@ fn source() -> (String, String) {
     first_release(&String::from_utf8_lossy(&printed)).unwrap_or_else(|| (MIRROR.into(), RELEASE.into()))
 }
 
-/// The first that is a whole release, and no updates to one.
+/// The first target that is a whole release, and not updates of one.
 fn first_release(targets: &str) -> Option<(String, String)> {
     let mut targets = targets.lines().filter_map(|line| line.split_once(' '));
     let (mirror, release) = targets.find(|(_, release)| !release.is_empty() && !release.contains('-'))?;

@@ -1,4 +1,4 @@
-//! The image of the example: its program, and the libraries of this machine that it is linked to.
+//! The image of the example: its program, and the libraries of this machine that it links to.
 
 use std::error::Error;
 use std::fs;
@@ -13,16 +13,16 @@ use super::{FAMILY, MADE_OF, build, digest};
 use crate::command::{self, cargo, output_of};
 use crate::docker;
 
-/// Nothing but what is copied, so that the program meets the libraries that it was built with, whatever this machine is.
+/// The image contains only the copied files, so that the program finds the libraries that it was built with.
 const DOCKERFILE: &str = "FROM scratch\nCOPY root/ /\nWORKDIR /data\nUSER 65534:65534\nEXPOSE 8080\n\
     ENTRYPOINT [\"/payments\", \"--listen\", \"0.0.0.0:8080\"]\n";
 
-/// Builds the example, and makes an image of it unless that is there.
+/// Builds the example and its image, unless the image exists.
 pub(crate) fn provide() -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let name = format!("{FAMILY}/payments");
     command::run(&mut cargo(&["build", "--quiet", "-p", "payments"]))?;
-    // Cargo has built it beside this program.
+    // Cargo has built it in the same folder as this program.
     let program = std::env::current_exe()?.with_file_name("payments");
     let libraries = libraries_in(&output_of(Command::new("ldd").arg(&program))?);
     let made_of = digest(std::iter::once(program.clone()).chain(libraries.iter().cloned()), DOCKERFILE)?;
@@ -36,7 +36,7 @@ pub(crate) fn provide() -> Result<(), Box<dyn Error>> {
     for library in &libraries {
         place(library, &root.join(library.strip_prefix("/")?))?;
     }
-    // Also what is mounted there is given these permissions.
+    // A file system mounted there gets these permissions too.
     let data = root.join("data");
     fs::create_dir(&data)?;
     fs::set_permissions(&data, fs::Permissions::from_mode(0o1777))?;
@@ -46,14 +46,14 @@ pub(crate) fn provide() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The files that the loader would take, and the loader itself. What the kernel brings along has no path.
+/// The loader and the files that it would load. Objects that the kernel provides have no path.
 fn libraries_in(printed: &str) -> Vec<PathBuf> {
     let places = printed.lines().map(|line| line.split_once("=>").map_or(line, |(_, place)| place).trim());
     let paths = places.filter(|place| place.starts_with('/')).filter_map(|place| place.split(' ').next());
     paths.map(PathBuf::from).collect()
 }
 
-/// Copies a file with its permissions; of a link, what it leads to.
+/// Copies a file with its permissions; symbolic links are followed.
 fn place(from: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;

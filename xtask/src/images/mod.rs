@@ -1,4 +1,4 @@
-//! `cargo xtask images`: images for `cargo xtask test-containers`, where no registry has the official ones.
+//! `cargo xtask images`: builds images for `cargo xtask test-containers`, for machines without access to the official ones.
 
 mod build;
 mod debian;
@@ -16,32 +16,32 @@ use crate::docker;
 
 pub(crate) use example::provide as provide_example;
 
-/// The images that are made of Debian's packages, by the folders that say how.
+/// The images that are made of Debian's packages, by the folders with their instructions.
 const SERVERS: [&str; 3] = ["postgres", "redis", "pgbouncer"];
 
-/// What all of ours are called in the beginning. No registry has anything of this name.
+/// The common prefix of our image names, which no registry has.
 const FAMILY: &str = "idem-test";
 
-/// The label that says what an image was made of.
+/// The label with the digest of an image's sources.
 const MADE_OF: &str = "idem-test.made-of";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Makes them again, also those that are there: for newer packages.
+    /// Rebuilds existing images too, for newer packages.
     #[arg(long)]
     again: bool,
-    /// Another release of Debian than that of this machine, as in `trixie`: its name becomes the tag of the images.
+    /// Another Debian release than this machine's, such as `trixie`; its name becomes the tag of the images.
     #[arg(long, value_parser = release)]
     release: Option<String>,
 }
 
-/// The name of a release, which becomes a part of an address and a tag.
+/// Checks the name of a release, which becomes a part of an address and a tag.
 fn release(name: &str) -> Result<String, String> {
     let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase());
     if is_name { Ok(name.into()) } else { Err("a release of Debian has a name such as trixie".into()) }
 }
 
-/// Makes the images that are not there, and says which are.
+/// Builds the missing images, and prints which they are.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     docker::expect_engine()?;
     let base = debian::provide(options.release.as_deref(), options.again)?;
@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     provide_example()
 }
 
-/// What an image is made of, in short: another digest, another image. It need not withstand anybody.
+/// A digest of an image's sources, to detect changes. It need not be cryptographic.
 fn digest(files: impl IntoIterator<Item = PathBuf>, more: &str) -> Result<String, Box<dyn Error>> {
     let mut hasher = DefaultHasher::new();
     hasher.write(more.as_bytes());
@@ -82,7 +82,7 @@ fn hash_file(hasher: &mut DefaultHasher, path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Installs a program, or says what to install.
+/// Installs a program, or fails with installation advice.
 fn expect_program(program: &str, package: &str) -> Result<(), Box<dyn Error>> {
     if idem_servers::find_program(program).is_some() {
         return Ok(());

@@ -1,7 +1,7 @@
-//! Workers that own the key by a lock that lives and dies with their transaction: Transactional in the shape of Postgres.
+//! Workers that own the key by a lock of their transaction: Transactional in the shape of Postgres.
 //!
-//! No in-progress record is ever committed. Whoever gets the lock reads the record; effect and settlement commit
-//! together, and the lock goes with the transaction, however that ends.
+//! No in-progress record is ever committed. The worker that gets the lock reads the record. Effect and settlement commit
+//! together, and the lock is released with the transaction, however that ends.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub(super) struct Advisory {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Situation {
     world: World,
-    /// The transaction that holds the lock, in the database server.
+    /// The open transaction with the lock, in the database server.
     transaction: Option<Transaction>,
     workers: Vec<Phase>,
     effects: u8,
@@ -29,7 +29,7 @@ pub(super) struct Situation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Transaction {
     worker: u8,
-    /// Whether the server has been asked to commit, by a worker that no longer hears the answer.
+    /// Whether the server is committing for a worker that will not get the answer.
     commit_under_way: bool,
 }
 
@@ -37,7 +37,7 @@ struct Transaction {
 enum Phase {
     Idle,
     Running,
-    /// The business writes are made and wait for the commit.
+    /// The business writes are made, but not committed.
     Affected,
     /// The answer to the commit was lost.
     Indeterminate,
@@ -82,7 +82,7 @@ impl Advisory {
             *worker = Phase::Ended(Answer::Busy);
             return;
         }
-        // Nothing of this is written: the record that the acquire would leave stays inside the transaction.
+        // Nothing is written here: the record of the acquire stays inside the transaction.
         match situation.world.clone().acquire(&self.requests, id) {
             AcquireOutcome::Acquired(_) => {
                 situation.transaction = Some(Transaction { worker: id, commit_under_way: false });
@@ -123,7 +123,7 @@ impl Model for Advisory {
             match worker {
                 Phase::Idle => {
                     steps.push(Step::Begin(id));
-                    // Untouched workers are alike, so they begin in their order.
+                    // Untouched workers are interchangeable, so they begin in order.
                     break;
                 }
                 Phase::Running => steps.extend([Step::Effect(id), Step::RollBack(id), Step::Crash(id)]),
@@ -164,7 +164,7 @@ impl Model for Advisory {
                 next.workers[usize::from(id)] = Phase::Ended(Answer::RolledBack);
             }
             Step::Crash(id) => {
-                // A commit that is under way is no longer the worker's to take back.
+                // A crashed worker cannot take back a commit that the server is executing.
                 next.transaction = next.transaction.filter(|open| open.worker != id || open.commit_under_way);
                 let after_effect = next.workers[usize::from(id)] != Phase::Running;
                 next.workers[usize::from(id)] = Phase::Crashed { after_effect };

@@ -1,6 +1,6 @@
-//! What the engine does around the verbs: slow acquires, probes, settlements that fail behind their answers.
+//! Models the engine around the verbs: slow acquires, probes, and settlements that fail behind their answers.
 //!
-//! Each of its rules can be switched off, and the search must then find what goes wrong.
+//! Each rule can be switched off, and the search must then find the consequence.
 
 use std::fmt;
 
@@ -11,17 +11,17 @@ use super::world::{Law, Limits, Replayed, Requests, World, response};
 
 type Promise = Property<Engine>;
 
-/// What the engine does, and what the world may do to it.
+/// The rules of the engine, and the faults that may happen to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rules {
     pub(super) takeover: Takeover,
-    /// After a probe, and when its lease may be over, an operation begins only after a renewal that was acknowledged.
+    /// After a probe, and if its lease may be over, an operation begins only after an acknowledged renewal.
     pub(super) confirms: bool,
-    /// An acquire that arrives after it was given up is given back.
+    /// An acquire that arrives after it was given up is released.
     pub(super) gives_back: bool,
     /// A settlement is repeated behind its answer, whatever the error.
     pub(super) insists: bool,
-    /// Renewals behind an answer succeed, as long as settlements do not.
+    /// Renewals behind an answer succeed while settlements fail.
     pub(super) renews_behind: bool,
     /// A probe that says "did not happen" also prevents later effects of earlier attempts.
     pub(super) probe_prevents: bool,
@@ -30,7 +30,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// All rules kept, in a world without stops.
+    /// All rules on, in a world without stops.
     pub(super) const fn kept(takeover: Takeover) -> Self {
         Self {
             takeover,
@@ -54,16 +54,16 @@ pub(super) struct Engine {
 pub(super) struct Situation {
     world: World,
     workers: Vec<Worker>,
-    /// The attempts whose effects happened, in their order.
+    /// The attempts whose effects happened, in order.
     effects: Vec<u8>,
-    /// Effects of smaller attempts are prevented.
+    /// Effects of attempts below this one are prevented.
     prevented_below: u8,
     /// An acquire that was sent once and has not arrived.
     late: Option<u8>,
     was_late: bool,
     has_crashed: bool,
     has_run: bool,
-    /// A client was told of a success.
+    /// A client got a success.
     is_acknowledged: bool,
     has_run_after_success: bool,
 }
@@ -78,18 +78,18 @@ struct Worker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Phase {
     Idle,
-    /// Its acquire has no answer.
+    /// Its acquire has no answer yet.
     Acquiring,
-    /// It has said that nothing ran, and gives back what its acquire may take.
+    /// Its client was answered that nothing ran. It releases what its acquire may get.
     GivingBack,
     Probing,
-    /// The probe has found nothing.
+    /// The probe found nothing.
     Probed,
     /// Acquired, and about to begin.
     Granted,
     Running,
     Affected,
-    /// The client has its answer; the settlement goes on.
+    /// The client has its answer, and the settlement continues.
     Behind,
     Ended(Option<Replayed>),
 }
@@ -170,8 +170,8 @@ impl Engine {
         situation.workers[usize::from(id)].end(None);
     }
 
-    /// What living processes do in time: they renew leases before a run and behind an answer, and give back late acquires. While
-    /// they probe or run, renewals may fail, so those are steps of their own.
+    /// Background work of living processes: they renew leases before a run and behind an answer, and release late acquires.
+    /// During a probe or a run, renewals may fail, so those are separate steps.
     fn work_behind(&self, situation: &mut Situation) {
         for (worker, id) in situation.workers.iter_mut().zip(0..) {
             match worker.phase {
@@ -257,7 +257,7 @@ impl Model for Engine {
     fn actions(&self, situation: &Situation, steps: &mut Vec<Step>) {
         for id in 0..self.requests.limits.workers {
             self.worker_steps(situation, id, steps);
-            // Untouched workers are alike, so they begin in their order.
+            // Untouched workers are interchangeable, so they begin in order.
             if situation.workers[usize::from(id)].phase == Phase::Idle {
                 break;
             }
@@ -301,7 +301,7 @@ impl Model for Engine {
             },
             Step::Settle(id) => self.settle(&mut next, id),
             Step::AnswerBeforeSettlement(id) => {
-                // A lease that is over already may be another owner's: the engine finds that out before it answers.
+                // An expired lease may belong to another owner. The engine finds that out before it answers.
                 if next.world.step >= next.workers[worker(id)].lease_until {
                     return None;
                 }
@@ -314,7 +314,7 @@ impl Model for Engine {
                 next.workers[worker(id)].end(None);
             }
             Step::LetTimePass => {
-                // An answer is waited for much shorter than a lease.
+                // The timeout of an answer is much shorter than a lease.
                 for worker in next.workers.iter_mut().filter(|worker| worker.phase == Phase::Acquiring) {
                     worker.phase = Phase::GivingBack;
                 }

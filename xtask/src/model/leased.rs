@@ -8,32 +8,32 @@ use stateright::{Model, Property};
 use super::promises;
 use super::world::{Limits, Replayed, Requests, World, response};
 
-/// What happens after a crash.
+/// The contract, which decides what happens after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contract {
-    /// The effect counts when its transaction commits together with the settlement, and only then.
+    /// The effect counts only if its transaction commits together with the settlement.
     Transactional,
     AtMostOnce,
     AtLeastOnce,
 }
 
-/// One key, a few workers that were all asked for the same operation, and everything that can go wrong between them.
+/// One key, a few workers with the same operation, and all faults between them.
 #[derive(Debug)]
 pub(super) struct Leased {
     pub(super) contract: Contract,
     pub(super) requests: Requests,
-    /// Which promises are checked: those of the contract, or those of another one to see them broken.
+    /// The promises to check: those of this contract, or those of another one that must be broken.
     pub(super) promised: Promised,
 }
 
 /// A set of properties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Promised {
-    /// All of the contract's own, and the laws.
+    /// All of this contract, and the laws.
     All,
-    /// The laws alone.
+    /// Only the laws.
     Laws,
-    /// That there is one effect at most.
+    /// There is at most one effect.
     AtMostOneEffect,
 }
 
@@ -41,16 +41,16 @@ pub(super) enum Promised {
 pub(super) struct Situation {
     pub(super) world: World,
     pub(super) workers: Vec<Worker>,
-    /// Every effect that counts, in order: the attempt that made it.
+    /// The attempt of every effect that counts, in order.
     pub(super) effects: Vec<u8>,
     late: Late,
 }
 
-/// A client's request and the worker that handles it. A client that retries is the next worker.
+/// A client's request and the worker that handles it. A retry of the client is the next worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Worker {
     pub(super) phase: Phase,
-    /// What the acquire told it, and 0 while there is no run.
+    /// The attempt of its run; 0 if there is no run.
     pub(super) attempt: u8,
     pub(super) lease_until: u8,
 }
@@ -59,15 +59,15 @@ pub(super) struct Worker {
 pub(super) enum Phase {
     /// The request has not arrived.
     Idle,
-    /// It has asked, and the answer did not arrive.
+    /// It has sent its acquire, and the answer was lost.
     Acquiring,
     Running,
-    /// The effect has happened, or in a transaction waits for its commit.
+    /// The effect has happened, or in a transaction awaits its commit.
     Affected,
-    /// A settlement was sent and its answer was lost.
+    /// A settlement was sent, and its answer was lost.
     Settling(Ending),
     Ended(Answer),
-    /// It has crashed after its effect and before its settlement, or could not settle.
+    /// It crashed after its effect and before its settlement, or could not settle.
     CrashedAfterEffect,
 }
 
@@ -78,19 +78,19 @@ pub(super) enum Ending {
     Release,
 }
 
-/// What the client was told.
+/// The answer of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Answer {
-    /// The run's own, settled.
+    /// The run's own answer, settled.
     Completed,
     Replayed(Replayed),
-    /// Come back later.
+    /// The client must retry later.
     Busy,
-    /// Nothing that repeats have to agree with: a failure, a refusal, or no answer at all.
+    /// Nothing that repeats must agree with: a failure, a refusal, or no answer.
     Inconclusive,
 }
 
-/// An acquire that was sent once, has not arrived, and is not waited for any more.
+/// An acquire that was sent once and has not arrived. No worker waits for it any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Late {
     NotSent,
@@ -98,7 +98,7 @@ enum Late {
     Arrived,
 }
 
-/// What can happen next; the number is the worker's.
+/// A possible next step; the number is the worker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Acquire {
@@ -116,7 +116,7 @@ pub(super) enum Step {
         answered: bool,
     },
     ReadAgain(u8),
-    /// To the store a worker that gives up is one that crashed.
+    /// For the store, a worker that gives up is one that crashed.
     Crash(u8),
     LetTimePass,
     Purge,
@@ -138,12 +138,12 @@ impl Leased {
         }
     }
 
-    /// How a run may end from here.
+    /// The possible endings of a run from here.
     fn endings(&self, worker: &Worker) -> &'static [Ending] {
         match (worker.phase, self.contract) {
             (Phase::Affected, Contract::AtLeastOnce) => &[Ending::Complete, Ending::Retry],
             (Phase::Affected, Contract::AtMostOnce) => &[Ending::Complete],
-            // A transaction takes its effect back when it fails.
+            // A failing transaction takes its effect back.
             (Phase::Affected, Contract::Transactional) => &[Ending::Complete, Ending::Release],
             (Phase::Running, Contract::AtLeastOnce | Contract::AtMostOnce) => &[Ending::Retry, Ending::Release],
             (Phase::Running, Contract::Transactional) => &[Ending::Release],
@@ -185,7 +185,7 @@ impl Leased {
         });
     }
 
-    /// A commit cannot be repeated when its answer was lost, because the transaction is gone: the worker reads again.
+    /// Reads the record again. A commit cannot be repeated after its answer was lost, because the transaction is gone.
     fn read_again(situation: &mut Situation, id: u8) {
         let replay = situation.world.peek().and_then(|record| record.replay());
         let answer = replay.map_or(Answer::Inconclusive, |replay| Answer::Replayed(replay.into()));
@@ -231,7 +231,7 @@ impl Leased {
 impl Worker {
     const NEW: Self = Self { phase: Phase::Idle, attempt: 0, lease_until: 0 };
 
-    /// What an ended worker knew does not matter any more.
+    /// Ends the worker and resets what does not matter any more.
     fn end(&mut self, phase: Phase) {
         *self = Self { phase, ..Self::NEW };
     }
@@ -249,7 +249,7 @@ impl Model for Leased {
     fn actions(&self, situation: &Situation, steps: &mut Vec<Step>) {
         for id in 0..self.requests.limits.workers {
             self.worker_steps(situation, id, steps);
-            // Untouched workers are alike, so they begin in their order.
+            // Untouched workers are interchangeable, so they begin in order.
             if situation.workers[usize::from(id)].phase == Phase::Idle {
                 break;
             }
@@ -309,7 +309,7 @@ impl Model for Leased {
         (next != *before).then_some(next)
     }
 
-    /// A sound machine stays well within; with a broken one that counts for ever the search has to end all the same.
+    /// Bounds the attempts. A sound machine stays far below; a broken one that counts forever must not make the search endless.
     fn within_boundary(&self, situation: &Situation) -> bool {
         situation.world.peek().is_none_or(|record| record.attempt <= 8)
     }

@@ -1,10 +1,10 @@
 //! An exhaustive search of what crashes, lost answers and late messages can do under each contract.
 //!
-//! The machine is the shipped one: every step that touches the record goes through `idem_core::machine::transition`.
-//! What is modelled is the world around it: several workers that were all asked for the same operation, a store whose
-//! clock moves in coarse steps, and a network that loses and delays. Each contract's promises are checked in every
-//! situation that can be reached, and a promise that is known not to hold has to be seen broken, so that a check that
-//! checks nothing is noticed.
+//! The machine is the shipped one: every step that touches the record calls `idem_core::machine::transition`. The model adds
+//! several workers with the same operation, a store with a coarse clock, and a network that loses and delays.
+//!
+//! Each contract's promises are checked in every reachable situation. Promises that are known not to hold must be seen broken,
+//! so that an ineffective check is noticed.
 
 mod advisory;
 mod engine;
@@ -29,25 +29,25 @@ use world::{Limits, Requests};
 /// How `cargo xtask model` runs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How many threads search.
+    /// Number of threads that search.
     #[arg(long, default_value = "2")]
     threads: NonZeroUsize,
 }
 
-/// Some contract does not keep what it promises, or some check does not check.
+/// A contract breaks its promise, or a check is ineffective.
 #[derive(Debug)]
 pub(crate) struct Broken {
     promises: usize,
 }
 
-/// Three requests are enough for a first run, its takeover, and somebody who comes after both. The retention outlasts
-/// the search: nothing is promised to a client that retries later than that.
+/// Three requests are enough for a first run, its takeover, and a client that comes after both. The retention outlasts the
+/// search: nothing is promised to a client that retries later.
 const LIMITS: Limits = Limits { workers: 3, last_step: 4, lease: 2, retention: 100, retry_after: 1, max_attempts: 2 };
 
-/// Records expire and are purged within the search; only the laws hold then.
+/// Records expire and are purged within the search. Then only the laws hold.
 const SHORT_RETENTION: Limits = Limits { workers: 2, last_step: 7, retention: 1, ..LIMITS };
 
-/// Searches every contract, prints what was found, and fails when a promise is broken or a known fault is not found.
+/// Searches every contract and prints the results. Fails if a promise is broken or a known fault is not found.
 pub(crate) fn run(options: &Options) -> Result<(), Broken> {
     let threads = options.threads.get();
     let start = Instant::now();
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Broken> {
     if promises == 0 { Ok(()) } else { Err(Broken { promises }) }
 }
 
-/// Searches everything, and says how many properties do not hold.
+/// Searches a whole model, and returns the number of broken properties.
 fn hold<M>(name: &str, model: M, threads: usize) -> usize
 where
     M: Model + Send + Sync + 'static,
@@ -102,7 +102,7 @@ where
     broken
 }
 
-/// The engine's rules, all kept.
+/// The engine with all its rules.
 fn rules_kept() -> [(&'static str, Rules); 4] {
     let probe = Rules::kept(Takeover::Probe);
     [
@@ -116,7 +116,7 @@ fn rules_kept() -> [(&'static str, Rules); 4] {
     ]
 }
 
-/// Each rule broken, or the world worse than a rule allows for, and the promise that does not hold then.
+/// Each rule switched off, or a fault beyond the rules, with the promise that this breaks.
 fn rules_broken() -> [(&'static str, Rules, &'static str); 5] {
     let probe = Rules::kept(Takeover::Probe);
     [
@@ -144,7 +144,7 @@ fn rules_broken() -> [(&'static str, Rules, &'static str); 5] {
     ]
 }
 
-/// Searches until these properties, or the model's only one, are seen broken, and says how many never were.
+/// Searches until these properties, or the model's only one, are broken. Returns how many never were.
 fn fail<M>(name: &str, model: M, expected: &[&str]) -> usize
 where
     M: Model + Send + Sync + 'static,
@@ -152,7 +152,7 @@ where
     M::Action: Clone + fmt::Debug + Display + PartialEq + Send + Sync,
 {
     let start = Instant::now();
-    // One thread goes through the situations in the order of their distance, so that what it finds is shortest.
+    // One thread visits situations by distance, so that it finds the shortest trace.
     let checker = model.checker().threads(1).spawn_bfs().join();
     let states = checker.unique_state_count();
     println!("{name}: {states} situations in {:.1} s", start.elapsed().as_secs_f64());
@@ -191,7 +191,7 @@ impl std::error::Error for Broken {}
 mod tests {
     use super::*;
 
-    /// Small enough for a unit test, and large enough for every situation that the properties ask for.
+    /// Small enough for a unit test, and large enough for every situation of the properties.
     const SMALL: Limits = Limits { workers: 2, last_step: 3, max_attempts: 1, ..LIMITS };
 
     #[test]

@@ -1,4 +1,4 @@
-//! What each contract promises, as properties of every reachable situation.
+//! The promises of each contract, as properties of every reachable situation.
 
 use idem_core::{AcquireOutcome, ReplayKind};
 use stateright::Property;
@@ -50,7 +50,7 @@ fn laws() -> Vec<Promise> {
     ]
 }
 
-/// What holds for clients under every contract, and that the situations the promises are about do occur.
+/// Properties that hold for clients under every contract, and checks that the situations of the promises occur.
 fn answers() -> Vec<Promise> {
     vec![
         Promise::always("all final answers are the same", |_, situation| {
@@ -122,7 +122,7 @@ fn at_least_once() -> Vec<Promise> {
         }),
         took_over(),
         Promise::sometimes("there are two effects", |_, situation| situation.effects.len() == 2),
-        // Why a fencing number is worth sending on: the receiver can refuse what comes too late.
+        // A reason to pass the fencing token on: the receiver can then refuse a stale effect.
         Promise::sometimes("a stale owner's effect comes after its successor's", |_, situation| {
             situation.effects.windows(2).any(|pair| pair[0] > pair[1])
         }),
@@ -147,7 +147,7 @@ fn attempts_differ(_: &Leased, situation: &Situation) -> bool {
     effects.iter().enumerate().all(|(at, attempt)| !effects[at + 1..].contains(attempt))
 }
 
-/// How many workers believe, rightly by the store's clock, that they may execute.
+/// How many workers may execute, by the store's clock.
 fn live_runs(situation: &Situation) -> usize {
     let live = |worker: &&super::leased::Worker| situation.world.step < worker.lease_until;
     situation.workers.iter().filter(live).count()

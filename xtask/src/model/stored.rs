@@ -1,19 +1,19 @@
-//! A record as a part of a model's state, which has to be hashable.
+//! A record as a hashable part of a model's state.
 
 use std::hash::{Hash, Hasher};
 
 use idem_core::{Failure, Record, State, StoredBody, StoredResponse};
 
-/// A record that can be hashed.
+/// A record with a hash.
 ///
-/// Situations with equal hashes count as one. The two times that no decision looks at are left out, because they would
-/// make many of what is one situation.
+/// The search takes situations with equal hashes for the same. Two times that no decision reads are left out, because they would
+/// multiply equivalent situations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stored(pub(super) Record);
 
 impl Hash for Stored {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        // Taken apart completely, so that a new field does not compile before it is hashed.
+        // Destructured completely, so that a new field does not compile until it is handled.
         let Record { fingerprint, owner, attempt, checkpoint, created_at: _, updated_at: _, expires_at, state } =
             &self.0;
         (fingerprint.digest(), owner, attempt, expires_at).hash(hasher);

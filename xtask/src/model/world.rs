@@ -1,4 +1,4 @@
-//! The one key of a model: its record, the store's time, and what an observer notes of the laws.
+//! The one key of a model: its record, the store's time, and an observer of the laws.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use idem_core::{
 
 use super::stored::Stored;
 
-/// How long things last, in steps of the model's clock; a step stands for a second.
+/// Durations in steps of the model's clock; a step stands for a second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) workers: u8,
@@ -23,7 +23,7 @@ pub(super) struct Limits {
     pub(super) max_attempts: u32,
 }
 
-/// What the machine is asked with: made once, because it is the same in every state.
+/// The inputs of the machine, which are the same in every state.
 #[derive(Debug)]
 pub(super) struct Requests {
     pub(super) limits: Limits,
@@ -40,14 +40,14 @@ pub(super) enum Law {
     CheckpointsAreLost = 16,
 }
 
-/// The store, and what an observer who sees every step remembers.
+/// The store, and the memory of an observer who sees every step.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct World {
     pub(super) record: Option<Stored>,
     pub(super) step: u8,
-    /// Whose acquire was answered last, until its run ends or is taken from it. The record is not asked.
+    /// The worker whose acquire was answered last, until its run ends or is taken over. This does not read the record.
     owner: Option<u8>,
-    /// The attempt of the last checkpoint that was applied.
+    /// The attempt of the last applied checkpoint.
     checkpoint: Option<u8>,
     broken: u8,
 }
@@ -146,7 +146,7 @@ impl World {
         outcome
     }
 
-    /// One command to the machine; gives the record as it was before.
+    /// Applies a command to the machine. Returns the record from before, and the outcome.
     fn apply(&mut self, command: Command<'_>) -> (Option<Record>, Outcome) {
         let before = self.record.take().map(|stored| stored.0);
         let (after, outcome) = transition(before.as_ref(), command, at(self.step));
@@ -159,7 +159,7 @@ impl World {
         (before, outcome)
     }
 
-    /// Removes the record if the core says that it no longer counts; false when there was nothing to remove.
+    /// Removes the record if the core says that it no longer counts; returns false if it removed nothing.
     pub(super) fn purge(&mut self) -> bool {
         let Some(Stored(record)) = &self.record else { return false };
         if current(Some(record), at(self.step)).is_some() {
@@ -172,7 +172,7 @@ impl World {
         true
     }
 
-    /// Whether somebody's right to execute holds, by the record alone.
+    /// Whether an owner's lease is live, by the record alone.
     pub(super) fn live_lease(&self) -> bool {
         match self.record.as_ref().map(|stored| &stored.0.state) {
             Some(State::InProgress { lease_until, .. }) => at(self.step) < *lease_until,
@@ -190,12 +190,12 @@ impl World {
         }
     }
 
-    /// The record as a read gives it.
+    /// The record as a read returns it.
     pub(super) fn peek(&self) -> Option<&Record> {
         current(self.record.as_ref().map(|stored| &stored.0), at(self.step))
     }
 
-    /// What a newcomer is told one lease later, if nobody else does anything (law L5).
+    /// The answer to a new client one lease later, if no other client does anything (law L5).
     pub(super) fn answer_after_one_lease(&self, requests: &Requests) -> AcquireOutcome {
         let mut later = self.clone();
         later.step += requests.limits.lease;
@@ -219,12 +219,12 @@ fn is_settled(record: &Record) -> bool {
     }
 }
 
-/// What a worker's run answers; every worker answers differently, so that replays can be told apart.
+/// The answer of a worker's run. It differs between workers, so that replays can be attributed.
 pub(super) fn response(worker: u8) -> StoredResponse {
     StoredResponse::new(200, vec![worker])
 }
 
-/// What a repeat received, as far as it matters: how the operation ended, and whose answer it is.
+/// What matters of a replay: how the operation ended, and whose answer it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Replayed {
     pub(super) kind: ReplayKind,
@@ -242,7 +242,7 @@ impl From<Replay> for Replayed {
 }
 
 fn token(worker: u8) -> OwnerToken {
-    // Counted from 1: a token of zeros is nobody's.
+    // From 1, because a token of zeros belongs to no owner.
     OwnerToken::from_bytes([worker + 1; 16])
 }
 

@@ -1,4 +1,4 @@
-//! The bugs, and which suites must notice each.
+//! The bugs, and the suites that must notice each of them.
 
 use super::patches::patches;
 
@@ -6,7 +6,7 @@ use super::patches::patches;
 pub(super) struct Bug {
     /// The value of the environment variable that turns it on.
     pub(super) name: &'static str,
-    /// The suites by name, each of which has to notice it.
+    /// The suites that must notice it, by name.
     pub(super) suites: &'static [&'static str],
 }
 

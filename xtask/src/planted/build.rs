@@ -10,8 +10,8 @@ use super::suites::{SUITES, Suite, Target};
 use crate::command::{self, cargo, workspace};
 use crate::executables::Executable;
 
-/// Has a command of cargo build a copy of the tree that contains the bugs, in a target folder of that copy, so that neither
-/// build undoes the other. Returns that target folder.
+/// Makes a cargo command build a copy of the tree that contains the bugs. The copy has its own target folder, so that neither
+/// build invalidates the other. Returns that folder.
 fn with_bugs(command: &mut Command) -> Result<PathBuf, Box<dyn Error>> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
     let folder = target.join("planted-bugs");
@@ -21,7 +21,7 @@ fn with_bugs(command: &mut Command) -> Result<PathBuf, Box<dyn Error>> {
     Ok(folder)
 }
 
-/// The example with the bugs, of which the one that is named at its start is on.
+/// Builds the example with the bugs. An environment variable turns one of them on when it starts.
 pub(crate) fn example() -> Result<PathBuf, Box<dyn Error>> {
     let mut command = cargo(&["build", "--quiet", "-p", "payments"]);
     let folder = with_bugs(&mut command)?;
@@ -29,7 +29,7 @@ pub(crate) fn example() -> Result<PathBuf, Box<dyn Error>> {
     Ok(folder.join("debug/payments"))
 }
 
-/// Whether the copy with the bugs compiles: a patch may match text whose names have changed.
+/// Checks that the copy with the bugs compiles, because a patch may match text whose names have changed.
 pub(crate) fn compiles() -> Result<(), Box<dyn Error>> {
     let mut command = cargo(&["check", "--quiet", "--workspace", "--all-features"]);
     with_bugs(&mut command)?;
@@ -40,7 +40,7 @@ pub(crate) fn compiles() -> Result<(), Box<dyn Error>> {
 pub(super) struct Executables(Vec<Executable>);
 
 impl Executables {
-    /// Builds them.
+    /// Builds all executables.
     pub(super) fn build() -> Result<Self, Box<dyn Error>> {
         let packages: BTreeSet<&str> = SUITES.iter().map(|suite| suite.package).collect();
         let tests: BTreeSet<&str> = SUITES.iter().filter_map(|suite| suite.target.test()).collect();
@@ -51,7 +51,7 @@ impl Executables {
         Executable::build(&mut command).map(Self)
     }
 
-    /// That of a suite.
+    /// The executable of a suite.
     pub(super) fn of(&self, suite: &Suite) -> Result<&Executable, Box<dyn Error>> {
         let (kind, name) = match suite.target {
             Target::Library => ("lib", suite.package.replace('-', "_")),

@@ -1,4 +1,4 @@
-//! Who has noticed which bug.
+//! Shows which suites noticed which bugs.
 
 use std::fmt;
 
@@ -22,26 +22,26 @@ impl Matrix {
         Self { suites: suites.iter().map(|suite| suite.name).collect(), rows: Vec::new() }
     }
 
-    /// A suite that was not asked is in no outcome.
+    /// Adds the outcomes of a bug. Suites that did not run have none.
     pub(super) fn add(&mut self, bug: &Bug, outcomes: Vec<(&'static str, Outcome)>) {
         self.rows.push(Row { bug: bug.name, outcomes });
     }
 
-    /// The bugs that a suite has not noticed, each with such suites.
+    /// The bugs that some suite did not notice, with those suites.
     pub(super) fn survivors(&self) -> Vec<String> {
         self.rows.iter().filter_map(Row::survivor).collect()
     }
 }
 
 impl Row {
-    /// Which suites have not noticed it; `None` if each has.
+    /// The suites that did not notice the bug; `None` if all did.
     fn survivor(&self) -> Option<String> {
         let blind = self.outcomes.iter().filter(|(_, outcome)| !outcome.is_killed());
         let blind: Vec<&str> = blind.map(|(suite, _)| *suite).collect();
         (!blind.is_empty()).then(|| format!("{} ({})", self.bug, blind.join(", ")))
     }
 
-    /// What stands for the outcome of a suite; nothing where it was not run.
+    /// The letter for the outcome of a suite; a blank if it did not run.
     fn cell(&self, suite: &str) -> char {
         match self.outcomes.iter().find(|(name, _)| *name == suite) {
             None => ' ',

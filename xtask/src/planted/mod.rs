@@ -1,7 +1,7 @@
-//! `cargo xtask planted-bugs`: every known way to break a promise is noticed by the suites that are there for it.
+//! `cargo xtask planted-bugs`: checks that the responsible suites notice every known way to break a promise.
 //!
 //! One build of a [patched](patches) copy of the tree contains all bugs. An environment variable turns one of them on. The
-//! suites must pass without any of them first; their failures would say nothing if they did not.
+//! suites must pass without any bug first; without that, their failures would prove nothing.
 
 mod bugs;
 mod build;
@@ -22,15 +22,15 @@ use trial::{Outcome, try_out};
 
 use crate::servers::Servers;
 
-/// Which of them.
+/// The bugs to try.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// A bug by its name; default all of them. May be given again.
+    /// A bug by its name; default all of them. May be repeated.
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(bugs().map(|bug| bug.name)))]
     bug: Vec<String>,
 }
 
-/// Tries the bugs on the suites, prints who noticed which, and fails if a suite missed one of its bugs.
+/// Tries the bugs on the suites and prints the results. Fails if a suite missed one of its bugs.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let is_chosen = |bug: &&Bug| options.bug.is_empty() || options.bug.iter().any(|name| name == bug.name);

@@ -1,26 +1,26 @@
-//! The suites, cut to what takes seconds.
+//! The suites, reduced to what takes seconds.
 
 /// Some tests of one binary.
 pub(super) struct Suite {
     pub(super) name: &'static str,
-    /// The package, which is called as its folder is.
+    /// The package, whose folder has the same name.
     pub(super) package: &'static str,
     pub(super) target: Target,
-    /// Tests whose names contain one of these, or after `--exact` are one of these; all of them if there is none.
+    /// Tests whose names contain one of these, or equal one after `--exact`; empty for all tests.
     pub(super) filters: &'static [&'static str],
 }
 
-/// Where the tests are.
+/// The place of the tests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
-    /// Beside the code.
+    /// In the library, next to the code.
     Library,
-    /// In this test of the package.
+    /// In this integration test of the package.
     Test(&'static str),
 }
 
 impl Target {
-    /// The name of the test, if it is one.
+    /// The name of the integration test, if it is one.
     pub(super) fn test(self) -> Option<&'static str> {
         match self {
             Self::Library => None,
@@ -35,7 +35,7 @@ const fn suite(name: &'static str, package: &'static str, target: Target, filter
     Suite { name, package, target, filters }
 }
 
-/// The whole of it on one store: crashes, clients that leave, a store that cannot answer.
+/// The whole system on one store: crashes, clients that leave, and an unavailable store.
 const SYSTEM: &[&str] = &[
     "crashes::transactional_axum_on_sqlite::",
     "crashes::axum_on_sqlite::a_process_that_dies",
@@ -43,7 +43,7 @@ const SYSTEM: &[&str] = &[
     "away::a_store_that_does_not_answer",
 ];
 
-/// All of them, the quick ones first.
+/// All suites, quick ones first.
 pub(super) const SUITES: &[Suite] = &[
     suite("machine", "idem-core", Library, &["machine::"]),
     suite("identity", "idem-core", Library, &["record_id::"]),

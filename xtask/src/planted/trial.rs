@@ -1,4 +1,4 @@
-//! One suite with one bug, or with none.
+//! Runs one suite with one bug, or without any.
 
 use std::error::Error;
 use std::fmt;
@@ -15,21 +15,21 @@ use super::build::Executables;
 use super::suites::Suite;
 use crate::servers::Servers;
 
-/// Names the bug that is on.
+/// The environment variable with the bug's name.
 const VARIABLE: &str = "IDEM_PLANTED_BUG";
 
-/// How long a suite may take: many times what it needs, as the machine may be busy.
+/// The time limit of a suite: many times what it needs, because the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Sequences and values that are tried at random: fewer than in a test run, as a bug shows soon.
+/// The number of random cases: fewer than in a test run, because a bug shows soon.
 const FEWER: [(&str, &str); 2] = [("IDEM_CASES", "40"), ("PROPTEST_CASES", "256")];
 
-/// What came of it.
+/// The outcome of a suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// A test failed, of this name.
+    /// This test failed.
     Killed(String),
-    /// It did not end.
+    /// It did not end in time.
     TimedOut,
     /// All tests passed.
     Survived,
@@ -52,7 +52,7 @@ impl Outcome {
     }
 }
 
-/// Runs the suite, and says so.
+/// Runs the suite and prints its outcome.
 pub(super) fn try_out(
     suite: &Suite,
     bug: Option<&Bug>,
@@ -77,16 +77,16 @@ fn attempt(
 ) -> Result<Outcome, Box<dyn Error>> {
     let printed = NamedTempFile::new()?;
     let mut command = executables.of(suite)?.command();
-    // In a group of its own, so that what it starts can be ended with it.
+    // A separate process group, so that all its child processes can be ended with it.
     command.args(suite.filters).process_group(0);
     let output = printed.reopen()?;
     command.stdout(output.try_clone()?).stderr(output);
-    // A failure is expected here, and no case to be kept.
+    // A failure is expected, so no failing case is saved.
     command.envs(FEWER).env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true").env_remove(VARIABLE);
     command.envs(bug.map(|bug| (VARIABLE, bug.name)));
     let mut child = servers.announce(&mut command).spawn()?;
     let read = || std::fs::read(printed.path()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    // With a bug, the first failure says it all; without one, all failures are of interest.
+    // With a bug, the first failure is enough; without one, all failures matter.
     let ended = wait(&mut child, || Ok(bug.is_some() && first_failure(&read()?).is_some()))?;
     let printed = read()?;
     Ok(match (first_failure(&printed), ended) {
@@ -107,7 +107,7 @@ fn attempt(
     })
 }
 
-/// How it ended; `None` when it was ended because that was enough, or because its time was over.
+/// Waits for the process. Returns `None` if it was ended early, because `is_enough` or the time limit was reached.
 fn wait(child: &mut Child, is_enough: impl Fn() -> io::Result<bool>) -> io::Result<Option<ExitStatus>> {
     let began = Instant::now();
     while began.elapsed() < LIMIT && !is_enough()? {
@@ -121,16 +121,16 @@ fn wait(child: &mut Child, is_enough: impl Fn() -> io::Result<bool>) -> io::Resu
     Ok(None)
 }
 
-/// Whether a test ran whose name contains `filter`. The suite over sockets has no harness: its filter is a store of its matrix.
+/// Whether a test ran whose name contains `filter`. The HTTP suite has no harness: its filter is a store of its matrix.
 fn ran_like(printed: &str, filter: &str) -> bool {
     let is_named = |line: &str| line.starts_with("test ") || line.starts_with("| ");
     printed.lines().any(|line| is_named(line) && line.contains(filter))
 }
 
-/// The name of a test that failed.
+/// The name of the first failed test.
 fn first_failure(printed: &str) -> Option<String> {
     let failed = |line: &str| Some(line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?.to_owned());
-    // The suite over sockets has no harness: it says where it failed, in which case, and why.
+    // The HTTP suite has no harness: its failures name the framework and store, the case, and the reason.
     let places = ["axum on ", "actix on "];
     let case =
         |line: &str| Some(line.split(": ").nth(1).filter(|_| places.iter().any(|at| line.starts_with(at)))?.to_owned());

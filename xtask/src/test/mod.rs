@@ -10,16 +10,16 @@ use crate::command::{self, cargo, is_installed};
 use crate::executables::Executable;
 use crate::servers::Servers;
 
-/// Programs that tests start, each with the Debian package that has it.
+/// Programs that tests start, with their Debian packages.
 const PROGRAMS: [(&str, &str); 1] = [("curl", "curl")];
 
-/// Builds a second graph of dependencies, so `cargo xtask ci` runs it alone.
+/// This package builds a second dependency graph, so `cargo xtask ci` runs it separately.
 const COMPILE_FAIL: &str = "idem-compile-fail";
 
-/// What to build, and to run.
+/// The arguments that select what to build and run.
 const ALL: [&str; 5] = ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL];
 
-/// The tests that take longest, longest first: what begins last should be short, or it ends alone.
+/// The slowest tests, slowest first. They start first, because a slow test that starts last would run alone at the end.
 const LONG: [(&str, &str); 4] =
     [("payments", "system"), ("payments", "http"), ("idem-postgres", "store"), ("servers", "servers")];
 
@@ -46,12 +46,12 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     runner::run(jobs)
 }
 
-/// What must not compile does not, and the compiler says what it should.
+/// Checks that the compile-fail cases do not compile, with the expected messages.
 pub(crate) fn compile_fail() -> Result<(), Box<dyn Error>> {
     command::run(&mut cargo(&["test", "-p", COMPILE_FAIL]))
 }
 
-/// Installs what tests need and this machine lacks, or says what to install.
+/// Installs programs that tests need and this machine lacks, or fails with installation advice.
 fn provision() -> Result<(), Box<dyn Error>> {
     for (program, package) in PROGRAMS {
         if is_installed(program) {

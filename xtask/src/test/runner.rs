@@ -1,6 +1,6 @@
-//! Runs test executables side by side, as tests of stores, processes and leases wait for most of their time.
+//! Runs test executables concurrently: tests of stores, processes and leases mostly wait.
 //!
-//! cargo-nextest does that too. It starts a process for each test, so that tests cannot share a server, and has to be installed.
+//! cargo-nextest is not used: it starts a process for each test, so that tests cannot share a server, and must be installed.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 
 use crate::executables::Executable;
 
-/// How many tests of one executable run at once.
+/// The environment variable with the number of concurrent tests in one executable.
 const THREADS: &str = "RUST_TEST_THREADS";
 
 /// One executable, or another command that runs tests.
@@ -33,16 +33,15 @@ impl Job {
 #[derive(Debug, Default)]
 struct Total {
     passed: u64,
-    /// The jobs of which a test failed.
+    /// The jobs with a failed test.
     failed: Vec<String>,
 }
 
-/// Runs all of them, also after one has failed. What a job prints is shown once it has ended, if it has failed or has no harness that
-/// counts.
+/// Runs all jobs, even if one fails. The output of a job is printed after its end, if it failed or has no harness that counts.
 pub(super) fn run(jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    // A caller that sets the number of threads also wants no other executable beside them.
+    // A caller that sets the number of threads wants no concurrent executables either.
     let is_set = std::env::var_os(THREADS).is_some();
     let workers = if is_set { 1 } else { processors.max(2) };
     let (count, queue, total) = (jobs.len(), Mutex::new(VecDeque::from(jobs)), Mutex::new(Total::default()));
@@ -51,7 +50,7 @@ pub(super) fn run(jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
         for _ in 0..workers {
             scope.spawn(|| {
                 while let Some(mut job) = next() {
-                    // Tests wait for most of their time, so there are more threads than processors.
+                    // Tests mostly wait, so there are more threads than processors.
                     if !is_set {
                         job.command.env(THREADS, (processors * 2).max(4).to_string());
                     }
@@ -80,7 +79,7 @@ pub(super) fn run(jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
     if failed.is_empty() { Ok(()) } else { Err(format!("tests failed: {}", failed.join(", ")).into()) }
 }
 
-/// Whether it succeeded, and what it printed.
+/// Runs a command. Returns whether it succeeded, and its output.
 fn attempt(command: &mut Command) -> (bool, String) {
     let mut run = || -> io::Result<(bool, String)> {
         let file = NamedTempFile::new()?;

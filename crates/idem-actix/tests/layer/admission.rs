@@ -1,4 +1,4 @@
-//! Who may ask, and with which key.
+//! Which requests are admitted: principals and keys.
 
 use actix_web::dev::Service;
 use actix_web::test::{TestRequest, init_service};

@@ -1,4 +1,4 @@
-//! The budget of all request bodies: who is turned away, and when a share is given back.
+//! The budget of all request bodies: which requests are refused, and when a share is given back.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ async fn a_request_that_is_refused_gives_its_share_back() {
     let runs = Runs::default();
     let app = init_service(App::new().wrap(narrow()).route("/p", web::post().to(counted(&runs)))).await;
     send(&app, with_body("k", "12345678")).await.assert_run(1);
-    // One that came wholly, and one that broke off.
+    // One body arrived completely, and one broke off.
     send(&app, with_body("k", "87654321")).await.assert_problem(ProblemKind::Mismatch);
     let broken = stream::iter([Ok(Bytes::from("1234567")), Err(PayloadError::Incomplete(None))]);
     send_chunks(&app, broken).await.assert_problem(ProblemKind::BodyIncomplete);

@@ -1,4 +1,4 @@
-//! Clients that go away, and servers that stop, while a handler runs.
+//! Clients that disconnect, and servers that stop, while a handler runs.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::support::{PATIENCE, Runs, at_most_once, eventually, post, send};
 
-/// A server with one worker, whose handler says that it has begun and waits at a gate.
+/// A server with one worker. Its handler signals that it has begun, and waits at a gate.
 struct World {
     layer: IdempotencyLayer<SingleTenant>,
     address: SocketAddr,
@@ -76,8 +76,8 @@ impl World {
         rt::time::timeout(PATIENCE, self.ended.acquire()).await.unwrap().unwrap().forget();
     }
 
-    /// Returns when the worker has seen what happened to its connections before, and has ended none of their requests: it
-    /// is one thread, to which events come in their order, and takes several to answer here.
+    /// Returns when the worker has handled all earlier events of its connections; fails if it ended one of their requests.
+    /// The worker is one thread that gets events in order, and this request takes several.
     async fn see(&self) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").await.unwrap();
@@ -130,7 +130,7 @@ async fn a_client_that_leaves_in_the_middle_finds_its_answer() {
     for (leave, is_dropped) in [(drop as fn(TcpStream), false), (reset, true)] {
         let world = World::new();
         leave(world.begin().await);
-        // Actix drops what it runs for a connection that was reset, and goes on for one that was closed.
+        // Actix drops the request of a connection that was reset, and continues the one of a connection that was closed.
         if is_dropped {
             world.end().await;
         } else {
@@ -160,7 +160,7 @@ async fn an_engine_that_is_shut_down_before_the_workers_stop_settles_what_left_c
     reset(world.begin().await);
     let (layer, gate) = (world.layer.clone(), Arc::clone(&world.gate));
     let opened = rt::spawn(async move {
-        // Before, the operation is in progress; since the shutdown has begun, nothing is asked any more.
+        // Until the shutdown begins, the operation is in progress. After that, the engine asks the store no more.
         let app = init_service(App::new().wrap(layer).route("/p", web::post().to(HttpResponse::Ok))).await;
         let refused = eventually("the shutdown", async || {
             Some(send(&app, post("/p", "k")).await).filter(|answer| answer.problem != Some(ProblemKind::InProgress))

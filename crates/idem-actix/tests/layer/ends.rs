@@ -1,4 +1,4 @@
-//! How a run ends: a panic, an error of a middleware, a worker that stops, and many who wait for it.
+//! How a run ends: a panic, an error of a middleware, a worker that stops, and many requests that wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,7 +77,7 @@ async fn an_error_that_a_middleware_inside_maps_is_settled_as_it_was_mapped() {
     }
 }
 
-/// Does what a logger may do: has an error show its response, which it then drops.
+/// Like some loggers: makes an error show its response, and drops that response.
 async fn look(answered: Result<ServiceResponse, Error>) -> Result<ServiceResponse, Error> {
     answered.inspect_err(|error| {
         let shown = error.error_response();
@@ -145,7 +145,7 @@ async fn a_response_can_say_how_it_is_settled() {
     }
 }
 
-/// A worker that ends takes its tasks along; the engine lives on elsewhere, and settles what they left.
+/// A worker that stops drops its tasks. The engine runs elsewhere, and settles what they left.
 #[test]
 fn a_handler_whose_worker_stops_counts_as_one_that_panicked() {
     let home = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -177,13 +177,13 @@ fn a_handler_whose_worker_stops_counts_as_one_that_panicked() {
     assert_eq!(runs.count(), 0);
 }
 
-/// On a worker of its own, as one thread of actix is.
+/// Runs `work` on a new worker: one thread, as in actix.
 fn on_a_worker<T>(work: impl Future<Output = T>) -> T {
     let worker = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     LocalSet::new().block_on(&worker, work)
 }
 
-/// The engine was told nothing, and its layer is built on the worker, as in the closure that makes an app.
+/// The settings name no runtime, and the layer is built on the worker, as in the closure that makes an app.
 #[test]
 fn a_handler_that_does_not_yield_keeps_its_lease() {
     let lease = Duration::from_secs(2);
@@ -208,7 +208,7 @@ fn a_handler_that_does_not_yield_keeps_its_lease() {
         })
     };
     began.wait();
-    // The first lease goes by; the handler blocks until it is told to end.
+    // The first lease expires; the handler blocks until the test ends it.
     std::thread::sleep(lease * 2);
     on_a_worker(async {
         let layer = IdempotencyLayer::new(engine).single_tenant();
@@ -220,8 +220,9 @@ fn a_handler_that_does_not_yield_keeps_its_lease() {
     assert_eq!(runs.count(), 1);
 }
 
-/// The engine checks the lease on its own thread, and the handler starts on its worker: a busy one may start it much later, when
-/// another process has taken over. The clock of the worker tells, also where no thread renews or tells the run that it is over.
+/// The engine checks the lease on its own thread, and the handler starts on its worker. A busy worker may start it much
+/// later, when another process has taken over. The worker checks the lease by its clock, also if no thread renews the lease
+/// or tells the run that it is over.
 #[test]
 fn a_handler_does_not_start_when_its_lease_ended_while_its_worker_was_busy() {
     let lease = Duration::from_secs(1);
@@ -243,7 +244,7 @@ fn a_handler_does_not_start_when_its_lease_ended_while_its_worker_was_busy() {
                 assert!(futures_util::poll!(late.as_mut()).is_pending(), "it is asked for elsewhere");
                 tokio::task::yield_now().await;
             }
-            // Another handler keeps the worker busy.
+            // A sleep stands for another handler that keeps the worker busy.
             std::thread::sleep(lease * 2);
             late.await.assert_problem(ProblemKind::CommitUnclear);
             assert_eq!(runs.count(), 0, "told: {is_told}");

@@ -1,4 +1,4 @@
-//! What a handler gets of its run.
+//! What extractors give a handler.
 
 use actix_web::test::{TestRequest, init_service};
 use actix_web::{App, HttpResponse, web};

@@ -1,4 +1,4 @@
-//! What the layer says of itself.
+//! The layer's OpenAPI description.
 
 use idem_actix::HttpPolicy;
 use utoipa::openapi::path::OperationBuilder;

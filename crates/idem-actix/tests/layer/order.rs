@@ -1,4 +1,4 @@
-//! The picture of the README: what each middleware does outside of the layer, and what it would do inside.
+//! The order of middlewares in the README: what each of them does outside of the layer, and what it would do inside.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ enum Place {
     Inside,
 }
 
-/// An app with the layer and another middleware in its place, and what the requests are answered.
+/// The answers of an app with the layer, and another middleware outside or inside of it.
 macro_rules! answers {
     ($place:expr, $runs:expr, $middleware:expr, [$($request:expr),+]) => {{
         let app = App::new().route("/p", web::post().to(counted($runs)));
@@ -57,7 +57,7 @@ async fn cors_outside_adds_its_fields_also_after_a_panic() {
     }
 }
 
-/// They go by responses, and after a panic there is none, but for its replay.
+/// The middleware adds fields to responses. After a panic there is no response, except for its replay.
 #[actix_web::test]
 async fn fields_that_are_added_to_responses_outside_come_with_the_replay_of_a_panic_only() {
     let handler = async || -> HttpResponse { panic!("the handler panics") };
@@ -91,7 +91,7 @@ async fn authentication_outside_keeps_replays_from_strangers_and_a_refusal_is_ne
             answers!(place, &Runs::default(), from_fn(authenticate), [requests.0, requests.1, requests.2]);
         assert_eq!(refused.status.as_u16(), 401);
         first.assert_run(1);
-        // Inside, nobody asks who wants a replay.
+        // Inside, authentication does not see requests for a replay.
         assert_eq!(stranger.status.as_u16() == 401, place == Place::Outside, "{place:?}");
     }
 }
@@ -99,7 +99,7 @@ async fn authentication_outside_keeps_replays_from_strangers_and_a_refusal_is_ne
 #[actix_web::test]
 async fn a_rate_limit_outside_counts_replays_and_one_inside_counts_runs_and_neither_refusal_is_stored() {
     for (place, replays_pass) in [(Place::Outside, false), (Place::Inside, true)] {
-        // The first is refused, as if others had used up what there was, the second passes, and then it is used up again.
+        // The limit refuses the first request, as if others had used it up. It admits the second, and then refuses again.
         let seen = Arc::new(AtomicUsize::new(0));
         let limit = from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
             let passes = seen.fetch_add(1, Ordering::SeqCst) == 1;

@@ -1,5 +1,5 @@
-//! Code of the application that panics in every place where the layer calls it: no key stays held, no share of the budget
-//! taken, the worker lives, and the engine ends in order.
+//! Application code that panics in every place where the layer calls it. No key stays held, no share of the budget stays
+//! taken, the worker lives, and the engine shuts down in order.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 
 use crate::support::{Answer, Database, PATIENCE, Runs, at_most_once, counted, memory, post, send};
 
-/// Room for one body of six bytes.
+/// A budget for one body of six bytes.
 fn narrow() -> HttpPolicy {
     HttpPolicy::new().budget(ByteBudget::new(6))
 }
@@ -35,7 +35,7 @@ fn with_body() -> TestRequest {
     post("/p", "k").set_payload("123456")
 }
 
-/// Sends a request of which the application panics outside of its handler, in a task of its own as a server does.
+/// Sends a request whose application code panics outside of the handler. It uses a separate task, as a server does.
 async fn assert_panics<B: MessageBody + 'static>(
     app: &impl Service<Request, Response = ServiceResponse<B>, Error = Error>,
     request: Request,
@@ -44,7 +44,7 @@ async fn assert_panics<B: MessageBody + 'static>(
     assert!(ended.catch_unwind().await.is_err(), "it has an answer");
 }
 
-/// The key and the whole budget are free, and nothing is left that a shutdown would wait for.
+/// Asserts that the key and the whole budget are free, and that a shutdown waits for nothing.
 async fn assert_nothing_is_left<B: MessageBody + 'static, S: ScopeSource<HttpRequest>>(
     app: &impl Service<Request, Response = ServiceResponse<B>, Error = Error>,
     layer: &IdempotencyLayer<S>,
@@ -68,7 +68,7 @@ async fn a_scope_that_panics_leaves_nothing_behind() {
     assert_nothing_is_left(&app, &layer, 1).await;
 }
 
-/// With one worker, so that it would be missed.
+/// The server has one worker, so that the test would notice its end.
 #[actix_web::test]
 async fn a_worker_whose_scopes_panic_serves_on() {
     let layer = IdempotencyLayer::at_most_once(memory()).scope(brittle_scope);
@@ -92,7 +92,7 @@ async fn a_worker_whose_scopes_panic_serves_on() {
     handle.stop(false).await;
 }
 
-/// Actix calls services in the task of the connection, which has the streams of others.
+/// Actix calls services in the task of the connection, which has other streams too.
 #[actix_web::test]
 async fn a_scope_that_panics_leaves_the_other_streams_of_its_connection_alone() {
     let (began, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
@@ -223,7 +223,7 @@ async fn an_error_that_panics_when_it_is_answered_is_a_fault() {
     assert_nothing_is_left(&app, &layer, 1).await;
 }
 
-/// Not a panic, and as bad: what never ends.
+/// An answer that never ends is as bad as a panic.
 #[actix_web::test]
 async fn an_answer_that_never_ends_is_a_fault_and_holds_up_no_shutdown() {
     fn endless() -> BoxBody {

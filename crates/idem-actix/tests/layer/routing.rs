@@ -94,7 +94,7 @@ async fn the_handler_gets_the_request_as_it_was_sent() {
     assert_eq!(answer.text(), body);
 }
 
-/// Actix runs the first route that fits for either path, although the last one would match one of them as it was sent.
+/// For either spelling, actix runs the first route that fits, although the last route would match the encoded path.
 #[actix_web::test]
 async fn a_path_that_is_written_otherwise_belongs_to_the_route_that_runs() {
     let runs = Runs::default();
@@ -120,7 +120,7 @@ async fn routes_that_only_guards_tell_apart_keep_their_own_keys_where_the_layer_
     send(&app, post("/p", "k")).await.assert_run(2);
 }
 
-/// Actix takes both for one route; where the layer stands makes no difference.
+/// Actix takes both spellings for one route; where the layer stands makes no difference.
 #[actix_web::test]
 async fn a_path_that_is_written_otherwise_is_the_same_operation() {
     let runs = Runs::default();
@@ -135,7 +135,7 @@ async fn a_path_that_is_written_otherwise_is_the_same_operation() {
     assert_eq!(runs.count(), 2);
 }
 
-/// Two sites of which each has the page, as guards keep them apart.
+/// Two sites with the same page; guards keep them apart.
 #[actix_web::test]
 async fn two_sites_never_share_an_answer_where_the_host_counts() {
     let layer = at_most_once().policy(HttpPolicy::new().fingerprint_header("host"));
@@ -154,7 +154,7 @@ async fn two_sites_never_share_an_answer_where_the_host_counts() {
     for other in [over_http_2("http://b.example/p"), over_http_1("b.example")] {
         send(&app, other).await.assert_problem(ProblemKind::Mismatch);
     }
-    // Its guard takes the field over HTTP/1.1, and the target over HTTP/2.
+    // The guard reads the field `Host` over HTTP/1.1, and the target over HTTP/2.
     for version in [Version::HTTP_11, Version::HTTP_2] {
         let two_hosts = post("http://a.example/p", "k").version(version).insert_header(("host", "b.example"));
         send(&app, two_hosts).await.assert_problem(ProblemKind::HostAmbiguous);

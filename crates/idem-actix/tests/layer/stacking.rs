@@ -46,7 +46,7 @@ async fn an_answer_can_be_had_compressed_first_and_plain_later_and_the_other_way
     }
 }
 
-/// Hence the place outside.
+/// The reason why compression stands outside.
 #[actix_web::test]
 async fn a_compression_inside_is_part_of_the_answer_that_all_get() {
     let handler = || std::future::ready(HttpResponse::Ok().content_type("text/plain").body(TEXT.repeat(20)));

@@ -1,4 +1,4 @@
-//! A store that cannot answer, and what the client is told.
+//! A store that cannot answer, and what the client gets.
 
 use std::sync::{Arc, Mutex};
 
@@ -75,7 +75,7 @@ async fn a_layer_that_fails_open_runs_unprotected_and_says_so() {
     assert_eq!(log.events().len(), 1);
 }
 
-/// The engine runs here, so that its patience goes by with the paused clock.
+/// The engine runs on the test's runtime, so that its timeouts follow the paused clock.
 #[tokio::test(start_paused = true)]
 async fn a_settlement_that_the_store_refuses_for_long_costs_the_client_nothing() {
     let (runs, log, store) = (Runs::default(), Arc::new(Log::default()), failing(Verb::Settle, 1000));

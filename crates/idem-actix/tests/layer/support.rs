@@ -21,19 +21,19 @@ use idem_core::MemoryStore;
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use tempfile::TempDir;
 
-/// Far above what anything here takes on a loaded machine, so that running into it is a failure.
+/// A timeout far above what any test takes on a loaded machine, so that reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn memory() -> Arc<MemoryStore> {
     Arc::new(MemoryStore::new(NonZeroUsize::new(10_000).unwrap()))
 }
 
-/// A single-tenant layer on a store of its own, under the contract that keeps every outcome.
+/// A single-tenant layer on a new store, under the contract that keeps every outcome.
 pub(crate) fn at_most_once() -> IdempotencyLayer<SingleTenant> {
     IdempotencyLayer::at_most_once(memory()).single_tenant()
 }
 
-/// A database of its own, with a table for business writes.
+/// A new database, with a table for business writes.
 pub(crate) struct Database {
     pub(crate) store: SqliteStore,
     _folder: TempDir,
@@ -83,23 +83,23 @@ impl Runs {
     }
 }
 
-/// A handler that does nothing else.
+/// A handler that only counts its runs.
 pub(crate) fn counted(runs: &Runs) -> impl Fn() -> Ready<HttpResponse> + Clone + 'static {
     let runs = runs.clone();
     move || ready(runs.answer())
 }
 
-/// A POST of nothing under `key`.
+/// A POST without a body under `key`.
 pub(crate) fn post(target: &str, key: &str) -> TestRequest {
     TestRequest::post().uri(target).insert_header(("idempotency-key", key))
 }
 
-/// The same that waits for the answer of a run in progress.
+/// A [`post`] that waits for the answer of a run in progress.
 pub(crate) fn post_and_wait(target: &str, key: &str) -> TestRequest {
     post(target, key).insert_header(("prefer", "wait=30"))
 }
 
-/// What came back, whole.
+/// A complete response.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -110,7 +110,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Reads what a service gave; an error is what actix makes of it, with all that middlewares have added.
+    /// Reads the result of a service. Actix makes the response of an error, with all that middlewares have added.
     pub(crate) async fn read<B: MessageBody + 'static>(given: Result<ServiceResponse<B>, Error>) -> Self {
         let response: HttpResponse<BoxBody> = match given {
             Ok(response) => response.into_parts().1.map_into_boxed_body(),
@@ -170,7 +170,7 @@ pub(crate) async fn send<B: MessageBody + 'static>(
     Answer::read(app.call(request.to_request()).await).await
 }
 
-/// Sends a POST to `/p` under `k` with a body of these chunks, whose length nobody declares.
+/// Sends a POST to `/p` under `k` with a body of these chunks and no declared length.
 pub(crate) async fn send_chunks<B: MessageBody + 'static>(
     app: &impl Service<Request, Response = ServiceResponse<B>, Error = Error>,
     chunks: impl Stream<Item = Result<Bytes, PayloadError>> + 'static,
@@ -179,7 +179,7 @@ pub(crate) async fn send_chunks<B: MessageBody + 'static>(
     Answer::read(app.call(request).await).await
 }
 
-/// Asks again and again until the answer is the one that is awaited; fails after [`PATIENCE`].
+/// Asks repeatedly until there is an answer; fails after [`PATIENCE`].
 pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let asked = rt::time::timeout(PATIENCE, async {
         loop {

@@ -1,4 +1,4 @@
-//! Who may ask, and with which key.
+//! Which requests are admitted: principals and keys.
 
 use axum::routing::{get, post as on_post};
 use axum::{Extension, Router};

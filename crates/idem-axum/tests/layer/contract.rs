@@ -1,4 +1,4 @@
-//! What tower's services promise each other.
+//! The contract between tower services.
 
 use std::convert::Infallible;
 use std::sync::Arc;

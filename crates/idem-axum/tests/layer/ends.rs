@@ -1,4 +1,4 @@
-//! How a run ends: a panic, and a hundred that wait for it.
+//! How a run ends: a panic, and a hundred requests that wait for it.
 
 use axum::Router;
 use axum::routing::post as on_post;

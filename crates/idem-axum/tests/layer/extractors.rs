@@ -1,4 +1,4 @@
-//! What a handler gets, and what it is told when there is nothing to get.
+//! What extractors give a handler, and how they fail.
 
 use axum::Router;
 use axum::routing::post as on_post;

@@ -1,4 +1,4 @@
-//! What the layer says of itself.
+//! The layer's OpenAPI description.
 
 use idem_axum::HttpPolicy;
 use utoipa::openapi::path::OperationBuilder;

@@ -1,4 +1,4 @@
-//! The picture of the README: what each layer does outside of the idempotency layer, and what it would do inside.
+//! The order of layers in the README: what each layer does outside of the idempotency layer, and what it would do inside.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ enum Place {
     Inside,
 }
 
-/// A router with the idempotency layer and another one in its place.
+/// A router with the idempotency layer, and another layer outside or inside of it.
 macro_rules! stacked {
     ($place:expr, $runs:expr, $layer:expr) => {{
         let router = Router::new().route("/p", on_post(counted($runs)));
@@ -46,7 +46,7 @@ async fn authentication_outside_keeps_replays_from_strangers_and_a_refusal_is_ne
         let router = stacked!(place, &Runs::default(), from_fn(authenticate));
         assert_eq!(send(&router, post("/p", "k")).await.status, StatusCode::UNAUTHORIZED);
         send(&router, with(post("/p", "k"), "authorization", "Bearer right")).await.assert_run(1);
-        // Inside, nobody asks who wants a replay.
+        // Inside, authentication does not see requests for a replay.
         let stranger = send(&router, post("/p", "k")).await;
         assert_eq!(stranger.status == StatusCode::UNAUTHORIZED, place == Place::Outside, "{place:?}");
     }

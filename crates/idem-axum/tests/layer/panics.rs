@@ -1,5 +1,5 @@
-//! Code of the application that panics in every place where the layer calls it: no key stays held, no share of the budget
-//! taken, and the engine ends in order.
+//! Application code that panics in every place where the layer calls it. No key stays held, no share of the budget stays
+//! taken, and the engine shuts down in order.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::support::{
     Answer, Database, PATIENCE, Runs, Wire, at_most_once, begin, counted, memory, post, send, serve, with, with_body,
 };
 
-/// Room for one body of six bytes.
+/// A budget for one body of six bytes.
 fn narrow() -> HttpPolicy {
     HttpPolicy::new().budget(ByteBudget::new(6))
 }
@@ -28,14 +28,14 @@ fn panicking_body() -> Body {
     Body::from_stream(first.chain(stream::once(async { panic!("the body panics") })))
 }
 
-/// Sends a request of which the application panics outside of its handler, as a server would: in a task of its own.
+/// Sends a request whose application code panics outside of the handler. It uses a separate task, as a server would.
 async fn assert_panics(router: &Router, request: Request) {
     let router = router.clone();
     let ended = tokio::spawn(async move { begin(&router, request).await.status() }).await;
     assert!(ended.expect_err("it has an answer").is_panic());
 }
 
-/// The key and the whole budget are free, and nothing is left that a shutdown would wait for.
+/// Asserts that the key and the whole budget are free, and that a shutdown waits for nothing.
 async fn assert_nothing_is_left<S: idem_http::ScopeSource<Parts>>(
     router: &Router,
     layer: &IdempotencyLayer<S>,
@@ -71,7 +71,7 @@ async fn a_request_body_that_panics_leaves_nothing_behind() {
     assert_nothing_is_left(&router, &layer, 1).await;
 }
 
-/// A route whose first answer has a body that panics, after `kept` bytes are more than is stored.
+/// A route whose first answer has a body that panics.
 fn panicking_answer(runs: &Runs, layer: IdempotencyLayer<SingleTenant>) -> Router {
     let runs = runs.clone();
     let handler = async move || match runs.next() {
@@ -142,7 +142,7 @@ async fn an_answer_whose_body_panics_at_its_end_is_a_fault() {
     assert_nothing_is_left(&router, &layer, 2).await;
 }
 
-/// Not a panic, and as bad: what never ends.
+/// An answer that never ends is as bad as a panic.
 #[tokio::test]
 async fn an_answer_that_never_ends_is_a_fault_and_holds_up_no_shutdown() {
     let (database, runs) = (Database::new().await, Runs::default());

@@ -63,7 +63,7 @@ async fn an_answer_that_was_plain_first_can_be_had_compressed() {
     assert_eq!(runs.count(), 1);
 }
 
-/// Hence the place outside.
+/// The reason why compression stands outside.
 #[tokio::test]
 async fn a_compression_inside_is_part_of_the_answer_that_all_get() {
     let runs = Runs::default();

@@ -22,19 +22,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
-/// Far above what anything here takes on a loaded machine, so that running into it is a failure.
+/// A timeout far above what any test takes on a loaded machine, so that reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn memory() -> Arc<MemoryStore> {
     Arc::new(MemoryStore::new(NonZeroUsize::new(10_000).unwrap()))
 }
 
-/// A single-tenant layer on a store of its own, under the contract that keeps every outcome.
+/// A single-tenant layer on a new store, under the contract that keeps every outcome.
 pub(crate) fn at_most_once() -> IdempotencyLayer<SingleTenant> {
     IdempotencyLayer::at_most_once(memory()).single_tenant()
 }
 
-/// A database of its own, with a table for business writes.
+/// A new database, with a table for business writes.
 pub(crate) struct Database {
     pub(crate) store: SqliteStore,
     _folder: TempDir,
@@ -85,12 +85,12 @@ pub(crate) fn counted(runs: &Runs) -> impl Fn() -> Ready<(StatusCode, String)> +
     move || ready((StatusCode::CREATED, format!("run {}", runs.next())))
 }
 
-/// A POST of nothing under `key`.
+/// A POST without a body under `key`.
 pub(crate) fn post(target: &str, key: &str) -> Request {
     Request::post(target).header("idempotency-key", key).body(Body::empty()).unwrap()
 }
 
-/// The same that waits for the answer of a run in progress.
+/// A [`post`] that waits for the answer of a run in progress.
 pub(crate) fn post_and_wait(target: &str, key: &str) -> Request {
     with(post(target, key), "prefer", "wait=30")
 }
@@ -104,7 +104,7 @@ pub(crate) fn with_body(request: Request, body: impl Into<Body>) -> Request {
     request.map(|_| body.into())
 }
 
-/// What came back, whole.
+/// A complete response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -143,7 +143,7 @@ impl Answer {
         self.assert_problem_document(kind);
     }
 
-    /// The same for what went through a store, which keeps no extensions.
+    /// Like [`assert_problem`](Self::assert_problem), for answers from a store, which keeps no extensions.
     #[track_caller]
     pub(crate) fn assert_problem_document(&self, kind: ProblemKind) {
         assert_eq!(self.status.as_u16(), kind.status(), "{self:?}");
@@ -180,7 +180,7 @@ pub(crate) async fn send(router: &Router, request: Request) -> Answer {
     Answer::read(begin(router, request).await).await
 }
 
-/// Asks again and again until the answer is the one that is awaited; fails after [`PATIENCE`].
+/// Asks repeatedly until there is an answer; fails after [`PATIENCE`].
 pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let asked = tokio::time::timeout(PATIENCE, async {
         loop {
@@ -193,7 +193,7 @@ pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Opti
     asked.await.unwrap_or_else(|_| panic!("{what} did not happen within {PATIENCE:?}"))
 }
 
-/// Serves the router on a port of its own, for as long as the runtime of the test lives.
+/// Serves the router on a free port until the runtime of the test ends.
 pub(crate) async fn serve(router: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -17,7 +17,7 @@ use crate::support::{Answer, Database, Runs, eventually, pay, post, send};
 
 type Transaction = IdempotentTransaction<SqliteTransaction>;
 
-/// The answer of a run after the one that kept its transaction, whose key is given back in the background.
+/// The answer of a run after the one that kept its transaction. The engine releases the key in the background.
 async fn next_run(router: &Router) -> Answer {
     eventually("the release of the key", async || {
         Some(send(router, post("/p", "k")).await).filter(|answer| answer.problem != Some(ProblemKind::InProgress))

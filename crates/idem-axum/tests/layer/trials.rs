@@ -1,4 +1,4 @@
-//! Trials of `idem-testkit`: handlers that keep their promise, and what is said of those that do not.
+//! Trials of `idem-testkit`: handlers that keep their promise, and what a trial reports of those that do not.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ impl World {
         self.outside.lock().unwrap().insert(key);
     }
 
-    /// Tells it again each time.
+    /// Has another effect outside on every call.
     fn tell_outside_anew(&self) {
         let mut outside = self.outside.lock().unwrap();
         let number = outside.len();
@@ -81,7 +81,7 @@ fn trial(
         .refused(|| pay(-1))
 }
 
-/// What is wrong, and a part of the sentence that says so.
+/// Asserts what the trial reports, and a part of its message.
 async fn is_broken(trial: Trial, expected: Broken, says: &str) {
     let broken = trial.check().await.unwrap_err();
     assert_eq!(broken, expected);
@@ -196,7 +196,7 @@ async fn a_refusal_that_leaves_its_effect_is_found() {
     is_broken(trial, Broken::RefusedWithEffect(StatusCode::UNPROCESSABLE_ENTITY), "left its effect").await;
 }
 
-/// As written by hand: it looks, works, and then remembers.
+/// A handler without a layer: it checks for the key, works, and then stores the key.
 #[tokio::test]
 async fn a_check_before_the_act_is_found() {
     let trial = trial(Contract::AtLeastOnce, |world, _| {

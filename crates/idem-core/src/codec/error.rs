@@ -1,6 +1,6 @@
-//! Why stored bytes are no record.
+//! The error of decoding a stored record.
 
-/// A stored record that cannot be understood.
+/// Why a stored record cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {

@@ -1,4 +1,4 @@
-//! Header fields as one run of bytes.
+//! The encoding of header fields.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::record::HeaderField;
 pub fn encode_headers(headers: &[HeaderField]) -> Vec<u8> {
     let mut out = Vec::with_capacity(headers.iter().map(|field| 8 + field.name.len() + field.value.len()).sum());
     for part in headers.iter().flat_map(|field| [&field.name, &field.value]) {
-        // A part of 4 GiB cannot come out of a server that bounds its header block, and would not fit a record.
+        // Servers bound their header block far below 4 GiB, and a part of that size would not fit a record.
         let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
         out.extend(length.to_be_bytes());
         out.extend_from_slice(&part[..length as usize]);

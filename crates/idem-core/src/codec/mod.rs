@@ -1,7 +1,7 @@
-//! The flat form of a record: what stores write into columns and hash fields, and read back with care.
+//! The flat form of a record: stores write it into columns or hash fields, and check it when they read it back.
 //!
 //! Every store uses the same numbers and the same encoding of header fields, so that one reader, one set of golden
-//! files and one fuzzer serve all of them. Reading never panics and never guesses: what does not fit is a
+//! files and one fuzzer serve all of them. Reading never panics and never guesses: whatever does not fit is a
 //! [`CodecError`], which a store reports as [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt).
 
 mod error;
@@ -20,13 +20,13 @@ use crate::timestamp::Timestamp;
 
 /// The numbers of the `state` column.
 pub mod state {
-    /// Somebody runs it, or crashed while running it.
+    /// An owner runs it, or crashed while running it.
     pub const IN_PROGRESS: i64 = 1;
     /// It took effect.
     pub const COMPLETED: i64 = 2;
-    /// It failed for good.
+    /// It failed, and never runs again.
     pub const FAILED_TERMINAL: i64 = 3;
-    /// Its owner disappeared, and nobody knows whether it took effect.
+    /// It is not known whether it took effect.
     pub const FAILED_OUTCOME_UNKNOWN: i64 = 4;
     /// It failed and may run again.
     pub const FAILED_RETRYABLE: i64 = 5;
@@ -34,7 +34,8 @@ pub mod state {
 
 /// A record as columns. Times are microseconds since the Unix epoch.
 ///
-/// With the feature `serde` a store that keeps documents can write it as one. Read it back by [`Record::try_from`], which checks it.
+/// With the feature `serde`, a document store can serialise it. Read it back with [`Record::try_from`], which checks
+/// it.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[expect(missing_debug_implementations, reason = "it holds headers and bodies in the open")]
@@ -69,7 +70,7 @@ pub struct FlatRecord {
     pub headers: Option<Vec<u8>>,
     /// Once it ended, unless the record is a tombstone.
     pub body: Option<Bytes>,
-    /// When the record came to be.
+    /// When the record was created.
     pub created_at: i64,
     /// When it last changed.
     pub updated_at: i64,
@@ -175,7 +176,7 @@ pub fn decode_checkpoint(name: Option<String>, encoded: Option<Vec<u8>>) -> Resu
     }
 }
 
-/// The first run is attempt 1: a number below it would fence nobody off.
+/// Decodes an attempt. The first one is 1: a smaller number would not fence any owner off.
 fn decode_attempt(number: i64) -> Result<u32, CodecError> {
     u32::try_from(number).ok().filter(|attempt| *attempt > 0).ok_or(CodecError::Damaged("attempt"))
 }
@@ -221,7 +222,7 @@ fn acquisition(number: i64) -> Option<Acquisition> {
         .find(|acquisition| acquisition_number(*acquisition) == number)
 }
 
-/// The number of a takeover policy, for stores that make a record without having one.
+/// The number of a takeover policy, for stores that write a record without building a [`Record`].
 #[must_use]
 pub fn takeover_number(takeover: Takeover) -> i64 {
     match takeover {

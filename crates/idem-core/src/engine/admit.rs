@@ -1,4 +1,4 @@
-//! From a request to the right to execute, or to the answer that it gets instead.
+//! Admission: a request gets the right to execute, or the answer instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(super) enum Admission {
     Run(Admitted),
     /// It does not run; the outcome is not `Acquired`.
     Answered(AcquireOutcome),
-    /// The caller has gone while it waited.
+    /// The caller went away while it waited.
     Gone,
 }
 
@@ -30,9 +30,10 @@ pub(super) struct Admitted {
     pub(super) lease: Lease,
     pub(super) transaction: Option<Box<dyn StoreTransaction>>,
     pub(super) renew: bool,
-    /// Before the first acquire was sent that may have taken the lease: counted from here it ends before the store's does.
+    /// Before the engine sent the first acquire that may have taken the lease. Counted from here, the lease ends before
+    /// the store's.
     pub(super) acquired_at: Instant,
-    /// Whether an acquire had no answer, so that the store may yet execute it.
+    /// Whether an acquire got no answer, so that the store may still execute it.
     pub(super) is_unclear: bool,
     pub(super) permit: OwnedSemaphorePermit,
 }
@@ -44,11 +45,11 @@ struct AcquireAttempt<'a> {
     by_other_algorithms: &'a [Fingerprint],
     subject: Subject,
     durations: &'a mut Durations,
-    /// When the first acquire was sent that has no answer: the store may yet execute it.
+    /// When the first unanswered acquire was sent; the store may still execute it.
     unclear_since: Option<Instant>,
 }
 
-/// What an acquire brought: the right to execute with a lease, its transaction, and whether it is to be renewed.
+/// The result of an acquire: the lease, its transaction, and whether the lease is to be renewed.
 type Acquired = (Lease, Option<Box<dyn StoreTransaction>>, bool);
 
 impl Shared {
@@ -65,7 +66,7 @@ impl Shared {
         }
     }
 
-    /// Asks for the right to execute, and waits for the answer of a run in progress up to `wait` or until `gone`.
+    /// Asks for the right to execute. If another run is in progress, waits for its answer up to `wait` or until `gone`.
     pub(super) async fn admit(
         self: &Arc<Self>,
         request: &mut Acquire,
@@ -90,7 +91,7 @@ impl Shared {
             return Ok(first);
         }
         match self.waiters.enter(attempt.request.id, attempt.request.fingerprint) {
-            // Boxed, because few requests wait, and all of them would have the room for it.
+            // Boxed, because few requests wait, and unboxed it would enlarge the future of every request.
             Some(waiter) => {
                 let (began, asked) = (Instant::now(), attempt.durations.store);
                 let admission = Box::pin(attempt.wait(first, waiter, deadline, gone)).await;
@@ -103,7 +104,8 @@ impl Shared {
 }
 
 impl AcquireAttempt<'_> {
-    /// Waits until another waiter was answered, or until it is this one's turn to ask for all with the same request.
+    /// Waits for the answer of a run in progress: another waiter shares it, or this one asks the store when it is its
+    /// turn.
     async fn wait(
         mut self,
         first: Admission,
@@ -132,7 +134,7 @@ impl AcquireAttempt<'_> {
                 shared.permits_to_look().await
             };
             let permits = tokio::select! {
-                // First: a short wait still asks once.
+                // Polled first, so that a short wait still asks once.
                 biased;
                 permits = permits => permits,
                 () = tokio::time::sleep_until(deadline) => return Ok(latest),
@@ -141,7 +143,8 @@ impl AcquireAttempt<'_> {
             };
             let Some((looking, permit)) = permits else { return Ok(latest) };
             pace.asked(self.request.owner);
-            // It was in progress: a store that went away since is no reason to say, or to do, anything else.
+            // The operation was in progress. A store that became unavailable since changes neither the answer nor what
+            // runs.
             let Ok(look) = self.acquire(permit).await else {
                 waiter.tell(&mut pace, Told::Nothing);
                 return Ok(latest);
@@ -158,8 +161,8 @@ impl AcquireAttempt<'_> {
         }
     }
 
-    /// One acquire. When its answer is lost it is repeated once with the same token, which is safe. `permit` is kept only if the
-    /// operation is to run.
+    /// Acquires. If the store fails with a retryable error, repeats it once with the same token, which is safe.
+    /// `permit` is kept only if the operation is to run.
     async fn acquire(&mut self, permit: OwnedSemaphorePermit) -> Result<Admission, StoreError> {
         let sent = Instant::now();
         let mut answer = self.acquire_or_repeat().await;
@@ -175,7 +178,7 @@ impl AcquireAttempt<'_> {
             Ok((lease, transaction, renew)) => {
                 let kind = EventKind::Acquired(lease.acquisition);
                 self.shared.observe(&self.subject, Some(lease.attempt), kind);
-                // An acquire that was given up, of this try or of an earlier look, may be the one that took the lease.
+                // An abandoned acquire, of this try or of an earlier one, may be the one that took the lease.
                 let unclear_since = self.unclear_since.take();
                 let (acquired_at, is_unclear) = (unclear_since.unwrap_or(sent), unclear_since.is_some());
                 Admission::Run(Admitted { lease, transaction, renew, acquired_at, is_unclear, permit })
@@ -184,7 +187,7 @@ impl AcquireAttempt<'_> {
         })
     }
 
-    /// The request's fingerprint by the algorithm of the record, if that is another one than was compared.
+    /// The request's fingerprint by the record's algorithm, if that differs from the one just compared.
     fn fingerprint_by(&self, stored: Algorithm) -> Option<Fingerprint> {
         let other = stored != self.request.fingerprint.algorithm();
         self.by_other_algorithms.iter().find(|fingerprint| other && fingerprint.algorithm() == stored).copied()
@@ -192,10 +195,10 @@ impl AcquireAttempt<'_> {
 
     async fn acquire_or_repeat(&mut self) -> Result<Result<Acquired, AcquireOutcome>, StoreError> {
         match self.acquire_once().await {
-            // Boxed, as it happens seldom. A store that is busy was not asked, and has let the caller wait.
+            // Boxed, as it happens seldom. A busy store was not asked, and has already made the caller wait.
             Err(error) if error.is_retryable() && error.kind() != StoreErrorKind::Busy => {
                 match Box::pin(self.acquire_once()).await {
-                    // A record that was known of is not forgotten because the store fails in another way now.
+                    // If the first error says that a record exists, the second one must not hide that.
                     Err(_) if error.has_existing_record() => Err(error),
                     answer => answer,
                 }
@@ -205,7 +208,7 @@ impl AcquireAttempt<'_> {
     }
 
     async fn acquire_once(&mut self) -> Result<Result<Acquired, AcquireOutcome>, StoreError> {
-        // Unclear until it is answered, also when this future is dropped before.
+        // Unclear until it is answered, even if this future is dropped before.
         let before = self.unclear_since;
         self.unclear_since = before.or_else(|| Some(Instant::now()));
         let answer = match &self.shared.backend {
@@ -231,7 +234,7 @@ impl AcquireAttempt<'_> {
     }
 }
 
-/// A lease that an acquire without an answer may take is given back, unless the operation runs under it.
+/// Releases the lease that an unanswered acquire may take, unless the operation runs under it.
 impl Drop for AcquireAttempt<'_> {
     fn drop(&mut self) {
         if self.unclear_since.is_some() {

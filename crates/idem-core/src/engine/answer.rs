@@ -1,4 +1,4 @@
-//! What a request for an operation gets, and what a record answers.
+//! The answers to requests, made from outcomes of the store and from records.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::record::StoredBody;
 use crate::scope::Scope;
 use crate::store::StoreError;
 
-/// What a request for an operation gets.
+/// The answer to a request for an operation.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "callers must handle every answer")]
 pub enum Answer<T> {
@@ -49,8 +49,8 @@ pub enum ExecuteError {
     /// The store could not say whether the operation may run; it did not run. Repeat the request later.
     #[error("the idempotency store could not answer, so the operation was not run")]
     NotAdmitted(#[source] StoreError),
-    /// As many operations have a transaction as may, and none was free in time; this one did not run. Repeat the request later.
-    /// The source names the limit and says how long it waited.
+    /// The limit of transactions was reached, and none was free in time; the operation did not run. Repeat the request
+    /// later. The source names the limit and says how long it waited.
     #[error("no transaction was free for the operation, so it was not run")]
     Busy(#[source] StoreError),
     /// The operation ran, and it is not known how its record ended: a transaction whose commit got no answer, or a run
@@ -67,7 +67,8 @@ pub enum ExecuteError {
     /// The engine is shutting down; the operation did not run.
     #[error("the engine is shutting down, so the operation was not run")]
     ShuttingDown,
-    /// As many operations run as [may](super::Settings::max_running); this one did not run. Repeat the request later.
+    /// The [limit of running operations](super::Settings::max_running) was reached; the operation did not run. Repeat
+    /// the request later.
     #[error("{limit} operations run already, which is the most that may; repeat the request later")]
     Overloaded {
         /// The most that may run at once.
@@ -80,7 +81,7 @@ pub enum ExecuteError {
 
 pub(super) type ExecuteResult<T> = Result<Answer<T>, ExecuteError>;
 
-/// The way back to the caller. Each request is told to the observer once, also when this is dropped unused.
+/// The way back to the caller. The observer gets one decision for each request, even if this is dropped unused.
 pub(super) struct Reply<T> {
     /// `None` when the request is decided.
     caller: Option<oneshot::Sender<ExecuteResult<T>>>,
@@ -131,8 +132,8 @@ impl<T> Drop for Reply<T> {
     }
 }
 
-/// When to ask again for an operation that runs: a quarter of its age, but after one second at the earliest and five at the
-/// latest. Most runs end soon, and who asks rarely learns it late; the rest of a lease would be up to half a minute.
+/// The bounds of `retry_after` for an operation that runs, which is a quarter of its age. Most runs end soon, so a
+/// client that pauses for long learns the answer late; the rest of a lease would be up to half a minute.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 impl<T> Answer<T> {
@@ -142,20 +143,20 @@ impl<T> Answer<T> {
     }
 }
 
-/// What a store said to a request that does not run.
+/// Turns a store's outcome into the answer to a request that does not run.
 pub(super) fn answered<T>(outcome: AcquireOutcome) -> Answer<T> {
     match outcome {
         AcquireOutcome::Replay(replay) => Answer::Replay(replay),
         AcquireOutcome::Backoff { retry_after } => Answer::Backoff { retry_after },
         AcquireOutcome::Mismatch { .. } => Answer::Mismatch,
         AcquireOutcome::InProgress { age, .. } => Answer::in_progress(age),
-        // A store that answers so from `begin` breaks its contract; turning the caller away is what stays safe.
+        // A store that answers so from `begin` breaks its contract; turning the caller away is safe.
         AcquireOutcome::Acquired(_) => Answer::in_progress(Duration::ZERO),
     }
 }
 
-/// What the record says now; `None` when there is none for this request. Another request may have the key by now, when
-/// the run took longer than lease and retention.
+/// What the record says now; `None` when there is none for this request. If the run took longer than lease and
+/// retention, another request may have the key by now.
 pub(super) async fn recorded<T>(context: &Context) -> Result<Option<Answer<T>>, ExecuteError> {
     let shared = context.shared();
     let record = shared
@@ -169,7 +170,7 @@ pub(super) async fn recorded<T>(context: &Context) -> Result<Option<Answer<T>>, 
     }))
 }
 
-/// Nothing ran, so a record that cannot be read makes nothing unclear.
+/// Turns an unclear commit into [`ExecuteError::NotAdmitted`]: nothing ran, so nothing is unclear.
 pub(super) fn not_admitted(error: ExecuteError) -> ExecuteError {
     match error {
         ExecuteError::CommitUnclear(error) => ExecuteError::NotAdmitted(error),
@@ -178,7 +179,7 @@ pub(super) fn not_admitted(error: ExecuteError) -> ExecuteError {
 }
 
 impl Shared {
-    /// Tells what a request is answered.
+    /// Reports the answer of a request to the observer.
     pub(super) fn decide<T>(&self, subject: &Subject, outcome: &ExecuteResult<T>, durations: Durations) {
         let (kind, attempt) = decision(outcome);
         tracing::debug!(outcome = kind.name(), attempt, ?durations, "decided");

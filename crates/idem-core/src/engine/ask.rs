@@ -78,8 +78,9 @@ impl<T> Asked<T> {
 }
 
 impl Shared {
-    /// Failing open is for a store that is away. One that answers something unreadable may hold the record of a run that
-    /// took effect, and one that says by itself that it is set up wrongly would fail open for ever.
+    /// Whether an operation may run without protection: only while the store is unavailable. A store that answers
+    /// something unreadable may hold the record of a run that took effect. If a store reports a wrong configuration,
+    /// the engine would fail open for ever.
     fn may_fail_open(&self, error: &StoreError) -> bool {
         let is_away = error.is_retryable() && !error.has_existing_record();
         self.settings.fail_open && self.contract() != Contract::Transactional && is_away

@@ -11,7 +11,7 @@ use tracing::Span;
 
 use super::Idempotency;
 
-/// A run that is driven by its caller, who awaits this. Dropped before the end, the rest goes on in a task of its own.
+/// A run that its caller drives by awaiting this. If it is dropped before the end, the rest goes on in a new task.
 pub(super) struct Attended {
     engine: Idempotency,
     /// Of the operation.

@@ -45,7 +45,7 @@ struct Run {
     transaction: Option<TransactionSlot>,
 }
 
-/// Where the open transaction waits for whoever uses it: the handler first, the settlement last.
+/// The open transaction: first the handler borrows it, then the settlement takes it.
 type TransactionSlot = Arc<tokio::sync::Mutex<Option<Box<dyn StoreTransaction>>>>;
 
 impl Context {
@@ -86,7 +86,7 @@ impl Context {
         &self.run.subject.id
     }
 
-    /// Tells of something that happened to this run.
+    /// Reports an event of this run to the observer.
     pub(super) fn observe(&self, kind: EventKind<'_>) {
         self.run.observe(kind);
     }
@@ -105,8 +105,8 @@ impl Context {
         &self.run.lost
     }
 
-    /// Tells the run that it is over, and rolls its transaction back as soon as its borrower gives it back. Without this it would
-    /// stay open, with its locks, for as long as any clone of the context lives.
+    /// Cancels the run's `lost` token, and rolls its transaction back as soon as its borrower returns it. Without this, the
+    /// transaction would stay open, with its locks, as long as any clone of the context lives.
     pub(super) fn roll_back_when_given_back(&self) {
         self.run.lost.cancel();
         let Some(slot) = self.run.transaction.clone() else { return };
@@ -119,32 +119,32 @@ impl Context {
         self.run.transaction.as_ref()?.try_lock().ok()?.take()
     }
 
-    /// Which attempt this is: 1 for the first, larger for every further one. It can serve as a fencing number.
+    /// Which attempt this is: 1 for the first, larger for every further one. It can serve as a fencing token.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.run.lease.as_ref().map_or(1, |lease| lease.attempt)
     }
 
-    /// How this run came about; [`Acquisition::Fresh`] when it is not protected.
+    /// How this run was acquired; [`Acquisition::Fresh`] when it is not protected.
     #[must_use]
     pub fn acquisition(&self) -> Acquisition {
         self.run.lease.as_ref().map_or(Acquisition::Fresh, |lease| lease.acquisition)
     }
 
-    /// Whether a record protects this run. False only while the store is away and the settings say to
-    /// [fail open](super::Settings::dangerous_fail_open).
+    /// Whether a record protects this run. False only if the store is unavailable and the settings say to [fail
+    /// open](super::Settings::dangerous_fail_open).
     #[must_use]
     pub fn is_protected(&self) -> bool {
         self.run.lease.is_some()
     }
 
-    /// The lease of this run, for a store's guard around writes of its own; `None` when it is not protected.
+    /// The lease of this run, with which a store can fence other writes; `None` when the run is not protected.
     #[must_use]
     pub fn lease(&self) -> Option<&Lease> {
         self.run.lease.as_ref()
     }
 
-    /// The recovery point that the attempt before this one recorded last: go on after it.
+    /// The last recovery point of the attempt before this one: continue after it.
     #[must_use]
     pub fn last_checkpoint(&self) -> Option<&Checkpoint> {
         self.run.lease.as_ref().and_then(|lease| lease.checkpoint.as_ref())
@@ -156,8 +156,8 @@ impl Context {
         self.id().downstream_key(step)
     }
 
-    /// Whether this run may no longer own its record, by what the store said and by the local monotonic clock. Ask directly
-    /// before starting something that must not be done twice.
+    /// Whether this run may no longer own its record, judged by the store's answers and by the local monotonic clock.
+    /// Ask directly before starting something that must not be done twice.
     #[must_use]
     pub fn is_lease_lost(&self) -> bool {
         self.run.lost.is_cancelled() || self.run.is_about_to_end()
@@ -186,7 +186,7 @@ impl Context {
             return Err(CheckpointError::NeverRerun);
         }
         let Some(lease) = &self.run.lease else { return Ok(()) };
-        // One after the other: the answer to an earlier one would be that a later one is there.
+        // One after the other: an earlier checkpoint that arrives after a later one gets `LeaseLost`.
         let mut last = self.run.checkpoints.lock().await;
         *last = last.saturating_add(1);
         let checkpoint = Checkpoint { sequence: *last, name: name.into(), data };
@@ -198,8 +198,8 @@ impl Context {
 
     /// The transaction of this run, to make the business writes in. `T` is the store's type for it.
     ///
-    /// It is given back when the guard is dropped, which must be before the operation ends: what is borrowed then
-    /// cannot be committed, and is rolled back.
+    /// Dropping the guard returns it. Drop the guard before the operation ends: a transaction that is still borrowed
+    /// then cannot be committed, and is rolled back.
     ///
     /// # Errors
     /// [`TransactionError`] when there is none of this type, or when it is borrowed already.
@@ -216,7 +216,7 @@ impl Context {
 }
 
 impl Run {
-    /// Whether the lease ends soon by this process's clock. It does not wait for the task of renewals, which may be late.
+    /// Whether the lease ends soon by this process's clock. It does not rely on the renewal task, which may be late.
     fn is_about_to_end(&self) -> bool {
         let renewed_at = *self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner);
         renewed_at.is_some_and(|renewed_at| Instant::now() >= about_to_end(renewed_at, self.shared.settings.lease))
@@ -279,14 +279,14 @@ impl<T> fmt::Debug for TransactionGuard<T> {
     }
 }
 
-/// Why a transaction cannot be had.
+/// Why a handler cannot borrow the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionError {
     /// The contract is not Transactional.
     #[error("this operation has no transaction; build its layer with `transactional(store)`")]
     NotTransactional,
-    /// Somebody else has it.
+    /// Another guard holds it.
     #[error("the transaction of this operation is in use elsewhere; drop the other borrow first")]
     Borrowed,
     /// The store's transactions are of another type.
@@ -298,7 +298,7 @@ pub enum TransactionError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// Somebody else owns the record.
+    /// Another owner has the record.
     #[error("the lease is lost: another attempt runs this operation, so this one must stop")]
     LeaseLost,
     /// The data has more than 64 KiB.
@@ -307,7 +307,7 @@ pub enum CheckpointError {
         /// The size that was given.
         bytes: usize,
     },
-    /// Only AtLeastOnce runs an operation again, so only there a recovery point has a reader.
+    /// The contract is not AtLeastOnce, the only one that runs an operation again and reads its recovery points.
     #[error("checkpoints belong to the AtLeastOnce contract; no other one resumes an operation")]
     NeverRerun,
     /// The store could not answer.

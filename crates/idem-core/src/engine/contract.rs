@@ -40,7 +40,7 @@ pub enum Disposition {
         /// Whether the business writes of a Transactional run stay.
         writes: Writes,
     },
-    /// It failed in a way that nobody intended; the contract decides.
+    /// It failed unexpectedly; the contract decides.
     Fault {
         /// What repeats get if it never runs again.
         response: StoredResponse,
@@ -69,8 +69,8 @@ impl Contract {
         }
     }
 
-    /// How a run is settled; what may be retried rests for `backoff`, unless the run says for how long. Business writes stay only
-    /// where the run said that it ended as intended.
+    /// The settlement of a run, and what becomes of its business writes. A retryable failure waits for `backoff`,
+    /// unless the run says for how long. Retries and faults discard the writes.
     pub(super) fn settlement(self, disposition: Disposition, backoff: Duration) -> (Settlement, Writes) {
         match disposition {
             Disposition::Complete { response, writes } => (Settlement::Completed(response), writes),

@@ -1,13 +1,11 @@
 //! An operation from its request to its answer: acquire → (answer | run) → settle → reply.
 //!
-//! [`ask`](super::ask) acquires, [`Granted::carry_out`] does what follows. Who drives them:
-//!
-//! | the store | driven by |
-//! |---|---|
-//! | answers at once that it does not run | the caller, to the end |
-//! | allows it at once, and the engine has an [attended](super::attended) runtime | the caller; a task if it gives up |
-//! | allows it at once | a task, from the run on |
-//! | does not answer at once | a task, from the acquire on |
+//! [`ask`](super::ask) acquires, and [`Granted::carry_out`] does what follows. The store's answer to the first poll
+//! decides what drives them:
+//! - It does not run: the caller, to the end.
+//! - It runs, and the engine has an [attended](super::attended) runtime: the caller, or a task if the caller goes away.
+//! - It runs, and the engine has no such runtime: a task, from the run on.
+//! - No answer yet: a task, from the acquire on.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +25,7 @@ use super::granted::{Granted, Handler};
 use super::observer::Subject;
 use super::{Idempotency, Operation};
 
-/// How far an acquire has come when it was polled once.
+/// The result of polling an acquire once.
 enum AtOnce<T> {
     Answered(ExecuteResult<T>),
     Granted(Granted<T>),
@@ -37,9 +35,9 @@ enum AtOnce<T> {
 }
 
 impl Idempotency {
-    /// Runs `run` unless it ran before, and settles what it concludes before this answers.
+    /// Runs `run` unless it ran before, and settles its conclusion before it answers.
     ///
-    /// `run` says by its [`Conclusion`] what repeats shall get and what this caller gets now. When it panics,
+    /// `run` returns a [`Conclusion`]: the response to store for repeats, and the value for this caller. If it panics,
     /// `on_panic` concludes in its place.
     ///
     /// # Errors
@@ -59,12 +57,11 @@ impl Idempotency {
         R: Future<Output = Conclusion<T>> + Send + 'static,
         P: FnOnce() -> Conclusion<T> + Send + 'static,
     {
-        // What is large has a place of its own on the heap from the beginning: it would have one in each of the futures
-        // that hand it down, and would keep it there after its end.
+        // Boxed at once, so that it takes no room in each of the futures that hand it down, even after its end.
         let run: Handler<T> = Box::new(move |context| Box::pin(run(context)));
         let engine = self.clone();
         async move {
-            // Counted before looking, so that a shutdown that begins in between waits for it.
+            // Counted before the check, so that a shutdown that begins in between waits for it.
             let _counted = engine.shared.group.tasks.token();
             if engine.shared.group.tasks.is_closed() {
                 return engine.shared.refuse(&operation.scope, ExecuteError::ShuttingDown);
@@ -73,7 +70,7 @@ impl Idempotency {
                 return engine.shared.refuse(&operation.scope, engine.shared.overloaded());
             };
             let request = engine.shared.acquire_request(&operation);
-            // Inside the caller's span. It is entered for each step, as a future in a span of its own would be larger.
+            // Inside the caller's span. It is entered for each poll, because an instrumented future would be larger.
             let span = tracing::info_span!(
                 "idempotent_operation",
                 operation = operation.scope.operation(),
@@ -106,8 +103,8 @@ impl Idempotency {
         }
     }
 
-    /// Polls an acquire on the caller's thread. If the store answers at once, as one in memory does, a repeat needs no task: its
-    /// caller cannot give up in between.
+    /// Polls an acquire once, on the caller's thread. If the store answers at once, as the in-memory store does, a
+    /// repeat needs no task: its caller cannot go away in between.
     async fn poll_once<T>(&self, mut asking: Pin<&mut impl Future<Output = Asked<T>>>, span: &Span) -> AtOnce<T> {
         poll_fn(|context: &mut task::Context<'_>| {
             // Its timers belong to the runtime on which it may go on.
@@ -134,7 +131,7 @@ impl Idempotency {
     }
 }
 
-/// All of an operation whose acquire is under way.
+/// Drives an operation to its end, from an acquire that is under way.
 async fn ask_and_carry_out<T>(
     engine: Idempotency,
     asking: impl Future<Output = Asked<T>>,

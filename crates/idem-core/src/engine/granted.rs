@@ -1,6 +1,7 @@
 //! An operation that the store allows to run: run → settle → reply.
 //!
-//! A probe may come first, which finds out how an earlier run ended. Whoever drives this is chosen by [`execute`](super::execute).
+//! A probe may come first, which finds out how an earlier run ended. [`execute`](super::execute) chooses the task that
+//! drives this.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -78,7 +79,8 @@ async fn run_and_settle<T>(
     timed(&mut durations.settle, settle(context, lease, held, conclusion)).await
 }
 
-/// Awaits a part of a request, and adds how long it took to `total`. It is pinned elsewhere, as it would take room here once more.
+/// Awaits a part of a request, and adds its duration to `total`. The caller pins it, so that it takes its room only
+/// once.
 async fn timed<T>(total: &mut Duration, part: impl Future<Output = T> + Unpin) -> T {
     let began = Instant::now();
     let output = part.await;
@@ -92,8 +94,8 @@ async fn conclude<T>(
     on_panic: impl FnOnce() -> Conclusion<T> + Send,
 ) -> Conclusion<T> {
     let own = context.clone();
-    // Called inside, as it may panic before it returns a future. Nothing that a panic could leave half changed is looked at
-    // afterwards but the transaction, which is discarded.
+    // Called inside, as it may panic before it returns a future. After a panic, only the transaction could be half
+    // changed, and it is discarded.
     match AssertUnwindSafe(async move { run(own).await }).catch_unwind().await {
         Ok(conclusion) => conclusion,
         Err(_) => {
@@ -104,9 +106,9 @@ async fn conclude<T>(
     }
 }
 
-/// Settles a run by its conclusion, and answers what holds then.
+/// Settles a run by its conclusion, and returns the answer that holds then.
 ///
-/// Boxed, as it comes at the end: the run would hold the room for it all the time.
+/// Boxed, so that it takes no room in the future during the run.
 fn settle<T>(
     context: &Context,
     lease: &Lease,
@@ -138,15 +140,15 @@ fn settle<T>(
     })
 }
 
-/// How an earlier run has to be settled by what the probe finds; `None` when the operation may run.
+/// Asks the probe, and returns how to settle the earlier run; `None` when the operation may run.
 ///
-/// When it cannot be found out now the key is given back: the record stays, and the next repeat asks again.
+/// If the probe fails, the key is released: the record stays, and the next repeat asks again.
 async fn find_out(context: &Context) -> Option<Settlement> {
     let run = context.lease().map(|lease| CrashedRun { lease, lost: context.lost() });
     let found = match context.shared().settings.probe.as_ref().zip(run) {
         // Called inside, as it may panic before it returns a future.
         Some((probe, run)) => AssertUnwindSafe(async { probe.probe(run).await }).catch_unwind().await,
-        // Some other engine on this store has a probe, and this one does not: it cannot have asked to probe.
+        // Does not happen: an engine without a probe never acquires to probe.
         None => Ok(Ok(ProbeOutcome::Unknown)),
     };
     if let Ok(Ok(found)) = &found {
@@ -200,14 +202,14 @@ async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> ExecuteRe
     }
 }
 
-/// The answer of a run that somebody else superseded: what the record says, so that all callers are told the same.
+/// The answer of a run that another owner superseded: what the record says, so that all callers get the same answer.
 async fn superseded<T>(context: &Context, value: T) -> ExecuteResult<T> {
     let shared = context.shared();
     tracing::warn!(record = %context.id(), "an operation ended after it had lost its lease");
     context.observe(EventKind::LeaseLost);
     Ok(match recorded(context).await? {
         Some(answer) => answer,
-        // The record is gone. A transaction was rolled back; what a lease protects has happened all the same.
+        // The record is gone. A transaction was rolled back, but what ran under a lease has happened.
         None if shared.contract() == Contract::Transactional => Answer::in_progress(Duration::ZERO),
         None => Answer::Ran { value, attempt: context.attempt(), protected: true },
     })
@@ -216,7 +218,7 @@ async fn superseded<T>(context: &Context, value: T) -> ExecuteResult<T> {
 impl Shared {
     fn plan(&self, disposition: Disposition, retention: Option<Duration>, attempt: u32) -> SettlementPlan {
         let (settlement, writes) = self.contract().settlement(disposition, self.settings.backoff_after(attempt));
-        // What is kept for no time at all is gone before its settlement can be repeated.
+        // A record without a retention is gone before its settlement can be repeated.
         let retention = retention.unwrap_or(self.settings.retention).max(SHORTEST_RETENTION);
         SettlementPlan { settlement, writes, retention }
     }

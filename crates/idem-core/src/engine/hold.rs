@@ -19,9 +19,9 @@ pub(super) struct Held {
     pub(super) renewal: Option<Renewal>,
     /// Cancelled when the lease is lost, or about to end unrenewed.
     pub(super) lost: CancellationToken,
-    /// Whether an acquire of this run had no answer, so that the store may yet execute it.
+    /// Whether an acquire of this run got no answer, so that the store may still execute it.
     pub(super) is_acquire_unclear: bool,
-    /// One of those that [may run](super::Settings::max_running).
+    /// The permit of one operation that [may run](super::Settings::max_running).
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
@@ -33,36 +33,37 @@ pub(super) enum Refusal {
     Unconfirmed(StoreError),
 }
 
-/// Whether a lease that was asked for, or renewed, at `held_from` certainly holds now. A third of it may have passed: renewals
-/// are due then, and a clock that runs a little fast does no harm.
+/// Whether a lease that was requested, or renewed, at `held_from` certainly holds now. A third of it may have passed:
+/// renewals are due then, and a clock that runs a little fast does no harm.
 pub(super) fn is_recent(context: &Context, held_from: Instant) -> bool {
     held_from.elapsed() < context.shared().settings.lease / 3
 }
 
 impl Held {
-    /// From now on a renewal that is refused is no news: it may come after the settlement.
+    /// From now on, a refused renewal is not reported: it may come after the settlement.
     pub(super) fn expect_the_end(&self) {
         if let Some(renewal) = &self.renewal {
             renewal.expect_the_end();
         }
     }
 
-    /// Nothing runs under the owner token of `lease` any more: if an acquire of it had no answer, what it takes is given back.
+    /// Releases what an unanswered acquire of this run may take late. Call it when nothing runs under the owner token
+    /// of `lease`.
     pub(super) fn give_back_late_acquire(&self, context: &Context, lease: &Lease) {
         if self.is_acquire_unclear {
             give_back_when_taken(context.shared(), context.subject(), never_answered(lease.id, lease.owner));
         }
     }
 
-    /// Has the store acknowledge a renewal, directly before the operation runs: another owner may have taken over since the
-    /// lease was asked for. When it returns `Ok`, the lease [is recent](is_recent).
+    /// Renews the lease directly before the operation runs: another owner may have taken over since it was requested.
+    /// When it returns `Ok`, the lease [is recent](is_recent).
     pub(super) async fn confirm(&mut self, context: &Context) -> Result<(), Refusal> {
         let Some(lease) = context.lease() else { return Ok(()) };
         let shared = context.shared();
         for _ in 0..ROUNDS {
             let sent = Instant::now();
             match shared.bounded(context.subject(), shared.store().renew(lease, shared.settings.term())).await {
-                // Its renewals have told meanwhile that the lease ended: the operation would be told to stop at once.
+                // The renewals have reported the loss of the lease meanwhile: the operation would have to stop at once.
                 Ok(OwnerOutcome::Applied) if context.lost().is_cancelled() => return Err(Refusal::Lost),
                 Ok(OwnerOutcome::Applied) if is_recent(context, sent) => {
                     self.renewal = Some(context.start_renewal(sent));

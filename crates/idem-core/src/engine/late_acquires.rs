@@ -1,8 +1,8 @@
-//! Leases that an acquire without an answer may take later.
+//! Releases leases that an unanswered acquire takes late.
 //!
-//! A store that stalls delivers what is in its sockets when it goes on. By then the engine has answered that nothing ran, so
-//! such an acquire takes a lease without an owner: its key would be stuck for a lease, and under AtMostOnce its outcome would be
-//! reported as unknown although nothing ran. Such a lease is given back as soon as it appears.
+//! When a stalled store resumes, it executes what is still in its sockets. By then the engine has answered that nothing
+//! ran, so such an acquire takes a lease without an owner. Its key would be stuck for a lease, and under AtMostOnce its
+//! outcome would be reported as unknown although nothing ran. The engine releases such a lease as soon as it appears.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use crate::record::{Acquisition, OwnerToken};
 use crate::record_id::RecordId;
 use crate::store::StoreErrorKind;
 
-/// How soon the store is asked again after its first answer: what stalled is delivered about then.
+/// How soon the store is asked again after its first answer: it executes stalled commands about then.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The lease that an acquire would have, had its answer come. Stores look only at its id and its owner.
+/// The lease that an unanswered acquire would have returned. Stores look only at its id and its owner.
 pub(super) fn never_answered(id: RecordId, owner: OwnerToken) -> Lease {
     Lease { id, owner, attempt: 0, acquisition: Acquisition::Fresh, checkpoint: None }
 }
 
-/// Gives `lease` back in the background if it appears. Ends when the store has answered for as long as a lease lasts.
+/// Releases `lease` in the background if it appears. Ends when the store has answered for as long as a lease lasts.
 ///
 /// No operation may run under its owner token, now or later.
 pub(super) fn give_back_when_taken(shared: &Arc<Shared>, subject: &Subject, lease: Lease) {
@@ -74,7 +74,7 @@ async fn give_back(shared: Arc<Shared>, subject: Subject, lease: Lease, _permit:
                     None => return,
                 }
             }
-            // It stalls, or stalls again.
+            // The store stalls, or stalls again.
             Released::Unanswered => {
                 answered = None;
                 pause = (pause * 2).min(LAST_PAUSE);
@@ -97,7 +97,7 @@ enum Released {
         applied: bool,
     },
     Unanswered,
-    /// The record cannot be read, and so not be given back.
+    /// The record cannot be read, so it cannot be released.
     Unreadable,
 }
 

@@ -22,9 +22,10 @@
 //! # }
 //! ```
 //!
-//! Everything between the acquire and the settlement happens in a task of its own, or [goes on](Idempotency::default_runtime) in one:
-//! the caller may go away without cancelling the operation, and its retry gets the replay. Each operation has a tracing span,
-//! `idempotent_operation`, inside its caller's.
+//! Everything between the acquire and the settlement happens in a separate task, or moves to one if the caller goes
+//! away (see [`default_runtime`](Idempotency::default_runtime)). So a caller that disconnects does not cancel the
+//! operation, and its retry gets the replay. Each operation has a tracing span, `idempotent_operation`, inside its
+//! caller's.
 
 mod admit;
 mod answer;
@@ -69,15 +70,16 @@ use shared::{Backend, Group, Shared};
 
 /// Runs operations under one contract on one store. Clones share everything.
 ///
-/// There is no default contract: what happens after a crash is chosen where the thing is built.
+/// There is no default contract: the constructor chooses what happens after a crash.
 ///
 /// Needs a tokio runtime with time enabled; see [`Settings::runtime`].
 #[derive(Clone)]
 pub struct Idempotency {
     shared: Arc<Shared>,
-    /// Where operations run; `None` where they are asked for.
+    /// Where operations run; `None` for the runtime of the caller.
     runtime: Option<Handle>,
-    /// Whether what a store allows at once runs there only when nobody awaits it any more.
+    /// Whether the caller drives an operation that the store allows at once; `runtime` drives what is left if the
+    /// caller drops it.
     attended: bool,
 }
 
@@ -142,7 +144,7 @@ impl Idempotency {
         Self::new(Backend::Transactional(store), settings)
     }
 
-    /// At most one run. After a crash repeats are told that the outcome is unknown, and it never runs again.
+    /// At most one run. After a crash, repeats get an unknown outcome, and the operation never runs again.
     #[must_use]
     pub fn at_most_once(store: Arc<dyn DurableStore>, settings: Settings) -> Self {
         Self::new(Backend::Leased(store, Contract::AtMostOnce), settings)
@@ -161,10 +163,10 @@ impl Idempotency {
         Self { shared: Shared::new(backend, settings, group), runtime, attended: false }
     }
 
-    /// Attaches this engine to another one, for routes that need another contract or other settings: a
-    /// [`shutdown`](Self::shutdown) of either ends both, and together they run at most as many operations as `engine` may.
+    /// Attaches this engine to another one, for routes that need another contract or other settings.
     ///
-    /// Everything else stays its own: store, contract, settings, and those that wait.
+    /// A [`shutdown`](Self::shutdown) of either ends both, and together they run at most as many operations as `engine`
+    /// may. Everything else stays separate: store, contract, settings and waiters.
     ///
     /// # Panics
     /// When this engine has been cloned, given to a layer, or had another one attached: those would be left behind. Attach it
@@ -191,13 +193,17 @@ impl Idempotency {
         Self { shared, ..self }
     }
 
-    /// This engine, whose operations run on `runtime` unless its [settings](Settings::runtime) name another one: for
-    /// integrations whose handlers have tasks of their own, and no business on the thread that asks.
+    /// Runs operations on `runtime`, unless the [settings](Settings::runtime) name another one.
     ///
-    /// An operation that the store allows at once, as one in memory does, is driven by its caller all the same,
-    /// because the way to another thread and back takes longer; renewals are on `runtime`, and so is what is left when
-    /// the future of [`execute`](Self::execute) is dropped. That future has to be polled to its end, or dropped: while it is
-    /// kept, such an operation stands still, and its lease is renewed.
+    /// For integrations that run their handlers in separate tasks, so that an operation does not depend on the caller's
+    /// thread.
+    ///
+    /// If the store allows an operation at once, as the in-memory store does, the caller still drives it, because the
+    /// way to another thread and back takes longer. Its renewals run on `runtime`. So does the rest of the operation
+    /// when the future of [`execute`](Self::execute) is dropped.
+    ///
+    /// Poll that future to its end, or drop it. While it is kept without being polled, such an operation stands still,
+    /// and its lease is renewed.
     #[must_use]
     pub fn default_runtime(mut self, runtime: Handle) -> Self {
         if self.runtime.is_none() {
@@ -219,7 +225,7 @@ impl Idempotency {
         &self.shared.settings
     }
 
-    /// The operations that run now, from their acquire until their record is settled: a gauge, at most
+    /// The number of operations that run now, from their acquire until their record is settled: a gauge, at most
     /// [`max_running`](Settings::max_running). It counts those of [attached](Self::attached_to) engines, too.
     #[must_use]
     pub fn running(&self) -> usize {
@@ -227,8 +233,8 @@ impl Idempotency {
         group.most_running.saturating_sub(group.running.available_permits())
     }
 
-    /// The settlements that go on behind their answers, because the store did not take them in time: a gauge. Each is also
-    /// counted by [`running`](Self::running).
+    /// The number of settlements that continue after their answers, because the store did not take them in time: a
+    /// gauge. [`running`](Self::running) counts them, too.
     #[must_use]
     pub fn settling(&self) -> usize {
         self.shared.group.behind.load(Ordering::Relaxed)
@@ -240,23 +246,24 @@ impl Idempotency {
         self.shared.observer_panics.load(Ordering::Relaxed)
     }
 
-    /// The requests that wait in this process for the end of another one's run: a gauge, at most
+    /// The number of requests that wait in this process for another one's run: a gauge, at most
     /// [`max_waiters`](Settings::max_waiters), and [`max_waiters_per_key`](Settings::max_waiters_per_key) for one key.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.waiters.count()
     }
 
-    /// The acquire that this engine sends for `operation`, with a new owner token: for stores that are asked without the
-    /// engine, such as in a transaction that the caller opened. Repeat an acquire without an answer by the same value; a
-    /// further run needs a new one.
+    /// The acquire that this engine sends for `operation`, with a new owner token.
+    ///
+    /// For callers that ask the store without the engine, such as inside a transaction that they opened. If an acquire
+    /// gets no answer, repeat it with the same value; a further run needs a new one.
     #[must_use]
     pub fn acquire_for(&self, operation: &Operation) -> Acquire {
         self.shared.acquire_request(operation)
     }
 
-    /// Tells the observer that a request was refused before it became an operation. For integrations: `reason` is the name of
-    /// their problem, such as `key-missing`, out of a small fixed set.
+    /// Reports to the observer that a request was refused before it became an operation. For integrations: `reason` is
+    /// the name of their problem, such as `key-missing`, out of a small fixed set.
     pub fn refused(&self, operation: &str, reason: &'static str) {
         tracing::debug!(operation, outcome = reason, "decided");
         let event = Event {

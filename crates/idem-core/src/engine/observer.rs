@@ -1,4 +1,4 @@
-//! What an engine tells about itself, for metrics and logs.
+//! The events that an engine reports, for metrics and logs.
 
 use std::fmt;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Event<'a> {
     pub record: Option<&'a RecordId>,
     /// Which attempt it is about. `None` when it is about no attempt.
     pub attempt: Option<u32>,
-    /// How long each part of the request took, for a [decision](EventKind::is_decision); otherwise zero.
+    /// How long each part of the request took, for a [decision](EventKind::is_decision); zero for every other event.
     pub durations: Durations,
 }
 
@@ -97,13 +97,13 @@ pub enum EventKind<'a> {
     SettlementDone,
     /// A settlement was given up. The next repeat finds a lease that runs out.
     SettlementLost,
-    /// An acquire without an answer may take a lease later, and nothing waits for it any more: a repeat may be told that the
-    /// outcome is unknown although nothing ran.
+    /// An acquire without an answer may take a lease later, and the engine no longer watches for it. A repeat may then
+    /// get an unknown outcome although nothing ran.
     AcquireForgotten,
 }
 
 impl EventKind<'_> {
-    /// Whether this is what the request was answered. Each request has exactly one decision.
+    /// Whether this event is the answer to the request. Each request has exactly one decision.
     #[must_use]
     pub fn is_decision(&self) -> bool {
         match self {

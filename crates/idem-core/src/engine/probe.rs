@@ -9,21 +9,24 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::machine::Lease;
 use crate::record::{Checkpoint, StoredResponse};
 
-/// Asks the system where the effect would be whether a crashed run took effect.
+/// Asks another system whether a crashed run took effect there.
 ///
-/// After a crash under AtMostOnce no process knows it. Where the other system can tell, for example because the run gave it a
-/// [downstream key](CrashedRun::downstream_key), the outcome need not stay unknown.
+/// After a crash under AtMostOnce, no process knows the outcome. If the other system can tell, for example because the
+/// run gave it a [downstream key](CrashedRun::downstream_key), the outcome need not stay unknown.
 #[async_trait]
 pub trait Probe: fmt::Debug + Send + Sync + 'static {
-    /// Says whether an earlier run of this operation took effect. It is asked under a lease that is renewed meanwhile.
+    /// Says whether an earlier run of this operation took effect. The engine asks under a lease, which it renews
+    /// meanwhile.
     ///
-    /// [`DidNotHappen`](ProbeOutcome::DidNotHappen) lets the operation run, once the store has confirmed the lease. It is safe only
-    /// if the effect cannot happen later either: the earlier run may stand still in a suspended process, or its request may be
-    /// on its way. So have the other system prevent it, for example by voiding the downstream key, and answer `Unknown`, or an
-    /// error, where it cannot. The model checker (`cargo xtask model`) shows two effects for a probe that only looks.
+    /// [`DidNotHappen`](ProbeOutcome::DidNotHappen) lets the operation run, once the store has confirmed the lease. It
+    /// is safe only if the effect cannot happen later either: the earlier run may stand still in a suspended process,
+    /// or its request may be on its way. So make the other system prevent it, for example by voiding the downstream
+    /// key. If it cannot, answer `Unknown` or an error. The model checker (`cargo xtask model`) shows two effects for a
+    /// probe that only looks.
     ///
     /// # Errors
-    /// When it cannot be found out now. The repeat is then told to come back, and the next one asks again.
+    /// When the outcome cannot be found out now. The caller then gets
+    /// [`Answer::InProgress`](super::Answer::InProgress), and the next repeat asks again.
     async fn probe(&self, run: CrashedRun<'_>) -> Result<ProbeOutcome, Box<dyn Error + Send + Sync>>;
 }
 
@@ -42,7 +45,7 @@ pub enum ProbeOutcome {
 /// The run whose outcome is to be found out.
 #[derive(Debug, Clone, Copy)]
 pub struct CrashedRun<'a> {
-    /// Of the one who asks.
+    /// The lease of the owner that asks.
     pub(super) lease: &'a Lease,
     pub(super) lost: &'a CancellationToken,
 }
@@ -66,7 +69,7 @@ impl CrashedRun<'_> {
         self.lease.id.downstream_key(step)
     }
 
-    /// Completes when another process may look for the outcome by now: stop.
+    /// Completes when another process may probe by now: stop.
     pub fn lease_lost(&self) -> WaitForCancellationFutureOwned {
         self.lost.clone().cancelled_owned()
     }

@@ -1,7 +1,8 @@
-//! Renews leases while their operations run, and says when one is lost.
+//! Renews leases while their operations run, as a heartbeat, and reports when one is lost.
 //!
-//! A thread of its own, with a runtime of its own, renews for all engines of the process: an operation that computes or blocks
-//! for long keeps its own runtime busy. [`Settings::renewals_on`](super::Settings::renewals_on) names another runtime.
+//! A dedicated thread with its own runtime renews for all engines of the process, because an operation that computes or
+//! blocks for long keeps its runtime busy. To name another runtime, use
+//! [`Settings::renewals_on`](super::Settings::renewals_on).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +31,7 @@ pub(super) trait LeasedRun: Send + Sync + 'static {
     /// Cancelled when the lease is lost, or about to end unrenewed.
     fn lost(&self) -> &CancellationToken;
 
-    /// The lease was acquired, or renewed, by what was sent then.
+    /// Notes that what was sent at `sent` has acquired or renewed the lease.
     fn renewed(&self, sent: Instant);
 
     /// Has the store extend the lease. `home` is the runtime of the operation.
@@ -48,8 +49,10 @@ pub(super) struct Renewal {
 }
 
 impl Renewal {
-    /// Renews at a third of the lease. The run is told that it has lost its lease when another owner has the record, and when
-    /// by this process's monotonic clock the lease is about to end unrenewed.
+    /// Starts to renew the lease, first after a third of it.
+    ///
+    /// The lease counts as lost when another owner has the record. It also counts as lost when it is about to end
+    /// unrenewed by this process's monotonic clock.
     pub(super) fn start(
         schedule: &Arc<Schedule>,
         settings: &Settings,
@@ -67,7 +70,7 @@ impl Renewal {
         Self { schedule: Arc::clone(schedule), turn, settling }
     }
 
-    /// From now on a renewal that is refused is no news: it may come after the settlement.
+    /// From now on, a refused renewal is not reported: it may come after the settlement.
     pub(super) fn expect_the_end(&self) {
         self.settling.store(true, Ordering::Relaxed);
     }
@@ -80,12 +83,12 @@ impl Drop for Renewal {
     }
 }
 
-/// When a lease counts as lost that was renewed last at `renewed_at`: a tenth early, as the operation needs time to stop.
+/// When a lease counts as lost: a tenth before its end, as the operation needs time to stop.
 pub(super) fn about_to_end(renewed_at: Instant, lease: Duration) -> Instant {
     renewed_at + lease - lease / 10
 }
 
-/// Where renewals are driven.
+/// The runtime that drives renewals.
 fn runtime(settings: &Settings) -> Handle {
     settings.renewals_on.clone().unwrap_or_else(|| {
         thread().unwrap_or_else(|error| {
@@ -99,7 +102,7 @@ fn runtime(settings: &Settings) -> Handle {
     })
 }
 
-/// The runtime of the thread that renews leases, which is started when it is needed first and stays.
+/// The runtime of the thread that renews leases. The thread starts on first use and stays.
 fn thread() -> io::Result<Handle> {
     static THREAD: Mutex<Option<Handle>> = Mutex::new(None);
     // A panic leaves it as it was.
@@ -107,7 +110,8 @@ fn thread() -> io::Result<Handle> {
     if let Some(runtime) = &*thread {
         return Ok(runtime.clone());
     }
-    // The thread makes the runtime: one that is dropped here, because there is no thread for it, panics in asynchronous code.
+    // The thread makes the runtime. If the thread cannot start, a runtime made here is dropped in asynchronous code,
+    // which panics.
     let (started, starts) = mpsc::sync_channel(1);
     let drive = move || match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
@@ -124,8 +128,8 @@ fn thread() -> io::Result<Handle> {
     Ok(runtime)
 }
 
-/// The renewals of an engine. Most operations end before their first one, so a renewal has a task only from then on; until then
-/// one task waits for all of them.
+/// The renewals of an engine. One task waits for the first renewal of every lease, and then starts a task for that
+/// lease: most operations end before.
 #[derive(Default)]
 pub(super) struct Schedule {
     state: Mutex<State>,
@@ -133,7 +137,7 @@ pub(super) struct Schedule {
     is_earlier: Notify,
 }
 
-/// When the first renewal is due, and a number, as several may be due at once.
+/// When the first renewal is due, and a number, because several may be due at once.
 type Turn = (Instant, u64);
 
 #[derive(Default)]
@@ -151,7 +155,7 @@ impl Schedule {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to renew at this time, unless it is [removed](Self::remove) before.
+    /// Schedules the first renewal for `at`, unless it is [removed](Self::remove) before.
     fn add(self: &Arc<Self>, runtime: &Handle, at: Instant, renewals: LeaseRenewals) -> Turn {
         let mut state = self.lock();
         state.last += 1;
@@ -159,7 +163,7 @@ impl Schedule {
         state.due.insert(turn, (renewals, Span::current()));
         let wakes_at = state.wakes_at;
         state.wakes_at = wakes_at.or(Some(at));
-        // A runtime that has ended drops a task at once, which takes the lock.
+        // A runtime that has ended drops a new task at once, and that drop takes the lock.
         drop(state);
         match wakes_at {
             None => drop(runtime.spawn(Waiting { schedule: Arc::clone(self), is_over: false }.wait(at))),
@@ -169,9 +173,10 @@ impl Schedule {
         turn
     }
 
-    /// Begins what is due, and says when to look again; `None` when nothing is left to wait for, and the task ends.
+    /// Starts the renewals that are due, and returns when to look again; `None` when the task ends.
     ///
-    /// The task stays until `stay_until` in any case: most operations have ended before it runs, and each would make another one.
+    /// Without renewals, the task stays until `stay_until`: most operations end before it runs, and each would start
+    /// another task.
     fn begin_what_is_due(&self, stay_until: Instant) -> Option<Instant> {
         let mut state = self.lock();
         let now = Instant::now();
@@ -194,7 +199,7 @@ impl Schedule {
         let mut state = self.lock();
         let (due, begun) = (state.due.remove(&turn), state.begun.remove(&turn));
         drop(state);
-        // Outside of the lock, as what it holds may be the last of a transaction, or of the engine.
+        // Outside of the lock: it may hold the last reference to a transaction or to the engine.
         drop(due);
         if let Some(begun) = begun {
             begun.abort();
@@ -202,7 +207,7 @@ impl Schedule {
     }
 }
 
-/// The task that waits for the first renewals. When it is cut off, because its runtime ends, the next operation makes another one.
+/// The task that waits for first renewals. If its runtime ends, the next operation starts another one.
 struct Waiting {
     schedule: Arc<Schedule>,
     is_over: bool,
@@ -216,7 +221,7 @@ impl Waiting {
                 () = self.schedule.is_earlier.notified() => {}
             }
         }
-        // Another one may have its place by now.
+        // Another task may have replaced it by now.
         self.is_over = true;
     }
 }
@@ -226,7 +231,7 @@ impl Drop for Waiting {
         if !self.is_over {
             let mut state = self.schedule.lock();
             state.wakes_at = None;
-            // Dropping them tells operations that go on elsewhere that they are not renewed.
+            // Dropping them reports the loss to operations that go on elsewhere.
             let orphans = std::mem::take(&mut state.due);
             drop(state);
             drop(orphans);
@@ -236,7 +241,7 @@ impl Drop for Waiting {
 
 /// The renewals of one lease.
 struct LeaseRenewals {
-    /// Its transaction is rolled back, should nobody end it, when this task is gone too.
+    /// Keeps the run's transaction: if it is never finished, it is rolled back once this task is gone too.
     run: Arc<dyn LeasedRun>,
     /// The runtime of the operation.
     home: Handle,
@@ -266,10 +271,10 @@ impl LeaseRenewals {
                         self.run.renewed(sent);
                         next = sent + lease / 3;
                     }
-                    // Soon again: a third of the lease is left for a few more tries.
+                    // Soon, while the lease leaves time for a few more tries.
                     Renewed::Failed => next = Instant::now() + lease / 10,
-                    // It may follow this run's own settlement, so it is not reported. Until that is acknowledged, it forbids
-                    // to answer with success.
+                    // It may follow this run's own settlement, so it is not reported. Until the settlement is
+                    // acknowledged, it forbids an answer of success.
                     Renewed::Lost if self.settling.load(Ordering::Relaxed) => return self.run.lost().cancel(),
                     Renewed::Lost => {
                         tracing::warn!(record = %self.run.id(), "somebody else owns the record of a running operation");
@@ -284,7 +289,7 @@ impl LeaseRenewals {
     async fn renew_at(&self, next: Instant) -> Renewed {
         sleep_until(next).await;
         if next >= self.until {
-            // From here on only the end of the lease is told.
+            // From here on, only the end of the lease is reported.
             return future::pending().await;
         }
         let sent = Instant::now();
@@ -296,7 +301,7 @@ impl LeaseRenewals {
     }
 }
 
-/// Renewals that end before their run, by a panic or with their runtime, tell the run.
+/// Reports the loss of the lease if its renewals end before its run, by a panic or with their runtime.
 impl Drop for LeaseRenewals {
     fn drop(&mut self) {
         if !self.settling.load(Ordering::Relaxed) && !self.run.lost().is_cancelled() {
@@ -324,7 +329,7 @@ mod tests {
     use crate::engine::{Conclusion, Disposition, Idempotency, Operation, Settings};
     use crate::{Fingerprint, MemoryStore, RecordId, Scope, Writes};
 
-    /// A run that is renewed by nobody.
+    /// A run whose renewals never get an answer.
     struct Nothing(RecordId, CancellationToken);
 
     impl LeasedRun for Nothing {

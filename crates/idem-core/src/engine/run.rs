@@ -25,7 +25,7 @@ const FAILURE: u16 = 500;
 pub struct Ran<T> {
     /// What it returned, now or the first time.
     pub value: T,
-    /// Whether it had run before: `run` was not called, and the value is the first one.
+    /// Whether it had run before: `run` was not called, and the value is the stored one.
     pub replayed: bool,
 }
 
@@ -36,7 +36,7 @@ pub enum RunError<E> {
     /// It ran now and failed.
     #[error("the operation failed: {0}")]
     Failed(E),
-    /// It ran before and failed for good; this is its message.
+    /// It ran before, failed, and does not run again; this is its message.
     #[error("the operation failed before: {0}")]
     FailedBefore(String),
     /// It panicked.
@@ -57,7 +57,7 @@ pub enum RunError<E> {
     /// The key belongs to another request.
     #[error("the idempotency key was used for another request; use a new key")]
     Mismatch,
-    /// The process that ran it disappeared: nobody knows whether it took effect.
+    /// The process that ran it disappeared, and it is not known whether it took effect.
     #[error("the outcome of the operation is unknown; find out whether it took effect before using a new key")]
     OutcomeUnknown,
     /// Its result cannot be serialised, or the stored one cannot be read as this type. It took effect.
@@ -78,8 +78,8 @@ enum Value<T, E> {
 impl Idempotency {
     /// Runs `run` unless it ran before, and returns its result, now or again.
     ///
-    /// The value is stored as JSON. An error is what [`Disposition::Fault`] says under the contract: rolled back and
-    /// free to repeat, final, or retryable after a backoff; its `Display` text is what repeats get when it is final.
+    /// The value is stored as JSON. An error counts as [`Disposition::Fault`], and the contract decides: rolled back
+    /// and free to repeat, final, or retryable after a backoff. If it is final, repeats get its `Display` text.
     ///
     /// # Errors
     /// [`RunError`].
@@ -118,7 +118,7 @@ fn conclusion<T: Serialize, E: Display>(result: Result<T, E>) -> Conclusion<Valu
     };
     let (value, response) = match serde_json::to_vec(&value) {
         Ok(json) => (Value::Done(value), StoredResponse::new(VALUE, json)),
-        // It took effect, so it must not run again for want of a result: the record is a tombstone.
+        // It took effect, so it must not run again, even without a result: the record is a tombstone.
         Err(error) => {
             let tombstone = StoredResponse { body: StoredBody::NotRetained, ..StoredResponse::new(VALUE, "") };
             (Value::Unwritable(error), tombstone)

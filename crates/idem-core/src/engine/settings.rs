@@ -85,7 +85,7 @@ impl Settings {
     ///
     /// Default 30 s: a crashed owner's key is stuck for that long at most, and two renewals may fail before it is lost.
     ///
-    /// Leases are renewed from a thread of idem's own, so that an operation that computes or blocks for long keeps its lease.
+    /// A dedicated thread renews leases, so that an operation that computes or blocks for long keeps its lease.
     ///
     /// # Panics
     /// When the lease is zero.
@@ -115,7 +115,8 @@ impl Settings {
         self
     }
 
-    /// How long a duplicate waits for the answer of the run in progress unless it says otherwise.
+    /// How long a duplicate waits for the answer of the run in progress, unless
+    /// [`Operation::wait`](super::Operation::wait) is set.
     ///
     /// Default zero: a waiting request holds a connection, so waiting is asked for.
     #[must_use]
@@ -124,7 +125,7 @@ impl Settings {
         self
     }
 
-    /// The longest wait that anyone may ask for. Default 30 s, which most proxies tolerate.
+    /// The longest wait that an operation may ask for. Default 30 s, which most proxies tolerate.
     #[must_use]
     pub fn max_wait(mut self, limit: Duration) -> Self {
         self.max_wait = limit.min(LONGEST);
@@ -139,10 +140,10 @@ impl Settings {
         self
     }
 
-    /// The most duplicates that may wait at once over all keys; further ones are told that the operation is in progress.
+    /// The most duplicates that may wait at once over all keys; further ones are answered at once, as in progress.
     ///
-    /// Default 4096. For each key one of them asks the store, about once a second, so that waiting costs the store a few thousand
-    /// looks a second at most, if each waits for another key.
+    /// Default 4096. For each key, one duplicate asks the store about once a second. If each waits for another key,
+    /// that is a few thousand acquires a second.
     #[must_use]
     pub fn max_waiters(mut self, limit: NonZeroUsize) -> Self {
         self.max_waiters = limit;
@@ -152,8 +153,9 @@ impl Settings {
     /// The most operations that this engine runs at once; further requests get
     /// [`ExecuteError::Overloaded`](super::ExecuteError::Overloaded) before the store is asked.
     ///
-    /// A client that disconnects cancels nothing, so limits around the request do not bound the operations behind it. An
-    /// operation counts from its acquire until its record is settled, also behind its answer while the store is away.
+    /// A client that disconnects cancels nothing, so limits around the request do not bound the operations behind it.
+    /// An operation counts from its acquire until its record is settled, even after its answer while the store is
+    /// unavailable.
     ///
     /// Default 1024: more than a process does well at once, and little enough memory to survive. Raise it for handlers that
     /// mostly wait.
@@ -181,8 +183,8 @@ impl Settings {
 
     /// How long to wait for the store. Default 2 s: far above a healthy store's answer, far below a client's patience.
     ///
-    /// Keep it below a sixth of the [lease](Self::lease): an acquire is tried twice, and a lease whose acquire took longer than
-    /// a third of it has to be confirmed before the operation runs.
+    /// Keep it below a sixth of the [lease](Self::lease). An acquire is tried twice, and if it took longer than a third
+    /// of the lease, the engine has to confirm the lease before the operation runs.
     #[must_use]
     pub fn store_timeout(mut self, limit: Duration) -> Self {
         self.store_timeout = limit.min(LONGEST);
@@ -199,9 +201,9 @@ impl Settings {
     /// Runs operations *without protection* while the store cannot answer, instead of refusing them.
     ///
     /// Default off: an operation that may run twice is what this library exists to prevent. Each such run is reported
-    /// as [`EventKind::FailedOpen`](super::EventKind::FailedOpen); raise an alarm on it. An open store that no longer lets this
-    /// process in, because a password or a privilege has changed, cannot answer either, and operations run unprotected until that
-    /// is repaired. A record that cannot be read is still refused: the operation may have run. The setting has no effect under the
+    /// as [`EventKind::FailedOpen`](super::EventKind::FailedOpen); raise an alarm on it. If the store refuses this
+    /// process later, because a password or a privilege has changed, operations run unprotected until that is repaired.
+    /// A record that cannot be read is still refused: the operation may have run. The setting has no effect under the
     /// Transactional contract, where the store is the database of the operation itself.
     #[must_use]
     pub fn dangerous_fail_open(mut self) -> Self {
@@ -209,16 +211,16 @@ impl Settings {
         self
     }
 
-    /// Who can find out whether a run that crashed took effect. Default nobody: its outcome is then unknown for good.
+    /// The probe that finds out whether a crashed run took effect. Default none: the outcome then stays unknown.
     ///
-    /// It is asked under AtMostOnce, when a lease ran out and the request is repeated.
+    /// The engine asks it under AtMostOnce, when a lease ran out and the request is repeated.
     #[must_use]
     pub fn probe(mut self, probe: Arc<dyn Probe>) -> Self {
         self.probe = Some(probe);
         self
     }
 
-    /// Who is told what happens. Default nobody; problems are also logged by `tracing`.
+    /// The observer that gets the events. Default none; problems are also logged by `tracing`.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
@@ -234,11 +236,12 @@ impl Settings {
         self
     }
 
-    /// The runtime that renews leases. Default: a thread of idem's own, with a runtime of its own, for all engines of the process.
+    /// The runtime that renews leases. Default: one dedicated thread with its own runtime, for all engines of the
+    /// process.
     ///
-    /// Name one where the process must have no further thread, and keep it running: operations that it no longer renews are told
-    /// that their lease is lost. While an operation keeps all of its threads busy, it renews nothing. In tests on a paused clock,
-    /// name the runtime of the test.
+    /// Name one if the process must have no further thread, and keep it running: the leases of operations that it no
+    /// longer renews count as lost. While an operation keeps all of its threads busy, it renews nothing. In tests on a
+    /// paused clock, name the runtime of the test.
     #[must_use]
     pub fn renewals_on(mut self, runtime: Handle) -> Self {
         self.renewals_on = Some(runtime);
@@ -251,7 +254,7 @@ impl Settings {
         self.runtime.is_some()
     }
 
-    /// [`max_running`](Self::max_running), as far as a semaphore can count.
+    /// [`max_running`](Self::max_running), at most what a semaphore can count.
     pub(super) fn most_running(&self) -> usize {
         self.max_running.get().min(Semaphore::MAX_PERMITS)
     }

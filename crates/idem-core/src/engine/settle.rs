@@ -21,19 +21,19 @@ use crate::store::{FINISH_TIMEOUT, StoreError, StoreErrorKind, StoreTransaction,
 /// Long enough for a store to restart, and shorter than the default patience of HTTP clients and proxies.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How a settlement ended, as far as the caller is concerned.
+/// How a settlement ended for the caller.
 pub(super) enum Settled {
     /// The record is settled, or will be: the run's own answer holds.
     Ours,
-    /// Somebody else owns the record: its answer holds, and this run's does not.
+    /// Another owner has the record: its answer holds, and this run's does not.
     Lost,
     /// The handler's transaction cannot be committed, and there is no record.
     Failed(StoreError),
-    /// It is not known what the record says: whether a transaction was committed, or what somebody else has written.
+    /// It is not known what the record says: whether a transaction was committed, or what another owner wrote.
     Unclear(StoreError),
 }
 
-/// How a run shall be settled.
+/// How to settle a run.
 #[derive(Clone)]
 pub(super) struct SettlementPlan {
     pub(super) settlement: Settlement,
@@ -44,8 +44,9 @@ pub(super) struct SettlementPlan {
 impl Shared {
     /// Settles a run that holds a lease.
     ///
-    /// When the store does not take it in time, the settlement goes on in the background, with the lease alive, for as long as a
-    /// lease may be held. The caller gets its answer if the lease still holds; if not, another owner may answer differently.
+    /// If the store does not take it in time, the settlement goes on in the background, for at most the renewal limit,
+    /// and the lease is renewed meanwhile. The caller gets its answer if the lease still holds; if not, another owner
+    /// may answer differently.
     pub(super) async fn settle_leased(
         self: &Arc<Self>,
         context: &Context,
@@ -62,8 +63,8 @@ impl Shared {
                 held.give_back_late_acquire(context, lease);
                 if outcome == OwnerOutcome::Applied { Settled::Ours } else { Settled::Lost }
             }
-            // Another owner has written it, such as a newer version that took over. This run cannot know what other callers
-            // are told by then.
+            // Another owner wrote the record, such as a newer version that took over. This run cannot know what that
+            // owner answers to other callers.
             Err(error) if error.kind() == StoreErrorKind::Corrupt => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "a settlement was given up");
                 context.observe(EventKind::SettlementLost);
@@ -123,7 +124,7 @@ impl Shared {
             release_behind(context, lease.clone());
             return Settled::Failed(error);
         }
-        // The answer may have been lost on the way: what the record says is what happened.
+        // The answer may have been lost on the way: the record says what happened.
         match self.persist(context.subject(), PATIENCE, || self.store().peek(&lease.id)).await {
             Ok(Some(record)) if is_settled_by(&record, lease) => Settled::Ours,
             Ok(_) => {
@@ -134,11 +135,11 @@ impl Shared {
         }
     }
 
-    /// Repeats a verb that is safe to repeat until the store answers, or for `patience`. The last try comes at its end, so that
-    /// a store that is back within it is not missed.
+    /// Repeats a verb that is safe to repeat until the store answers, or for `patience`. The last try comes at its end,
+    /// so that it does not miss a store that has recovered by then.
     ///
-    /// Whatever the error is: credentials that are rotated, privileges that are revoked and proxies that are full look like a
-    /// wrong configuration, and pass. Only a record that cannot be read stays so.
+    /// It repeats after every error but one. Rotated credentials, revoked privileges and full proxies look like a wrong
+    /// configuration, and pass. Only a record that cannot be read stays so.
     async fn persist<T, V>(&self, subject: &Subject, patience: Duration, verb: impl Fn() -> V) -> Result<T, StoreError>
     where
         V: Future<Output = Result<T, StoreError>>,
@@ -156,7 +157,7 @@ impl Shared {
         }
     }
 
-    /// [`persist`](Self::persist) behind an answer: until a shutdown runs out of time. After that there is one try.
+    /// [`persist`](Self::persist) after the answer, until a shutdown runs out of time. After that there is one try.
     async fn persist_behind<T, V>(&self, subject: &Subject, patience: Duration, verb: impl Fn() -> V) -> Option<T>
     where
         V: Future<Output = Result<T, StoreError>>,
@@ -171,13 +172,13 @@ impl Shared {
     }
 }
 
-/// Goes on with a settlement behind its answer, for as long as a lease may be held.
+/// Continues a settlement after the caller got its answer, for at most the renewal limit.
 async fn settle_behind(context: Context, lease: Lease, plan: SettlementPlan, held: Held) {
     let shared = context.shared();
     let _counted = DelayedSettlement::count(&shared.group.behind);
     let settle = || shared.store().settle(&lease, &plan.settlement, plan.retention);
     let answer = shared.persist_behind(context.subject(), shared.settings.renewal_limit, settle).await;
-    // One that was given up has had its effect: its record must not be given back.
+    // The operation of a settlement that was given up took effect: its record must not be released.
     if answer.is_some() {
         held.give_back_late_acquire(&context, &lease);
     }
@@ -191,7 +192,7 @@ async fn settle_behind(context: Context, lease: Lease, plan: SettlementPlan, hel
     shared.waiters.wake(&lease.id);
 }
 
-/// One of the settlements that go on behind their answers.
+/// Counts a settlement that continues after its answer.
 struct DelayedSettlement<'a>(&'a AtomicUsize);
 
 impl<'a> DelayedSettlement<'a> {
@@ -213,7 +214,7 @@ fn is_settled_by(record: &Record, lease: &Lease) -> bool {
     record.owner == lease.owner && record.attempt == lease.attempt && !is_in_progress
 }
 
-/// Gives a key back in the background, for as long as its lease lasts; then it is over.
+/// Releases a key in the background, for as long as its lease lasts; then the lease is over.
 pub(super) fn release_behind(context: &Context, lease: Lease) {
     let (shared, subject) = (Arc::clone(context.shared()), context.subject().clone());
     let tasks = shared.group.tasks.clone();

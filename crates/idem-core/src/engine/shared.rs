@@ -25,21 +25,21 @@ use crate::record_id::RecordId;
 use crate::scope::Scope;
 use crate::store::{IdempotencyStore, LeaseRenewer, StoreError, StoreErrorKind, TransactionalStore};
 
-/// How many waiting duplicates ask the store at once, as each needs a permit to run meanwhile: one settlement may wake a thousand
-/// of them, and must not keep other operations out.
+/// The most waiting duplicates that ask the store at once. Each needs a permit to run meanwhile, and one settlement may
+/// wake a thousand of them: they must not keep other operations out.
 const LOOKS_AT_ONCE: usize = 32;
 
 /// The first and the longest pause between two tries of a verb that is repeated until the store answers.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(super) const LAST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How many leases an engine waits for at most that an unanswered acquire may take: each is a task of less than a kilobyte.
+/// The most unanswered acquires whose late leases an engine waits for: each is a task of less than a kilobyte.
 pub(super) const MOST_LATE_ACQUIRES: usize = 50_000;
 
-/// How many of them it asks the store about at once, so that a store that recovers is not overrun.
+/// The most of them that ask the store at once, so that they do not overrun a store that recovers.
 const LATE_ACQUIRES_AT_ONCE: usize = 64;
 
-/// What engines share that are shut down together.
+/// The state of engines that are shut down together.
 pub(super) struct Group {
     pub(super) tasks: TaskTracker,
     /// Cancelled when [`Idempotency::shutdown`](super::Idempotency::shutdown) begins: waiters are answered.
@@ -49,7 +49,7 @@ pub(super) struct Group {
     /// The permits of operations that run, and how many there are.
     pub(super) running: Arc<Semaphore>,
     pub(super) most_running: usize,
-    /// Settlements that go on behind their answers.
+    /// The number of settlements that continue after their answers.
     pub(super) behind: AtomicUsize,
 }
 
@@ -71,15 +71,15 @@ pub(super) struct Shared {
     pub(super) backend: Backend,
     pub(super) settings: Settings,
     pub(super) group: Arc<Group>,
-    /// The permits to wait for leases that an unanswered acquire may take, and to ask for them.
+    /// The permits to wait for late leases of unanswered acquires, and to release them.
     pub(super) late_acquires: Arc<Semaphore>,
     pub(super) late_releases: Semaphore,
-    /// How many waiters may look at once.
+    /// The permits of waiters that ask the store.
     pub(super) looks: Semaphore,
     pub(super) observer_panics: AtomicU64,
     pub(super) waiters: Arc<Waiters>,
     pub(super) renewals: Arc<Schedule>,
-    /// The way for renewals, if the store has one; set when it is needed first.
+    /// The store's separate renewer, if it has one; set on first use.
     pub(super) renewer: OnceLock<Option<Arc<dyn LeaseRenewer>>>,
 }
 
@@ -90,7 +90,7 @@ pub(super) enum Backend {
 }
 
 impl Shared {
-    /// Also tells the store who waits for settlements.
+    /// Also registers the waiters with the store, which announces settlements.
     pub(super) fn new(backend: Backend, settings: Settings, group: Arc<Group>) -> Arc<Self> {
         let waiters = Arc::new(Waiters::new(settings.max_waiters_per_key, settings.max_waiters));
         let shared = Arc::new(Self {
@@ -124,8 +124,9 @@ impl Shared {
         }
     }
 
-    /// Renews a lease on the store's usual way. If that fails, or does not answer soon because the operation keeps its runtime
-    /// busy, the store's way for renewals is tried beside it, and the first success counts: repeating a renewal is safe.
+    /// Renews a lease by the store's usual verb. If that fails, or does not answer soon because the operation keeps its
+    /// runtime busy, the store's separate renewer is tried as well. The first success counts: repeating a renewal is
+    /// safe.
     pub(super) async fn renew(self: &Arc<Self>, lease: &Lease, home: &Handle) -> Result<OwnerOutcome, StoreError> {
         let Some(renewer) = self.renewer.get_or_init(|| self.store().renewer()) else {
             return self.store().renew(lease, self.settings.term()).await;
@@ -138,7 +139,7 @@ impl Shared {
         select_ok(ways).await.map(|(outcome, _slower)| outcome)
     }
 
-    /// Renews on the runtime of the operation: a connection that is made on the way is for all verbs, and stays there.
+    /// Renews on the runtime of the operation: a connection that is opened meanwhile serves all verbs, and stays there.
     fn usual_renewal(
         self: &Arc<Self>,
         lease: Lease,
@@ -156,7 +157,7 @@ impl Shared {
         })
     }
 
-    /// Awaits a store for as long as the settings allow.
+    /// Awaits a verb of the store for at most the [store timeout](Settings::store_timeout).
     pub(super) async fn bounded<T>(
         &self,
         subject: &Subject,
@@ -186,7 +187,7 @@ impl Shared {
         Arc::clone(&self.group.running).try_acquire_owned().ok()
     }
 
-    /// Tells of something that happened on the way to a decision.
+    /// Reports an event of a request to the observer.
     pub(super) fn observe(&self, subject: &Subject, attempt: Option<u32>, kind: EventKind<'_>) {
         if self.settings.observer.is_some() {
             self.tell(&self.event(kind, &subject.scope, Some(&subject.id), attempt));

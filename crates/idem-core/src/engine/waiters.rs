@@ -15,7 +15,7 @@ use crate::record::OwnerToken;
 use crate::record_id::RecordId;
 use crate::store::SettlementListener;
 
-/// The first and the longest pause between two looks at a record that another process runs.
+/// The first and the longest pause between two questions about a record that another process runs.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -68,7 +68,7 @@ impl Pace {
         Self { settled, next: Instant::now(), pause: FIRST_PAUSE }
     }
 
-    /// Until it is time, or something was settled. Cancel-safe.
+    /// Waits until the next question is due, or a settlement is announced. Cancel-safe.
     pub(super) async fn due(&mut self) {
         let next = self.next;
         tokio::select! {
@@ -78,12 +78,13 @@ impl Pace {
         }
     }
 
-    /// To be asked at once, and then as often as in the beginning.
+    /// Makes the next question due at once, and starts over with the first pause.
     fn restart(&mut self) {
         (self.next, self.pause) = (Instant::now(), FIRST_PAUSE);
     }
 
-    /// It is asked now: the next time is half to all of a pause away. The token is random, so processes do not move in step.
+    /// Schedules the next question: half to all of a pause from now. The random token is the jitter that keeps
+    /// processes out of step.
     pub(super) fn asked(&mut self, owner: OwnerToken) {
         let random = u32::from(owner.as_bytes()[0]) + 1;
         self.next = Instant::now() + self.pause / 2 + self.pause * random / 512;
@@ -136,7 +137,7 @@ impl Waiters {
         self.waiting().count
     }
 
-    /// Lets the store be asked for `id` at once.
+    /// Makes the waiters of `id` ask the store at once.
     pub(super) fn wake(&self, id: &RecordId) {
         if let Some(waiting) = self.waiting().records.get(id) {
             waiting.settled.send_replace(());
@@ -144,14 +145,14 @@ impl Waiters {
     }
 }
 
-/// Settlements of other processes, as far as the store is told of them.
+/// Wakes waiters on settlements that the store announces, such as those of other processes.
 impl SettlementListener for Waiters {
     fn settled(&self, id: &RecordId) {
         self.wake(id);
     }
 }
 
-/// One of those that wait, until dropped.
+/// A place among the waiters, held until dropped.
 pub(super) struct Waiter<'a> {
     waiters: &'a Waiters,
     id: RecordId,
@@ -187,7 +188,7 @@ impl Drop for Waiter<'_> {
         waiting.count -= 1;
         if let Entry::Occupied(mut entry) = waiting.records.entry(self.id) {
             entry.get_mut().count -= 1;
-            // Of this waiter and of the list.
+            // One reference is this waiter's, one is the list's.
             entry.get_mut().groups.retain(|group| !Arc::ptr_eq(group, &self.group) || Arc::strong_count(group) > 2);
             if entry.get().count == 0 {
                 entry.remove();
@@ -232,7 +233,7 @@ mod tests {
         turn.asked(OwnerToken::random());
         assert!(second.turn().now_or_never().is_none(), "it is another one's turn");
         assert!(stranger.turn().now_or_never().is_some(), "another request has a turn of its own");
-        // Settled while nobody listens.
+        // Settled while no waiter listens.
         waiters.wake(&id);
         drop(turn);
         let mut turn = second.turn().await;

@@ -40,18 +40,18 @@ impl BodyFormat {
     }
 }
 
-/// Hashes a body as it arrives: raw always, because that is what every doubt falls back to, and in its form beside it.
+/// Hashes a body as it arrives, both raw and in its form: every doubt falls back to the raw digest.
 pub(super) struct BodyHasher {
     raw: Sha256,
     form: Form,
 }
 
-/// What counts of a body.
+/// The result of hashing a body.
 pub(super) struct HashedBody {
-    /// Names the form. Forms never meet: these bytes differ.
+    /// Names the form, so that bodies of different forms never match.
     pub(super) form: u8,
     pub(super) digest: [u8; 32],
-    /// The boundary of a multipart body of which the bytes count: with another one, the same bytes are other parts.
+    /// The boundary of a multipart body that counts raw: with another one, the same bytes are other parts.
     pub(super) boundary: Option<Vec<u8>>,
 }
 

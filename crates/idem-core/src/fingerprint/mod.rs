@@ -1,22 +1,22 @@
-//! Request fingerprints: digests by which a reused key is told from a repeated request.
+//! Request fingerprints: digests that tell a reused key from a repeated request.
 //!
-//! The rule that decides every doubt: a false mismatch is a harmless 422, a false match replays somebody the wrong
-//! answer. So equal fingerprints must mean the same request, and whatever cannot be understood counts byte for byte.
+//! In doubt, requests count as different: a false mismatch is a harmless 422, but a false match replays the wrong
+//! answer. So equal fingerprints must mean the same request, and a body that cannot be parsed counts byte for byte.
 //!
 //! # Version 1
-//! SHA-256 over named fields (for HTTP: method, path, query and an allow-list of header fields), each framed by its
-//! length, and over the SHA-256 of the body in one of these forms:
-//! - **raw**: the bytes;
-//! - **JSON** (RFC 8259): white space and the order of members do not matter; strings are compared by the characters
-//!   that they denote; numbers by the way they are written, because `9007199254740992` and `9007199254740993` are two
-//!   payments although RFC 8785 makes them one. Duplicate member names, invalid UTF-8, lone surrogates, more than 128
-//!   levels, more than 32,768 members in the objects that are open at once, or any error of syntax make the whole body
-//!   raw. Members can be ignored by JSON pointer (RFC 6901);
-//! - **multipart** (RFC 2046 section 5.1): the parts in their order, whatever the boundary; a preamble, an epilogue, a
-//!   boundary that does not begin a line, or any error of syntax make the whole body raw, and its boundary counts as a
-//!   last field called `boundary`.
+//! SHA-256 over named fields, each framed by its length, and over the SHA-256 of the body. For HTTP, the fields are the
+//! method, the path, the query and an allow-list of header fields. The body has one of these forms:
+//! - **raw**: The bytes.
+//! - **JSON** (RFC 8259): White space and the order of members do not matter. Strings are compared by the characters
+//!   that they denote. Numbers are compared as they are written: `9007199254740992` and `9007199254740993` are two
+//!   payments, although RFC 8785 makes them one. Members can be ignored by JSON pointer (RFC 6901). Any error of
+//!   syntax, invalid UTF-8, a lone surrogate or a duplicate member name makes the whole body raw. So do more than 128
+//!   levels, and more than 32,768 members in the objects that are open at once.
+//! - **multipart** (RFC 2046 section 5.1): The parts in their order, whatever the boundary. A preamble, an epilogue, a
+//!   boundary that does not begin a line, or any error of syntax makes the whole body raw. Its boundary then counts as
+//!   a last field called `boundary`.
 //!
-//! Which form a body has follows from its bytes alone, not from how it is cut or from what else the process does.
+//! The form of a body follows from its bytes alone, not from its chunks or from what else the process does.
 
 mod body;
 mod json;
@@ -36,7 +36,7 @@ use body::{BodyHasher, HashedBody};
 
 /// The digest of a request, and how it was made.
 ///
-/// Digests are compared in constant time: a fingerprint may be of a secret.
+/// Digests are compared in constant time, because a request may contain a secret.
 #[derive(Clone, Copy)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Fingerprint {
@@ -44,7 +44,8 @@ pub struct Fingerprint {
     digest: [u8; 32],
 }
 
-/// Which way a fingerprint was made; stored with it, so that a new way never turns live retries into mismatches.
+/// The algorithm that made a fingerprint. It is stored with the digest, so that a new one turns no live retries into
+/// mismatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Algorithm(u16);
@@ -120,14 +121,15 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Makes a fingerprint while a request arrives.
+/// Builds a fingerprint while a request arrives.
 ///
-/// First the fields in a fixed order, then the body in chunks of any size; how the body is cut does not matter.
+/// Add the fields first, in a fixed order, then the body in chunks of any size: how the body is cut does not matter.
 ///
 /// # Memory
-/// For raw and multipart bodies the builder holds less than 1 KiB. For JSON it holds up to five times what has arrived,
-/// and 1.5 MiB, until [`finish`](Self::finish): the canonical form, which for ordinary documents is shorter than the text,
-/// in a vector that doubles, and the members of open objects. [`holds_body`](Self::holds_body) says so.
+/// For raw and multipart bodies, the builder holds less than 1 KiB. For JSON, it holds up to five times what has
+/// arrived, and 1.5 MiB, until [`finish`](Self::finish). It holds the canonical form in a vector that doubles, and the
+/// members of open objects. For ordinary documents, the canonical form is shorter than the text.
+/// [`holds_body`](Self::holds_body) says whether the body is held.
 pub struct FingerprintBuilder {
     head: Sha256,
     body: BodyHasher,
@@ -152,7 +154,8 @@ impl FingerprintBuilder {
         self.body.update(chunk);
     }
 
-    /// Whether it holds memory in proportion to the body. Who keeps a slow body anyway then adds it when it is whole.
+    /// Whether the builder holds memory in proportion to the body. If so, a caller that buffers a slow body anyway can
+    /// add it once it is complete.
     #[must_use]
     pub fn holds_body(&self) -> bool {
         self.body.holds_body()

@@ -7,20 +7,25 @@ const EMPTY_LINE: &[u8; 4] = b"\r\n\r\n";
 
 /// Hashes a multipart body part by part.
 ///
-/// A part counts as its header block and its content, byte for byte: every part has a SHA-256 of its own, and the body
-/// is the SHA-256 over those in order. Only the plain layout is understood, which is what clients send: no preamble, no
-/// epilogue, no padding after a boundary, and no `--boundary` but at the beginning of a line, where some parsers end a
-/// part. Each part has a header and the empty line that ends it; without them, some parsers take the next delimiter for its
-/// content. Anything else is doubtful, and the caller uses the raw bytes.
+/// A part counts as its header block and its content, byte for byte. The digest of the body is the SHA-256 over the
+/// SHA-256 of each part, in order.
+///
+/// Only the plain layout that clients send is accepted:
+/// - There is no preamble, no epilogue, and no padding after a boundary.
+/// - There is no `--boundary` inside a line, where some parsers end a part.
+/// - Each part has a header and the empty line that ends it. Without them, some parsers take the next delimiter for
+///   content.
+///
+/// Any other layout is doubtful, and the caller uses the raw bytes.
 pub(super) struct MultipartHasher {
     /// `CRLF "--" boundary`.
     delimiter: Vec<u8>,
     /// What has arrived and is not decided yet: less than a delimiter and two bytes, between calls.
     pending: Vec<u8>,
     state: State,
-    /// How many bytes of [`EMPTY_LINE`] end what has been read of the part; all of them once it has been there.
+    /// How many bytes of [`EMPTY_LINE`] the part ends with so far; all of them once the empty line was there.
     empty_line: usize,
-    /// The length of its header with the empty line, as far as it has been read.
+    /// The length of the header read so far, including the empty line.
     header_bytes: usize,
     part: Sha256,
     parts: Sha256,
@@ -94,7 +99,8 @@ impl MultipartHasher {
                     _ => return at,
                 },
                 State::Part => match find(rest, &self.delimiter[2..]) {
-                    // A part begins with a line break, and two bytes more than a cut boundary stay undecided.
+                    // Its CRLF is in `rest`: a part begins with a line break, and enough bytes before the dashes stay
+                    // undecided.
                     Some(dashes) if rest[..dashes].ends_with(b"\r\n") => {
                         self.take(&rest[..dashes - 2]);
                         self.parts.update(self.part.finalize_reset());

@@ -5,19 +5,19 @@ use super::expiry::current;
 use crate::record::{Acquisition, Failure, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 
-/// Decides an acquire: the record afterwards and what the caller is told.
+/// Decides an acquire: returns the record afterwards, and the outcome for the caller.
 ///
-/// The rows in their order; the first that fits decides:
+/// The first matching rule decides:
 /// 1. No record: `Acquired`, attempt 1.
 /// 2. Another fingerprint: `Mismatch`, or the settled answer if the caller wants the original replayed.
-/// 3. Completed, or failed for good: `Replay`.
+/// 3. Completed, failed terminally, or outcome unknown: `Replay`.
 /// 4. In progress by the same owner token: `Acquired` again, unchanged.
 /// 5. In progress under a live lease: `InProgress`.
-/// 6. In progress, lease over: by what both takeovers allow either `Acquired` with the next attempt, to run again or to
-///    find out first, or failed with an unknown outcome, and `Replay` of that.
+/// 6. In progress, lease over: [`Takeover::met_by`] decides. `Rerun` and `Probe` give `Acquired` with the next attempt.
+///    `Unknown` fails the record with an unknown outcome, and gives `Replay` of that.
 /// 7. Failed retryably, before its time: `Backoff`.
 /// 8. Failed retryably, attempts left: `Acquired` with the next attempt.
-/// 9. Failed retryably, attempts used up: failed for good, and `Replay` of the last response.
+/// 9. Failed retryably, attempts used up: failed terminally, and `Replay` of the last response.
 #[must_use]
 pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (Option<Record>, AcquireOutcome) {
     let Some(record) = current(record, now) else {
@@ -26,7 +26,7 @@ pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (O
     let unchanged = |outcome| (Some(record.clone()), outcome);
     let same_request = record.fingerprint == request.fingerprint;
     let mismatch = AcquireOutcome::Mismatch { stored_algorithm: record.fingerprint.algorithm() };
-    // An attempt number that cannot grow would break the fencing, so a record that reaches the end is settled instead.
+    // An attempt number that cannot grow would break the fencing, so a record at the largest number is settled instead.
     let next_attempt = record.attempt.checked_add(1);
     match standing(record) {
         Standing::Settled(replay) if same_request || request.on_mismatch == OnMismatch::ReplayOriginal => {
@@ -61,7 +61,7 @@ pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (O
     }
 }
 
-/// A state as an acquire sees it: settled for good, running, or waiting for its next attempt.
+/// A state as an acquire sees it: final, running, or waiting for its next attempt.
 enum Standing<'a> {
     Settled(Replay),
     Running { lease_until: Timestamp, acquisition: Acquisition, takeover: Takeover },
@@ -101,7 +101,7 @@ impl Record {
     }
 }
 
-/// A new attempt begins: what the record keeps from the one before is its age and its checkpoint.
+/// Begins a new attempt. From the attempt before, the record keeps its creation time and its checkpoint.
 fn start(
     before: Option<&Record>,
     acquisition: Acquisition,
@@ -124,7 +124,8 @@ fn start(
     (Some(record), outcome)
 }
 
-/// The record ends without another run; its owner stays, so that the owner's late settlement is seen to be stale.
+/// Settles the record without another run. It keeps its owner token, so that the owner's late settlement counts as
+/// stale.
 fn fail(
     record: &Record,
     failure: Failure,

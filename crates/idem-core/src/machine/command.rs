@@ -1,4 +1,4 @@
-//! What can be asked of a record, and what can be answered.
+//! The commands to the state machine, and their outcomes.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub enum OwnerAction<'a> {
     Renew(Term),
     /// Record a recovery point; it replaces the one before.
     Checkpoint(&'a Checkpoint),
-    /// End the run. The retention counts from now, for a retryable failure from the time of its next attempt.
+    /// End the run. The retention counts from now; for a retryable failure, from the time of its next attempt.
     Settle(&'a Settlement, Duration),
 }
 
@@ -37,18 +37,18 @@ pub enum OwnerAction<'a> {
 pub struct Acquire {
     /// Which record.
     pub id: RecordId,
-    /// Where the id came from, kept readable in the record for operators; no decision looks at it.
+    /// Where the id came from, kept readable in the record for operators; no decision depends on it.
     pub origin: Origin,
     /// Digest of the request.
     pub fingerprint: Fingerprint,
-    /// A token of this acquire's own, never [`OwnerToken::NOBODY`]. Repeating the acquire with the same token, because
-    /// its answer was lost, is safe.
+    /// The unique token of this acquire, never [`OwnerToken::NOBODY`]. If its answer was lost, repeating the acquire
+    /// with the same token is safe.
     pub owner: OwnerToken,
-    /// For how long.
+    /// How long the lease and the record last.
     pub term: Term,
-    /// What a crash under this lease shall mean.
+    /// What a crash under this lease means.
     pub takeover: Takeover,
-    /// How often a retryable failure may run in all. The last of them becomes terminal.
+    /// The most attempts of an operation that fails retryably. When they are used up, the failure becomes terminal.
     pub max_attempts: NonZeroU32,
     /// What to do when the stored fingerprint differs.
     pub on_mismatch: OnMismatch,
@@ -63,7 +63,7 @@ pub struct Origin {
     pub scope: Scope,
 }
 
-/// How long a lease and what comes after it last.
+/// How long a lease lasts, and how long a record outlives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term {
     /// How long the right to execute holds without renewal.
@@ -72,7 +72,7 @@ pub struct Term {
     pub retention: Duration,
 }
 
-/// What a different fingerprint under the same key gets.
+/// What a request with another fingerprint gets under the same key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a policy that is not translated must not compile")]
 pub enum OnMismatch {
@@ -88,7 +88,7 @@ pub enum OnMismatch {
 pub enum Settlement {
     /// It took effect; every repeat gets this response.
     Completed(StoredResponse),
-    /// It failed for good; every repeat gets this response.
+    /// It failed and never runs again; every repeat gets this response.
     FailedTerminal(StoredResponse),
     /// It failed and may run again.
     FailedRetryable {
@@ -97,10 +97,10 @@ pub enum Settlement {
         /// How long until it may run again, counted by the store from the settlement.
         retry_after: Duration,
     },
-    /// Nobody knows whether it took effect, and there is no more to be found out; every repeat is told so.
+    /// It is not known whether it took effect, and it cannot be found out; every repeat gets that answer.
     OutcomeUnknown,
-    /// As if this run had never been: the record is removed. Only when an earlier run may have had effects does it stay,
-    /// with its attempts and its checkpoint, for the next acquire to take over at once.
+    /// As if this run had never been: the record is removed. If an earlier run may have had effects, the record stays
+    /// with its attempt and its checkpoint, and the next acquire takes it over at once.
     Released,
 }
 
@@ -120,11 +120,11 @@ pub enum Outcome {
 pub enum AcquireOutcome {
     /// Run it.
     Acquired(Lease),
-    /// Somebody runs it now.
+    /// Another owner runs it now.
     InProgress {
         /// When the lease ends, if it is not renewed.
         lease_left: Duration,
-        /// For how long the operation has had a record, at least; zero where a transaction runs it, or a store does not know.
+        /// How long the record has existed, at least. Zero if a transaction runs it, or if the store does not know.
         age: Duration,
     },
     /// It is settled; this is the answer.
@@ -136,8 +136,8 @@ pub enum AcquireOutcome {
     },
     /// The key belongs to another request.
     Mismatch {
-        /// The algorithm of the stored fingerprint. When it is not the one that was sent, a caller that can compute
-        /// it should acquire again with it: a new algorithm never turns live retries into mismatches.
+        /// The algorithm of the stored fingerprint. If the request used another one and the caller can compute this
+        /// one, it should acquire again with it: then a new algorithm turns no live retries into mismatches.
         stored_algorithm: Algorithm,
     },
 }
@@ -148,11 +148,12 @@ pub enum AcquireOutcome {
 pub enum OwnerOutcome {
     /// Done, or done before by the same owner.
     Applied,
-    /// Somebody else owns the record, or it is settled otherwise, or it is gone. Nothing changed (law L3).
+    /// Another owner has the record, it is settled differently, it has a later checkpoint, or it is gone. Nothing
+    /// changed (law L3).
     LeaseLost,
 }
 
-/// The time-limited right to execute; passed back to every owner's verb.
+/// The time-limited right to execute. The owner passes it to every later verb.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     /// Which record.
@@ -161,9 +162,9 @@ pub struct Lease {
     pub owner: OwnerToken,
     /// Which attempt this is, from 1.
     pub attempt: u32,
-    /// How it came about.
+    /// How the record was acquired.
     pub acquisition: Acquisition,
-    /// Where a predecessor got to.
+    /// The last checkpoint of an earlier attempt.
     pub checkpoint: Option<Checkpoint>,
 }
 
@@ -186,8 +187,8 @@ pub struct Replay {
 pub enum ReplayKind {
     /// It took effect.
     Completed,
-    /// It failed for good.
+    /// It failed, and never runs again.
     Failed,
-    /// Nobody knows: its owner disappeared. The response is [`StoredResponse::outcome_unknown`].
+    /// It is not known whether it took effect. The response is [`StoredResponse::outcome_unknown`].
     OutcomeUnknown,
 }

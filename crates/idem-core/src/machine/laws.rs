@@ -16,7 +16,7 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases, ..ProptestConfig::default() }
 }
 
-/// A command that owns its parts, and how long after the one before it comes.
+/// A command that owns its parts, and the pause before it.
 #[derive(Debug, Clone)]
 struct Step {
     pause: Duration,
@@ -67,8 +67,8 @@ fn history(start: Timestamp, steps: &[Step]) -> Vec<Seen> {
     steps.iter().map(run).collect()
 }
 
-/// Few and small values, so that steps meet boundaries exactly and owners meet each other. Never zero: what is kept for
-/// no time at all is gone before its settlement can be repeated.
+/// Few and small values, so that steps meet boundaries exactly and owners meet each other. Never zero: a record without
+/// a retention is gone before its settlement can be repeated.
 fn duration() -> impl Strategy<Value = Duration> {
     (1..=6_u64).prop_map(Duration::from_secs)
 }
@@ -166,7 +166,7 @@ fn lease_until(record: &Record) -> Option<Timestamp> {
     }
 }
 
-/// The response of a record that is settled for good.
+/// The response of a record that never runs again.
 fn final_response(record: &Record) -> Option<&StoredResponse> {
     match &record.state {
         State::Completed { response } => Some(response),
@@ -182,7 +182,7 @@ fn acquired(seen: &Seen) -> Option<&Lease> {
     }
 }
 
-/// The owner's token of everything but an acquire.
+/// The owner token of a command that is not an acquire.
 fn actor(command: &Owned) -> Option<OwnerToken> {
     match command {
         Owned::Acquire(_) => None,
@@ -211,7 +211,7 @@ proptest! {
 
     #[test]
     fn l1_at_most_one_owner_is_current_and_live_leases_never_overlap(steps in steps()) {
-        // The holder as the outcomes alone tell it: the last one that was told `Acquired`.
+        // The holder by the outcomes alone: the owner of the last `Acquired`.
         let mut holder: Option<OwnerToken> = None;
         for seen in history(START, &steps) {
             let before = seen.before.as_ref();

@@ -1,8 +1,8 @@
 //! The state machine: every decision about a record, and nothing else.
 //!
-//! [`transition`] is total and pure: the record as it stands, a command and the store's time give the record as it shall
-//! stand and the outcome. No clock, no I/O, no panic. All stores call it. What Postgres decides in SQL beside it is a
-//! translation, and the conformance suite of `idem-testkit` proves that they agree.
+//! [`transition`] is total and pure: from the record, a command and the store's time it computes the next record and
+//! the outcome. No clock, no I/O, no panic. Every store calls it. Postgres also decides commands in SQL, as a
+//! translation of these rules. The conformance suite of `idem-testkit` proves that both agree.
 //!
 //! A record whose `expires_at` has passed counts as absent for every command.
 
@@ -22,7 +22,7 @@ pub use owner::apply;
 use crate::record::Record;
 use crate::timestamp::Timestamp;
 
-/// Decides one command on one record: the record afterwards (`None`: there is none) and the outcome.
+/// Decides one command on one record: returns the next record (`None`: there is none) and the outcome.
 ///
 /// `now` is the time of the store that holds the record. When the returned record equals the one passed in, there is
 /// nothing to write.

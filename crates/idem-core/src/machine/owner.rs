@@ -5,15 +5,17 @@ use super::expiry::current;
 use crate::record::{Acquisition, Checkpoint, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 
-/// Decides an owner's action: the record afterwards and whether the action was applied.
+/// Decides an owner's action: returns the record afterwards, and whether the action was applied.
 ///
-/// The owner token must be the record's and the operation in progress; otherwise the answer is `LeaseLost` and nothing
+/// If the owner token is not the record's, or the operation is not in progress, the answer is `LeaseLost` and nothing
 /// changes (law L3). A lease that has run out but was not taken over still belongs to its owner.
 ///
-/// A checkpoint that does not follow the stored one is answered `LeaseLost` and changes nothing, unless it is the same.
+/// A checkpoint that does not follow the stored one changes nothing. If it equals the stored one, the answer is
+/// `Applied`, else `LeaseLost`.
 ///
-/// Repeating a settlement is answered as the first time (law L8): with the same token and the same settlement when the
-/// record is settled, and for [`Settlement::Released`] when there is no record, or one that was given back.
+/// A repeated settlement gets the same answer as the first time (law L8). A settlement counts as repeated in two cases:
+/// - The record is settled, with the same token and the same settlement.
+/// - It is [`Settlement::Released`], and there is no record, or one that was released.
 #[must_use]
 pub fn apply(
     record: Option<&Record>,
@@ -56,7 +58,7 @@ pub fn apply(
             let Some(state) = settled_state(settlement, now) else {
                 return applied(given_back(record, now));
             };
-            // What is to run again needs what it left behind, and must not be forgotten before its time has come.
+            // A retry needs the checkpoint, and the record must outlast the backoff.
             let (checkpoint, kept_from) = match state {
                 State::Failed { failure: Failure::Retryable { not_before }, .. } => {
                     (record.checkpoint.clone(), not_before)
@@ -69,16 +71,22 @@ pub fn apply(
     }
 }
 
-/// Whether the record has a checkpoint that this one does not follow. A stalled store delivered this one late, or a run sent it that
-/// had lost its lease and got it back unknowingly, by a late acquire.
+/// Whether the stored checkpoint has the same or a later sequence.
+///
+/// Then a stalled store delivered this checkpoint late, or its run lost the lease and got it back unknowingly, by a
+/// late acquire.
 fn is_superseded(record: &Record, checkpoint: &Checkpoint) -> bool {
     record.checkpoint.as_ref().is_some_and(|stored| stored.sequence >= checkpoint.sequence)
 }
 
-/// The record after a release: gone, as if it had never been, unless an earlier run may have had effects: one that was
-/// taken over, or one that left a checkpoint. Then attempts and checkpoint outlive the release; the record belongs to
-/// nobody, so that a renewal which comes late does not hold it, and its lease is over, so that the next acquire takes it
-/// over at once.
+/// The record after a release: `None`, unless an earlier run may have had effects.
+///
+/// It may have had effects in these cases:
+/// - `Rerun`: this is not the first attempt, or there is a checkpoint.
+/// - `Unknown` or `Probe`: the record was acquired to probe an earlier run.
+///
+/// Then the record keeps its attempt and its checkpoint. It has no owner, so that a late renewal does not hold it. Its
+/// lease is over, so that the next acquire takes it over at once.
 fn given_back(record: &Record, now: Timestamp) -> Option<Record> {
     let State::InProgress { lease_until, acquisition, takeover } = record.state else { return None };
     let ran_before = match takeover {
@@ -92,7 +100,7 @@ fn given_back(record: &Record, now: Timestamp) -> Option<Record> {
     Some(Record { owner: OwnerToken::NOBODY, updated_at: now, state, ..record.clone() })
 }
 
-/// The state that a settlement leads to; `None` when it removes the record.
+/// The state that a settlement leads to; `None` for a release.
 fn settled_state(settlement: &Settlement, now: Timestamp) -> Option<State> {
     Some(match settlement {
         Settlement::Completed(response) => State::Completed { response: response.clone() },

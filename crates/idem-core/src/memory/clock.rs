@@ -17,8 +17,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 
 /// The machine's clock.
 ///
-/// When somebody sets it back, leases and retentions last longer by as much; when somebody sets it forward, they end
-/// earlier.
+/// If the clock is set back, leases and retentions last longer by as much. If it is set forward, they end earlier.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -30,7 +29,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when it is told to: for tests.
+/// A clock for tests that moves only by [`advance`](ManualClock::advance).
 #[derive(Debug)]
 pub struct ManualClock(AtomicI64);
 

@@ -1,4 +1,4 @@
-//! A store in the memory of one process: for tests and for tools that run in one process and may forget.
+//! A store in the memory of one process: for tests, and for tools that may lose their records.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,9 +25,9 @@ const SHARDS: usize = 64;
 
 /// The state machine under a lock, one lock per shard of the record ids.
 ///
-/// Nothing survives the process. Memory is bounded: when a shard is full its expired records are purged, and if that
-/// does not help a new key is refused with [`StoreErrorKind::Capacity`]; a live record is never evicted, because that
-/// would let its operation run again.
+/// Nothing survives the process. Memory is bounded: a full shard purges its expired records, and if there are none, it
+/// refuses a new key with [`StoreErrorKind::Capacity`]. It never evicts a live record, because the operation would then
+/// run again.
 pub struct MemoryStore {
     shards: Box<[Mutex<HashMap<RecordId, Record>>]>,
     records_per_shard: usize,
@@ -44,7 +44,7 @@ impl MemoryStore {
         Self::with_clock(max_records, Arc::new(SystemClock))
     }
 
-    /// The same on a clock of the caller's: the seam by which tests inject time.
+    /// The same on the caller's clock, so that tests can inject time.
     #[must_use]
     pub fn with_clock(max_records: NonZeroUsize, clock: Arc<dyn Clock>) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
@@ -133,7 +133,7 @@ impl IdempotencyStore for MemoryStore {
     }
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {
-        // Nobody else settles these records: an engine wakes its own waiters.
+        // No other process settles these records, and an engine wakes its own waiters.
     }
 
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
@@ -145,7 +145,7 @@ impl IdempotencyStore for MemoryStore {
     }
 }
 
-/// For tests: the operations of a process that ended were run by it, and it forgot them all.
+/// For tests: a record ends with the process that ran its operation.
 #[async_trait]
 impl DurableStore for MemoryStore {
     async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {

@@ -1,4 +1,4 @@
-//! What goes wrong when a store cannot answer.
+//! The error of a store that could not answer.
 
 use std::error::Error;
 use std::fmt;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 /// The store could not answer.
 ///
-/// Opaque: match on [`kind`](Self::kind), follow [`source`](Error::source), and let
-/// [`is_retryable`](Self::is_retryable) and [`is_indeterminate`](Self::is_indeterminate) advise. Clones share the source, so that
-/// every caller of a batch that failed gets the whole error.
+/// Opaque: match on [`kind`](Self::kind), follow [`source`](Error::source), and ask
+/// [`is_retryable`](Self::is_retryable) and [`is_indeterminate`](Self::is_indeterminate). Clones share the source, so
+/// that every caller of a failed batch gets the whole error.
 #[derive(Clone)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -28,10 +28,10 @@ pub enum StoreErrorKind {
     Timeout,
     /// It has no room.
     Capacity,
-    /// Nothing was asked: this process does as much with the store at once as it may. The message names the limit.
+    /// The store was not asked: this process has reached a concurrency limit. The message names the limit.
     Busy,
-    /// It answered something that cannot be understood, such as a record of an unknown format. The outcome of the
-    /// operation is unknown; it must not be run again because of this.
+    /// It answered something that cannot be decoded, such as a record of an unknown format. The outcome of the
+    /// operation is unknown, so it must not run again because of this error.
     Corrupt,
     /// A handler's transaction cannot be committed because of what the handler did in it: it overlooked an error, ended the
     /// transaction itself, or wrote what the database refuses. There is no record of it; a repeat runs, and may fail in the same
@@ -56,21 +56,21 @@ impl StoreError {
         self
     }
 
-    /// Says that the step may have happened all the same. A [`Timeout`](StoreErrorKind::Timeout) always may.
+    /// Marks the step as possibly done, although no answer came. A [`Timeout`](StoreErrorKind::Timeout) always is.
     #[must_use]
     pub fn indeterminate(mut self) -> Self {
         self.indeterminate = true;
         self
     }
 
-    /// Says that there is a record, of an operation that has run or may have, which the store cannot answer with for now.
+    /// Marks that a record exists which the store cannot return for now. Its operation has run, or may have.
     #[must_use]
     pub fn with_existing_record(mut self) -> Self {
         self.has_existing_record = true;
         self
     }
 
-    /// What kind of trouble it is.
+    /// The kind of the error.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
@@ -87,8 +87,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the store knows of a record, and only cannot answer with it. Then nobody may run the operation, not even
-    /// without protection.
+    /// Whether a record exists that the store cannot return for now. Then the operation must not run, not even without
+    /// protection.
     #[must_use]
     pub fn has_existing_record(&self) -> bool {
         self.has_existing_record

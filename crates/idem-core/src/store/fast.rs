@@ -1,4 +1,4 @@
-//! The port of a store that is fast and is not believed.
+//! The port of a cache in front of a durable store.
 
 use std::fmt;
 use std::sync::Weak;
@@ -11,32 +11,37 @@ use super::{SettlementListener, StoreError};
 use crate::record_id::RecordId;
 use crate::timestamp::Timestamp;
 
-/// A place for entries that spare a durable store work, and that may all be lost.
+/// A cache: its entries spare a durable store work, and may all be lost.
 ///
-/// It keeps at most one entry per record, and knows nothing of what is in it. Nothing that it does wrong may harm: it may
-/// forget, answer with older entries or with somebody else's, fail, or take its time. The one thing that is believed is
-/// the pace of its clock. `idem-hybrid` puts such a store in front of a durable one.
+/// It keeps at most one entry per record, and does not interpret it. None of its faults may do harm: it may lose
+/// entries, return older entries or those of another record, fail, or be slow. Only the pace of its clock is trusted.
+/// `idem-hybrid` puts such a store in front of a durable one.
 ///
 /// # Cancellation safety
-/// A verb whose future is dropped took effect, or will, or not at all.
+/// If a verb's future is dropped, the verb took effect, will take effect, or never does.
 #[async_trait]
 pub trait FastStore: fmt::Debug + Send + Sync + 'static {
-    /// The entry of a record, and the time. Where there is none, a claim is put in its place if `claim` says for how long: an
-    /// entry of rank 0 and without bytes, by which others see that somebody is about to put one.
+    /// Returns the entry of a record, and the store's time.
+    ///
+    /// If there is no entry and `claim` is a duration, the store puts a claim for that long: an entry of rank 0 without
+    /// bytes. It shows other processes that an entry is about to be put.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer; the claim may be there.
     async fn get(&self, id: &RecordId, claim: Option<Duration>) -> Result<FastRead, StoreError>;
 
-    /// Puts an entry in place, unless one of a higher rank is there or it is over, and says what time it is. It is
-    /// forgotten at its end.
+    /// Puts an entry, and returns the store's time.
+    ///
+    /// It does nothing if an entry of a higher rank is there, or if this one has expired. The store drops an entry when
+    /// it expires.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer; the entry may be there, or come later.
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError>;
 
-    /// Removes an entry if it has just this rank, tells whoever [listens](Self::on_settled), and says what time it is. Where
-    /// there is none then, a claim is put in its place if `claim` says for how long.
+    /// Removes an entry of exactly this rank, notifies the [listeners](Self::on_settled), and returns the store's time.
+    ///
+    /// If there is no entry then and `claim` is a duration, the store puts a claim for that long.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer.
@@ -53,9 +58,9 @@ pub trait FastStore: fmt::Debug + Send + Sync + 'static {
 pub struct FastEntry {
     /// Entries replace those of the same or a lower rank.
     pub rank: u64,
-    /// Whatever it says.
+    /// The content, which the store does not interpret.
     pub bytes: Bytes,
-    /// From when on it is forgotten, by the fast store's clock.
+    /// When it expires, by the fast store's clock.
     pub until: Timestamp,
 }
 
@@ -65,6 +70,6 @@ pub struct FastEntry {
 pub struct FastRead {
     /// The store's time.
     pub now: Timestamp,
-    /// The bytes of the entry, if there was one: none, if it is a claim.
+    /// The bytes of the entry, if there is one. A claim has no bytes.
     pub bytes: Option<Bytes>,
 }

@@ -24,15 +24,17 @@ use crate::record::{Checkpoint, Record};
 use crate::record_id::RecordId;
 use crate::timestamp::Timestamp;
 
-/// A place where records live.
+/// A store of idempotency records.
 ///
 /// # Contract
-/// Every verb is one atomic step of [`machine::transition`](crate::machine::transition) on one record, under the
-/// *store's* clock: whatever two callers do at once has the result of one order of the two. A verb that answers has
-/// taken effect as durably as [`Capabilities::durability`] says. Expected outcomes are values; an error means that the
-/// store could not answer, and then [`StoreError::is_indeterminate`] says whether the step may have happened all the
-/// same. Every verb may be repeated with the same owner token (law L8). `idem-testkit` has the conformance suite that
-/// proves all of this for a store.
+/// - Every verb is one atomic step of [`machine::transition`](crate::machine::transition) on one record, under the
+///   *store's* clock. Concurrent verbs have the result of one order of them.
+/// - A verb that answers has taken effect as durably as [`Capabilities::durability`] says.
+/// - Expected outcomes are values. An error means that the store could not answer; [`StoreError::is_indeterminate`]
+///   says whether the step may have happened.
+/// - Every verb may be repeated with the same owner token (law L8).
+///
+/// The conformance suite of `idem-testkit` proves all of this for a store.
 ///
 /// # Cancellation safety
 /// Dropping a verb's future leaves the store usable and the record in the state before or after the step, never in
@@ -61,8 +63,10 @@ pub trait IdempotencyStore: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer; it is safe to repeat.
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError>;
 
-    /// Ends the run; the record is kept for `retention` from now (a retryable failure from the time of its next attempt),
-    /// which has to outlast the caller's repeats of a settlement whose answer was lost.
+    /// Ends the run, and keeps the record for `retention` from now. For a retryable failure, the retention counts from
+    /// the time of its next attempt.
+    ///
+    /// The retention must outlast the caller's repeats of a settlement whose answer was lost.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer; it is safe to repeat.
@@ -79,27 +83,28 @@ pub trait IdempotencyStore: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer.
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError>;
 
-    /// Tells `listener` of settlements, as far as this store's server tells the store of them; otherwise does nothing.
+    /// Calls `listener` on settlements that the store's server announces. Without announcements it does nothing.
     ///
-    /// It is called for settlements of any process, only while it is alive, and only for records whose running was seen
-    /// by somebody who acquired: nobody else can wait for one. It is a hint that spares a waiter some time: it may be
-    /// missing, late, repeated, or about a record that was settled otherwise since.
+    /// The calls cover settlements by any process. They come only while `listener` is alive, and only for records that
+    /// an acquire has seen running: no caller waits for any other record. A call is a hint that saves a waiter some
+    /// time. It may be missing, late or repeated, or the record may have been settled differently since.
     fn on_settled(&self, listener: Weak<dyn SettlementListener>);
 
-    /// A way for renewals that the current runtime drives, on a connection of its own; `None` when verbs are driven by threads of
-    /// the store, or by no runtime at all.
+    /// A renewer with a separate connection, which the current runtime drives.
     ///
-    /// The engine renews from a thread of its own, and calls [`renew`](Self::renew) on the runtime of the operation. When that
-    /// fails, or does not answer for a quarter of the engine's store timeout because an operation keeps the runtime busy, the
-    /// engine tries this way beside it; the first success counts. It is asked for once. Making it does not wait: the connection
-    /// is made when it is used.
+    /// `None` when threads of the store drive its verbs, or when the verbs need no runtime.
+    ///
+    /// The engine times renewals on a dedicated thread, and calls [`renew`](Self::renew) on the runtime of the
+    /// operation. If that fails, or does not answer within a quarter of the engine's store timeout because an operation
+    /// keeps the runtime busy, the engine also calls this renewer. The first success counts. The engine asks for the
+    /// renewer once. Making it does not wait: it connects on first use.
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>>;
 
     /// What this store can promise.
     fn capabilities(&self) -> Capabilities;
 }
 
-/// Renews leases on a connection of its own: [`IdempotencyStore::renewer`].
+/// Renews leases on a separate connection: [`IdempotencyStore::renewer`].
 #[async_trait]
 pub trait LeaseRenewer: fmt::Debug + Send + Sync + 'static {
     /// As [`IdempotencyStore::renew`].
@@ -109,34 +114,35 @@ pub trait LeaseRenewer: fmt::Debug + Send + Sync + 'static {
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError>;
 }
 
-/// Whoever wants to know that a record was settled somewhere.
+/// Receives the settlements of records, also by other processes.
 pub trait SettlementListener: Send + Sync {
     /// The record was settled, or released. Must not block.
     fn settled(&self, id: &RecordId);
 }
 
-/// A store that does not forget what it has acknowledged as long as its disk holds.
+/// A store that keeps what it has acknowledged as long as its disk holds.
 ///
-/// Only such a store can back the AtMostOnce contract: a record that is lost is an operation that runs again. Stores whose
-/// failover loses acknowledged records, such as Redis, do not implement it by themselves.
+/// Only such a store can back the AtMostOnce contract: if a record is lost, its operation runs again. Stores whose
+/// failover loses acknowledged records, such as Redis, do not implement it, unless the application accepts the loss.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` may forget what it has acknowledged, so it can back neither AtMostOnce nor Transactional",
     note = "where that is acceptable for AtMostOnce, such a store has a method `dangerous_accept_store_loss`"
 )]
 #[async_trait]
 pub trait DurableStore: IdempotencyStore {
-    /// The record as [`peek`](IdempotencyStore::peek) gives it, and how much of its life is left, for whoever keeps a copy.
+    /// The record as [`peek`](IdempotencyStore::peek) returns it, and its remaining time to live, for callers that
+    /// cache it.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer.
     async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError>;
 
-    /// What tells this store's records from those of every other store: the same in all processes that share them. A copy
-    /// that was made of another store's record is none of this one's.
+    /// Identifies this store's records among those of all stores: the same in all processes that share them. A cached
+    /// copy that was made under another identity is not valid here.
     fn identity(&self) -> [u8; 16];
 }
 
-/// A record, and how long it is one.
+/// A record, and its remaining time to live.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is made by stores of other crates")]
 pub struct LiveRecord {
@@ -147,7 +153,7 @@ pub struct LiveRecord {
 }
 
 impl LiveRecord {
-    /// What there is to see of `record` at `now`: nothing once it counts as absent.
+    /// The live record at `now`; `None` once it counts as absent.
     #[must_use]
     pub fn at(record: Record, now: Timestamp) -> Option<Self> {
         crate::machine::current(Some(&record), now)?;
@@ -195,6 +201,6 @@ pub enum Durability {
     Process,
     /// The death of any process, but not the loss of power or of the primary: acknowledged records can be lost.
     Crash,
-    /// The loss of power, as far as the disk keeps its promises.
+    /// The loss of power, if the disk keeps its promises.
     Power,
 }

@@ -1,4 +1,4 @@
-//! A check at start-up that a store is what it says it is.
+//! A start-up check that a store keeps its promises.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub enum SelfTestError {
     Broken(&'static str),
 }
 
-/// Proves on a record of its own that acquire is atomic, expiry is set and a stale owner is refused.
+/// Proves on a new record that acquire is atomic, expiry is set and a stale owner is refused.
 ///
 /// Run it at start-up: a driver that ignores an option, a proxy that rewrites statements or a cache put in front by
 /// mistake gives no error later, only no protection. It leaves nothing behind when it succeeds, and a record that
@@ -66,7 +66,7 @@ fn expect(holds: bool, promise: &'static str) -> Result<(), SelfTestError> {
     if holds { Ok(()) } else { Err(SelfTestError::Broken(promise)) }
 }
 
-/// An acquire of a record that nobody else has: its id is random.
+/// An acquire of a new record: its id is random.
 fn probe() -> Acquire {
     let mut id = [0; 32];
     id[..16].copy_from_slice(OwnerToken::random().as_bytes());

@@ -15,12 +15,12 @@ use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Settlement};
 /// there.
 #[async_trait]
 pub trait TransactionalStore: DurableStore {
-    /// Asks for the right to execute, and opens a transaction for whoever gets it.
+    /// Asks for the right to execute, and opens a transaction if the caller gets it.
     ///
     /// # Errors
-    /// [`StoreError`] as from [`IdempotencyStore::acquire`](super::IdempotencyStore::acquire). It is
-    /// [indeterminate](StoreError::is_indeterminate) also when only the transaction cannot be opened and the record may be held by
-    /// `request.owner`: begin again with the same token, or settle it as released.
+    /// [`StoreError`] as from [`IdempotencyStore::acquire`](super::IdempotencyStore::acquire). It is also
+    /// [indeterminate](StoreError::is_indeterminate) if only the transaction cannot be opened and the record may be
+    /// held by `request.owner`. Then begin again with the same token, or settle the record as released.
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError>;
 }
 
@@ -42,8 +42,8 @@ pub enum Begin {
     Answered(AcquireOutcome),
 }
 
-/// How long an engine waits for [`StoreTransaction::finish`]: longer than for a verb, as a commit may wait for other writers. A store
-/// that finds out how a commit without an answer ended has to be done by then.
+/// How long an engine waits for [`StoreTransaction::finish`]: longer than for a verb, as a commit may wait for other
+/// writers. If a commit gets no answer, the store has to find out within this time how it ended.
 pub const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An open transaction, in which a handler makes its business writes.
@@ -59,8 +59,8 @@ pub trait StoreTransaction: fmt::Debug + Send + 'static {
     ///
     /// # Errors
     /// [`StoreError`] when the end is not known to be committed. If it is
-    /// [indeterminate](StoreError::is_indeterminate), read the record again before anyone is answered. If it is
-    /// [`TransactionFailed`](crate::StoreErrorKind::TransactionFailed), it is known not to be.
+    /// [indeterminate](StoreError::is_indeterminate), read the record again before you answer any caller. If it is
+    /// [`TransactionFailed`](crate::StoreErrorKind::TransactionFailed), nothing was committed.
     async fn finish(
         self: Box<Self>,
         settlement: &Settlement,

@@ -1,4 +1,4 @@
-//! What a run's end means, and who is answered what.
+//! What a run's end means under each contract, and the answers that follow.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use crate::support::{World, assert_ran, assert_replays, done, fault, operation, 
 const RUN: Duration = Duration::from_millis(300);
 const SLOW: Duration = Duration::from_millis(70);
 
-/// Runs an operation that takes no time, and gives the names of what was told.
+/// Runs an operation that takes no time, and returns the names of the reported events.
 async fn told(world: &World, engine: &Idempotency, operation: Operation, end: Disposition) -> Vec<&'static str> {
     let _ = world.run_as(engine, operation, Duration::ZERO, end).await;
     world.events.take_names()

@@ -40,7 +40,7 @@ async fn an_acquire_that_keeps_failing_runs_nothing_and_leaves_no_key_stuck() {
         let refused = world.run(&engine, Duration::ZERO, done()).await;
         assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
         assert_eq!(world.runs(), 0);
-        // What the lost acquires may have taken is given back behind the answer, without waiting for a lease.
+        // The engine releases what the lost acquires may have taken after its answer, without waiting for a lease.
         engine.shutdown(Duration::from_secs(60)).await.unwrap();
         assert_eq!(world.record().await, None, "{trouble:?}");
     }
@@ -237,7 +237,7 @@ async fn a_store_that_panics_leaves_its_key_free_or_answered_after_a_lease() {
         world.store.next(verb, Fault::Panic);
         let first = world.run(&engine, Duration::from_secs(40), done()).await;
         match verb {
-            // The run is told that its lease is not renewed any more, and goes on.
+            // The run learns that its lease is no longer renewed, and goes on.
             Verb::Renew => {
                 assert_ran(&first);
                 assert_eq!(world.events.count("lease-lost"), 1);
@@ -273,7 +273,7 @@ async fn a_panic_of_the_observer_changes_nothing_whichever_event_it_is_told() {
         let world = World::new();
         let panics = Arc::new(Panics { at, ..Panics::default() });
         let engine = Idempotency::at_most_once(world.store.clone(), world.settings().observer(panics.clone()));
-        // Renewals and the first settlements fail, so that those events are told as well.
+        // Renewals and the first settlements fail, so that the observer gets those events as well.
         world.store.next(Verb::Renew, Fault::ErrorBefore);
         for _ in 0..12 {
             world.store.next(Verb::Settle, Fault::ErrorBefore);
@@ -312,7 +312,7 @@ async fn failing_open_runs_without_protection_and_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn every_fault_in_any_place_leaves_one_run_and_one_answer() {
-    // One in three calls fails in some way, for many seeds: whoever is answered is answered the same.
+    // One in three calls fails in some way, for many seeds: every caller that gets an answer gets the same one.
     let mut fired = 0;
     for seed in 0..200 {
         let world = World::new();
@@ -326,7 +326,8 @@ async fn every_fault_in_any_place_leaves_one_run_and_one_answer() {
                 Ok(Answer::Replay(replay)) => {
                     assert_eq!(replay.response, idem_core::StoredResponse::new(201, "paid"), "seed {seed}");
                 }
-                // Whoever is turned away comes back later; what a lost acquire has taken is given back meanwhile.
+                // A caller that is turned away comes back later; meanwhile the engine releases what a lost acquire has
+                // taken.
                 Ok(Answer::InProgress { .. }) => tokio::time::sleep(Duration::from_millis(100)).await,
                 Err(ExecuteError::NotAdmitted(_)) => {}
                 other => panic!("seed {seed}: {other:?}"),
@@ -358,7 +359,7 @@ async fn a_delayed_settlement_that_somebody_else_made_impossible_is_told() {
     assert_eq!((world.events.count("settlement-delayed"), world.events.count("settlement-lost")), (1, 1));
 }
 
-/// A store in which somebody else writes what this version cannot read while an operation runs.
+/// A store in which, while an operation runs, a newer version writes a record that this version cannot read.
 #[derive(Debug)]
 struct NewerVersionTookOver(MemoryStore);
 
@@ -401,7 +402,7 @@ async fn a_run_whose_record_somebody_else_wrote_in_an_unknown_format_does_not_sa
     let store = Arc::new(NewerVersionTookOver(MemoryStore::new(NonZeroUsize::MAX)));
     let engine = Idempotency::at_least_once(store, world.settings());
     let start = Instant::now();
-    // Others may have been told that the outcome is unknown, and will be: this one must not be told that it is known.
+    // Other callers may get an unknown outcome: this one must not get a known one.
     let answer = world.run(&engine, Duration::ZERO, done()).await;
     let Err(ExecuteError::CommitUnclear(error)) = answer else { panic!("{answer:?}") };
     assert_eq!((error.kind(), start.elapsed().as_secs()), (StoreErrorKind::Corrupt, 0));

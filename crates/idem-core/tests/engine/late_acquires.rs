@@ -27,7 +27,7 @@ async fn an_acquire_that_a_stalled_store_delivers_late_leaves_no_lease_behind() 
         assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
         tokio::time::sleep(Duration::from_secs(stall)).await;
         world.store.heal();
-        // At most a third of a lease later the key is free, and nobody is told that the outcome is unknown.
+        // At most a third of a lease later the key is free, and no caller gets an unknown outcome.
         tokio::time::sleep(Duration::from_secs(15)).await;
         assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
         world.clock.advance(Duration::from_secs(60));
@@ -42,13 +42,13 @@ async fn a_late_acquire_leaves_no_lease_behind_when_its_repetition_was_answered(
     let world = World::new();
     let engine = world.at_most_once();
     let release = || Disposition::Release { writes: Writes::Discard };
-    // The repetition runs and gives its key back; then the first try arrives.
+    // The repetition runs and releases its key; then the first try arrives.
     world.store.next(Verb::Acquire, Fault::Late(Duration::from_secs(10)));
     assert_ran(&world.run(&engine, Duration::ZERO, release()).await);
     tokio::time::sleep(Duration::from_secs(25)).await;
     assert_eq!(world.record().await, None, "a lease without an owner");
 
-    // The repetition is turned away by another run, which then gives its key back; then the first try arrives.
+    // The repetition is turned away by another run, which then releases its key; then the first try arrives.
     let other = tokio::spawn({
         let (world, engine) = (world.clone(), engine.clone());
         let release = release();
@@ -145,7 +145,7 @@ async fn late_acquires_do_not_drive_the_waiters_of_their_key() {
     let mut unclear = Vec::new();
     for _ in 0..20 {
         unclear.push(run(operation(), Duration::ZERO));
-        // What is given back at one moment would wake the waiters once.
+        // Releases at one moment would wake the waiters only once.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let waiting: Vec<_> = (0..20).map(|_| run(operation().wait(Duration::from_secs(30)), Duration::ZERO)).collect();
@@ -156,7 +156,7 @@ async fn late_acquires_do_not_drive_the_waiters_of_their_key() {
     for refused in unclear {
         assert!(matches!(refused.await.unwrap(), Ok(Answer::InProgress { .. })));
     }
-    // Each waiter looks about once a second.
+    // Each waiter asks about once a second.
     let looks = world.store.calls(Verb::Acquire);
     assert!(looks < 20 * 60, "{looks} acquires");
 }

@@ -14,7 +14,7 @@ use crate::support::{World, assert_in_progress, assert_ran, assert_replays, done
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// A crash: an operation that has begun and never ends, on an engine of its own.
+/// A crash: an operation that has begun and never ends, on a separate engine.
 async fn crashed(world: &World, engine: Idempotency, checkpoint: Option<&'static str>) {
     let begun = Arc::new(Notify::new());
     let run = {
@@ -29,7 +29,7 @@ async fn crashed(world: &World, engine: Idempotency, checkpoint: Option<&'static
     };
     tokio::spawn(async move { engine.execute(operation(), run, panicked).await });
     begun.notified().await;
-    // Its process is gone, so nobody renews; the world's clock moves on.
+    // Its process is gone, so its renewals fail; the world's clock moves on.
     for _ in 0..1000 {
         world.store.next(Verb::Renew, Fault::ErrorBefore);
     }
@@ -55,7 +55,7 @@ async fn a_lease_is_renewed_in_time_also_when_its_acquire_was_slow() {
     let slow = world.run_as(&engine, operation(), Duration::from_secs(15), done());
     let quick = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        // By now another one is waited for, which was asked for later and is due later.
+        // The renewal task then waits for this lease, which was requested later and is due later than the slow one.
         world.run_as(&engine, operation_of("other"), Duration::from_secs(60), done()).await
     };
     let renewed = async {
@@ -71,7 +71,7 @@ async fn a_lease_is_renewed_in_time_also_when_its_acquire_was_slow() {
     assert_eq!(renewed.unwrap().as_secs(), 10, "a third of the lease after it was asked for");
 }
 
-/// Until the lease of the operation that awaits this was renewed.
+/// Waits until the lease of the operation that awaits this is renewed once more.
 async fn renewed_once_more(world: &World) -> Conclusion<&'static str> {
     let before = world.store.calls(Verb::Renew);
     let renewed = async {
@@ -128,8 +128,8 @@ fn assert_renewed(world: &World, times: u64) {
     }
 }
 
-/// An event wakes one thread of a runtime that has nothing to do, and the operation keeps that one busy: another has to be woken, or
-/// nobody looks at timers.
+/// An event wakes one thread of an idle runtime, and the operation keeps that one busy. Another thread has to be woken,
+/// or no thread drives timers.
 #[test]
 fn an_operation_that_never_yields_is_renewed_in_a_process_that_does_nothing_else() {
     let world = World::new();
@@ -153,7 +153,7 @@ fn an_operation_that_never_yields_is_renewed_in_a_process_that_does_nothing_else
             engine.execute(operation_of(name), run, panicked).await
         });
         assert_renewed(&world, 2);
-        // The thread that looks at timers now becomes busy as well, with something else.
+        // The thread that drives timers now becomes busy as well, with something else.
         let disturbs = runtime.spawn(async move {
             tokio::time::sleep(Duration::from_millis(50)).await;
             let _ = stopped.recv();
@@ -191,7 +191,7 @@ fn leases_are_renewed_whatever_becomes_of_another_runtime_of_the_same_engine() {
         tokio::spawn(async move { engine.execute(hanging, hangs, panicked).await });
         begun.notified().await;
     });
-    // Nobody drives the first runtime now, as if all of its threads were busy.
+    // No thread drives the first runtime now, as if all of its threads were busy.
     renewed("while-the-first-stands-still");
     drop(first);
     renewed("after-the-first-has-ended");

@@ -1,4 +1,4 @@
-//! The engine on a store that fails as it is told, on tokio's clock, which stands still unless everyone waits.
+//! Tests of the engine on a store with injected faults, on tokio's clock, which stands still unless every task waits.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod contracts;

@@ -29,7 +29,7 @@ impl Probe for Asked {
     }
 }
 
-/// A world in which a run crashed, an engine that can ask, and whom it asks.
+/// A world in which a run crashed, an engine with a probe, and the probe.
 async fn crashed(finding: Option<ProbeOutcome>) -> (World, Idempotency, Arc<Asked>) {
     let world = World::new();
     let asked = Arc::new(Asked { finding, times: AtomicUsize::new(0) });
@@ -82,7 +82,7 @@ async fn what_cannot_be_found_out_now_is_asked_again_by_the_next_repeat() {
         assert_in_progress(&world.run(&engine, Duration::ZERO, done()).await);
         assert_eq!((world.runs(), times(&asked)), (0, repeat));
     }
-    // Somebody who cannot ask must not run it either.
+    // An engine without a probe must not run it either.
     let answer = world.run(&world.at_most_once(), Duration::ZERO, done()).await;
     assert!(matches!(&answer, Ok(Answer::Replay(replay)) if replay.kind == ReplayKind::OutcomeUnknown), "{answer:?}");
 }
@@ -93,7 +93,7 @@ async fn a_lost_acquire_does_not_make_the_crash_forgotten() {
     world.store.next(Verb::Acquire, Fault::LostAnswer);
     world.store.next(Verb::Acquire, Fault::LostAnswer);
     world.run(&engine, Duration::ZERO, done()).await.unwrap_err();
-    // The key is given back behind the answer.
+    // The engine releases the key after its answer.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
     assert_eq!((world.runs(), times(&asked)), (1, 1), "it was asked before it ran");
@@ -138,7 +138,7 @@ impl Probe for Slow {
 
 #[tokio::test(start_paused = true)]
 async fn an_operation_whose_lease_was_lost_while_it_was_probed_does_not_run() {
-    // By renewals that may not go on, and by a process that stood still meanwhile.
+    // Lost by the renewal limit, and by a process that stood still meanwhile.
     for renewed in [false, true] {
         let (world, _, _) = crashed(None).await;
         let probing = |takes| {
@@ -154,7 +154,7 @@ async fn an_operation_whose_lease_was_lost_while_it_was_probed_does_not_run() {
         // By the store's clock its lease is over.
         world.clock.advance(Duration::from_secs(30));
         assert_ran(&world.run(&probing(Duration::ZERO), Duration::ZERO, done()).await);
-        // It is told what the other run has settled.
+        // It gets the answer that the other run has settled.
         assert_replays(&slow.await.unwrap(), "paid");
         assert_eq!(world.runs(), 1, "renewed: {renewed}");
     }
@@ -170,7 +170,7 @@ async fn an_operation_does_not_run_when_the_store_does_not_confirm_its_lease_aft
     assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
     assert_eq!(world.runs(), 0);
     assert_eq!(decided_after(&world), (Duration::ZERO, Duration::from_secs(1)));
-    // Its key is given back behind the answer, and the next repeat probes again.
+    // The engine releases its key after the answer, and the next repeat probes again.
     tokio::time::sleep(Duration::from_secs(1)).await;
     world.store.next(Verb::Renew, Fault::Delay(Duration::from_secs(2)));
     assert_ran(&world.run(&engine, Duration::from_secs(4), done()).await);

@@ -1,4 +1,4 @@
-//! The ways on which a lease is renewed.
+//! Renewals by the store's usual verb and by its separate renewer.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::support::{World, assert_ran, done, operation, panicked};
 
-/// How renewals fare on one way.
+/// What happens to the renewals of one renewer.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Works,
@@ -26,13 +26,13 @@ enum Way {
     Hangs,
 }
 
-/// A way to the records.
+/// A renewer that behaves in one way.
 #[derive(Debug)]
 struct Renewals {
     memory: Arc<MemoryStore>,
     way: Way,
     asked: AtomicU64,
-    /// Where they were driven.
+    /// The runtimes that drove the renewals.
     runtimes: Mutex<HashSet<runtime::Id>>,
     renewed: Notify,
 }
@@ -70,7 +70,7 @@ impl LeaseRenewer for Renewals {
     }
 }
 
-/// A store with a way of its own for renewals.
+/// A store with a separate renewer.
 #[derive(Debug)]
 struct TwoWays {
     memory: Arc<MemoryStore>,

@@ -28,7 +28,7 @@ pub(crate) struct World {
     pub(crate) events: Arc<Events>,
 }
 
-/// What an engine told.
+/// The events that an engine reported.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Mutex<Vec<Told>>);
 
@@ -61,12 +61,12 @@ impl Events {
         self.0.lock().unwrap().iter().filter(|event| event.name == name).count()
     }
 
-    /// What was told since this was asked last.
+    /// Takes the events since the last call.
     pub(crate) fn take(&self) -> Vec<Told> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 
-    /// The names of what was told since this was asked last.
+    /// Takes the events since the last call, and returns their names.
     pub(crate) fn take_names(&self) -> Vec<&'static str> {
         self.take().iter().map(|event| event.name).collect()
     }

@@ -12,7 +12,7 @@ use crate::support::{World, assert_in_progress, assert_ran, assert_replays, done
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// An operation that runs for `takes`, begun.
+/// Begins an operation that runs for `takes`.
 async fn begun(
     world: &World,
     engine: &Idempotency,
@@ -21,7 +21,7 @@ async fn begun(
     begun_that(world, engine, takes, done()).await
 }
 
-/// The same, by how it ends.
+/// Begins an operation that runs for `takes` and ends with `ends`.
 async fn begun_that(
     world: &World,
     engine: &Idempotency,
@@ -73,7 +73,7 @@ async fn a_waiter_in_another_process_is_woken_when_the_store_is_told() {
         let world = world.clone();
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(10_002)).await;
-            // What is told of others changes nothing.
+            // A settlement of another record changes nothing.
             world.store.announce(&idem_core::RecordId::from_bytes([7; 32]));
             world.store.announce(&world.record_id());
         })
@@ -181,7 +181,7 @@ async fn a_waiter_whose_store_goes_away_does_not_run_what_it_saw_running() {
     assert_eq!((world.runs(), world.events.count("failed-open")), (0, 0));
 }
 
-/// So many who wait for one key in one process that does not run it.
+/// Starts `count` duplicates that wait for one key, in one process that does not run it.
 async fn crowd(world: &World, count: usize) -> Vec<tokio::task::JoinHandle<crate::support::Result>> {
     let many = NonZeroUsize::new(2 * count).unwrap();
     let settings = world.settings().max_waiters_per_key(many).max_waiters(many).max_running(many);
@@ -226,7 +226,7 @@ async fn when_the_one_that_asks_for_others_goes_away_another_one_asks() {
     let running = begun(&world, &world.at_least_once(), Duration::from_secs(10)).await;
     let mut waiting = crowd(&world, 10).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // Whichever asks is among the first nine, or asks on.
+    // The waiter that asks is among the first nine, or is the tenth and asks on.
     for gone in waiting.drain(..9) {
         gone.abort();
     }

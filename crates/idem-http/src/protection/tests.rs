@@ -12,7 +12,7 @@ use crate::budget::ByteBudget;
 
 type Fields = [(&'static str, &'static [u8])];
 
-/// A request's head: who it says to be.
+/// A request's head: the principal that it claims.
 struct Head(Option<&'static str>);
 
 const KEYED: &Fields = &[("idempotency-key", b"k")];

@@ -248,7 +248,7 @@ fn problems_may_have_the_form_of_the_applications_errors() {
     assert_eq!(content_type(&reply), b"application/vnd.api+json");
     let waits = policy.problem(&Problem::new(ProblemKind::InProgress).retry_after(Duration::from_secs(3)));
     assert!(waits.headers.iter().any(|(name, value)| &name[..] == b"retry-after" && &value[..] == b"3"));
-    // A form that panics costs the client nothing but the form.
+    // If the application's form panics, the client gets the default document.
     let reply = policy.problem(&Problem::new(ProblemKind::Misconfigured));
     let document: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
     assert_eq!((document["status"].as_u64(), content_type(&reply)), (Some(500), &b"application/problem+json"[..]));

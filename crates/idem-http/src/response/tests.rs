@@ -27,7 +27,7 @@ fn concluded(status: u16, directives: &ResponseDirectives) -> Conclusion<Vec<Byt
     capture.conclude()
 }
 
-/// What the design says, written down a second time and by status alone.
+/// The expected disposition, specified a second time and by status alone.
 fn expected(status: u16, name: &str) -> Disposition {
     let body = match name {
         "do not retain body" => StoredBody::NotRetained,
@@ -222,7 +222,7 @@ async fn a_body_that_takes_too_long_broke_off_however_much_of_it_came() {
     assert_eq!(read_within_a_second(in_time).await, (Some(Captured::More), Duration::from_millis(900)));
 }
 
-/// On a clock that goes on while the stream keeps the thread.
+/// On the real clock, which goes on while the stream blocks the thread.
 #[tokio::test]
 async fn a_body_of_empty_chunks_without_end_is_too_long_as_well() {
     let endless = futures_util::stream::repeat_with(|| Ok(Bytes::new()));

@@ -8,7 +8,7 @@ fn at(micros: i64) -> Timestamp {
     Timestamp::from_unix_micros(micros)
 }
 
-/// The request for a record, and the lease of whoever got it.
+/// The request for a record, and the lease of its owner.
 fn run() -> (Acquire, Lease) {
     let request = fixture::request();
     let lease =
@@ -99,7 +99,7 @@ fn a_settled_record_is_replayed_for_as_long_as_it_is_one() {
             let mismatch = entry.answer(&mismatch_of(&request), at(now));
             assert!(matches!(mismatch, Some(AcquireOutcome::Mismatch { .. })), "{mismatch:?}");
         }
-        // 500 of its 900 microseconds were left when it was looked at.
+        // 500 of its 900 microseconds were left when it was read.
         assert_eq!(entry.answer(&request, at(1_500)), None);
     }
 }
@@ -132,7 +132,7 @@ fn nothing_but_the_entry_of_the_record_can_be_read() {
     assert_eq!(Entry::decode(&STORE, &request.id, &[bytes.as_ref(), b"x"].concat().into()), None, "one more byte");
 }
 
-/// As a client of the fast store can make one who has seen others, and knows neither the store's identity nor a word of SQL.
+/// A client of the fast store that has seen entries, but does not know the store's identity, cannot forge one.
 #[test]
 fn an_entry_without_the_key_is_not_believed() {
     use sha2::Digest as _;
@@ -145,7 +145,7 @@ fn an_entry_without_the_key_is_not_believed() {
         vec![0; TAG],
         tag(&[form]),
         tag(&[MAGIC, id, form]),
-        // Not even by a hash that begins with the key, whose value for a longer text can be found without it.
+        // A plain hash that begins with the key is not accepted: it permits length extension.
         tag(&[MAGIC, &STORE, id, form]),
         tag(&[&STORE, MAGIC, id, form]),
         authenticator(&[0; 16], &request.id, form).unwrap().finalize().into_bytes().to_vec(),
@@ -156,7 +156,7 @@ fn an_entry_without_the_key_is_not_believed() {
     }
 }
 
-/// Test case 2 of RFC 4231 pins the algorithm: its key has four bytes, ours has sixteen, of which zeros at the end change nothing.
+/// Test case 2 of RFC 4231 pins the algorithm. Its key has four bytes and ours sixteen: trailing zeros do not change the HMAC.
 #[test]
 fn the_tag_is_hmac_sha_256() {
     let mut key = [0; 16];
@@ -171,7 +171,7 @@ fn the_tag_is_hmac_sha_256() {
     assert!(authenticator(&STORE, &id, form).unwrap().verify(&whole.finalize().into_bytes()).is_ok());
 }
 
-/// An earlier entry of the same record that was put back says what it said, for as long as it would have.
+/// An earlier entry of the same record that was put back is valid in its original period.
 #[test]
 fn an_earlier_entry_is_believed_within_its_times_only() {
     let (request, lock) = lock();
@@ -191,7 +191,7 @@ fn an_earlier_entry_is_believed_within_its_times_only() {
     }
 }
 
-/// Whoever changes what is written has to change the number in `MAGIC`.
+/// A change of the encoding needs another number in `MAGIC`.
 #[test]
 fn the_form_of_an_entry_is_this() {
     let id = RecordId::from_bytes([3; 32]);

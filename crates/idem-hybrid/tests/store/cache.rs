@@ -130,7 +130,7 @@ async fn a_fast_store_that_fails_is_left_alone_and_tried_again() {
     }
     let metrics = world.store.metrics();
     assert!(metrics.is_open && metrics.opened == 1, "{metrics:?}");
-    // Copies are written back behind the callers, who may have begun to fail before the breaker opened.
+    // Copies are written in the background, and may have begun to fail before the breaker opened.
     assert!(metrics.fast_failures <= 10 && metrics.fast_skipped >= 15, "{metrics:?}");
     assert!(world.store.health().await.fast.is_err());
     world.fast.is(FINE);
@@ -193,7 +193,7 @@ async fn a_lost_answer_does_not_make_the_lock_last_longer() {
     assert!(matches!(record.state, idem_core::State::InProgress { lease_until, .. } if lease_until == until));
 }
 
-/// A file behind, so that there are transactions.
+/// A hybrid in front of SQLite, which has transactions.
 async fn on_a_file() -> (HybridStore<SqliteStore>, Arc<MemoryFast>, TempDir) {
     let folder = TempDir::new().unwrap();
     let url = format!("sqlite://{}", folder.path().join("records.db").display());
@@ -287,7 +287,7 @@ async fn what_was_missed_by_many_is_looked_up_once() {
         assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
         world.fast.inner.flush();
     }
-    // On one thread, what is done behind the callers has had no turn so far.
+    // On one thread, background tasks have had no turn so far.
     assert_eq!(world.store.metrics().durable_replays, 20);
     world.copied(&request).await;
     assert_eq!(world.durable.calls(Verb::LiveRecord), before + 1);
@@ -333,7 +333,7 @@ async fn a_renewal_that_is_given_up_says_nothing_of_the_durable_store() {
     assert_eq!(world.asked(), asked + 1, "one that fails says that the store does not answer");
 }
 
-/// A caller that goes away has learnt nothing of the durable store; the next one that asks does.
+/// A caller that goes away learns nothing about the durable store; the next one that asks it does.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_goes_away_costs_one_question_to_the_durable_store() {
     let world = World::new(HybridConfig::new().without_replays_while_durable_fails());
@@ -349,7 +349,7 @@ async fn a_caller_that_goes_away_costs_one_question_to_the_durable_store() {
     }
 }
 
-/// What is done behind the callers ends with the runtime of one of them; the next one does it again.
+/// A background task ends with the runtime of its caller; the next caller starts it again.
 #[test]
 fn a_copy_whose_runtime_has_ended_is_made_by_the_next_that_misses_it() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -381,7 +381,7 @@ async fn what_is_done_behind_the_callers_is_limited() {
         }
         world.fast.is(FAILS);
         for lease in ended {
-            // Its lock cannot be removed, and is tried again behind the caller.
+            // Its lock cannot be removed, so a background task tries again.
             world.store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
         }
         world.fast.is(FINE);
@@ -402,7 +402,7 @@ async fn one_caller_tries_whether_the_fast_store_is_back() {
         world.run(&request()).await;
     }
     assert!(world.store.metrics().is_open);
-    // The breaker has the machine's clock.
+    // The breaker uses the machine's clock, which is not paused.
     std::thread::sleep(SECOND + Duration::from_millis(100));
     world.fast.is(HANGS);
     let callers: Vec<_> = (0..100)
@@ -465,11 +465,11 @@ async fn a_claim_that_nobody_keeps_is_waited_for_no_longer_than_the_fast_store()
     world.durable.next(Verb::Acquire, Fault::LostAnswer);
     assert!(tokio::time::timeout(SECOND, world.store.acquire(&request)).await.is_err());
     let began = tokio::time::Instant::now();
-    // The durable store has given the right to execute to whoever gave up.
+    // The durable store has granted the lease to the caller that gave up.
     let answer = world.store.acquire(&repeat_of(&request)).await.unwrap();
     assert!(matches!(answer, AcquireOutcome::InProgress { .. }), "{answer:?}");
     assert!((180..=200).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
-    // Whoever gave up does not wait for itself.
+    // The caller that gave up does not wait for its claim.
     let (began, again) = (tokio::time::Instant::now(), world.run(&request).await);
     assert_eq!((again.attempt, began.elapsed()), (1, Duration::ZERO));
 }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A file behind a Redis whose keys somebody else writes as well.
+/// SQLite behind a Redis server whose keys another client writes as well.
 struct World {
     store: HybridStore<SqliteStore>,
     redis: Redis,
@@ -81,7 +81,7 @@ impl World {
         request
     }
 
-    /// That a repeat gets the answer of its own record, and another request a mismatch.
+    /// Checks that a repeat gets the response of its record, and another request a mismatch.
     async fn is_replayed(&self, request: &Acquire, body: &'static str, what: &str) {
         match self.store.acquire(&repeat_of(request)).await.unwrap() {
             AcquireOutcome::Replay(replay) => assert_eq!(replay.response, StoredResponse::new(201, body), "{what}"),
@@ -131,7 +131,7 @@ async fn a_forged_copy_is_never_replayed() {
         world.is_replayed(&settled, "mine", what).await;
         assert!(world.store.metrics().durable_replays > before, "{what}: it was believed");
     }
-    // The same as it was is believed again.
+    // The original entry is accepted again.
     world.write(&key, &seen);
     let before = world.store.metrics().fast_replays;
     world.is_replayed(&settled, "mine", "whole").await;
@@ -149,7 +149,7 @@ async fn entries_that_are_swapped_answer_nobody() {
     world.is_replayed(&mine, "mine", "swapped").await;
     world.is_replayed(&yours, "yours", "swapped").await;
     assert_eq!(world.store.metrics().fast_replays, 0);
-    // Nor does somebody else's answer keep a new key from running.
+    // An entry of another record does not keep a new key from running either.
     let fresh = request();
     world.write(&your_key.clone(), b"");
     let key = String::from_utf8(my_key).unwrap().replace(&mine.id.to_string(), &fresh.id.to_string());
@@ -172,7 +172,7 @@ async fn the_lock_of_an_ended_run_that_is_put_back_turns_away_for_its_lease_and_
         "{turned_away:?}"
     );
     assert_eq!(world.store.durable().live_record(&running.id).await.unwrap(), None);
-    // Another request is the durable store's to answer, and so is everybody once the lease is over.
+    // The durable store answers repeats again once the lock is over.
     let next =
         eventually("the lock is over", async || match world.store.acquire(&repeat_of(&running)).await.unwrap() {
             AcquireOutcome::Acquired(lease) => Some(lease),
@@ -192,7 +192,7 @@ async fn keys_of_other_types_and_without_an_end_cost_nothing_but_the_cache() {
         world.ask(words);
         world.is_replayed(&settled, "mine", "another type").await;
     }
-    // The highest rank, for ever: no lock and no copy takes its place, and every verb does what it should.
+    // An entry of the highest rank, without a TTL: no lock and no copy takes its place, and every verb still works.
     let fresh = request();
     let key = String::from_utf8(key).unwrap().replace(&settled.id.to_string(), &fresh.id.to_string());
     world.write(key.as_bytes(), b"18446744073709551615:");

@@ -1,5 +1,4 @@
-//! Whatever the fast store says and does: every answer is the durable store's, or "somebody runs it", for no longer than
-//! somebody could.
+//! Whatever the fast store does, every answer is the durable store's, or "in progress" for no longer than a lease.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -24,7 +23,7 @@ const STEPS: u32 = 5_000;
 const SEEDS: u64 = 4;
 
 struct World {
-    /// Of two processes.
+    /// The stores of two processes.
     stores: [HybridStore<FaultyStore<MemoryStore>>; 2],
     durable: Arc<FaultyStore<MemoryStore>>,
     fast: Arc<LyingFast>,
@@ -32,7 +31,7 @@ struct World {
     ids: Vec<RecordId>,
     owners: Vec<OwnerToken>,
     dice: Dice,
-    /// The last end of the lease of each attempt that the durable store has given.
+    /// The latest end of each lease that the durable store has granted, by record and attempt.
     leases: HashMap<(RecordId, u64), Timestamp>,
     put_off: u64,
     lost_answers: u64,
@@ -83,7 +82,7 @@ impl World {
         self.durable.inner().peek(id).await.unwrap()
     }
 
-    /// The process that an owner is in: a token is of one acquire, and whoever repeats that is where it was.
+    /// The store of the owner's process: an owner repeats its acquire in the same process.
     fn store(&self, owner: &OwnerToken) -> HybridStore<FaultyStore<MemoryStore>> {
         self.stores[usize::from(owner.as_bytes()[0] & 1)].clone()
     }
@@ -96,7 +95,7 @@ impl World {
         let id = self.ids[self.dice.below(IDS)];
         let request = Acquire {
             id,
-            // Now and then a token that was used before, as when an answer was lost.
+            // Mostly one of a few tokens, so that some are used again, as after a lost answer.
             owner: if self.dice.below(4) == 0 { self.dice.token() } else { self.owners[self.dice.below(OWNERS)] },
             term: Term { lease: SECOND * 2, retention: SECOND * 3 },
             takeover: [Takeover::Rerun, Takeover::Unknown][self.dice.below(2)],
@@ -176,7 +175,7 @@ impl World {
             0..5 => self.acquire().await,
             5..8 => self.act().await,
             8 => self.clock.advance(Duration::from_millis(300)),
-            // What is brought up to date behind the callers' backs has its turn.
+            // Gives the background tasks a turn.
             _ => tokio::time::sleep(SECOND).await,
         }
         for id in self.ids.clone() {

@@ -1,4 +1,4 @@
-//! Locks that come late, stay behind, or are met by whoever owns the record.
+//! Locks that arrive late, stay behind, or are found by the owner of the record.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use idem_testkit::{Fault, Verb};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A lock was left behind, its key is free, and somebody acquired it without an answer.
+/// A lock was left behind, its key is free, and a second request has acquired it without an answer.
 async fn acquired_beside_an_old_lock(takeover: Takeover) -> (World, Acquire) {
     let world = World::new(HybridConfig::new());
     let first = Acquire { takeover, ..request() };
@@ -59,7 +59,7 @@ async fn a_lock_that_is_renewed_beside_the_end_of_its_run_goes() {
     }
 }
 
-/// A heartbeat that ends with its run drops the renewal; what that had sent comes all the same.
+/// A heartbeat that ends with its run drops the renewal, but a lock that it has sent still arrives.
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_comes_after_the_end_of_its_run_goes() {
     for is_renewal in [true, false] {
@@ -84,7 +84,7 @@ async fn a_lock_that_comes_after_the_end_of_its_run_goes() {
                     checkpoint: None,
                 }
             };
-            // A claim, of whoever asks, is no lock.
+            // A claim is no lock.
             let lock = || world.fast.inner.entry(&request.id).filter(|entry| entry.rank > 0);
             world.store.settle(&lease, &settlement, KEPT).await.unwrap();
             assert_eq!(lock(), None, "it has not come yet");
@@ -96,7 +96,7 @@ async fn a_lock_that_comes_after_the_end_of_its_run_goes() {
     }
 }
 
-/// As an engine does whose acquire had no answer.
+/// The engine does so when its acquire had no answer.
 #[tokio::test]
 async fn a_release_by_somebody_who_knows_no_attempt_removes_the_lock() {
     let world = World::new(HybridConfig::new());

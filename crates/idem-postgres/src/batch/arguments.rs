@@ -1,4 +1,4 @@
-//! What the functions of the schema are called with: one array for each of their parameters, an element for each verb.
+//! The arguments of the schema's functions: one array for each parameter, with one element for each verb.
 
 use idem_core::codec::takeover_number;
 use idem_core::{Acquire, RECORD_FORMAT};
@@ -9,14 +9,14 @@ use sqlx::query::Query;
 use crate::batch::verb::Verb;
 use crate::sql::{Sql, micros, readable};
 
-/// Where arguments go, one behind the other.
+/// Takes the arguments of a call in their order.
 pub(crate) trait Arguments: Sized {
     fn number(self, number: i64) -> Self;
     fn numbers(self, numbers: impl Iterator<Item = Option<i64>>) -> Self;
     fn byte_strings<'a>(self, strings: impl Iterator<Item = Option<&'a [u8]>>) -> Self;
 }
 
-/// As literals, behind the opening parenthesis of a call.
+/// Writes arguments as SQL literals, after the opening parenthesis of a call.
 pub(crate) struct LiteralArguments<'a> {
     pub(crate) sql: &'a mut Sql,
     pub(crate) is_first: bool,
@@ -48,7 +48,7 @@ impl Arguments for LiteralArguments<'_> {
     }
 }
 
-/// As they are, apart from the statement.
+/// Binds arguments as parameters of a prepared statement.
 pub(crate) type PreparedCall = Query<'static, Postgres, PgArguments>;
 
 impl Arguments for PreparedCall {

@@ -1,9 +1,9 @@
-//! The batcher: a few connections, each with a task of its own that runs many verbs in one statement, as in a group commit.
+//! The batcher: a few connections, each with a worker task that runs many verbs in one statement (group commit).
 //!
-//! While a statement runs, arriving verbs wait in a queue. The next statement takes those of one group together: one round trip
-//! and one sync to the disk serve many. When no statement runs, a verb is sent at once. Only a
-//! worker that has just answered several verbs lets their callers run first, for 1 ms at most. The tasks own the connections and
-//! await every statement to its end, so a cancelled caller loses only its own answer.
+//! While a statement runs, arriving verbs wait in a queue. The next statement takes those of one group together: one round
+//! trip and one sync to the disk serve many. When no statement runs, a verb is sent at once. Only a worker that has just
+//! answered several verbs lets their callers run first, for 1 ms at most. The tasks own the connections and await every
+//! statement to its end, so a cancelled caller loses only its own answer.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -34,7 +34,7 @@ use crate::timeouts::{RETRY_LOCK_TIMEOUT, ROUND_TRIP, client_timeout, within};
 /// The most bytes of stored data in one statement, for the same reason as [`MAX_BATCH`](super::queue::MAX_BATCH).
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
 
-/// How many verbs may wait beside those in the queue; further callers wait for room.
+/// How many verbs may wait in addition to those in the queue. Further callers wait for room (backpressure).
 const CHANNEL_CAPACITY: usize = 1024 - QUEUE_CAPACITY;
 
 /// How long a connection may stay unused. Firewalls drop idle connections silently.
@@ -44,7 +44,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// the runtime's timer lets another thread continue the worker.
 const YIELD_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// Room for the statements that a connection for verbs prepares: one for each function that it calls, and those for one verb.
+/// How many prepared statements a connection for verbs keeps: one for each function that it calls, and those for single
+/// verbs.
 const STATEMENT_CACHE_CAPACITY: usize = 16;
 
 /// Hands verbs to the workers, which end when all clones are dropped.
@@ -59,8 +60,8 @@ pub(crate) struct Batcher {
 pub(crate) struct BatcherSettings {
     source: ConnectSource,
     calls: FunctionCalls,
-    /// Settings for a new session of this client's own. `None` through a transaction pooler, which gives the session to another
-    /// client after each transaction.
+    /// Settings for a new exclusive session. `None` through a transaction pooler, which gives the session to another client
+    /// after each transaction.
     session: Option<String>,
     /// How a transaction begins, with its settings where the session has none.
     begin: Option<String>,
@@ -87,7 +88,7 @@ impl BatcherSettings {
     /// Connects. Each step may take as long as a statement.
     async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
         let limit = client_timeout(self.statement_timeout);
-        // Whatever the URL says: what sqlx prepares and has no room to remember stays in the session.
+        // Overrides the URL: what sqlx prepares and has no room to remember stays in the session.
         let options = self.source.options().statement_cache_capacity(STATEMENT_CACHE_CAPACITY);
         let options = if self.session.is_some() { direct_options(options) } else { options };
         let mut connection = within(limit, options.connect()).await?;
@@ -128,7 +129,7 @@ impl Batcher {
         Self { jobs, settings }
     }
 
-    /// One worker on the current runtime, which may be another one.
+    /// A batcher with one worker on the current runtime, which may be another one.
     pub(crate) fn another(&self) -> Self {
         Self::start((*self.settings).clone(), NonZeroU32::MIN)
     }
@@ -158,7 +159,7 @@ struct BatchWorker {
     settings: Arc<BatcherSettings>,
     /// `None` before it is needed, after it was not needed for a while, and after it failed.
     connection: Option<PgConnection>,
-    /// Until the server says that records are in partitions.
+    /// `true` until the server says that records are in partitions.
     is_one_table: bool,
 }
 
@@ -209,8 +210,8 @@ impl BatchWorker {
         }
     }
 
-    /// Answers a batch. What is wrong with one verb fails the statement that they share; each then gets a statement of its
-    /// own, so that the error stays with the one that it belongs to.
+    /// Runs a batch and answers its verbs. If one verb makes the shared statement fail, each verb gets a separate statement,
+    /// so that only the faulty one gets the error.
     async fn run_and_reply(&mut self, batch: Vec<Job>) {
         match self.run_batch(&batch, LockWait::Configured).await {
             Ok(answers) => {
@@ -246,8 +247,8 @@ impl BatchWorker {
         }
     }
 
-    /// Sends a statement. If the connection is lost, which is often noticed only then, it is sent once more over another one:
-    /// every verb may be repeated.
+    /// Sends a statement. If the connection turns out to be lost, sends it once more over another one: every verb may be
+    /// repeated.
     async fn run_batch(&mut self, jobs: &[Job], lock_wait: LockWait) -> Result<VerbOutcomes, SendError> {
         let (verbs, positions) = deduplicate(jobs);
         let answers = match self.send(&verbs, lock_wait).await {
@@ -368,7 +369,7 @@ fn fail_all(jobs: impl IntoIterator<Item = Job>, error: StoreError) {
 
 /// Why a statement failed.
 enum SendError {
-    /// The connection is lost, or its session has lost its prepared statements; another may do.
+    /// The connection is lost, or its session has lost its prepared statements; another may succeed.
     ConnectionLost(StoreError),
     /// The server refused the statement as a whole, which did nothing.
     Refused(StoreError),

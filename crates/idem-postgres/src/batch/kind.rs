@@ -1,7 +1,7 @@
 //! The kinds of verbs, in the order in which a statement does them.
 //!
-//! Those that read a row come last: a row's version is the transaction that wrote it, so nothing in the same transaction
-//! may change a row after its version was read.
+//! Those that read a row come last. A row's version is the transaction that wrote it. So nothing in the same transaction may
+//! change a row after its version was read.
 
 use crate::batch::verb::Verb;
 

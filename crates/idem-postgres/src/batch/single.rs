@@ -1,8 +1,8 @@
-//! Statements for a verb alone, in a session of this client's own.
+//! Statements for a single verb, in an exclusive session.
 //!
 //! They do what the functions of the schema do with many verbs, for less of the server's time: no call, no arrays, and the
-//! planner's settings are the session's. Rare verbs have no such statement. A comment names the
-//! function, for those who look at what the server does.
+//! planner settings of the session. Rare verbs have no such statement. A comment in each names the function, for operators
+//! who read the server's statements.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl SingleStatements {
         Self { acquire: localised(acquire()), look: localised(look()), settle: localised(settle()) }
     }
 
-    /// The call for `verb`; `None` if there is no statement for it. An acquire is for records in one table.
+    /// The call for `verb`; `None` if there is no statement for it. Acquires have one only for records in one table.
     pub(crate) fn call(&self, skew: i64, verb: &Verb, is_one_table: bool) -> Option<PreparedCall> {
         let query = |text: &Arc<str>| sqlx::query(AssertSqlSafe(Arc::clone(text))).bind(skew);
         match verb {
@@ -45,8 +45,8 @@ impl SingleStatements {
     }
 }
 
-/// As `idem_acquire_v1`, which also excludes others where records are in partitions. There no index has unique ids, so the
-/// server refuses this statement; see [`is_of_partitions`](crate::error::is_of_partitions).
+/// Like `idem_acquire_v1`, but not for records in partitions: there the function also takes a lock on the id. The server
+/// refuses this statement there, because no index has unique ids; see [`is_of_partitions`](crate::error::is_of_partitions).
 fn acquire() -> String {
     format!(
         "/* idem_acquire_v1 for one */ WITH known AS MATERIALIZED (
@@ -100,7 +100,7 @@ fn bind_acquire(call: PreparedCall, request: &Acquire, lock: i64) -> PreparedCal
         .bind(micros(term.retention))
 }
 
-/// As `idem_lookup_v1` without a lock.
+/// Like `idem_lookup_v1` without a lock.
 fn look() -> String {
     format!(
         "/* idem_lookup_v1 for one */ SELECT {LOOK} AS kind, 1::BIGINT AS item,
@@ -116,7 +116,7 @@ fn bind_id(call: PreparedCall, id: &RecordId) -> PreparedCall {
     call.bind(id.as_bytes().as_slice())
 }
 
-/// As `idem_settle_v1`.
+/// Like `idem_settle_v1`.
 fn settle() -> String {
     format!(
         "/* idem_settle_v1 for one */ UPDATE \"idem\".idem_records AS known SET

@@ -1,4 +1,4 @@
-//! Writes many verbs as one statement, and reads their outcomes from its rows.
+//! Writes many verbs into one statement, and reads their outcomes from its rows.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub(crate) struct FunctionCalls {
     prepared: Option<Prepared>,
 }
 
-/// What is prepared in a session of this client's own.
+/// The statements that an exclusive session prepares.
 #[derive(Debug, Clone)]
 struct Prepared {
     /// By kind: the call with parameters.
@@ -80,7 +80,7 @@ impl Prepared {
     }
 }
 
-/// What is sent for a batch.
+/// The message for a batch.
 pub(crate) enum Message {
     /// A transaction, as text.
     Text(String),
@@ -154,7 +154,7 @@ impl Batch {
     }
 }
 
-/// The kind of all verbs, if it is one.
+/// The kind of the verbs, if all have the same.
 fn the_only(positions: &[Vec<usize>; KINDS]) -> Option<usize> {
     let mut kinds = positions.iter().enumerate().filter(|(_, items)| !items.is_empty()).map(|(kind, _)| kind);
     kinds.next().filter(|_| kinds.next().is_none())
@@ -173,7 +173,7 @@ fn read_replaced(row: &PgRow) -> Result<ReplaceOutcome, StoreError> {
     }
 }
 
-/// A call of the function of that kind, with what is in `verbs` for it.
+/// Adds the arguments from `verbs` to a call of that kind's function.
 fn with_arguments<'a, A: Arguments>(
     kind: usize,
     call: A,
@@ -210,17 +210,17 @@ impl Statement<'_> {
             }
         }
         if is_confirmed(verbs) {
-            // A commit waits for standbys only if its transaction has written to the log; then for all that is before it
-            // there, and so for what was seen. It has to be one transaction: after a failover, another may be on another
-            // server.
+            // A commit waits for standbys only if its transaction has written to the write-ahead log. It then waits for all
+            // that is before it in the log, and so for what was read. It has to be one transaction: after a failover, another
+            // may be on another server.
             self.sql.push("SELECT WHERE CASE WHEN pg_catalog.current_setting('synchronous_standby_names') ");
             self.sql.push("OPERATOR(pg_catalog.=) '' THEN FALSE ELSE pg_catalog.pg_logical_emit_message(");
             self.sql.push("TRUE,'idem'::pg_catalog.text,''::pg_catalog.text) IS NULL END;");
         }
     }
 
-    /// Locks the rows that are to change, when several functions change some each: each of them keeps to the order of ids,
-    /// but only all of them together keep others from waiting in a circle.
+    /// Locks all rows that are to change, if several calls change rows. Each call locks in the order of ids, but only one order
+    /// across all calls prevents a deadlock.
     fn lock<'a>(&mut self, positions: &[Vec<usize>; KINDS], verbs: impl Iterator<Item = &'a Verb> + Clone) {
         let changing = positions[..ACQUIRE].iter().filter(|items| !items.is_empty()).count();
         let one_by_one = positions[REPLACE].len() + positions[REMOVE].len();
@@ -236,7 +236,7 @@ impl Statement<'_> {
         self.sql.push(");");
     }
 
-    /// Decisions of the state machine, one by one: they are rare.
+    /// Writes the decisions of the state machine, one by one because they are rare.
     fn replace<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb>) {
         for (item, verb) in verbs.enumerate() {
             let sql = self.sql.push("SELECT ").number(kind(verb) as i32).push(",");
@@ -277,8 +277,8 @@ fn write_record(sql: &mut Sql, record: &FlatRecord) {
     sql.number(record.created_at).push(",").number(record.updated_at).push(",").number(record.expires_at);
 }
 
-/// When the purge looks at a record first: when it would expire if it were settled at once, since most are settled soon
-/// and the settlement shall not have to change this.
+/// When the purge first looks at a record: when it would expire if it were settled now. Most records are settled soon, and
+/// the settlement then need not change this indexed column.
 fn purge_after(record: &FlatRecord) -> i64 {
     match record.lease_until {
         Some(lease_until) => {

@@ -12,8 +12,8 @@ use idem_core::{
 
 use crate::sql::micros;
 
-/// One item of a statement; `migrations/postgres/0002_verbs.sql` says what each does. What a `confirmed` look finds is on every
-/// standby that commits wait for.
+/// One item of a statement; `migrations/postgres/0002_verbs.sql` says what each does. What a `confirmed` lookup finds is on
+/// every standby that commits wait for.
 #[derive(Clone)]
 pub(crate) enum Verb {
     Acquire { request: Acquire, lock: i64 },
@@ -41,7 +41,7 @@ impl Verb {
         }
     }
 
-    /// The record whose row it changes, if there is one already.
+    /// The record whose row it changes; `None` if it reads or creates the row.
     pub(crate) fn changes(&self) -> Option<&RecordId> {
         match self {
             Self::Acquire { .. } | Self::Lookup { .. } => None,
@@ -79,9 +79,9 @@ impl Verb {
 /// The verbs that may share a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VerbGroup {
-    /// Acquire and look: they read a record, or create it.
+    /// Acquires and lookups: they read a record, or create it.
     Lookups,
-    /// Changes one that is there.
+    /// All others: they change an existing record.
     Updates,
 }
 
@@ -139,7 +139,7 @@ impl FlatSettlement {
 /// The outcome of a [`Verb`].
 #[derive(Clone)]
 pub(crate) enum VerbOutcome {
-    /// Of `Acquire` and `Look`.
+    /// Of `Acquire` and `Lookup`.
     Found(Lookup),
     /// Of the verbs of owners: whether it was done.
     Applied(bool),

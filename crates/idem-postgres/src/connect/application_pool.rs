@@ -1,13 +1,14 @@
-//! Sessions of handlers' transactions from a pool of the application.
+//! Takes sessions for handlers' transactions from the application's pool.
 //!
-//! The application's other work uses the same sessions, so nothing is kept in them. sqlx begins and ends the transaction, so that its
-//! count of open transactions is right when the pool gets the connection back. That takes a round trip more at both ends.
+//! The application's other work uses the same sessions, so the store keeps nothing in them. The transaction is begun and ended
+//! by sqlx, whose count of open transactions must be right when the pool gets the connection back. That takes a round trip
+//! more at both ends.
 //!
-//! If a handler's `begin` fails or is cancelled, sqlx ends the whole transaction, since it counts only one. So the session takes no
-//! writes outside of the transaction ([`GUARD`]) until it has ended ([`UNGUARD`]). A session of a transaction-pooling proxy
-//! cannot be guarded; see [`handlers_options`](crate::connect::options::handlers_options).
+//! If a handler's `begin` fails or is cancelled, sqlx ends the whole transaction, because it counts only one. So [`GUARD`]
+//! keeps the session from writing outside of the transaction, until [`UNGUARD`] after its end. A session of a
+//! transaction-pooling proxy cannot be guarded; see [`handlers_options`](crate::connect::options::handlers_options).
 //!
-//! A session that is not as it was before leaves the pool and is closed.
+//! A session that is not restored is closed and leaves the pool.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -19,13 +20,13 @@ use tokio::time::timeout_at;
 
 use crate::error::connect_error;
 
-/// Keeps the session from writing anything outside of a transaction that says `READ WRITE`, and remembers what was set. Send it together
-/// with that `BEGIN`. It is a transaction: without one it would be undone when the handler's is rolled back.
+/// Makes the session read-only outside of transactions that say `READ WRITE`, and saves the previous setting. Send it
+/// together with that `BEGIN`. It is a separate transaction, so that a rollback by the handler does not undo it.
 pub(crate) const GUARD: &str = "BEGIN;\
      SELECT pg_catalog.set_config('idem.read_only', pg_catalog.current_setting('default_transaction_read_only'), FALSE);\
      SET default_transaction_read_only=on;COMMIT;";
 
-/// Takes [`GUARD`] back. In a transaction it does so when that commits.
+/// Undoes [`GUARD`]. Inside a transaction, it takes effect when that commits.
 pub(crate) const UNGUARD: &str = "SELECT pg_catalog.set_config('default_transaction_read_only', \
      pg_catalog.current_setting('idem.read_only'), FALSE);";
 
@@ -33,19 +34,19 @@ pub(crate) const UNGUARD: &str = "SELECT pg_catalog.set_config('default_transact
 pub(crate) struct ApplicationPool {
     pub(crate) pool: PgPool,
     pub(crate) wait: Duration,
-    /// Whether a transaction pooler is known to be on the way.
+    /// Whether the configuration declares a transaction pooler.
     pub(crate) pooled: bool,
 }
 
 impl ApplicationPool {
-    /// Whether a connection waits to be used. `PgPool::try_acquire` would take it without the pool's `before_acquire`.
+    /// Whether the pool has an idle connection. `PgPool::try_acquire` would skip the pool's `before_acquire`.
     pub(crate) fn has_idle(&self) -> bool {
         self.pool.num_idle() > 0
     }
 
-    /// One of its connections.
+    /// Takes a connection from the pool, by `deadline` at the latest.
     pub(crate) async fn acquire(&self, deadline: Instant) -> Result<PoolConnection<Postgres>, StoreError> {
-        // In a task: where a new connection takes longer than callers wait, the pool gets it, and the next caller.
+        // In a task: if connecting takes longer than the caller waits, the pool keeps the connection for the next caller.
         let acquiring = tokio::spawn({
             let pool = self.pool.clone();
             async move { pool.acquire().await }

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 
 use crate::timeouts::{BLOCKERS_LOG_INTERVAL, BLOCKERS_QUERY_TIMEOUT};
 
-/// Runs `work` in the session `backend_pid`. Logs which sessions it waits for. If it has waited for `migration_wait`, its error names
-/// them.
+/// Runs `work` in the session `backend_pid`. Logs which sessions it waits for. If it has waited for `migration_wait`, its
+/// error names them.
 pub(crate) async fn log_while_waiting<T>(
     options: &PgConnectOptions,
     backend_pid: i32,

@@ -28,17 +28,18 @@ pub(crate) fn depth(connection: &PgConnection) -> usize {
     PgTransactionManager::get_transaction_depth(connection)
 }
 
-/// Prepares a new connection for handlers' transactions.
+/// Prepares a new connection for handlers' transactions, and raises sqlx's count of open transactions.
 ///
-/// The store begins and ends them with messages of its own, each of which does more than that in one round trip. sqlx's
-/// `Connection::begin_with` cannot send them: it discards the rows of the answer. A handler's `begin` must make a savepoint all
-/// the same, and its `commit` must release no more than that. So sqlx's count of open transactions is raised once, and stays
-/// raised by nested `begin`s whose transactions are forgotten: sqlx has no other way to raise it.
+/// The store begins and ends transactions with its own messages, each of which does more in the same round trip. They
+/// cannot be sent by sqlx's `Connection::begin_with`, which discards the rows of the answer. But a handler's `begin` must make
+/// a savepoint, and its `commit` must release only that. So sqlx's count is raised once, by nested `begin`s whose transactions
+/// are forgotten. There is no other way to raise it.
 ///
 /// If a handler's `begin` fails or is cancelled, sqlx queues up to two ROLLBACKs and lowers its count by as many. At a high
-/// count they name savepoints that do not exist, and the transaction fails. At a count of one, sqlx would end the transaction,
-/// and the handler's next writes would commit without the record; [`handlers_options`](crate::connect::options::handlers_options) says
-/// what prevents that. A session whose count is lower than it was at first is closed.
+/// count they name savepoints that do not exist, and the transaction fails. At a count of one, sqlx would end the
+/// transaction, and the handler's next writes would commit without the record.
+/// [`handlers_options`](crate::connect::options::handlers_options) says what prevents that. A session whose count has become
+/// too low is closed.
 ///
 /// Each round trip may take `limit`.
 pub(crate) async fn prepare(
@@ -59,11 +60,11 @@ pub(crate) async fn prepare(
     within(limit, sqlx::raw_sql(AssertSqlSafe(last)).execute(connection)).await.map(drop)
 }
 
-/// Sends statements the first of which rolls back, so that they may be sent again.
+/// Sends statements that begin with a rollback, so that they may be sent again.
 ///
-/// What a handler did not await may have failed: a query that it cancelled, or the ROLLBACK that sqlx queued for a failed
-/// `begin`; see [`prepare`]. sqlx returns such an error instead of sending the next statement. So after an error all answers
-/// are read, and the statements are sent once more.
+/// The handler may have left the error of a statement unread: of a query that it cancelled, or of the ROLLBACK that sqlx
+/// queued for a failed `begin` (see [`prepare`]). Then sqlx returns that error in place of sending the next statement. So
+/// after an error all pending answers are read, and the statements are sent once more.
 pub(crate) async fn roll_back_by(connection: &mut PgConnection, statements: &str) -> Result<(), sqlx::Error> {
     let send = async |connection: &mut PgConnection| {
         sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(connection).await.map(drop)
@@ -77,7 +78,7 @@ pub(crate) async fn roll_back_by(connection: &mut PgConnection, statements: &str
     }
 }
 
-/// Reads the errors of what a handler did not await; see [`roll_back_by`].
+/// Reads the pending errors of statements that a handler did not await; see [`roll_back_by`].
 pub(crate) async fn skip_errors(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     // Each round reads one error, and their number is finite.
     while let Err(error) = connection.ping().await {

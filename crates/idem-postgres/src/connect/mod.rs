@@ -1,4 +1,4 @@
-//! Connections: the server that they lead to, their options and settings, and those that handlers use one after another.
+//! Connections: the server, connect options, settings, and the sessions of handlers' transactions.
 
 pub(crate) mod application_pool;
 pub(crate) mod blockers;

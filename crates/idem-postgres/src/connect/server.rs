@@ -9,10 +9,10 @@ use sqlx::{PgConnection, Row as _};
 use crate::error::store_error;
 use crate::sql::rows;
 
-/// The oldest server: 14 is the first that can notice a client's end in the middle of a statement.
+/// The oldest supported server. 14 is the first that can notice a client's end in the middle of a statement.
 const OLDEST: i32 = 140_000;
 
-/// What is asked of a server, in the order in which it is read below.
+/// The query for the server's version and settings, whose columns are read below in this order.
 pub(crate) const SETTINGS: &str = "SELECT pg_catalog.current_setting('server_version'), \
     pg_catalog.current_setting('server_version_num')::INTEGER, \
     pg_catalog.strpos(pg_catalog.version(), 'linux') OPERATOR(pg_catalog.>) 0, \
@@ -44,7 +44,7 @@ pub struct DurabilityReport {
     pub synchronous_commit: String,
     /// The replicas that have to acknowledge a commit, as `synchronous_standby_names` says; empty when none.
     pub synchronous_standbys: String,
-    /// How many connections take the server's log just now: those of replicas, and of backups and subscribers.
+    /// How many connections receive the write-ahead log now: those of replicas, backups and logical subscribers.
     pub replication_connections: u64,
 }
 
@@ -119,7 +119,7 @@ impl fmt::Display for DurabilityReport {
 const MAY_LOSE: &str =
     "a failover to a replica may lose the last records, and with them the business writes of the same transactions";
 
-/// Refuses a server that cannot hold records, and says what there is to know about one that can.
+/// Refuses a server that cannot hold records; returns what is known about one that can.
 pub(crate) async fn examine(connection: &mut PgConnection) -> Result<Server, StoreError> {
     let what = "ask what the server is";
     let found = rows(connection, what, format!("{SETTINGS}, pg_catalog.pg_is_in_recovery()")).await?;

@@ -25,7 +25,7 @@ pub(crate) enum SessionConnection {
 }
 
 impl SessionConnection {
-    /// The application's pool has room for another one only after it.
+    /// Closes the connection. Only then can the application's pool open another one.
     async fn close(self) {
         let _ = match self {
             Self::Own { connection, .. } => connection.close().await,
@@ -74,7 +74,7 @@ impl Session {
         Self { connection, sessions, is_guarded: false, permit, runtime: Handle::current() }
     }
 
-    /// Begins a transaction, where sqlx has to count it.
+    /// On a connection of the application's pool, begins the transaction by sqlx, which must count it there.
     pub(crate) async fn begin(&mut self, begin: &str, limit: Duration) -> Result<(), sqlx::Error> {
         let Some(pool) = &self.sessions.pool else { return Ok(()) };
         self.is_guarded = !pool.pooled;
@@ -106,8 +106,9 @@ impl Session {
         self.sessions.pool.is_some() && depth(self) == 1
     }
 
-    /// Keeps the connection for the next handler; no transaction may be open on it. If sqlx counts another number of open
-    /// transactions than it has to, the connection is closed instead; see [`prepare`](crate::connect::handler_connection::prepare).
+    /// Keeps the connection for the next handler; no transaction may be open on it. If sqlx's count of open transactions is
+    /// wrong, or [`GUARD`] still holds, the connection is closed instead; see
+    /// [`prepare`](crate::connect::handler_connection::prepare).
     pub(crate) fn give_back(mut self) {
         let depth = depth(&self);
         let is_as_before = match &self.sessions.pool {
@@ -127,8 +128,8 @@ impl Session {
         }
     }
 
-    /// Rolls back the transaction after the statements in `first`, and gives the session back. If that fails, the session is closed,
-    /// which rolls back too.
+    /// Rolls back the transaction after the statements in `first`, and gives the session back. If that fails, the session is
+    /// closed, which rolls back too.
     pub(crate) async fn roll_back_after(mut self, first: String) -> Result<(), StoreError> {
         let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLLBACK_TIMEOUT:?}"));
         let rolled_back = timeout(ROLLBACK_TIMEOUT, self.roll_back_by_statements(first)).await.map_err(late)?;

@@ -1,13 +1,16 @@
-//! The sessions of handlers' transactions, and how many there may be. They are the store's own, or of a pool of the application
-//! ([`ApplicationPool`]).
+//! The sessions of handlers' transactions, and the limit for them. They are the store's own, or come from the application's
+//! pool ([`ApplicationPool`]).
 //!
-//! A connection serves again only after [`Session::give_back`](crate::connect::session::Session::give_back), which is called once COMMIT or ROLLBACK was answered. A session
-//! that is dropped is closed, and its transaction with it.
+//! A connection serves again only after [`Session::give_back`], which is called once COMMIT or ROLLBACK was answered. A
+//! session that is dropped is closed, which ends its transaction.
 //!
-//! sqlx's `Pool` keeps a dropped connection after a ping, which does not end a transaction that the store's messages began; a
-//! ROLLBACK in its `after_release` hook would cost each transaction another round trip. deadpool's managed pools keep a dropped
-//! connection and check it when it is taken again: until then its transaction would hold its key. Their `Object::take` frees the
-//! permit before the connection is closed, so that the server could have more sessions than `max_transactions`.
+//! Connection pools do not fit the store's own sessions:
+//!
+//! - The `Pool` of sqlx keeps a dropped connection after a ping. That does not end a transaction that the store's messages
+//!   began. A ROLLBACK in its `after_release` hook would cost each transaction another round trip.
+//! - The managed pools of deadpool keep a dropped connection, and check it when it is taken again. Until then its transaction
+//!   would hold its key. Their `Object::take` frees the permit before the connection is closed, so that the server could have
+//!   more sessions than `max_transactions`.
 //!
 //! What a handler leaves in its session:
 //!
@@ -38,8 +41,9 @@ use crate::connect::session::{Session, SessionConnection};
 use crate::error::{connect_error, is_not_ready, is_protocol_violation, open_error};
 use crate::timeouts::{CLOSE_TIMEOUT, within};
 
-/// How long a connection may stay unused, because firewalls drop idle connections, and how long it may serve at all, because the
-/// server's memory for it only grows; as in pools of sqlx. An expired connection is closed when another one is given back or taken.
+/// How long a connection may be idle, because firewalls drop idle connections, and how long it may serve at all, because the
+/// server's memory for it only grows. The values are those of sqlx's pools. An expired connection is closed when another one
+/// is given back or taken.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 const MAX_LIFETIME: Duration = Duration::from_secs(1800);
 
@@ -48,9 +52,9 @@ const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Sessions {
     options: PgConnectOptions,
-    /// The application's, if it has given one. Nothing is idle here then.
+    /// The application's pool, if it gave one. `idle` is empty then.
     pub(crate) pool: Option<ApplicationPool>,
-    /// Whether a transaction pooler is known to be on the way.
+    /// Whether the configuration declares a transaction pooler.
     pub(crate) pooled: bool,
     /// Prepares statements in a new session.
     prepare_sql: String,
@@ -65,7 +69,7 @@ pub(crate) struct Sessions {
     idle: Mutex<VecDeque<IdleConnection>>,
 }
 
-/// How many of the transactions that handlers may have are in use.
+/// How many handlers' transactions are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TransactionSlots {
@@ -161,8 +165,9 @@ impl Sessions {
         }
     }
 
-    /// Connects. Each step may take `client_timeout`. There is no limit for their sum: a new session needs a round trip for each
-    /// level of [`required_depth`], and such a limit would shut out slow networks.
+    /// Connects. Each step may take `client_timeout`. There is no limit for their sum: a new session needs a round trip for
+    /// each level of [`required_depth`](crate::connect::handler_connection::required_depth), and such a limit would shut out
+    /// slow networks.
     async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
         let mut connection = within(self.client_timeout, self.options.connect()).await?;
         if self.pool.is_none() {
@@ -194,7 +199,7 @@ impl Sessions {
     }
 
     /// Opens the first session. A connection was just made with the options `plain`. If the server refuses only the start-up
-    /// options that are added to them, the error says so; also for a pool of the application, which does not add them.
+    /// options that are added to them, the error says so. A pool of the application does not add them, and is checked too.
     pub(crate) async fn open_first(self: &Arc<Self>, plain: &PgConnectOptions) -> Result<(), StoreError> {
         let permit = self.permit().await?;
         let mut connected = self.connect_with_retries().await;
@@ -248,7 +253,7 @@ impl Sessions {
     }
 }
 
-/// Without the options, which have a password in them.
+/// Omits the options, which contain a password.
 impl fmt::Debug for Sessions {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Sessions").field("permits", &self.permits).finish_non_exhaustive()

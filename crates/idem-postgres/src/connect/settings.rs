@@ -1,4 +1,4 @@
-//! What the store's own sessions and transactions set.
+//! The settings of the store's own sessions and transactions.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ pub(crate) fn local_settings(statement_timeout: Duration, lock_timeout: Duration
     format!("SELECT WHERE {} IS NULL;", set_for_transaction(store_settings(statement_timeout, lock_timeout)))
 }
 
-/// So that plans are made once, and find each record by its id: one that is made while the table is nearly empty would else read
-/// all of it when it no longer is. The functions of the schema set the same.
+/// Make the planner keep one plan for each statement, which finds records by their index. A plan that is made while the table
+/// is nearly empty would read the whole table later. The functions of the schema set the same.
 const PLANNER_SETTINGS: &str = "SET plan_cache_mode=force_generic_plan;SET enable_indexscan=on;SET enable_nestloop=on;\
      SET enable_seqscan=off;SET enable_bitmapscan=off;SET enable_hashjoin=off;SET enable_mergejoin=off;";
 
-/// Sets them for a session of the store's own, whose transactions then are as [`BEGIN`](crate::sql::BEGIN) says.
+/// Sets them for a session of the store, whose transactions then begin as [`BEGIN`](crate::sql::BEGIN) says.
 pub(crate) fn session_settings(statement_timeout: Duration, lock_timeout: Duration) -> String {
     let settings = store_settings(statement_timeout, lock_timeout).map(|(name, value)| format!("SET {name}={value}"));
     let transactions = "SET default_transaction_isolation='read committed';SET default_transaction_deferrable=off";

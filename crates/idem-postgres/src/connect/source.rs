@@ -5,7 +5,7 @@ use std::fmt;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, PgPool};
 
-/// The `application_name` of sessions for which nothing else is set, so that operators know whose they are.
+/// The `application_name` of sessions for which none is set, so that operators recognise them.
 const APPLICATION_NAME: &str = "idem";
 
 /// Where the options of the store's own connections come from.
@@ -27,8 +27,8 @@ impl ConnectSource {
             Some(_) => options,
             None => options.application_name(APPLICATION_NAME),
         };
-        // Statements of the store carry stored answers, which do not belong into logs. A proxy refuses start-up
-        // parameters that it does not know, and nothing here reads floating-point numbers.
+        // Statements of the store carry stored answers, which do not belong in logs. Some proxies refuse start-up parameters
+        // that they do not know, and nothing here reads floating-point numbers.
         options.disable_statement_logging().extra_float_digits(None)
     }
 
@@ -41,7 +41,7 @@ impl ConnectSource {
     }
 }
 
-/// Without the options, which have a password in them.
+/// Omits the options, which contain a password.
 impl fmt::Debug for ConnectSource {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {

@@ -1,8 +1,12 @@
-//! The migrations, and how a database gets them.
+//! Applies the migrations of the schema.
 //!
-//! sqlx's `Migrator` sends `CREATE TABLE IF NOT EXISTS` at every start, which fails for a role without CREATE on the schema even
-//! when nothing is to be migrated. It serialises processes by a session-level advisory lock on the name of the database, which
-//! every role can take and a transaction pooler may release in another session. Its default table belongs to the application.
+//! sqlx's `Migrator` is not used, for three reasons:
+//!
+//! - It sends `CREATE TABLE IF NOT EXISTS` at every start. That fails for a role without CREATE on the schema, even when no
+//!   migration is pending.
+//! - It serialises processes by a session-level advisory lock on the name of the database. Every role can take that lock, and
+//!   a transaction pooler may release it in another session.
+//! - Its default table belongs to the application.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +18,13 @@ use crate::schema::name::Schema;
 use crate::schema::partitions;
 use crate::sql::{Sql, in_safe_path, is_true, milliseconds, rows};
 
-/// One step of the schema.
+/// One migration of the schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Migration {
     /// Counts from 1.
     pub version: u32,
-    /// What it brings.
+    /// Its name, such as `records`.
     pub name: &'static str,
     /// Its statements.
     pub sql: String,
@@ -32,23 +36,24 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("verbs", include_str!("../../migrations/0002_verbs.sql")),
 ];
 
-/// Begins the transaction in which the store is opened; how long it waits for a lock comes last.
+/// Begins the transaction in which the store is opened. The caller appends the `lock_timeout` in milliseconds.
 const BEGIN_SAFELY: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;SET LOCAL search_path=pg_catalog,pg_temp;\
     SET LOCAL client_min_messages=warning;SET LOCAL statement_timeout=0;SET LOCAL lock_timeout=";
 
-/// The states of a server on which another process creates the same object at the same moment: the unique index of a catalog,
-/// a schema, and a table.
+/// The SQLSTATEs when another process creates the same object at the same moment: a row in a catalog's unique index, a
+/// schema, and a table.
 const CREATED_CONCURRENTLY: [&str; 3] = ["23505", "42P06", "42P07"];
 
-/// The migrations in their order, for those who apply them by a tool of their own, in the schema called `schema`, which
-/// has to be there. Each also writes down in `idem_migrations` that it was applied.
+/// The migrations in their order, for an application that applies them with a migration tool.
 ///
-/// Apply each in one transaction, and stop at the first error (`psql --single-transaction --set ON_ERROR_STOP=1`). A text sets
-/// the search path for its statements, so that no object of another role takes the place of a built-in one, and puts it back at
-/// its end; without a transaction that has no effect, and the text fails.
+/// The schema called `schema` must exist. Each migration also records in `idem_migrations` that it was applied.
+///
+/// Apply each in one transaction, and stop at the first error (`psql --single-transaction --set ON_ERROR_STOP=1`). A
+/// migration sets the search path, so that no object of another role takes the place of a built-in one, and restores it at
+/// its end. Outside of a transaction that setting has no effect, and the migration fails.
 ///
 /// # Errors
-/// [`StoreError`] when `schema` cannot be the name of one.
+/// [`StoreError`] when `schema` cannot be the name of a schema.
 pub fn migrations(schema: &str) -> Result<Vec<Migration>, StoreError> {
     let schema = Schema::new(schema)?;
     Ok(local_migrations(&schema).collect())
@@ -69,7 +74,7 @@ const TABLE_OF_MIGRATIONS: &str = "CREATE TABLE IF NOT EXISTS \"idem\".idem_migr
     applied_at TIMESTAMPTZ NOT NULL DEFAULT now()
 )";
 
-/// Begins a transaction that waits for a lock at most `lock_timeout`, and says which session it is in.
+/// Begins a transaction that waits for a lock at most `lock_timeout`, and returns the process id of its server session.
 pub(crate) async fn begin(connection: &mut PgConnection, lock_timeout: Duration) -> Result<i32, StoreError> {
     let mut sql = Sql::default();
     sql.push(BEGIN_SAFELY);
@@ -79,8 +84,8 @@ pub(crate) async fn begin(connection: &mut PgConnection, lock_timeout: Duration)
     Ok(begun.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default())
 }
 
-/// Brings the schema up to date, in the transaction that was [begun](begin) with `lock_timeout`; any number of processes may do so at
-/// once.
+/// Brings the schema up to date, in the transaction that [`begin`] opened with `lock_timeout`. Any number of processes may do
+/// so at once.
 pub(crate) async fn migrate(
     connection: &mut PgConnection,
     schema: &Schema,
@@ -89,7 +94,7 @@ pub(crate) async fn migrate(
 ) -> Result<(), StoreError> {
     let deadline = Instant::now() + lock_timeout;
     loop {
-        // Most starts find it up to date, and then need neither a lock nor the right to change anything.
+        // Most starts find the schema up to date. They need neither a lock nor a privilege to change it.
         if newest(connection, schema).await? == Some(latest())
             && (partitioned.is_none() || partitions::is_partitioned(connection, schema).await?)
         {
@@ -130,8 +135,8 @@ async fn apply(
     sql.push("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) ");
     sql.text(schema.name()).push(")");
     let exists = is_true(&rows(connection, MIGRATE, sql.into_text()).await?);
-    // The lock of a table of the schema: unlike an advisory lock, only a role with a privilege on it can take it. Before there
-    // is one, the catalog's unique indexes let one process after another create it.
+    // Locks a table of the schema. Unlike an advisory lock, only a role with a privilege on the table can take it. Until the
+    // table exists, the catalog's unique indexes serialise the processes that create it.
     let mut sql = if exists { String::new() } else { format!("CREATE SCHEMA {};", schema.quoted()) };
     sql += &schema.localise(TABLE_OF_MIGRATIONS);
     sql += &schema.localise(";LOCK TABLE \"idem\".idem_migrations IN SHARE ROW EXCLUSIVE MODE");
@@ -153,7 +158,7 @@ async fn apply(
     Ok(())
 }
 
-/// What tells these records from all others.
+/// Reads the random identity of the schema, which distinguishes its records from all others.
 pub(crate) async fn identity(connection: &mut PgConnection, schema: &Schema) -> Result<[u8; 16], StoreError> {
     let what = "read the identity of the schema";
     // As text, which is read the same way through every proxy.
@@ -168,7 +173,7 @@ pub(crate) async fn identity(connection: &mut PgConnection, schema: &Schema) -> 
     Ok(identity.to_be_bytes())
 }
 
-/// Refuses a database whose schema is not there or not this version's.
+/// Refuses a database whose schema is missing or has another version.
 pub(crate) async fn expect_current(connection: &mut PgConnection, schema: &Schema) -> Result<(), StoreError> {
     let found = newest(connection, schema).await?;
     if found == Some(latest()) {

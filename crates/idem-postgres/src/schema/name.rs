@@ -1,4 +1,4 @@
-//! The schema's name and identity, and what follows from them.
+//! The schema's name and identity, and the advisory locks that are derived from them.
 
 use std::fmt;
 use std::ops::Deref;
@@ -20,7 +20,7 @@ pub(crate) struct Schema {
 
 impl Schema {
     pub(crate) fn new(name: &str) -> Result<Self, StoreError> {
-        // These would have to be quoted otherwise inside a function's body, or in a pattern.
+        // Function bodies and `format` strings in the migrations would need another quoting for these characters.
         if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['\0', '$', '\'', '%', '\\']) {
             let message = format!("{name:?} cannot be the schema: it takes 1 to {LONGEST_NAME} bytes without $ ' % \\");
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
@@ -33,19 +33,18 @@ impl Schema {
         &self.name
     }
 
-    /// The name as SQL writes it.
+    /// The name as a quoted SQL identifier.
     pub(crate) fn quoted(&self) -> &str {
         &self.quoted
     }
 
-    /// `sql` for this schema. The files in `migrations/` are written for the schema `"idem"`, and every mention of it is
-    /// quoted, which nothing else there is.
+    /// Rewrites `sql` for this schema. In the files in `migrations/`, `"idem"` in double quotes always means the schema.
     pub(crate) fn localise(&self, sql: &str) -> String {
         sql.replace("\"idem\"", &self.quoted)
     }
 
-    /// Asks the catalog whether there is a table. A name that is resolved may be resolved from a cache, in which a table that
-    /// another replica made a moment ago is not there yet.
+    /// Asks the catalog whether a table exists. Resolving the name could use a cache, which may lack a table that another
+    /// replica created a moment ago.
     pub(crate) fn look_for_table(&self, table: &str) -> Sql {
         let mut sql = Sql::default();
         sql.push("SELECT EXISTS (SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ");
@@ -60,7 +59,7 @@ impl Schema {
     }
 }
 
-/// A schema whose records are told from all others.
+/// A schema with its random identity, which distinguishes its records from all others.
 #[derive(Clone)]
 pub(crate) struct IdentifiedSchema {
     schema: Schema,
@@ -72,11 +71,11 @@ impl IdentifiedSchema {
         self.identity
     }
 
-    /// The advisory lock that stands for a record: 64 bits of a digest. Two operations that met in it by chance would only
-    /// turn each other away while they run.
+    /// The key of the advisory lock that stands for a record: 64 bits of a digest. If two operations share a key by
+    /// chance, one only turns the other away while it runs.
     ///
     /// Every role that may connect to the database can take any advisory lock. The random identity keeps a role that cannot
-    /// read the schema from computing one, also when it knows the record and sees the locks of others.
+    /// read the schema from computing a key, even if the role knows the record and sees other locks.
     pub(crate) fn lock(&self, id: &RecordId) -> i64 {
         let digest =
             Sha256::new().chain_update(self.identity).chain_update(id.as_bytes()).chain_update(&self.schema.name);

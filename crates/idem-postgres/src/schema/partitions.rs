@@ -10,25 +10,25 @@ use crate::sql::{in_safe_path, is_true, micros, rows};
 
 const PARTITIONS: &str = include_str!("../../migrations/partitions.sql");
 
-/// It is there when records are partitioned.
+/// The table that exists only if records are partitioned.
 pub(crate) const TABLE: &str = "idem_partitioning";
 
-/// The period that the file is written for, in microseconds: a day.
+/// The period in `partitions.sql`, in microseconds: a day.
 const PERIOD_OF_FILE: &str = "86400000000";
 
-/// The shortest period: each partition is a table, and every verb looks into all that there are.
+/// The shortest period. Each partition is a table, and every verb searches all of them.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 
-/// The longest one: beyond it nothing would ever be dropped.
+/// The longest period. Beyond it nothing would ever be dropped.
 const LONGEST_PERIOD: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// The statements that spread records over partitions which cover `period` each, for those who apply migrations by a
-/// tool of their own; apply them in one transaction, after [`migrations`](crate::migrations()).
-/// [`PostgresConfig::partitioned`](crate::PostgresConfig::partitioned) says what they bring. Outside of a transaction they
-/// fail.
+/// The statements that spread records over partitions of `period` each, for a migration tool.
+///
+/// Apply them in one transaction, after [`migrations`](crate::migrations()); outside of a transaction they fail.
+/// [`PostgresConfig::partitioned`](crate::PostgresConfig::partitioned) describes their effect.
 ///
 /// # Errors
-/// [`StoreError`] when `schema` cannot be the name of one, or when `period` is not between a second and a year.
+/// [`StoreError`] when `schema` cannot be the name of a schema, or when `period` is not between a second and a year.
 pub fn partitioning(schema: &str, period: Duration) -> Result<String, StoreError> {
     statements(&Schema::new(schema)?, period)
 }
@@ -41,7 +41,7 @@ fn statements(schema: &Schema, period: Duration) -> Result<String, StoreError> {
     Ok(in_safe_path(&schema.localise(&PARTITIONS.replace(PERIOD_OF_FILE, &micros(period).to_string()))))
 }
 
-/// Spreads records over partitions, unless they are. In the transaction in which migrations are applied.
+/// Spreads records over partitions, unless they are already. Call it in the transaction that applies the migrations.
 pub(crate) async fn apply(connection: &mut PgConnection, schema: &Schema, period: Duration) -> Result<(), StoreError> {
     let statements = statements(schema, period)?;
     if is_partitioned(connection, schema).await? {

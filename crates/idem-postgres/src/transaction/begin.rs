@@ -1,4 +1,4 @@
-//! From a request to a handler's transaction.
+//! Begins a handler's transaction for a request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +31,13 @@ pub(crate) struct Transactions {
     pub(crate) records: Arc<Records>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) settings: Arc<TransactionSettings>,
-    /// How long the first statements of a transaction may take, client's side included.
+    /// How long the first statements of a transaction may take, including the round trip.
     pub(crate) client_timeout: Duration,
 }
 
 impl Transactions {
     pub(crate) async fn begin(self: &Arc<Self>, request: &Acquire) -> Result<Begin, StoreError> {
-        // They look up the end of a transaction whose COMMIT got no answer.
+        // The batcher looks up the outcome of a transaction whose COMMIT got no answer.
         self.records.batcher.expect_open()?;
         for _ in 0..ROUNDS {
             let permit = match self.sessions.try_permit() {
@@ -103,8 +103,8 @@ impl Transactions {
         Ok(version(&self.records.read(id, None).await?) == version(lookup))
     }
 
-    /// Begins a transaction and tries to lock the operation in it; `None` when the lock that lookups take for a moment was not
-    /// free within `lock_timeout`.
+    /// Begins a transaction, tries to lock the operation and looks up its record. `None` when the second lock, which lookups
+    /// take for a moment, was not free within `lock_timeout`.
     async fn begin_transaction(
         self: &Arc<Self>,
         id: RecordId,
@@ -126,14 +126,14 @@ impl Transactions {
             settled(transactions.try_begin_transaction(None, &sql, mark).await)
         };
         let (sender, begun) = oneshot::channel();
-        // In a task of its own: if this caller gives up, the next one gets the session. Otherwise no session would ever be ready
-        // where a new one takes longer than callers wait.
+        // In a separate task: if this caller gives up, the next one gets the session. Without that, no session would ever be
+        // ready if connecting takes longer than callers wait.
         tokio::spawn(async move {
             if let Err(Ok(Some(unwanted))) = sender.send(beginning.await) {
                 unwanted.roll_back();
             }
         });
-        // One for a session that is near, one for its first statement.
+        // Once for a session from a nearby server, once for its first statement.
         let limit = 2 * self.client_timeout;
         match timeout(limit, begun).await {
             Ok(Ok(begun)) => begun,
@@ -174,7 +174,7 @@ impl Transactions {
                 Err(BeginError::SessionUnusable(outage("begin a transaction", error)))
             }
             Ok(Err(error)) if is_lock_timeout(&error) => {
-                // The session is as good as before.
+                // The session can serve again.
                 drop(tokio::spawn(session.roll_back_after(String::new())));
                 Err(BeginError::LockHeld)
             }
@@ -195,7 +195,8 @@ struct BegunTransaction {
 }
 
 impl BegunTransaction {
-    /// Rolls back in a task of its own; the caller need not wait. If that fails, the connection is closed, which rolls back too.
+    /// Rolls back in a separate task; the caller need not wait. If that fails, the connection is closed, which rolls back
+    /// too.
     fn roll_back(self) -> JoinHandle<Result<(), StoreError>> {
         tokio::spawn(self.session.roll_back_after(String::new()))
     }
@@ -212,7 +213,7 @@ impl BegunTransaction {
     }
 }
 
-/// What the state machine says to a request, given what was looked up.
+/// What the state machine decides on a request, after the lookup of its record.
 pub(crate) enum Decision {
     /// Run it, and write this record with its settlement.
     Run(Lease, Record),
@@ -250,7 +251,7 @@ impl Lookup {
 }
 
 enum BeginError {
-    /// Another session may do.
+    /// Another session may succeed.
     SessionUnusable(StoreError),
     /// Another session held a lock of the operation for too long.
     LockHeld,

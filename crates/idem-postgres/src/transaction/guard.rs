@@ -9,13 +9,13 @@ use crate::sql::Sql;
 
 /// A fence around business writes of a leased run, in the store's database but not in its transaction.
 ///
-/// A run that stalls may wake up after its lease was taken over, and write late. With the guard in its own transaction
-/// it writes only while it still owns the operation: the guard keeps the record as it is until that transaction ends,
-/// so that nobody takes over in between. Others wait meanwhile (renewals of the same lease included), at most the
-/// store's `lock_timeout`: make the guard the last statement but the writes, and commit soon.
+/// A run that stalls may wake up after its lease was taken over, and write late. A guard in the transaction of those writes
+/// prevents that. It locks the record until that transaction ends, so that no other owner takes over in between. Meanwhile
+/// other sessions wait for the record, at most for the store's `lock_timeout`; renewals of the same lease wait too. Make the
+/// guard the last statement before the writes, and commit soon.
 ///
-/// It fences, it does not remember: a crash after the commit and before the settlement lets an AtLeastOnce operation run
-/// again. Where writes may happen only once, use the Transactional contract.
+/// A guard does not record that the writes happened. After a crash between the commit and the settlement, an AtLeastOnce
+/// operation runs again. If writes may happen only once, use the Transactional contract.
 #[derive(Debug, Clone)]
 pub struct Guard {
     condition: String,
@@ -31,15 +31,15 @@ impl Guard {
     }
 
     /// An SQL expression that is true while the run owns its operation, for the `WHERE` of a statement:
-    /// `INSERT INTO transfers SELECT $1, $2 WHERE …`. No row written means that the lease is lost. It holds nothing but
-    /// quoted names and hexadecimal digits.
+    /// `INSERT INTO transfers SELECT $1, $2 WHERE …`. If no row is written, the lease is lost. It contains only quoted names,
+    /// numbers and hexadecimal digits.
     #[must_use]
     pub fn condition(&self) -> &str {
         &self.condition
     }
 
-    /// Looks inside the transaction that is open on `connection`, which is the caller's. After `Applied`, what it writes
-    /// commits only while the run owns its operation; after `LeaseLost`, roll it back.
+    /// Checks and locks the record inside the caller's transaction, which is open on `connection`. After `Applied`, the run
+    /// owns its operation until that transaction ends. After `LeaseLost`, roll it back.
     ///
     /// # Errors
     /// [`StoreError`] when the server could not answer; the transaction is then of no use any more.

@@ -18,17 +18,19 @@ use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::run::TransactionRun;
 use crate::transaction::statements::Mark;
 
-/// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries, and
-/// `begin` on it makes a savepoint.
+/// An open transaction for the business writes of a handler.
 ///
-/// The key is held by a lock that lives and dies with the transaction: if this process or its machine disappears, the
-/// server rolls everything back and the key is free.
+/// It dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries. `begin` on it makes a
+/// savepoint.
 ///
-/// Do not end it yourself: that is noticed, and the settlement then fails.
+/// An advisory lock of the transaction holds the key. If this process or its machine disappears, the server rolls everything
+/// back and the key is free.
 ///
-/// What you `SET` without `LOCAL` and commit stays in the session, which serves other handlers next, as do prepared statements,
-/// `LISTEN`, temporary tables and session-level advisory locks; `SET LOCAL` and `pg_advisory_xact_lock` leave nothing behind. The
-/// role is reset before the record is written, so deferred triggers run as the store's user.
+/// Do not end it yourself: the store notices, and the settlement fails.
+///
+/// What you `SET` without `LOCAL` and commit stays in the session, which serves other handlers next. The same holds for
+/// prepared statements, `LISTEN`, temporary tables and session-level advisory locks. `SET LOCAL` and `pg_advisory_xact_lock`
+/// leave nothing behind. The role is reset before the record is written, so deferred triggers run as the store's user.
 pub struct PostgresTransaction {
     pub(crate) session: Session,
     pub(crate) mark: Mark,
@@ -36,13 +38,13 @@ pub struct PostgresTransaction {
 }
 
 impl PostgresTransaction {
-    /// Everything before COMMIT, in one message: the record is there only if the commit is.
+    /// All statements before COMMIT, in one message: the record is there only if the commit is.
     fn end_sql(&self, settlement: Option<&FlatSettlement>, writes: Writes) -> String {
         let mut sql = Sql::default();
         let savepoint = &self.run.settings.savepoint;
         match writes {
-            // RELEASE fails if the handler has ended the transaction, or has overlooked an error: what it wrote is then not what
-            // would be committed here. RELEASE also ends a READ ONLY of the handler's.
+            // RELEASE fails if the handler has ended the transaction or has overlooked an error: its writes would not be part
+            // of this commit. RELEASE also ends a READ ONLY of the handler's.
             Writes::Keep => {
                 sql.push("RELEASE SAVEPOINT ").push(savepoint).push(";").push(self.run.settings.reset_role);
             }
@@ -99,7 +101,7 @@ impl StoreTransaction for PostgresTransaction {
             }
             Err(error) if may_be_done(&error) => {
                 let error = outage("commit", error).indeterminate();
-                // Without a record nothing is left by which to tell.
+                // Without a record the store cannot find out whether it was committed.
                 if settlement.is_none() { Err(error) } else { transaction.find_outcome(error).await }
             }
             // The server refused a statement, or COMMIT. It keeps nothing, and the session can serve again.
@@ -128,7 +130,7 @@ fn refused(error: sqlx::Error) -> StoreError {
         let message = "the handler has made a savepoint with the name of the store's; everything was rolled back";
         return StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error);
     }
-    // A deferred constraint says so in the name of the record.
+    // A deferred constraint of the handler's fails here too, although the record is not at fault.
     match outage("commit", error) {
         error if error.is_retryable() => error,
         error => {

@@ -43,19 +43,20 @@ impl JoinedRun {
         &self.lease
     }
 
-    /// Writes the settled record into the transaction. It is there for others when the caller's COMMIT is.
+    /// Writes the settled record into the transaction. Other sessions see it after the caller's COMMIT.
     ///
-    /// Call it last, on the connection and at the nesting of savepoints of the `join`. Then commit, and answer after that. If COMMIT
-    /// fails without an answer of the server, the ticket says how it ended. The record is written by the role that the
-    /// transaction has at that moment.
+    /// Call it last, on the connection of the `join` and at the same nesting of savepoints. Then commit, and answer the
+    /// client after that. If COMMIT gets no answer from the server, the ticket says how it ended. The transaction's current
+    /// role writes the record.
     ///
-    /// A statement that fails after it turns COMMIT into a rollback, and sqlx reports that as a success. Where an error after
-    /// `settle` may have been overlooked, ask the ticket before you answer.
-    ///
+    /// If a later statement in the transaction fails, COMMIT rolls back, and sqlx reports that as a success. If the caller
+    /// may have overlooked such an error, ask the ticket before you answer.
     /// # Errors
-    /// [`StoreError`] when the record cannot be written. The transaction can only be rolled back then. The kind is
-    /// [`TransactionFailed`] when the transaction of the `join` has ended, when a statement in it has failed, or when its record
-    /// belongs to another run; [`Misconfigured`] for [`Settlement::Released`], of which no record is kept: roll back instead.
+    /// [`StoreError`] when the record cannot be written. The transaction can only be rolled back then. Some kinds:
+    ///
+    /// - [`TransactionFailed`]: The transaction of the `join` has ended, a statement in it has failed, or its record belongs
+    ///   to another run.
+    /// - [`Misconfigured`]: The settlement is [`Settlement::Released`], of which no record is kept. Roll back instead.
     ///
     /// # Cancellation safety
     /// Roll the transaction back if the future is dropped.
@@ -106,7 +107,7 @@ impl fmt::Debug for JoinedRun {
     }
 }
 
-/// Tells how a transaction ended whose COMMIT had no answer.
+/// Finds out how a joined transaction ended whose COMMIT got no answer.
 pub struct CommitTicket {
     run: Box<TransactionRun>,
 }
@@ -114,8 +115,8 @@ pub struct CommitTicket {
 impl CommitTicket {
     /// Whether the transaction was committed, and is on every standby that commits wait for.
     ///
-    /// It asks on a connection of the store, and waits up to 4 s for the transaction to end: close or drop the connection on which
-    /// COMMIT failed first.
+    /// It asks on a connection of the store, and waits up to 4 s for the transaction to end. First close or drop the
+    /// connection on which COMMIT failed.
     ///
     /// # Errors
     /// [`StoreError`] of the kind [`Timeout`](StoreErrorKind::Timeout) when the transaction has not ended by then, or the
@@ -179,8 +180,8 @@ impl Transactions {
         Err(contended())
     }
 
-    /// Makes a savepoint, tries to lock the operation, and looks up its record; `None` when the lock that lookups take for a
-    /// moment was not free within `lock_timeout`.
+    /// Makes a savepoint, tries to lock the operation, and looks up its record. `None` when the second lock, which lookups
+    /// take for a moment, was not free within `lock_timeout`.
     async fn look_inside(&self, connection: &mut PgConnection, id: RecordId) -> Result<Option<Found>, StoreError> {
         let sql = self.settings.join_sql(self.records.schema.lock(&id), &id, self.records.offset.micros());
         let looking = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection);
@@ -214,7 +215,7 @@ impl Transactions {
     }
 }
 
-/// What a transaction that is joined sees of an operation.
+/// What a joined transaction sees of an operation.
 struct Found {
     lookup: Lookup,
     /// Its snapshot may be older than the lock, and then does not show what the previous holder of the lock has committed.

@@ -12,7 +12,7 @@ use crate::sql::{Sql, readable};
 use crate::timeouts::{OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT};
 use crate::transaction::statements::{Mark, TransactionSettings};
 
-/// A run whose mark is a lock of its transaction.
+/// A run inside a transaction, which holds an advisory lock for it.
 pub(crate) struct TransactionRun {
     pub(crate) records: Arc<Records>,
     pub(crate) settings: Arc<TransactionSettings>,
@@ -70,8 +70,8 @@ impl TransactionRun {
         sql.optional_number(discarded.map(|mark| mark.0)).push(");");
     }
 
-    /// Looks up whether the transaction was committed; `None` if that is not known, after [`OUTCOME_TIMEOUT`] at the latest. Once its lock is free
-    /// it has ended, and the record says how.
+    /// Looks up whether the transaction was committed; `None` if that is unknown, after [`OUTCOME_TIMEOUT`] at the latest.
+    /// Once its lock is free the transaction has ended, and the record says how.
     pub(crate) async fn find_committed(&self) -> Option<bool> {
         let (records, owner) = (&self.records, self.record.owner);
         let lock = records.schema.lock(&self.id);
@@ -79,7 +79,8 @@ impl TransactionRun {
             loop {
                 match records.read(self.id, Some(lock)).await {
                     Ok(found) if found.presence == Presence::Running => {}
-                    // Another row than before: it may have been committed, and taken over since.
+                    // If the row has changed, the transaction may have been committed, and its record taken over since:
+                    // unknown.
                     Ok(found) if !found.is_settled_by(owner) => return self.is_as_before(&found).then_some(false),
                     // It was committed. That counts once no failover can lose it.
                     Ok(_) => match records.read_confirmed(self.id, None).await {

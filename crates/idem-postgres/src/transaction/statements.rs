@@ -9,14 +9,14 @@ use crate::connect::server::Server;
 use crate::schema::name::Schema;
 use crate::sql::{Sql, milliseconds, set_for_transaction};
 
-/// What every handler's transaction begins with.
+/// The statements and settings of handlers' transactions.
 #[derive(Debug)]
 pub(crate) struct TransactionSettings {
-    /// Begins a transaction. sqlx sends it in a session of the application's pool, so that it counts the transaction.
+    /// The BEGIN statement. In a session of the application's pool sqlx sends it, so that sqlx counts the transaction.
     pub(crate) begin: String,
-    /// Whether the store's own message has it.
+    /// Whether the store's message includes `begin`.
     sends_begin: bool,
-    /// Takes back a role that the handler has taken: it may not write records, and must not reach the next handler.
+    /// Resets a role that the handler has set, which may lack the right to write records and must not reach the next handler.
     pub(crate) reset_role: &'static str,
     lock: BeginStatement,
     look_settings: String,
@@ -25,9 +25,9 @@ pub(crate) struct TransactionSettings {
     join_lock: BeginStatement,
     join_look: BeginStatement,
     clear_mark: String,
-    /// The name of the savepoint before the handler's writes. It is random, so that no handler uses it by chance; [`Mark`] is for
-    /// one that has read it in `pg_stat_activity`. It stays the same for all transactions of this store: `pg_stat_statements`
-    /// keeps an entry for each name.
+    /// The name of the savepoint before the handler's writes. It is random, so that no handler uses it by chance. [`Mark`]
+    /// detects a handler that has read it in `pg_stat_activity`. All transactions of this store use the same name, because
+    /// `pg_stat_statements` keeps an entry for each.
     pub(crate) savepoint: String,
     pub(crate) max_transactions: u32,
     /// Whether a session takes no writes outside of the transaction.
@@ -83,12 +83,12 @@ impl TransactionSettings {
         }
     }
 
-    /// Prepares these statements in a session of this client's own.
+    /// The SQL that prepares these statements in an exclusive session.
     pub(crate) fn prepare(&self) -> String {
         [&self.lock, &self.look].map(BeginStatement::prepare).concat()
     }
 
-    /// Begins a transaction, tries to get the lock of an operation, and looks at its record.
+    /// The message that begins a transaction, tries to lock an operation, and looks up its record.
     pub(crate) fn sql(&self, lock: i64, id: &RecordId, skew: i64, mark: Mark) -> String {
         let (mut lock_and_mark, mut look) = ([Sql::default(), Sql::default()], [Sql::default(), Sql::default()]);
         lock_and_mark[0].number(lock);
@@ -99,25 +99,25 @@ impl TransactionSettings {
         if self.sends_begin {
             sql.push(&self.begin);
         }
-        // A statement of its own: the next one sees what the previous holder of the lock has committed.
+        // A separate statement: the next one sees what the previous holder of the lock has committed.
         self.lock.write_call(&mut sql, lock_and_mark);
         sql.push("SAVEPOINT ").push(&self.savepoint).push(";");
         sql.push(&self.look_settings);
         self.look.write_call(&mut sql, look);
-        // Takes back the settings, which are not the handler's, and the lock on the table, which else would be kept for as
-        // long as the handler runs, and keep others from dropping a partition.
+        // Undoes the settings, which are not the handler's, and the lock on the table. If it were kept while the handler
+        // runs, no other session could drop a partition.
         sql.push("ROLLBACK TO SAVEPOINT ").push(&self.savepoint).push(";");
         sql.push(&self.clear_mark);
         sql.into_text()
     }
 
-    /// In a transaction of the caller's: tries to get the lock of an operation, and looks at its record. Without a transaction,
-    /// SAVEPOINT fails. What follows the first savepoint can be taken back, the lock too.
+    /// The message that tries to lock an operation in the caller's transaction, and looks up its record. Without a
+    /// transaction, SAVEPOINT fails. A rollback to the first savepoint undoes everything, the lock too.
     pub(crate) fn join_sql(&self, lock: i64, id: &RecordId, skew: i64) -> String {
         let [join, look_only] = [self.join_savepoint(), format!("{}_look", self.savepoint)];
         let (mut lock_and_name, mut look) = ([Sql::default(), Sql::default()], [Sql::default(), Sql::default()]);
         lock_and_name[0].number(lock);
-        // What is joined is kept in a setting, between commas.
+        // The setting `idem.joined` lists the locks of all joined operations, between commas.
         lock_and_name[1].push(&format!("',{lock},'"));
         look[0].number(skew);
         look[1].bytes(id.as_bytes());
@@ -136,8 +136,8 @@ impl TransactionSettings {
         format!("{}_join", self.savepoint)
     }
 
-    /// Fails, with the state [`NOT_JOINED`](crate::error::is_not_joined), unless the transaction has joined the operation of this
-    /// lock, and has not gone back to before that: the setting goes back as well.
+    /// A statement that fails with the state [`NOT_JOINED`](crate::error::is_not_joined), unless the transaction has joined
+    /// the operation of `lock`. A rollback to before the join undoes the setting as well.
     pub(crate) fn expect_joined(lock: i64) -> String {
         format!(
             "SELECT CASE WHEN pg_catalog.strpos(pg_catalog.current_setting('idem.joined', TRUE), ',{lock},') \
@@ -146,8 +146,9 @@ impl TransactionSettings {
     }
 }
 
-/// What holds while the record is looked up, and not for the handler: how long to wait for the table, and how the server writes
-/// bytes. A plan is kept, so it must be one by the index, even if it is made while the table is nearly empty.
+/// The settings for the lookup of the record, which the handler does not get: how long to wait for the table, how the server
+/// writes bytes, and how it plans. A plan is kept, so it must use the index even if it is made while the table is nearly
+/// empty.
 fn look_settings(config: &PostgresConfig) -> String {
     let wait = milliseconds(config.lock_timeout).to_string();
     let settings = [
@@ -161,10 +162,10 @@ fn look_settings(config: &PostgresConfig) -> String {
     settings.map(|(name, value)| format!("SET LOCAL {name}={value};")).concat()
 }
 
-/// What [`BeginStatement::try_lock`] needs to be given.
+/// A column for [`BeginStatement::try_lock`]: the `lock_timeout` before the store changes it.
 const LOCK_TIMEOUT_BEFORE: &str = "pg_catalog.current_setting('lock_timeout') AS lock_timeout";
 
-/// A statement that each transaction begins with. A session of this client's own keeps it prepared: parsing and planning cost
+/// A statement that each transaction begins with. An exclusive session keeps it prepared, because parsing and planning cost
 /// the server more than running it.
 #[derive(Debug, Clone)]
 struct BeginStatement {
@@ -180,7 +181,8 @@ impl BeginStatement {
     fn both(config: &PostgresConfig, schema: &Schema, server: &Server) -> [Self; 2] {
         let is_prepared = config.has_own_sessions();
         let statement = |name, types, text: &str| Self { name, types, text: schema.localise(text), is_prepared };
-        // Whatever an earlier handler has set, so that no transaction keeps its key for ever.
+        // In every transaction, because an earlier handler may have set something else, and no transaction may keep its key
+        // for ever.
         let settings = set_for_transaction(transaction_settings(config, server));
         let try_lock = Self::try_lock(config);
         // A session of a pool may have a role that the application gave it.
@@ -206,11 +208,12 @@ impl BeginStatement {
         [statement("idem_lock", "(BIGINT, BIGINT)", &lock), statement("idem_look", "(BIGINT, pg_catalog.bytea)", &look)]
     }
 
-    /// Whether the lock `$1` of the operation was free, and now is this transaction's. `given` has what the application's
-    /// `lock_timeout` was, which is so again afterwards.
+    /// An expression: whether the lock `$1` of the operation was free. The transaction then holds it. `given` has the
+    /// application's `lock_timeout`, which the expression restores.
     ///
-    /// Lookups try a second lock and release it at once (idem_lookup_v1), so waiting for it is short. If they tried the first one,
-    /// they would turn a first run away. Any role that may connect can keep the second lock, so the wait has a limit.
+    /// Lookups try a second lock and release it at once (idem_lookup_v1), so the wait for it is short. If they tried the
+    /// first one, they would turn a first run away. Any role that may connect can keep the second lock, so the wait has a
+    /// limit.
     fn try_lock(config: &PostgresConfig) -> String {
         let wait = milliseconds(config.lock_timeout);
         let is_not_locked = "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";
@@ -222,8 +225,8 @@ impl BeginStatement {
         )
     }
 
-    /// As the first of [`both`](Self::both), with nothing left behind but what a savepoint takes back. It also says whether this
-    /// transaction has joined the operation before, is read-only, and sees one snapshot.
+    /// Like the first of [`both`](Self::both), but a rollback to a savepoint undoes all that it does. It also returns whether
+    /// this transaction has joined the operation before, is read-only, and sees one snapshot.
     fn join_lock(config: &PostgresConfig, schema: &Schema) -> Self {
         let text = format!(
             "SELECT {}, \
@@ -243,7 +246,7 @@ impl BeginStatement {
         Self { is_prepared: false, ..self.clone() }
     }
 
-    /// Prepares it in a session.
+    /// The SQL that prepares it in a session.
     fn prepare(&self) -> String {
         let Self { name, types, text, .. } = self;
         format!("PREPARE {name}{types} AS {text};")

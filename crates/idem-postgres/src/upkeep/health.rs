@@ -22,7 +22,7 @@ pub struct SelfTestReport {
     /// Whether handlers' transactions come from a pool of the application
     /// ([`from_pool`](crate::PostgresConfig::from_pool)).
     pub is_from_pool: bool,
-    /// Whether a transaction pooler is on the way
+    /// Whether the configuration declares a transaction pooler
     /// ([`through_transaction_pooler`](crate::PostgresConfig::through_transaction_pooler)), where one protection is missing.
     pub is_pooled: bool,
 }
@@ -50,7 +50,7 @@ impl fmt::Display for SelfTestReport {
     }
 }
 
-/// How the server is.
+/// The report of [`PostgresStore::health`](crate::PostgresStore::health).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PostgresHealth {
@@ -64,7 +64,8 @@ pub struct PostgresHealth {
 }
 
 impl Upkeep {
-    /// What an acknowledged record survives, and which schemas are open to other roles. Logs a warning for each of these.
+    /// Reports what an acknowledged record survives, and which schemas are open to other roles. Logs a warning for each such
+    /// schema.
     pub(crate) async fn self_test_report(&self) -> Result<SelfTestReport, StoreError> {
         let durability = self.health().await?.durability;
         let open_schemas = self.open_schemas().await?;

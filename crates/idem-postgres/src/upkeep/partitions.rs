@@ -11,15 +11,15 @@ use crate::schema::partitions::TABLE;
 use crate::sql::{BEGIN, Sql, is_true};
 use crate::upkeep::pool::Upkeep;
 
-/// How long the server may search a partition for a live record; it reads it whole.
+/// How long the server may search a partition for a live record. It reads the whole partition.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long to wait for the lock of the table. All other sessions wait behind it; the next round tries again.
 const DROP_LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl Upkeep {
-    /// Makes coming partitions and drops past ones. Says how many records it removed one by one, at most `most`; `None` when
-    /// records are not in partitions.
+    /// Makes coming partitions and drops past ones. Returns how many records it removed one by one, at most `most`; `None` if
+    /// records are not partitioned.
     pub(crate) async fn maintain_partitions(&self, most: NonZeroU32) -> Result<Option<u32>, StoreError> {
         let (schema, what) = (&self.records.schema, "look after partitions");
         if !is_true(&self.run(what, schema.look_for_table(TABLE), self.client_timeout).await?) {

@@ -20,14 +20,14 @@ const MAX_CONNECTIONS: u32 = 2;
 #[derive(Debug)]
 pub(crate) struct Upkeep {
     pool: PgPool,
-    /// Whether it is one of the application.
+    /// Whether it is the application's pool.
     pub(crate) is_from_pool: bool,
-    /// Whether the store knows of a transaction pooler.
+    /// Whether the configuration declares a transaction pooler.
     pub(crate) pooled: bool,
     pub(crate) records: Arc<Records>,
     /// What each transaction sets first.
     pub(crate) local_settings: String,
-    /// How long a statement may take, client's side included.
+    /// How long a statement may take, including the round trip.
     pub(crate) client_timeout: Duration,
 }
 
@@ -45,8 +45,8 @@ impl Upkeep {
         Self { pool, is_from_pool, pooled, records, local_settings, client_timeout }
     }
 
-    /// Runs a statement in a task of its own. If its future were dropped midway, the pool would get the connection back in the
-    /// middle of it.
+    /// Runs a statement in a separate task. If a cancelled caller dropped its future midway, the pool would get the
+    /// connection back in the middle of the statement.
     pub(crate) async fn run(
         &self,
         what: &'static str,

@@ -1,4 +1,4 @@
-//! Which schemas other roles may create objects in.
+//! Finds the schemas in which other roles may create objects.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ impl fmt::Display for OpenSchema {
 }
 
 impl Upkeep {
-    /// Asks about the schemas on the path that handlers' sessions begin with, and about the store's own.
+    /// Checks the schemas on the initial search path of handlers' sessions, and the store's own.
     pub(crate) async fn open_schemas(&self) -> Result<Vec<OpenSchema>, StoreError> {
         let what = "ask which roles may create objects";
         let mut sql = Sql::default();
@@ -60,8 +60,8 @@ impl Upkeep {
 /// The name of all roles together; no role can have it.
 const PUBLIC: &str = "PUBLIC";
 
-/// Without a transaction that sets another path: it is the session's that counts. `pg_database_owner` has no member but the
-/// database's owner.
+/// Send it outside of a transaction that sets another search path: the session's path counts. `pg_database_owner` has no
+/// member but the database's owner.
 const OPEN_SCHEMAS: &str = "SELECT nspname::pg_catalog.text, coalesce(role.rolname::pg_catalog.text, 'PUBLIC') \
      FROM pg_catalog.pg_namespace CROSS JOIN pg_catalog.aclexplode(coalesce(nspacl, \
          pg_catalog.acldefault('n'::pg_catalog.\"char\", nspowner))) AS granted \

@@ -10,7 +10,7 @@ use crate::sql::{BEGIN, Sql};
 use crate::upkeep::pool::Upkeep;
 
 impl Upkeep {
-    /// Removes at most `limit` expired records, and says how many.
+    /// Removes at most `limit` expired records, and returns how many.
     pub(crate) async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
         let mut sql = Sql::default();
         let most = i32::try_from(limit.get()).unwrap_or(i32::MAX);

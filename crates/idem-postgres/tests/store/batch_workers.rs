@@ -1,4 +1,4 @@
-//! The tasks that carry verbs: one that panics is replaced, and when their runtime is gone the store says so at once.
+//! The batch workers: one that panics is replaced, and once their runtime has ended the store says so at once.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -13,7 +13,7 @@ use idem_testkit::fixture::{KEPT, completed, request};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
-/// An application's subscriber that panics at events of the store while it is told to.
+/// How many of the next events of the store make the application's subscriber panic, and how many have.
 #[derive(Debug, Default)]
 struct Panics {
     at: AtomicUsize,
@@ -61,7 +61,7 @@ impl tracing::Subscriber for Subscriber {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// With one dispatcher alone, tracing asks only the thread that logs first, and remembers what it said; so there are two.
+/// With a single dispatcher, tracing asks only the thread that logs first and caches the answer; so there are two.
 fn log_to(panics: &Arc<Panics>) -> (tracing::Dispatch, tracing::subscriber::DefaultGuard) {
     let second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     (second, tracing::subscriber::set_default(Subscriber(Arc::clone(panics))))
@@ -151,7 +151,7 @@ fn when_the_runtime_in_which_it_was_opened_has_ended_the_store_says_so_at_once()
         run(&store).await.unwrap();
         store
     });
-    // What is asked when it ends is answered too.
+    // A call that is under way when the runtime ends is answered too.
     let (waiting, holder) = first.block_on(async {
         let mut holder = connection().await;
         sql(&mut holder, format!("BEGIN;LOCK TABLE {}.idem_records", schema.name)).await;
@@ -170,7 +170,7 @@ fn when_the_runtime_in_which_it_was_opened_has_ended_the_store_says_so_at_once()
         (waiting, holder)
     });
     first.shutdown_timeout(Duration::from_secs(10));
-    // Until then nothing could be answered.
+    // Until here the lock kept the call from being answered.
     drop(holder);
     let waited = waiting.join().unwrap().expect("it waits for ever").unwrap_err();
     assert!(waited.is_indeterminate(), "{waited:?}");

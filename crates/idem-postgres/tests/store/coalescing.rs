@@ -1,5 +1,5 @@
-//! Verbs that arrive together go together, and none suffers for its neighbours: not their errors, not their callers'
-//! end, not the order in which another process does the same.
+//! Verbs that arrive together share a statement. No verb suffers from the errors of others, from callers that go away, or
+//! from another process that does the same in another order.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ async fn the_error_of_one_stays_its_own() {
             }
         }
     }
-    // The batch and the one alone each waited for the row; nobody else did.
+    // The batch and the single retry each waited for the row; no other verb did.
     assert!(took < Duration::from_secs(3), "{took:?}");
     assert!(proxy.statements() - before > 20, "they did not go together, which this test is about");
     assert_eq!(world.number("SELECT count(*) FROM $.idem_records WHERE state = 2").await, 19);
@@ -128,7 +128,7 @@ async fn a_row_is_waited_for_as_long_as_was_said_after_an_impatient_try_too_and_
         assert!(waited >= LIMIT && waited < 20 * LIMIT, "{waited:?}");
     };
     wait().await;
-    // Together they wait once for as long as they may, and then each by itself, impatiently.
+    // The batch waits once for `lock_timeout`. Then each verb is retried alone, with a short wait.
     let (of_held, of_free) = tokio::join!(world.settle(&held), world.settle(&free));
     assert_eq!(of_held.unwrap_err().kind(), StoreErrorKind::Timeout);
     of_free.unwrap();
@@ -174,13 +174,13 @@ async fn who_goes_away_takes_only_its_own_answer_along() {
     }
     let settled = async |lease: &Lease| world.store.peek(&lease.id).await.unwrap().unwrap().replay().is_some();
     for (number, lease) in queued.iter().enumerate() {
-        // Before the statement began a verb is given up; a statement on its way is not cut off.
+        // A verb whose caller goes away before its statement begins is not run. A statement under way is not cut off.
         assert_eq!(settled(lease).await, number >= 10, "{number}");
         world.settle(lease).await.unwrap();
     }
 }
 
-/// Two processes over a database of their own, in which a deadlock is found sooner than a wait ends.
+/// Two processes on a separate database. Their `deadlock_timeout` is shorter than any wait.
 struct Two {
     stores: [PostgresStore; 2],
     database: String,
@@ -198,7 +198,7 @@ impl Two {
         Self { stores: [first, second], database }
     }
 
-    /// How many deadlocks the server has found, by the account of its sessions at their end.
+    /// How many deadlocks the server has counted. Sessions report them at their end.
     async fn deadlocks(self) -> i64 {
         let Self { stores, database } = self;
         drop(stores);
@@ -212,7 +212,7 @@ impl Two {
     }
 }
 
-/// The records that both processes were told they own: the token is the same.
+/// The records that both processes own: both acquire with the same tokens.
 async fn own_together(two: &Two) -> [Vec<Lease>; 2] {
     let requests: Vec<Acquire> = std::iter::repeat_with(request).take(16).collect();
     let reversed: Vec<Acquire> = requests.iter().rev().cloned().collect();
@@ -256,7 +256,7 @@ async fn processes_that_do_the_same_in_opposite_orders_never_deadlock() {
     assert_eq!(two.deadlocks().await, 0, "statements waited for each other in a circle");
 }
 
-/// A release of what left a checkpoint is one: its statement puts the record in its place that was decided on.
+/// The state machine decides on a release after a checkpoint, and the statement replaces the record.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn decisions_that_processes_place_in_opposite_orders_never_deadlock() {
     let (two, point) = (Two::start().await, checkpoint("x"));
@@ -267,8 +267,8 @@ async fn decisions_that_processes_place_in_opposite_orders_never_deadlock() {
     assert_eq!(two.deadlocks().await, 0, "statements waited for each other in a circle");
 }
 
-/// The kinds of verbs come one after another in a statement, each in the order of ids: a batch that renews A and
-/// settles B must not meet one that renews B and settles A.
+/// A statement runs the kinds of verbs one after another, each in the order of ids. A batch that renews A and checkpoints B
+/// must not deadlock with one that renews B and checkpoints A.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn different_verbs_on_the_same_records_never_deadlock() {
     const ROUNDS: usize = 100;
@@ -366,7 +366,7 @@ async fn those_who_are_answered_together_come_again_together() {
     }
     let statements = proxy.statements() - before;
     println!("{statements} statements carried {CYCLES} cycles of {CLIENTS} clients");
-    // Twice as many as cycles, and some more where the lane is woken before all of them have come.
+    // Two statements for each cycle, and some more if the worker wakes before all clients have come.
     assert!(2 * statements <= 7 * CYCLES, "{statements} statements");
 }
 
@@ -385,7 +385,7 @@ async fn a_proxy_that_comes_between_later_and_gives_sessions_to_others_is_an_out
     refused().await;
     proxy.lead_to(port_of_shared());
     world.settle(&lease).await.unwrap();
-    // One that does not say so.
+    // A proxy that ignores start-up options without an error.
     proxy.ignore_options();
     proxy.end_all(Ended::Closed);
     refused().await;

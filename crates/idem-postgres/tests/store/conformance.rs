@@ -1,6 +1,6 @@
 //! The Postgres store keeps the contract: on a session, through a transaction-pooling proxy, with records in partitions, and
-//! with a pool of the application. The
-//! isolation level that a session has by default changes nothing: the store follows the model on each.
+//! with a pool of the application. The default isolation level of a session changes nothing: the store follows the model on
+//! each.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -46,7 +46,7 @@ idem_testkit::conformance!(through_a_transaction_pooler, pooled);
 idem_testkit::conformance!(in_partitions, partitioned);
 idem_testkit::conformance!(with_a_pool_of_the_application, from_pool);
 
-/// A table beside the records, and the schemas of other stores.
+/// The table of business writes, and the schemas of other stores.
 struct Effects(World, Mutex<Vec<Schema>>);
 
 impl std::fmt::Debug for Effects {

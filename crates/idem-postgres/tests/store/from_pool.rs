@@ -20,7 +20,7 @@ fn handlers(transaction: &mut dyn StoreTransaction) -> &mut PgConnection {
     transaction.as_any_mut().downcast_mut::<PostgresTransaction>().unwrap()
 }
 
-/// How to reach the server with sessions of this name.
+/// The connect options for sessions of this name.
 fn options(name: &str) -> PgConnectOptions {
     idem_servers::postgres_url().parse::<PgConnectOptions>().unwrap().application_name(name)
 }
@@ -223,7 +223,7 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
                     say(connection, "SELECT 1/0").await;
                     connection.begin().await.unwrap_err();
                 }
-                // It may be done before it is looked at twice.
+                // A `begin` that is ready at its first poll is not cancelled, so it is repeated.
                 "a begin that was cancelled" => {
                     while futures_util::poll!(&mut Box::pin(connection.begin())).is_ready() {}
                 }
@@ -304,7 +304,7 @@ async fn the_server_never_has_more_sessions_than_the_pool() {
     assert_eq!(others.iter().filter(|other| other.is_ok()).count(), 2);
 }
 
-/// A repeat finds an idle connection, which is then not there in time.
+/// A repeat finds an idle connection, but does not get it in time.
 #[tokio::test]
 async fn a_repeat_is_answered_when_the_idle_connection_goes_to_another_caller() {
     let schema = Schema::new();

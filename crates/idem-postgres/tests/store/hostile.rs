@@ -1,4 +1,4 @@
-//! What handlers, neighbours and settings can do to a store, and what it makes of that.
+//! What handlers, other sessions and settings can do to a store, and how it withstands them.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ async fn from_pool() -> Setup {
     Setup { schema, store }
 }
 
-/// Each way to have handlers' transactions, with one at a time where sessions are the store's own.
+/// Each way to have handlers' transactions: on one session of the store's, through a pooler, and in the application's pool.
 async fn each_way() -> [Setup; 3] {
     let [own, pooled] = sessions_of_its_own().await;
     [own, pooled, from_pool().await]
@@ -73,7 +73,7 @@ impl Setup {
         number(&mut connection().await, format!("SELECT count(*) FROM {}.effects", self.schema.name)).await
     }
 
-    /// A payment as it should be, on whatever connection the ones before have left.
+    /// A payment without a fault, on the connection that earlier runs have left.
     async fn pay(&self) {
         let before = self.effects().await;
         let (_, mut transaction) = self.begin().await;
@@ -93,7 +93,7 @@ async fn a_begin_of_the_handlers_that_is_cancelled_commits_nothing_without_its_r
         for writes in [Writes::Keep, Writes::Discard] {
             let (request, mut transaction) = setup.begin().await;
             let connection = handlers(&mut *transaction);
-            // As by a timeout of the handler's own. It may be done before it is looked at twice.
+            // As by a timeout in the handler. A `begin` that is ready at its first poll is not cancelled, so it is repeated.
             while futures_util::poll!(&mut Box::pin(connection.begin())).is_ready() {}
             if let Ok(mut nested) = connection.begin().await
                 && setup.write(&mut nested).await.is_ok()
@@ -201,7 +201,7 @@ async fn a_handler_that_resets_its_session_does_not_let_the_next_write_outside_o
     }
 }
 
-/// Whatever a handler does with a `begin` that fails, in as many rounds as one may try again.
+/// A handler that calls a failing `begin` again and again, and writes and commits if it succeeds.
 async fn begin_again(setup: &Setup, connection: &mut PgConnection, rounds: usize) {
     for _ in 0..rounds {
         if let Ok(mut nested) = connection.begin().await
@@ -220,7 +220,7 @@ async fn what_sqlx_believes_does_not_wear_off() {
             let connection = handlers(&mut *transaction);
             sqlx::raw_sql("SELECT 1 / 0").execute(&mut *connection).await.unwrap_err();
             begin_again(&setup, connection, 2).await;
-            // It goes on with something else, and its failure is kept.
+            // The handler goes on with other writes, and ignores their errors.
             for _ in 0..4 {
                 let _ = setup.write(connection).await;
             }
@@ -250,7 +250,7 @@ async fn an_isolation_that_sees_one_moment_runs_nothing_twice_in_partitions_eith
     for pooled in [false, true] {
         let configure = |config: PostgresConfig| {
             let config = config.isolation(Isolation::RepeatableRead).partitioned(day);
-            // Eight sessions and their checks are slow to come on a loaded machine, which is not what this is about.
+            // Opening eight sessions takes long on a loaded machine, which this test is not about.
             let config = config.statement_timeout(Duration::from_secs(20));
             if pooled { config.through_transaction_pooler() } else { config }
         };
@@ -272,7 +272,7 @@ async fn an_isolation_that_sees_one_moment_runs_nothing_twice_in_partitions_eith
     }
 }
 
-/// Asks again and again; says whether it ran in the end.
+/// Repeats the request until it is answered; returns whether it ran in the end.
 async fn run_until_answered(store: &PostgresStore, schema: &str, request: &Acquire) -> bool {
     loop {
         match store.begin(request).await {
@@ -336,7 +336,7 @@ async fn a_verb_whose_caller_has_left_is_not_done_late() {
         callers.spawn(async move { tokio::time::timeout(2 * short, store.acquire(&request())).await.is_ok() });
     }
     callers.join_all().await;
-    // It comes after all that was asked before.
+    // This verb is queued behind all earlier ones.
     setup.store.peek(&request().id).await.unwrap_err();
     sql(&mut holder, "COMMIT").await;
     setup.store.peek(&request().id).await.unwrap();
@@ -399,7 +399,7 @@ async fn one_owner_token_for_two_keys_runs_no_settled_one() {
     for _ in 0..20 {
         let fresh = request();
         let again = Acquire { owner: fresh.owner, ..first.clone() };
-        // Something that is on its way, so that both go together.
+        // A lookup that is under way, so that both acquires share the next statement.
         let (_, outcome, replay) =
             tokio::join!(setup.store.peek(&first.id), setup.store.acquire(&fresh), setup.store.acquire(&again));
         assert!(matches!(outcome.unwrap(), AcquireOutcome::Acquired(_)));

@@ -18,7 +18,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
 use crate::world::{World, at_port, eventually, port_of_shared, sql, transactional};
 
-/// The application's pool, whose sessions count as the store's where the world looks at those.
+/// The application's pool. Its sessions have the name of the store's, so that the checks of [`World`] include them.
 fn pool_of(world: &World, url: &str) -> PgPool {
     let options: PgConnectOptions = url.parse().unwrap();
     PgPoolOptions::new().max_connections(4).connect_lazy_with(options.application_name(&world.name))
@@ -117,10 +117,10 @@ async fn who_runs_turns_others_away_whichever_way_they_come() {
     assert!(is_in_progress(&world.store.acquire(&repeat_of(&request)).await.unwrap()));
     run.settle(&mut first, &completed(), KEPT).await.unwrap();
     first.commit().await.unwrap();
-    // What was turned away holds nothing: it may ask again in the same transaction.
+    // A refused join holds nothing: it may ask again in the same transaction.
     let replay = answered(&world, &mut second, &repeat_of(&request)).await;
     assert!(matches!(replay, AcquireOutcome::Replay(_)), "{replay:?}");
-    // Nor does it come in where the store's own transaction or a lease runs.
+    // A join is also refused while the store's own transaction or a lease runs the operation.
     let other = transactional();
     let begun = world.begin(&other).await.unwrap();
     assert!(is_in_progress(&answered(&world, &mut second, &repeat_of(&other)).await));
@@ -275,7 +275,7 @@ async fn a_run_whose_lock_was_given_back_by_the_caller_cannot_commit_over_anothe
     assert_eq!(effects(&world).await, 0);
 }
 
-/// Its savepoint is gone, and one of another run is there in its place.
+/// Its savepoint is gone, and the savepoint of another run has the same name.
 #[tokio::test]
 async fn a_run_that_was_rolled_back_is_not_settled_by_the_savepoint_of_another_one() {
     let (world, kept, undone) = (World::shared().await, transactional(), transactional());
@@ -321,14 +321,14 @@ async fn what_a_locked_table_turned_away_holds_nothing() {
         tokio::time::sleep(Duration::from_millis(800)).await;
         sql(&mut beside, "ROLLBACK").await;
     };
-    // The lock is waited for as long as `lock_timeout` says, and the answer is asked for elsewhere.
+    // The join waits for `lock_timeout`, and then asks for the answer on another connection.
     let (_, ()) = tokio::join!(joining, unlock);
     let mut other = pool.begin().await.unwrap();
     joined(&world, &mut other, &repeat_of(&request)).await;
     drop((transaction, other));
 }
 
-/// Committed, its answer lost, and taken over since: that it was rolled back would be a lie.
+/// The transaction was committed, and its record taken over since. The ticket must not report a rollback.
 #[tokio::test]
 async fn a_ticket_does_not_take_a_successor_for_a_rollback() {
     let (world, request) = (World::shared().await, transactional());
@@ -395,7 +395,8 @@ async fn what_the_session_and_the_transaction_have_set_stays() {
     transaction.commit().await.unwrap();
 }
 
-/// COMMIT gets lost on the way to the server, with the connection, or on the way back. What the ticket says is what is there.
+/// COMMIT gets lost on the way to the server, with the connection, or on the way back. The ticket says what the database
+/// holds.
 #[tokio::test]
 async fn a_lost_commit_is_told_by_the_ticket_as_it_was() {
     let world = World::shared().await;
@@ -419,7 +420,7 @@ async fn a_lost_commit_is_told_by_the_ticket_as_it_was() {
         }
     }
     world.writes_and_records_agree().await;
-    // A transaction that goes on is neither.
+    // A transaction that goes on is neither committed nor rolled back.
     let mut transaction = pool.begin().await.unwrap();
     let run = joined(&world, &mut transaction, &transactional()).await;
     let ticket = run.settle(&mut transaction, &completed(), KEPT).await.unwrap();
@@ -452,7 +453,7 @@ async fn sweep(world: World, pool: PgPool) {
     for _ in 0..6 {
         let swept = drop_at_every_await(make, |_| async {
             let next = repeat_of(&current.borrow());
-            // The next one runs it, or gets its answer, as soon as what was dropped has ended.
+            // The next caller runs the operation or gets its answer, as soon as the dropped transaction has ended.
             eventually("the key is free or answered", async || {
                 let mut transaction = pool.begin().await.unwrap();
                 match world.store.join(&mut transaction, &next).await.unwrap() {
@@ -472,7 +473,7 @@ async fn sweep(world: World, pool: PgPool) {
         });
         awaits += swept.await.awaits;
     }
-    // How often a fast server lets a caller wait is chance; that it does is not.
+    // How often a fast server makes a caller wait varies, but it does so at least once a sweep.
     assert!(awaits >= 6, "{awaits}");
     world.writes_and_records_agree().await;
 }

@@ -1,4 +1,4 @@
-//! Records in partitions: where no index keeps two rows from having one id, and a whole partition goes at once.
+//! Records in partitions: no index keeps two rows from having one id, and a whole partition is dropped at once.
 //!
 //! Some schedules need two statements at the same moment; they are forced by locks that a referee holds.
 
@@ -43,7 +43,7 @@ async fn two_acquires_that_wait_for_the_partitioning_make_one_record() {
     let schema = Schema::new();
     let one = PostgresStore::open(patient(schema.config())).await.unwrap();
     let other = PostgresStore::open(patient(schema.config())).await.unwrap();
-    // Somebody spreads the records over partitions, and has not committed.
+    // Another session spreads the records over partitions, and has not committed.
     let mut conversion: PgConnection = connection().await;
     sql(&mut conversion, format!("BEGIN;{}", idem_postgres::partitioning(&schema.name, HOUR).unwrap())).await;
     let first = request();
@@ -121,7 +121,7 @@ async fn a_purge_goes_on_when_a_key_is_used_again_whose_row_it_was_about_to_remo
         tokio::spawn(async move { store.purge(10.try_into().unwrap()).await })
     };
     until_waiting(&schema, 1).await;
-    // Its row moves to the partition of now.
+    // The row moves to the current partition.
     let again = store.acquire(&repeat_of(&second)).await.unwrap();
     assert!(matches!(again, AcquireOutcome::Acquired(_)), "{again:?}");
     sql(&mut referee, "SELECT pg_advisory_unlock(77003)").await;

@@ -39,13 +39,13 @@ async fn reads_little(configure: fn(PostgresConfig) -> PostgresConfig, together:
     let name = &schema.name;
     let mut beside = connection().await;
     let store = PostgresStore::open(configure(schema.config().verb_connections(NonZeroU32::MIN))).await.unwrap();
-    // Of a table that was never looked at, the planner thinks that it is larger than it is.
+    // Without statistics, the planner assumes that the table is larger than it is.
     sql(&mut beside, format!("VACUUM ANALYZE {name}.idem_records")).await;
     for _ in 0..ROUNDS / together {
         (0..together).map(|_| round(&store)).collect::<FuturesUnordered<_>>().collect::<()>().await;
     }
     drop(store);
-    // A session has told what it read when it has ended.
+    // A session has reported what it read once it has ended.
     let sessions = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'");
     let deadline = Instant::now() + Duration::from_secs(10);
     while number(&mut beside, &sessions).await > 0 {

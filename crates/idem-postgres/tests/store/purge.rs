@@ -1,4 +1,4 @@
-//! What is over is removed, row by row or a partition at a time, and nothing else.
+//! Expired records are removed, row by row or a partition at a time, and no others.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! One schedule per race: two parties, and the order in which they meet is forced by locks, not by luck.
+//! One schedule per race: locks force the order in which two sessions meet.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ struct Race {
     /// Two stores, as two processes would have.
     one: PostgresStore,
     other: PostgresStore,
-    /// Whoever forces the order.
+    /// The session whose locks force the order.
     referee: PgConnection,
 }
 
@@ -72,7 +72,7 @@ async fn of_two_acquires_of_one_new_key_the_second_waits_and_finds_the_first() {
     let (first, same, different) = (request(), request(), request());
     let same = Acquire { id: first.id, ..repeat_of(&same) };
     let different = Acquire { id: first.id, ..mismatch_of(&different) };
-    // Somebody inserts the row, and has not committed.
+    // The referee inserts the row, and has not committed.
     let columns = "id, namespace, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state, \
                    acquisition, takeover, lease_until, created_at, updated_at, expires_at, purge_after";
     let lease = race.lease(&first).await;
@@ -168,7 +168,7 @@ async fn of_a_settlement_and_a_takeover_one_wins_whichever_comes_first() {
             let (other, request) = (race.other.clone(), repeat_of(&crashed));
             tokio::spawn(async move { other.acquire(&request).await.unwrap() })
         };
-        // Postgres gives a row to those who wait for it in their order.
+        // Postgres grants a row to waiting sessions in the order in which they came.
         let (settled, taken_over) = if settlement_first {
             let settled = settle();
             race.until_waiting(1).await;
@@ -335,14 +335,14 @@ async fn an_expired_record_that_has_changed_undoes_the_transaction() {
     let Begin::Acquired { transaction, .. } = race.one.begin(&repeat_of(&old)).await.unwrap() else {
         panic!("not acquired")
     };
-    // Nobody may, but a clock that was set back would let its owner.
+    // This cannot happen, unless the clock was set back: then the old owner may write.
     sql(&mut race.referee, format!("UPDATE {}.idem_records SET updated_at = updated_at + 1", race.schema.name)).await;
     assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::LeaseLost);
     let rows = format!("SELECT count(*) FROM {}.idem_records WHERE state = 1", race.schema.name);
     assert_eq!(number(&mut race.referee, rows).await, 1, "it is as it was");
 }
 
-/// The number of the lock that the transaction of `request` holds as the one who runs it.
+/// The number of the lock by which the transaction of `request` marks its run.
 async fn lock_of(race: &mut Race, request: &Acquire) -> i64 {
     let Begin::Acquired { transaction, .. } = race.one.begin(request).await.unwrap() else { panic!("not acquired") };
     let held = format!(
@@ -372,7 +372,7 @@ async fn those_who_only_look_turn_nobody_away() {
     let mut race = Race::new().await;
     let request = request();
     let lock = lock_of(&mut race, &request).await;
-    // Lookers that hardly do anything but hold what they hold for a moment.
+    // Sessions that do little but take and release the lock of lookups.
     let look = format!(
         "DO $$ DECLARE locks INT8[] := array_fill({lock}::INT8, ARRAY[10000]); BEGIN
              LOOP PERFORM FROM {}.idem_lookup_v1(0, ARRAY[''::BYTEA], locks); END LOOP;

@@ -1,5 +1,5 @@
-//! A handler may make, release and go back to savepoints of any name: what is discarded is never committed, and a transaction
-//! that it has ended is noticed.
+//! A handler may make, release and roll back to savepoints of any name. What is discarded is never committed, and the store
+//! notices a transaction that the handler has ended.
 
 use std::num::NonZeroU32;
 
@@ -44,7 +44,7 @@ impl Setup {
         }
     }
 
-    /// The names of the savepoints of the transaction that is open, as anybody can read them who looks at the server's sessions.
+    /// The names of the savepoints in open transactions, as `pg_stat_activity` shows them.
     async fn names_to_be_read(&self) -> Vec<String> {
         let query =
             "SELECT DISTINCT found[1] FROM pg_stat_activity, regexp_matches(query, 'SAVEPOINT (\\w+)', 'g') AS found
@@ -62,7 +62,7 @@ impl Setup {
         number(&mut connection().await, format!("SELECT count(*) FROM {}.effects", self.schema.name)).await
     }
 
-    /// The next run on the same session is as good as any.
+    /// The next run on the same session commits.
     async fn pay(&self) {
         let before = self.effects().await;
         let (_, mut transaction) = self.begin().await;
@@ -95,7 +95,7 @@ async fn discards(setup: Setup) {
     let mut shadowed = 0;
     for play in PLAYS {
         for (settlement, is_recorded) in &ends {
-            // First those that a program may use by chance, then those that it has read.
+            // First names that a program may use by chance, then names that it has read.
             for by_chance in [true, false] {
                 let (request, mut transaction) = setup.begin().await;
                 let names = match by_chance {
@@ -166,7 +166,7 @@ async fn a_query_of_the_handlers_that_it_cancelled_and_that_fails_does_not_keep_
             let (request, mut transaction) = setup.begin().await;
             let connection = handlers(&mut *transaction);
             setup.write(connection).await;
-            // As by a timeout of the handler's own.
+            // As by a timeout in the handler.
             let fails = sqlx::raw_sql("SELECT 1 / length(pg_sleep(0.1)::TEXT)").execute(&mut *connection);
             assert!(tokio::time::timeout(std::time::Duration::from_millis(20), fails).await.is_err(), "it sleeps");
             let finished = transaction.finish(&settlement, KEPT, Writes::Discard).await;

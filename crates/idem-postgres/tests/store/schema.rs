@@ -81,7 +81,7 @@ async fn this_version_writes_records_as_schema_2_has_them() {
     golden::expect(&golden_file(), &dump(&schema).await);
 }
 
-/// Whatever comes after schema 2 is applied when the store is opened.
+/// Opening the store applies the migrations that come after schema 2.
 #[tokio::test]
 async fn a_database_of_schema_2_is_opened_and_its_records_are_read() {
     let schema = Schema::new();
@@ -237,7 +237,7 @@ async fn a_store_shows_no_password() {
     let schema = Schema::new();
     let options: sqlx::postgres::PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
     let config = PostgresConfig::from_options(options.password("hunter2")).schema(&schema.name);
-    // The server trusts whoever comes from this machine.
+    // The server trusts every connection from this machine.
     let store = PostgresStore::open(config).await.unwrap();
     works(&store).await;
     assert!(!format!("{store:#?}").contains("hunter2"), "{store:#?}");

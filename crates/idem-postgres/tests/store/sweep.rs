@@ -13,8 +13,7 @@ use idem_testkit::drop_at_every_await;
 use idem_testkit::fixture::{KEPT, checkpoint, completed, repeat_of, request, retryable};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
 
-/// Some answers are there before they are awaited, and some connections before they are needed: many sweeps meet every
-/// await.
+/// Some answers and connections are ready without waiting, so that only many sweeps meet every await.
 const SWEEPS: usize = 6;
 
 async fn effects_of(world: &World, id: &RecordId) -> i64 {
@@ -94,7 +93,7 @@ async fn releases_dropped_at_every_await_leave_the_key_to_the_next() {
     sweep_releases(World::shared().await).await;
 }
 
-/// The next who asks runs the operation or is told how it ended, as soon as what was dropped has ended.
+/// The next caller runs the operation or gets its outcome, as soon as the dropped transaction has ended.
 async fn successor(world: &World, request: &Acquire, settlement: &Settlement, writes: Writes) {
     let next = repeat_of(request);
     let begun = eventually("the key is free or answered", async || match world.store.begin(&next).await.unwrap() {
@@ -147,10 +146,10 @@ async fn sweep_transactions(world: World, ends: &[(Settlement, Writes)]) {
             .awaits;
         }
         println!("dropped at {awaits} awaits in {SWEEPS} sweeps");
-        // How often a fast server lets a caller wait is chance; that it does is not.
+        // How often a fast server makes a caller wait varies, but it does so at least once a sweep.
         assert!(awaits >= SWEEPS, "{awaits}");
     }
-    // Each was looked at by its successor; what is kept without the other on purpose would be in the way of the count.
+    // The successor has checked each run. Records and writes that are kept alone on purpose would disturb the count.
     let clear = format!("TRUNCATE {0}.effects, {0}.idem_records", world.name);
     sql(&mut world.beside().await, clear).await;
     world.is_whole().await;

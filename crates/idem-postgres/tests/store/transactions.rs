@@ -187,7 +187,7 @@ async fn a_transaction_that_took_over_commits_nothing_when_the_owner_comes_back(
     let (lease, mut transaction) = database.begin(&repeat_of(&crashed)).await;
     assert_eq!(lease.attempt, 2);
     database.write(&mut *transaction).await;
-    // Its lease has run out, but nobody else is the owner as long as nothing is committed.
+    // Its lease has run out, but it stays the owner as long as nothing is committed.
     assert_eq!(database.store.settle(&owner, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
     assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::LeaseLost);
     assert_eq!(database.effects().await, 0);
@@ -207,7 +207,7 @@ async fn a_takeover_that_commits_makes_the_late_owner_stale() {
 
 #[tokio::test]
 async fn when_handlers_have_all_transactions_the_next_operation_is_told_which_limit_it_met() {
-    // The default, which an engine's default patience with its store has to outlast.
+    // The default `transaction_wait`, which the engine's default `store_timeout` must exceed.
     const WAIT: Duration = Duration::from_secs(1);
     let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
     let slots = || {
@@ -281,7 +281,7 @@ async fn a_handler_that_ends_the_transaction_itself_is_noticed() {
             assert!(error.to_string().contains("has ended its transaction"), "{end}: {error}");
             assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::TransactionFailed, false));
             assert_eq!(database.store.peek(&request.id).await.unwrap(), None, "{end}: it is not settled");
-            // The one connection is as good as before.
+            // The one connection can serve again.
             let (_, mut next) = database.begin(&idem_testkit::fixture::request()).await;
             let before = database.effects().await;
             database.write(&mut *next).await;
@@ -316,7 +316,7 @@ async fn an_engine_says_that_a_transaction_failed_and_runs_the_repeat() {
         let work = move |context: Context| async move {
             let mut transaction = context.transaction::<PostgresTransaction>().unwrap();
             sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut **transaction).await.unwrap();
-            // Whether it fails is not looked at.
+            // The handler ignores whether it fails.
             let _ = sqlx::raw_sql(then).execute(&mut **transaction).await;
             Ok::<_, String>(())
         };

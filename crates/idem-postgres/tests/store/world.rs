@@ -1,4 +1,4 @@
-//! A store whose sessions can be told from all others, and a table for the business writes of its handlers.
+//! A store whose sessions have a unique name, and a table for the business writes of its handlers.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub struct World {
     pub offset: TimeOffset,
     /// The `application_name` of the store's sessions, which also is the schema.
     pub name: String,
-    /// Where SQL beside the store goes.
+    /// The URL for SQL outside of the store.
     url: String,
     _schema: Option<Schema>,
     pooler: Option<PgBouncer>,
@@ -39,7 +39,7 @@ impl World {
         Self::new(&url, &url, Some(Schema::new()), None, |config| config).await
     }
 
-    /// On the same server, through a PgBouncer of its own with two connections.
+    /// On the same server, through a separate PgBouncer with two connections.
     pub async fn pooled() -> Self {
         let url = idem_servers::postgres_url();
         let pooler = PgBouncer::start(&url, 2).unwrap();
@@ -48,7 +48,7 @@ impl World {
         Self::new(&through, &url, Some(Schema::new()), Some(pooler), configure).await
     }
 
-    /// On the same server, with the transactions of an application's pool.
+    /// On the same server, with handlers' transactions from an application's pool.
     pub async fn from_pool() -> Self {
         Self::from_pool_through(port_of_shared()).await
     }
@@ -75,7 +75,7 @@ impl World {
         Self::new(&at_port(port), &idem_servers::postgres_url(), Some(Schema::new()), None, configure).await
     }
 
-    /// On a server of the test's own, at `beside`, reached through `url`.
+    /// On a private server at `beside`, which the store reaches through `url`.
     pub async fn private(url: &str, beside: &str) -> Self {
         Self::new(url, beside, None, None, |config| config).await
     }
@@ -113,17 +113,17 @@ impl World {
         self.pooler.as_ref().expect("a pooler").url()
     }
 
-    /// SQL beside the store goes elsewhere from now on.
+    /// Sends SQL outside of the store to `url` from now on.
     pub fn lead_beside_to(&mut self, url: &str) {
         url.clone_into(&mut self.url);
     }
 
-    /// A connection beside the store's.
+    /// A connection outside of the store.
     pub async fn beside(&self) -> PgConnection {
         connect(&self.url).await.unwrap()
     }
 
-    /// One number by SQL that says `$` for the schema.
+    /// Runs SQL that returns one number. `$` stands for the schema.
     pub async fn number(&self, sql: &str) -> i64 {
         support::number(&mut self.beside().await, sql.replace('$', &self.name)).await
     }
@@ -154,7 +154,7 @@ impl World {
         }
     }
 
-    /// Begins as soon as whoever runs it has ended.
+    /// Begins as soon as the transaction that runs the operation has ended.
     pub async fn begin_when_free(&self, request: &Acquire) -> Box<dyn StoreTransaction> {
         eventually("the key is free", async || match self.store.begin(request).await.unwrap() {
             Begin::Acquired { transaction, .. } => Some(transaction),
@@ -164,7 +164,7 @@ impl World {
         .await
     }
 
-    /// An id as SQL writes it.
+    /// An id as an SQL literal.
     pub fn literal(id: &RecordId) -> String {
         let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("'\\x{hex}'::BYTEA")
@@ -177,7 +177,7 @@ impl World {
         insert.execute(&mut **handlers(transaction)).await.map(drop)
     }
 
-    /// A whole run in a transaction. `Err` is for everybody who was told that it failed.
+    /// A whole run in a transaction. `Err` is the error that the caller gets.
     pub async fn transact(&self) -> Result<RecordId, String> {
         let request = transactional();
         let mut transaction = self.begin(&request).await.map_err(|error| error.to_string())?;
@@ -187,7 +187,7 @@ impl World {
         Ok(request.id)
     }
 
-    /// Every business write has its record, every record of a transaction has its one business write.
+    /// Every business write has its record, and every record of a transaction has its one business write.
     pub async fn writes_and_records_agree(&self) {
         let apart = format!(
             "SELECT count(*) FROM $.effects FULL JOIN (SELECT id FROM $.idem_records \
@@ -237,7 +237,7 @@ impl World {
     }
 }
 
-/// How a store is configured whose sessions have a name.
+/// The configuration of a store whose sessions are called `name`.
 pub fn config(url: &str, name: &str) -> PostgresConfig {
     let options: PgConnectOptions = url.parse().unwrap();
     let two = 2.try_into().unwrap();
@@ -247,7 +247,7 @@ pub fn config(url: &str, name: &str) -> PostgresConfig {
         .max_transactions(two)
 }
 
-/// A pool of three connections whose sessions have a name, as an application has it.
+/// A pool of three connections, as an application has it. Its sessions are called `name`.
 pub fn pool(url: &str, name: &str) -> PgPool {
     let options: PgConnectOptions = url.parse().unwrap();
     PgPoolOptions::new().max_connections(3).connect_lazy_with(options.application_name(name))
@@ -278,7 +278,7 @@ pub fn handlers(transaction: &mut dyn StoreTransaction) -> &mut PostgresTransact
     transaction.as_any_mut().downcast_mut().unwrap()
 }
 
-/// Asks again and again, as nobody tells.
+/// Polls until `ask` returns an answer.
 pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -311,7 +311,7 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     futures.into_iter().filter_map(|(_, output)| output).collect()
 }
 
-/// Rows of SQL beside the store.
+/// Runs SQL outside of the store, and returns its rows.
 pub async fn sql(connection: &mut PgConnection, text: impl Into<String>) -> Vec<PgRow> {
     support::sql(connection, text).await
 }

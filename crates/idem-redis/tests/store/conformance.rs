@@ -43,7 +43,7 @@ idem_testkit::conformance!(in_a_cluster, cluster);
 idem_testkit::conformance!(on_replicas_too, on_replicas);
 idem_testkit::conformance!(in_a_cluster_on_replicas_too, cluster_on_replicas);
 
-// The keys of other tests would be in the way of thousands of sequences.
+// Separate servers: the keys of other tests would disturb thousands of sequences.
 
 async fn own_server() -> Subject {
     let server = Redis::start().unwrap();

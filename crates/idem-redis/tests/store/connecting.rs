@@ -1,4 +1,4 @@
-//! Tasks that connect, and are cancelled, end with their runtime, or are never driven again: other callers connect anew.
+//! If a task that connects is cancelled, ends with its runtime, or is never driven again, other callers connect anew.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use idem_proxy::{Proxy, Sluggish};
 /// How long a verb may take.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a caller waits that gives up.
+/// How long a caller waits before it gives up.
 const GIVEN_UP: Duration = Duration::from_millis(300);
 
-/// A store that is asked for anything.
+/// A store of either kind, through one of its verbs.
 #[async_trait]
 trait Asked: Send + Sync + 'static {
     async fn ask(&self) -> Result<(), StoreError>;
@@ -40,7 +40,7 @@ impl Asked for RedisFastStore {
     }
 }
 
-/// A server behind a proxy that hangs when it is told to, and the stores that reach it.
+/// A server behind a proxy that hangs, and stores that have connected through the proxy.
 async fn hanging() -> (Redis, Proxy<Sluggish>, Vec<Arc<dyn Asked>>) {
     let server = Redis::start().unwrap();
     let proxy = Proxy::start("127.0.0.1", server.port(), Sluggish::new(Duration::ZERO)).await.unwrap();
@@ -55,7 +55,7 @@ async fn hanging() -> (Redis, Proxy<Sluggish>, Vec<Arc<dyn Asked>>) {
     (server, proxy, stores)
 }
 
-/// Asks on a runtime of its own, whose task connects, and gives up before there is an answer.
+/// Asks on `runtime`, whose task then connects, and gives up before there is an answer.
 fn begin_to_connect_on(runtime: Runtime, stores: &[Arc<dyn Asked>]) -> Runtime {
     let stores = stores.to_vec();
     let asking = std::thread::spawn(move || {
@@ -85,7 +85,7 @@ async fn a_runtime_that_ends_while_it_connects_does_not_keep_others_from_connect
     all_serve(&stores).await;
 }
 
-/// Such as one of a thread that blocks elsewhere: neither its tasks nor its timers go on.
+/// For example the runtime of a thread that blocks elsewhere: neither its tasks nor its timers go on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runtime_that_nothing_drives_while_it_connects_does_not_keep_others_from_connecting() {
     let (_server, proxy, stores) = hanging().await;
@@ -113,7 +113,7 @@ async fn a_runtime_that_nothing_drives_while_it_asks_sentinels_does_not_keep_oth
     runtime.shutdown_background();
 }
 
-/// Callers that wait for the same connection are not answered by the end of the runtime that makes it.
+/// If the runtime that makes a connection ends, the callers that wait for the connection do not fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_on_another_runtime_goes_on_to_connect_when_the_first_runtime_ends() {
     let (_server, proxy, stores) = hanging().await;

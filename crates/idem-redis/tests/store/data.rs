@@ -14,7 +14,7 @@ async fn survives(world: &World, response: StoredResponse) {
     let lease = world.lease(&request).await.unwrap();
     let settlement = Settlement::Completed(response.clone());
     assert_eq!(world.settle(&lease, &settlement).await.unwrap(), OwnerOutcome::Applied);
-    // The repeat compares every byte on the server.
+    // The repeat compares every byte with the stored record.
     assert_eq!(world.settle(&lease, &settlement).await.unwrap(), OwnerOutcome::Applied);
     match world.store.acquire(&repeat_of(&request)).await.unwrap() {
         AcquireOutcome::Replay(replay) => assert!(replay.response == response, "{:?}", replay.response),
@@ -60,7 +60,8 @@ async fn a_settlement_that_differs_in_one_byte_is_another_one() {
     assert_eq!(world.settle(&lease, &Settlement::Completed(tombstone)).await.unwrap(), OwnerOutcome::LeaseLost);
 }
 
-/// A duplicate that has read a record replaces it only if it is still the same. In its first millisecond a record changes at one time.
+/// A duplicate replaces the record that it has read only if it is still the same. Changes within a record's first millisecond
+/// have the same time.
 #[tokio::test]
 async fn no_two_versions_of_a_record_begin_alike() {
     let world = World::shared().await;

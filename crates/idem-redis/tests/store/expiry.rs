@@ -1,4 +1,4 @@
-//! Every key ends with its record, by the server's own doing.
+//! The server expires every key with its record.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ async fn an_end_that_is_not_kept_is_told_all_the_same() {
             Acquire { term: Term { lease: moment, retention: KEPT }, takeover: Takeover::Unknown, ..request() };
         world.lease(&abandoned).await.unwrap();
         tokio::time::sleep(moment * 2).await;
-        // The unknown outcome has no retention: it is over when it comes to be.
+        // The unknown outcome has no retention, so it is over at once.
         let term = Term { lease: LEASE, retention: Duration::ZERO };
         match world.store.acquire(&Acquire { term, ..repeat_of(&abandoned) }).await.unwrap() {
             AcquireOutcome::Replay(replay) => told += i32::from(replay.response.status == 504),

@@ -100,7 +100,7 @@ async fn a_claim_is_put_where_there_is_nothing_and_everything_replaces_it() {
     assert_eq!(looked().await.as_deref(), Some(b"lock".as_slice()));
     world.fast.remove(&id, 0, None).await.unwrap();
     assert_eq!(looked().await.as_deref(), Some(b"lock".as_slice()), "a claim is taken back, and nothing else");
-    // What is no entry is as good as nothing.
+    // A string that is no entry counts as nothing.
     world.ask(&["SET", &world.key(&id), "garbage"]);
     assert_eq!(looked().await, None);
     assert_eq!(looked().await.as_deref(), Some(b"".as_slice()));

@@ -21,7 +21,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// A record whose times follow from no clock: it lasts for a year, and other times are an hour, if there are any.
+/// Replaces the times of a record by fixed ones: it lasts for a year, and its lease or backoff, if any, for an hour.
 fn at_golden_times(mut record: Vec<u8>) -> Vec<u8> {
     let [life, hold, slack, created] = [24, 32, 40, 42];
     record[life..hold].copy_from_slice(&YEAR_MICROS.to_be_bytes());

@@ -64,7 +64,7 @@ async fn other_peoples_keys_are_refused_and_left_alone() {
     }
 }
 
-/// Everything that a store does with a record in progress, and with one that is settled.
+/// Tries every verb on truncated and extended records, in progress and settled.
 #[tokio::test]
 async fn what_is_cut_off_or_goes_on_is_refused() {
     let world = World::shared().await;
@@ -83,7 +83,7 @@ async fn what_is_cut_off_or_goes_on_is_refused() {
         let wrong = |length: &usize| ![whole.len(), also_whole].contains(length);
         for length in (0..=longer.len()).filter(wrong) {
             world.store(&request.id, &longer[..length]);
-            // With a whole head its run may still settle it, and does not read the parts.
+            // If the head is whole, its run may still settle the record without reading the parts.
             if is_settled || length < 92 {
                 is_refused_unchanged(&world, &request, &format!("{length} bytes")).await;
             } else {
@@ -101,7 +101,7 @@ async fn is_not_read(world: &World, request: &Acquire, what: &str) {
     }
 }
 
-/// Numbers that say nothing, by their place in a record in progress.
+/// Invalid values, with their offset in a record in progress.
 const SENSELESS: [(&str, usize, &[u8]); 8] = [
     ("format", 0, &[0, 0]),
     ("format", 0, &[0, 2]),
@@ -110,7 +110,7 @@ const SENSELESS: [(&str, usize, &[u8]); 8] = [
     ("state", 2, &[6]),
     ("state", 2, b"1"),
     ("attempt", 19, &[0; 4]),
-    // It says nothing of whose it is.
+    // The owner differs too, so that the run cannot settle the record without reading the takeover.
     ("the owner and the takeover", 3, &[7; 83]),
 ];
 
@@ -127,7 +127,7 @@ async fn a_record_with_garbage_in_it_is_refused() {
     }
 }
 
-/// What only the next owner needs does not keep a run from being settled.
+/// Garbage that only the next owner would read does not keep a run from settling.
 #[tokio::test]
 async fn garbage_about_a_crash_is_refused_by_whoever_would_take_over() {
     let world = World::shared().await;
@@ -164,7 +164,7 @@ async fn an_answer_that_cannot_be_read_is_not_replayed() {
     }
 }
 
-/// Room for what later versions add: what may be passed over is, and the rest is not guessed.
+/// Later versions may add parts: this version skips optional ones, and refuses the others.
 #[tokio::test]
 async fn a_part_of_a_later_version_is_passed_over_if_it_may_be() {
     let world = World::shared().await;
@@ -179,7 +179,7 @@ async fn a_part_of_a_later_version_is_passed_over_if_it_may_be() {
     is_not_read(&world, &request, "a part of which nothing is known").await;
 }
 
-/// The expiry of the key says when everything was.
+/// All times of a record follow from the expiry of its key.
 #[tokio::test]
 async fn a_record_that_does_not_expire_is_refused() {
     let world = World::shared().await;

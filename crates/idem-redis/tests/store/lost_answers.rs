@@ -21,7 +21,7 @@ async fn behind_proxy() -> (Proxy<Losses>, World) {
     let port = ports(&redis_url())[0];
     let proxy = Proxy::<Losses>::to_port(port).await.unwrap();
     let world = World::at(&format!("redis://127.0.0.1:{}", proxy.port()), port).await;
-    // The server knows all scripts, so that a plan meets the script and not the question whether it is known.
+    // Loads all scripts, so that a planned loss meets the script's reply and not `NOSCRIPT`.
     world.is_whole().await;
     let lease = world.lease(&request()).await.unwrap();
     world.store.renew(&lease, Term { lease: LEASE, retention: RETENTION }).await.unwrap();
@@ -85,7 +85,7 @@ async fn answers_that_are_lost_again_and_again_are_an_error_that_says_so() {
     assert!(proxy.has_lost());
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     assert!(error.is_indeterminate() && error.is_retryable());
-    // The acquire has taken effect, and its owner is told so.
+    // The acquire has taken effect, and a repeat returns the same attempt to its owner.
     assert_eq!(world.lease(&request).await.unwrap().attempt, 1);
     let lease = world.lease(&request).await.unwrap();
     proxy.lose(Lose::AnswerFrom(0), 3);
@@ -111,7 +111,7 @@ async fn a_connection_that_falls_silent_is_an_error_in_time_and_is_left() {
         assert_eq!(error.kind(), StoreErrorKind::Timeout);
         assert!(error.is_indeterminate());
         assert!(waited >= timeout && waited < timeout + SLACK, "{waited:?}");
-        // The next one does not take the silent connection.
+        // The next call does not take the silent connection.
         assert_eq!(world.lease(&request).await.unwrap().attempt, 1);
     }
     let lease = world.lease(&request).await.unwrap();

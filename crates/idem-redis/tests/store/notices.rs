@@ -1,4 +1,4 @@
-//! Whoever waits in another process is told of a settlement.
+//! A settlement is reported to the waiters of another process.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ impl Told {
     }
 }
 
-/// Two stores on the same keys, as two processes have them, and who listens at the second.
+/// Two stores on the same keys, as two processes have them, and a listener at the second.
 async fn pair(url: &str) -> (World, RedisStore, Arc<Told>) {
     let prefix = fresh_prefix();
     let open = || RedisStore::open(RedisConfig::new(url).key_prefix(&prefix));
@@ -37,9 +37,9 @@ async fn pair(url: &str) -> (World, RedisStore, Arc<Told>) {
     (World { store: one, prefix, port: 0 }, other, told)
 }
 
-/// Runs until the other store is told of it; says how long after the settlement that was.
+/// Settles operations until the other store reports one, and returns how long after the settlement that was.
 async fn is_told(world: &World, other: &RedisStore, told: &Told, settlement: &Settlement) -> Duration {
-    // The subscription is made behind the scenes, so the first ones may be missed.
+    // The subscription is made in the background, so it may miss the first settlements.
     eventually("a settlement is told", async || {
         let request = asked_for(world, other).await;
         let lease = world.lease(&request).await.ok()?;
@@ -56,11 +56,11 @@ async fn is_told(world: &World, other: &RedisStore, told: &Told, settlement: &Se
     .await
 }
 
-/// A request that runs, and that somebody else has asked for.
+/// A request that runs, and that the other store has tried to acquire.
 async fn asked_for(world: &World, other: &RedisStore) -> Acquire {
     let request = request();
     if world.lease(&request).await.is_ok() {
-        // An outage may answer otherwise.
+        // During an outage this may fail.
         let _ = other.acquire(&repeat_of(&request)).await;
     }
     request
@@ -83,7 +83,7 @@ async fn what_nobody_asked_for_is_not_told() {
     let quiet = request();
     let lease = world.lease(&quiet).await.unwrap();
     world.complete(&lease).await.unwrap();
-    // What is told comes in the order of the settlements.
+    // Messages arrive in the order of the settlements.
     is_told(&world, &other, &told, &completed()).await;
     assert_eq!(told.of(&quiet.id), 0);
 }
@@ -129,7 +129,7 @@ async fn a_listener_that_panics_keeps_nobody_from_being_told() {
     }
 }
 
-/// New users of Redis 7 may use no channel.
+/// By default, new users of Redis 7 may use no channel.
 #[tokio::test]
 async fn whoever_may_not_publish_settles_all_the_same() {
     let server = Redis::start().unwrap();

@@ -106,7 +106,7 @@ async fn a_full_server_has_no_room_and_keeps_what_it_has() {
     assert!(world.store.peek(&settled.id).await.unwrap().is_some());
     let replay = world.store.acquire(&repeat_of(&settled)).await.unwrap();
     assert!(matches!(replay, AcquireOutcome::Replay(_)), "{replay:?}");
-    // What runs goes on: it is renewed, so that nobody takes it over, and settled.
+    // A running operation goes on: its lease is renewed, so that no repeat takes it over, and it is settled.
     assert_eq!(world.store.renew(&lease, running.term).await.unwrap(), OwnerOutcome::Applied);
     assert_eq!(world.store.checkpoint(&lease, &checkpoint("charged")).await.unwrap(), OwnerOutcome::Applied);
     let turned_away = world.store.acquire(&repeat_of(&running)).await.unwrap();
@@ -164,7 +164,7 @@ async fn a_user_needs_only_what_the_documentation_says() {
     RedisStore::open(RedisConfig::new(url)).await.unwrap().self_test().await.unwrap();
 }
 
-/// The driver asks those servers of a Cluster that it has reached: one that it has not could be of any kind.
+/// The driver asks only the servers of a Cluster that it has reached. The configuration of the others is not known.
 #[tokio::test]
 async fn a_cluster_that_does_not_answer_as_a_whole_is_not_taken_for_examined() {
     let mut cluster = RedisCluster::start().unwrap();
@@ -183,7 +183,7 @@ async fn a_server_of_a_cluster_is_refused_as_one_server() {
     let error = refusal(RedisConfig::new(format!("redis://127.0.0.1:{primary}"))).await;
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
     assert!(error.to_string().contains("redis+cluster://"), "{error}");
-    // By any one of its servers, it is a Cluster.
+    // One server of a Cluster is enough to find it.
     RedisStore::open(RedisConfig::new(format!("redis+cluster://127.0.0.1:{port}"))).await.unwrap();
 }
 

@@ -62,7 +62,7 @@ async fn a_server_that_is_away_is_an_error_at_once_and_is_found_again() {
         let error = world.store.acquire(&request()).await.unwrap_err();
         assert!(!error.is_indeterminate(), "nothing could have been sent: {error:?}");
         server.start_again().unwrap();
-        // It knows no script any more, and every record that it acknowledged.
+        // The restarted server has lost its scripts, but has every record that it acknowledged.
         assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
         assert!(world.store.peek(&settled.id).await.unwrap().is_some());
         world.is_whole().await;
@@ -79,7 +79,7 @@ async fn connections_that_the_server_ends_are_not_noticed() {
     }
 }
 
-/// Whoever waits for a connection does not take it from those who come later.
+/// A caller that waits for a connection does not keep it from later callers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_recovers_serves_soon_however_many_ask() {
     let server = Redis::start().unwrap();
@@ -104,7 +104,7 @@ async fn a_server_that_recovers_serves_soon_however_many_ask() {
     crate::world::eventually("it serves again", async || world.lease(&request()).await.ok()).await;
     let waited = recovered.elapsed();
     asking.abort();
-    // The connection that was begun while it hung has to be given up first.
+    // The connection that was begun during the outage has to be given up first.
     assert!(waited < Duration::from_secs(5), "{waited:?}");
 }
 
@@ -156,7 +156,7 @@ async fn a_primary_that_hangs_does_not_keep_the_other_shards_from_serving() {
     assert!(served > 16, "{served}");
 }
 
-/// While a slot moves, its keys are asked for where they are, by everybody on the same connection.
+/// While a slot moves, callers on one connection are redirected to the server that has their keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_moves_is_not_noticed() {
     let cluster = RedisCluster::start().unwrap();
@@ -198,7 +198,7 @@ async fn a_slot_that_moves_is_not_noticed() {
     assert!(asked > 0, "nobody was asked to look elsewhere");
 }
 
-/// Some slots take hours to move, as their keys are many.
+/// A slot with many keys can take hours to move.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_on_both_sides_of_a_move_are_acquired_and_replayed() {
     let cluster = RedisCluster::start().unwrap();
@@ -228,7 +228,7 @@ async fn keys_on_both_sides_of_a_move_are_acquired_and_replayed() {
         let turned_away = world.store.acquire(&repeat_of(&running)).await.unwrap();
         assert!(matches!(turned_away, AcquireOutcome::InProgress { .. }), "{turned_away:?}");
         assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
-        // A new key has no place but the target.
+        // A new key is created on the target only.
         let fresh = in_slot();
         let lease = world.lease(&fresh).await.unwrap();
         assert_eq!(world.store.renew(&lease, fresh.term).await.unwrap(), OwnerOutcome::Applied);
@@ -241,13 +241,13 @@ async fn keys_on_both_sides_of_a_move_are_acquired_and_replayed() {
     }
 }
 
-/// How often a server said that a key is elsewhere for now.
+/// How often a server has answered with an `ASK` redirect.
 fn asks(port: u16) -> i64 {
     let stats = idem_servers::redis_command(port, &["INFO", "errorstats"]).unwrap();
     stats.field("errorstat_ASK").and_then(|count| count.strip_prefix("count=")?.parse().ok()).unwrap_or(0)
 }
 
-/// Redis's own: CRC16 of what stands in braces, which is the id.
+/// The Cluster slot of a record: CRC16 of the hash tag in braces, which is the id.
 fn slot_of(id: &RecordId) -> u16 {
     let mut crc = 0_u16;
     for byte in id.to_string().bytes() {

@@ -62,7 +62,7 @@ async fn a_pool_may_await_replicas() {
     assert_eq!(crate::world::stored_state(replica.port(), &world.key(&lease.id)), 2);
 }
 
-/// A renewal beside the pool has a connection that the pool's hooks have not seen.
+/// A renewal outside the pool uses a connection on which the pool's hooks have not run.
 #[tokio::test]
 async fn a_hook_that_chooses_another_database_loses_no_lease() {
     let manager = deadpool_redis::Manager::new(redis_url()).unwrap();

@@ -32,7 +32,7 @@ fn is_an_outage(error: &StoreError, word: &str) {
     assert!(error.is_retryable() && error.to_string().contains(word), "{error:?}");
 }
 
-/// Inside of a script, some versions say so without a code of its own.
+/// Inside a script, some versions of Redis report this without a separate code.
 fn is_refused(error: &StoreError) {
     is_an_outage(error, "could not");
     let said = format!("{error:?}");
@@ -73,7 +73,7 @@ async fn a_user_that_is_deleted_is_an_outage_until_it_is_back() {
     world.is_whole().await;
 }
 
-/// A verb needs the permission of each of its commands, and may have written before it misses one.
+/// A verb needs the permission for each of its commands, and may have written before one is missing.
 #[tokio::test]
 async fn a_permission_that_is_revoked_is_an_outage_in_which_a_verb_may_have_run() {
     for (command, settling) in [("set", "evalsha"), ("time", "get"), ("pexpiretime", "pexpiretime"), ("set", "set")] {
@@ -104,7 +104,7 @@ async fn a_permission_that_was_never_granted_is_a_misconfiguration() {
     is_misconfigured(&format!("redis://app:pw@127.0.0.1:{}", server.port()), "permission").await;
 }
 
-/// To a login, a server that is full answers as to a wrong one; the driver drops the rest of what it says.
+/// A server at its connection limit refuses a login like a wrong password: the driver drops the rest of the message.
 #[tokio::test]
 async fn a_server_that_takes_no_further_connection_is_an_outage() {
     let plain = Redis::start().unwrap();
@@ -112,7 +112,7 @@ async fn a_server_that_takes_no_further_connection_is_an_outage() {
     let (_server, with_login) = logged_in().await;
     for world in [without_login, with_login] {
         let lease = world.lease(&request()).await.unwrap();
-        // One connection is that of the test, and kept until the limit is another again.
+        // The test holds the one connection that is allowed, until it raises the limit again.
         let mut control = Control::connect(world.port);
         control.ask("CONFIG SET maxclients 1");
         control.ask("CLIENT KILL TYPE pubsub");
@@ -135,7 +135,7 @@ impl Control {
         Self(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap())
     }
 
-    /// Asks for something that is answered in one line.
+    /// Sends a command whose reply is one line.
     fn ask(&mut self, command: &str) {
         use std::io::{Read as _, Write as _};
         self.0.write_all(format!("{command}\r\n").as_bytes()).unwrap();
@@ -162,7 +162,7 @@ async fn a_server_that_cannot_save_or_lacks_replicas_is_an_outage() {
         is_an_outage(&error, "too few replicas");
         assert!(!error.is_indeterminate(), "{error:?}");
     }
-    // To answer from a record writes nothing.
+    // A replay writes nothing.
     assert!(matches!(world.store.acquire(&repeat_of(&settled)).await.unwrap(), AcquireOutcome::Replay(_)));
     world.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     assert_eq!(world.complete(&lease).await.unwrap(), OwnerOutcome::Applied);

@@ -53,14 +53,14 @@ async fn with_too_few_replicas_nothing_runs_and_nobody_is_told_of_a_success() {
     for error in [
         store.acquire(&fresh).await.unwrap_err(),
         store.acquire(&repeat_of(&settled)).await.unwrap_err(),
-        // Repeated, it changes nothing, and is all the same not on two replicas.
+        // The repeat changes nothing, but the record is still not on two replicas.
         store.acquire(&running).await.unwrap_err(),
     ] {
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
         assert!(error.is_indeterminate() && error.is_retryable(), "{error:?}");
         assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
     }
-    // Whoever acquired in vain gives it back, or tries again with the same token.
+    // A caller that acquired in vain releases the key, or tries again with the same token.
     group.resume(away).unwrap();
     let again = eventually("the replica is back", async || world.lease(&fresh).await.ok()).await;
     assert_eq!(again.attempt, 1);
@@ -72,7 +72,7 @@ async fn with_too_few_replicas_nothing_runs_and_nobody_is_told_of_a_success() {
     assert!(store.renew(&lease, term).await.unwrap_err().is_indeterminate());
     assert!(store.checkpoint(&lease, &checkpoint("charged")).await.unwrap_err().is_indeterminate());
     assert!(world.complete(&lease).await.unwrap_err().is_indeterminate());
-    // It is settled by now, and the repeat changes nothing; it is not on two replicas either.
+    // The record is settled by now. The repeat changes nothing, but the record is still not on two replicas.
     assert!(world.complete(&lease).await.unwrap_err().is_indeterminate());
     group.resume(away).unwrap();
     eventually("the replica is back", async || world.complete(&lease).await.ok()).await;
@@ -94,7 +94,7 @@ async fn whoever_is_turned_away_does_not_wait_for_replicas() {
     assert!(matches!(world.store.acquire(&mismatch).await.unwrap(), AcquireOutcome::Mismatch { .. }));
 }
 
-/// Such a server takes no writes at all.
+/// A primary with fewer replicas than its `min-replicas-to-write` takes no writes at all.
 #[tokio::test]
 async fn a_server_that_lacks_replicas_itself_says_what_has_a_record() {
     let group = RedisSentinel::start().unwrap();
@@ -114,14 +114,14 @@ async fn a_server_that_lacks_replicas_itself_says_what_has_a_record() {
     world.is_whole().await;
 }
 
-/// How much the server has written since it began.
+/// How many changes the server has made since its last save.
 fn written(port: u16) -> i64 {
     let persistence = idem_servers::redis_command(port, &["INFO", "persistence"]).unwrap();
     persistence.field("rdb_changes_since_last_save").unwrap().parse().unwrap()
 }
 
-/// `WAIT` is documented to await the writes of its own connection. Whoever repeats a verb may have another connection, so
-/// a repeat has to write as well; where nobody waits, it writes nothing.
+/// `WAIT` is documented to await only the writes of the connection that sends it. A repeat may use another connection, so it
+/// has to write as well. Where no replicas are awaited, it writes nothing.
 #[tokio::test]
 async fn a_repeat_writes_where_replicas_are_awaited_and_nowhere_else() {
     let group = RedisSentinel::start().unwrap();
@@ -169,7 +169,7 @@ async fn too_few_replicas_are_counted_in_a_cluster_too() {
     }
 }
 
-/// Whoever runs without protection while the store is away must not run what the store knows to have run.
+/// With `dangerous_fail_open`, the engine must not run an operation again that the store has a record of.
 #[tokio::test]
 async fn what_has_a_record_does_not_run_without_protection() {
     let mut group = RedisSentinel::start().unwrap();

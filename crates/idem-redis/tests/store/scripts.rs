@@ -14,7 +14,7 @@ const LOAD: Duration = Duration::from_secs(3);
 const FLUSH_EVERY: Duration = Duration::from_millis(10);
 const CLIENTS: usize = 16;
 
-/// Every verb, again and again, while the scripts are flushed every 10 ms.
+/// Runs whole operations and their replays while the scripts are flushed every 10 ms.
 async fn nobody_notices(world: World, ports: Vec<u16>) {
     let world = Arc::new(world);
     let (done, operations) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));

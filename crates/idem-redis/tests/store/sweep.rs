@@ -1,4 +1,4 @@
-//! Every verb dropped at every await: the record is as before or after, and the store does everything.
+//! Every verb dropped at every await: the record is as before or after, and the store still works.
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ use idem_testkit::fixture::{KEPT, checkpoint, repeat_of, request, retryable};
 
 use crate::world::World;
 
-/// Some answers are there before they are awaited: many sweeps meet every await.
+/// Some replies arrive before they are awaited, so it takes many sweeps to meet every await.
 const SWEEPS: usize = 10;
 
 async fn sweep(world: World) {

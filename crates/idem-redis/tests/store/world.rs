@@ -1,4 +1,4 @@
-//! A store, and what tests do beside it.
+//! A store, and direct access to its server for tests.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +11,18 @@ use idem_testkit::fixture::{KEPT, completed, request};
 
 use crate::support::fresh_prefix;
 
-/// For a loaded machine. Tests about time take another one.
+/// The timeout for a loaded machine. Tests about time set another one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct World {
     pub store: RedisStore,
     pub prefix: String,
-    /// Of the server, or of one of them.
+    /// The port of the server, or of one of them.
     pub port: u16,
 }
 
 impl World {
-    /// A store with keys of its own.
+    /// A store with a fresh key prefix.
     pub async fn at(url: &str, port: u16) -> Self {
         Self::with(url, port, |config| config).await
     }
@@ -44,17 +44,17 @@ impl World {
         format!("{}{{{id}}}", self.prefix)
     }
 
-    /// Asks the server beside the store.
+    /// Sends a command to the server, past the store.
     pub fn ask<W: AsRef<[u8]>>(&self, words: &[W]) -> Reply {
         redis_command(self.port, words).unwrap()
     }
 
-    /// What stands under the key of a record; the README says what that is.
+    /// The bytes under the key of a record; the README describes them.
     pub fn stored(&self, id: &RecordId) -> Vec<u8> {
         stored(self.port, &self.key(id))
     }
 
-    /// Puts something else there, which ends at the same time.
+    /// Replaces these bytes, and keeps the TTL.
     pub fn store(&self, id: &RecordId, bytes: &[u8]) {
         self.ask(&[&b"SET"[..], self.key(id).as_bytes(), bytes, b"KEEPTTL"]);
     }
@@ -74,7 +74,7 @@ impl World {
         self.store.settle(lease, settlement, KEPT).await
     }
 
-    /// That the store does everything.
+    /// Checks that the store acquires, settles and reads.
     pub async fn is_whole(&self) {
         let lease = self.lease(&request()).await.unwrap();
         assert_eq!(self.complete(&lease).await.unwrap(), OwnerOutcome::Applied);
@@ -89,7 +89,7 @@ fn stored(port: u16, key: &str) -> Vec<u8> {
     }
 }
 
-/// The number of its state.
+/// The state number of the record under `key`.
 pub fn stored_state(port: u16, key: &str) -> u8 {
     stored(port, key)[2]
 }

@@ -99,7 +99,7 @@ async fn more_than_fits_into_one_commit_is_committed_all_the_same() {
     let acquired = join_all(requests.iter().map(|request| lease(&database, request))).await;
     let large = || idem_core::StoredResponse::new(200, vec![b'x'; 1 << 20]);
     let settlements: Vec<_> = acquired.iter().map(|lease| (lease, Settlement::Completed(large()))).collect();
-    // Those with large answers go by bytes, and the rest by number.
+    // Bytes limit the commits of large answers, and the number of verbs limits the rest.
     let (some, most) = settlements.split_at(10);
     let settle_large = join_all(some.iter().map(|(lease, large)| database.store.settle(lease, large, KEPT)));
     let done = completed();

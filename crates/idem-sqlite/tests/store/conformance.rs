@@ -10,13 +10,14 @@ use idem_sqlite::{SqliteStore, SqliteTransaction};
 use idem_testkit::{BusinessData, TransactionalSubject};
 use tempfile::TempDir;
 
-/// Every verb is written to the disk, and decided by the machine itself: there is no translation to try with more.
+/// Few cases are enough. Every verb is written to the disk, and the state machine itself decides it, so there is no
+/// translation to test.
 const CASES: u32 = 500;
 
 idem_testkit::conformance!(Database::subject);
 idem_testkit::state_machine!(the_store_follows_the_model, Database::subject, CASES);
 
-/// A table beside the records, and the folders of other databases.
+/// A database with a table of effects, and the folders of other databases.
 struct Effects(Database, Mutex<Vec<TempDir>>);
 
 impl std::fmt::Debug for Effects {

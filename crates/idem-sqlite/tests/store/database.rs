@@ -110,7 +110,7 @@ async fn this_version_writes_records_as_schema_1_has_them() {
     golden::expect(&golden_file(), &dump(&database).await);
 }
 
-/// Whatever comes after schema 1 is applied when the store is opened.
+/// Opening the store applies the migrations after schema 1.
 #[tokio::test]
 async fn a_database_of_schema_1_is_opened_and_its_records_are_read() {
     let folder = tempfile::TempDir::new().unwrap();

@@ -117,7 +117,7 @@ async fn a_begin_that_fails_after_its_lease_leaves_no_key_stuck() {
     world.database.store.pool().close().await;
     let refused = pay(&engine, "k").await;
     assert!(matches!(refused, Err(ExecuteError::NotAdmitted(_))), "{refused:?}");
-    // It is given back behind the answer, long before it is over.
+    // The engine releases it in the background, long before the lease ends.
     let id = RecordIdentity::new("idem").record_id(&Scope::new("acme", "pay"), &"k".parse().unwrap());
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     while world.database.store.peek(&id).await.unwrap().is_some() {
@@ -141,7 +141,8 @@ async fn a_commit_that_did_not_happen_answers_nobody_and_frees_the_key() {
     assert_eq!(world.effects().await, 1);
 }
 
-/// Refused credentials and privileges pass: the look at the record and the release go on, as a settlement does.
+/// Refused credentials and privileges are temporary. The engine goes on looking for the record and releasing the key, as it
+/// does with a settlement.
 #[tokio::test]
 async fn a_lost_commit_is_looked_for_and_a_key_given_back_whatever_the_kind_of_error() {
     let refused = || Fault::Refuse(StoreErrorKind::Misconfigured);
@@ -241,7 +242,7 @@ async fn a_transaction_that_is_kept_beyond_the_end_is_rolled_back() {
     assert_ran(&pay(&world.engine(), "k").await);
 }
 
-/// What a handler leaves behind may keep its context for long: the transaction ends with its borrower.
+/// What a handler leaves behind may keep its context for long. The transaction ends when its guard is dropped.
 #[tokio::test]
 async fn a_transaction_that_is_given_back_after_the_end_is_rolled_back_though_its_context_lives() {
     let world = World::new().await;
@@ -259,7 +260,7 @@ async fn a_transaction_that_is_given_back_after_the_end_is_rolled_back_though_it
     drop(guard);
     let others = async {
         assert_ran(&pay(&engine, "another").await);
-        // The key is given back behind the answer.
+        // The engine releases the key in the background.
         while !matches!(pay(&engine, "k").await, Ok(Answer::Ran { .. })) {}
     };
     tokio::time::timeout(Duration::from_secs(10), others).await.expect("nothing keeps the database locked");
@@ -267,7 +268,7 @@ async fn a_transaction_that_is_given_back_after_the_end_is_rolled_back_though_it
     drop(context);
 }
 
-/// A shutdown that was too short has given settlements up. What ends later still gives its key back, once.
+/// A shutdown that is too short gives settlements up. An operation that ends later still releases its key, once.
 #[tokio::test]
 async fn an_operation_that_ends_after_an_unfinished_shutdown_gives_its_key_back() {
     let world = World::new().await;

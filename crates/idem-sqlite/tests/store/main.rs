@@ -1,4 +1,4 @@
-//! The SQLite store on real files. One executable, so that its tests wait side by side.
+//! The SQLite store on real files. One executable, so that its tests wait concurrently.
 #![allow(unreachable_pub, clippy::expect_used, clippy::unwrap_used, reason = "tests say what they expect by failing")]
 
 mod batches;

@@ -59,7 +59,7 @@ async fn a_database_without_room_says_so_and_commits_once_there_is_room() {
         let mut full = begin(&database.store).await;
         sqlx::raw_sql("PRAGMA max_page_count = 1").execute(&mut **connection(&mut *full)).await.unwrap();
         if handler_writes {
-            // SQLite rolls the transaction back, and the handler overlooks it.
+            // SQLite rolls the transaction back, and the handler ignores the error.
             sqlx::raw_sql(insert).execute(&mut **connection(&mut *full)).await.unwrap_err();
             let error = full.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
             is_an_outage(&error, StoreErrorKind::Unavailable, "full disk");
@@ -91,7 +91,7 @@ async fn a_database_that_is_locked_for_too_long_says_so_and_is_written_once_it_i
     assert_eq!(store.renew(&owned, request.term).await.unwrap(), OwnerOutcome::Applied);
 }
 
-/// Runs a test of this file in a process of its own, whose files obey their modes: those of the superuser do not.
+/// Runs a test of this file in a separate process without superuser rights: the superuser can write read-only files.
 fn in_a_process_of_its_own(test: &str, run: impl FnOnce(&Path)) {
     const FOLDER: &str = "IDEM_TEST_FOLDER";
     if let Some(folder) = std::env::var_os(FOLDER) {
@@ -117,7 +117,7 @@ fn on_a_runtime(test: impl Future<Output = ()>) {
     tokio::runtime::Runtime::new().unwrap().block_on(test);
 }
 
-/// Lets the files of the database be written, or not.
+/// Sets whether the files of the database can be written.
 fn make_writable(folder: &Path, is_writable: bool) {
     let set = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     for file in folder.read_dir().unwrap() {
@@ -138,7 +138,7 @@ fn a_file_that_cannot_be_written_for_a_while_is_an_outage_for_as_long() {
             let running = request();
             let owned = lease(&before, &running).await;
             make_writable(folder, false);
-            // Its writer connects now; that of the other store has the file open for writing.
+            // The writer of this store connects now; the writer of the other store has the file open for writing.
             let error = store.renew(&owned, running.term).await.unwrap_err();
             is_an_outage(&error, StoreErrorKind::Unavailable, "cannot be");
             let transaction = begin(&before).await;
@@ -177,7 +177,7 @@ fn a_file_that_cannot_be_written_at_the_start_is_a_misconfiguration() {
     });
 }
 
-/// The most bytes that a file of this process may have, until it is changed.
+/// Limits the size of this process's files, in bytes, until the next call.
 fn limit_files_to(bytes: &str) {
     let limit = format!("--fsize={bytes}:");
     let set = Command::new("prlimit").args(["--pid", &std::process::id().to_string(), &limit]).status();

@@ -1,4 +1,4 @@
-//! What a handler leaves on its connection under the names of the store's tables.
+//! Objects that a handler leaves on its connection under the names of the store's tables.
 
 use std::num::NonZeroU32;
 
@@ -9,7 +9,7 @@ use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Row as _};
 
-/// With one connection for all handlers.
+/// A store with one connection for all handlers.
 async fn store(database: &Database) -> SqliteStore {
     let config = Database::config(&database.folder).max_transactions(NonZeroU32::MIN).clock(database.clock.clone());
     let store = SqliteStore::open(config).await.unwrap();
@@ -78,7 +78,7 @@ fn every_statement_of_the_crate_says_which_database_it_means() {
         for (place, _) in text.match_indices("idem_") {
             let (before, name) = text.split_at(place);
             let word = before.split_whitespace().last().unwrap_or_default();
-            // Where SQL names a table or an index; an index is in the database of its table.
+            // The keywords before the name of a table or an index. An index is in the database of its table.
             let is_sql =
                 ["TABLE", "FROM", "INTO", "UPDATE", "INDEX", "EXISTS"].iter().any(|keyword| word.ends_with(keyword));
             assert!(!is_sql, "{}: {}", file.display(), &name[..20.min(name.len())]);

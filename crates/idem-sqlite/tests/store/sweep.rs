@@ -1,4 +1,4 @@
-//! Every future of the store dropped at every await, and the store whole afterwards.
+//! Drops every future of the store at every await; the store is whole afterwards.
 
 use std::cell::RefCell;
 
@@ -14,10 +14,10 @@ async fn lease(database: &Database) -> Lease {
     }
 }
 
-/// SQLite answers from threads of its own, sometimes before it is awaited: many sweeps meet every await.
+/// SQLite answers from separate threads, sometimes before it is awaited, so only many sweeps meet every await.
 const SWEEPS: usize = 10;
 
-/// Many verbs in a row, each of which must take effect.
+/// Asserts that many verbs in a row take effect.
 async fn is_whole(database: &Database, verbs: u32) {
     for _ in 0..verbs / 2 {
         let lease = lease(database).await;

@@ -1,4 +1,4 @@
-//! The store's tasks: what panics or ends with its runtime is started again, and what waits leaves with its caller.
+//! The store's tasks: a task that panics or ends with its runtime is restarted, and a call that waits leaves with its caller.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Notify;
 
-/// For a loaded machine.
+/// A timeout for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the README says.
+/// The limit in the README.
 const MOST_WAITING: usize = 1024;
 
 async fn opened(configure: impl FnOnce(SqliteConfig) -> SqliteConfig) -> (SqliteStore, TempDir) {
@@ -50,7 +50,7 @@ async fn begin(store: &SqliteStore) -> Box<dyn StoreTransaction> {
     }
 }
 
-/// That every verb, and a transaction, does what it should.
+/// Asserts that every verb and a transaction work.
 async fn is_whole(store: &SqliteStore) {
     let request = request();
     let lease = lease(store, &request).await;
@@ -74,7 +74,7 @@ async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A clock that panics once it is told to.
+/// A clock that panics once after its flag is set.
 #[derive(Debug, Default)]
 struct Panicking(AtomicBool);
 
@@ -110,7 +110,7 @@ fn a_store_whose_runtime_has_ended_goes_on_in_the_next() {
     for _ in 0..2 {
         Runtime::new().unwrap().block_on(is_whole(&database.store));
     }
-    // Dropped, it has no task left: a verb that its last one took would rightly be answered with an error.
+    // The first runtime is dropped first, so that none of its tasks is left. A verb that its last task took would rightly fail.
     drop(runtime);
     let other = Runtime::new().unwrap();
     other.block_on(is_whole(&database.store));
@@ -156,7 +156,7 @@ async fn callers_that_wait_for_a_transaction_are_limited_and_leave_nothing_behin
         burst.iter().filter(|caller| caller.is_finished()).count() == 476
     })
     .await;
-    // Whoever waits is no task but its caller's.
+    // A call that waits needs no task but its caller's.
     eventually("no task is left but those of the callers", || alive_tasks() == before + MOST_WAITING).await;
     let mut turned_away = 0;
     for caller in burst {
@@ -232,11 +232,11 @@ fn operation(number: usize) -> Operation {
     Operation::new(Scope::new("acme", "pay"), key, Fingerprint::of_bytes("pay", b"12.50 EUR"))
 }
 
-/// A burst of requests behind a handler that takes its time.
+/// A burst of requests behind a slow handler.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_were_answered_as_busy_leave_no_task_and_no_place_behind() {
     let (store, _folder) = with_one_slot().await;
-    // What an acquire without an answer may take is waited for as long as a lease lasts.
+    // The engine waits for an acquire without an answer for as long as a lease lasts.
     let settings = Settings::new().lease(Duration::from_secs(4)).store_timeout(Duration::from_millis(500));
     let engine = Idempotency::transactional(Arc::new(store.clone()), settings);
     let (goes_on, runs) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -262,7 +262,7 @@ async fn requests_that_were_answered_as_busy_leave_no_task_and_no_place_behind()
     for caller in burst {
         assert!(caller.await.unwrap().is_err(), "there is one slot");
     }
-    // What the engine gives back behind its answers takes a moment; nothing waits for the handler.
+    // The engine's releases in the background take a moment; none of them waits for the handler.
     eventually("no task is left of the burst", || alive_tasks() <= before).await;
     goes_on.notify_one();
     assert_eq!(first.await.unwrap().unwrap().value, 1);

@@ -141,7 +141,7 @@ async fn a_handler_that_ends_the_transaction_itself_is_noticed() {
     }
 }
 
-/// A store on the same file with one connection for transactions, so that each meets what the one before left.
+/// A store on the same file with one connection for transactions, so that each meets what the previous one left.
 async fn with_one_connection(database: &Database) -> SqliteStore {
     let url = format!("sqlite://{}", database.folder.path().join("records.db").display());
     let one = SqliteConfig::new(url).max_transactions(std::num::NonZeroU32::MIN).clock(database.clock.clone());
@@ -171,7 +171,7 @@ async fn a_transaction_that_ended_by_itself_leaves_no_trace_for_the_next() {
             let (_, mut ended) = begin(&store, &request()).await;
             let connection: &mut SqliteTransaction = ended.as_any_mut().downcast_mut().unwrap();
             let _ = sqlx::raw_sql(end).execute(&mut **connection).await;
-            // Nothing was to be kept: settling goes on. Something was: it is told that it is not.
+            // Without writes to keep, the settlement succeeds. With writes to keep, it fails, because they are lost.
             assert_eq!(ended.finish(&completed(), KEPT, first).await.is_ok(), first == Writes::Discard, "{end}");
             let (_, next) = begin(&store, &request()).await;
             assert_eq!(next.finish(&completed(), KEPT, second).await.unwrap(), OwnerOutcome::Applied);
@@ -209,7 +209,7 @@ async fn write_on(connection: &mut sqlx::SqliteConnection) -> Result<(), sqlx::E
     sqlx::raw_sql("INSERT INTO effects DEFAULT VALUES").execute(connection).await.map(drop)
 }
 
-/// What a handler may do after a `begin` of its own that failed: begin once more, or write as it is.
+/// What a handler may do after its own `begin` failed: begin again, or write without one.
 async fn go_on(connection: &mut sqlx::SqliteConnection, nested: bool) {
     if !nested {
         let _ = write_on(connection).await;

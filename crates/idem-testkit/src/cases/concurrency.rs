@@ -15,10 +15,10 @@ use crate::subject::{Purging, Subject};
 
 const CALLERS: usize = 16;
 
-/// A race is a matter of luck, so each is run often.
+/// A race depends on chance, so each is run often.
 const ROUNDS: usize = 20;
 
-/// Runs the calls at once, each in a task of its own, and gives their answers in the order of the calls.
+/// Runs the calls at once, each in a separate task, and returns their answers in the order of the calls.
 async fn at_once<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
 where
     T: Send + 'static,
@@ -54,8 +54,8 @@ enum Reply<T> {
     Rival(T),
 }
 
-/// Repeats of `request` and something else at once; where the rival stands among them varies with the round, so that
-/// sometimes it comes first and sometimes last.
+/// Sends repeats of `request` and a rival call at once. The place of the rival among them varies with the round, so that it
+/// sometimes comes first and sometimes last.
 async fn meet<T, F>(subject: &Subject, round: usize, request: &Acquire, rival: F) -> (T, Vec<AcquireOutcome>)
 where
     T: Send + 'static,
@@ -82,7 +82,7 @@ fn repeats(request: &Acquire) -> impl Iterator<Item = Acquire> {
     std::iter::repeat_with(|| repeat_of(request)).take(CALLERS)
 }
 
-/// Exactly one got it, as `expected`; the others were told that it is in progress. Says which attempt it is.
+/// Asserts that exactly one caller acquired, as `expected`, and that the others got `InProgress`. Returns the attempt.
 fn assert_one_winner(outcomes: &[AcquireOutcome], expected: Acquisition) -> u32 {
     let mut attempt = None;
     for outcome in outcomes {
@@ -106,7 +106,7 @@ pub async fn one_of_many_first_requests_runs(subject: &Subject) {
     }
 }
 
-/// Of many that find the lease over, exactly one takes over.
+/// Of many requests after the end of a lease, exactly one takes over.
 pub async fn one_of_many_takes_over(subject: &Subject) {
     let request = request();
     subject.lease(&request).await;
@@ -117,7 +117,7 @@ pub async fn one_of_many_takes_over(subject: &Subject) {
     }
 }
 
-/// Of many that come after the backoff, exactly one retries.
+/// Of many requests after the backoff, exactly one retries.
 pub async fn one_of_many_retries(subject: &Subject) {
     for _ in 0..ROUNDS {
         let request = request();
@@ -129,7 +129,7 @@ pub async fn one_of_many_retries(subject: &Subject) {
     }
 }
 
-/// Of many that come after the retention, exactly one runs, and it is fresh.
+/// Of many requests after the retention, exactly one runs, and it is fresh.
 pub async fn one_of_many_runs_after_the_retention(subject: &Subject) {
     for _ in 0..ROUNDS {
         let request = request();
@@ -141,7 +141,7 @@ pub async fn one_of_many_runs_after_the_retention(subject: &Subject) {
     }
 }
 
-/// Many that find an unknown outcome agree on it, to the moment of its settlement.
+/// Many requests that find an unknown outcome agree on it, and on the time of its settlement.
 pub async fn all_agree_on_an_unknown_outcome(subject: &Subject) {
     for _ in 0..ROUNDS {
         let request = Acquire { takeover: Takeover::Unknown, ..request() };
@@ -193,7 +193,7 @@ pub async fn many_keys_are_acquired_at_once(subject: &Subject) {
     assert!(outcomes.iter().all(fresh), "{outcomes:?}");
 }
 
-/// A settlement that meets a takeover: either it came first and is replayed, or it came too late and changed nothing.
+/// A settlement meets a takeover: it either came first and is replayed, or it came too late and changed nothing.
 pub async fn a_settlement_meets_a_takeover(subject: &Subject) {
     for round in 0..ROUNDS {
         let first = request();
@@ -217,7 +217,7 @@ pub async fn a_settlement_meets_a_takeover(subject: &Subject) {
     }
 }
 
-/// A renewal that meets a takeover: exactly one of them holds the lease afterwards.
+/// A renewal meets a takeover: exactly one of them holds the lease afterwards.
 pub async fn a_renewal_meets_a_takeover(subject: &Subject) {
     for round in 0..ROUNDS {
         let first = request();
@@ -232,7 +232,7 @@ pub async fn a_renewal_meets_a_takeover(subject: &Subject) {
     }
 }
 
-/// Of many different settlements by one owner exactly one is applied, and it is the one that is kept.
+/// Of many different settlements by one owner, exactly one is applied, and the record keeps it.
 pub async fn one_of_many_settlements_is_applied(subject: &Subject) {
     for _ in 0..ROUNDS {
         let lease = subject.lease(&request()).await;
@@ -275,7 +275,7 @@ pub async fn checkpoints_and_renewals_do_not_undo_each_other(subject: &Subject) 
     }
 }
 
-/// Purge that meets acquires of a key whose record is over: one runs, and its record stays.
+/// Purge meets acquires of a key whose record is over: one request runs, and its record stays.
 pub async fn purge_meets_acquires(subject: &Subject) {
     for round in 0..ROUNDS {
         let first = request();
@@ -285,7 +285,7 @@ pub async fn purge_meets_acquires(subject: &Subject) {
         let purging = subject.purging.clone();
         let limit = std::num::NonZeroU32::MIN.saturating_add(99);
         let purging = async move {
-            // A server that purges by itself has done so, or does it meanwhile.
+            // A server that purges without a call has done so, or does it meanwhile.
             if let Purging::Called(purge) = purging {
                 for _ in 0..5 {
                     purge.purge(limit).await.expect("purge: the store could not answer");

@@ -13,7 +13,7 @@ use super::assert_replay;
 use crate::fixture::{BACKOFF, KEPT, repeat_of, request};
 use crate::subject::Subject;
 
-/// Settles with `response` and expects exactly it, from peek and from every replay until the retention is over.
+/// Settles with `response`, and expects exactly that from peek and from every replay until the retention is over.
 async fn assert_survives(subject: &Subject, response: StoredResponse) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -28,12 +28,12 @@ async fn assert_survives(subject: &Subject, response: StoredResponse) {
     }
 }
 
-/// Statuses, header names that repeat, their order, values of any bytes, and a body of any bytes.
+/// Statuses, repeated header names, their order, values of any bytes, and a body of any bytes survive.
 pub async fn a_response_survives_byte_for_byte(subject: &Subject) {
     assert_survives(subject, crate::fixture::response()).await;
 }
 
-/// Failures keep their responses as well as successes do.
+/// Failures keep their responses, as successes do.
 pub async fn a_failures_response_survives_byte_for_byte(subject: &Subject) {
     let response = crate::fixture::response();
     let request = request();
@@ -58,20 +58,20 @@ pub async fn a_tombstone_is_not_an_empty_body(subject: &Subject) {
     assert_survives(subject, StoredResponse { body: StoredBody::NotRetained, ..crate::fixture::response() }).await;
 }
 
-/// The largest body that is stored by default, 1 MiB, of bytes that do not compress to nothing.
+/// The largest body that is stored by default, 1 MiB, survives. Its bytes do not compress to nothing.
 pub async fn a_body_of_a_mebibyte_survives(subject: &Subject) {
     let body: Vec<u8> = (0..1 << 20).map(|at: u32| at.wrapping_mul(2_654_435_761).to_be_bytes()[1]).collect();
     assert_survives(subject, StoredResponse::new(200, body)).await;
 }
 
-/// Operations without HTTP use any status.
+/// Every status survives, because operations without HTTP use any status.
 pub async fn every_status_survives(subject: &Subject) {
     for status in [0, 1, 99, 599, 32_768, u16::MAX] {
         assert_survives(subject, StoredResponse::new(status, "")).await;
     }
 }
 
-/// Many fields, and one large value.
+/// Many header fields survive, and so do large values.
 pub async fn many_and_large_header_fields_survive(subject: &Subject) {
     let field =
         |at: usize| HeaderField { name: format!("x-{}", at % 10).into(), value: vec![0xA0 + at as u8; at * 40].into() };
@@ -79,7 +79,7 @@ pub async fn many_and_large_header_fields_survive(subject: &Subject) {
     assert_survives(subject, StoredResponse { headers, ..StoredResponse::new(200, "ok") }).await;
 }
 
-/// Names and data of checkpoints are kept as they are: no text, or nothing at all.
+/// Names and data of checkpoints survive, even if they are no text, or empty.
 pub async fn checkpoints_survive_byte_for_byte(subject: &Subject) {
     let lease = subject.lease(&request()).await;
     let all: Vec<u8> = (0..=u8::MAX).collect();
@@ -97,7 +97,7 @@ pub async fn checkpoints_survive_byte_for_byte(subject: &Subject) {
     }
 }
 
-/// Origins are for operators to read: no text in them makes a verb fail.
+/// Any text may be an origin: it is for operators to read, and makes no verb fail.
 pub async fn any_text_may_be_an_origin(subject: &Subject) {
     let long = "é".repeat(5_000);
     for text in ["", "\0", "a\0b", "'; DROP TABLE records; --", "\"\\\u{7f}\u{202e}", "\u{1F4B6}{tag}", &long] {
@@ -111,7 +111,7 @@ pub async fn any_text_may_be_an_origin(subject: &Subject) {
     }
 }
 
-/// A fingerprint by an algorithm that this library does not know yet survives and is recognised.
+/// A fingerprint by an algorithm that this library does not know survives and is recognised.
 pub async fn unknown_fingerprint_algorithms_survive(subject: &Subject) {
     for number in [0, 9, u16::MAX] {
         let fingerprint = Fingerprint::from_parts(Algorithm::from_number(number), [0x80; 32]);
@@ -132,7 +132,7 @@ pub async fn any_bytes_may_be_an_owner_token(subject: &Subject) {
     }
 }
 
-/// Arithmetic saturates: terms beyond all reason are as good as for ever.
+/// Arithmetic saturates: very large terms never end.
 pub async fn terms_beyond_all_reason_are_for_ever(subject: &Subject) {
     for endless in [Duration::from_secs(1 << 40), Duration::MAX] {
         let term = Term { lease: endless, retention: endless };

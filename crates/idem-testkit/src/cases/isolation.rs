@@ -1,4 +1,4 @@
-//! Records do not meet (law L6), time is the store's (law L9), and what the store says of itself.
+//! Records are isolated (law L6), time is the store's (law L9), and a store describes itself.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{assert_record_is, assert_time};
 use crate::fixture::{LEASE, checkpoint, completed, fresh_id, request};
 use crate::subject::Subject;
 
-/// Ids that differ in one bit only, whichever it is, are two records.
+/// Ids that differ in any one bit are two records.
 pub async fn every_bit_of_the_record_id_counts(subject: &Subject) {
     let id = *fresh_id().as_bytes();
     subject.lease(&Acquire { id: RecordId::from_bytes(id), ..request() }).await;
@@ -19,7 +19,7 @@ pub async fn every_bit_of_the_record_id_counts(subject: &Subject) {
     }
 }
 
-/// The same key in other scopes, and other keys in the same scope, are records of their own, whatever the bytes.
+/// The same key in other scopes, and other keys in the same scope, have separate records, whatever their bytes.
 pub async fn scopes_and_keys_are_isolated(subject: &Subject) {
     let identity = RecordIdentity::new(fresh_id().to_string());
     let texts = ["", "a", "a:", ":", "a/b", "\0", "é", "'"];
@@ -34,7 +34,7 @@ pub async fn scopes_and_keys_are_isolated(subject: &Subject) {
     }
 }
 
-/// No verb on one record changes its neighbour.
+/// No verb on one record changes another.
 pub async fn no_verb_reaches_another_record(subject: &Subject) {
     let mine = request();
     let mut next = *mine.id.as_bytes();
@@ -53,7 +53,7 @@ pub async fn no_verb_reaches_another_record(subject: &Subject) {
     assert_record_is(subject, &other, &record).await;
 }
 
-/// One owner's token on two records: each is its own.
+/// An owner token on two records owns each of them separately.
 pub async fn an_owner_token_is_bound_to_its_record(subject: &Subject) {
     let one = request();
     let two = Acquire { id: fresh_id(), ..one.clone() };
@@ -65,7 +65,7 @@ pub async fn an_owner_token_is_bound_to_its_record(subject: &Subject) {
     assert_record_is(subject, &two, &record).await;
 }
 
-/// Peek finds nothing where nothing is, and creates nothing.
+/// Peek of an absent record finds nothing, and creates nothing.
 pub async fn peek_of_an_absent_record_is_none(subject: &Subject) {
     let request = request();
     assert_eq!(subject.peek(&request.id).await, None);
@@ -73,7 +73,7 @@ pub async fn peek_of_an_absent_record_is_none(subject: &Subject) {
     assert_eq!(subject.lease(&request).await.attempt, 1);
 }
 
-/// Peek changes nothing, not even of a record whose lease is over.
+/// Peek changes nothing, not even a record whose lease is over.
 pub async fn peek_changes_nothing(subject: &Subject) {
     let request = Acquire { takeover: idem_core::Takeover::Unknown, ..request() };
     subject.lease(&request).await;
@@ -83,7 +83,7 @@ pub async fn peek_changes_nothing(subject: &Subject) {
     assert_record_is(subject, &request, &record).await;
 }
 
-/// Law L9: records carry the store's time, and it alone decides.
+/// Law L9: records carry the store's time, and only that time decides.
 pub async fn time_is_the_stores(subject: &Subject) {
     let years = Duration::from_secs(3_600 * 24 * 365 * 10);
     let before = subject.now().await;
@@ -97,14 +97,14 @@ pub async fn time_is_the_stores(subject: &Subject) {
     assert_time(subject, "created_at", record.created_at, after);
 }
 
-/// A store has a name, by which logs and metrics tell it from others.
+/// A store has a name, which identifies it in logs and metrics.
 pub async fn capabilities_have_a_name(subject: &Subject) {
     let capabilities = subject.store.capabilities();
     assert!(!capabilities.name.is_empty());
     assert_eq!(capabilities, subject.store.capabilities());
 }
 
-/// The self-test that applications run at start-up passes, again and again.
+/// The self-test that applications run at start-up passes repeatedly.
 pub async fn the_self_test_passes(subject: &Subject) {
     for _ in 0..3 {
         self_test(subject.store.as_ref()).await.expect("the self-test passes");

@@ -1,4 +1,4 @@
-//! What a different fingerprint gets (law L4).
+//! Requests with a different fingerprint (law L4).
 
 use idem_core::{Acquire, OnMismatch, ReplayKind, Settlement, StoredResponse, Takeover};
 
@@ -80,7 +80,7 @@ pub async fn every_bit_of_the_fingerprint_counts(subject: &Subject) {
     assert_mismatch(&subject.acquire(&Acquire { fingerprint, ..repeat_of(&first) }).await, &first);
 }
 
-/// Where the policy says so, another request gets the settled answer.
+/// If the policy says so, another request gets the settled answer.
 pub async fn the_original_is_replayed_where_the_policy_says_so(subject: &Subject) {
     let Settlement::FailedTerminal(refusal) = failed() else { unreachable!() };
     let settlements = [(completed(), ReplayKind::Completed, response()), (failed(), ReplayKind::Failed, refusal)];
@@ -94,7 +94,7 @@ pub async fn the_original_is_replayed_where_the_policy_says_so(subject: &Subject
     }
 }
 
-/// An unknown outcome is an answer too, and replayed to another request where the policy says so.
+/// If the policy says so, another request gets an unknown outcome, which is an answer too.
 pub async fn an_unknown_outcome_is_replayed_where_the_policy_says_so(subject: &Subject) {
     let request = Acquire { takeover: Takeover::Unknown, ..request() };
     subject.lease(&request).await;
@@ -105,7 +105,7 @@ pub async fn an_unknown_outcome_is_replayed_where_the_policy_says_so(subject: &S
     assert_mismatch(&subject.acquire(&mismatch_of(&request)).await, &request);
 }
 
-/// That policy never runs anything: before there is an answer it is a mismatch like any other.
+/// That policy never runs anything: before there is an answer, another request is a mismatch.
 pub async fn replaying_the_original_never_runs_another_request(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;

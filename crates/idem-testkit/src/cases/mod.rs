@@ -27,7 +27,7 @@ use idem_core::{Acquire, AcquireOutcome, Record, ReplayKind, StoredResponse, Tim
 
 use crate::subject::{Case, Subject};
 
-/// The one list of all cases: what joins it, joins the tests of every store.
+/// The list of all cases; the tests of every store run them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __for_every_case {
@@ -139,7 +139,7 @@ macro_rules! named_cases {
 
 crate::__for_every_case!(named_cases, ());
 
-/// Whether two times are the same as far as the subject's time can tell.
+/// Whether two times are the same within the subject's precision.
 fn is_close(subject: &Subject, left: Timestamp, right: Timestamp) -> bool {
     let apart = left.saturating_duration_since(right).max(right.saturating_duration_since(left));
     apart <= subject.precision
@@ -189,7 +189,7 @@ fn assert_mismatch(outcome: &AcquireOutcome, stored: &Acquire) {
     assert_eq!(*outcome, AcquireOutcome::Mismatch { stored_algorithm });
 }
 
-/// That the record is still the same, to the last bit.
+/// Asserts that the record is still the same, to the last bit.
 async fn assert_record_is(subject: &Subject, request: &Acquire, expected: &Record) {
     let record = subject.peek(&request.id).await;
     assert!(record.as_ref() == Some(expected), "the record changed from {expected:?} to {record:?}");

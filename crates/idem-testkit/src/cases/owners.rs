@@ -1,4 +1,4 @@
-//! Renew, checkpoint, and who may do them (laws L3 and L8).
+//! Renew and checkpoint, and which owners may call them (laws L3 and L8).
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::subject::Subject;
 
 const LONGER: Term = Term { lease: Duration::from_secs(1_000), retention: Duration::from_secs(5_000) };
 
-/// Every owner's verb with this lease is refused, and the record stays as it is.
+/// Asserts that every owner's verb with this lease is refused, and that the record stays as it is.
 async fn assert_refused(subject: &Subject, lease: &Lease) {
     let before = subject.peek(&lease.id).await;
     assert_eq!(subject.renew(lease, LONGER).await, OwnerOutcome::LeaseLost, "renew");
@@ -46,7 +46,7 @@ pub async fn renew_moves_the_lease_to_count_from_now(subject: &Subject) {
     super::assert_duration(subject, "the time since the acquire", elapsed, LEASE / 2);
 }
 
-/// A store that stalls may deliver an earlier checkpoint after a later one: it changes nothing, also in the next attempt.
+/// A store that stalls may deliver an earlier checkpoint after a later one. It changes nothing, also in the next attempt.
 pub async fn an_earlier_checkpoint_that_comes_late_changes_nothing(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -70,7 +70,7 @@ pub async fn an_earlier_checkpoint_that_comes_late_changes_nothing(subject: &Sub
     assert_eq!(subject.record(&request.id).await.checkpoint, Some(shipped));
 }
 
-/// A renewed lease holds others off beyond its first end.
+/// A renewed lease keeps others waiting beyond its first end.
 pub async fn a_renewed_lease_turns_others_away_for_longer(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -83,7 +83,7 @@ pub async fn a_renewed_lease_turns_others_away_for_longer(subject: &Subject) {
     assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 2);
 }
 
-/// A renewal can also shorten a lease: it counts from now, whatever was before.
+/// A renewal can also shorten a lease: it counts from now, whatever the lease was before.
 pub async fn a_renewal_can_shorten_the_lease(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -123,7 +123,7 @@ pub async fn a_checkpoint_replaces_the_one_before(subject: &Subject) {
     super::assert_duration(subject, "the time since the acquire", elapsed, LEASE / 2);
 }
 
-/// Law L3: whoever was taken over changes nothing any more.
+/// Law L3: an owner that was taken over changes nothing any more.
 pub async fn an_owner_that_was_taken_over_changes_nothing(subject: &Subject) {
     let first = request();
     let stale = subject.lease(&first).await;
@@ -134,7 +134,7 @@ pub async fn an_owner_that_was_taken_over_changes_nothing(subject: &Subject) {
     assert_refused(subject, &stale).await;
 }
 
-/// Law L3: neither does somebody who never owned the record, even with the right attempt number.
+/// Law L3: a caller that never owned the record changes nothing, even with the right attempt number.
 pub async fn a_stranger_changes_nothing(subject: &Subject) {
     for settlement in [None, Some(completed()), Some(failed()), Some(retryable())] {
         let lease = subject.lease(&request()).await;
@@ -145,7 +145,7 @@ pub async fn a_stranger_changes_nothing(subject: &Subject) {
     }
 }
 
-/// Law L3: an owner whose failed attempt is retried by somebody else changes nothing any more.
+/// Law L3: after another owner retries its failed attempt, an owner changes nothing any more.
 pub async fn an_owner_whose_failure_is_retried_changes_nothing(subject: &Subject) {
     let first = request();
     let stale = subject.lease(&first).await;
@@ -155,7 +155,7 @@ pub async fn an_owner_whose_failure_is_retried_changes_nothing(subject: &Subject
     assert_refused(subject, &stale).await;
 }
 
-/// Law L3: an owner whose record was settled as unknown cannot settle it after all.
+/// Law L3: an owner whose record was settled as unknown can no longer settle it.
 pub async fn an_owner_whose_outcome_became_unknown_changes_nothing(subject: &Subject) {
     let first = idem_core::Acquire { takeover: Takeover::Unknown, ..request() };
     let stale = subject.lease(&first).await;
@@ -166,7 +166,7 @@ pub async fn an_owner_whose_outcome_became_unknown_changes_nothing(subject: &Sub
     assert_eq!(subject.settle(&stale, &same_answer).await, OwnerOutcome::LeaseLost);
 }
 
-/// There is nothing to own where there is no record.
+/// If there is no record, an owner's verbs change nothing.
 pub async fn nobody_owns_a_record_that_is_not_there(subject: &Subject) {
     let request = request();
     let (id, owner) = (request.id, request.owner);
@@ -175,7 +175,7 @@ pub async fn nobody_owns_a_record_that_is_not_there(subject: &Subject) {
     assert_eq!(subject.peek(&id).await, None);
 }
 
-/// Once lease and retention of an abandoned record are over, its owner comes too late.
+/// Once a record is forgotten, its owner's verbs come too late.
 pub async fn nobody_owns_a_record_that_is_forgotten(subject: &Subject) {
     let lease = subject.lease(&request()).await;
     subject.advance_to_end_of(LEASE + RETENTION);

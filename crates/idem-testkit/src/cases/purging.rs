@@ -1,4 +1,4 @@
-//! Purge: what is over goes, what counts stays (law L10).
+//! Purge removes expired records and keeps all others (law L10).
 
 use idem_core::{Acquire, Term};
 
@@ -18,7 +18,7 @@ pub async fn purge_keeps_what_is_in_progress(subject: &Subject) {
     assert_in_progress(subject, &subject.acquire(&repeat_of(&request)).await, left);
 }
 
-/// A renewed lease counts, not the first one.
+/// Purge goes by the renewed lease, not by the first one.
 pub async fn purge_keeps_what_was_renewed(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -30,7 +30,7 @@ pub async fn purge_keeps_what_was_renewed(subject: &Subject) {
     assert_record_is(subject, &request, &record).await;
 }
 
-/// An abandoned record stays while its retention lasts: its key is not fresh, it waits to be taken over.
+/// An abandoned record stays while its retention lasts: its key is not fresh, but waits for a takeover.
 pub async fn purge_keeps_what_waits_for_a_takeover(subject: &Subject) {
     let request = request();
     subject.lease(&request).await;
@@ -41,7 +41,7 @@ pub async fn purge_keeps_what_waits_for_a_takeover(subject: &Subject) {
     assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 2);
 }
 
-/// Whatever is settled stays while its retention lasts.
+/// A settled record stays while its retention lasts.
 pub async fn purge_keeps_what_is_settled_within_its_retention(subject: &Subject) {
     for settlement in [completed(), failed(), retryable()] {
         let request = request();
@@ -54,8 +54,8 @@ pub async fn purge_keeps_what_is_settled_within_its_retention(subject: &Subject)
     }
 }
 
-/// Purge removes what is over, keeps to its limit, and counts what it removed. Where the server does it by itself, nothing
-/// is left of what is over.
+/// Purge removes expired records, keeps to its limit, and counts what it removed. If the server purges without a call, it
+/// holds no expired records.
 pub async fn purge_removes_what_is_over_up_to_its_limit(subject: &Subject) {
     subject.drain().await;
     let left_before = remaining(subject).await;
@@ -79,7 +79,7 @@ pub async fn purge_removes_what_is_over_up_to_its_limit(subject: &Subject) {
     assert_record_is(subject, &living, &record).await;
 }
 
-/// How many records the server holds, where that is all that can be seen of a purge.
+/// How many records the server holds, if it purges without a call.
 async fn remaining(subject: &Subject) -> Option<u64> {
     match &subject.purging {
         Purging::OfItsOwn(remaining) => Some(remaining.remaining().await),
@@ -87,7 +87,7 @@ async fn remaining(subject: &Subject) -> Option<u64> {
     }
 }
 
-/// A purged key is free, as a key is whose record is over.
+/// A purged key is free, as is a key whose record is over.
 pub async fn a_purged_key_is_fresh(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -98,7 +98,7 @@ pub async fn a_purged_key_is_fresh(subject: &Subject) {
     assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 1);
 }
 
-/// The retention of the next owner counts: a key that was used again is not purged for its past.
+/// The retention of the next owner counts: a key that is used again is not purged at its former expiry.
 pub async fn purge_keeps_a_key_that_is_used_again(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;

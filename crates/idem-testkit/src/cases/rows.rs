@@ -1,4 +1,4 @@
-//! Acquire, row by row of the table.
+//! Acquire, row by row of the state machine's table.
 
 use idem_core::{
     Acquire, AcquireOutcome, Acquisition, Failure, Lease, Record, ReplayKind, Settlement, State, StoredResponse,
@@ -10,7 +10,7 @@ use crate::fixture::{BACKOFF, KEPT, LEASE, RETENTION, checkpoint, completed, fai
 use crate::fixture::{mismatch_of, retryable};
 use crate::subject::Subject;
 
-/// A key that nobody used runs as attempt 1.
+/// An unused key runs as attempt 1.
 pub async fn a_new_key_is_acquired(subject: &Subject) {
     let request = request();
     let (id, owner) = (request.id, request.owner);
@@ -38,7 +38,7 @@ pub async fn a_fresh_record_holds_what_was_asked(subject: &Subject) {
     assert_time(subject, "created_at", record.created_at, subject.now().await);
 }
 
-/// Row 2: the same owner token gets the same lease and the record stays as it is.
+/// Row 2: the same owner token gets the same lease, and the record stays as it is.
 pub async fn a_repeated_acquire_is_answered_as_the_first_time(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -49,7 +49,7 @@ pub async fn a_repeated_acquire_is_answered_as_the_first_time(subject: &Subject)
     assert_record_is(subject, &request, &record).await;
 }
 
-/// A repeated acquire says how the record was acquired, and with which checkpoint, also after a takeover.
+/// A repeated acquire returns the same acquisition and checkpoint, also after a takeover.
 pub async fn a_repeated_takeover_is_answered_as_the_first_time(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;
@@ -61,7 +61,7 @@ pub async fn a_repeated_takeover_is_answered_as_the_first_time(subject: &Subject
     assert_eq!(lease.checkpoint, Some(checkpoint("charged")));
 }
 
-/// Row 3: while the lease is live, others are told how long it lasts, and change nothing.
+/// Row 3: while the lease is live, other callers get the time that is left of it, and change nothing.
 pub async fn a_live_lease_turns_others_away(subject: &Subject) {
     let request = request();
     subject.lease(&request).await;
@@ -72,7 +72,7 @@ pub async fn a_live_lease_turns_others_away(subject: &Subject) {
     assert_record_is(subject, &request, &record).await;
 }
 
-/// Row 4: at its end a lease is taken over, with the next attempt and the last checkpoint.
+/// Row 4: a lease is taken over at its end, with the next attempt and the last checkpoint.
 pub async fn a_lease_that_is_over_is_taken_over(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;
@@ -92,7 +92,7 @@ pub async fn a_lease_that_is_over_is_taken_over(subject: &Subject) {
     assert_eq!(record.expires_at, lease_until.saturating_add(RETENTION));
 }
 
-/// A takeover holds a lease of its own, which the next one has to wait for.
+/// A takeover holds a full lease, for which the next caller must wait.
 pub async fn a_takeover_is_a_lease_like_any_other(subject: &Subject) {
     let request = request();
     subject.lease(&request).await;
@@ -103,7 +103,7 @@ pub async fn a_takeover_is_a_lease_like_any_other(subject: &Subject) {
     }
 }
 
-/// Row 5: where a crash means an unknown outcome, nothing runs again; the record says so from then on.
+/// Row 5: if a crash means an unknown outcome, nothing runs again, and the record keeps that outcome.
 pub async fn a_lease_over_becomes_an_unknown_outcome(subject: &Subject) {
     let first = Acquire { takeover: Takeover::Unknown, ..request() };
     let lease = subject.lease(&first).await;
@@ -120,8 +120,8 @@ pub async fn a_lease_over_becomes_an_unknown_outcome(subject: &Subject) {
     assert_eq!(subject.settle(&lease, &completed()).await, idem_core::OwnerOutcome::LeaseLost);
 }
 
-/// A newcomer that can find out what a crashed owner did gets the record, whatever that owner ran under; if it crashes
-/// too, the next one that can find out gets it, and anybody else is told that the outcome is unknown.
+/// A caller with a probe gets the record of a crashed owner, whatever that owner ran under. If that caller crashes too, the
+/// next one with a probe gets the record. Any other caller gets an unknown outcome.
 pub async fn a_lease_over_is_handed_to_whoever_can_find_out(subject: &Subject) {
     for crashed in [Takeover::Rerun, Takeover::Unknown, Takeover::Probe] {
         let first = Acquire { takeover: crashed, ..request() };
@@ -140,7 +140,7 @@ pub async fn a_lease_over_is_handed_to_whoever_can_find_out(subject: &Subject) {
     }
 }
 
-/// A release by somebody who was to find out does not make the crashed run forgotten.
+/// If a caller with a probe releases the key, the record still remembers the crashed run.
 pub async fn a_release_before_finding_out_does_not_forget_the_crash(subject: &Subject) {
     let first = Acquire { takeover: Takeover::Probe, ..request() };
     subject.lease(&first).await;
@@ -155,7 +155,7 @@ pub async fn a_release_before_finding_out_does_not_forget_the_crash(subject: &Su
     assert_replay(&subject.acquire(&plain).await, ReplayKind::OutcomeUnknown, 3, &unknown);
 }
 
-/// It runs again only if both say so: the crashed owner and the newcomer.
+/// It runs again only if both the crashed owner and the new caller say so.
 pub async fn it_runs_again_only_if_both_say_so(subject: &Subject) {
     for (stored, asked) in [
         (Takeover::Rerun, Takeover::Unknown),
@@ -172,7 +172,7 @@ pub async fn it_runs_again_only_if_both_say_so(subject: &Subject) {
     }
 }
 
-/// Row 6: a completed record answers everybody, its owner too, and says when it was settled.
+/// Row 6: a completed record answers every caller, its owner too, and says when it was settled.
 pub async fn a_completed_record_is_replayed(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;
@@ -186,7 +186,7 @@ pub async fn a_completed_record_is_replayed(subject: &Subject) {
     assert_record_is(subject, &first, &record).await;
 }
 
-/// Row 7: so does one that failed for good.
+/// Row 7: a terminal failure is replayed as well.
 pub async fn a_terminal_failure_is_replayed(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -199,7 +199,7 @@ pub async fn a_terminal_failure_is_replayed(subject: &Subject) {
     assert_record_is(subject, &request, &record).await;
 }
 
-/// Row 8: a retryable failure makes everybody wait for its time.
+/// Row 8: a retryable failure makes every caller wait for its time.
 pub async fn a_retryable_failure_backs_off(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;
@@ -211,7 +211,7 @@ pub async fn a_retryable_failure_backs_off(subject: &Subject) {
     assert_record_is(subject, &first, &record).await;
 }
 
-/// Row 9: at its time it runs again, with the next attempt and the last checkpoint.
+/// Row 9: at its time, a retryable failure runs again, with the next attempt and the last checkpoint.
 pub async fn a_retryable_failure_runs_again_at_its_time(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;
@@ -276,7 +276,7 @@ pub async fn the_attempt_grows_through_takeover_and_retry(subject: &Subject) {
     assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 4);
 }
 
-/// Row 1: a settled record counts until its retention is over, and as none from then on, even for another request.
+/// Row 1: a settled record counts until its retention is over. After that its key is fresh, even for another request.
 pub async fn a_settled_record_is_forgotten_after_its_retention(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;
@@ -292,7 +292,7 @@ pub async fn a_settled_record_is_forgotten_after_its_retention(subject: &Subject
     assert_eq!((record.fingerprint, record.created_at), (second.fingerprint, record.updated_at));
 }
 
-/// An abandoned record is kept for its retention after the end of the lease, then it is as none.
+/// An abandoned record counts until lease and retention are over. After that its key is fresh.
 pub async fn an_abandoned_record_is_forgotten_after_lease_and_retention(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;

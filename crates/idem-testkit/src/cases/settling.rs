@@ -22,8 +22,8 @@ fn state_after(settlement: Settlement, settled_at: idem_core::Timestamp) -> Opti
     }
 }
 
-/// Each settlement leads to its state; backoff counts from the settlement, and so does the retention, but for a
-/// retryable failure, which is kept for so long after its next attempt may begin.
+/// Each settlement leads to its state. Backoff and retention count from the settlement. The retention of a retryable failure
+/// counts from when its next attempt may begin.
 pub async fn each_settlement_leads_to_its_state(subject: &Subject) {
     for settlement in [completed(), failed(), retryable(), Settlement::OutcomeUnknown] {
         let request = request();
@@ -43,7 +43,7 @@ pub async fn each_settlement_leads_to_its_state(subject: &Subject) {
     }
 }
 
-/// The checkpoint is there for a retry, and gone once nothing runs any more.
+/// The checkpoint stays for a retry, and is removed once nothing runs any more.
 pub async fn the_checkpoint_outlives_a_retryable_failure_only(subject: &Subject) {
     let kept = [(completed(), None), (failed(), None), (retryable(), Some(checkpoint("charged")))];
     for (settlement, expected) in kept {
@@ -54,7 +54,7 @@ pub async fn the_checkpoint_outlives_a_retryable_failure_only(subject: &Subject)
     }
 }
 
-/// Law L8: the same settlement again is answered as the first time, and changes nothing.
+/// Law L8: the same settlement again gets the same answer, and changes nothing.
 pub async fn a_repeated_settlement_is_answered_as_the_first_time(subject: &Subject) {
     for settlement in [completed(), failed(), retryable()] {
         let request = request();
@@ -69,7 +69,7 @@ pub async fn a_repeated_settlement_is_answered_as_the_first_time(subject: &Subje
     }
 }
 
-/// A second thought comes too late: another settlement of a settled record is refused.
+/// A different settlement of a settled record is refused.
 pub async fn a_different_settlement_of_a_settled_record_is_refused(subject: &Subject) {
     let other_body =
         StoredResponse { body: idem_core::StoredBody::Retained("other".into()), ..crate::fixture::response() };
@@ -124,7 +124,7 @@ pub async fn a_release_removes_the_record(subject: &Subject) {
     assert_eq!((lease.attempt, lease.acquisition, lease.checkpoint), (1, Acquisition::Fresh, None));
 }
 
-/// A release does not forget that a run before may have had effects: the attempts go on, and so does the checkpoint.
+/// A release does not forget that an earlier run may have had effects: the attempt and the checkpoint stay.
 pub async fn a_release_keeps_the_attempt_and_the_checkpoint_of_an_earlier_run(subject: &Subject) {
     let request = request();
     let lease = subject.lease(&request).await;
@@ -135,15 +135,15 @@ pub async fn a_release_keeps_the_attempt_and_the_checkpoint_of_an_earlier_run(su
         assert_eq!((lease.attempt, &lease.checkpoint), (attempt, &Some(checkpoint("charged"))));
         assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
         assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
-        // What belongs to nobody is not held by a renewal that comes late, and not settled either.
+        // A late renewal or settlement does not apply to a released record.
         assert_eq!(subject.renew(&lease, request.term).await, OwnerOutcome::LeaseLost);
         assert_eq!(subject.settle(&lease, &completed()).await, OwnerOutcome::LeaseLost);
     }
-    // The lease ended with the release, so nobody has to wait for it.
+    // The lease ended with the release, so the next caller need not wait for it.
     assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 4);
 }
 
-/// Law L8: a release can be repeated, also when the record is forgotten by then.
+/// Law L8: a release can be repeated, also after the record is forgotten.
 pub async fn a_repeated_release_is_answered_as_the_first_time(subject: &Subject) {
     let lease = subject.lease(&request()).await;
     for _ in 0..3 {
@@ -156,7 +156,7 @@ pub async fn a_repeated_release_is_answered_as_the_first_time(subject: &Subject)
     assert_eq!(subject.peek(&lease.id).await, None);
 }
 
-/// A release that comes twice does not remove what the next owner made.
+/// A repeated release does not remove the record of the next owner.
 pub async fn a_repeated_release_does_not_touch_the_next_owner(subject: &Subject) {
     let first = request();
     let lease = subject.lease(&first).await;

@@ -1,4 +1,4 @@
-//! Which call fails how.
+//! The plan of a faulty store: which call fails, and how.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ pub enum Verb {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Nothing: it goes through. For scripts in which a later call fails.
+    /// The call goes through. For scripts in which a later call fails.
     None,
     /// It is not executed, and answers [`StoreErrorKind::Unavailable`].
     ErrorBefore,
@@ -44,8 +44,8 @@ pub enum Fault {
     AnswerLater(Duration),
     /// It is executed and never answers.
     LostAnswer,
-    /// It never answers, and is executed after this time, whether or not the caller still waits: what a store that stalled
-    /// delivers when it goes on.
+    /// It never answers, and is executed after this time, whether or not the caller still waits. A stalled store does so when
+    /// it goes on.
     Late(Duration),
     /// It is not executed, and answers this kind of error.
     Refuse(StoreErrorKind),
@@ -53,7 +53,7 @@ pub enum Fault {
     Panic,
 }
 
-/// The script of each verb, chance for when the scripts are over, and counters.
+/// The script of each verb, random faults for calls without a script, and counters.
 #[derive(Debug, Default)]
 pub(super) struct Plan(Mutex<Inner>);
 
@@ -105,12 +105,12 @@ impl Plan {
         *inner.calls.entry(verb).or_default() += 1;
         let scripted = inner.scripts.get_mut(&verb).and_then(VecDeque::pop_front);
         let fault = scripted.unwrap_or_else(|| inner.chance.as_mut().map_or(Fault::None, Chance::draw));
-        // An answer is lost once there is one.
+        // A lost answer counts only when there is an answer.
         inner.fired += u64::from(!matches!(fault, Fault::None | Fault::LostAnswer));
         fault
     }
 
-    /// Makes `call` as the plan says.
+    /// Runs `call` with the next fault of the plan.
     pub(super) async fn call<T>(
         &self,
         verb: Verb,

@@ -1,4 +1,4 @@
-//! The wrapper of stores.
+//! The store that injects faults.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,18 +13,18 @@ use idem_core::{
 use super::plan::{Fault, Plan, Verb};
 use super::transaction::FaultyTransaction;
 
-/// A store whose calls fail as a script or chance says.
+/// A store whose calls fail by a script or by chance.
 ///
-/// Without a script every call goes through. `S` may be a trait object: `FaultyStore<dyn IdempotencyStore>`. Where `S` is
-/// a [`TransactionalStore`], so is the wrapper; transactions that it opens fail by the same script
-/// ([`Verb::Finish`]), and show the handler the inner transaction.
+/// Without a script every call goes through. `S` may be a trait object: `FaultyStore<dyn IdempotencyStore>`. If `S` is a
+/// [`TransactionalStore`], so is the wrapper. Its transactions fail by the same script ([`Verb::Finish`]), and show the
+/// handler the inner transaction.
 pub struct FaultyStore<S: ?Sized> {
     inner: Arc<S>,
     plan: Arc<Plan>,
     listeners: Mutex<Vec<Weak<dyn SettlementListener>>>,
 }
 
-/// The script of the stores that it wraps. Clones are the same script.
+/// The script of the stores that it wraps. Clones share the script.
 #[derive(Debug, Clone, Default)]
 pub struct Faults(Arc<Plan>);
 
@@ -40,13 +40,13 @@ impl Faults {
         self.0.script(verb, [fault]);
     }
 
-    /// How many faults have fired; that an answer is lost, only when its call is done.
+    /// How many faults have fired. A lost answer counts only when its call is done.
     #[must_use]
     pub fn fired(&self) -> u64 {
         self.0.fired()
     }
 
-    /// How often `verb` was called, whatever came of it.
+    /// How often `verb` was called, with or without a fault.
     #[must_use]
     pub fn calls(&self, verb: Verb) -> u64 {
         self.0.calls(verb)
@@ -74,7 +74,7 @@ impl<S: ?Sized> FaultyStore<S> {
         self
     }
 
-    /// Lets one in `one_in` calls of any verb fail by one of `faults`, as far as no script says otherwise. The same seed
+    /// Lets one in `one_in` calls of any verb fail by one of `faults`, unless a script decides about the call. The same seed
     /// gives the same faults for the same calls.
     #[must_use]
     pub fn random(self, seed: u64, one_in: u32, faults: impl IntoIterator<Item = Fault>) -> Self {
@@ -87,30 +87,30 @@ impl<S: ?Sized> FaultyStore<S> {
         self.plan.script(verb, [fault]);
     }
 
-    /// Tells whoever listens that a record was settled, as the server of some stores does.
+    /// Tells the listeners that a record was settled, as the server of some stores does.
     pub fn announce(&self, id: &RecordId) {
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
         listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.settled(id));
     }
 
-    /// Forgets all scripts and chances: from now on calls go through.
+    /// Removes all scripts and random faults: from now on, calls go through.
     pub fn heal(&self) {
         self.plan.heal();
     }
 
-    /// How many faults have fired; that an answer is lost, only when its call is done.
+    /// How many faults have fired. A lost answer counts only when its call is done.
     #[must_use]
     pub fn fired(&self) -> u64 {
         self.plan.fired()
     }
 
-    /// How often `verb` was called, whatever came of it.
+    /// How often `verb` was called, with or without a fault.
     #[must_use]
     pub fn calls(&self, verb: Verb) -> u64 {
         self.plan.calls(verb)
     }
 
-    /// The store inside, to look at what really happened.
+    /// The inner store, to check what really happened.
     #[must_use]
     pub fn inner(&self) -> &Arc<S> {
         &self.inner
@@ -154,7 +154,7 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for FaultyStore<S> {
         self.inner.on_settled(listener);
     }
 
-    /// None of its own, so that renewals meet their faults.
+    /// There is no separate renewer, so that renewals meet their faults.
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
         None
     }

@@ -1,4 +1,4 @@
-//! The wrapper of transactions.
+//! The transaction that injects faults.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -32,7 +32,7 @@ use crate::subject::TimeControl;
 /// How many requests are sent at once.
 const AT_ONCE: usize = 8;
 
-/// How long to wait for what has to come, and the pause between two looks.
+/// How long to wait for what must come, and the pause between two checks.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -101,8 +101,8 @@ impl Trial {
         self
     }
 
-    /// Moves the store's time past the lease of a process that has ended. Without it the trial waits for that: give the engine
-    /// a short lease then.
+    /// Moves the store's time past the lease of a process that has ended. Without it, the trial waits for the lease to end:
+    /// give the engine a short lease then.
     #[must_use]
     pub fn time(mut self, time: Arc<dyn TimeControl>) -> Self {
         self.time = Some(time);
@@ -123,7 +123,7 @@ impl Trial {
         self
     }
 
-    /// Tries it.
+    /// Runs the trial.
     ///
     /// # Errors
     /// The first promise that does not hold.
@@ -217,7 +217,7 @@ impl Trial {
         }
     }
 
-    /// A process that ends in one of the verbs.
+    /// Ends a process during one of the verbs.
     async fn crash_at(&self, verbs: [Verb; 2], fault: Fault, key: &HeaderValue) -> Result<(), Broken> {
         let process = self.process().await;
         verbs.into_iter().for_each(|verb| process.faults.next(verb, fault));
@@ -236,7 +236,7 @@ impl Trial {
         if asks_to_repeat(&answer) { Err(Broken::Stuck(answer.status())) } else { Ok(answer) }
     }
 
-    /// The answer to a request, which is repeated while the answer asks for that.
+    /// The answer to a request. While the answer asks for a repeat, the request is sent again.
     async fn answer(&self, process: &Process, key: &HeaderValue) -> Answer {
         let start = Instant::now();
         loop {
@@ -310,13 +310,13 @@ fn told(sent: Result<Result<Response<Bytes>, String>, tokio::task::JoinError>) -
     }
 }
 
-/// Whether the client should send the same request later: it runs, rests, or its store is not there.
+/// Whether the client should send the same request later: it runs, is in backoff, or its store is unavailable.
 fn asks_to_repeat(answer: &Response<Bytes>) -> bool {
     let statuses = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE];
     statuses.contains(&answer.status()) && answer.headers().contains_key(header::RETRY_AFTER)
 }
 
-/// Headers may differ, as those of middleware around the layer do, but not what the body is and where the result is.
+/// Compares status, body, content type and location. Other headers may differ, such as those of middleware around the layer.
 fn same(first: &Response<Bytes>, repeat: &Response<Bytes>) -> Result<(), Broken> {
     let is_same = |name| first.headers().get(&name) == repeat.headers().get(&name);
     if first.status() == repeat.status()

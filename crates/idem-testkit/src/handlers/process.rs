@@ -15,7 +15,7 @@ use crate::faults::Faults;
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A service without its types: it gets a request and answers with a whole body.
+/// A service with its types erased: it gets a request and answers with a whole body.
 pub(super) type Call = Arc<dyn Fn(Request<Bytes>) -> Boxed<Result<Response<Bytes>, String>> + Send + Sync>;
 
 /// Makes the service of a new process.
@@ -62,14 +62,14 @@ impl Process {
         Self { runtime: Some(runtime), call, faults }
     }
 
-    /// Sends a request. Aborting the task is a client that disconnects.
+    /// Sends a request. Aborting the task acts like a client that disconnects.
     pub(super) fn send(&self, request: Request<Bytes>) -> JoinHandle<Result<Response<Bytes>, String>> {
         let runtime = self.runtime.as_ref().expect("it is not dropped yet");
         runtime.spawn((self.call)(request))
     }
 }
 
-/// Ends it like a crash: its tasks go no further, and what they hold is dropped.
+/// Ends it like a crash: its tasks stop, and what they hold is dropped.
 impl Drop for Process {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {

@@ -1,7 +1,7 @@
-//! Equality of answers and records, with times equal when they are within the precision.
+//! Compares answers and records, with times equal if they are within the precision.
 //!
-//! Each function gives back what the store said, with every time that is close enough to the expected one replaced by
-//! it: what is left of a difference is a real one, and is shown.
+//! Each function returns the store's value. Every time in it that is close enough to the expected one is replaced by the
+//! expected one, so that any difference that is left is a real one.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn align_outcome(actual: &mut AcquireOutcome, expected: &AcquireOutcome, precisi
             AcquireOutcome::InProgress { lease_left: expected_left, age: expected_age },
         ) => {
             align_duration(lease_left, *expected_left, precision);
-            // A lower bound.
+            // The age is a lower bound.
             if *age <= expected_age.saturating_add(precision) {
                 *age = *expected_age;
             }

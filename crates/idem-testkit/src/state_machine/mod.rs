@@ -18,7 +18,7 @@ use compare::{align_answer, align_record};
 use observer::{Observer, Sight};
 use steps::{Grid, IDS, Step, Verb};
 
-/// How many sequences are tried unless `IDEM_CASES` says otherwise.
+/// How many sequences are tried unless `IDEM_CASES` sets another number.
 pub const DEFAULT_CASES: u32 = 2_000;
 
 /// The number of cases that the environment variable `IDEM_CASES` asks for, or `default`.
@@ -53,7 +53,7 @@ macro_rules! state_machine {
     };
 }
 
-/// A store answered otherwise than the model, or broke a law.
+/// A store's answer differed from the model's, or broke a law.
 #[derive(Debug)]
 pub struct Divergence {
     message: String,
@@ -70,8 +70,8 @@ impl std::error::Error for Divergence {}
 /// Runs `cases` random sequences of verbs on one subject and compares every answer, and the record after it, with the
 /// model and with the laws.
 ///
-/// Every sequence uses records of its own, so one store serves them all; its time only moves forward. Must not be called
-/// inside an asynchronous runtime: it makes one.
+/// Every sequence uses fresh records, so one store serves all of them; its time only moves forward. Do not call it inside an
+/// asynchronous runtime, because it makes one.
 ///
 /// # Errors
 /// [`Divergence`] with the shortest sequence found that shows it.
@@ -103,14 +103,14 @@ fn describe(error: TestError<Vec<Step>>) -> String {
     }
 }
 
-/// One sequence on its way.
+/// The state of one sequence.
 struct Run<'a> {
     subject: &'a Subject,
     grid: Grid,
     model: Model,
     observer: Observer,
     ids: [RecordId; IDS],
-    /// The last lease that each owner got on each record: owners use what they were given.
+    /// The last lease that each owner got on each record, which the owner uses.
     leases: HashMap<(RecordId, OwnerToken), Lease>,
     now: Timestamp,
 }
@@ -162,8 +162,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Does it on both sides. The laws judge first, because they say what is wrong; then the model. Gives the store's
-    /// answer and record.
+    /// Runs an operation on the store and on the model. The laws judge first, because they say what is wrong; then the model.
+    /// Returns the store's answer and record.
     async fn perform(&mut self, id: RecordId, operation: &Operation) -> Result<(Answer, Option<Record>), String> {
         let answer = execute(self.subject, operation).await.map_err(|error| format!("the store failed: {error:?}"))?;
         let record = self.subject.peek(&id).await;

@@ -1,4 +1,4 @@
-//! What a random sequence is made of.
+//! The steps of random sequences.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -18,14 +18,14 @@ const OWNERS: u8 = 3;
 /// One step; durations are counted in quanta of the [`Grid`].
 #[derive(Debug, Clone)]
 pub(super) struct Step {
-    /// How long after the step before.
+    /// The time since the previous step.
     pub(super) pause: u32,
-    /// Whether the pause lacks a microsecond, so as to come just before a boundary.
+    /// Whether the pause is a microsecond shorter, to come just before a boundary.
     pub(super) early: bool,
     pub(super) id: usize,
     pub(super) owner: u8,
     pub(super) verb: Verb,
-    /// Whether the verb is sent a second time at once.
+    /// Whether the verb is sent again at once.
     pub(super) repeat: bool,
 }
 
@@ -48,11 +48,11 @@ pub(super) enum Ending {
     Released,
 }
 
-/// How quanta become time.
+/// Converts quanta to time.
 ///
-/// With a manual clock all durations are whole quanta, so that steps meet boundaries exactly. With a clock that goes on by
-/// itself, leases, retentions and pauses are set off against each other by parts of a quantum, so that no step comes so
-/// close to a boundary that the clock decides on which side it is.
+/// With a manual clock, all durations are whole quanta, so that steps meet boundaries exactly. With a running clock, leases,
+/// retentions and pauses differ by parts of a quantum. Then no step comes so close to a boundary that the clock decides on
+/// which side it is.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
     quantum: Duration,
@@ -90,7 +90,7 @@ pub(super) fn owner(number: u8) -> OwnerToken {
     OwnerToken::from_bytes([number + 1; 16])
 }
 
-/// The verb as an owner sends it, who holds or once held `lease`.
+/// The verb as sent by an owner that holds or once held `lease`.
 pub(super) fn operation(verb: &Verb, lease: Lease, grid: Grid) -> Operation {
     let term = |lease, retention| Term { lease: grid.lease(lease), retention: grid.retention(retention) };
     match *verb {
@@ -152,7 +152,7 @@ fn takeover() -> impl Strategy<Value = Takeover> {
 }
 
 fn verb() -> impl Strategy<Value = Verb> {
-    // Nothing is kept for no time at all: it would be gone before its settlement could be repeated.
+    // No time is zero: a record would be gone before its settlement could be repeated.
     let short = || 1..=4_u32;
     let rarely = || prop::bool::weighted(0.2);
     prop_oneof![

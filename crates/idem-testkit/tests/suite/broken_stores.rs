@@ -1,5 +1,4 @@
-//! The suite can fail: broken stores are found out, by the cases that are there for it and by the
-//! state-machine check.
+//! The suite can fail: the cases that are there for a bug find it, and so does the state-machine check.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex, Weak};
@@ -50,7 +49,7 @@ struct Buggy {
 }
 
 impl Buggy {
-    /// The lease as its present owner has it: what a missing owner check amounts to.
+    /// The lease with the record's present owner, as if the store did not check owners.
     async fn owned(&self, lease: &Lease) -> Result<Lease, StoreError> {
         let owner = self.inner.peek(&lease.id).await?.map_or(lease.owner, |record| record.owner);
         Ok(Lease { owner, ..lease.clone() })
@@ -120,7 +119,7 @@ impl IdempotencyStore for Buggy {
         self.seen.lock().unwrap().push(request.id);
         let before = self.inner.peek(&request.id).await?;
         if self.bug == Bug::AcquireIsNotAtomic {
-            // Everybody looks, then everybody writes.
+            // All callers read before any of them writes.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         let mut outcome = self.inner.acquire(&request).await?;

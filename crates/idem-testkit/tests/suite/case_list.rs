@@ -1,4 +1,4 @@
-//! No case is forgotten in the list that every store runs.
+//! No case is missing in the list that every store runs.
 
 use idem_testkit::{cases, transactional};
 

@@ -1,4 +1,4 @@
-//! The fault wrapper fails as it is told, and nothing else changes.
+//! The fault wrapper fails as scripted, and changes nothing else.
 
 use std::any::Any;
 use std::num::NonZeroUsize;
@@ -128,7 +128,7 @@ async fn chance_is_as_likely_as_asked_and_the_same_for_the_same_seed() {
     assert_ne!(first, failures(8).await);
 }
 
-/// A store with transactions that are nothing but a flag: whether `finish` was executed.
+/// A store whose transactions only set a flag: whether `finish` was executed.
 #[derive(Debug)]
 struct Flagged {
     memory: MemoryStore,

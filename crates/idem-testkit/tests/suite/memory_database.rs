@@ -1,4 +1,4 @@
-//! The database in memory keeps both contracts, and broken ones are found out.
+//! The database in memory keeps both contracts, and the suites find broken ones.
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -175,7 +175,7 @@ impl IdempotencyStore for Buggy {
     }
 }
 
-/// The data of a database with a bug, which other databases then have as well.
+/// The data of a database with a bug, which the stores that it opens have as well.
 #[derive(Debug)]
 struct BuggyCount(Count, Bug);
 

@@ -1,4 +1,4 @@
-//! A store whose clock goes on by itself passes within its precision.
+//! A store on a running clock passes within its precision.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use idem_core::memory::{Clock, ManualClock};
 use idem_core::{MemoryStore, Timestamp};
 use idem_testkit::{Subject, TimeControl};
 
-/// Every look at this clock takes it on by half a millisecond, as a server's time would go on meanwhile.
+/// Every reading moves this clock by half a millisecond, as a server's time goes on meanwhile.
 #[derive(Debug)]
 struct Drifting(ManualClock);
 

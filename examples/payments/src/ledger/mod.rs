@@ -24,7 +24,7 @@ const MAX_AMOUNT: i64 = 1 << 53;
 /// How many connections a ledger opens at most.
 const MAX_CONNECTIONS: u32 = 8;
 
-/// What a client asks for.
+/// A payment that a client asks for.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewPayment {
@@ -40,7 +40,7 @@ pub(crate) struct NewPayment {
     recipient: String,
 }
 
-/// What was done.
+/// A payment that was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Payment {
     pub(crate) id: String,
@@ -85,7 +85,7 @@ impl NewPayment {
         Ok(payment)
     }
 
-    /// A quarter, and one in a hundred.
+    /// A quote with a fee of 25 minor units and one percent.
     pub(crate) fn quoted(&self, repeatable: bool) -> Quote {
         Quote { id: Uuid::new_v4().to_string(), fee: 25 + self.amount / 100, repeatable }
     }
@@ -106,10 +106,9 @@ pub(crate) enum Ledger {
 }
 
 impl Ledger {
-    /// Opens the database, and makes the tables where they are missing.
+    /// Opens the database, and creates missing tables.
     ///
-    /// It has connections of its own even where it is the store's database: the store's are all taken while many
-    /// payments are made.
+    /// It has separate connections even in the store's database, because many payments at once take all of the store's.
     pub(crate) async fn open(config: &Config) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Ok(match config.ledger()? {
             Database::Sqlite(url) => Self::Sqlite(SqliteLedger::open(url).await?),
@@ -117,8 +116,8 @@ impl Ledger {
         })
     }
 
-    /// Moves money: in the transaction of the run, so that it commits together with the stored answer or not at all;
-    /// under the contracts that have none, in one of its own.
+    /// Moves money. If the run has a transaction, the payment is written in it and commits together with the stored answer,
+    /// or not at all. Under the contracts without one, the payment commits in a separate transaction.
     pub(crate) async fn pay(&self, run: &Context, tenant: &str, payment: NewPayment) -> Result<Payment, Problem> {
         let (payment, attempt) = (payment.made_now()?, run.attempt());
         match self {

@@ -1,8 +1,8 @@
-//! The ledger in Postgres, in a schema of its own.
+//! The ledger in Postgres, in a separate schema.
 //!
-//! Every statement names its schema, and every read is in a transaction with a search path of built-in names alone. Another
-//! role that may create objects in a schema on the path could otherwise redefine a function. Behind a transaction-pooling
-//! proxy, such as PgBouncer, there is no session that could remember a path or a statement that was prepared.
+//! Every statement names its schema, and every read is in a transaction whose search path has only built-in names. With
+//! another path, a role that may create objects in one of its schemas could redefine a function. Behind a transaction-pooling
+//! proxy, such as PgBouncer, no session could remember a path or a prepared statement.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ impl PostgresLedger {
             // The proxy refuses startup parameters that it does not know, and has no place for named statements.
             options = options.extra_float_digits(None).statement_cache_capacity(0);
         }
-        // On a connection of its own: a pool that cannot connect only says that it has waited.
+        // On a separate connection: a pool that cannot connect only says that it has waited.
         let mut connection = PgConnection::connect_with(&options).await?;
         let pool = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(Duration::from_secs(5));
         let ledger = Self { pool: pool.connect_lazy_with(options), schema: schema.clone(), pooler };
@@ -64,10 +64,10 @@ impl PostgresLedger {
         Ok(ledger)
     }
 
-    /// One replica after the other: `IF NOT EXISTS` alone fails when two make the same thing at once.
+    /// Creates the tables, one replica after the other: `IF NOT EXISTS` alone fails if two create the same thing at once.
     async fn make_tables(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let mut transaction = connection.begin_with(BEGIN).await?;
-        // Every role that may connect could hold it.
+        // The wait is limited, because every role that may connect could hold the lock.
         sqlx::raw_sql("SET LOCAL lock_timeout='30s'").execute(&mut *transaction).await?;
         let lock = self.query("SELECT pg_advisory_xact_lock($1, hashtext($2))");
         lock.bind(TABLES_LOCK).bind(self.schema.as_str()).execute(&mut *transaction).await?;
@@ -80,11 +80,11 @@ impl PostgresLedger {
     }
 
     fn query<'q>(&self, statement: &str) -> Query<'q, Postgres, PgArguments> {
-        // The only thing put into the text is a name that was checked; see `SchemaName`.
+        // The text contains only a name that was checked; see `SchemaName`.
         sqlx::query(AssertSqlSafe(self.in_schema(statement))).persistent(!self.pooler)
     }
 
-    /// Two rows, in whatever transaction `connection` is in.
+    /// Inserts two rows, in the transaction that `connection` is in.
     pub(super) async fn insert(
         &self,
         connection: &mut PgConnection,

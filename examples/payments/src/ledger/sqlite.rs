@@ -44,7 +44,7 @@ impl SqliteLedger {
         Ok(Self { pool })
     }
 
-    /// Two rows, in whatever transaction `connection` is in.
+    /// Inserts two rows, in the transaction that `connection` is in.
     pub(super) async fn insert(
         &self,
         connection: &mut SqliteConnection,

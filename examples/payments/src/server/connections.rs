@@ -1,5 +1,5 @@
-//! Connections with limits in time, for axum and for hyper alone. `axum::serve` has none: a client that never ends the head of its request keeps its
-//! connection for ever.
+//! Connections with timeouts, for axum and for hyper alone. `axum::serve` has none: a client that never ends the head of its
+//! request keeps its connection forever.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio_io_timeout::TimeoutStream;
 use tower_service::Service;
 
-/// Serves HTTP/1.1 and HTTP/2 until it is asked to stop; then returns the connections that are open still.
+/// Serves HTTP/1.1 and HTTP/2 until it is asked to stop; then returns the connections that are still open.
 ///
 /// A client may take `client_timeout` for the head of a request, and keep a connection without one for as long.
 pub(super) async fn serve<P, B>(
@@ -37,13 +37,13 @@ where
 {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(client_timeout);
-    // By pings, as the requests of a connection come and go.
+    // HTTP/2 uses pings, because the requests of a connection come and go.
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).keep_alive_interval(client_timeout).keep_alive_timeout(client_timeout);
     let (open, mut asked_to_stop) = (GracefulShutdown::new(), pin!(asked_to_stop));
     loop {
         let stream = tokio::select! {
-            // Axum's way to accept goes on after errors, as when no more files can be opened for a while.
+            // Axum's `accept` continues after errors, such as too many open files.
             (stream, _) = Listener::accept(&mut listener) => stream,
             () = &mut asked_to_stop => return open,
         };
@@ -70,7 +70,7 @@ async fn connection<P, B>(
         pages.clone().call(request)
     });
     let mut stream = TimeoutStream::new(stream);
-    // Of a client that does not read. The system's own limit does not end each of them.
+    // The timeout of a client that does not read. The system's own limit does not end every such connection.
     stream.set_write_timeout(Some(client_timeout));
     let mut served = pin!(watcher.watch(builder.serve_connection(TokioIo::new(Box::pin(stream)), service)));
     // Until the protocol is known, none of its timers runs.

@@ -18,14 +18,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::config::Framework;
 use crate::service::Service;
 
-/// How long open connections may hold up a shutdown; requests that run are awaited beyond that.
+/// How long open connections may hold up a shutdown; running requests are awaited beyond that.
 const CLOSE_CONNECTIONS_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long operations may take to end and be settled after the service was asked to stop. With the time for connections it
-/// is less than the 30 s after which supervisors kill a process.
+/// How long operations may take to end and be settled after the service was asked to stop. Together with the time for
+/// connections, it is less than the 30 s after which supervisors kill a process.
 const END_OPERATIONS_WITHIN: Duration = Duration::from_secs(15);
 
-/// Serves until a signal asks to stop, and until everything that was begun then is settled.
+/// Serves until a signal asks to stop, and until everything that has begun is settled.
 pub(crate) async fn serve(
     framework: Framework,
     listener: TcpListener,
@@ -44,8 +44,8 @@ pub(crate) async fn serve(
     }
 }
 
-/// Connections end first: clients that stay are answered. Then the engine: each handler runs in a task, and those
-/// whose clients have gone are in no connection any more.
+/// Ends the connections first, so that clients that stay are answered. Then it ends the engine: handlers run in tasks, and
+/// those whose clients have gone belong to no connection any more.
 async fn end(open: GracefulShutdown, engine: Idempotency) {
     if tokio::time::timeout(CLOSE_CONNECTIONS_WITHIN, open.shutdown()).await.is_err() {
         tracing::warn!("some connections did not close in time");
@@ -55,11 +55,11 @@ async fn end(open: GracefulShutdown, engine: Idempotency) {
     }
 }
 
-/// Has the system end connections whose clients take nothing of their answers for so long; they inherit it from their listener.
-/// actix-web has no limit for writing, and no place for one.
+/// Has the system end connections whose clients take nothing of their answers for so long. Connections inherit the timeout
+/// from their listener. actix-web has no write timeout, and no place for one.
 ///
-/// It does not end all of them: a client whose system takes a few bytes now and then counts as one that reads. A proxy in front
-/// with a least rate does.
+/// It does not end all of them: a client whose system takes a few bytes now and then counts as reading. A proxy in front with
+/// a minimum rate ends these.
 fn give_up_on_slow_readers(listener: &TcpListener, timeout: Duration) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     socket2::SockRef::from(listener).set_tcp_user_timeout(Some(timeout))?;
@@ -88,7 +88,7 @@ impl Signals {
         }
     }
 
-    /// The first one asks to stop; from then on, the next one ends the process at once.
+    /// Waits for the first signal, which asks to stop; the next one then ends the process at once.
     async fn asked_to_stop(mut self) {
         self.next().await;
         tracing::info!("shutting down; a second signal ends it at once");

@@ -25,8 +25,8 @@ use crate::service::{
     Service,
 };
 
-/// The engine ends before the workers, which take along what runs on them. Handlers run in tasks of their own, and those
-/// whose clients have gone are in no connection that a worker would wait for.
+/// Shuts the engine down before the workers, because tasks on a worker end with it. Handlers run in separate tasks. Those
+/// whose clients have gone belong to no connection that a worker would wait for.
 pub(super) async fn serve(
     listener: TcpListener,
     engine: Idempotency,
@@ -86,7 +86,7 @@ pub(super) async fn serve(
     Ok(server.await??)
 }
 
-/// What browsers are told about the mirror.
+/// The CORS fields of the mirror.
 fn cors() -> Cors {
     Cors::permissive().expose_headers([MIRROR_REPLAY_HEADER])
 }
@@ -96,7 +96,7 @@ fn page((path, allowed): (&'static str, &'static str), route: Route) -> Resource
     web::resource(path).route(route).default_service(other_methods)
 }
 
-/// Actix does not answer HEAD by itself where there is a GET.
+/// A route for GET and HEAD: actix does not answer HEAD on a route for GET.
 fn read() -> Route {
     web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
 }

@@ -67,7 +67,7 @@ fn router(engine: Idempotency, service: Arc<Service>) -> Router {
         .with_state(service)
 }
 
-/// What browsers are told about the mirror.
+/// The CORS fields of the mirror.
 fn cors() -> CorsLayer {
     CorsLayer::very_permissive().expose_headers([HeaderName::from_static(MIRROR_REPLAY_HEADER)])
 }

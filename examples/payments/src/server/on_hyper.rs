@@ -38,7 +38,7 @@ struct Pages {
     service: Arc<Service>,
     payments: Protected,
     quotes: Protected,
-    /// There only under `--simulate`.
+    /// Only under `--simulate`.
     mirror: Option<Protected>,
 }
 
@@ -84,7 +84,7 @@ impl Pages {
         }
     }
 
-    /// The page of a path, by a method that it has.
+    /// Answers a request by its path and method.
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         let Self { service, mut payments, mut quotes, mirror } = self;
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -129,7 +129,8 @@ impl Pages {
     }
 }
 
-/// As a router answers HEAD: with the length of the body that GET would have, and without it. Over HTTP/2 hyper leaves that to us.
+/// The answer to HEAD, as a router makes it: with the length of the body that GET would have, and without the body. Over
+/// HTTP/2, hyper leaves that to the application.
 fn without_body(response: Response<Body>) -> Response<Body> {
     let (mut head, body) = response.into_parts();
     if let Some(length) = body.size_hint().exact() {
@@ -170,7 +171,7 @@ impl Page {
     }
 }
 
-/// The layer is missing: a page that moves money does not answer without it.
+/// The answer without the layer: a page that moves money does not run without it.
 fn without_layer(error: NotProtected) -> Response<Body> {
     let mut response = Response::new(Plain::body(Full::from(error.to_string())));
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;

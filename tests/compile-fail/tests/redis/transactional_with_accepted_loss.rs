@@ -1,4 +1,4 @@
-//! To accept that records may be lost does not make a transaction.
+//! Accepting that records may be lost does not make a transaction.
 
 use std::sync::Arc;
 

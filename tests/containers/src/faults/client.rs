@@ -1,4 +1,4 @@
-//! Clients, which repeat their payments until they have an answer.
+//! Clients that repeat their payments until they have an answer.
 
 use std::net::SocketAddr;
 use std::ops::Sub;
@@ -10,16 +10,16 @@ use idem_http_suite::{Answer, Request};
 
 use crate::Error;
 
-/// Who pays.
+/// The tenant that pays.
 pub(super) const TENANT: &str = "faults";
 
-/// How long a client goes on asking for one payment.
+/// How long a client retries one payment.
 const STUBBORNNESS: Duration = Duration::from_secs(120);
 
-/// The rest between two attempts, and between two payments.
+/// The pause between two attempts, and between two payments.
 const REST: Duration = Duration::from_millis(50);
 
-/// What all clients see.
+/// The counters of all clients.
 #[derive(Debug)]
 pub(super) struct Watch {
     over: AtomicBool,
@@ -27,7 +27,7 @@ pub(super) struct Watch {
     refused: AtomicU64,
 }
 
-/// How often payments were answered, and how often they were not.
+/// How many attempts were answered, and how many were not.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counts {
     pub(super) answered: u64,
@@ -65,7 +65,7 @@ pub(super) struct Payment {
     pub(super) ended: Instant,
 }
 
-/// Pays under one key after the other, each time at whichever example is next.
+/// Makes payments with fresh keys, each time at the next example, until the watch is over.
 pub(super) fn work(client: usize, examples: &[SocketAddr], watch: &Watch) -> Result<Vec<Payment>, Error> {
     let mut payments = Vec::new();
     while !watch.over.load(Ordering::Relaxed) {
@@ -77,7 +77,7 @@ pub(super) fn work(client: usize, examples: &[SocketAddr], watch: &Watch) -> Res
     Ok(payments)
 }
 
-/// Asks until there is a definite answer, by turns.
+/// Retries at each example in turn until there is a definite answer.
 fn pay(key: &str, first: usize, examples: &[SocketAddr], watch: &Watch) -> Result<Answer, Error> {
     let began = Instant::now();
     for &example in examples.iter().cycle().skip(first % examples.len().max(1)) {
@@ -86,7 +86,7 @@ fn pay(key: &str, first: usize, examples: &[SocketAddr], watch: &Watch) -> Resul
                 watch.answered.fetch_add(1, Ordering::Relaxed);
                 return Ok(answer);
             }
-            // A run in progress, or no store.
+            // A run is in progress, or the store is unavailable.
             Some(answer) if answer.status != 409 && answer.status < 500 => {
                 return Err(format!("{key}: {answer:?}").into());
             }
@@ -102,7 +102,7 @@ fn pay(key: &str, first: usize, examples: &[SocketAddr], watch: &Watch) -> Resul
     Err("there is no example to ask".into())
 }
 
-/// Repeats every payment at every example, and compares; gives how many answers it has compared.
+/// Repeats every payment at every example and compares the answers. Returns the number of compared answers.
 pub(super) fn replay_all(examples: &[SocketAddr], payments: &[Payment]) -> Result<usize, Error> {
     let mut compared = 0;
     for payment in payments {

@@ -1,4 +1,4 @@
-//! What can happen to a container.
+//! Faults of a container.
 
 use crate::Error;
 use crate::container::{Container, Network};
@@ -6,13 +6,13 @@ use crate::docker::docker;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
-    /// All its processes stand still; the kernel takes what is sent to it.
+    /// All its processes stand still; the kernel accepts what is sent to it.
     Pause,
-    /// It dies without a word.
+    /// It is killed.
     Kill,
-    /// It ends as it should.
+    /// It is shut down properly.
     Stop,
-    /// It is on no network, so that nobody hears of the end of a connection.
+    /// It is on no network, so that peers do not learn of the end of a connection.
     Disconnect,
 }
 
@@ -38,7 +38,7 @@ impl Fault {
         Ok(())
     }
 
-    /// Undoes it. The container may have another address afterwards.
+    /// Undoes the fault. The container may have another address afterwards.
     pub(super) async fn heal(self, network: &Network, server: &Container) -> Result<(), Error> {
         match self {
             Self::Pause => docker(&["unpause", server.host()]).await?,

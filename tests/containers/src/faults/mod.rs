@@ -1,5 +1,5 @@
-//! Payments while the containers behind them are paused, killed, restarted and cut off: one effect for each key, replays byte for
-//! byte, and nobody waits for long once a server is back.
+//! Makes payments while their containers are paused, killed, restarted and cut off. Each key has one effect, replays are equal
+//! byte for byte, and no client waits for long once a server is back.
 
 mod client;
 mod fault;
@@ -22,8 +22,8 @@ const CLIENTS: usize = 6;
 
 const LEASE: Duration = Duration::from_secs(3);
 
-/// What a client may wait beyond a lease after a server is back: connections that lead nowhere are given up one timeout after
-/// the other, and the machine may be busy with something else.
+/// How much longer than a lease a client may wait after a server is back. Dead connections time out one after the other, and
+/// the machine may be busy.
 const MARGIN: Duration = Duration::from_secs(20);
 
 /// How long a fault lasts, and the calm after it.
@@ -32,7 +32,7 @@ const CALM: Duration = Duration::from_secs(4);
 
 const SETTINGS: [&str; 2] = ["--lease-ms", "3000"];
 
-/// Strikes Postgres and Redis with every fault in turn. They are those of the other suites, so this one comes last.
+/// Applies every fault to Postgres and Redis in turn. Other suites share these servers, so this suite comes last.
 pub(crate) async fn run(network: &Network, images: &Images, servers: &Servers) -> Result<(), Error> {
     let mut examples = Vec::new();
     for framework in FRAMEWORKS {
@@ -66,7 +66,7 @@ pub(crate) async fn run(network: &Network, images: &Images, servers: &Servers) -
     Ok(())
 }
 
-/// When each fault was healed.
+/// Returns the times at which the faults were healed.
 async fn strike_all(network: &Network, servers: &Servers, watch: &Watch) -> Result<Vec<Instant>, Error> {
     println!("\n| server   | fault      | answered | refused | answered in the calm after |");
     println!("|----------|------------|----------|---------|----------------------------|");
@@ -89,7 +89,7 @@ async fn strike_all(network: &Network, servers: &Servers, watch: &Watch) -> Resu
                 "| {name:8} | {fault:10} | {:8} | {:7} | {:26} |",
                 meanwhile.answered, meanwhile.refused, after.answered
             );
-            // Nobody is answered without Postgres, except for repeats; so then the fault did not happen.
+            // Without Postgres only replays are answered. More answers mean that the fault did not happen.
             if name == "postgres" && meanwhile.answered > CLIENTS as u64 {
                 return Err(format!("{fault} of {name} was not felt").into());
             }
@@ -105,7 +105,7 @@ async fn wait_until_back(name: &str, server: &Container) -> Result<(), Error> {
     }
 }
 
-/// How long clients waited after the last heal before their answer, or in all if none fell into it.
+/// Checks how long clients waited for their answer after the last heal before it, if that fell into the request.
 fn judge(payments: &[Payment], heals: &[Instant]) -> Result<(), Error> {
     let waited = payments.iter().map(|payment| {
         let healed = heals.iter().rfind(|healed| **healed <= payment.ended);

@@ -1,4 +1,4 @@
-//! A Redis Cluster: three primaries with a replica each.
+//! A Redis Cluster: three primaries with one replica each.
 
 use idem_servers::setup::expect;
 use idem_servers::setup::redis::NODES;
@@ -45,13 +45,13 @@ impl Cluster {
         Ok(Self { _nodes: nodes, url: format!("redis+cluster://{}", addresses.join(",")) })
     }
 
-    /// `redis+cluster://ADDRESS:PORT,…` with all nodes.
+    /// The URL with all nodes: `redis+cluster://ADDRESS:PORT,…`.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 }
 
-/// An objection unless a node sees all slots, and its own link to the other of its pair is up.
+/// Fails unless the node sees all slots, and its replication link is up.
 async fn expect_sound(node: &Container) -> Result<(), Error> {
     let info = ask(node, redis::PORT, &["CLUSTER", "INFO"]).await?;
     expect("the cluster's state", info.field("cluster_state").unwrap_or("missing"), "ok")?;

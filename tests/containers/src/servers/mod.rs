@@ -18,13 +18,13 @@ use sentinel::Sentinel;
 pub(crate) use postgres::wait as wait_for_postgres;
 pub(crate) use redis::wait as wait_for_redis;
 
-/// So few that tests notice when they need a connection of their own, or leave a transaction open.
+/// So few that tests notice if they need a second connection, or leave a transaction open.
 const FEW_CONNECTIONS: u16 = 2;
 
-/// The example's: a few handlers in their transactions, and room for the verbs.
+/// Enough for the example: a few handlers in their transactions, and the verbs.
 const CONNECTIONS: u16 = 6;
 
-/// All of them; removed when dropped.
+/// All servers; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Servers {
     pub(crate) postgres: Container,
@@ -36,7 +36,7 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Starts them, and waits until each answers and groups are whole.
+    /// Starts them, and waits until each one answers and groups are complete.
     pub(crate) async fn start(network: &Network, images: &Images) -> Result<Self, Error> {
         let postgres = postgres::start(network, "postgres", &images.postgres).await?;
         let pooler = |name, size| pgbouncer::start(network, name, &images.pgbouncer, postgres.host(), size);
@@ -49,7 +49,7 @@ impl Servers {
     }
 }
 
-/// A question to a Redis server of whatever kind.
+/// Sends a command to a Redis server of any kind.
 async fn ask(server: &Container, port: u16, words: &[&str]) -> Result<Reply, Error> {
     let socket = server.socket(port).await?;
     Ok(tokio::task::block_in_place(|| redis_command(socket, words))?)

@@ -8,10 +8,10 @@ use crate::container::{Container, Network};
 
 pub(crate) const PORT: u16 = 5432;
 
-/// Where the images of PgBouncer look for settings before they make some up.
+/// The file that the images of PgBouncer use instead of generated settings.
 const SETTINGS: &str = "/etc/pgbouncer/pgbouncer.ini";
 
-/// Starts one with so many connections to each database, and waits until it accepts connections.
+/// Starts PgBouncer with `pool_size` connections to each database, and waits until it accepts connections.
 pub(crate) async fn start(
     network: &Network,
     name: &str,

@@ -6,10 +6,10 @@ use testcontainers::ImageExt;
 use crate::Error;
 use crate::container::{Container, Network};
 
-/// What syncing to the disk protects from is a loss of power, which no suite has; it takes most of their time.
+/// Syncing is off: it protects from a loss of power, which no suite tests, and would take most of the time.
 const COMMAND: [&str; 5] = ["postgres", "-c", "fsync=off", "-c", "max_connections=200"];
 
-/// Starts one, and waits until it accepts connections.
+/// Starts Postgres, and waits until it accepts connections.
 pub(crate) async fn start(network: &Network, name: &str, image: &str) -> Result<Container, Error> {
     let server =
         network.start(name, image, |request| request.with_env_var(ENVIRONMENT.0, ENVIRONMENT.1).with_cmd(COMMAND));

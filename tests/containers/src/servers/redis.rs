@@ -9,7 +9,7 @@ use crate::container::{Container, Network};
 
 pub(crate) const PORT: u16 = 6379;
 
-/// Starts one with more settings, the last of which win, and waits until it answers.
+/// Starts Redis with more settings, the last of which win, and waits until it answers.
 pub(crate) async fn start(network: &Network, name: &str, image: &str, settings: &[&str]) -> Result<Container, Error> {
     let server = network.start(name, image, |request| request.with_cmd(command(settings))).await?;
     wait(&server).await?;

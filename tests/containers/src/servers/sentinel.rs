@@ -1,4 +1,4 @@
-//! A primary, its replicas, and Sentinels that would replace it.
+//! A primary, its replicas, and Sentinels that watch it.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::container::{Container, Network};
 
 const PORT: u16 = 26379;
 
-/// How long a primary may be silent on a machine with many containers.
+/// How long a primary may be silent before it counts as down, on a machine with many containers.
 const DOWN_AFTER: Duration = Duration::from_secs(5);
 
-/// A Sentinel writes into the file of its settings, so it gets one that it owns.
+/// A Sentinel rewrites its configuration file, so it gets a file that it owns.
 const COMMAND: [&str; 3] =
     ["sh", "-c", r#"printf "%s" "$SETTINGS" >/data/sentinel.conf && exec redis-sentinel /data/sentinel.conf"#];
 
@@ -28,7 +28,7 @@ pub(crate) struct Sentinel {
 }
 
 impl Sentinel {
-    /// Starts the group, and waits until everybody knows everybody.
+    /// Starts the group, and waits until all its members know each other.
     pub(crate) async fn start(network: &Network, image: &str) -> Result<Self, Error> {
         let primary = redis::start(network, "redis-primary", image, &["--repl-diskless-sync-delay", "0"]).await?;
         let address = primary.address().await?.to_string();
@@ -67,7 +67,7 @@ impl Sentinel {
         Ok(Self { _containers: containers, url })
     }
 
-    /// `redis+sentinel://ADDRESS:PORT,…/idem`
+    /// The URL with all Sentinels: `redis+sentinel://ADDRESS:PORT,…/idem`.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }

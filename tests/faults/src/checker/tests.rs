@@ -1,4 +1,4 @@
-//! A history that is as promised, and every lie that the checker has to find in it.
+//! Tests with a correct history, and with every violation that the checker must find.
 
 use super::*;
 
@@ -27,12 +27,12 @@ fn problem(status: u16, kind: &str) -> Answer {
     Answer { status, is_replay: false, problem: Some(kind.to_owned()), digest: 0, payment: None }
 }
 
-/// Its handler began, and nothing was wrong.
+/// The handler began, and no fault occurred.
 fn known_to_run() -> Known {
     Known { begun: BTreeSet::from([KEY]), ..Known::default() }
 }
 
-/// One request in each second.
+/// One request per second.
 fn history(answers: impl IntoIterator<Item = Option<Answer>>) -> Vec<Operation> {
     let operation = |(at, answer)| Operation {
         key: KEY,
@@ -44,7 +44,7 @@ fn history(answers: impl IntoIterator<Item = Option<Answer>>) -> Vec<Operation> 
     (0..).zip(answers).map(operation).collect()
 }
 
-/// What is found besides the order, which breaks together with most rules and has tests of its own.
+/// Broken rules other than the order, which breaks together with most rules and has separate tests.
 fn found(history: &[Operation], effects: &[Payment], promise: Promise) -> Vec<What> {
     let found =
         check(history, effects, &known_to_run(), promise, Duration::ZERO).into_iter().map(|violation| violation.what);
@@ -57,7 +57,7 @@ fn has_order(history: &[Operation], promise: Promise) -> bool {
         .any(|violation| violation.what == What::NoOrder)
 }
 
-/// What is found when these are the answers, and one payment was made.
+/// Broken rules for these answers and one payment.
 fn lie(promise: Promise, answers: impl IntoIterator<Item = Answer>) -> Vec<What> {
     found(&history(answers.into_iter().map(Some)), &[payment("a", 1)], promise)
 }
@@ -189,7 +189,7 @@ fn what_was_seen_is_counted() {
     assert_eq!(counted, expected);
 }
 
-/// One request, from and to so many milliseconds.
+/// One request that began and ended at these milliseconds.
 fn at(began: u64, ended: u64, answer: Option<Answer>) -> Operation {
     let (began, ended) = (Duration::from_millis(began), Duration::from_millis(ended));
     Operation { key: KEY, amount: 10, began, ended, answer }
@@ -206,9 +206,9 @@ fn answers_that_explain_each_other_have_an_order() {
     let mismatch = || Some(problem(422, "mismatch"));
     let unknown = || Some(problem(504, "outcome-unknown"));
     let all = [
-        // All at once, whatever comes first.
+        // All at once, in any order.
         vec![at(0, 90, busy()), at(0, 90, Some(paid("a", true))), at(0, 90, Some(paid("a", false)))],
-        // Who got no answer ran all the same, later than anybody thought.
+        // The request without an answer did run, and late.
         vec![at(0, 10, None), at(20, 30, away()), at(40, 50, busy()), at(60, 70, Some(paid("a", true)))],
         // A run failed, and another one followed.
         vec![at(0, 10, None), at(20, 30, busy()), at(40, 90, Some(paid("a", false))), at(50, 60, busy())],
@@ -216,7 +216,7 @@ fn answers_that_explain_each_other_have_an_order() {
         vec![altered(at(0, 10, None)), at(20, 30, mismatch()), at(40, 50, Some(paid("a", false)))],
         vec![at(0, 50, Some(paid("a", false))), altered(at(10, 20, mismatch())), altered(at(60, 70, mismatch()))],
         vec![at(0, 10, None), at(20, 30, busy()), at(40, 50, unknown()), at(60, 70, unknown())],
-        // It meets its own run, of which it has heard nothing.
+        // The first request meets its own run, whose answer it never got.
         vec![at(0, 10, busy()), at(20, 30, Some(paid("a", false)))],
         vec![at(10, 90, unknown()), at(20, 30, busy()), at(40, 50, unknown())],
         vec![at(0, 10, Some(paid("a", false))), at(20, 30, Some(problem(410, "body-not-retained")))],
@@ -233,15 +233,15 @@ fn answers_that_nothing_explains_are_found() {
     let all = [
         // Replayed before it ran.
         vec![at(0, 10, Some(paid("a", true))), at(20, 30, Some(paid("a", false)))],
-        // Another body is in the way, and nobody has sent any.
+        // A mismatch before any client has sent another body.
         vec![at(0, 10, None), at(20, 30, mismatch())],
         vec![at(0, 10, mismatch()), altered(at(20, 30, None))],
-        // In progress after all.
+        // In progress after it was settled.
         vec![at(0, 10, Some(paid("a", false))), at(20, 30, busy())],
         vec![at(0, 10, None), at(20, 30, Some(paid("a", true))), at(40, 50, busy())],
         // Two runs, the second one after the first one was settled.
         vec![at(0, 10, Some(paid("a", false))), at(20, 30, Some(paid("a", false)))],
-        // Unknown, and known after all.
+        // Settled after its outcome was unknown.
         vec![at(0, 10, None), at(20, 30, Some(problem(504, "outcome-unknown"))), at(40, 50, Some(paid("a", true)))],
         // Both bodies at once.
         vec![at(0, 90, Some(paid("a", false))), altered(at(0, 90, Some(paid("b", false))))],
@@ -274,7 +274,7 @@ fn a_settlement_behind_its_answer_is_in_order_for_its_time_and_only_after_an_ans
     let behind = Some(Behind { patience: Duration::from_secs(5), delay: Duration::from_secs(2) });
     let behind = Promise { settles_behind: behind, ..ONCE };
     let vanished = [What::SettledAnswerVanished, What::NoOrder];
-    // When the run and the repeat are over, what is said to the repeat, and what is wrong with it.
+    // End of the run, start of the repeat, answer to the repeat, and broken rules.
     let all = [
         (5000, 6500, problem(409, "in-progress"), &[][..]),
         (5000, 7500, problem(409, "in-progress"), &vanished),

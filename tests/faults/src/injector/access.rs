@@ -1,4 +1,4 @@
-//! What the services may do in a store: their login, and their privileges. Each of these is taken away for a while.
+//! Takes logins and privileges in a store away from the services for a while.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use tokio::time::sleep;
 use crate::Error;
 use crate::world::{PASSWORD, USER};
 
-/// How the services cannot log in any more. Sessions do not end by that.
+/// Two ways to lock the services out. Neither ends existing sessions.
 const LOCK_OUT: [&str; 2] = ["ALTER ROLE payments NOLOGIN", "ALTER ROLE payments PASSWORD 'second'"];
 const LET_IN: &str = "ALTER ROLE payments LOGIN PASSWORD 'first'";
 const END_SESSIONS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'payments'";
 
-/// What is taken away, and how it is given back. The services own all of it, and so have it without being granted anything;
-/// everybody may call functions unless somebody says otherwise.
+/// Privileges to revoke, each with the statement that grants it back. The services own these objects, so they need no initial
+/// grant. Every role may call functions by default.
 const PRIVILEGES: [[&str; 2]; 3] = [
     ["REVOKE ALL ON ALL TABLES IN SCHEMA idem FROM payments", "GRANT ALL ON ALL TABLES IN SCHEMA idem TO payments"],
     [
@@ -25,11 +25,11 @@ const PRIVILEGES: [[&str; 2]; 3] = [
     ["REVOKE ALL ON SCHEMA idem FROM payments", "GRANT ALL ON SCHEMA idem TO payments"],
 ];
 
-/// The same of the user of Redis.
+/// Rights of the Redis user to take away.
 const RULES: [&[&str]; 3] = [&["-evalsha", "-eval"], &["-@write"], &["resetkeys"]];
 const ALL_RULES: [&str; 2] = ["+@all", "allkeys"];
 
-/// Says how often somebody was turned away.
+/// Locks the services out of Postgres for a while. Returns the number of refusals.
 pub(super) async fn rotate_postgres(
     postgres: &idem_servers::Postgres,
     way: usize,
@@ -43,7 +43,7 @@ pub(super) async fn rotate_postgres(
     Ok(refusals(postgres)? - before)
 }
 
-/// Says how often somebody was turned away.
+/// Revokes a privilege in Postgres for a while. Returns the number of refusals.
 pub(super) async fn revoke_postgres(
     postgres: &idem_servers::Postgres,
     way: usize,
@@ -62,14 +62,14 @@ async fn tell(postgres: &idem_servers::Postgres, sql: &'static str) -> Result<()
     Ok(())
 }
 
-/// As its log counts them.
+/// Counts the refusals in the log of Postgres.
 fn refusals(postgres: &idem_servers::Postgres) -> Result<u64, Error> {
     const SIGNS: [&str; 3] = ["password authentication failed", "is not permitted to log in", "permission denied"];
     let log = postgres.log()?;
     Ok(SIGNS.iter().map(|sign| log.matches(sign).count() as u64).sum())
 }
 
-/// Says how often somebody was turned away.
+/// Changes the services' password in Redis for a while. Returns the number of refusals.
 pub(super) async fn rotate_redis(port: u16, lasts: Duration) -> Result<u64, Error> {
     redis_command(port, &["ACL", "LOG", "RESET"])?;
     redis_command(port, &["ACL", "SETUSER", USER, "resetpass", ">second"])?;
@@ -79,7 +79,7 @@ pub(super) async fn rotate_redis(port: u16, lasts: Duration) -> Result<u64, Erro
     refusals_of_redis(port)
 }
 
-/// Says how often somebody was turned away.
+/// Takes rights from the services' user of Redis for a while. Returns the number of refusals.
 pub(super) async fn revoke_redis(port: u16, way: usize, lasts: Duration) -> Result<u64, Error> {
     redis_command(port, &["ACL", "LOG", "RESET"])?;
     redis_command(port, &[&["ACL", "SETUSER", USER], RULES[way % RULES.len()]].concat())?;
@@ -88,7 +88,7 @@ pub(super) async fn revoke_redis(port: u16, way: usize, lasts: Duration) -> Resu
     refusals_of_redis(port)
 }
 
-/// Those that are alike are one entry.
+/// Counts the refusals in the ACL log of Redis, which merges similar ones into one entry.
 fn refusals_of_redis(port: u16) -> Result<u64, Error> {
     Ok(redis_command(port, &["ACL", "LOG"])?.items().len() as u64)
 }

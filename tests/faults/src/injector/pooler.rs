@@ -1,4 +1,4 @@
-//! A PgBouncer that takes no more clients.
+//! Makes PgBouncer refuse clients.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use tokio::time::sleep;
 
 use crate::Error;
 
-/// Turns away those that it has, and all that come. Its console counts as one client itself, and is let in all the same.
+/// Disconnects all clients and refuses new ones. The console counts as a client, but is always admitted.
 const FILL: [&str; 3] = ["SET max_client_conn = 1", "KILL postgres", "RESUME postgres"];
 const EMPTY: &str = "SET max_client_conn = 500";
 
-/// Says how often somebody was turned away.
+/// Fills PgBouncer for a while and returns the number of refused clients.
 pub(super) async fn fill(pooler: &PgBouncer, lasts: Duration) -> Result<u64, Error> {
-    // It takes no settings of a session that it does not know.
+    // The console rejects session settings that it does not know.
     let options: PgConnectOptions = pooler.console().parse()?;
     let mut console = options.extra_float_digits(None).connect().await?;
     let before = refusals(pooler)?;

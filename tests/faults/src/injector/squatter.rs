@@ -1,4 +1,4 @@
-//! A role that has nothing but a login, and takes every advisory lock that it sees.
+//! Takes every advisory lock that it sees, with a role that may only log in.
 
 use std::time::{Duration, Instant};
 
@@ -8,20 +8,20 @@ use tokio::time::sleep;
 
 use crate::Error;
 
-/// As many locks are wanted at once.
+/// The number of sessions, each of which takes one lock at a time.
 const SESSIONS: usize = 8;
 
-/// How long one is waited for, and how long it is kept.
+/// How long a session waits for a lock, and how long it holds the lock.
 const WAIT: &str = "SET lock_timeout = '500ms'";
 const HOLD: Duration = Duration::from_millis(900);
 
-/// The locks of others, in the database in which they count.
+/// The advisory locks of other roles in the current database.
 const SEEN: &str = "SELECT classid::BIGINT, objid::BIGINT, objsubid::INT FROM pg_locks
     WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND pid NOT IN (SELECT pid FROM pg_stat_activity WHERE usename = current_user)
     ORDER BY random()";
 
-/// Takes what there is until the time is over. Says how many locks it got.
+/// Takes locks until the time is over. Returns the number of locks taken.
 pub(super) async fn squat(port: u16, lasts: Duration) -> Result<u64, Error> {
     let until = Instant::now() + lasts;
     let url = format!("postgres://stranger@127.0.0.1:{port}/postgres");
@@ -34,7 +34,7 @@ pub(super) async fn squat(port: u16, lasts: Duration) -> Result<u64, Error> {
             while Instant::now() < until {
                 taken += u64::from(take(&mut connection).await?);
             }
-            // Its locks end with its session.
+            // The locks end with the session.
             connection.close().await?;
             Ok::<u64, sqlx::Error>(taken)
         });
@@ -46,14 +46,14 @@ pub(super) async fn squat(port: u16, lasts: Duration) -> Result<u64, Error> {
     Ok(taken)
 }
 
-/// Waits for one of the locks, as its owner lets go of it before long, and keeps it for a while.
+/// Waits for one of the locks, which its owner releases before long, and holds it for a while.
 async fn take(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let Some(row) = sqlx::query(SEEN).fetch_optional(&mut *connection).await? else {
         sleep(Duration::from_millis(1)).await;
         return Ok(false);
     };
     let (class, object, kind): (i64, i64, i32) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    // One number of 64 bits, or two of 32.
+    // An advisory lock is one number of 64 bits, or two of 32.
     let taken = match kind {
         1 => sqlx::query("SELECT pg_advisory_lock($1)").bind(class << 32 | object).execute(&mut *connection).await,
         _ => {

@@ -1,5 +1,5 @@
-//! The form of an entry, read and written a second time: numbers as zigzag varints, byte strings after their length, and what
-//! may be missing after a byte that says whether it is there.
+//! Reads and writes the form of an entry independently of the library. Numbers are zigzag varints, byte strings follow their
+//! length, and a byte says whether an optional value is present.
 
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
@@ -10,12 +10,12 @@ use crate::records;
 pub(super) struct Form {
     pub(super) since: i64,
     pub(super) until: i64,
-    /// Without a checkpoint and the time of a next attempt, which no entry has.
+    /// Without checkpoint and time of the next attempt, which no entry has.
     pub(super) flat: FlatRecord,
 }
 
 impl Form {
-    /// The record, at a time when the entry holds.
+    /// The record, if the entry is valid at this time.
     pub(super) fn record(self: &Form, now: Timestamp) -> Option<Record> {
         let holds = self.since <= now.unix_micros() && now.unix_micros() < self.until;
         let is_record = holds && records::are_a_record(&self.flat);
@@ -47,7 +47,7 @@ impl Form {
         out
     }
 
-    /// All of the bytes are the form, or nothing is.
+    /// Reads the form, which must use all bytes.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let mut rest = Reader(bytes);
         let (since, until) = (rest.number()?, rest.number()?);

@@ -1,7 +1,7 @@
-//! What stands under a key of the fast store, in front of a durable one.
+//! Fuzzes the entries of the fast store in front of a durable one.
 //!
-//! An input says what the time is and what is found. The first byte says whether that is found as it is, or under the digest
-//! that makes an entry of it; or whether an entry is made up that holds.
+//! An input holds the current time and an entry. The first byte says whether the entry is used as it is, is sealed with a valid
+//! digest, or is replaced by a generated valid entry.
 
 mod form;
 mod stores;
@@ -17,14 +17,14 @@ use crate::bytes_of::array;
 use crate::records;
 use form::Form;
 
-/// Of the durable store, whose records entries are about.
+/// The identity of the durable store to which the entries belong.
 const IDENTITY: [u8; 16] = [9; 16];
 
 const MAGIC: &[u8] = b"idem\x01";
 
 pub(crate) fn check(input: &[u8]) {
     let Some((kind, rest)) = input.split_first() else { return };
-    // Input that ends too soon says nothing.
+    // An input that ends too soon tests nothing.
     let _ = match kind % 3 {
         0 => found(rest, Bytes::copy_from_slice),
         1 => found(rest, |form| sealed(&IDENTITY, &records::request().id, form)),
@@ -38,7 +38,7 @@ fn found(rest: &[u8], entry: impl Fn(&[u8]) -> Bytes) -> Result<()> {
     Ok(())
 }
 
-/// An entry of some record, most often of the one that is asked for, most often at a time when it holds.
+/// Generates an entry of some record: mostly the requested one, and mostly at a time when the entry is valid.
 fn made_up(rest: &[u8]) -> Result<()> {
     let input = &mut Unstructured::new(rest);
     let request = records::request();
@@ -73,13 +73,13 @@ fn made_up(rest: &[u8]) -> Result<()> {
 }
 
 fn sealed(identity: &[u8; 16], id: &RecordId, form: &[u8]) -> Bytes {
-    // A key may have any length.
+    // This cannot fail: a key may have any length.
     let Ok(mut tag) = Hmac::<Sha256>::new_from_slice(identity) else { return Bytes::new() };
     tag.update(&[MAGIC, id.as_bytes(), form].concat());
     [MAGIC, &tag.finalize().into_bytes(), form].concat().into()
 }
 
-/// The record that an entry speaks of, if it is one of the record that is asked for, and holds now.
+/// The record of an entry, if the entry belongs to the requested record and is valid now.
 fn believed(entry: &[u8], now: Timestamp) -> Option<Record> {
     let form = entry.get(MAGIC.len() + 32..)?;
     if entry != sealed(&IDENTITY, &records::request().id, form) {

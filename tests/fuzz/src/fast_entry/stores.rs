@@ -1,4 +1,4 @@
-//! A fast store that has just one entry, in front of a durable one that does not answer.
+//! A fast store with just one entry, in front of a durable store that does not answer.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -15,14 +15,14 @@ use idem_hybrid::{HybridConfig, HybridStore};
 use super::IDENTITY;
 
 thread_local! {
-    /// Hybrids keep time by a runtime's clock.
+    /// A runtime, because hybrid stores use its clock.
     static RUNTIME: std::io::Result<tokio::runtime::Runtime> =
         tokio::runtime::Builder::new_current_thread().enable_time().build();
 }
 
-/// What a hybrid answers by the entry alone; `None` when it leaves the decision to the durable store.
+/// The answer of a hybrid store from the entry alone; `None` if it leaves the decision to the durable store.
 pub(super) fn asked(entry: &Bytes, now: Timestamp, request: &Acquire) -> Option<AcquireOutcome> {
-    // No time to wait for somebody else's claim; the entry is there at once.
+    // There is no claim of another client to wait for, because the entry is there at once.
     let config = HybridConfig::new().patience(Duration::from_millis(1));
     let store = HybridStore::new(Arc::new(Silent), Arc::new(One { entry: entry.clone(), now }), config);
     RUNTIME.with(|runtime| match runtime {

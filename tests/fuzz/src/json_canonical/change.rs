@@ -1,9 +1,9 @@
-//! A document that means something else, if only a little.
+//! Changes the meaning of a document slightly.
 
 use super::value::Json;
 use crate::choices::Choices;
 
-/// The document with one thing changed that has to matter, somewhere in it.
+/// The document with one significant change somewhere in it.
 pub(super) fn one_thing(value: &Json, choices: &mut Choices) -> Json {
     let goes_down = choices.below(4) > 0;
     match value {
@@ -39,7 +39,7 @@ pub(super) fn one_thing(value: &Json, choices: &mut Choices) -> Json {
     }
 }
 
-/// The same number or another one, written otherwise.
+/// The same number in another notation, or another number.
 fn other_lexeme(lexeme: &str, choices: &mut Choices) -> String {
     let exponent = lexeme.find(['e', 'E']).map(|at| lexeme.split_at(at + 1));
     match (choices.below(5), exponent) {

@@ -1,4 +1,4 @@
-//! Documents made up of an input's bytes: all of them are JSON, which few texts are that a fuzzer tries.
+//! Generates documents from an input's bytes. All of them are valid JSON, unlike most texts that a fuzzer tries.
 
 use arbitrary::{Result, Unstructured};
 
@@ -10,7 +10,7 @@ pub(crate) fn document(bytes: &[u8]) -> Result<Json> {
 }
 
 fn value(input: &mut Unstructured<'_>, depth: usize) -> Result<Json> {
-    // Not all that deep: depth is what texts are for.
+    // The depth is limited, because texts test depth.
     let kinds = if depth < 6 { 6 } else { 3 };
     Ok(match input.int_in_range(0..=kinds)? {
         0 => Json::Literal(input.choose(&["true", "false", "null"])?),

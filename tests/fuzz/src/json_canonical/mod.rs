@@ -1,7 +1,7 @@
-//! The fingerprint of JSON, against a reader of JSON that builds trees.
+//! Compares the fingerprint of JSON with a JSON reader that builds trees.
 //!
-//! An input is one text, or two with `\n---\n` between them, which no JSON text has; or, after a zero byte, choices by which a
-//! document is made up. All of it goes by fingerprints: that of a text that is not JSON is that of its bytes.
+//! An input is one text, or two texts with `\n---\n` between them, which no JSON text contains. After a zero byte, it is a list
+//! of choices that generate a document. All checks use fingerprints: a text that is not JSON has the fingerprint of its bytes.
 
 mod change;
 pub(crate) mod made_up;
@@ -19,7 +19,7 @@ use value::{Json, Path};
 
 const SEPARATOR: &[u8] = b"\n---\n";
 
-/// Pointers to what inputs are likely to have.
+/// Pointers to members that inputs are likely to have.
 const LIKELY: [&str; 5] = ["/a", "/0", "/b/0", "/a/b", "/"];
 
 pub(crate) fn check(input: &[u8]) {
@@ -38,7 +38,7 @@ pub(crate) fn check(input: &[u8]) {
     }
 }
 
-/// Only this is measured: the trees of the oracle take more the deeper a document is.
+/// Measures the memory of the fingerprint only: the trees of the oracle need more, the deeper a document is.
 fn of(text: &[u8]) -> Fingerprint {
     in_proportion(text.len(), OF_THE_LIBRARY, || Fingerprint::of_json("pay", text))
 }
@@ -56,7 +56,7 @@ fn ignoring(text: &[u8], pointers: &[JsonPointer], chunk: usize) -> Fingerprint 
     })
 }
 
-/// Whatever the text is.
+/// Checks that hold for any text.
 fn text(text: &[u8], choices: &mut Choices) {
     assert_eq!(ignoring(text, &[], 1 + choices.below(40)), of(text), "it matters how the text is cut");
     match reader::read(text) {
@@ -74,7 +74,7 @@ fn text(text: &[u8], choices: &mut Choices) {
     }
 }
 
-/// What is true of a document however it is written.
+/// Checks that hold for a document in any notation.
 fn document(value: &Json, choices: &mut Choices) {
     let (one, other) = (writer::write(value, choices), writer::write(value, choices));
     assert_eq!(reader::read(one.as_bytes()).as_ref(), Some(value), "the oracle does not read what it writes: {one}");

@@ -1,16 +1,16 @@
-//! A reader of JSON (RFC 8259) that shares nothing with the canonicaliser: it has the whole text, goes down by recursion, and
-//! puts strings together from UTF-16, which knows by itself what a surrogate without its other half is.
+//! A JSON reader (RFC 8259) that shares no code with the canonicaliser. It reads the whole text by recursion, and builds
+//! strings from UTF-16, which rejects lone surrogates.
 
 use std::collections::BTreeMap;
 
 use super::value::Json;
 
-/// How deep a document may be.
+/// The greatest depth of a document.
 const DEEPEST: usize = 128;
 
 type Read<'a, T> = Option<(T, &'a str)>;
 
-/// The document, if the text is one without names that stand twice in an object.
+/// Reads a document; `None` if the text is not JSON or an object repeats a name.
 pub(super) fn read(text: &[u8]) -> Option<Json> {
     let text = std::str::from_utf8(text).ok()?;
     let (value, rest) = value(unspaced(text), 0)?;
@@ -118,7 +118,7 @@ fn number(text: &str) -> Read<'_, Json> {
     Some((Json::Number(text[..text.len() - rest.len()].to_owned()), rest))
 }
 
-/// What follows one digit or more.
+/// Skips one digit or more.
 fn digits(text: &str) -> Option<&str> {
     let rest = text.trim_start_matches(|character: char| character.is_ascii_digit());
     (rest.len() < text.len()).then_some(rest)

@@ -1,10 +1,10 @@
-//! A document as far as it counts: numbers as they are written, members in no order.
+//! A document without insignificant details: numbers in their notation, members without order.
 
 use std::collections::BTreeMap;
 
 use crate::choices::Choices;
 
-/// Equal if two documents mean the same.
+/// Two documents are equal if they mean the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Json {
     Literal(&'static str),
@@ -14,16 +14,16 @@ pub(crate) enum Json {
     Object(BTreeMap<String, Json>),
 }
 
-/// The names and places that lead to a part of a document.
+/// The names and indices that lead to a part of a document.
 pub(super) type Path = Vec<String>;
 
-/// The JSON pointer for it (RFC 6901 section 3).
+/// The JSON pointer of a path (RFC 6901 section 3).
 pub(super) fn pointer(path: &Path) -> String {
     path.iter().map(|token| format!("/{}", token.replace('~', "~0").replace('/', "~1"))).collect()
 }
 
 impl Json {
-    /// What an item of this is called, and the item.
+    /// The items of this value, each with its name or index.
     fn items(&self) -> Vec<(String, &Json)> {
         match self {
             Self::Array(elements) => elements.iter().enumerate().map(|(at, item)| (at.to_string(), item)).collect(),
@@ -32,7 +32,7 @@ impl Json {
         }
     }
 
-    /// The way to some part; `None` when there are no parts.
+    /// The path to a random part; `None` if there are no parts.
     pub(super) fn some_path(&self, choices: &mut Choices) -> Option<Path> {
         let items = self.items();
         let (name, item) = choices.one_of(&items)?;
@@ -43,7 +43,7 @@ impl Json {
         Some(path)
     }
 
-    /// The document without what stands at these places.
+    /// The document without the parts at these paths.
     pub(super) fn without(&self, paths: &[Path]) -> Self {
         let kept = |name: &str| !paths.iter().any(|path| path.len() == 1 && path[0] == name);
         let inside = |name: &str| -> Vec<Path> {

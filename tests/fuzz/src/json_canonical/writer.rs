@@ -1,9 +1,9 @@
-//! One of the many ways to write a document.
+//! Writes a document in one of many notations.
 
 use super::value::Json;
 use crate::choices::Choices;
 
-/// Members in another order, other white space, other escapes: whatever must not matter.
+/// Varies what must not matter: the order of members, white space, and escapes.
 pub(crate) fn write(value: &Json, choices: &mut Choices) -> String {
     let mut writer = Writer { text: String::new(), choices };
     writer.space();

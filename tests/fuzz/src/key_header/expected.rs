@@ -1,15 +1,15 @@
-//! What header lines say, read a second time by their specifications and by none of the code that is tried.
+//! Reads header lines by their specifications, independently of the tested code.
 
-/// What the lines of the key header say.
+/// The result of reading the lines of the key header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Is(Vec<u8>),
     None,
-    /// It has a parameter whose validity is not judged here: base64, or percent-encoded text.
+    /// A parameter is base64 or percent-encoded text, which this oracle does not validate.
     Either,
 }
 
-/// The one key in these lines (draft-ietf-httpapi-idempotency-key-header, RFC 9651 section 4.2.3).
+/// The only key in these lines (draft-ietf-httpapi-idempotency-key-header, RFC 9651 section 4.2.3).
 pub(super) fn key(values: &[&[u8]]) -> Key {
     let &[value] = values else { return Key::None };
     let key = match without_blanks(value) {
@@ -33,7 +33,7 @@ pub(super) fn key(values: &[&[u8]]) -> Key {
     if is_key { Key::Is(key) } else { Key::None }
 }
 
-/// Where the string ends whose first quote was taken.
+/// The position of the quote that closes the string.
 fn closing_quote(text: &[u8]) -> Option<usize> {
     let mut at = 0;
     while *text.get(at)? != b'"' {
@@ -42,7 +42,7 @@ fn closing_quote(text: &[u8]) -> Option<usize> {
     Some(at)
 }
 
-/// Whether this is a sequence of parameters, and spaces; `None` when that is not judged.
+/// Whether this is a sequence of parameters and spaces; `None` if this oracle does not validate it.
 fn are_parameters(mut text: &[u8]) -> Option<bool> {
     while let [b';', rest @ ..] = text {
         let rest = &rest[rest.iter().take_while(|&&byte| byte == b' ').count()..];
@@ -59,7 +59,8 @@ fn are_parameters(mut text: &[u8]) -> Option<bool> {
     Some(text.iter().all(|&byte| byte == b' '))
 }
 
-/// How long the bare item is with which a text begins; inside, `None` when there is none, outside, when that is not judged.
+/// The length of the bare item at the start of a text. The inner `None` means that there is none, the outer `None` that this
+/// oracle does not validate it.
 #[expect(clippy::option_option, reason = "there are three answers")]
 fn bare_item(text: &[u8]) -> Option<Option<usize>> {
     Some(match text {
@@ -82,7 +83,7 @@ fn bare_item(text: &[u8]) -> Option<Option<usize>> {
     })
 }
 
-/// How long the number is (RFC 9651 section 4.2.4).
+/// The length of the number (RFC 9651 section 4.2.4).
 fn number_length(text: &[u8]) -> Option<usize> {
     let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let sign = usize::from(text.first() == Some(&b'-'));
@@ -112,7 +113,7 @@ fn unescaped(mut quoted: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// What RFC 9110 section 5.6.3 calls optional white space is no part of a value.
+/// Removes optional white space (RFC 9110 section 5.6.3) around a value.
 fn without_blanks(mut value: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
         value = rest;
@@ -124,7 +125,7 @@ fn trimmed(text: &str) -> &str {
     text.trim_matches([' ', '\t'])
 }
 
-/// The seconds of the first `wait` preference (RFC 7240 sections 2 and 4.3); a line that is no text has none.
+/// The seconds of the first `wait` preference (RFC 7240 sections 2 and 4.3). Lines that are not text are ignored.
 pub(super) fn wait(values: &[&[u8]]) -> Option<u64> {
     let lines = values.iter().filter_map(|value| std::str::from_utf8(value).ok());
     for preference in lines.flat_map(|line| parts(line, ',')) {
@@ -139,7 +140,7 @@ pub(super) fn wait(values: &[&[u8]]) -> Option<u64> {
     None
 }
 
-/// What stands between separators, of which those in quoted strings are none (RFC 9110 section 5.6.4).
+/// Splits a text at separators outside quoted strings (RFC 9110 section 5.6.4).
 fn parts(text: &str, separator: char) -> Vec<String> {
     let (mut parts, mut is_quoted, mut characters) = (vec![String::new()], false, text.chars());
     while let Some(character) = characters.next() {
@@ -157,7 +158,7 @@ fn parts(text: &str, separator: char) -> Vec<String> {
     parts
 }
 
-/// How a body is read.
+/// The format as which a body is read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content {
     Raw,
@@ -165,7 +166,7 @@ pub(super) enum Content {
     Multipart { media_type: String, boundary: String },
 }
 
-/// Only what is plainly one of the forms is read as one.
+/// Recognizes only plain forms.
 pub(super) fn content(types: &[&[u8]], encodings: &[&[u8]]) -> Content {
     let is_encoded = encodings.iter().any(|encoding| !encoding.eq_ignore_ascii_case(b"identity"));
     let (&[value], false) = (types, is_encoded) else { return Content::Raw };

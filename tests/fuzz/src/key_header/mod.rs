@@ -1,6 +1,6 @@
-//! The header fields that decide what a request is: its key, how long it waits, and how its body is read.
+//! Fuzzes the header fields of a request that decide its key, its waiting time, and the format of its body.
 //!
-//! An input is a block of header lines, `name: value`; a line without a colon is the value of a key.
+//! An input is a block of header lines, `name: value`. A line without a colon is the value of a key.
 
 mod expected;
 
@@ -84,7 +84,7 @@ fn the_wait_is_what_the_lines_say(fields: &[Field<'_>]) {
     assert_eq!(wait, expected::wait(&values).map(Duration::from_secs));
 }
 
-/// The fields that count, after `Content-Type`.
+/// The fields in the fingerprint besides `Content-Type`.
 const COUNTED: [&str; 12] = [
     "content-encoding",
     "content-language",
@@ -100,7 +100,8 @@ const COUNTED: [&str; 12] = [
     "x-method-override",
 ];
 
-/// Method, path, query and the listed fields, then the body as the content type has it read.
+/// Checks that the fingerprint covers method, path, query and the listed fields, then the body in the format of its content
+/// type.
 fn the_fingerprint_is_what_the_lines_say(fields: &[Field<'_>]) {
     const BODY: &[u8] = b"--b\r\n\r\n1\r\n--b--";
     let mut fields: Vec<Field<'_>> =

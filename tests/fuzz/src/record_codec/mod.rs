@@ -1,6 +1,6 @@
-//! The flat form of a record, in which all stores keep it.
+//! Fuzzes the flat form of a record, which all stores use.
 //!
-//! The first byte of an input says what the others are: encoded header fields, columns, or a record.
+//! The first byte of an input says what follows: encoded header fields, columns, or a record.
 
 use arbitrary::Unstructured;
 use bytes::Bytes;
@@ -61,7 +61,7 @@ fn columns_are_a_record_or_an_error(flat: &FlatRecord) {
     }
 }
 
-/// The columns that count in the state of the record; the others are as good as empty.
+/// The columns that count in the record's state; the others may hold anything.
 fn meant(flat: &FlatRecord) -> FlatRecord {
     let (is_running, waits) = (flat.state == 1, flat.state == 5);
     FlatRecord {
@@ -80,7 +80,7 @@ fn a_record_survives_its_columns(record: &Record) {
     let flat = FlatRecord::from(record);
     assert!(records::are_a_record(&flat), "{record:?} is written as something that is no record");
     assert_eq!(Record::try_from(flat).as_ref(), Ok(record));
-    // What is shown of a record in logs.
+    // The representation of a record in logs.
     assert!(!format!("{record:?} {} {}", record.expires_at, RecordId::from_bytes([0; 32])).is_empty());
     let is_settled = !matches!(record.state, State::InProgress { .. }) && FlatRecord::from(record).state != 5;
     assert_eq!(record.replay().is_some(), is_settled, "{record:?}");

@@ -1,4 +1,4 @@
-//! What answers mean, by the headers of the scripts in `lua/` and the table in `packed.rs`, and by none of the code that is tried.
+//! Reads answers by the headers of the scripts in `lua/` and the table in `packed.rs`, independently of the tested code.
 
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::records;
 
-/// The time and the record; no record when there is none, and nothing at all when it is gone by the time its expiry was asked for.
+/// The time and the record, if there is one. `None` if the record expired before its expiry was read.
 pub(super) fn seen(values: &[Value]) -> Option<Option<(Timestamp, Option<Record>)>> {
     let [Value::Array(time), found, expires] = values else { return None };
     let [seconds, micros] = time.as_slice() else { return None };
@@ -49,7 +49,7 @@ pub(super) fn time(value: &Value) -> Option<Timestamp> {
     number(value).map(Timestamp::from_unix_micros)
 }
 
-/// The bytes of a record, and nothing after them.
+/// Parses the bytes of a record, with nothing after them.
 fn record(bytes: &[u8], expires_ms: i64) -> Option<Record> {
     let (head, mut rest) = bytes.split_first_chunk::<92>()?;
     let packed = |from: usize, to: usize| {

@@ -1,4 +1,4 @@
-//! Answers made up of an input's bytes: most of them such as scripts give.
+//! Generates answers from an input's bytes; most of them could come from a script.
 
 use arbitrary::{Result, Unstructured};
 use idem_core::codec::FlatRecord;
@@ -21,7 +21,7 @@ pub(super) fn answer(bytes: &[u8]) -> Result<Value> {
     Ok(Value::Array(values))
 }
 
-/// Now and then something is missing, too much, or of another type.
+/// Occasionally removes, adds or replaces something.
 fn spoil(input: &mut Unstructured<'_>, values: &mut Vec<Value>) -> Result<()> {
     match input.int_in_range(0..=15)? {
         0 => values.push(any(input, 2)?),
@@ -57,7 +57,7 @@ fn entry(input: &mut Unstructured<'_>) -> Result<Value> {
     Ok(Value::BulkString([rank.to_string().as_bytes(), b":", &entry].concat()))
 }
 
-/// A record, or something like it, as the table in `packed.rs` says.
+/// Generates a record, or something similar, by the table in `packed.rs`.
 fn record(input: &mut Unstructured<'_>) -> Result<Value> {
     let flat = match input.arbitrary()? {
         true => FlatRecord::from(&records::record(input)?),
@@ -93,7 +93,7 @@ fn record(input: &mut Unstructured<'_>) -> Result<Value> {
     Ok(Value::BulkString(cut(input, record.concat())?))
 }
 
-/// Now and then something is missing at the end, or too much.
+/// Occasionally truncates or extends the bytes.
 fn cut(input: &mut Unstructured<'_>, mut packed: Vec<u8>) -> Result<Vec<u8>> {
     if input.ratio(1, 16)? {
         let length = input.int_in_range(0..=packed.len() + 1)?;
@@ -135,7 +135,7 @@ fn spoil_one(input: &mut Unstructured<'_>, ranges: &mut [Value]) -> Result<()> {
     Ok(())
 }
 
-/// Any answer of the protocol, a few levels deep.
+/// Generates any answer of the protocol, a few levels deep.
 fn any(input: &mut Unstructured<'_>, depth: usize) -> Result<Value> {
     let kinds = if depth < 3 { 11 } else { 6 };
     let several = |input: &mut Unstructured<'_>| -> Result<Vec<Value>> {

@@ -1,8 +1,8 @@
-//! What Redis says, however garbled: an answer that means something is read as just that, and everything else is an error
-//! that nobody repeats and never a decision.
+//! Fuzzes the answers of Redis. A valid answer is read as what it means; any other answer is an error that is not retried, and
+//! never a decision.
 //!
-//! An input is an answer as it comes over the wire (RESP), which is read by the driver; or, after a zero byte, choices by which
-//! an answer is made up that scripts could give, or nearly.
+//! An input is an answer in the wire protocol (RESP), which the driver parses. After a zero byte, it is a list of choices that
+//! generate an answer which is valid or nearly so.
 
 mod expected;
 mod made_up;
@@ -19,7 +19,7 @@ use crate::seen::{Found, Seen};
 pub(crate) fn check(input: &[u8]) {
     let value = match input.strip_prefix(b"\0") {
         Some(rest) => made_up::answer(rest).ok(),
-        // The driver takes the connection down when it cannot read something.
+        // The driver closes the connection if it cannot parse an answer.
         None => redis::parse_redis_value(input).ok(),
     };
     if let Some(value) = value {
@@ -70,7 +70,7 @@ fn the_fast_store_reads_what_it_means(value: &Value) {
 fn what_servers_say_of_themselves_is_read_or_refused(value: &Value) {
     match Info::read(value.clone()) {
         Ok(info) => {
-            // They are reports: whatever is said of them, nothing depends on it but what people read.
+            // They are reports for people, and no decision depends on them.
             let _ = (info.keys(), info.version_number(), info.text("role"));
         }
         Err(error) => assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error:?}"),
@@ -96,7 +96,7 @@ fn an_error_of_the_server_is_an_error(value: Value) {
     assert!(unconnected.is_indeterminate(), "{unconnected:?}");
 }
 
-/// Notices name records by their keys.
+/// Checks that a key maps to its own record only: notices name records by their keys.
 fn a_key_is_that_of_its_record_only(input: &[u8]) {
     let keys = Keys::new("idem:");
     if let Some(id) = keys.id(input) {

@@ -1,4 +1,4 @@
-//! Two JSON texts, and the parser that axum and actix-web use.
+//! Compares two JSON texts with the parser of axum and actix-web.
 
 use arbitrary::{Result, Unstructured};
 
@@ -8,7 +8,7 @@ use crate::json_canonical::{made_up, writer};
 
 pub(super) const READERS: &[Reader] = &[("serde_json", by_serde_json)];
 
-/// Forms of the content type, all of which some handler takes for JSON.
+/// Content types, each of which some handler accepts as JSON.
 const TYPES: [&str; 6] = [
     "application/json",
     "application/json; charset=utf-8",
@@ -63,7 +63,7 @@ const PIECES: &[&[u8]] = &[
 pub(super) fn two(input: &mut Unstructured<'_>) -> Result<(Sent, Sent)> {
     let (one_type, other_type) = (*input.choose(&TYPES)?, *input.choose(&TYPES)?);
     let other_type = if input.ratio(3, 4)? { one_type } else { other_type };
-    // Long ones stand as digests in the objects around them.
+    // Long members enter the objects around them as digests.
     let padding = "p".repeat(*input.choose(&[0, 0, 0, 500, 600])?);
     let seed: [u8; 8] = input.arbitrary()?;
     let is_changed = input.ratio(1, 2)?;

@@ -1,7 +1,6 @@
-//! Whether the parsers that handlers use agree with fingerprints: requests with the same fingerprint are the same to each of
-//! them.
+//! Checks that parsers of handlers agree with fingerprints: they must read two requests with the same fingerprint alike.
 //!
-//! An input is choices by which two requests are made that are nearly the same, of JSON or of multipart.
+//! An input is a list of choices that generate two similar requests, with JSON or with multipart.
 
 mod json;
 mod multipart;
@@ -11,7 +10,7 @@ use idem_core::Fingerprint;
 
 use crate::request;
 
-/// A request as far as it can differ here.
+/// The varying parts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sent {
     content_type: String,
@@ -20,7 +19,7 @@ pub(crate) struct Sent {
 
 pub(crate) fn check(input: &[u8]) {
     let mut input = Unstructured::new(input);
-    // What is too short for a choice says nothing.
+    // An input that ends too soon tests nothing.
     let _ = tried(&mut input);
 }
 
@@ -35,7 +34,7 @@ fn tried(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A parser, and what it makes of a request; an error and all that it has given out before are a part of that.
+/// A parser and its result for a request, including its error and what it returned before the error.
 type Reader = (&'static str, fn(&Sent) -> String);
 
 fn agree(one: &Sent, other: &Sent, readers: &[Reader]) {
@@ -53,7 +52,7 @@ fn fingerprint(sent: &Sent) -> Fingerprint {
     request::fingerprint(None, &headers, &sent.body)
 }
 
-/// Does some things to a body, of which most parsers take notice and some fingerprints might not.
+/// Makes small changes to a body that most parsers notice, and some fingerprints might not.
 fn changed(mut body: Vec<u8>, pieces: &[&[u8]], input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     for _ in 0..input.int_in_range(0..=2)? {
         let at = input.int_in_range(0..=body.len())?;

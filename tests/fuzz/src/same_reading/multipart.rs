@@ -1,4 +1,4 @@
-//! Two multipart bodies, and the parsers of axum and actix-web.
+//! Compares two multipart bodies with the parsers of axum and actix-web.
 
 use std::fmt::Write;
 use std::io;
@@ -13,8 +13,8 @@ use super::{Reader, Sent, changed};
 
 pub(super) const READERS: &[Reader] = &[("multer", by_multer), ("actix-multipart", by_actix)];
 
-/// Some begin as others do, or end as a last delimiter does. Of at least four characters: actix-multipart panics over the
-/// short lines of a preamble when the boundary is shorter, which is an answer, but ends a fuzzer.
+/// Boundaries, some of which begin like others, or end like a final delimiter. All have at least four characters: with shorter
+/// ones actix-multipart panics over short lines of a preamble, which ends a fuzzer.
 const BOUNDARIES: [&str; 12] = [
     "abcd",
     "abcdabcd",
@@ -30,7 +30,7 @@ const BOUNDARIES: [&str; 12] = [
     "abcd/(1):?,",
 ];
 
-/// Forms of the content type; the boundary stands where the tilde is.
+/// Content types; the tilde stands for the boundary.
 const TYPES: [&str; 11] = [
     "multipart/form-data; boundary=~",
     "multipart/form-data; boundary=\"~\"",
@@ -45,7 +45,7 @@ const TYPES: [&str; 11] = [
     "multipart/mixed; boundary=~",
 ];
 
-/// `~` and `^` stand for the boundary of the body and for that of the other one.
+/// `~` stands for the boundary of this body, and `^` for that of the other body.
 const PIECES: &[&[u8]] = &[
     b"--~\r\n",
     b"\r\n--~\r\n",
@@ -106,7 +106,7 @@ pub(super) fn two(input: &mut Unstructured<'_>) -> Result<(Sent, Sent)> {
         content_type: content_type.replace('~', boundary),
         body: with_boundaries(pattern, boundary, the_other),
     };
-    // In both of them the first stands for the same, or each has the one that is the other's.
+    // The placeholders mean the same in both bodies, or each body has the boundary of the other.
     let the_other = if input.ratio(1, 2)? { other } else { one };
     Ok((sent(one_type, &pattern, one, other), sent(other_type, &another, other, the_other)))
 }

@@ -41,7 +41,7 @@ pub(super) fn a_connection_serves_on_after_each_kind_of_answer(target: &Target) 
         let answer = connection.ask(&request).unwrap_or_else(|| panic!("the connection ended at {what}"));
         let closes = answer.header("connection") == Some("close");
         assert_eq!(target.note(answer).status, status, "{what}");
-        // A body that is refused by the head of its request need not be read; then the connection ends, and says so.
+        // A body that the request's head already forbids need not be read. The server then closes the connection, and says so.
         assert!(!closes || (request.method == "POST" && [400, 401, 413].contains(&status)), "{what}");
         if closes || (status == 413 && target.protocol() == Protocol::Http1) {
             connection = target.connect();
@@ -68,7 +68,7 @@ pub(super) fn what_a_refused_body_says_is_never_obeyed(target: &Target) {
         let mut connection = Connection::open(target.address());
         connection.try_write(&[request.to_bytes(), last.to_bytes()].concat());
         assert_eq!(connection.answer("POST").map(|answer| answer.status), Some(status), "{what}");
-        // Either it reads on where the body ends, or it reads no more.
+        // The server either continues after the end of the body, or reads no more.
         let next = connection.answer("GET").map(|answer| answer.status);
         assert!(next.is_none_or(|status| status == 200), "{what}: {next:?}");
         assert_eq!(connection.answer("GET").map(|answer| answer.status), None, "{what}");

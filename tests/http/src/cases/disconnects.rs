@@ -1,11 +1,11 @@
-//! Clients that go away, at five points.
+//! Clients that disconnect at five points.
 
 use super::uploads::awaited_upload;
 use crate::eventually;
 use crate::exchange::{Leave, Protocol};
 use crate::target::Target;
 
-/// Waits until the server knows that the client is gone, as far as it can know: nobody need notice that a client sends no more,
+/// Waits until the server knows that the client is gone, if it can know. A server need not notice that a client sends no more,
 /// nor that a stream is reset before there is something to send on it.
 fn await_departure(target: &Target, way: Leave) {
     if (target.protocol(), way) == (Protocol::Http1, Leave::Reset) {
@@ -13,7 +13,7 @@ fn await_departure(target: &Target, way: Leave) {
     }
 }
 
-/// Waits until a payment is settled, whose own answer is held back.
+/// Waits until a payment is settled whose own answer is held back.
 pub(super) fn await_settlement(target: &Target, key: &str) {
     eventually("the settlement", || target.ask(&target.pay(key)).is_replay().then_some(()));
 }

@@ -1,4 +1,4 @@
-//! Requests with one key at the same time.
+//! Concurrent requests with one key.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub(super) fn a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back
     target.await_run();
     let duplicate = target.send(&target.pay("k"));
     assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")));
-    // A second where a transaction's lock is all there is of a run; the rest of the lease elsewhere.
+    // One second if a transaction's lock is the only trace of a run; the rest of the lease elsewhere.
     assert!((1..=5).contains(&duplicate.retry_after().unwrap()), "{duplicate:?}");
     assert!(!duplicate.is_replay());
     target.release();
@@ -21,21 +21,21 @@ pub(super) fn a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back
     assert_eq!((first.status, target.effects()), (201, 1));
 }
 
-/// A run that is held, and the same request on many more connections.
+/// A held run, and `clients` requests on other connections.
 fn storm(target: &Target, clients: u64, request: &Request) -> (Exchange, Vec<Exchange>) {
     let first = target.begin(&target.pay("k").simulate("hold-before"));
     target.await_run();
     (first, (0..clients).map(|_| target.begin(request)).collect())
 }
 
-/// The server counts those who wait whoever they are, so that only one storm of them may be on its way.
+/// The server counts the waiting requests of all tenants, so only one storm of them may run at a time.
 static STORM: Mutex<()> = Mutex::new(());
 
-/// The same when all of the others wait.
+/// The same, once all other requests wait.
 fn waiting_storm(target: &Target, clients: u64) -> (Exchange, Vec<Exchange>, MutexGuard<'static, ()>) {
     let alone = STORM.lock().unwrap_or_else(PoisonError::into_inner);
     let (first, others) = storm(target, clients, &target.pay("k").waiting());
-    // What is over before the last of them has come is nobody's fault but the machine's.
+    // A request may stop waiting before the last one arrives, but only on a slow machine.
     target.await_stages("all the waiting, each for 25 s", |stages| {
         stages.open == clients + 1 && stages.waiting >= clients
     });
@@ -93,10 +93,10 @@ pub(super) fn of_100_duplicates_that_wait_all_get_the_same_answer(target: &Targe
     assert_eq!(target.effects(), 1);
 }
 
-/// What a client that waits may cost the server: its connection, its request, its place.
+/// The memory that a waiting client may cost the server for its connection, request and place.
 const BYTES_PER_WAITER: u64 = 128 * 1024;
 
-/// What the server may have besides, with the bodies of all other cases.
+/// The memory that the server may use besides, with the bodies of all other cases.
 const AT_REST: u64 = 128 * 1024 * 1024;
 
 pub(super) fn of_1000_that_wait_for_one_key_none_runs_again_and_each_takes_little_room(target: &Target) {

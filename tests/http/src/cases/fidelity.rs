@@ -6,7 +6,7 @@ use crate::target::{Contract, Target};
 
 const MEBIBYTE: usize = 1024 * 1024;
 
-/// The first answer and the second.
+/// Sends a request twice and returns both answers.
 fn twice(target: &Target, key: &str, simulate: &str) -> (Answer, Answer) {
     let request = target.pay(key).simulate(simulate);
     let (first, again) = (target.send(&request), target.send(&request));
@@ -46,7 +46,7 @@ pub(super) fn a_cookie_reaches_the_first_client_only(target: &Target) {
     assert_eq!(again.body, first.body);
 }
 
-/// Those of one connection.
+/// Header fields of a single connection.
 const OF_THE_CONNECTION: [&str; 2] = ["keep-alive", "x-hop"];
 
 pub(super) fn fields_of_the_moment_reach_the_first_client_only(target: &Target) {
@@ -69,7 +69,7 @@ pub(super) fn fields_of_the_moment_reach_the_first_client_only(target: &Target) 
     }
     assert!(!first.is_replay() && again.is_replay());
     for name in MOMENTARY {
-        // HTTP/2 has no such fields, and servers may leave out what the handler said of them.
+        // HTTP/2 has no such fields, and servers may drop them.
         let may_lack = target.protocol() == Protocol::Http2 && OF_THE_CONNECTION.contains(&name);
         assert!(may_lack || first.header(name).is_some(), "{name}");
         assert_eq!(again.header(name), None, "{name}");
@@ -121,7 +121,7 @@ pub(super) fn an_answer_without_content_is_replayed_without_any(target: &Target)
     assert_eq!((first.status, again.status), (204, 204));
     for answer in [&first, &again] {
         let length = answer.header("content-length");
-        // Hyper says 0 over HTTP/2, whoever has made the answer.
+        // Hyper sends 0 over HTTP/2, even if the application sends no length.
         let says_nothing = length.is_none() || (target.protocol() == Protocol::Http2 && length == Some("0"));
         assert!(answer.body.is_empty() && says_nothing, "{answer:?}");
     }

@@ -1,4 +1,4 @@
-//! Which requests are the same.
+//! Which requests count as the same.
 
 use crate::target::{Contract, Target};
 
@@ -54,7 +54,7 @@ pub(super) fn the_boundary_of_multipart_does_not_matter_and_its_parts_do(target:
         let content_type = format!("multipart/form-data; boundary={boundary}");
         target.pay("k").set("Content-Type", content_type).body(part)
     };
-    // The application takes JSON only, and says so to a form; that is an answer like any other.
+    // The application takes JSON only and refuses the form; that is an answer like any other.
     let first = target.send(&form("one", "1"));
     assert_eq!((first.status, first.problem()), (422, None));
     let again = target.send(&form("two", "1"));
@@ -76,8 +76,8 @@ pub(super) fn another_request_while_the_first_runs_never_runs(target: &Target) {
     target.await_run();
     let other = target.pay("k").body(amount("1"));
     let answer = target.ask(&other);
-    // Where a lock is all that is known of a run, its request is not: who may be its client is told to come back. Stores
-    // differ in what they know of a transaction before its end.
+    // If only a lock shows a run, its request is not known, and a possible duplicate gets "in progress". Stores differ in what
+    // they know of a transaction before its end.
     let is_known = target.contract() != Contract::Transactional && !target.is_cached();
     let told = (answer.status, answer.problem());
     let mut possible = vec![(422, Some("mismatch".to_owned()))];
@@ -85,7 +85,7 @@ pub(super) fn another_request_while_the_first_runs_never_runs(target: &Target) {
         possible.push((409, Some("in-progress".to_owned())));
     }
     assert!(possible.contains(&told), "{answer:?}");
-    // Who is willing to wait is told the same, once it is known, and does not wait where it is known at once.
+    // A client that is willing to wait gets the same answer once the run is known, and immediately if it is known already.
     let waiting = target.begin(&other.clone().waiting());
     let told = if is_known {
         let told_at_once = waiting.answer();

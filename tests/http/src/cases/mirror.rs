@@ -1,4 +1,4 @@
-//! A page that takes every method, behind a layer with options of its own, and inside of CORS and compression.
+//! A page that takes every method, behind a separately configured layer, and inside CORS and compression.
 
 use std::io::Read;
 
@@ -7,7 +7,7 @@ use flate2::read::GzDecoder;
 use crate::client::{Answer, Request};
 use crate::target::Target;
 
-/// Fields of the middleware outside of the layer, which is not the same in every framework.
+/// Fields of the middleware outside the layer, which differs between frameworks.
 const OF_OTHERS: [&str; 6] = [
     "access-control-allow-credentials",
     "access-control-allow-origin",
@@ -25,7 +25,7 @@ pub(super) fn keyed(target: &Target, method: &'static str) -> Request {
     mirrored(target, method).header("X-Operation-Key", "k").body("{}")
 }
 
-/// Sends a request, and notes what the layer and the page say.
+/// Sends a request, and notes the part of the answer that comes from the layer and the page.
 pub(super) fn send(target: &Target, request: &Request) -> Answer {
     let answer = target.ask(request);
     let mut noted = answer.clone().without(&OF_OTHERS);
@@ -39,7 +39,7 @@ pub(super) fn is_replay(answer: &Answer) -> bool {
     answer.header("x-operation-replayed") == Some("true")
 }
 
-/// The body without its coding.
+/// The body, decompressed.
 fn plain(answer: &Answer) -> Vec<u8> {
     if answer.header("content-encoding") != Some("gzip") {
         return answer.body.clone();
@@ -67,11 +67,11 @@ pub(super) fn methods_that_are_safe_and_those_that_are_not_named_create_no_recor
     // The policy names GET, in vain.
     for method in ["GET", "HEAD", "OPTIONS", "TRACE", "PATCH", "DELETE"] {
         let request = mirrored(target, method).header("X-Operation-Key", "k");
-        // A record of the first would be replayed to the second, and make the third a mismatch.
+        // A record of the first request would be replayed to the second, and make the third a mismatch.
         for request in [request.clone(), request.clone(), request.target("/v1/mirror?x=1")] {
             let answer = target.ask(&request);
             assert_eq!((answer.status, is_replay(&answer), answer.problem()), (200, false, None), "{method}");
-            // Some middleware for CORS answers OPTIONS itself.
+            // Some CORS middleware answers OPTIONS itself.
             if !["HEAD", "OPTIONS"].contains(&method) {
                 assert_eq!(answer.json()["is_protected"].as_bool(), Some(false), "{method}");
             }

@@ -1,4 +1,4 @@
-//! The cases, in one table.
+//! The cases in one table.
 
 mod connections;
 mod disconnects;
@@ -15,19 +15,19 @@ mod uploads;
 use crate::exchange::Protocol;
 use crate::target::Target;
 
-/// What has to hold of a server.
+/// One requirement for a server.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Case {
     /// Its name.
     pub name: &'static str,
     pub(crate) run: fn(&Target),
-    /// The only protocol by which it can run, and why.
+    /// The only protocol that can express it, and the reason.
     pub only: Option<(Protocol, &'static str)>,
 }
 
 impl Case {
-    /// Whether it can run by this protocol.
+    /// Whether it can run over this protocol.
     #[must_use]
     pub fn runs_over(&self, protocol: Protocol) -> bool {
         self.only.is_none_or(|(only, _)| only == protocol)
@@ -46,7 +46,7 @@ macro_rules! table {
     (@ $only:ident $why:literal) => { Some((Protocol::$only, $why)) };
 }
 
-/// All of them. A new one joins by its line here, and says it if only one protocol can express it.
+/// All cases. Add a new case here, and name its protocol if only one can express it.
 pub const CASES: &[Case] = table! {
     keys:
         a_quoted_and_a_bare_key_are_the_same_whatever_the_case_of_the_header_name

@@ -1,4 +1,4 @@
-//! What HTTP/1.1 and HTTP/2 write differently, and must mean the same.
+//! What HTTP/1.1 and HTTP/2 encode differently, with the same meaning.
 
 use super::mirror;
 use super::settlements::{Repeat, fault};
@@ -18,7 +18,7 @@ pub(super) fn what_came_by_one_protocol_is_replayed_by_the_other(target: &Target
     }
 }
 
-/// A page for which the host counts.
+/// A request to a page whose fingerprint includes the host.
 fn of_host(target: &Target, key: &str, host: &str) -> Request {
     mirror::keyed(target, "POST").set("X-Operation-Key", key).host(host)
 }
@@ -58,7 +58,7 @@ pub(super) fn a_host_beside_another_one_is_refused(target: &Target) {
         let two_hosts = target.ask(&beside(host));
         assert_eq!((two_hosts.status, two_hosts.problem().as_deref()), (400, Some("host-ambiguous")), "{host:?}");
     }
-    // Where it does not count, it is not the layer's business.
+    // If the host is not in the fingerprint, the layer ignores it.
     assert_eq!(target.ask(&target.pay("k").header("Host", "test")).status, 201);
 }
 

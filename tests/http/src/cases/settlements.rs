@@ -1,10 +1,10 @@
-//! What settles how, under each contract.
+//! What each outcome settles as, under each contract.
 
 use crate::client::Request;
 use crate::eventually;
 use crate::target::{Contract, Target};
 
-/// What a repeat meets.
+/// What a repeat gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
     Replay,
@@ -25,7 +25,7 @@ fn repeat(target: &Target, request: &Request) -> Repeat {
     if again.is_replay() { Repeat::Replay } else { Repeat::RunsAgain }
 }
 
-/// An answer of that status, after the effect and in place of it.
+/// What repeats get after an answer with this status: once after the effect, and once in place of it.
 fn of_status(target: &Target, status: u16) -> [Repeat; 2] {
     ["status", "status-before"].map(|simulation| {
         let key = format!("{simulation}-{status}");
@@ -33,13 +33,13 @@ fn of_status(target: &Target, status: u16) -> [Repeat; 2] {
     })
 }
 
-/// Those that say something about the operation, as far as they are in use.
+/// The statuses in use that are final for the operation.
 const REPLAYED: [u16; 27] = [
     200, 201, 202, 203, 206, 300, 301, 302, 303, 304, 307, 308, 400, 402, 404, 406, 409, 410, 412, 413, 415, 418, 422,
     423, 424, 428, 451,
 ];
 
-/// What a fault means.
+/// What a repeat gets after a fault.
 pub(super) fn fault(contract: Contract) -> Repeat {
     match contract {
         Contract::Transactional => Repeat::RunsAgain,
@@ -95,7 +95,7 @@ pub(super) fn a_fault_runs_again_when_the_contract_says_so(target: &Target) {
     assert_eq!(target.send(&target.pay("k").simulate("status-before=503")).status, 503);
     let next = target.send(&target.pay("k"));
     let (answer, attempt) = match target.contract() {
-        // It was rolled back, as if it had never been.
+        // It was rolled back, without a trace.
         Contract::Transactional => (next, "1"),
         Contract::AtMostOnce => {
             assert_eq!((next.status, next.is_replay(), target.effects()), (503, true, 0));
@@ -119,7 +119,7 @@ pub(super) fn a_handler_may_say_how_its_answer_is_settled(target: &Target) {
     let meets = |directive: &str, simulate: &str| repeat(target, &target.pay(directive).simulate(simulate));
     assert_eq!(meets("do-not-store", "do-not-store"), Repeat::RunsAgain);
     assert_eq!(target.effects(), 2, "what an answer that is not stored has written stays");
-    // A failure that may be repeated keeps no writes, where they can be taken back.
+    // A retryable failure keeps no writes, if they can be rolled back.
     let payments = if target.contract() == Contract::Transactional { 2 } else { 3 };
     assert_eq!(meets("retryable-after", "retryable-after=30"), Repeat::Backoff);
     assert_eq!(target.effects(), payments);
@@ -134,7 +134,7 @@ pub(super) fn a_handler_may_say_how_its_answer_is_settled(target: &Target) {
     let first = target.send(&short.clone().simulate("retain-for=1"));
     let next = eventually("the end of its retention", || {
         let answer = target.ask(&short);
-        // A store in front may take a run for one in progress for a while after its end.
+        // A cache may report a run in progress for a while after its end.
         (!answer.is_replay() && answer.status != 409).then_some(answer)
     });
     assert_eq!((first.status, next.status), (201, 201));

@@ -1,10 +1,10 @@
-//! Timeouts of the application, outside of the layer and inside.
+//! Timeouts of the application, outside and inside the layer.
 
 use super::settlements::{Repeat, fault};
 use crate::client::{Answer, Request};
 use crate::target::{Contract, Target};
 
-/// The answer to a request whose time ends when it is held.
+/// The answer to a request that times out while it is held.
 fn timed_out(target: &Target, hold: &str, request: &Request) -> Answer {
     let held = target.begin(request);
     if hold == "hold-before" {
@@ -42,7 +42,7 @@ pub(super) fn a_timeout_inside_is_a_fault(target: &Target) {
             Repeat::Backoff => assert_eq!(again.problem().as_deref(), Some("backoff"), "{hold}"),
         }
     }
-    // What was written before the timeout: gone with its transaction, and there without one.
+    // Writes from before the timeout are gone with their transaction, and stay without one.
     let expected = if target.contract() == Contract::Transactional { 2 } else { 1 };
     assert_eq!(target.effects(), expected);
 }

@@ -1,4 +1,4 @@
-//! Request bodies on their way in.
+//! Uploads of request bodies.
 
 use crate::PAYMENT;
 use crate::client::{Answer, Connection};
@@ -23,7 +23,7 @@ pub(super) fn a_body_at_the_limit_is_taken_and_a_larger_one_is_refused(target: &
         assert!(target.send(&request).is_replay(), "{length}");
     }
     let mut upload = target.upload(&target.pay("k"), Some(LIMIT + 1));
-    // It may close before it has been sent all.
+    // The server may close the connection before everything is sent.
     upload.write(padded(LIMIT / 2).as_bytes());
     assert_too_large(&target.note(upload.answer().unwrap()));
     assert_eq!(target.effects(), 2);
@@ -37,7 +37,7 @@ pub(super) fn a_body_that_declares_too_much_is_refused_before_it_is_sent(target:
 
 pub(super) fn a_body_in_chunks_over_the_limit_is_refused_while_it_arrives(target: &Target) {
     let mut upload = target.upload(&target.pay("k"), None);
-    // Seventeen of them are over the limit; the last chunk, which would end the body, never comes.
+    // Seventeen chunks exceed the limit; the last chunk, which would end the body, never comes.
     for _ in 0..17 {
         upload.write(&[b' '; 0x10000]);
     }
@@ -45,12 +45,12 @@ pub(super) fn a_body_in_chunks_over_the_limit_is_refused_while_it_arrives(target
     assert_eq!(target.effects(), 0);
 }
 
-/// A payment of which the server has the head, and awaits the body.
+/// A payment whose head the server has read, and whose body it awaits.
 pub(super) fn awaited_upload(target: &Target, key: &str) -> Exchange {
     let mut upload = target.upload(&target.pay(key).header("Expect", "100-continue"), Some(PAYMENT.len()));
     match target.protocol() {
         Protocol::Http1 => assert_eq!(upload.head().unwrap().status, 100),
-        // A server need not ask for the body, and these do not.
+        // A server need not send 100, and these do not.
         Protocol::Http2 => target.await_stages("the head", |stages| stages.open == 1),
     }
     upload
@@ -87,7 +87,7 @@ pub(super) fn a_client_that_asks_before_it_sends_is_answered(target: &Target) {
     upload.write(PAYMENT.as_bytes());
     upload.end();
     assert_eq!(target.note(upload.answer().unwrap()).status, 201);
-    // Where the answer is a refusal, the framework may or may not let it send its body first.
+    // If the answer is a refusal, the framework may or may not request the body first.
     let mut connection = Connection::open(target.address());
     connection.write(&target.keyless().header("Expect", "100-continue").head_of(PAYMENT.len()));
     let refusal = match connection.answer("POST").unwrap() {

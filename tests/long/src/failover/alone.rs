@@ -1,4 +1,4 @@
-//! What is acknowledged while no replica listens.
+//! Counts what is acknowledged while no replica listens.
 
 use idem_core::{AcquireOutcome, IdempotencyStore, Lease, OwnerOutcome, OwnerToken, RecordId, Settlement};
 use idem_redis::RedisStore;
@@ -8,8 +8,8 @@ use super::request::{request, response};
 use crate::Error;
 use crate::records::DAY;
 
-/// One operation whose settlement the replicas do not get, repeated by a store whose connections have written nothing: by
-/// its documentation, `WAIT` awaits what was written on its own connection.
+/// One operation whose settlement the replicas do not get. A second store repeats it on connections that have written nothing:
+/// `WAIT` is documented to await only the writes on its connection.
 pub(super) struct Alone {
     owner: RedisStore,
     other: RedisStore,
@@ -27,7 +27,7 @@ impl Alone {
         }
     }
 
-    /// Goes on when they do not: how many answers there were that a failover could take back.
+    /// Continues while no replica listens. Returns the number of acknowledgements that a failover could take back.
     pub(super) async fn go_on(self) -> u64 {
         let settlement = Settlement::Completed(response(&self.lease.id, Some(self.lease.owner)));
         let rival = request(self.lease.id, OwnerToken::random());

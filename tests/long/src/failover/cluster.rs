@@ -16,20 +16,20 @@ use crate::Error;
 use crate::random::Random;
 use crate::report::{Passed, Report};
 
-/// The default of the store. Clients ask other nodes after parts of it.
+/// The default timeout of the store. Clients ask other nodes after parts of it.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many slots move in a round.
+/// How many slots move per round.
 const MOVES: usize = 16;
 
-/// How long after a failover errors may still come: clients have a second to hear of it, and a verb that began by then may
-/// take its whole time to fail.
+/// How long after a failover errors may still come. Clients learn of it within a second, and a verb that began by then may take
+/// its whole timeout to fail.
 const AFTERMATH: Duration = Duration::from_secs(1).saturating_add(TIMEOUT);
 
-/// How long clients work after that, without any error.
+/// How long clients work after that without errors.
 const CALM: Duration = Duration::from_millis(500);
 
-/// How often, and how far apart, is looked whether the old primary follows its heir.
+/// How many times, and how far apart, the test checks whether the old primary follows the new one.
 const REJOIN_LOOKS: u32 = 50;
 const REJOIN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -62,12 +62,12 @@ async fn failovers(options: &Options, min_replicas: u32) -> Result<Passed, Error
     Ok(report.finish())
 }
 
-/// What moving slots came to.
+/// The effects of moving slots.
 #[derive(Debug, Default)]
 struct Moves {
     /// Keys that were in the slots.
     keys: u64,
-    /// How often clients were sent elsewhere, or to try again, by the server's word for it.
+    /// How often servers redirected clients or told them to retry, by the server's error code.
     redirections: BTreeMap<&'static str, u64>,
 }
 
@@ -116,8 +116,10 @@ async fn failover(
     judge_round(judge, &world, load, stores, round).await
 }
 
-/// Waits until the old primary follows its heir. Seldom, after slots have moved, a node that comes back stays a primary
-/// without slots, as its replicas are told not to migrate; it is then told to follow, as an administrator would tell it.
+/// Waits until the old primary follows the new one.
+///
+/// After slots have moved, a returning node sometimes stays a primary without slots, because its replicas are configured not to
+/// migrate. The test then makes it follow, as an operator would.
 async fn rejoin(cluster: &RedisCluster, old: u16, slot: u16) -> Result<(), Error> {
     for _ in 0..REJOIN_LOOKS {
         let role = redis_command(old, &["ROLE"])?;
@@ -139,7 +141,7 @@ async fn rejoin(cluster: &RedisCluster, old: u16, slot: u16) -> Result<(), Error
 
 /// Moves slots to other primaries, one after another.
 async fn move_slots(cluster: &RedisCluster, round: u64, moves: &mut Moves) -> Result<(), Error> {
-    // Once there are keys on the way.
+    // First let clients write keys into the slots.
     sleep(CALM).await;
     let before = redirections(cluster)?;
     let mut random = Random::new();
@@ -151,9 +153,10 @@ async fn move_slots(cluster: &RedisCluster, round: u64, moves: &mut Moves) -> Re
         let to = others.get(random.below(others.len() as u64) as usize).ok_or("there is no other primary")?;
         let count = redis_command(from, &["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])?;
         wait(|| cluster.migrate_slot(slot, from, *to))?;
-        // As an administrator looks before the next step. A primary that has not heard of the last move may give the slot
-        // that it gets an epoch which is too low, and a replica that has not heard of it when it is promoted claims what
-        // its primary had before: nobody serves what has moved then.
+        // Check the cluster before the next step, as an operator would. Two errors would leave the moved slots without a node:
+        //
+        // - A primary that has not heard of the last move may give the slot that it receives an epoch that is too low.
+        // - A replica that has not heard of it before its promotion claims the slots that its primary had before.
         wait(|| cluster.wait_until_ok())?;
         moves.keys += count.integer().and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
     }
@@ -163,7 +166,7 @@ async fn move_slots(cluster: &RedisCluster, round: u64, moves: &mut Moves) -> Re
     Ok(())
 }
 
-/// How often all nodes have sent clients elsewhere since they started.
+/// How often all nodes have redirected clients since they started.
 fn redirections(cluster: &RedisCluster) -> Result<BTreeMap<&'static str, u64>, Error> {
     let mut counts = BTreeMap::new();
     for port in cluster.ports() {
@@ -176,14 +179,14 @@ fn redirections(cluster: &RedisCluster) -> Result<BTreeMap<&'static str, u64>, E
     Ok(counts)
 }
 
-/// One of the slots that have keys.
+/// A random slot among those with keys.
 fn some_slot(round: u64) -> Result<u16, Error> {
     let slots: Vec<u16> = hot_slots(round).collect();
     let at = Random::new().below(slots.len() as u64) as usize;
     Ok(*slots.get(at).ok_or("there are no slots")?)
 }
 
-/// The slots of keys are computed here, so that they can be chosen; servers have to see them where we do.
+/// Checks that the servers compute the same slots as this test, which chooses keys by slot.
 fn expect_same_slots(cluster: &RedisCluster) -> Result<(), Error> {
     let id = fresh_id(1);
     let port = cluster.ports().into_iter().next().ok_or("the cluster has no nodes")?;

@@ -1,4 +1,4 @@
-//! Whether what was acknowledged is there, and what a run showed.
+//! Checks that everything acknowledged is still there, and reports what a run showed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,26 +16,26 @@ use super::world::{Told, Trouble, World, by_kind};
 use crate::Error;
 use crate::report::{Report, rounded};
 
-/// How many keys are looked at at once.
+/// How many keys are examined at once.
 const AT_ONCE: usize = 64;
 
-/// How often whoever looks asks again after an error.
+/// How often an examination retries after an error.
 const TRIES: u64 = 10;
 
-/// How many keys or errors are shown of those that should not be.
+/// How many offending keys or errors are printed.
 const SHOWN: usize = 5;
 
-/// What whoever made a failover knows of it.
+/// What the test knows about the failover that it made.
 pub(super) struct Round {
-    /// For people: who was replaced by whom, and how.
+    /// For the output: which server was replaced by which, and how.
     pub(super) story: String,
-    /// The facts of the second before the primary was cut off.
+    /// The facts acknowledged in the second before the primary was cut off.
     pub(super) facts_before: u64,
-    /// From the end of the old primary until there was a new one.
+    /// The time from the end of the old primary until there was a new one.
     pub(super) took: Duration,
-    /// When errors may come; at any time if nobody says.
+    /// When errors may come; `None` if at any time.
     pub(super) errors_allowed: Option<(Instant, Instant)>,
-    /// How many answers there were while no replica could have what they say.
+    /// How many acknowledgements came while no replica could have the data.
     pub(super) told_alone: u64,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// Looks at everything that the round has acknowledged.
+    /// Examines everything that the round has acknowledged.
     pub(super) async fn round(
         &mut self,
         store: &RedisStore,
@@ -69,7 +69,7 @@ impl Judge {
             keys.get_mut(&id).into_iter().for_each(Key::intruded);
         }
         let mut keys = examine(store, keys).await?;
-        // Whose lease is there all the same.
+        // Keys whose lease was denied although it still exists.
         for id in denied {
             keys.get_mut(&id).into_iter().for_each(Key::denied);
         }
@@ -101,12 +101,12 @@ impl Judge {
             }
             by_kind(&outside, &mut self.unexpected);
         }
-        // What was lost once is not looked for again.
+        // A loss is counted once.
         self.keys.extend(keys.into_iter().filter(|(_, key)| key.breach().is_none()));
         Ok(())
     }
 
-    /// The header of the lines of rounds.
+    /// Prints the header of the lines of rounds.
     pub(super) fn header() {
         println!("round                replaced    after    keys facts/s   no answer  errors   breaches");
     }
@@ -124,7 +124,7 @@ impl Judge {
         breaches
     }
 
-    /// Looks once more at everything that was not lost in its own round, and says what was shown.
+    /// Examines once more everything that survived its round, and reports.
     pub(super) async fn finish(
         mut self,
         store: &RedisStore,
@@ -178,20 +178,20 @@ impl Judge {
     }
 }
 
-/// `3 SettlementLost, 1 SecondOwner`
+/// Formats breaches as in `3 SettlementLost, 1 SecondOwner`.
 fn told(breaches: &BTreeMap<Breach, u64>) -> String {
     let told: Vec<String> = breaches.iter().map(|(breach, count)| format!("{count} {breach:?}")).collect();
     if told.is_empty() { "none".into() } else { told.join(", ") }
 }
 
-/// Asks for every key that is not broken yet.
+/// Examines every key that has no breach yet.
 async fn examine(store: &RedisStore, keys: BTreeMap<RecordId, Key>) -> Result<BTreeMap<RecordId, Key>, Error> {
     let looks = keys.into_values().map(|key| look(store, key));
     let examined = futures_util::stream::iter(looks).buffer_unordered(AT_ONCE);
     examined.map_ok(|key| (key.id, key)).try_collect().await
 }
 
-/// Its owner asks, if it has not settled, and somebody else.
+/// Asks for a key as its owner, if that has not settled it, and as another client.
 async fn look(store: &RedisStore, mut key: Key) -> Result<Key, Error> {
     if key.breach().is_some() {
         return Ok(key);
@@ -206,7 +206,7 @@ async fn look(store: &RedisStore, mut key: Key) -> Result<Key, Error> {
     Ok(key)
 }
 
-/// Whoever looks has to be answered.
+/// Repeats a verb until it is answered, or `TRIES` times.
 pub(super) async fn persist<T, F>(verb: impl Fn() -> F) -> Result<T, Error>
 where
     F: Future<Output = Result<T, StoreError>>,

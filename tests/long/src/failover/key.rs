@@ -1,4 +1,4 @@
-//! What was said of one key, and what therefore may not be said of it any more.
+//! The acknowledgements for one key, and the answers that they rule out.
 
 use idem_core::{AcquireOutcome, Lease, OwnerOutcome, OwnerToken, RecordId, ReplayKind, StoredResponse};
 
@@ -7,32 +7,32 @@ use super::request::response;
 /// What must not happen to an acknowledged record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Breach {
-    /// Two owners were told that they have the key, although the lease of the first was not over.
+    /// Two owners acquired the key, although the lease of the first was not over.
     SecondOwner,
-    /// A lease that was acknowledged and is not over is not its owner's any more.
+    /// An acknowledged lease that is not over does not belong to its owner any more.
     LeaseLost,
-    /// An owner was told that its lease is lost, which it is not.
+    /// An owner was answered that its lease is lost, although it is not.
     LeaseDenied,
-    /// A settlement that was acknowledged is gone, so that the operation runs again.
+    /// An acknowledged settlement is gone, so that the operation runs again.
     SettlementLost,
-    /// A settled record is replayed with another answer, or an answer is one that nobody gave.
+    /// A settled record is replayed with another answer, or an answer is one that no owner gave.
     OtherAnswer,
 }
 
-/// How far its owner has come, as far as the owner was told.
+/// The progress of the owner, according to the answers that it got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Nobody was told to run.
+    /// No client was allowed to run.
     Free,
-    /// Somebody has been told to run.
+    /// A client was allowed to run.
     Running,
-    /// A settlement was sent, and there was no answer: it may count, and need not.
+    /// A settlement was sent without an answer: it may or may not count.
     Unclear,
     /// The settlement was acknowledged.
     Settled,
 }
 
-/// One key. Leases outlast the check, and nobody gives one back, so that a key has one owner for ever.
+/// One key. It has one owner throughout, because leases outlast the check and are never released.
 #[derive(Debug)]
 pub(super) struct Key {
     pub(super) id: RecordId,
@@ -46,17 +46,17 @@ impl Key {
         Self { id, lease: None, stage: Stage::Free, breach: None }
     }
 
-    /// The first thing that was wrong.
+    /// The first breach.
     pub(super) fn breach(&self) -> Option<Breach> {
         self.breach
     }
 
-    /// The right to execute, if somebody was given it.
+    /// The right to execute, if a client got it.
     pub(super) fn lease(&self) -> Option<&Lease> {
         self.lease.as_ref()
     }
 
-    /// Whether its owner was told to run and has not tried to settle.
+    /// Whether its owner may run it and has not tried to settle.
     pub(super) fn is_running(&self) -> bool {
         self.stage == Stage::Running
     }
@@ -65,7 +65,7 @@ impl Key {
         self.stage == Stage::Settled
     }
 
-    /// The answer to an acquire by `owner`. Whether it is a fact that has to last.
+    /// Takes the answer to an acquire by `owner`. Returns whether it is a fact that must last.
     pub(super) fn acquired(&mut self, owner: OwnerToken, outcome: AcquireOutcome) -> bool {
         let ours = self.lease.as_ref().is_some_and(|lease| lease.owner == owner);
         match outcome {
@@ -89,13 +89,13 @@ impl Key {
         false
     }
 
-    /// The answer to its owner's renewal, which is one of a running operation.
+    /// Takes the answer to a renewal by its owner while the operation runs.
     pub(super) fn renewed(&mut self, outcome: OwnerOutcome) -> bool {
         self.expect(outcome == OwnerOutcome::Applied, Breach::LeaseLost);
         outcome == OwnerOutcome::Applied
     }
 
-    /// The answer to its owner's settlement, which always says the same; `None` when there was none.
+    /// Takes the answer to the settlement by its owner, which always has the same content; `None` if there was no answer.
     pub(super) fn settled(&mut self, outcome: Option<OwnerOutcome>) -> bool {
         let lost = if self.is_settled() { Breach::SettlementLost } else { Breach::LeaseLost };
         match outcome {
@@ -107,7 +107,7 @@ impl Key {
         outcome == Some(OwnerOutcome::Applied)
     }
 
-    /// The answer to somebody who only wants to know: that the key could be had is then a loss, and no second owner.
+    /// Takes the answer to an examination. If that acquired the key, it counts as a loss and not as a second owner.
     pub(super) fn examined(&mut self, outcome: AcquireOutcome) {
         match outcome {
             AcquireOutcome::Acquired(_) if !self.is_settled() => self.broken(Breach::LeaseLost),
@@ -117,17 +117,17 @@ impl Key {
         }
     }
 
-    /// Somebody else was told to run it, after its owner was.
+    /// Another client was allowed to run it after its owner was.
     pub(super) fn intruded(&mut self) {
         self.broken(Breach::SecondOwner);
     }
 
-    /// Its owner was told that the lease is lost. A key that has been settled since may have been so by then.
+    /// Its owner was answered that the lease is lost. A key that was settled since may have been settled by then.
     pub(super) fn denied(&mut self) {
         self.expect(!self.is_running(), Breach::LeaseDenied);
     }
 
-    /// What its owner settles it with: different from what any other owner of any key would.
+    /// The response with which its owner settles it, unique among all owners and keys.
     pub(super) fn answer(&self) -> StoredResponse {
         response(&self.id, self.lease.as_ref().map(|lease| lease.owner))
     }

@@ -16,24 +16,24 @@ use crate::Error;
 use crate::random::Random;
 use crate::records::DAY;
 
-/// How many tasks hold leases, and how many leases each.
+/// How many tasks hold leases, and how many leases each one holds.
 const HOLDERS: u64 = 8;
 const HELD: usize = 16;
 
-/// How many tasks of the process that sleeps through the failover there are: more than it has connections.
+/// The number of tasks in the process that sleeps through the failover: more than it has connections.
 const SLEEPERS: u64 = 8;
 
-/// How often a verb is repeated whose answer did not come, as the engine does.
+/// How many times a verb is sent if no answer comes, as by the engine.
 const REPEATS: usize = 2;
 
-/// Milliseconds between two operations of a client at most, and after an error.
+/// The longest pause between two operations of a client, and after an error, in milliseconds.
 const PAUSE_MS: u64 = 50;
 
-/// Everything that a round's tasks were told.
+/// The tasks of a round, with the answers that they got.
 #[derive(Debug)]
 pub(super) struct Load(JoinSet<Vec<Key>>);
 
-/// One task, and the processes that it speaks to: its own, and that of its rivals.
+/// One task with its process and the process of its rivals.
 struct Client {
     world: Arc<World>,
     own: RedisStore,
@@ -43,7 +43,7 @@ struct Client {
 }
 
 impl Load {
-    /// Begins. Of the three processes, the last one sleeps when it is told to.
+    /// Starts the tasks. The last of the three processes sleeps in the phase `Sleep`.
     pub(super) fn start(world: &Arc<World>, processes: &[RedisStore; 3], clients: u64) -> Self {
         let mut tasks = JoinSet::new();
         for number in 0..clients + HOLDERS + SLEEPERS {
@@ -64,7 +64,7 @@ impl Load {
         Self(tasks)
     }
 
-    /// Waits for what was begun, and gives all keys.
+    /// Waits for pending operations and returns all keys.
     pub(super) async fn end(mut self) -> Result<BTreeMap<RecordId, Key>, Error> {
         let mut keys = BTreeMap::new();
         while let Some(ended) = self.0.join_next().await {
@@ -75,7 +75,7 @@ impl Load {
 }
 
 impl Client {
-    /// One operation after another, each on a key of its own.
+    /// Runs one operation after another, each on a fresh key.
     async fn operate(mut self) -> Vec<Key> {
         let mut keys = Vec::new();
         while !self.world.is_over() {
@@ -104,7 +104,7 @@ impl Client {
             self.compete(key).await;
         }
         self.settle(key).await;
-        // Its caller may repeat what was acknowledged, as an answer can be lost behind the store.
+        // A caller may repeat an acknowledged settlement, because the answer can be lost behind the store.
         if self.random.chance(20) && key.is_settled() {
             self.settle(key).await;
         }
@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// Leases that are renewed in turn; rivals ask for them.
+    /// Holds leases and renews them in turn, while rivals ask for them.
     async fn hold(mut self) -> Vec<Key> {
         let (mut keys, mut held) = (Vec::new(), Vec::new());
         while !self.world.is_over() {
@@ -125,7 +125,7 @@ impl Client {
                     held.push(key);
                 }
             }
-            // Nobody renews it any more, and it holds all the same.
+            // This lease is not renewed any more, but must still hold.
             if self.random.chance(10) && !held.is_empty() {
                 keys.push(held.swap_remove(self.random.below(held.len() as u64) as usize));
             }
@@ -146,7 +146,7 @@ impl Client {
         keys
     }
 
-    /// Two may ask at once for a key that nobody has, as when a client did not wait for its answer.
+    /// Acquires a fresh key, sometimes by two requests at once, as when a client did not wait for its answer.
     async fn acquire(&mut self, key: &mut Key) {
         let [own, other] = [OwnerToken::random(), OwnerToken::random()];
         let [asked, asked_too] = [request(key.id, own), request(key.id, other)];
@@ -191,7 +191,7 @@ impl Client {
         }
     }
 
-    /// Somebody else asks for the key.
+    /// Asks for the key as another client.
     async fn compete(&mut self, key: &mut Key) {
         let owner = OwnerToken::random();
         if let Some(outcome) = self.world.hear(self.rival.acquire(&request(key.id, owner)).await) {
@@ -199,14 +199,14 @@ impl Client {
         }
     }
 
-    /// A process that was suspended works, when it wakes up, on keys that were acquired meanwhile, on the connections that
-    /// it has: as their owner would whose store has such a connection among others, and as a rival.
+    /// Suspends the process until the phase changes. Afterwards it works, on the connections that it has, on keys that were
+    /// acquired meanwhile: as an owner whose store has such a connection among others, and as a rival.
     async fn sleep_if_told(&mut self) {
         let mut phase = self.world.phase();
         if *phase.borrow() != Phase::Sleep {
             return;
         }
-        // It fails only if nobody can end the round any more.
+        // It fails only if the round cannot end any more.
         let _ = phase.wait_for(|phase| *phase != Phase::Sleep).await;
         for lease in self.world.recently_held() {
             if !self.random.chance(100 / SLEEPERS) || self.world.is_over() {

@@ -1,21 +1,24 @@
-//! `sentinel` and `cluster`: what Redis acknowledged is there after a failover, or is counted. [`standby`] is the same for
-//! Postgres, in a way of its own.
+//! `sentinel` and `cluster`: what Redis acknowledged survives a failover, or its loss is counted. [`standby`] is the same for
+//! Postgres, implemented separately.
 //!
-//! In every round clients of three processes work on keys of their own and write down what they are told. In the midst of
-//! it a primary is cut off from its replicas, goes on alone for a moment, and is then replaced. Afterwards every
-//! acknowledged fact is compared with what the servers hold: a lease must still be its owner's, a settled record must be
-//! replayed byte for byte, and nobody may have been told to run a key that had an owner.
+//! In every round, clients of three processes work on their own keys and record the answers. Meanwhile a primary is cut off
+//! from its replicas, runs alone for a moment, and is then replaced. Afterwards every acknowledged fact is compared with what
+//! the servers hold:
 //!
-//! The cut is what makes the window of asynchronous replication wide enough to be seen. Pausing replicas alone does not:
-//! what the primary has written to their connections waits there and is read later. So the replicas are paused *and* the
-//! primary's connections to them are closed, as by a switch that fails; what is acknowledged from then on is on the primary
-//! only. When it is paused or killed, the replicas go on, and one of them takes its place without having seen any of it.
+//! - a lease must still belong to its owner;
+//! - a settled record must be replayed byte for byte;
+//! - no client may have been allowed to run a key that had an owner.
 //!
-//! Before the connections are closed, the replicas stand still and count as connected. Whatever a primary acknowledges then
-//! is acknowledged by nobody else, also where a verb is repeated and has nothing left to write: see [`alone`].
+//! The cut widens the window of asynchronous replication. Pausing replicas alone does not: the primary's writes wait in their
+//! connections and are read later. So the replicas are paused *and* the primary closes its connections to them, as when a
+//! switch fails. What it acknowledges from then on is on the primary only. When it is paused or killed, the replicas go on, and
+//! one of them is promoted without having seen any of it.
 //!
-//! One of the processes is as if suspended from before the cut until a paused primary goes on. Its connections lead to that
-//! primary, which still believes in itself: whatever it acknowledges then is lost too, and second owners come from there.
+//! Before the connections are closed, the replicas stand still and count as connected. A primary acknowledges then what no
+//! replica has, even if a repeated verb has nothing left to write: see [`alone`].
+//!
+//! One of the processes is as if suspended from before the cut until a paused primary resumes. It is connected to that primary,
+//! which still considers itself primary. What it acknowledges then is lost too, and second owners come from there.
 
 mod alone;
 mod judge;
@@ -41,28 +44,28 @@ use judge::Judge;
 use load::Load;
 use world::{Phase, World};
 
-/// How long a primary goes on without replicas before it fails.
+/// How long a primary runs without replicas before it fails.
 const ALONE: Duration = Duration::from_millis(200);
 
-/// How long clients work before anything happens. The facts of the last second of it are counted.
+/// How long clients work before the failover. The facts of the last second are counted.
 const BEFORE: Duration = Duration::from_millis(1500);
 const LAST: Duration = Duration::from_secs(1);
 
-/// How long the process that is to sleep takes to fall asleep: to end what it does.
+/// How long the sleeping process takes to finish its pending verbs.
 const FALL_ASLEEP: Duration = Duration::from_millis(300);
 
-/// How many facts there have to be in that second.
+/// The least number of facts in that second.
 const ENOUGH_FACTS: u64 = 200;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How often a primary is replaced, with each number of replicas.
+    /// How often a primary is replaced, for each number of replicas.
     #[arg(long, default_value_t = 20)]
     rounds: u64,
-    /// Only with so many replicas awaited before anything is acknowledged; default first 0, then 1.
+    /// Tests only with this number of replicas awaited before an acknowledgement; by default first 0, then 1.
     #[arg(long)]
     min_replicas: Option<u32>,
-    /// How many clients there are, each with one operation at a time, besides holders of leases.
+    /// Number of clients, each with one operation at a time, besides the holders of leases.
     #[arg(long, default_value_t = 32)]
     clients: u64,
 }
@@ -73,7 +76,7 @@ impl Options {
     }
 }
 
-/// The processes, and one that asks when all is over.
+/// The stores of the processes, and one that examines the records afterwards.
 struct Stores {
     config: RedisConfig,
     processes: [RedisStore; 3],
@@ -86,13 +89,13 @@ impl Stores {
         let config = RedisConfig::new(url).timeout(timeout);
         let open = || RedisStore::open(config.clone().min_replicas(min_replicas));
         let processes = [open().await?, open().await?, open().await?];
-        // It looks when everybody is there, so nobody has to be awaited.
+        // All servers are up when it is used, so it need not wait for replicas.
         let judge = RedisStore::open(config.clone().timeout(Duration::from_secs(5))).await?;
         Ok(Self { config: config.min_replicas(min_replicas), processes, judge, min_replicas })
     }
 }
 
-/// The beginning of every round: work, and how many facts the last second brought.
+/// Begins a round: lets clients work and returns the number of facts of the last second.
 async fn warm_up(world: &World) -> u64 {
     sleep(BEFORE.saturating_sub(LAST)).await;
     let before = world.facts();
@@ -100,19 +103,19 @@ async fn warm_up(world: &World) -> u64 {
     world.facts() - before
 }
 
-/// Lets the process fall asleep that sleeps through the failover.
+/// Puts the process to sleep that sleeps through the failover.
 async fn fall_asleep(world: &World) {
     world.enter(Phase::Sleep);
     sleep(FALL_ASLEEP).await;
 }
 
-/// Ends what the primary sends to its replicas. Those that are not paused come back at once.
+/// Closes the primary's connections to its replicas. Replicas that are not paused reconnect at once.
 fn close_links(primary: u16) -> Result<(), Error> {
     redis_command(primary, &["CLIENT", "KILL", "TYPE", "replica"])?;
     Ok(())
 }
 
-/// Ends a round: no more work, and a look at everything that was acknowledged in it.
+/// Ends the work of a round and examines everything that was acknowledged in it.
 async fn judge_round(
     judge: &mut Judge,
     world: &World,
@@ -125,7 +128,7 @@ async fn judge_round(
     judge.round(&stores.judge, world, keys, round).await
 }
 
-/// Servers are waited for in the way of tests, which block.
+/// Waits for servers with the blocking functions of the tests.
 fn wait<T>(what: impl FnOnce() -> Result<T, idem_servers::Error>) -> Result<T, Error> {
     Ok(block_in_place(what)?)
 }

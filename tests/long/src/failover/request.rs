@@ -1,4 +1,4 @@
-//! What clients ask, and under which ids.
+//! The requests of clients, and their record ids.
 
 use std::fmt::Write as _;
 use std::num::NonZeroU32;
@@ -10,13 +10,13 @@ use idem_core::{
 
 use crate::records::DAY;
 
-/// Leases outlast every check, so that whoever loses one loses it to a fault.
+/// Leases outlast every check, so that only a fault can lose one.
 pub(super) const TERM: Term = Term { lease: Duration::from_secs(3600), retention: DAY };
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 const SLOTS: u16 = 16_384;
 
-/// How many of them have keys in a round, so that each has many, and a slot that moves has clients.
+/// How many slots have keys in a round: few enough that each has many keys, and a moving slot has clients.
 const HOT_SLOTS: u16 = 32;
 const STRIDE: u16 = SLOTS / HOT_SLOTS;
 
@@ -34,7 +34,7 @@ pub(super) fn request(id: RecordId, owner: OwnerToken) -> Acquire {
     }
 }
 
-/// What an owner settles a key with: nobody else settles anything with it.
+/// The response with which an owner settles a key, unique to that owner and key.
 pub(super) fn response(id: &RecordId, owner: Option<OwnerToken>) -> StoredResponse {
     let mut body = format!("{id} by ");
     for byte in owner.iter().flat_map(|owner| owner.as_bytes()) {
@@ -44,7 +44,7 @@ pub(super) fn response(id: &RecordId, owner: Option<OwnerToken>) -> StoredRespon
     StoredResponse::new(201, body)
 }
 
-/// The slots that have keys in a round: others than in the round before, so that what moves does not become more and more.
+/// The slots that have keys in a round. They differ from those of the round before, so that moving does not become slower.
 pub(super) fn hot_slots(round: u64) -> impl Iterator<Item = u16> {
     (first_of(round)..SLOTS).step_by(usize::from(STRIDE))
 }
@@ -53,14 +53,14 @@ fn first_of(round: u64) -> u16 {
     u16::try_from(round % u64::from(STRIDE)).unwrap_or_default()
 }
 
-/// An id that nobody has used, whose key is in one of the [`hot_slots`].
+/// A fresh id whose key is in one of the [`hot_slots`].
 pub(super) fn fresh_id(round: u64) -> RecordId {
     let mut bytes = [0; 32];
     loop {
         bytes[..16].copy_from_slice(OwnerToken::random().as_bytes());
         bytes[16..].copy_from_slice(OwnerToken::random().as_bytes());
         let begun = bytes[..31].iter().fold(0, checksum);
-        // A slot is the lower bits of the checksum, so the last byte decides.
+        // The slot is the lower bits of the checksum, so the last byte decides.
         let last = (0..=u8::MAX).find(|last| checksum(begun, last) % SLOTS % STRIDE == first_of(round));
         if let Some(last) = last {
             bytes[31] = last;
@@ -69,12 +69,12 @@ pub(super) fn fresh_id(round: u64) -> RecordId {
     }
 }
 
-/// The slot of the record's key: what stands in braces in it is the id.
+/// The slot of the record's key. The id is its hash tag, the text in braces.
 pub(super) fn slot(id: &RecordId) -> u16 {
     id.as_bytes().iter().fold(0, checksum) % SLOTS
 }
 
-/// CRC-16/XMODEM, as the specification of Redis Cluster has it, over the two digits of a byte.
+/// CRC-16/XMODEM, as the specification of Redis Cluster defines it, over the two hexadecimal digits of a byte.
 fn checksum(begun: u16, byte: &u8) -> u16 {
     let digit = |nibble: u8| if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 };
     [digit(byte >> 4), digit(byte & 15)].iter().fold(begun, |crc, letter| {

@@ -1,4 +1,4 @@
-//! `sentinel`: Sentinels replace a paused primary, which wakes up and believes that it still is one.
+//! `sentinel`: Sentinels replace a paused primary, which resumes and still considers itself primary.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::{ALONE, Options, Stores, close_links, fall_asleep, judge_round, start
 use crate::Error;
 use crate::report::{Passed, Report};
 
-/// Far above a healthy server's answer, and short enough for many verbs to be tried during a failover.
+/// Far above a healthy server's latency, and short enough for many verbs during a failover.
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long clients work on the new primary before the old one wakes up, and after everybody is there.
+/// How long clients work on the new primary before the old one resumes, and after all servers are back.
 const AFTER: Duration = Duration::from_millis(500);
 
 pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
@@ -53,7 +53,7 @@ async fn failover(
     let facts_before = warm_up(&world).await;
     fall_asleep(&world).await;
     let old = wait(|| group.primary_port())?;
-    // In every other round only one replica falls behind: the other has to be preferred.
+    // In every other round only one replica falls behind: Sentinel must prefer the other one.
     let cut_off = wait(|| group.replica_ports())?.into_iter().take(if number % 2 == 1 { 2 } else { 1 });
     let cut_off: Vec<u16> = cut_off.collect();
     let alone = Alone::begin(stores, fresh_id(number)).await?;

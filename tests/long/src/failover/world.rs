@@ -1,4 +1,4 @@
-//! What everybody in a round shares.
+//! The state that all tasks of a round share.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error as _;
@@ -10,17 +10,17 @@ use idem_core::{Lease, OwnerOutcome, RecordId, StoreError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How many leases of a kind are remembered for those who wake up late.
+/// How many recent leases of each kind are kept for the process that wakes up late.
 const RECENT: usize = 256;
 
-/// What clients do.
+/// The phases of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// All of them work.
+    /// All clients work.
     Work,
-    /// Those of one process are as silent as if it were suspended.
+    /// The clients of one process are silent, as if it were suspended.
     Sleep,
-    /// Nobody begins anything.
+    /// No client begins anything.
     Over,
 }
 
@@ -31,22 +31,22 @@ pub(super) struct Trouble {
     pub(super) said: String,
 }
 
-/// What was told beside the keys.
+/// The observations of a round besides the keys.
 #[derive(Debug)]
 pub(super) struct Told {
-    /// The longest time in which nobody had an answer.
+    /// The longest time without any answer.
     pub(super) longest_outage: Duration,
     pub(super) troubles: Vec<Trouble>,
-    /// Keys that had an owner when somebody else was told to run them.
+    /// Keys that had an owner when another client was allowed to run them.
     pub(super) intruded: BTreeSet<RecordId>,
-    /// Keys whose owner was told that the lease is lost.
+    /// Keys whose owner was answered that the lease is lost.
     pub(super) denied: BTreeSet<RecordId>,
 }
 
-/// What everybody in a round shares.
+/// The state that all tasks of a round share.
 #[derive(Debug)]
 pub(super) struct World {
-    /// Which round it is.
+    /// The number of the round.
     pub(super) round: u64,
     phase: watch::Sender<Phase>,
     facts: AtomicU64,
@@ -94,17 +94,17 @@ impl World {
         *self.phase.borrow() == Phase::Over
     }
 
-    /// How many facts were acknowledged.
+    /// The number of acknowledged facts.
     pub(super) fn facts(&self) -> u64 {
         self.facts.load(Ordering::Relaxed)
     }
 
-    /// Counts the facts that have to last.
+    /// Counts a fact if `is_one`.
     pub(super) fn fact(&self, is_one: bool) {
         self.facts.fetch_add(u64::from(is_one), Ordering::Relaxed);
     }
 
-    /// Takes what is of no interest besides the outcome: when an answer came, or what was said instead.
+    /// Records when an answer came, or its error, and returns the outcome.
     pub(super) fn hear<T>(&self, answer: Result<T, StoreError>) -> Option<T> {
         let (now, mut book) = (Instant::now(), self.book());
         match answer {
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// A key has an owner, who was told so.
+    /// Records a lease that its owner got.
     pub(super) fn owned(&self, lease: Lease) {
         let mut book = self.book();
         book.recent.truncate(RECENT - 1);
@@ -134,31 +134,31 @@ impl World {
         self.book().recent.iter().cloned().collect()
     }
 
-    /// Somebody was told to run a key that has an owner.
+    /// Records that another client was allowed to run a key that has an owner.
     pub(super) fn intruded(&self, id: RecordId) {
         self.book().intruded.insert(id);
     }
 
-    /// A lease was given that nobody will settle.
+    /// Records a lease that will never be settled.
     pub(super) fn held(&self, lease: Lease) {
         let mut book = self.book();
         book.held.truncate(RECENT - 1);
         book.held.push_front(lease);
     }
 
-    /// Leases that nobody settles, the newest first.
+    /// Leases that will never be settled, the newest first.
     pub(super) fn recently_held(&self) -> Vec<Lease> {
         self.book().held.iter().cloned().collect()
     }
 
-    /// An owner asked to renew its lease by a connection that it has had for long.
+    /// Records a renewal by an owner over a connection from before the failover.
     pub(super) fn renewed(&self, id: RecordId, outcome: OwnerOutcome) {
         if outcome == OwnerOutcome::LeaseLost {
             self.book().denied.insert(id);
         }
     }
 
-    /// What was told, after it is over.
+    /// The observations, once the round is over.
     pub(super) fn told(&self) -> Told {
         let mut book = self.book();
         Told {
@@ -170,7 +170,7 @@ impl World {
     }
 }
 
-/// What an error came from, without ports and slots, so that errors of a kind say the same.
+/// The cause of an error, without digits, so that similar errors are counted together.
 fn cause(error: &StoreError) -> String {
     match error.source() {
         Some(source) => format!(" ({})", source.to_string().replace(|letter: char| letter.is_ascii_digit(), "")),
@@ -178,7 +178,7 @@ fn cause(error: &StoreError) -> String {
     }
 }
 
-/// Counts errors by what they say.
+/// Counts errors by their text.
 pub(super) fn by_kind(troubles: &[Trouble], into: &mut BTreeMap<String, u64>) {
     for trouble in troubles {
         *into.entry(trouble.said.clone()).or_default() += 1;

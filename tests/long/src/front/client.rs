@@ -1,4 +1,4 @@
-//! A client, which repeats its request until it has an answer.
+//! A client that repeats its request until it has an answer.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,22 +14,22 @@ use super::service::{Answer, Connection};
 use crate::Error;
 use crate::random::Random;
 
-/// How many requests in a hundred repeat a key that somebody else has asked for.
+/// The percentage of requests that repeat another client's key.
 const DUPLICATES: u64 = 30;
 
-/// Longer than any answer may take.
+/// The client's timeout, longer than any answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a client goes on asking for one payment.
+/// How long a client retries one payment.
 const STUBBORNNESS: Duration = Duration::from_secs(60);
 
 pub(super) struct Client {
     world: Arc<World>,
     random: Random,
-    /// Half of the duplicates choose among so many newest keys, most of which run at the time.
+    /// Half of the duplicates choose among this many newest keys, most of which are running.
     newest: u64,
     recent: u64,
-    /// Payments that take so long that duplicates meet them.
+    /// Whether payments take so long that duplicates meet them.
     slow: bool,
     connections: [Option<Connection>; 2],
 }
@@ -56,7 +56,7 @@ impl Client {
         keys - 1 - self.random.below(among.min(keys))
     }
 
-    /// Asks until there is a definite answer.
+    /// Retries until there is a definite answer.
     async fn pay(&mut self, key: u64) -> Result<(), Error> {
         let give_up_at = Instant::now() + STUBBORNNESS;
         while Instant::now() < give_up_at {
@@ -104,7 +104,7 @@ impl Client {
     }
 }
 
-/// After everything: each key is asked for once more of each process, and gives the answer that it gave.
+/// After all faults, asks each process for a key once more; the answer must be the same as before.
 pub(super) async fn ask_again(world: &Arc<World>, key: u64) -> Result<(), Error> {
     for service in &world.services {
         let answer = service.connect().await?.send(payment(key, 0)?).await?;
@@ -127,7 +127,7 @@ fn payment(key: u64, delay: u64) -> Result<Request<Full<bytes::Bytes>>, Error> {
     Ok(request.body(Full::from(body))?)
 }
 
-/// What kind of correct answer it is, or what is wrong.
+/// The kind of a correct answer, or what is wrong with it.
 fn read(answer: &Answer) -> Result<&'static str, String> {
     let has = |name: &str| answer.headers.contains_key(name);
     match answer.status {

@@ -1,6 +1,6 @@
-//! `latency`: a first request, a replay and a concurrent duplicate, by Redis in front of Postgres beside either alone.
+//! `latency`: the time of a first request, a replay and a concurrent duplicate, for Postgres, Redis, and both together.
 //!
-//! The stores take turns, so that what slows the machine slows all of them.
+//! The stores take turns, so that a slow machine slows all of them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -24,24 +24,24 @@ pub(crate) struct Options {
     /// How many turns each store has.
     #[arg(long, default_value_t = 10)]
     rounds: u64,
-    /// How many operations each does in a turn.
+    /// How many operations each store runs per turn.
     #[arg(long, default_value = "2000")]
     operations: NonZeroU64,
-    /// How many are under way at once.
+    /// How many operations run concurrently.
     #[arg(long, default_value_t = 16)]
     clients: u64,
 }
 
-/// What is measured of an operation.
+/// The measured steps of an operation.
 const STEPS: [&str; 3] = ["first request", "concurrent duplicate", "replay"];
 
-/// Milliseconds that steps took, by the store.
+/// Durations of steps in milliseconds, by store and step.
 type Times = BTreeMap<(&'static str, &'static str), Vec<f64>>;
 
 struct Contestant {
     name: &'static str,
     store: Arc<dyn IdempotencyStore>,
-    /// Where a settled record is copied to behind the caller's back.
+    /// The cache to which settled records are copied after the answer.
     fast: Option<Arc<dyn FastStore>>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
     Ok(report.finish())
 }
 
-/// One operation, asked for again while it runs and once it is settled.
+/// Runs one operation, and repeats its request while it runs and once it is settled.
 async fn operate(
     contestant: &Contestant,
     maker: &Maker,
@@ -133,7 +133,7 @@ async fn operate(
     }
     took("first request", settling.checked_sub(acquired).unwrap_or(settling));
     if let Some(fast) = fast {
-        // What is measured is the replay of a copy.
+        // Wait for the copy, because its replay is measured.
         while fast.get(&request.id, None).await?.bytes.is_none_or(|bytes| bytes.is_empty()) {
             tokio::task::yield_now().await;
         }

@@ -1,4 +1,4 @@
-//! What clients were answered.
+//! Records the answers that clients got.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,10 @@ pub(super) struct Ledger(Mutex<Book>);
 pub(super) struct Book {
     /// The first answer of each key, by its number.
     pub(super) ends: Vec<Option<End>>,
-    /// Keys whose answers were not the same, or whose operation ran more than once.
+    /// Keys that got different answers, or whose operation ran more than once.
     pub(super) differing: Vec<u64>,
     pub(super) answers: BTreeMap<&'static str, u64>,
-    /// Requests without a correct answer: what they got, and from when to when they were under way.
+    /// Requests without a correct answer: what they got, and when they began and ended.
     pub(super) failures: Vec<Failure>,
     /// How long requests took.
     pub(super) took: BTreeMap<&'static str, Vec<f64>>,
@@ -37,7 +37,7 @@ pub(super) struct End {
     body: Bytes,
     location: Option<Bytes>,
     attempt: Option<Bytes>,
-    /// Whether the first answer itself was seen, and not only a replay of it.
+    /// Whether a client saw the first answer itself, and not only a replay.
     is_first: bool,
 }
 
@@ -50,7 +50,7 @@ impl Ledger {
         self.book().ends.len() as u64
     }
 
-    /// A key that nobody has used.
+    /// A fresh key.
     pub(super) fn new_key(&self) -> u64 {
         let mut book = self.book();
         book.ends.push(None);
@@ -72,7 +72,7 @@ impl Ledger {
         self.book().failures.push(failure);
     }
 
-    /// A definite answer to `key`: the first one, or the same as that.
+    /// Records a definite answer to `key` and compares it with the first one.
     pub(super) fn answered(&self, key: u64, answer: &Answer) {
         let field = |name: &str| answer.headers.get(name).map(|value| Bytes::copy_from_slice(value.as_bytes()));
         let is_first = field("idempotency-replayed").is_none();

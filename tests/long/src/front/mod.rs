@@ -1,5 +1,5 @@
-//! `front`: payments on Postgres with Redis in front, over HTTP: what Redis spares, and what happens when it does everything
-//! wrong, without and with restarts of Postgres.
+//! `front`: payments over HTTP on Postgres with Redis as a cache. It measures the load that Redis takes from Postgres, and
+//! checks the answers while Redis fails in every way, with and without restarts of Postgres.
 
 mod client;
 mod latency;
@@ -31,19 +31,19 @@ pub(crate) use latency::{Options as LatencyOptions, run as latency};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How long clients send requests in each part; the calm one takes a third of it.
+    /// How long clients send requests in each part, in seconds; the calm part takes a third of it.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// How many clients there are, each with one request at a time.
+    /// Number of clients, each with one request at a time.
     #[arg(long, default_value_t = 64)]
     clients: u64,
-    /// From how many of the newest keys repeats choose one; so many have to be made at least.
+    /// Repeats choose among this many of the newest keys; the run must make at least as many.
     #[arg(long, default_value = "5000")]
     keys: NonZeroU64,
     /// How often Postgres is restarted in the last part.
     #[arg(long, default_value_t = 10)]
     restarts: u64,
-    /// How many faults of Redis there have to be in each part but the first.
+    /// The least number of Redis faults in each part but the first.
     #[arg(long, default_value_t = 30)]
     faults: u64,
 }
@@ -51,15 +51,15 @@ pub(crate) struct Options {
 /// A part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Nothing fails: what does Redis spare?
+    /// Nothing fails: how much load does Redis take from Postgres?
     Calm,
     /// Redis is killed, paused, flushed, filled with garbage and restarted.
     RedisFails,
-    /// And Postgres is restarted meanwhile.
+    /// Redis fails, and Postgres is restarted meanwhile.
     BothFail,
 }
 
-/// What all clients share.
+/// The state that all clients share.
 #[derive(Debug)]
 struct World {
     services: [Service; 2],
@@ -85,7 +85,7 @@ async fn play(options: &Options, part: Part) -> Result<Passed, Error> {
     let services = [service()?, service()?];
     let world =
         Arc::new(World { services, ledger: Ledger::default(), over: AtomicBool::new(false), started: Instant::now() });
-    // The services try themselves out when they start.
+    // The services test their caches when they start.
     let before = world.cache().await?;
     let mut clients = JoinSet::new();
     for _ in 0..options.clients {
@@ -125,7 +125,7 @@ async fn play(options: &Options, part: Part) -> Result<Passed, Error> {
 }
 
 impl World {
-    /// What both processes say about their caches, added up.
+    /// The sum of the cache statistics of both processes.
     async fn cache(&self) -> Result<service::Cache, Error> {
         let [one, other] = &self.services;
         Ok(one.cache().await? + other.cache().await?)

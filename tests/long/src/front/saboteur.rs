@@ -1,4 +1,4 @@
-//! Whoever lets Redis do everything wrong, and restarts Postgres.
+//! Makes Redis fail in every way, and restarts Postgres.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::Error;
 use crate::database::Database;
 use crate::random::Random;
 
-/// What was done.
+/// What was sabotaged.
 #[derive(Debug, Default)]
 pub(super) struct Sabotage {
     pub(super) faults: BTreeMap<&'static str, u64>,
@@ -22,9 +22,9 @@ pub(super) struct Sabotage {
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// `kill -9`, and back after a while, empty.
+    /// `kill -9`; it comes back after a while, empty.
     Kill,
-    /// It stands still for a while, and then does what it was told meanwhile.
+    /// It stands still for a while, and then executes what it was sent meanwhile.
     Pause,
     Flush,
     /// Every entry, and more keys, hold something else.
@@ -37,7 +37,7 @@ enum Fault {
 
 const FAULTS: [Fault; 6] = [Fault::Kill, Fault::Pause, Fault::Flush, Fault::Garbage, Fault::Restart, Fault::Disconnect];
 
-/// What may be under a key: nothing, no entry, one of another version, one of another type of ours.
+/// What a key may hold: nothing, no entry, an entry of another version, or another of our types.
 const GARBAGE: &str = "
 local cursor, count = '0', 0
 repeat
@@ -63,7 +63,7 @@ return count";
 
 pub(super) struct Saboteur {
     redis: Redis,
-    /// Times are counted from here.
+    /// Times count from here.
     started: Instant,
     lasts: Duration,
     restarts: u64,
@@ -76,7 +76,7 @@ impl Saboteur {
         Self { redis, started, lasts, restarts, random: Random::new(), done: Sabotage::default() }
     }
 
-    /// Works until its time is over. Both servers are well again then.
+    /// Sabotages until the time is over, and leaves both servers healthy.
     pub(super) async fn work(mut self, mut database: Database) -> Result<(Sabotage, Database), Error> {
         let mut restarted = 0;
         while self.started.elapsed() < self.lasts {
@@ -93,7 +93,7 @@ impl Saboteur {
             };
             *self.done.faults.entry(name).or_default() += 1;
             sleep(Duration::from_millis(200 + self.random.below(1_000))).await;
-            // Spread evenly, the last of them well before the end.
+            // Restarts are spread evenly; the last one is well before the end.
             let due = self.lasts.mul_f64((restarted + 1) as f64 / (self.restarts + 1) as f64);
             if restarted < self.restarts && self.started.elapsed() >= due {
                 database = self.restart(database, restarted % 2 == 0).await?;

@@ -1,4 +1,4 @@
-//! A process of the payments example, and the way to it.
+//! A process of the payments example, and connections to it.
 
 use std::io::{BufRead, BufReader};
 use std::ops::Add;
@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 
 use crate::Error;
 
-/// What an operator shows.
+/// The token of the operator.
 const OPERATOR: &str = "operator";
 
-/// Killed when dropped.
+/// The process, which is killed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Service {
     process: Child,
@@ -35,7 +35,7 @@ pub(super) struct Answer {
 #[derive(Debug)]
 pub(super) struct Connection(SendRequest<Full<Bytes>>);
 
-/// Who has answered what.
+/// Which store answered how many requests.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Cache {
     pub(super) fast_replays: u64,
@@ -48,13 +48,13 @@ pub(super) struct Cache {
 }
 
 impl Service {
-    /// A process on these servers, under the transactional contract.
+    /// Starts a process on these servers, under the transactional contract.
     pub(super) fn start(postgres: &str, redis: &str) -> Result<Self, Error> {
-        // `cargo xtask long` has built it, beside this program.
+        // `cargo xtask long` has built it in the same folder as this program.
         let program = std::env::current_exe()?.with_file_name("payments");
         let mut process = Command::new(&program)
             .args(["--listen", "127.0.0.1:0", "--store", postgres, "--cache", redis, "--simulate"])
-            // Whoever waits for a connection on a busy machine shall not be told that the store is away.
+            // On a busy machine, waiting for a connection must not fail as an unavailable store.
             .args(["--contract", "transactional", "--store-timeout-ms", "10000", "--operator-token", OPERATOR])
             .env("RUST_LOG", "error")
             .stdout(Stdio::piped())

@@ -1,4 +1,4 @@
-//! What has to hold when it is over.
+//! The conditions that must hold at the end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::Error;
 use crate::database::Database;
 use crate::report::{Report, percentile, rounded};
 
-/// How long after its return Postgres may be missed: connections are made anew, and whoever waited for one waits its time
-/// out.
+/// How long after its return Postgres may still be reported missing: services reconnect, and requests that waited for a
+/// connection run into their timeouts.
 const AFTERWARDS: Duration = Duration::from_secs(4);
 
-/// What Redis has to spare Postgres: all but so many percent.
+/// The percentage of replays, and of duplicates, that Postgres may still answer.
 const REPLAYS_LEFT: f64 = 1.0;
 const DUPLICATES_LEFT: f64 = 5.0;
 
-/// The share of requests that are answered correctly while Redis fails, in percent.
+/// The percentage of requests that must be answered correctly while Redis fails.
 const AVAILABLE: f64 = 99.9;
 
-/// In the calm part: who answered.
+/// Reports which store answered in the calm part.
 pub(super) fn spared(report: &mut Report, before: &Cache, after: &Cache) {
     report.fact("redis_was_given_up", after.failures - before.failures);
     report.fact("breakers_opened", after.opened - before.opened);
@@ -86,7 +86,7 @@ pub(super) async fn judge(
     Ok(())
 }
 
-/// Whoever got no correct answer.
+/// Checks the requests without a correct answer.
 fn available(report: &mut Report, part: Part, failures: &[Failure], correct: u64, sabotage: &Sabotage) {
     let mut kinds = BTreeMap::<&str, u64>::new();
     for failure in failures {
@@ -121,7 +121,7 @@ fn available(report: &mut Report, part: Part, failures: &[Failure], correct: u64
     }
 }
 
-/// How many payments each recipient got.
+/// The number of payments of each recipient.
 async fn effects(database: &mut Database) -> Result<HashMap<String, i64>, Error> {
     let sql = "SELECT recipient, count(*) FROM payments.payments AS payment
                JOIN payments.ledger AS ledger ON ledger.payment = payment.id GROUP BY recipient";

@@ -1,4 +1,4 @@
-//! A client, which repeats until it knows, and the operation that it asks for.
+//! A client that repeats a request until it knows the outcome, and the operation that it requests.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::Error;
 use crate::random::Random;
 use crate::records::response;
 
-/// How many operations in a hundred repeat a key.
+/// The percentage of operations that repeat a key.
 const REPEATS: u64 = 20;
 
-/// How many requests in a hundred are given up by a client that does not wait.
+/// The percentage of requests that an impatient client gives up.
 const IMPATIENT: u64 = 3;
 
-/// When a client repeats a request that got no definite answer, at the latest.
+/// The longest pause before a client repeats a request without a definite answer.
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Client {
     pub(super) world: Arc<World>,
     pub(super) random: Random,
-    /// Half of the repeats choose among so many newest keys, most of which run at the time.
+    /// Half of the repeats choose among this many newest keys, most of which are running.
     pub(super) newest: u64,
     pub(super) recent: NonZeroU64,
 }
@@ -54,7 +54,7 @@ impl Client {
         keys - 1 - self.random.below(among.min(keys))
     }
 
-    /// Asks for one operation until there is a definite answer, or until it is certain that there is none in time.
+    /// Requests one operation until there is a definite answer, or until the time limit is certainly missed.
     async fn operate(&mut self, key: u64) {
         let world = Arc::clone(&self.world);
         let started = Instant::now();
@@ -79,7 +79,7 @@ impl Client {
     }
 }
 
-/// After the sabotage: every key is asked for once more, and has to give the answer that it gave.
+/// After the sabotage, requests a key once more; the answer must be the same as before.
 pub(super) async fn ask_again(world: &Arc<World>, key: u64) -> Result<(), Error> {
     let started = Instant::now();
     let answer = ask(world, key, key, LEASE, None).await;
@@ -101,7 +101,7 @@ enum Asked {
 
 type Done = Result<StoredResponse, StoredResponse>;
 
-/// One request to one process. An error is named by its kind.
+/// Sends one request to one process. An error is named by its kind.
 async fn ask(
     world: &Arc<World>,
     process: u64,
@@ -139,7 +139,7 @@ async fn ask(
     });
     match answer {
         Answer::Ran { value: Ok(response), .. } => Ok(Asked::Ended(End { kind: ReplayKind::Completed, response })),
-        // Its record says what repeats get.
+        // The record says what repeats get.
         Answer::Ran { value: Err(response), .. } if contract == Contract::AtMostOnce => {
             world.ledger.error("the operation failed for good".into());
             Ok(Asked::Ended(End { kind: ReplayKind::Failed, response }))
@@ -160,7 +160,7 @@ fn kind(error: &ExecuteError) -> String {
     }
 }
 
-/// The operation: it writes a row, and answers something that no other run answers.
+/// The operation: it writes a row, and gives an answer that no other run gives.
 async fn operate(context: Context, contract: Contract, business: PgPool, key: String) -> Conclusion<Done> {
     let mut random = Random::new();
     let nonce = Uuid::new_v4().simple().to_string();

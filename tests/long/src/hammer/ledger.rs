@@ -1,4 +1,4 @@
-//! What clients were answered.
+//! Records the answers that clients got.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,11 +27,11 @@ pub(super) struct Ledger(Mutex<Book>);
 pub(super) struct Book {
     /// The first definite answer of each key, by the number of the key.
     pub(super) ends: Vec<Option<End>>,
-    /// Keys whose answers were not the same.
+    /// Keys that got different answers.
     pub(super) differing: Vec<u64>,
     pub(super) counts: BTreeMap<&'static str, u64>,
     pub(super) errors: BTreeMap<String, u64>,
-    /// The longest that an operation went from its first request to its definite answer.
+    /// The longest time from the first request of an operation to its definite answer.
     pub(super) slowest: Duration,
     pub(super) slowest_key: u64,
 }
@@ -41,12 +41,12 @@ impl Ledger {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub(super) fn keys(&self) -> u64 {
         self.book().ends.len() as u64
     }
 
-    /// A key that nobody has used.
+    /// A fresh key.
     pub(super) fn new_key(&self) -> u64 {
         let mut book = self.book();
         book.ends.push(None);
@@ -61,7 +61,7 @@ impl Ledger {
         *self.book().errors.entry(kind).or_default() += 1;
     }
 
-    /// A definite answer to `key`: the first one, or the same as that.
+    /// Records a definite answer to `key` and compares it with the first one.
     pub(super) fn answered(&self, key: u64, end: &End, after: Duration) {
         let mut book = self.book();
         if after > book.slowest {

@@ -25,27 +25,27 @@ use ledger::Ledger;
 use process::Processes;
 use saboteur::Saboteur;
 
-/// So short that what a dead process has left behind is taken over several times in a run.
+/// So short that leases of dead processes expire and are taken over several times in a run.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// How much longer than a lease a key may go without an answer: it may meet more than one death, and clients pause.
+/// How much longer than a lease a key may have no answer. It may meet more than one death, and clients pause.
 const MARGIN: Duration = Duration::from_secs(12);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How long clients begin operations, for each contract.
+    /// How long clients begin operations for each contract, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// How many clients there are, each with one operation at a time.
+    /// Number of clients, each with one operation at a time.
     #[arg(long, default_value_t = 64)]
     clients: u64,
-    /// From how many of the newest keys repeats choose one.
+    /// Repeats choose among this many of the newest keys.
     #[arg(long, default_value = "1000")]
     keys: NonZeroU64,
-    /// Whose promise is tried.
+    /// The contract to test.
     #[arg(long, value_enum, default_value = "all")]
     contract: Which,
-    /// How many seconds pass between the deaths of two processes; 0 for none.
+    /// Seconds between the deaths of two processes; 0 for none.
     #[arg(long, default_value_t = 7)]
     deaths: u64,
 }
@@ -58,11 +58,11 @@ enum Which {
     All,
 }
 
-/// What all clients share.
+/// The state that all clients share.
 #[derive(Debug)]
 struct World {
     contract: Contract,
-    /// Different in every run, so that no answer is like one of another run.
+    /// Unique to this run, so that no answer equals one of another run.
     name: String,
     processes: Processes,
     ledger: Ledger,
@@ -108,7 +108,7 @@ async fn hammer(options: &Options, contract: Contract) -> Result<Passed, Error> 
         ended?;
     }
     let worked = started.elapsed();
-    // Whoever still waits for an answer waits under sabotage.
+    // Clients that still wait for an answer wait under sabotage.
     let sabotage = saboteur.stop().await?;
     let keys = world.ledger.keys();
     each(0..keys, options.clients as usize, |key| client::ask_again(&world, key)).await?;

@@ -1,5 +1,4 @@
-//! Processes: each a runtime with a store and an engine of its own. One that dies takes all of it along, in the middle
-//! of whatever it did.
+//! Processes: each is a runtime with its own store and engine. When one dies, everything in it stops where it is.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +17,7 @@ use crate::Error;
 use crate::database::Database;
 use crate::records::DAY;
 
-/// The names of the sessions that are cut.
+/// The application names of the sessions that are cut.
 pub(super) const SESSIONS: [&str; 2] = ["hammer-store", "hammer-business"];
 
 /// One generation of a process.
@@ -26,11 +25,11 @@ pub(super) const SESSIONS: [&str; 2] = ["hammer-store", "hammer-business"];
 pub(super) struct Process {
     pub(super) handle: Handle,
     pub(super) idempotency: Idempotency,
-    /// Where operations write that have no transaction of the store.
+    /// The pool for the writes of operations that have no transaction of the store.
     pub(super) business: PgPool,
 }
 
-/// What a process runs on. When it is dropped, everything stops where it is.
+/// The runtime of a process. When it is dropped, everything stops where it is.
 #[derive(Debug)]
 struct Life(Option<Runtime>);
 
@@ -46,7 +45,7 @@ struct Slot {
     life: Mutex<Life>,
 }
 
-/// Two of them, and what their engines told.
+/// Two processes, and the events of their engines.
 #[derive(Debug)]
 pub(super) struct Processes {
     slots: [Slot; 2],
@@ -68,13 +67,13 @@ impl Processes {
         Ok(Self { slots, store, business, contract, told })
     }
 
-    /// The process with this number, as it is now.
+    /// The current process with this number.
     pub(super) fn process(&self, number: u64) -> Process {
         let slot = &self.slots[number as usize % self.slots.len()];
         slot.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends a process without a farewell, and puts a new one in its place.
+    /// Ends a process abruptly and starts a new one in its place.
     pub(super) async fn die(&self, number: u64) -> Result<(), Error> {
         let slot = &self.slots[number as usize % self.slots.len()];
         *slot.life.lock().unwrap_or_else(PoisonError::into_inner) = Life(None);
@@ -84,7 +83,7 @@ impl Processes {
         Ok(())
     }
 
-    /// How often the engines told what.
+    /// The number of events of each kind.
     pub(super) fn told(&self) -> BTreeMap<&'static str, u64> {
         self.told.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -100,7 +99,7 @@ async fn born(
     let handle = runtime.handle().clone();
     let life = Life(Some(runtime));
     let config = PostgresConfig::from_options(store.clone());
-    // A process that comes up while its connections are cut tries again, as a supervisor would.
+    // A process that starts while its connections are cut retries, as under a supervisor.
     let give_up_at = Instant::now() + Duration::from_secs(20);
     let store = loop {
         match handle.spawn(PostgresStore::open(config.clone())).await? {
@@ -113,7 +112,7 @@ async fn born(
     let settings = Settings::new()
         .lease(LEASE)
         .retention(DAY)
-        // Failures are the saboteur's: they pass at once, and there are many.
+        // The saboteur causes the failures. They pass at once, and there are many.
         .backoff(Duration::from_millis(20), Duration::from_millis(200))
         .max_attempts(1_000_000.try_into()?)
         .observer(Arc::clone(told) as Arc<dyn Observer>);
@@ -129,7 +128,7 @@ async fn born(
     Ok((life, Process { handle, idempotency, business }))
 }
 
-/// Counts what engines tell.
+/// Counts the events of engines.
 #[derive(Default)]
 struct Told(Mutex<BTreeMap<&'static str, u64>>);
 

@@ -1,4 +1,4 @@
-//! Whoever cuts connections and ends processes.
+//! Cuts connections and ends processes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::Error;
 use crate::database::Database;
 use crate::random::Random;
 
-/// What was done.
+/// What was sabotaged.
 #[derive(Debug, Default)]
 pub(super) struct Sabotage {
-    /// Sessions that were ended, by what they did at the time.
+    /// The number of terminated sessions, by their state at the time.
     pub(super) terminations: BTreeMap<String, u64>,
     pub(super) deaths: u64,
 }
@@ -29,7 +29,7 @@ pub(super) struct Saboteur {
 }
 
 impl Saboteur {
-    /// Cuts a connection every 20 to 200 ms, and ends a process as often as `deaths` says.
+    /// Cuts a connection every 20 to 200 ms, and ends a process at the interval `deaths`.
     pub(super) async fn start(database: &Database, world: &Arc<World>, deaths: Duration) -> Result<Self, Error> {
         let connection = database.options("saboteur")?.connect().await?;
         let (stop, stopped) = oneshot::channel();
@@ -62,7 +62,7 @@ async fn work(
             done.deaths += 1;
             next_death = Instant::now() + deaths;
         }
-        // Most sessions are idle at any time; it is those in the middle of something that are of interest.
+        // Most sessions are idle at any time, but those that are busy matter.
         let busy = random.chance(75);
         if let Some(state) = terminate(&mut connection, busy).await? {
             *done.terminations.entry(state).or_default() += 1;
@@ -70,7 +70,7 @@ async fn work(
     }
 }
 
-/// Ends a session by chance, and says what it did.
+/// Terminates a random session and returns its state.
 async fn terminate(connection: &mut PgConnection, busy: bool) -> Result<Option<String>, Error> {
     let sql = format!(
         "SELECT state FROM (

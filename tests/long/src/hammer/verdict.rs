@@ -1,4 +1,4 @@
-//! What has to hold when it is over.
+//! The conditions that must hold at the end.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::Error;
 use crate::database::Database;
 use crate::report::{Report, rounded};
 
-/// How soon transactions and locks are gone once nobody asks for anything.
+/// How soon after the last request transactions and locks must be gone.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// The rows that an operation wrote: attempt and nonce.
+/// The rows that each operation wrote: attempt and nonce.
 type Rows = HashMap<String, Vec<(i64, String)>>;
 
 pub(super) async fn judge(
@@ -59,7 +59,7 @@ pub(super) async fn judge(
     Ok(())
 }
 
-/// Without enough of it, nothing is shown.
+/// Checks that there was enough sabotage for the run to count.
 fn sabotaged(report: &mut Report, options: &Options, sabotage: &Sabotage) {
     let all: u64 = sabotage.terminations.values().sum();
     let idle = sabotage.terminations.get("idle").copied().unwrap_or_default();
@@ -69,7 +69,7 @@ fn sabotaged(report: &mut Report, options: &Options, sabotage: &Sabotage) {
     report.expect(all - idle >= enough_busy, format!("only {} of them did something at the time", all - idle));
 }
 
-/// Every key has the rows that its contract and its answer say.
+/// Checks that every key has the rows that its contract and its answer demand.
 fn businesslike(report: &mut Report, world: &World, book: &Book, rows: &Rows) {
     let (mut wrong, mut kinds, mut more) = (Vec::new(), [0_u64; 3], 0_u64);
     for (number, end) in book.ends.iter().enumerate() {
@@ -126,7 +126,7 @@ async fn rows(database: &mut Database) -> Result<Rows, Error> {
     Ok(rows)
 }
 
-/// Nothing is left open.
+/// Checks that no transaction and no lock is left.
 async fn quiet(report: &mut Report, database: &mut Database) -> Result<(), Error> {
     let open = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name IN ('{}') AND state LIKE 'idle in transaction%'",

@@ -1,4 +1,4 @@
-//! A server that answers each byte by the same byte, behind the proxy.
+//! Tests with an echo server behind the proxy.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::Proxy;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The server's port, and how many bytes it has been sent.
+/// Starts the server. Returns its port, and the count of received bytes.
 async fn server() -> (u16, Arc<AtomicUsize>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -42,7 +42,7 @@ async fn warm(proxy: &Proxy<Cuts>) -> TcpStream {
     stream
 }
 
-/// As much as comes back of what is sent, until it is all or the connection has ended.
+/// Sends bytes and returns what comes back, until everything has come or the connection has ended.
 async fn ask(stream: &mut TcpStream, bytes: &[u8]) -> Vec<u8> {
     let mut answer = Vec::new();
     let mut byte = [0];
@@ -68,7 +68,7 @@ async fn a_cut_counts_from_when_it_was_armed_in_its_direction() {
                 proxy.arm(Some(Cut { direction, after, ending }));
                 let answer = ask(&mut stream, b"three").await;
                 assert!(proxy.disarm());
-                // What was passed on is known exactly; the end of the connection may overtake it.
+                // The count of carried bytes is exact; the end of the connection may overtake them.
                 assert_eq!(proxy.carried(direction), after);
                 assert!(b"three"[..after].starts_with(&answer), "{answer:?}");
                 if direction == Direction::Answers {

@@ -1,4 +1,4 @@
-//! A server that answers a line by the same line, behind the proxy.
+//! Tests with a server behind the proxy that echoes lines.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use crate::Proxy;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The server, and what it has been asked.
+/// Starts the server. Returns its port, and the lines that it received.
 async fn server() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -36,7 +36,7 @@ async fn server() -> (u16, Arc<Mutex<Vec<String>>>) {
     (port, asked)
 }
 
-/// What comes back for a line, up to the end of the connection or of the line.
+/// Sends a line and returns what comes back, until the end of the connection or of the line.
 async fn ask(proxy: &Proxy<Network>, line: &str) -> io::Result<String> {
     let mut stream = BufReader::new(TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).await?);
     stream.write_all(line.as_bytes()).await?;
@@ -91,7 +91,7 @@ async fn a_cut_answer_has_as_many_bytes_as_were_said() {
     while let Ok(1) = tokio::time::timeout(PATIENCE, stream.read(&mut byte)).await.unwrap() {
         got.push(byte[0]);
     }
-    // A reset may overtake what came before it.
+    // A reset may overtake earlier bytes.
     assert!(b"th".starts_with(&got), "{got:?}");
     assert_eq!(proxy.harmed(), 1);
 }

@@ -10,7 +10,7 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server that says its name to each client. Its connections end with its task.
+/// Starts a server that sends its name to each client. Its connections end with its task.
 async fn server(name: &'static [u8; 3]) -> (u16, JoinHandle<()>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! Starts a server, prints its URL, and waits to be killed: what the tests of a killed parent kill.
+//! Starts a server, prints its URL, and waits to be killed. Tests of a killed parent kill this program.
 
 use std::io::Write;
 

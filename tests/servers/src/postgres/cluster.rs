@@ -1,4 +1,4 @@
-//! A server that is a process of this machine.
+//! A Postgres server that runs as a process of this machine.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,29 +13,29 @@ use crate::keeper::Keeper;
 use crate::server::Server;
 use crate::{Error, TEMPLATE_VARIABLE, port, processes};
 
-/// `initdb` stands beside the server. The data need not survive the machine, so nothing is synced here.
+/// Runs `initdb`, which is in the server's folder. Nothing is synced, because the data need not survive a crash of the machine.
 const INIT: &str = concat!(
     r#""${1%/*}/initdb" --pgdata="$folder/data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync "#,
     r#"</dev/null >>"$folder/log" 2>&1; echo "$?""#,
 );
 
-/// Copies what `initdb` made once: a tenth of a second in place of one and a half.
+/// Copies the output of an earlier `initdb`, which takes 0.1 s instead of 1.5 s.
 const COPY_TEMPLATE: &str = r#"cp -Rp "$IDEM_TEST_POSTGRES_TEMPLATE" "$folder/data" >>"$folder/log" 2>&1; echo "$?""#;
 
-/// `pg_basebackup` stands there as well, and writes down whom the copy is to follow.
+/// Copies the primary with `pg_basebackup`, which also writes the standby's connection settings.
 const COPY: &str = concat!(
     r#""${1%/*}/pg_basebackup" --pgdata="$folder/data" --host=127.0.0.1 --username=postgres --checkpoint=fast "#,
     r#"--wal-method=stream --no-sync --write-recovery-conf "#,
 );
 
-/// Waits until the server takes writes.
+/// Promotes the server and waits until it accepts writes.
 const PROMOTE: &str = r#""${1%/*}/pg_ctl" promote --pgdata="$folder/data" --wait >>"$folder/log" 2>&1; echo "$?""#;
 
-/// Immediate shutdown; a paused server has to go on for that. A server that was killed has left a segment of shared
-/// memory, of which a machine has a limited number; its id stands in the seventh line of the pid file.
+/// Shuts the server down in immediate mode; a paused server must be resumed for that. A killed server leaves a shared memory
+/// segment, of which a machine has a limited number. Its id is in line 7 of the pid file.
 ///
-/// A shell lets what it starts in the background ignore QUIT, and so does a server that has not begun to listen for it: it is
-/// told again until it has ended.
+/// Background processes of a shell ignore QUIT, and so does a server until it has installed its handlers. The signal is
+/// therefore repeated until the server has ended.
 const LAST: &str = r#"if [ "$server" ]; then
     kill -s QUIT "$server"; kill -s CONT "$server"
     (while sleep 0.5; do kill -s QUIT "$server"; done) & again=$!
@@ -45,7 +45,7 @@ if [ -f "$folder/data/postmaster.pid" ]; then set -- $(sed -n 7p "$folder/data/p
 
 #[derive(Debug)]
 pub(super) struct Cluster {
-    // Before the folder, which the keeper removes itself.
+    // Dropped before the folder, which the keeper removes.
     keeper: Keeper,
     folder: TempDir,
     port: u16,
@@ -53,22 +53,22 @@ pub(super) struct Cluster {
     origin: String,
     /// The process id of the postmaster while it runs.
     server: Option<u32>,
-    /// Its own, if it is to have one.
+    /// Its private clock, if it has one.
     clock: Option<Clock>,
 }
 
-/// Where a new server has its data from.
+/// The source of a new server's data.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Data {
     New,
-    /// Those of the template, which are as good as new.
+    /// A copy of the template, equivalent to new data.
     Template,
-    /// Of the primary on this port, which it follows.
+    /// A copy of the primary on this port, which it follows.
     CopyOf(u16),
 }
 
 impl Data {
-    /// Puts them in the keeper's folder. `binaries` have no links on their way.
+    /// Puts the data into the keeper's folder. `binaries` must have no symbolic links in its path.
     pub(super) fn fill(self, keeper: &mut Keeper, binaries: &Path) -> Result<(), Error> {
         let (order, what) = match self {
             Data::New => (INIT.to_owned(), "initialise its data"),
@@ -87,7 +87,7 @@ impl Data {
     }
 }
 
-/// The folder without links on its way: where one on PATH leads to says more.
+/// Resolves symbolic links of the folder, because the real path says more than one on PATH.
 pub(super) fn resolved(binaries: &Path) -> Result<PathBuf, Error> {
     let postgres = binaries.join("postgres").canonicalize().map_err(Error::io("find postgres"))?;
     Ok(postgres.parent().unwrap_or(binaries).to_owned())
@@ -106,7 +106,7 @@ impl Cluster {
     }
 
     fn start_on(data: Data, binaries: &Path, settings: &[&str]) -> Result<Cluster, Error> {
-        /// Somebody else may take the port before the server does.
+        /// Another process may take the port before the server does.
         const ATTEMPTS: usize = 5;
         let mut attempt = 1;
         let binaries = resolved(binaries)?;
@@ -146,7 +146,7 @@ impl Cluster {
         self.server.ok_or_else(|| Error::failed("the server is not running"))
     }
 
-    /// Makes a standby a primary, and waits until it is one.
+    /// Promotes a standby, and waits until it is a primary.
     pub(super) fn promote(&mut self) -> Result<(), Error> {
         match self.keeper.order(PROMOTE)?.as_str() {
             "0" => Ok(()),
@@ -154,8 +154,8 @@ impl Cluster {
         }
     }
 
-    /// Sends a signal to the child of the server that calls itself `name`, as in `walreceiver`, and gives its process id;
-    /// `None` when there is none.
+    /// Sends a signal to the child of the server with this title, as in `walreceiver`, and returns its process id; `None` if
+    /// there is no such child.
     pub(super) fn signal_child(&mut self, name: &str, signal: &str) -> Result<Option<u32>, Error> {
         let server = self.running()?;
         let child =
@@ -171,7 +171,7 @@ impl Cluster {
         self.keeper.wait_until("kept a child that was told to end", || Ok(!processes::is_running(child)?))
     }
 
-    /// The server, which is made to stand still so that it makes no child that would be missed, and its children.
+    /// The server and its children. It stops the server first, so that no new child is missed.
     fn family(&mut self) -> Result<Vec<u32>, Error> {
         let server = self.running()?;
         self.keeper.signal("STOP", &[server])?;
@@ -181,8 +181,7 @@ impl Cluster {
         Ok(std::iter::once(server).chain(children.map(|child| child.id)).collect())
     }
 
-    /// What the server itself says in its pid file, where the eighth line is its state. A connection would not tell
-    /// whose server answers on the port.
+    /// Whether the server is ready, by line 8 of its pid file. A connection would not show whose server answers on the port.
     fn is_ready(&self, server: u32) -> bool {
         let lines = std::fs::read_to_string(self.folder.path().join("data/postmaster.pid")).unwrap_or_default();
         let mut lines = lines.lines();
@@ -199,7 +198,7 @@ impl Cluster {
     }
 }
 
-/// What a process calls itself; empty when it has ended.
+/// The title of a process; empty if it has ended.
 fn title(process: u32) -> String {
     match std::fs::read(format!("/proc/{process}/cmdline")) {
         Ok(title) => String::from_utf8_lossy(&title).into_owned(),
@@ -243,7 +242,7 @@ impl Server for Cluster {
         let server = self.keeper.start_server()?;
         self.server = Some(server);
         self.wait_until_ready(server).inspect_err(|_| {
-            // It can be started again, once whatever kept it down is gone.
+            // It can be started again once the obstacle is gone.
             let _ = self.kill();
         })
     }
@@ -261,7 +260,7 @@ impl Server for Cluster {
         let Some(server) = self.server else { return Ok(()) };
         let family = self.family()?;
         self.keeper.signal("KILL", &family)?;
-        // The next server refuses to start while a child of this one still has the shared memory.
+        // The next server refuses to start while a child of this one still holds the shared memory.
         for process in &family {
             self.keeper.wait_until("did not end", || Ok(!processes::is_running(*process)?))?;
         }
@@ -280,7 +279,7 @@ impl Server for Cluster {
         self.keeper.signal("CONT", &[server])
     }
 
-    /// Nobody is answered any more, and nothing is written.
+    /// Stops all processes: clients get no answers, and nothing is written.
     fn freeze(&mut self) -> Result<(), Error> {
         let family = self.family()?;
         self.keeper.signal("STOP", &family)
@@ -291,12 +290,12 @@ impl Server for Cluster {
         self.keeper.signal("CONT", &family)
     }
 
-    /// By the limit for the size of a file, which fails a write as a full disk does, and needs no disk. Only the soft limit
-    /// is set: the hard one could not be lifted again.
+    /// Sets the limit for the size of a file, which fails a write as a full disk does. Only the soft limit is set, because the
+    /// hard one could not be raised again.
     fn set_room(&mut self, has_room: bool) -> Result<(), Error> {
         let size = if has_room { "unlimited" } else { "0" };
         let server = self.running()?;
-        // Who has ended meanwhile needs none.
+        // Processes that have ended meanwhile need no limit.
         for process in self.family()? {
             self.keeper.order(&format!("prlimit --pid {process} --fsize={size}:; echo set"))?;
         }

@@ -25,10 +25,10 @@ static IMAGE: Image = Image {
     version_in,
 };
 
-/// A Postgres server of this value's own, on 127.0.0.1 with the superuser and the database `postgres`, without password.
+/// A private Postgres server on 127.0.0.1, with the superuser and the database `postgres`, without password.
 ///
-/// It runs from the binaries of this machine: those on PATH, or the newest under `/usr/lib/postgresql`. Where there are
-/// none, and wherever `IDEM_POSTGRES_IMAGE` names an image, it runs in a Docker container. Root's server runs as
+/// It runs from the binaries of this machine: those on PATH, or the newest under `/usr/lib/postgresql`. If there are none, or
+/// if `IDEM_POSTGRES_IMAGE` names an image, it runs in a Docker container. If this process runs as root, the server runs as
 /// `postgres`, or `nobody`.
 ///
 /// Settings are those of a new cluster (UTF-8, locale C, `fsync` on), with 200 connections.
@@ -39,7 +39,7 @@ pub struct Postgres {
     server: Box<dyn Server>,
 }
 
-/// Connections for many tests at once, and whole statements in `pg_stat_activity`.
+/// Enough connections for many concurrent tests, and whole statements in `pg_stat_activity`.
 const SETTINGS: [&str; 2] = ["max_connections=200", "track_activity_query_size=16kB"];
 
 impl Postgres {
@@ -47,8 +47,8 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if this machine has neither the binaries nor an image; otherwise an error with the server's
-    /// log if it does not accept connections within a minute.
+    /// - [`Error::Missing`] if this machine has neither the binaries nor an image.
+    /// - An error with the server's log if it does not accept connections within a minute.
     pub fn start() -> Result<Postgres, Error> {
         Postgres::start_with(&[])
     }
@@ -69,8 +69,8 @@ impl Postgres {
         Ok(Postgres { server })
     }
 
-    /// [`start`](Self::start) with a clock that [`shift_clock`](Self::shift_clock) shifts. A container has the clock of the
-    /// machine all the same.
+    /// [`start`](Self::start) with a clock that [`shift_clock`](Self::shift_clock) shifts. A container ignores this and has the
+    /// clock of the machine.
     ///
     /// # Errors
     ///
@@ -81,31 +81,31 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// `postgres://postgres@127.0.0.1:PORT/postgres`
+    /// The URL: `postgres://postgres@127.0.0.1:PORT/postgres`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port())
     }
 
-    /// The port on 127.0.0.1. It stays the same when the server starts again.
+    /// The port on 127.0.0.1. It stays the same across restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.server.port()
     }
 
-    /// As in `PostgreSQL 15.18`.
+    /// The version, as in `PostgreSQL 15.18`.
     #[must_use]
     pub fn version(&self) -> &str {
         self.server.version()
     }
 
-    /// Where it comes from, for people: `private server from /usr/lib/postgresql/15/bin`, or `container of postgres:17`.
+    /// The origin of the server, for people: `private server from /usr/lib/postgresql/15/bin`, or `container of postgres:17`.
     #[must_use]
     pub fn origin(&self) -> &str {
         self.server.origin()
     }
 
-    /// What it has written to its log, its earlier runs included.
+    /// Its log, including earlier runs.
     ///
     /// # Errors
     ///
@@ -114,8 +114,8 @@ impl Postgres {
         self.server.log()
     }
 
-    /// Stops it as an administrator would (the fast mode): transactions are rolled back, clients are told, data are
-    /// written. A server that is not running stays so.
+    /// Stops it as an operator would, in the fast mode: transactions are rolled back, clients are notified, data are written.
+    /// Does nothing if the server is not running.
     ///
     /// # Errors
     ///
@@ -124,8 +124,8 @@ impl Postgres {
         self.server.stop()
     }
 
-    /// Crashes it: `kill -9` of the server and of all its children. Nothing more is written, and clients see their
-    /// connections end. A server that is not running stays so.
+    /// Crashes it: `kill -9` of the server and of all its children. Nothing more is written, and clients see their connections
+    /// end. Does nothing if the server is not running.
     ///
     /// # Errors
     ///
@@ -154,9 +154,10 @@ impl Postgres {
         self.start_again()
     }
 
-    /// Holds it up: new connections are accepted by the operating system, and nobody answers them. Connections that are
-    /// open already go on when the server is a process (only the postmaster is stopped), and stand still when it is a
-    /// container (everything in it is).
+    /// Suspends it: the operating system accepts new connections, and the server does not answer them.
+    ///
+    /// If the server is a process, only the postmaster is stopped, and open connections go on. If it is a container, open
+    /// connections stand still too.
     ///
     /// # Errors
     ///
@@ -174,8 +175,9 @@ impl Postgres {
         self.server.resume()
     }
 
-    /// Holds it up with all its children: what clients send is accepted by the operating system, and nobody answers. The
-    /// server carries it out after [`thaw`](Self::thaw), for clients that have gone as well.
+    /// Suspends it with all its children: the operating system accepts what clients send, and the server does not answer.
+    ///
+    /// After [`thaw`](Self::thaw) the server executes what it was sent, even for clients that have gone.
     ///
     /// # Errors
     ///
@@ -193,8 +195,8 @@ impl Postgres {
         self.server.thaw()
     }
 
-    /// Leaves it no room for another byte in any file. The first transaction that writes makes it crash, as it does where
-    /// there is no room for its log, and there is no coming up again either.
+    /// Leaves no room for another byte in any file. The first transaction that writes makes the server crash, as it does if
+    /// there is no room for its WAL, and a restart fails too.
     ///
     /// # Errors
     ///
@@ -210,22 +212,22 @@ impl Postgres {
     /// If it does not accept connections within a minute.
     pub fn make_room(&mut self) -> Result<(), Error> {
         self.server.set_room(true)?;
-        // It may have ended, or be about to end, because of what it could not write.
+        // It may have ended, or be about to end, because a write failed.
         self.server.stop()?;
         self.server.start_again()
     }
 
-    /// From now on its clock is so many seconds ahead of that of this machine, or behind it.
+    /// Sets its clock this many seconds ahead of the clock of this machine, or behind it if negative.
     ///
     /// # Errors
     ///
-    /// If it was not started with [a clock of its own](Self::start_with_own_clock), or is a container.
+    /// If it was not started with [a private clock](Self::start_with_own_clock), or is a container.
     pub fn shift_clock(&mut self, seconds: i64) -> Result<(), Error> {
         self.server.shift_clock(seconds)
     }
 }
 
-/// `PostgreSQL 15.18` out of what `postgres --version` prints: `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`.
+/// Extracts `PostgreSQL 15.18` from the output of `postgres --version`: `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`.
 fn version_in(printed: &str) -> String {
     let number = printed.split_once("(PostgreSQL) ").and_then(|(_, rest)| rest.split_ascii_whitespace().next());
     format!("PostgreSQL {}", number.unwrap_or("of unknown version"))

@@ -7,21 +7,20 @@ use super::cluster::Cluster;
 use crate::server::Server;
 use crate::{Error, programs};
 
-/// What both servers are called, and so also the standby by its primary.
+/// The name of both servers, by which a primary also knows its standby.
 const NAME: &str = "cluster_name=idem_standby";
 
-/// What both servers are, beside the settings of the caller: a copy lacks nothing that its primary has written meanwhile, and
-/// a standby that has lost its primary looks for it as soon as it can.
+/// Settings of both servers besides those of the caller. A copy lacks nothing that its primary writes meanwhile, and a standby
+/// that has lost its primary looks for it as soon as it can.
 const OWN: [&str; 3] = [NAME, "wal_keep_size=512MB", "wal_retrieve_retry_interval=100ms"];
 
-/// A Postgres primary with one streaming standby, each a server as [`Postgres`](crate::Postgres) starts it, from the binaries
-/// of this machine.
+/// A Postgres primary with one streaming standby, both from the binaries of this machine. Each is a server as
+/// [`Postgres`](crate::Postgres) starts it.
 ///
-/// Nobody watches over them: whoever holds this value is the one who fails over. That is
-/// [`kill_primary`](Self::kill_primary), then [`promote`](Self::promote), then [`rebuild`](Self::rebuild), after which both
-/// have changed places and ports.
+/// There is no automatic failover; the owner of this value fails over. For that it calls [`kill_primary`](Self::kill_primary),
+/// then [`promote`](Self::promote), then [`rebuild`](Self::rebuild). Afterwards both have changed places and ports.
 ///
-/// When it is dropped, or its process ends in whatever way, both are stopped and their data are removed.
+/// When it is dropped, or its process ends in whatever way, both servers are stopped and their data are removed.
 #[derive(Debug)]
 pub struct PostgresPair {
     binaries: PathBuf,
@@ -32,15 +31,15 @@ pub struct PostgresPair {
 }
 
 impl PostgresPair {
-    /// The setting by which a primary of a pair awaits its standby before it acknowledges a commit.
+    /// The setting by which a primary of a pair waits for its standby before it acknowledges a commit.
     pub const SYNCHRONOUS: &str = "synchronous_standby_names=FIRST 1 (idem_standby)";
 
     /// Starts both with settings as in `postgresql.conf`, and waits until they accept connections.
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if this machine lacks the binaries, or `IDEM_POSTGRES_IMAGE` asks for containers; otherwise an error
-    /// with the log of the server that does not accept connections within a minute.
+    /// - [`Error::Missing`] if this machine lacks the binaries, or `IDEM_POSTGRES_IMAGE` asks for containers.
+    /// - An error with the log of the server that does not accept connections within a minute.
     pub fn start_with(settings: &[&str]) -> Result<PostgresPair, Error> {
         let binaries = programs::postgres_folder().filter(|_| !IMAGE.is_named()).ok_or_else(|| Error::Missing {
             what: "a standby is made by programs of Postgres on this machine, of which there are none to be used"
@@ -53,7 +52,7 @@ impl PostgresPair {
         Ok(PostgresPair { binaries, settings, primary, is_primary_dead: false, standby: Some(standby) })
     }
 
-    /// The primary's port on 127.0.0.1; another one after [`promote`](Self::promote).
+    /// The primary's port on 127.0.0.1; it changes with [`promote`](Self::promote).
     #[must_use]
     pub fn primary_port(&self) -> u16 {
         self.primary.port()
@@ -65,34 +64,34 @@ impl PostgresPair {
         self.standby.as_ref().map(Server::port)
     }
 
-    /// As in `PostgreSQL 15.18`.
+    /// The version, as in `PostgreSQL 15.18`.
     #[must_use]
     pub fn version(&self) -> &str {
         self.primary.version()
     }
 
-    /// Where they come from, for people.
+    /// The origin of the servers, for people.
     #[must_use]
     pub fn origin(&self) -> &str {
         self.primary.origin()
     }
 
-    /// Cuts the standby off: from now on nothing that the primary writes arrives there, until the primary is dead. What has
-    /// been sent by then may arrive.
+    /// Cuts the standby off: nothing that the primary writes from now on arrives there, until the primary is dead. What was
+    /// sent before may still arrive.
     ///
     /// # Errors
     ///
-    /// If nothing is being replicated.
+    /// If the standby receives nothing, or the primary sends nothing.
     pub fn cut_off_standby(&mut self) -> Result<(), Error> {
         let standby = self.standby.as_mut().ok_or_else(no_standby)?;
-        // Alone, that would only let what is sent wait in the connection.
+        // This alone would only keep what is sent in the connection's buffers.
         standby.signal_child("walreceiver", "STOP")?.ok_or_else(|| Error::failed("the standby receives nothing"))?;
         let sender = self.primary.signal_child("walsender", "TERM")?;
         let sender = sender.ok_or_else(|| Error::failed("the primary sends nothing to its standby"))?;
         self.primary.wait_for_end_of(sender)
     }
 
-    /// Ends what [`cut_off_standby`](Self::cut_off_standby) began: the standby catches up, if its primary is there.
+    /// Undoes [`cut_off_standby`](Self::cut_off_standby): the standby catches up, if its primary is there.
     ///
     /// # Errors
     ///
@@ -102,7 +101,7 @@ impl PostgresPair {
         standby.signal_child("walreceiver", "CONT").map(drop)
     }
 
-    /// Holds the primary up, with everybody whom it serves.
+    /// Suspends the primary with all its connections.
     ///
     /// # Errors
     ///
@@ -111,7 +110,7 @@ impl PostgresPair {
         self.primary.freeze()
     }
 
-    /// Crashes the primary for good: `kill -9` of the server and of all its children.
+    /// Crashes the primary permanently: `kill -9` of the server and of all its children.
     ///
     /// # Errors
     ///
@@ -122,7 +121,7 @@ impl PostgresPair {
         Ok(())
     }
 
-    /// Crashes the primary, and starts it again on its own data.
+    /// Crashes the primary, and restarts it on the same data.
     ///
     /// # Errors
     ///
@@ -132,12 +131,12 @@ impl PostgresPair {
         self.primary.start_again()
     }
 
-    /// Makes the standby the primary, and waits until it is one.
+    /// Promotes the standby, and waits until it is the primary.
     ///
     /// # Errors
     ///
-    /// If the old primary has not been [killed](Self::kill_primary): two primaries would take writes. If there is no standby, or it
-    /// does not become one.
+    /// - If the old primary has not been [killed](Self::kill_primary): two primaries would accept writes.
+    /// - If there is no standby, or its promotion fails.
     pub fn promote(&mut self) -> Result<(), Error> {
         if !self.is_primary_dead {
             return Err(Error::failed("the primary is alive, and might be written to after its standby was promoted"));
@@ -149,8 +148,8 @@ impl PostgresPair {
         Ok(())
     }
 
-    /// Makes a new standby, a copy of the primary. The data of an old primary are gone by then: they may hold what its heir
-    /// never got.
+    /// Makes a new standby as a copy of the primary. The data of the old primary are gone by then: they may hold what the new
+    /// primary never got.
     ///
     /// # Errors
     ///

@@ -9,19 +9,21 @@ use crate::account::Account;
 use crate::keeper::Keeper;
 use crate::{Error, programs};
 
-/// The data of a server that was never started. Where [`TEMPLATE_VARIABLE`](crate::TEMPLATE_VARIABLE) names its
-/// [path](Self::path), a new [`Postgres`](super::Postgres) copies it, which takes a tenth of the time of `initdb`.
+/// The data of a server that was never started.
+///
+/// If [`TEMPLATE_VARIABLE`](crate::TEMPLATE_VARIABLE) names its [path](Self::path), a new [`Postgres`](super::Postgres) copies
+/// it, which takes a tenth of the time of `initdb`.
 ///
 /// It is removed when the value is dropped, and when its process ends.
 #[derive(Debug)]
 pub struct PostgresTemplate {
-    // Before the folder, which the keeper removes itself.
+    // Dropped before the folder, which the keeper removes.
     _keeper: Keeper,
     folder: TempDir,
 }
 
 impl PostgresTemplate {
-    /// Makes it; `None` where servers run in containers.
+    /// Makes the template; `None` if servers run in containers.
     ///
     /// # Errors
     ///
@@ -36,7 +38,7 @@ impl PostgresTemplate {
         Ok(Some(PostgresTemplate { _keeper: keeper, folder }))
     }
 
-    /// Where the data are.
+    /// The folder with the data.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("data")

@@ -1,4 +1,4 @@
-//! As much of Redis's protocol (RESP2, no password) as a question needs.
+//! A minimal client for Redis's protocol (RESP2, no password).
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Reply;
 use crate::Error;
 
-/// How long a server has to accept a connection, and for each part of its answer.
+/// The time limit for a connection, and for each part of the answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a Redis server listens: a port of 127.0.0.1, or an address elsewhere.
@@ -33,17 +33,17 @@ impl fmt::Display for RedisAddress {
     }
 }
 
-/// Asks the Redis server on this port of 127.0.0.1, or at this address, in a connection of its own:
+/// Sends one command on a new connection to the Redis server at this address, or on this port of 127.0.0.1:
 /// `redis_command(port, &["GET", "name"])`.
 ///
-/// Nothing is followed and nothing is tried again: a node of a cluster says `MOVED` to who asks the wrong one.
+/// It follows no redirection and does not retry: a wrong cluster node answers `MOVED`.
 ///
 /// # Errors
 ///
 /// [`Error::Refused`] if the server answers with an error; [`Error::Io`] if it does not answer within five seconds.
 pub fn redis_command<W: AsRef<[u8]>>(server: impl Into<RedisAddress>, words: &[W]) -> Result<Reply, Error> {
     let server = server.into();
-    // Values can be long and secret, so an error shows only which command it was.
+    // Arguments can be long and secret, so an error names only the command.
     let name = words.first().map(|word| String::from_utf8_lossy(word.as_ref()).into_owned()).unwrap_or_default();
     let what = || format!("{name} at {server}");
     match exchange(server, words).map_err(Error::io(what()))? {

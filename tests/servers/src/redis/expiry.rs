@@ -1,11 +1,11 @@
-//! Time that passes for some keys only.
+//! Makes time pass for some keys only.
 
 use std::time::Duration;
 
 use super::command::{RedisAddress, redis_command};
 use crate::Error;
 
-/// Finds the keys first: to change one moves the place of others.
+/// Collects the keys first, because a change would move other keys in the scan.
 const BRING_FORWARD: &str = "
 local cursor, keys = '0', {}
 repeat
@@ -21,8 +21,8 @@ for _, key in ipairs(keys) do
 end
 return 0";
 
-/// Lets every key with a prefix expire so much sooner. For records whose times all follow from the expiry of their key, so much time
-/// has passed then.
+/// Makes every key with a prefix expire sooner. If all times of a record follow from the expiry of its key, this is as if that
+/// much time had passed.
 ///
 /// # Errors
 ///

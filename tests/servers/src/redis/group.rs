@@ -1,11 +1,11 @@
-//! Several processes of Redis that belong together.
+//! Several Redis processes that belong together.
 
 use super::Reply;
 use super::node::Node;
 use crate::Error;
 use crate::server::Server;
 
-/// The processes of a group, which tests name by their ports.
+/// The processes of a group, which tests identify by port.
 #[derive(Debug, Default)]
 pub(super) struct Group(Vec<Node>);
 
@@ -22,12 +22,12 @@ impl Group {
         self.0.iter().map(Node::port).collect()
     }
 
-    /// `127.0.0.1:PORT,127.0.0.1:PORT,…`
+    /// The addresses: `127.0.0.1:PORT,127.0.0.1:PORT,…`.
     pub(super) fn addresses(&self) -> String {
         self.ports().iter().map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
     }
 
-    /// Those that run and are not paused.
+    /// The running nodes that are not paused.
     pub(super) fn up(&self) -> impl Iterator<Item = &Node> {
         self.0.iter().filter(|node| node.is_up())
     }
@@ -40,7 +40,7 @@ impl Group {
         self.0.iter_mut().find(|node| node.port() == port).ok_or_else(|| stranger(port))
     }
 
-    /// Refuses to wait for what cannot come.
+    /// Fails if a node is paused or not running, because waiting would be in vain.
     pub(super) fn expect_all_up(&self) -> Result<(), Error> {
         match self.0.iter().find(|node| !node.is_up()) {
             Some(node) => Err(Error::failed(format!("the server on port {} is paused or does not run", node.port()))),
@@ -48,7 +48,7 @@ impl Group {
         }
     }
 
-    /// Asks until `check` has no objection any more. The error shows its last one.
+    /// Repeats `check` until it succeeds. The error shows its last failure.
     pub(super) fn wait_until_sound<T>(&self, mut check: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         let (mut found, mut objection) = (None, String::new());
         let Some(node) = self.0.first() else { return check() };
@@ -74,7 +74,7 @@ fn stranger(port: u16) -> Error {
     Error::failed(format!("no server of the group has the port {port}"))
 }
 
-/// A field of what a node says about itself.
+/// A field of a node's `INFO`.
 pub(super) fn field<'a>(node: &Node, info: &'a Reply, name: &str) -> Result<&'a str, Error> {
     info.field(name).ok_or_else(|| Error::failed(format!("the server on port {} has no {name}", node.port())))
 }

@@ -21,7 +21,8 @@ pub use expiry::redis_expire_sooner;
 pub use reply::Reply;
 pub use sentinel::RedisSentinel;
 
-/// The client of every version ends well also if the server answers with an error, as it does while it loads its data.
+/// `is_ready` needs `grep`: `redis-cli` exits with success even if the server answers with an error, as it does while it loads
+/// data.
 static IMAGE: Image = Image {
     variable: setup::redis::IMAGE_VARIABLE,
     default: setup::redis::IMAGE,
@@ -35,10 +36,10 @@ static IMAGE: Image = Image {
     version_in,
 };
 
-/// A Redis server of this value's own, on 127.0.0.1 without password.
+/// A private Redis server on 127.0.0.1 without password.
 ///
-/// It runs from the `redis-server` on PATH, as the account of this process. Where there is none, and wherever
-/// `IDEM_REDIS_IMAGE` names an image, it runs in a Docker container.
+/// It runs from the `redis-server` on PATH, as the account of this process. If there is none, or if `IDEM_REDIS_IMAGE` names an
+/// image, it runs in a Docker container.
 ///
 /// It keeps everything in memory and writes nothing (`save ""`, `appendonly no`), and evicts nothing
 /// (`maxmemory-policy noeviction`); other settings are the defaults of its version.
@@ -54,8 +55,8 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if this machine has neither a `redis-server` nor an image; otherwise an error with the server's
-    /// log if it does not answer within a minute.
+    /// - [`Error::Missing`] if this machine has neither a `redis-server` nor an image.
+    /// - An error with the server's log if it does not answer within a minute.
     pub fn start() -> Result<Redis, Error> {
         Redis::start_with(&[])
     }
@@ -74,32 +75,32 @@ impl Redis {
         Ok(Redis { server })
     }
 
-    /// `redis://127.0.0.1:PORT`
+    /// The URL: `redis://127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port())
     }
 
-    /// The port on 127.0.0.1. It stays the same when the server starts again.
+    /// The port on 127.0.0.1. It stays the same across restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.server.port()
     }
 
-    /// As in `Redis 7.0.15`.
+    /// The version, as in `Redis 7.0.15`.
     #[must_use]
     pub fn version(&self) -> &str {
         self.server.version()
     }
 
-    /// Where it comes from, for people: the program, or `container of redis:7`.
+    /// The origin of the server, for people: the program, or `container of redis:7`.
     #[must_use]
     pub fn origin(&self) -> &str {
         self.server.origin()
     }
 
-    /// Stops it as an administrator would: what its settings say is written, clients see their connections end. A server
-    /// that is not running stays so.
+    /// Stops it as an operator would: it saves what its settings demand, and clients see their connections end. Does nothing if
+    /// the server is not running.
     ///
     /// # Errors
     ///
@@ -108,8 +109,8 @@ impl Redis {
         self.server.stop()
     }
 
-    /// Crashes it: `kill -9`. What was not written yet is lost, and that is everything unless the server was started with
-    /// `--appendonly yes`. A server that is not running stays so.
+    /// Crashes it: `kill -9`. Unsaved data are lost, which is everything unless the server was started with `--appendonly yes`.
+    /// Does nothing if the server is not running.
     ///
     /// # Errors
     ///
@@ -118,8 +119,8 @@ impl Redis {
         self.server.kill()
     }
 
-    /// Starts it on the same port and folder after [`stop`](Self::stop) or [`kill`](Self::kill), and waits until it has
-    /// read what it wrote.
+    /// Starts it on the same port and folder after [`stop`](Self::stop) or [`kill`](Self::kill), and waits until it has loaded
+    /// its data.
     ///
     /// # Errors
     ///
@@ -138,8 +139,8 @@ impl Redis {
         self.start_again()
     }
 
-    /// Holds it up: the operating system accepts connections and what is written to them, and nobody answers. It carries
-    /// out what was written after [`resume`](Self::resume).
+    /// Suspends it: the operating system accepts connections and data, and the server does not answer. After
+    /// [`resume`](Self::resume) it executes what it was sent.
     ///
     /// # Errors
     ///

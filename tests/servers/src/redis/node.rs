@@ -11,7 +11,7 @@ use crate::keeper::{self, Keeper};
 use crate::server::Server;
 use crate::{Error, processes, programs};
 
-/// Redis, and by its configuration what kind of it.
+/// A Redis program; its configuration decides whether it is a server or a Sentinel.
 #[derive(Debug, Clone)]
 pub(super) struct Program {
     path: PathBuf,
@@ -20,9 +20,9 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// The program of this name, which Debian has in a package of the same name.
+    /// Finds the program of this name; Debian's package has the same name.
     pub(super) fn find(name: &str) -> Result<Program, Error> {
-        // What a link leads to is no help: the program does what the name says by which it is called.
+        // Symbolic links are not resolved, because the program acts by the name under which it is called.
         let path = programs::find(name).ok_or_else(|| Error::Missing {
             what: format!("`{name}` is not on PATH"),
             advice: format!("install it (Debian's package is {name})"),
@@ -43,7 +43,7 @@ impl Program {
 
 #[derive(Debug)]
 pub(super) struct Node {
-    // Before the folder, which the keeper removes itself.
+    // Dropped before the folder, which the keeper removes.
     keeper: Keeper,
     _folder: TempDir,
     program: Program,
@@ -54,15 +54,15 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Starts a process on a port out of `free`. Its configuration file is `configuration` after the port, and it may
-    /// write to that; what `settings` say comes after it.
+    /// Starts a process on a port from `free`. Its configuration file holds the port and `configuration`, and the process may
+    /// change that file. `settings` are command-line arguments.
     pub(super) fn start(
         program: &Program,
         free: impl Fn() -> Result<u16, Error>,
         configuration: &str,
         settings: &[&str],
     ) -> Result<Node, Error> {
-        /// Somebody else may take the port before the server does.
+        /// Another process may take the port before the server does.
         const ATTEMPTS: usize = 5;
         let mut attempt = 1;
         loop {
@@ -80,10 +80,10 @@ impl Node {
         let folder = TempDir::with_prefix("idem-redis-").map_err(Error::io("make a temporary folder"))?;
         let text = format!("bind 127.0.0.1\nport {port}\n{configuration}");
         std::fs::write(folder.path().join(FILE), text).map_err(Error::io("write a file"))?;
-        // The keeper, and so the server, works in the folder.
+        // The keeper works in the folder, and so does the server.
         let words = [program.path.clone().into(), FILE.into()].into_iter();
         let words = words.chain(settings.iter().map(OsString::from));
-        // Unlike other servers, this one runs as root if that is who starts it.
+        // Unlike the other servers, Redis may run as root.
         let keeper = Keeper::start(None, folder.path(), keeper::KILL, words)?;
         let mut node = Node { keeper, _folder: folder, program: program.clone(), port, server: None, is_paused: false };
         node.start_again()?;
@@ -114,9 +114,9 @@ impl Node {
             if !processes::is_running(server)? {
                 return Err(self.keeper.error("the server ended while it started"));
             }
-            // Nobody answers yet, or somebody else does.
+            // The server does not answer yet, or another process answers on the port.
             let Ok(info) = self.ask(&["INFO"]) else { return Ok(false) };
-            // A Sentinel never loads anything, and does not say so.
+            // A Sentinel loads nothing, and has no such field.
             Ok(info.field("process_id") == Some(&id) && info.field("loading").is_none_or(|loading| loading == "0"))
         })
     }
@@ -124,7 +124,7 @@ impl Node {
     fn end(&mut self, signal: &str) -> Result<(), Error> {
         let Some(server) = self.server else { return Ok(()) };
         self.keeper.signal(signal, &[server])?;
-        // A paused server has to go on for its end.
+        // A paused server must be resumed to end.
         self.keeper.signal("CONT", &[server])?;
         self.keeper.reap(server)?;
         self.server = None;
@@ -161,7 +161,7 @@ impl Server for Node {
         let server = self.keeper.start_server()?;
         self.server = Some(server);
         self.wait_until_ready(server).inspect_err(|_| {
-            // It can be started again, once whatever kept it down is gone.
+            // It can be started again once the obstacle is gone.
             let _ = self.kill();
         })
     }
@@ -177,7 +177,7 @@ impl Server for Node {
     fn pause(&mut self) -> Result<(), Error> {
         let server = self.running()?;
         self.keeper.signal("STOP", &[server])?;
-        // The signal takes effect a moment later, and somebody may rely on the silence.
+        // The signal takes effect a moment later, and a test may rely on the silence.
         let stands_still = |process: &processes::Process| process.id != server || "TZ".contains(process.state);
         self.keeper.wait_until("did not stand still", || Ok(processes::all()?.iter().all(stands_still)))?;
         self.is_paused = true;
@@ -192,7 +192,7 @@ impl Server for Node {
     }
 }
 
-/// `Redis 7.0.15` out of `Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0`.
+/// Extracts `Redis 7.0.15` from `Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0`.
 pub(super) fn version_in(printed: &str) -> String {
     let number = printed.split_once("v=").and_then(|(_, rest)| rest.split_ascii_whitespace().next());
     format!("Redis {}", number.unwrap_or("of unknown version"))

@@ -1,4 +1,4 @@
-//! What a Redis server answers.
+//! Replies of a Redis server.
 
 /// A reply of the protocol RESP2.
 #[derive(Debug, Clone, PartialEq)]
@@ -6,13 +6,13 @@
 pub enum Reply {
     /// `OK`, `PONG`, `NOKEY`, …
     Status(String),
-    /// An error inside of an [`Array`](Reply::Array). As the whole reply it is [`Error::Refused`](crate::Error::Refused).
+    /// An error inside an [`Array`](Reply::Array). As the whole reply it is [`Error::Refused`](crate::Error::Refused).
     Error(String),
     /// A number.
     Integer(i64),
     /// A value, which may be text.
     Bytes(Vec<u8>),
-    /// The value or array that is not there.
+    /// A value or array that does not exist.
     Nil,
     /// Several replies.
     Array(Vec<Reply>),
@@ -29,7 +29,7 @@ impl Reply {
         }
     }
 
-    /// The number, also one that is sent as text.
+    /// The number, even if it is sent as text.
     #[must_use]
     pub fn integer(&self) -> Option<i64> {
         match self {
@@ -47,7 +47,7 @@ impl Reply {
         }
     }
 
-    /// The value of a line `name:value`, of which the replies of `INFO` and `CLUSTER INFO` consist.
+    /// The value of a line `name:value` in the replies to `INFO` and `CLUSTER INFO`.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&str> {
         self.text()?.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))

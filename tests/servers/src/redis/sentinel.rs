@@ -11,11 +11,11 @@ use crate::setup::redis::arguments;
 use crate::setup::sentinel::{QUORUM, REPLICAS, SENTINELS, SERVICE, check_sentinel, check_server, watching};
 use crate::{Error, port};
 
-/// How long a primary may be silent.
+/// How long a primary may be silent before it counts as down.
 const DOWN_AFTER: Duration = Duration::from_secs(1);
 
-/// What Sentinels do every second or so, they do oftener here. The last of them is how long a Sentinel does nothing after
-/// the machine has stood still for a moment; half a minute would be most of a test. All in milliseconds.
+/// Shorter periods for the routines of Sentinels, in milliseconds. The last one is how long a Sentinel pauses after the machine
+/// has stood still for a moment. Its default of half a minute would be most of a test.
 const PERIODS: [(&str, &str); 5] = [
     ("INFO-PERIOD", "200"),
     ("PUBLISH-PERIOD", "200"),
@@ -24,18 +24,18 @@ const PERIODS: [(&str, &str); 5] = [
     ("TILT-PERIOD", "1000"),
 ];
 
-/// A replica need not wait for others that could want the same data.
+/// A full resynchronization starts without waiting for further replicas.
 const REPLICATION: &str = "repl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n";
 
-/// A primary, two replicas and three Sentinels of this value's own, on 127.0.0.1 without passwords.
+/// A private group of a primary, two replicas and three Sentinels, on 127.0.0.1 without passwords.
 ///
-/// They run from the `redis-server` and the `redis-sentinel` on PATH. A primary that does not answer for one second is
-/// replaced, mostly within another; Sentinels that could not agree who replaces it try again after six.
+/// They run from the `redis-server` and the `redis-sentinel` on PATH. If a primary does not answer for one second, it is
+/// replaced, mostly within another second. Sentinels that did not agree on a leader try again after six seconds.
 ///
-/// Servers have the settings of a [`Redis`](crate::Redis). They keep what a Sentinel tells them: a primary that was killed
-/// after it was replaced starts again as what it was, a primary, until the Sentinels notice and make it a replica.
+/// Servers have the settings of a [`Redis`](crate::Redis), and keep what a Sentinel configures. A replaced primary that was
+/// killed restarts as a primary, until the Sentinels notice and make it a replica.
 ///
-/// Methods that take a port take that of a server or of a Sentinel.
+/// Methods with a `port` accept the port of a server or of a Sentinel.
 #[derive(Debug)]
 pub struct RedisSentinel {
     servers: Group,
@@ -44,17 +44,17 @@ pub struct RedisSentinel {
 }
 
 impl RedisSentinel {
-    /// Starts them, and waits as [`wait_until_whole`](Self::wait_until_whole) does.
+    /// Starts the group, and waits as [`wait_until_whole`](Self::wait_until_whole) does.
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if this machine lacks one of the programs; otherwise an error if they do not come together
-    /// within a minute.
+    /// - [`Error::Missing`] if this machine lacks one of the programs.
+    /// - An error if the group is not complete within a minute.
     pub fn start() -> Result<RedisSentinel, Error> {
         RedisSentinel::start_with(&[])
     }
 
-    /// [`start`](Self::start) with arguments of `redis-server` for all three: `&["--min-replicas-to-write", "1"]`.
+    /// [`start`](Self::start) with arguments of `redis-server` for all three servers: `&["--min-replicas-to-write", "1"]`.
     ///
     /// # Errors
     ///
@@ -86,13 +86,13 @@ impl RedisSentinel {
         Ok(group)
     }
 
-    /// `redis+sentinel://127.0.0.1:PORT,127.0.0.1:PORT,127.0.0.1:PORT/idem`, with the ports of the Sentinels.
+    /// The URL with the ports of the Sentinels: `redis+sentinel://127.0.0.1:PORT,127.0.0.1:PORT,127.0.0.1:PORT/idem`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis+sentinel://{}/{SERVICE}", self.sentinels.addresses())
     }
 
-    /// As in `Redis 7.0.15`.
+    /// The version, as in `Redis 7.0.15`.
     #[must_use]
     pub fn version(&self) -> &str {
         self.program.version()
@@ -110,11 +110,11 @@ impl RedisSentinel {
         self.sentinels.ports()
     }
 
-    /// The port of the primary, as all Sentinels name it that run; whether it answers is another question.
+    /// The port of the primary, as all running Sentinels name it. The primary itself may not answer.
     ///
     /// # Errors
     ///
-    /// If they do not agree at the moment, or fewer than two run.
+    /// If they disagree at the moment, or fewer than two run.
     pub fn primary_port(&self) -> Result<u16, Error> {
         let named = self.sentinels.up().map(named_primary).collect::<Result<Vec<u16>, Error>>()?;
         match named[..] {
@@ -133,19 +133,19 @@ impl RedisSentinel {
         Ok(self.servers.ports().into_iter().filter(|port| *port != primary).collect())
     }
 
-    /// [Pauses](Self::pause) the primary, and gives its port. It believes that it is the primary when it goes on, until
-    /// the Sentinels tell it otherwise.
+    /// [Pauses](Self::pause) the primary, and returns its port. After it resumes, it considers itself primary until the
+    /// Sentinels reconfigure it.
     ///
     /// # Errors
     ///
-    /// If the Sentinels do not agree which it is, or it is not running.
+    /// If the Sentinels disagree which it is, or it is not running.
     pub fn pause_primary(&mut self) -> Result<u16, Error> {
         let port = self.primary_port()?;
         self.pause(port)?;
         Ok(port)
     }
 
-    /// Holds one up, as [`Redis::pause`](crate::Redis::pause).
+    /// Suspends a server or a Sentinel, as [`Redis::pause`](crate::Redis::pause) does.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl RedisSentinel {
         self.get_mut(port)?.resume()
     }
 
-    /// Crashes one: `kill -9`. One that is not running stays so.
+    /// Crashes a server or a Sentinel: `kill -9`. Does nothing if it is not running.
     ///
     /// # Errors
     ///
@@ -172,7 +172,7 @@ impl RedisSentinel {
         self.get_mut(port)?.kill()
     }
 
-    /// Starts one again after [`kill`](Self::kill), on the same port and folder.
+    /// Starts a server or a Sentinel again after [`kill`](Self::kill), on the same port and folder.
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ impl RedisSentinel {
         self.sentinels.get(port).map_or(Ok(()), hurry)
     }
 
-    /// Waits until the Sentinels name another primary than this one and it says of itself that it is one; gives its port.
+    /// Waits until the Sentinels name another primary than this one and that server has this role; returns its port.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl RedisSentinel {
             if primary == port {
                 return Err(Error::failed(format!("{port} is still the primary")));
             }
-            // The first word of its role, before offsets and replicas.
+            // The first item is the role; offsets and replicas follow.
             let role = self.servers.get(primary)?.ask(&["ROLE"])?;
             let role = role.items().first().and_then(Reply::text).unwrap_or_default();
             expect("the role of the primary", role, "master")?;
@@ -201,12 +201,13 @@ impl RedisSentinel {
         })
     }
 
-    /// Waits until everything is as it should be: the Sentinels agree on the primary and know its replicas and each
-    /// other, the primary has both replicas online, and each of these follows it.
+    /// Waits until the group is complete: the Sentinels agree on the primary and know its replicas and each other, the primary
+    /// has both replicas online, and both follow it.
     ///
     /// # Errors
     ///
-    /// At once if one of them is paused or does not run; otherwise if it takes more than a minute.
+    /// - Immediately, if one of them is paused or does not run.
+    /// - If it takes more than a minute.
     pub fn wait_until_whole(&self) -> Result<(), Error> {
         self.servers.expect_all_up()?;
         self.sentinels.expect_all_up()?;
@@ -229,7 +230,7 @@ impl RedisSentinel {
     }
 }
 
-/// Sets the periods, which no file can. A Sentinel before Redis 7 does not know them, and takes its time.
+/// Sets the periods, which a configuration file cannot. Sentinels before Redis 7 lack this command and keep their defaults.
 fn hurry(sentinel: &Node) -> Result<(), Error> {
     let words: Vec<&str> = PERIODS.iter().flat_map(|(name, period_ms)| [*name, *period_ms]).collect();
     match sentinel.ask(&[&["SENTINEL", "DEBUG"], &words[..]].concat()) {

@@ -1,5 +1,5 @@
-//! How servers are set up, and when a group of servers is complete. Processes of this machine and the containers of
-//! `cargo xtask test-containers` share it.
+//! The configuration of servers, and checks that a group of servers is complete. Shared by processes of this machine and the
+//! containers of `cargo xtask test-containers`.
 
 pub mod pgbouncer;
 pub mod postgres;
@@ -10,11 +10,11 @@ use std::fmt::Display;
 
 use crate::Error;
 
-/// For checks: an objection unless the two are the same.
+/// Fails unless the two values are equal.
 ///
 /// # Errors
 ///
-/// That objection.
+/// If they differ.
 pub fn expect<T: PartialEq + Display>(what: impl Display, found: T, expected: T) -> Result<(), Error> {
     if found == expected { Ok(()) } else { Err(Error::failed(format!("{what} is {found} and not {expected}"))) }
 }

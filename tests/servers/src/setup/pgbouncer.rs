@@ -1,10 +1,10 @@
 //! PgBouncer in front of Postgres, in transaction mode.
 
-/// Its `pgbouncer.ini`: it listens at `address`, and has so many connections for each of `databases`. Of `settings`, the last one
-/// of a name counts.
+/// The `pgbouncer.ini` for an `address` to listen at, with `pool_size` connections for each of `databases`. If `settings`
+/// repeat a name, the last one counts.
 ///
-/// There is no `ignore_startup_parameters` and nothing else that helps a client: what works here has to work behind a PgBouncer
-/// that knows nothing of the application. Without a socket, a port that is taken is an error and not a warning.
+/// There is no `ignore_startup_parameters` and nothing else that helps a client: the store must work behind a PgBouncer that
+/// knows nothing of the application. Without a Unix socket, a port that is in use is an error and not a warning.
 #[must_use]
 pub fn configuration(databases: &str, address: (&str, u16), pool_size: u16, settings: &[&str]) -> String {
     let (host, port) = address;

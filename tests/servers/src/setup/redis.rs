@@ -1,28 +1,28 @@
-//! Redis.
+//! The setup of Redis.
 
 /// The environment variable that names the image.
 pub const IMAGE_VARIABLE: &str = "IDEM_REDIS_IMAGE";
 
-/// The image if none is named.
+/// The default image.
 pub const IMAGE: &str = "redis:7";
 
-/// How many primaries a cluster has.
+/// The number of primaries of a cluster.
 pub const PRIMARIES: usize = 3;
 
-/// How many nodes a cluster has: a replica for each primary.
+/// The number of nodes of a cluster: each primary has one replica.
 pub const NODES: usize = 2 * PRIMARIES;
 
-/// Nothing is written to the disk, and nothing is thrown away.
+/// Nothing is written to disk, and nothing is evicted.
 const SETTINGS: [&str; 6] = ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"];
 
-/// Arguments of a server; those of the caller win, as they come last.
+/// The arguments of a server. Those of the caller come last, so they win.
 #[must_use]
 pub fn arguments<'a>(settings: &[&'a str]) -> Vec<&'a str> {
     SETTINGS.into_iter().chain(settings.iter().copied()).collect()
 }
 
-/// The command of a container. Only this machine and containers beside it reach its port, which a Redis without password cannot
-/// know.
+/// The command of a container. Protected mode is off: Redis cannot know that only this machine and neighbouring containers
+/// reach its port.
 #[must_use]
 pub fn command<'a>(settings: &[&'a str]) -> Vec<&'a str> {
     ["redis-server", "--protected-mode", "no"].into_iter().chain(arguments(settings)).collect()

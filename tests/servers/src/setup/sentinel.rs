@@ -1,4 +1,4 @@
-//! A primary of Redis, its replicas, and Sentinels that replace it.
+//! The setup of a Redis primary, its replicas, and Sentinels that replace it.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use crate::{Error, Reply};
 /// The name under which the Sentinels know the group.
 pub const SERVICE: &str = "idem";
 
-/// How many replicas the primary has.
+/// The number of replicas.
 pub const REPLICAS: usize = 2;
 
-/// How many Sentinels there are.
+/// The number of Sentinels.
 pub const SENTINELS: usize = 3;
 
-/// How many Sentinels have to agree before anything is true.
+/// The number of Sentinels that must agree.
 pub const QUORUM: usize = 2;
 
-/// What a Sentinel has to know of a primary that counts as down after so long. Sentinels that could not agree who replaces it try
-/// again after six times as long.
+/// The configuration of a Sentinel for a primary that counts as down after `down_after`. Sentinels that did not agree on a
+/// leader try again after six times as long.
 #[must_use]
 pub fn watching(primary: (&str, u16), down_after: Duration) -> String {
     let ((host, port), milliseconds) = (primary, down_after.as_millis());
@@ -29,11 +29,11 @@ pub fn watching(primary: (&str, u16), down_after: Duration) -> String {
     )
 }
 
-/// An objection unless the server that answers has the role and the links that belong to it.
+/// Fails unless the server that answers has this role and the links that belong to it.
 ///
 /// # Errors
 ///
-/// That objection, or the failure to ask.
+/// If that does not hold, or `ask` fails.
 pub fn check_server(
     name: &str,
     is_primary: bool,
@@ -52,11 +52,11 @@ pub fn check_server(
     expect("the number of replicas online", slots.filter(|line| line.contains("state=online")).count(), REPLICAS)
 }
 
-/// An objection unless the Sentinel that answers knows the primary, all replicas and all other Sentinels, and all are up.
+/// Fails unless the Sentinel that answers knows the primary, all replicas and all other Sentinels, and all are up.
 ///
 /// # Errors
 ///
-/// That objection, or the failure to ask.
+/// If that does not hold, or `ask` fails.
 pub fn check_sentinel(
     name: &str,
     primary_port: u16,
@@ -80,7 +80,7 @@ pub fn check_sentinel(
         .try_for_each(|other| expect(format!("the flags of a Sentinel in {name}"), value(other, "flags"), "sentinel"))
 }
 
-/// A Sentinel tells names and values in turn.
+/// Finds a value in a reply of a Sentinel, in which names and values alternate.
 fn value<'a>(reply: &'a Reply, name: &str) -> &'a str {
     let mut pairs = reply.items().chunks_exact(2);
     pairs.find(|pair| pair[0].text() == Some(name)).and_then(|pair| pair[1].text()).unwrap_or_default()

@@ -1,10 +1,10 @@
-//! As much of Postgres's protocol (version 3.0, simple queries, no password) as a question needs.
+//! A minimal client for Postgres's protocol (version 3.0, simple queries, no password).
 
 use std::io::{Error, Read, Result, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
-/// Asks the server on this port, as the user and in the database `postgres`, in a connection of its own. Values of a row
+/// Sends one query on a new connection to the server on this port, as the user and in the database `postgres`. Values of a row
 /// are joined by `|`, rows by `;`.
 pub(crate) fn ask(port: u16, sql: &str) -> Result<String> {
     Client::connect(port)?.ask(sql)
@@ -61,7 +61,7 @@ fn framed(kind: &[u8], body: &[u8]) -> Vec<u8> {
     [kind, &length.to_be_bytes(), body].concat()
 }
 
-/// The number of values, then each with its length; NULL has the length -1.
+/// Parses the number of values, then each with its length; NULL has the length -1.
 fn row(body: &[u8]) -> String {
     let (mut values, mut rest) = (Vec::new(), &body[2..]);
     while let [a, b, c, d, tail @ ..] = rest {

@@ -1,4 +1,4 @@
-//! Real servers, stopped and killed for real.
+//! Tests that stop and kill real servers.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 mod client;

@@ -1,4 +1,4 @@
-//! What is left of a server after the process that started it.
+//! Tests that no server outlives the process that started it.
 
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpStream};
@@ -11,26 +11,26 @@ use tempfile::TempDir;
 
 use crate::client;
 
-/// A process that holds a server of this kind, whose folder is in this one.
+/// Starts a process that holds a server of this kind, with its temporary files in this folder.
 fn parent(kind: &str, folder: &Path, printed: Stdio) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hold-server"));
     command.arg(kind).env("TMPDIR", folder).stdout(printed).spawn().unwrap()
 }
 
-/// The URL that it prints once the server is there.
+/// The URL that the process prints once the server is up.
 fn url(parent: &mut Child) -> String {
     let mut url = String::new();
     BufReader::new(parent.stdout.take().unwrap()).read_line(&mut url).unwrap();
     url.trim_end().to_owned()
 }
 
-/// The ports in a URL of several addresses.
+/// The ports in a URL with several addresses.
 fn ports(url: &str) -> Vec<u16> {
     let (_, addresses) = url.split_once("://").unwrap();
     addresses.split(',').map(|address| address.rsplit_once(':').unwrap().1.parse().unwrap()).collect()
 }
 
-/// A folder in which the account of the server can reach its own.
+/// A folder in which the server's account can reach its own folder.
 fn open_folder() -> TempDir {
     use std::os::unix::fs::PermissionsExt;
     let folder = TempDir::new().unwrap();
@@ -45,8 +45,8 @@ fn kill(mut parent: Child) {
 
 fn expect_nothing_left(folder: &Path, ports: &[u16], circumstances: &str) {
     let start = Instant::now();
-    // What begins with the keeper's log. A parent that is killed between making a folder and starting the keeper that would
-    // remove it leaves a folder without one, and no server.
+    // Only folders with the log of a keeper count. A parent that is killed after it made a folder, and before it started the
+    // keeper that would remove it, leaves a folder without a log, and no server.
     let has_keeper = |path: &Path| path.join("log").exists();
     let is_left = || {
         ports.iter().any(|port| TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).is_ok())
@@ -61,7 +61,7 @@ fn expect_nothing_left(folder: &Path, ports: &[u16], circumstances: &str) {
     }
 }
 
-/// Kills parents that are still busy with the start.
+/// Kills parents that are still starting their server.
 fn expect_nothing_left_of_a_start(kind: &str, waits_ms: &[u64]) {
     let folder = open_folder();
     for wait_ms in waits_ms {

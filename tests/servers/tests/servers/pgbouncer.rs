@@ -1,4 +1,4 @@
-//! PgBouncer in front of a server.
+//! Tests of PgBouncer in front of a server.
 
 use idem_servers::{PgBouncer, Postgres};
 

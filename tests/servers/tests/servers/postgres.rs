@@ -1,4 +1,4 @@
-//! A server's life.
+//! Tests of the life of a Postgres server.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
@@ -86,7 +86,7 @@ fn a_server_is_killed_also_while_its_clients_are_busy() {
     }
     postgres.kill().unwrap();
     assert!(busy.iter_mut().all(|client| client.answer().is_err_and(|error| error.kind() != ErrorKind::WouldBlock)));
-    // It starts only if none of the old processes holds on to the shared memory.
+    // It starts only if none of the old processes holds the shared memory.
     postgres.start_again().unwrap();
     assert_eq!(ask(port, "SELECT 1").unwrap(), "1");
 }

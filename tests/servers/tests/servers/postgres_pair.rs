@@ -1,4 +1,4 @@
-//! A primary, its standby, and a failover.
+//! Tests of a primary, its standby, and a failover.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};

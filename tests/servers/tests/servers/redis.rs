@@ -1,4 +1,4 @@
-//! The life of a Redis server.
+//! Tests of the life of a Redis server.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
@@ -90,7 +90,7 @@ fn a_paused_server_answers_nobody_until_it_goes_on() {
     let Error::Io { source, .. } = &error else { panic!("{error}") };
     assert!(matches!(source.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
     redis.resume().unwrap();
-    // The command was written before the asker gave up.
+    // The command was written before the client gave up.
     assert_eq!(value(redis.port()).integer(), Some(7));
 }
 

@@ -1,4 +1,4 @@
-//! A cluster loses nodes and moves slots.
+//! Tests of a cluster that loses nodes and moves slots.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use idem_servers::{Error, RedisCluster, Reply, redis_command};
 
-/// All keys with this tag share a slot.
+/// A key with a common tag: all of them share a slot.
 fn key(number: usize) -> String {
     format!("{{tag}}:{number}")
 }
@@ -57,7 +57,7 @@ fn coverage_is_the_callers_choice() {
     }
 }
 
-/// How far a server has got in what is replicated.
+/// A replication offset of a server.
 fn offset(port: u16, name: &str) -> u64 {
     let info = redis_command(port, &["INFO", "replication"]).unwrap();
     let line = info.text().unwrap().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
@@ -71,7 +71,7 @@ fn a_killed_primary_is_replaced_and_starts_again_as_a_replica() {
     let old = cluster.owner_of_slot(slot).unwrap();
     let heir = cluster.replica_of(old).unwrap();
     redis_command(old, &["SET", &key(0), "7"]).unwrap();
-    // `WAIT` would know of the writes of its own connection only.
+    // `WAIT` would await only the writes on its connection.
     let (sent, give_up_at) = (offset(old, "master_repl_offset"), Instant::now() + Duration::from_secs(30));
     while offset(heir, "slave_repl_offset") < sent {
         assert!(Instant::now() < give_up_at, "the replica never got the key");

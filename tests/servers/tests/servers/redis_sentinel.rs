@@ -1,4 +1,4 @@
-//! Sentinels replace a primary.
+//! Tests of Sentinels that replace a primary.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ fn role(port: u16) -> String {
     redis_command(port, &["ROLE"]).unwrap().items()[0].text().unwrap().to_owned()
 }
 
-/// Waits until the replica has the key. `WAIT` would know of the writes of its own connection only.
+/// Waits until the replica has the key. `WAIT` would await only the writes on its connection.
 fn await_key(replica: u16) {
     let give_up_at = Instant::now() + Duration::from_secs(30);
     while redis_command(replica, &["GET", "kept"]).unwrap().integer() != Some(7) {
@@ -39,7 +39,7 @@ fn a_paused_primary_is_replaced_and_comes_back_as_a_replica() {
     let mut group = RedisSentinel::start().unwrap();
     let servers: BTreeSet<u16> =
         group.replica_ports().unwrap().into_iter().chain([group.primary_port().unwrap()]).collect();
-    // Each of two rounds finds a group that is as ready as it was in the beginning.
+    // The second round shows that the group recovered completely from the first.
     for _ in 0..2 {
         let old = group.pause_primary().unwrap();
         assert!(group.wait_until_whole().is_err(), "one is paused");

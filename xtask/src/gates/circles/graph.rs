@@ -1,13 +1,13 @@
-//! Which files of a crate import which, and the circles among them.
+//! The imports between files of a crate, and the cycles among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::{Import, Path, Source};
 
-/// A file by its place in the list of the crate's files.
+/// A file, by its index in the list of the crate's files.
 type File = usize;
 
-/// The re-exports that a path may lead through. Source that compiles has few; a circle of them has no end.
+/// The longest chain of re-exports to follow. Source that compiles has short ones; a cycle of re-exports would never end.
 const MOST_REEXPORTS: usize = 16;
 
 /// The modules of a crate, and the names that they import.
@@ -25,7 +25,7 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// Files are given with the paths of their modules; the crate's root has an empty one.
+    /// Builds the graph of files with their module paths; the crate's root has an empty path.
     pub(crate) fn new(files: &[(Path, Source)]) -> Self {
         let modules = Modules::new(files);
         let mut graph = Self::default();
@@ -42,7 +42,7 @@ impl Graph {
         graph
     }
 
-    /// Groups of files in which each leads to each, every group once.
+    /// The cycles: groups of files in which each reaches each.
     pub(crate) fn circles(&self) -> Vec<Vec<File>> {
         let reached: BTreeMap<File, BTreeSet<File>> =
             self.edges.keys().map(|file| (*file, self.reach(*file))).collect();
@@ -63,7 +63,7 @@ impl Graph {
         all.filter(|(_, _, to)| files.contains(to))
     }
 
-    /// All files that this one leads to.
+    /// All files that this one reaches.
     fn reach(&self, file: File) -> BTreeSet<File> {
         let mut reached = BTreeSet::new();
         let mut open = vec![file];
@@ -90,12 +90,12 @@ impl<'a> Modules<'a> {
         modules
     }
 
-    /// The file that has what this path means in this module, if it is in the crate.
+    /// The file with the item that this path means in this module, if it is in the crate.
     fn file_of(&self, module: &Path, path: &[String], reexports: usize) -> Option<File> {
         let (first, _) = path.split_first()?;
         let mut module = module.clone();
         let is_relative = !matches!(first.as_str(), "crate" | "self" | "super");
-        // Other names in code are local, of the language or of another crate.
+        // Other names are local, from the language, or from another crate.
         if is_relative && !self.files.contains_key(&joined(&module, std::slice::from_ref(first))) {
             return None;
         }
@@ -122,7 +122,7 @@ impl<'a> Modules<'a> {
         self.files.get(&module).copied()
     }
 
-    /// Whether a module re-exports what a module below it has. Unless its own code has the name too, it uses nothing.
+    /// Whether a module re-exports an item of a module below it, which counts as an import only if its own code uses the name.
     fn is_reexport_of_own(&self, import: &Import, module: &Path, to: File) -> bool {
         let is_below = |below: &Path| below.len() > module.len() && below.starts_with(module);
         import.is_public && self.files.iter().any(|(path, file)| *file == to && is_below(path))

@@ -1,7 +1,8 @@
-//! No files of a published crate import each other in a circle.
+//! Checks that no files of a published crate import each other in a cycle.
 //!
-//! A file imports another one if a `use` declaration or a path in its code leads there, through re-exports to the file that
-//! has the item. A module that only re-exports what a module below it has does not import it. Tests may import anything.
+//! A file imports another one if a `use` declaration or a path in its code leads there. Re-exports are followed to the file
+//! with the item. A module that only re-exports an item of a module below it does not import that one. Tests may import
+//! anything.
 
 mod graph;
 mod source;
@@ -17,16 +18,16 @@ use source::{Path, Source, read};
 use crate::command::workspace;
 use crate::gates::published::published;
 
-/// A circle that was found.
+/// A cycle.
 #[derive(Debug)]
 struct Circle {
-    /// Its files from the top of the workspace, in order.
+    /// Its files, relative to the workspace, in order.
     files: Vec<String>,
-    /// Its imports, a line each.
+    /// Its imports, one per line.
     imports: Vec<String>,
 }
 
-/// Fails when there is a circle, and says which imports it is made of.
+/// Fails if there is a cycle, and prints its imports.
 pub(crate) fn check() -> Result<(), Box<dyn Error>> {
     let mut found = Vec::new();
     for package in published()? {
@@ -43,7 +44,7 @@ fn shown(circle: &Circle) -> String {
     format!("- {} files:\n  {}", circle.files.len(), circle.imports.join("\n  "))
 }
 
-/// The circles among the files of this folder.
+/// The cycles among the files of this folder.
 fn circles(folder: &str) -> Result<Vec<Circle>, Box<dyn Error>> {
     let mut files = Vec::new();
     collect(&workspace().join(folder), folder, &mut files)?;
@@ -68,12 +69,12 @@ fn circles(folder: &str) -> Result<Vec<Circle>, Box<dyn Error>> {
     Ok(graph.circles().into_iter().map(circle).collect())
 }
 
-/// The modules that are files of tests.
+/// The modules in test files.
 fn tests_of(module: &Path, source: &Source) -> Vec<Path> {
     source.test_modules.iter().map(|test| [module.as_slice(), test].concat()).collect()
 }
 
-/// Reads all Rust files below a folder, with their names from the top of the workspace.
+/// Reads all Rust files below a folder, with their names relative to the workspace.
 fn collect(folder: &FilePath, name: &str, files: &mut Vec<(String, String)>) -> Result<(), Box<dyn Error>> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -87,7 +88,7 @@ fn collect(folder: &FilePath, name: &str, files: &mut Vec<(String, String)>) -> 
     Ok(())
 }
 
-/// The path of the module in `/store/mod.rs` or `/store.rs`.
+/// The module path of `/store/mod.rs` or `/store.rs`.
 fn module_of(file: &str) -> Path {
     let names = file.trim_start_matches('/').trim_end_matches(".rs").split('/');
     let mut module: Path = names.map(str::to_owned).collect();

@@ -1,4 +1,4 @@
-//! What a file of Rust says about other files: its modules, its `use` declarations and the paths in its code.
+//! Extracts a Rust file's modules, `use` declarations, and paths in its code.
 
 use std::collections::BTreeSet;
 
@@ -9,35 +9,35 @@ use super::tokens::{Kind, Lexeme, Token, lexemes};
 /// The names of a path, as in `crate::store::Row`.
 pub(crate) type Path = Vec<String>;
 
-/// What one file says.
+/// The extracts of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
-    /// Modules that stand in the file itself, seen from its own module.
+    /// Inline modules, relative to the file's module.
     pub(crate) modules: Vec<Path>,
-    /// Files that only tests include, by the names of their modules.
+    /// Modules in files that only tests include.
     pub(crate) test_modules: Vec<Path>,
     pub(crate) imports: Vec<Import>,
-    /// Names in code that may be those of imports: none after a dot, `::` or `fn`.
+    /// Names in code that may be imported: not after a dot, `::` or `fn`.
     pub(crate) used: BTreeSet<String>,
 }
 
-/// A path that the file mentions.
+/// A path in the file.
 #[derive(Debug)]
 pub(crate) struct Import {
-    /// The module inside of the file in which it stands.
+    /// The inline module that contains it.
     pub(crate) module: Path,
     pub(crate) path: Path,
     pub(crate) line: usize,
-    /// The name that a `use` declaration gives to what it imports. Paths in code have none.
+    /// The name that a `use` declaration gives to the item. Paths in code have none.
     pub(crate) name: Option<String>,
-    /// Whether other modules can import it from here.
+    /// Whether other modules can import the name from here.
     pub(crate) is_public: bool,
 }
 
-/// Reads a file. Items behind `#[cfg(test)]` are left out.
+/// Reads a file without the items behind `#[cfg(test)]`.
 ///
 /// # Errors
-/// When it is not made of Rust's tokens.
+/// If it does not consist of Rust's tokens.
 pub(crate) fn read(source: &str) -> Result<Source, LexError> {
     let lexemes: Vec<Lexeme> = lexemes(source)?;
     let tokens: Vec<Token<'_>> = lexemes.iter().map(Token::of).collect();
@@ -51,7 +51,7 @@ pub(crate) fn read(source: &str) -> Result<Source, LexError> {
 struct Reader<'a> {
     tokens: &'a [Token<'a>],
     at: usize,
-    /// What each open brace belongs to: a module by its name, or anything else.
+    /// The owner of each open brace: a module by its name, or anything else.
     open: Vec<Option<&'a str>>,
     /// Whether `pub` or `pub(…)` has just been read.
     is_public: bool,
@@ -59,7 +59,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads on by one declaration, path or token.
+    /// Reads one declaration, path or token.
     fn item(&mut self) {
         let is_public = std::mem::take(&mut self.is_public);
         if self.is_test_attribute() {
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Notes a name of code that may be that of an import.
+    /// Records a name in code that may be imported.
     fn mention(&mut self, name: &str) {
         let before = self.at.checked_sub(1).and_then(|before| self.tokens.get(before));
         if !self.continues_a_path() && !before.is_some_and(|token| token.is_word("fn")) {
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
         self.at += 1;
     }
 
-    /// `pub`, `pub(crate)`, `pub(in crate::store)`.
+    /// Reads `pub`, `pub(crate)` or `pub(in crate::store)`.
     fn visibility(&mut self) {
         self.at += 1;
         if self.has_sign('(') {
@@ -126,18 +126,18 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The module inside of the file that is read just now.
+    /// The current inline module.
     fn inner_module(&self) -> Path {
         self.open.iter().flatten().map(|name| (*name).to_owned()).collect()
     }
 
-    /// Whether what comes next is the middle of a path or a method: `.collect::<Vec<_>>()`.
+    /// Whether the next token continues a path or a method call, as in `.collect::<Vec<_>>()`.
     fn continues_a_path(&self) -> bool {
         let before = self.at.checked_sub(1).and_then(|before| self.tokens.get(before));
         before.is_some_and(|token| token.kind == Kind::Separator || token.is_sign('.'))
     }
 
-    /// A path in code, such as `crate::store::Row { … }`.
+    /// Reads a path in code, such as `crate::store::Row { … }`.
     fn path(&mut self) {
         let line = self.tokens[self.at].line;
         let mut path = Path::new();
@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
         self.import(path, line, None, false);
     }
 
-    /// The tree of a `use` declaration below a prefix: a name, a glob or a group.
+    /// Reads the tree of a `use` declaration below a prefix: a name, a glob or a group.
     fn tree(&mut self, prefix: &Path, is_public: bool) {
         let mut path = prefix.clone();
         while let Some(token) = self.tokens.get(self.at) {
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
                     return;
                 }
                 Kind::Separator => {}
-                // What ends the tree belongs to the group or the declaration.
+                // The token that ends the tree belongs to the group or the declaration.
                 Kind::Sign(_) => {
                     self.at -= 1;
                     break;
@@ -194,10 +194,10 @@ impl<'a> Reader<'a> {
         self.import(path, line, name, is_public);
     }
 
-    /// The trees of a group, up to and with its closing brace.
+    /// Reads the trees of a group, including its closing brace.
     fn group(&mut self, prefix: &Path, is_public: bool) {
         while self.at < self.tokens.len() && !self.has_sign('}') {
-            // Only a name, a glob or a group begins a tree. The variables of macros do not.
+            // Only a name, a glob or a group begins a tree; macro variables do not.
             if matches!(self.kind(0), Some(Kind::Sign(sign)) if sign != '*' && sign != '{') {
                 self.at += 1;
             } else {
@@ -218,7 +218,7 @@ impl<'a> Reader<'a> {
                 && test.is_word("test") && right.is_sign(')') && close.is_sign(']'))
     }
 
-    /// Leaves out the attribute and its item, which ends with a semicolon or a block.
+    /// Skips the attribute and its item, which ends with a semicolon or a block.
     fn skip_test_item(&mut self) {
         self.at += 7;
         while let Some(token) = self.tokens.get(self.at) {
@@ -243,7 +243,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips from an opening sign to the one that closes it.
+    /// Skips from an opening sign to the sign that closes it.
     fn skip_group(&mut self, opening: char, closing: char) {
         let mut depth = 0;
         while let Some(token) = self.tokens.get(self.at) {

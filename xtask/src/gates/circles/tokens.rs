@@ -1,13 +1,13 @@
-//! The words and signs of Rust source, without comments and literals: the tokens of proc-macro2 in one row.
+//! The words and signs of Rust source in one sequence, without comments and literals, from the tokens of proc-macro2.
 //!
-//! syn, which reads items, leaves the insides of macros as tokens, and many paths stand there.
+//! syn does not fit: it leaves the content of macros as tokens, and that content has many paths.
 
 use proc_macro2::{Delimiter, LexError, Spacing, TokenStream, TokenTree};
 
-/// The text of a token, and its line, counted from one.
+/// The text of a token and its line number, from one.
 pub(crate) type Lexeme = (String, usize);
 
-/// A part of the source.
+/// The kind of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind<'a> {
     /// A name or a keyword.
@@ -20,7 +20,7 @@ pub(crate) enum Kind<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Token<'a> {
     pub(crate) kind: Kind<'a>,
-    /// Counted from one.
+    /// The line number, from one.
     pub(crate) line: usize,
 }
 
@@ -43,10 +43,10 @@ impl<'a> Token<'a> {
     }
 }
 
-/// All of them.
+/// Returns all tokens of the source.
 ///
 /// # Errors
-/// When the source is not made of Rust's tokens.
+/// If the source does not consist of Rust's tokens.
 pub(crate) fn lexemes(source: &str) -> Result<Vec<Lexeme>, LexError> {
     let mut lexemes = Vec::new();
     flatten(source.parse()?, &mut lexemes);

@@ -1,14 +1,17 @@
 //! A streaming JSON canonicaliser.
 //!
 //! One pass over the text, in chunks of any size, writes a canonical form into one buffer; no tree is built. An object
-//! whose members did not come in order is put in order when it closes. Whatever is doubtful ends the pass: the caller
-//! then uses the raw bytes.
+//! with unsorted members is sorted when it closes. Any doubt ends the pass, and the caller uses the raw bytes.
 //!
 //! The canonical form can be read back in one way only, so that equal forms mean equal documents:
-//! `"` characters `0xFF` for a string (UTF-8 has no such byte), `#` lexeme `,` for a number, `t`, `f` or `n`, and
-//! `{` members `}` and `[` elements `]`, where a member is its name and its value. An object or array whose form is
-//! longer than [`MAX_INLINE`] bytes is `=` and the SHA-256 of its form: each byte is then moved at one level only, so
-//! that hostile nesting takes linear time.
+//! - A string is `"`, its characters and `0xFF`, a byte that UTF-8 does not have.
+//! - A number is `#`, its lexeme and `,`.
+//! - A literal is `t`, `f` or `n`.
+//! - An object is `{`, its members and `}`. A member is its name and its value.
+//! - An array is `[`, its elements and `]`.
+//! - An object or array whose form is longer than [`MAX_INLINE`] bytes is `=` and the SHA-256 of its form.
+//!
+//! Because of the digests, each byte is moved at one level only, so that hostile nesting takes linear time.
 //!
 //! # Memory
 //! The buffer grows to at most 1.5 times the text (`1,` becomes `#1,`), and [`MAX_MEMBERS`] members to 384 KiB. Either
@@ -29,8 +32,8 @@ use string::StringState;
 /// More than documents need, and one level more than `serde_json` reads: what a handler would refuse is compared raw.
 const MAX_DEPTH: usize = 128;
 
-/// The most members that all open objects may have together. A body of the default limit that has more has members of
-/// less than 32 bytes each in one object. They are held until their object closes, so a body with more is compared raw.
+/// The most members that all open objects may have together. They are held until their object closes, so a body with
+/// more is compared raw. At the default body limit, a body has more only if its members are shorter than 32 bytes.
 pub(super) const MAX_MEMBERS: usize = 32 * 1024;
 
 /// The longest form of an object or array, in bytes, that stands inside the form of its container.
@@ -67,7 +70,7 @@ enum Expect {
     Number(NumberState),
     /// The rest of a literal.
     Literal(&'static [u8]),
-    /// Nothing: the text is not one that can be canonicalised.
+    /// Nothing: the text cannot be canonicalised.
     Doubt,
 }
 
@@ -108,7 +111,7 @@ struct Member {
 }
 
 impl Member {
-    /// `None` when the output is longer than a place can say.
+    /// `None` when the output is too long for 32-bit offsets.
     fn new(start: usize, name_end: usize, end: usize) -> Option<Self> {
         let place = |at: usize| u32::try_from(at).ok();
         Some(Self { start: place(start)?, name_end: place(name_end)?, end: place(end)? })
@@ -365,7 +368,7 @@ impl Container {
         if self.is_object { b'}' } else { b']' }
     }
 
-    /// The SHA-256 of its form, which is the rest of `out` but for the order of its members and its end.
+    /// The SHA-256 of its form: the rest of `out` with the members in order, and the closing byte.
     fn digest(&self, members: &[Member], out: &[u8]) -> [u8; 32] {
         let mut hash = Sha256::new();
         if self.sorted {

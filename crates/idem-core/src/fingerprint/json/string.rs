@@ -1,6 +1,6 @@
 //! The characters of a JSON string (RFC 8259 section 7), with its escapes resolved.
 
-/// How far a string has been read; what it denotes goes straight to the output.
+/// The state of the reader inside a string. The characters go straight to the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StringState {
     /// Between characters.
@@ -87,7 +87,7 @@ impl StringState {
                     return Some(Self::LowBackslash { high: unit });
                 }
                 let units = high.into_iter().chain([unit]);
-                // A pair whose second half is not one, and a second half alone, decode to an error.
+                // A high surrogate without a low one, and a low surrogate alone, decode to an error.
                 for character in char::decode_utf16(units) {
                     out.extend_from_slice(character.ok()?.encode_utf8(&mut [0; 4]).as_bytes());
                 }

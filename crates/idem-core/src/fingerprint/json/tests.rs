@@ -192,7 +192,7 @@ fn more_members_than_are_held_are_doubtful() {
     };
     assert!(canonical(object(MAX_MEMBERS)).is_some());
     assert_eq!(canonical(object(MAX_MEMBERS + 1)), None);
-    // Those of all open objects count together, and those of a closed one no longer.
+    // The members of all open objects count together; those of a closed object no longer count.
     let half = object(MAX_MEMBERS / 2);
     assert!(canonical(format!("[{half},{half},{half}]")).is_some());
     assert!(canonical(half.replacen('{', &format!("{{\"x\":{half},"), 1)).is_some());

@@ -49,7 +49,7 @@ fn an_expired_record_of_another_request_does_not_mismatch() {
 fn a_repeated_acquire_by_the_same_owner_changes_nothing() {
     let record = in_progress();
     assert_unchanged(&record, &request(1), seconds(9), acquired(1, 1, Acquisition::Fresh, None));
-    // Also after the lease: nobody else took it over.
+    // Also after the lease: no other owner has taken the record over.
     assert_unchanged(&record, &request(1), seconds(99), acquired(1, 1, Acquisition::Fresh, None));
 }
 

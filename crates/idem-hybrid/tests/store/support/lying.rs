@@ -1,4 +1,4 @@
-//! A fast store that does everything wrong that it may.
+//! A fast store that makes every permitted mistake.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
@@ -14,19 +14,19 @@ use super::MemoryFast;
 /// What may be wrong with an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Lie {
-    /// It has forgotten, or does not do what it says that it did.
+    /// It has forgotten the entry, or reports a change that it has not made.
     Forgets,
-    /// It answers with what was there before, over or not.
+    /// It answers with an earlier entry, expired or not.
     IsStale,
-    /// It answers with what belongs to another record.
+    /// It answers with an entry of another record.
     ConfusesRecords,
-    /// It answers with bytes that nobody has written.
+    /// It answers with bytes that no client has written.
     TellsGarbage,
     /// It fails, having done it or not.
     Fails,
-    /// It answers after everybody's patience.
+    /// It never answers.
     Hangs,
-    /// It does what it is told much later.
+    /// It puts an entry much later.
     ActsLate,
     /// It lets anything replace anything.
     IgnoresRanks,
@@ -62,7 +62,7 @@ struct State {
     failures_in_a_row: u32,
 }
 
-/// One fewer than opens the breaker, behind which nobody is lied to.
+/// One fewer than opens the breaker: an open breaker would keep callers from the lies.
 const MOST_FAILURES: u32 = 4;
 
 impl LyingFast {
@@ -83,7 +83,7 @@ impl LyingFast {
         locks.map(|entry| (entry.rank, entry.until)).collect()
     }
 
-    /// The next answer: the truth, half of the time.
+    /// The next lie; `None`, half of the time, for the truth.
     fn lie(&self) -> Option<Lie> {
         let mut state = self.state.lock().unwrap();
         let number = state.next();
@@ -105,7 +105,7 @@ impl LyingFast {
         choices.get(usize::try_from(number).unwrap_or(usize::MAX) % choices.len().max(1)).cloned()
     }
 
-    /// What was put for a record, or for all but it.
+    /// The entries that were ever put for a record, or for all others.
     fn ever_put(&self, id: &RecordId, for_it: bool) -> Vec<Bytes> {
         let state = self.state.lock().unwrap();
         let of = state.history.iter().filter(|(other, _)| (*other == id) == for_it);

@@ -19,7 +19,7 @@ pub use memory::MemoryFast;
 pub use servers::{durable, fresh_prefix, servers, servers_at};
 pub use world::{FAILS, FINE, HANGS, IS_FULL, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
 
-/// Longer than anything takes on a loaded machine, so that nothing is given up that would come.
+/// Longer than any call takes on a loaded machine, so that no call times out.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 pub fn patient() -> HybridConfig {
@@ -48,7 +48,7 @@ impl InMemory {
     }
 }
 
-/// Waits until something happens that nobody is told of; what never happens fails the test.
+/// Polls until `look` returns a value; fails the test if it never does.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     for _ in 0..1_000 {
         if let Some(seen) = look().await {

@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// A settled operation whose copy is in front.
+    /// A settled operation whose copy is in the fast store.
     pub async fn settled(&self) -> Acquire {
         let request = request();
         let lease = self.run(&request).await;
@@ -71,15 +71,15 @@ pub struct BrittleFast {
 pub const FINE: u64 = 0;
 pub const FAILS: u64 = 1;
 pub const HANGS: u64 = 2;
-/// It answers, and takes nothing.
+/// It answers reads, and refuses every put.
 pub const IS_FULL: u64 = 3;
-/// It takes its time to put something.
+/// It puts entries slowly.
 pub const PUTS_SLOWLY: u64 = 4;
 
-/// What is put is on its way, comes even if nobody waits for it any more, and is never answered.
+/// A put is never answered, but its entry arrives late, even if its caller is gone.
 pub const PUTS_LATE: u64 = 5;
 
-/// How long that is.
+/// How long such a put takes.
 pub const SLOWLY: Duration = Duration::from_millis(50);
 
 impl BrittleFast {

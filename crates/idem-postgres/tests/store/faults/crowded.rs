@@ -1,4 +1,4 @@
-//! All connections of handlers are taken: repeats are answered all the same, and at once.
+//! All connections of handlers are in use: repeats are still answered at once.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use idem_testkit::fixture::{KEPT, completed, repeat_of};
 
 use crate::world::{World, transactional};
 
-/// Far less than anybody waits for a connection (3 s), and long for an answer on a loaded machine.
+/// Long for an answer, even on a loaded machine.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn who_waits_for_a_connection_gets_the_first_that_is_free() {
     let (first, _second) = (world.begin(&first).await.unwrap(), world.begin(&second).await.unwrap());
     let waiting = world.begin(&third);
     let finish = async {
-        // The one that waits is asked first, and is in the queue by the time of its second poll.
+        // `join!` polls the waiting caller first, so it is in the queue before this sleep ends.
         tokio::time::sleep(Duration::from_millis(50)).await;
         first.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
     };

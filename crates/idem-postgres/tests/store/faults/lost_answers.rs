@@ -15,7 +15,7 @@ use idem_proxy::postgres::{Lose, Losses};
 
 const LOSSES: [Lose; 3] = [Lose::Statement, Lose::Connection, Lose::Answer];
 
-/// In every statement that ends a handler's transaction, and in no other.
+/// The text in every message that ends a handler's transaction, and in no other.
 const END: &str = ";COMMIT";
 
 /// The same in a pool of the application, where sqlx sends it alone.
@@ -27,7 +27,7 @@ async fn behind_proxy() -> (Proxy<Losses>, World) {
     (proxy, world)
 }
 
-/// A run whose end meets `lose`, and what it was told.
+/// A run whose end meets `lose`, and the answer to its `finish`.
 async fn finish(
     (proxy, world, text): (&Proxy<Losses>, &World, &'static str),
     lose: Lose,
@@ -165,7 +165,7 @@ async fn an_answer_lost_with_the_server_is_an_error_that_says_that_it_may_have_h
     let request = request();
     let lease = world.lease(&request).await.unwrap();
     proxy.lose(Lose::Answer, "idem_settle_v1", 1);
-    // Nobody accepts the connection over which it would be sent again.
+    // No server accepts the connection over which it would be sent again.
     proxy.lead_to(0);
     let error = world.settle(&lease).await.unwrap_err();
     assert!(proxy.has_lost());
@@ -267,7 +267,7 @@ async fn a_repeat_needs_no_new_connection() {
     drop(world.begin(&transactional()).await.unwrap());
     world.quiet().await;
     world.run().await.unwrap();
-    // Nobody listens there.
+    // No server listens there.
     proxy.lead_to(1);
     let told = world.store.begin(&repeat_of(&request)).await.unwrap();
     assert!(matches!(told, Begin::Answered(AcquireOutcome::Replay(_))), "{told:?}");

@@ -1,5 +1,5 @@
-//! The store while its server, or the way to it, fails: what is acknowledged is there, what is not acknowledged is an
-//! error in time, and nothing has to be opened again.
+//! The store while its server, or the network to it, fails. What was acknowledged is there. Every other call fails in time.
+//! The application need not open the store again.
 
 mod crowded;
 mod lost_answers;

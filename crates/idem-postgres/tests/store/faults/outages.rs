@@ -9,7 +9,7 @@ use sqlx::Row as _;
 
 use crate::world::{World, join_all, sql, transactional};
 
-/// What one verb may take: `statement_timeout`, a second for the way, and time for a loaded machine.
+/// What one verb may take: `statement_timeout`, a second for the round trip, and time for a loaded machine.
 const LIMIT: Duration = Duration::from_millis(2_000 + 1_000 + 1_500);
 
 /// A verb may have to wait for the end of a statement that is on its way before its own begins.
@@ -22,7 +22,7 @@ fn in_time<T: std::fmt::Debug>(what: &str, start: Instant, limit: Duration, answ
     assert!(took < limit, "{what} took {took:?}: {error:?}");
 }
 
-/// Everything that there is to ask says in time that nobody answers.
+/// Every call fails in time while the server is away.
 async fn is_away(world: &World, limit: Duration) {
     let start = Instant::now();
     let verbs = join_all((0..8).map(|_| async {
@@ -38,7 +38,7 @@ async fn is_away(world: &World, limit: Duration) {
     tokio::join!(verbs, maintenance, begin);
 }
 
-/// The first of everything succeeds.
+/// The first verb and the first transaction succeed.
 async fn is_back(world: &World) {
     let (verb, begun) = tokio::join!(world.run(), world.transact());
     verb.expect("the first verb failed");
@@ -47,7 +47,7 @@ async fn is_back(world: &World) {
     world.quiet().await;
 }
 
-/// Makes sure that every connection of the store is there.
+/// Opens every connection of the store.
 async fn warm(world: &World) {
     for result in join_all((0..4).map(|_| world.run())).await {
         result.unwrap();
@@ -73,7 +73,7 @@ async fn goes_and_comes_back(
     go(postgres).unwrap();
     let finish = async {
         let start = Instant::now();
-        // It is looked for the record for a while, which takes longer than a verb.
+        // The store looks for the record for a while, which takes longer than a verb.
         in_time("finish", start, Duration::from_secs(10), running.finish(&completed(), KEPT, Writes::Keep).await);
     };
     tokio::join!(is_away(world, LIMIT), finish);
@@ -88,7 +88,7 @@ async fn a_server_that_stops_or_crashes_is_found_again_by_the_first_verb() {
     let world = World::private(&postgres.url(), &postgres.url()).await;
     goes_and_comes_back(&mut postgres, &world, Postgres::stop).await;
     goes_and_comes_back(&mut postgres, &world, Postgres::kill).await;
-    // Nobody asked while it was away: all connections are dead without anybody knowing.
+    // No call was made while the server was away, so the store does not know that all its connections are dead.
     for go in [Postgres::stop, Postgres::kill] {
         warm(&world).await;
         go(&mut postgres).unwrap();
@@ -112,7 +112,7 @@ async fn health_and_purge_find_a_restarted_server_again_at_once() {
     }
 }
 
-/// Stops the store's sessions. In a container everything stands still by itself.
+/// Sends `signal` to the store's sessions. In a container it is not needed: pausing stops every process.
 async fn signal(postgres: &Postgres, signal: &str, sessions: &[i32]) {
     if postgres.origin().starts_with("container") {
         return;

@@ -1,5 +1,5 @@
-//! A server, or a pooler, that refuses for a while: what it says is passed on, it counts as an outage, and nothing has to be
-//! opened again once the cause is gone. Only what is certain when a store is opened is called a wrong setting.
+//! A server or a pooler that refuses for a while. The store passes its message on and reports an outage. It works again once
+//! the cause is gone. Only what is certain when a store is opened is reported as a wrong setting.
 
 use idem_core::{IdempotencyStore, Purge, StoreError, StoreErrorKind};
 use idem_postgres::{PostgresConfig, PostgresStore};
@@ -23,12 +23,12 @@ fn is_outage(verb: &str, error: &StoreError, words: &str) {
     assert!(error.to_string().contains(words), "{verb} does not say {words:?}: {error}");
 }
 
-/// What to call is said only where it was not called.
+/// Whether the error says to call `through_transaction_pooler()`.
 fn tells_what_to_call(error: &StoreError) -> bool {
     error.to_string().contains("through_transaction_pooler()")
 }
 
-/// Whatever is asked is refused in these words.
+/// Every call is refused in these words.
 async fn all_refuse(store: &PostgresStore, words: &str) {
     is_outage("acquire", &store.acquire(&request()).await.unwrap_err(), words);
     is_outage("peek", &store.peek(&request().id).await.unwrap_err(), words);
@@ -37,7 +37,7 @@ async fn all_refuse(store: &PostgresStore, words: &str) {
     is_outage("begin", &begun.unwrap_err(), words);
 }
 
-/// Takes all places that a pooler has for clients, as soon as nobody else has any.
+/// Takes all client connections of a pooler, as soon as other clients have closed theirs.
 async fn fill(url: &str, places: usize) -> Vec<PgConnection> {
     let options: PgConnectOptions = url.parse().unwrap();
     let options = options.extra_float_digits(None);
@@ -118,7 +118,7 @@ async fn a_pooler_that_becomes_full_while_a_store_is_opened_is_not_taken_for_one
     empty(clients).await;
 }
 
-/// What a server asks for passwords of this one role.
+/// Makes the server ask for a password from this one role.
 async fn ask_for_passwords(admin: &mut PgConnection, role: &str) {
     let rules = format!(
         "DO $$ BEGIN EXECUTE format('COPY (VALUES (''host all {role} all scram-sha-256''), (''host all all all trust''),
@@ -136,7 +136,7 @@ async fn a_password_that_is_rotated_is_an_outage_until_it_is_the_one_again() {
     ask_for_passwords(&mut admin, "app").await;
     let options: PgConnectOptions = at_port(postgres.port()).parse().unwrap();
     let wrong = PostgresConfig::from_options(options.clone().username("app").password("two"));
-    // The server reads its rules soon.
+    // The server takes a moment to read its rules.
     let error = loop {
         match PostgresStore::open(wrong.clone()).await {
             Err(error) => break error,

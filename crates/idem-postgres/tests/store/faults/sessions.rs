@@ -1,4 +1,4 @@
-//! Sessions of handlers: a run that keeps nothing costs no new one, and the server never has more of them than there may be.
+//! Handlers' sessions: a run that keeps nothing costs no new one, and the server never has more than the limit.
 
 use std::time::{Duration, Instant};
 
@@ -32,12 +32,12 @@ async fn discard(world: &World, round: usize) {
             (completed(), Writes::Discard)
         }
         4 => {
-            // One that overlooks it.
+            // A handler that overlooks it.
             sqlx::raw_sql("SELECT 1 / 0").execute(&mut **connection).await.unwrap_err();
             (completed(), Writes::Keep)
         }
         5 => {
-            // One that leaves a transaction inside of its own open.
+            // A handler that leaves a nested transaction open.
             std::mem::forget(connection.begin().await.unwrap());
             (completed(), Writes::Discard)
         }
@@ -47,7 +47,7 @@ async fn discard(world: &World, round: usize) {
             (Settlement::Released, Writes::Discard)
         }
         _ => {
-            // What the database refuses at the end only.
+            // A deferred constraint, which fails only at COMMIT.
             let late = "CREATE TEMPORARY TABLE late (id INT UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP;
                 INSERT INTO late VALUES (1), (1)";
             sqlx::raw_sql(late).execute(&mut **connection).await.unwrap();
@@ -82,7 +82,7 @@ async fn discard_by_the_engine(world: &World, round: usize) {
 async fn costs_no_session(port: u16, configure: fn(PostgresConfig) -> PostgresConfig) {
     let proxy = Proxy::<Losses>::to_port(port).await.unwrap();
     let world = World::shared_through(proxy.port(), configure).await;
-    // Every connection that is needed is there.
+    // Opens every connection that the runs need.
     for _ in 0..4 {
         world.run().await.unwrap();
         world.transact().await.unwrap();
@@ -142,7 +142,7 @@ async fn a_session_that_is_being_closed_keeps_its_place() {
     }
 }
 
-/// Far from its server, a new session takes longer than anybody waits for a transaction.
+/// Far from its server, a new session takes longer than a caller waits for a transaction.
 async fn is_made_for_the_next(port: u16, latency: Duration, configure: fn(PostgresConfig) -> PostgresConfig) {
     let proxy = Proxy::<Losses>::to_port(port).await.unwrap();
     let world = World::shared_through(proxy.port(), configure).await;
@@ -168,7 +168,7 @@ async fn is_made_for_the_next(port: u16, latency: Duration, configure: fn(Postgr
     assert!(made <= 8, "{made} connections were made for one transaction");
 }
 
-/// As the engine does, which waits for a store for two seconds.
+/// How long a caller waits, which is less than the two seconds of the engine's `store_timeout`.
 const GIVES_UP_AFTER: Duration = Duration::from_millis(1_300);
 
 #[tokio::test]

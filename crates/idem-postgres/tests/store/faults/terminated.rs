@@ -12,7 +12,7 @@ use crate::world::{World, join_all, transactional};
 const TASKS: usize = 16;
 const RUNS: usize = 10;
 
-/// Sessions are terminated each time so many runs are done: however slow the machine is, there is progress.
+/// How many runs end between two terminations, so that a slow machine makes progress too.
 const BETWEEN: usize = 10;
 
 /// Repeats a verb until it is answered. Every error on the way says that repeating it may help.
@@ -39,7 +39,7 @@ async fn leased(world: &World, errors: &AtomicUsize) {
     assert_eq!(settled, OwnerOutcome::Applied, "a settlement was lost");
 }
 
-/// Runs it until somebody says that it is done.
+/// Repeats the run until a commit or a replay says that it is done.
 async fn transacted(world: &World, errors: &AtomicUsize) {
     let request = transactional();
     loop {
@@ -58,7 +58,7 @@ async fn transacted(world: &World, errors: &AtomicUsize) {
                 errors.fetch_add(1, Ordering::SeqCst);
             }
             Begin::Answered(AcquireOutcome::InProgress { .. }) => tokio::task::yield_now().await,
-            // It was told that the end is not known, and asks what happened.
+            // An earlier commit had an unknown outcome, and the repeat finds its record.
             Begin::Answered(AcquireOutcome::Replay(_)) => return,
             other => panic!("{other:?}"),
         }

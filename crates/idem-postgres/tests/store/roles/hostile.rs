@@ -11,10 +11,10 @@ use super::traps::Hostile;
 use super::work::{self, Layout};
 use crate::support::{Configure as _, Schema};
 
-/// Where functions of `pg_catalog` are only overtaken by those that match the arguments better.
+/// The default path: a trap overtakes a function of `pg_catalog` only if it matches the arguments better.
 const DEFAULT_PATH: &str = "\"$user\", public";
 
-/// Where everything of the other role comes first.
+/// A path on which all objects of the other role come first.
 const HOSTILE_PATH: &str = "public, pg_catalog";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -54,7 +54,7 @@ async fn nothing_of_another_role_runs_as_the_role_of_the_store() {
     hostile.drop().await;
 }
 
-/// Temporary tables come first of all, unless a path says otherwise, and stay in their session.
+/// Temporary tables come first on a path that does not name `pg_temp`, and stay in their session.
 #[tokio::test]
 async fn temporary_tables_of_a_handler_take_the_place_of_nothing() {
     let shadows = "CREATE TEMP TABLE pg_prepared_statements ();CREATE TEMP TABLE pg_class ();

@@ -1,4 +1,4 @@
-//! A database with an owner of the schema, who migrates, and a role of the application with no more than it needs.
+//! A database whose schema's owner migrates, and whose application role has no more privileges than it needs.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -117,7 +117,7 @@ async fn the_self_test_names_who_else_may_create_objects_where_the_store_looks()
     drop(database.migrate(|config| config).await);
     let store = PostgresStore::open(PostgresConfig::from_options(database.role("app"))).await.unwrap();
     let mut admin = database.options.connect().await.unwrap();
-    // What a schema that is on nobody's path holds is out of the way.
+    // The schema `aside` is on no search path, so the report leaves it out.
     let grants = "CREATE ROLE {0}_guest;CREATE SCHEMA aside;GRANT CREATE ON SCHEMA aside, idem TO {0}_guest;
         GRANT CREATE ON SCHEMA public TO PUBLIC;GRANT CREATE ON SCHEMA public, idem TO {0}_app";
     database.run(&mut admin, grants).await;

@@ -1,4 +1,4 @@
-//! Locks that a role which may only connect could take, and what a start says that waits for one.
+//! Locks that a role which may only connect could take, and the error of a start that waits for one.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -30,17 +30,17 @@ async fn the_lock_of_a_record_follows_from_nothing_that_another_role_knows() {
     // The same names and the same record; what another role cannot read is different.
     sql(&mut connection().await, format!("DROP SCHEMA {} CASCADE", schema.name)).await;
     let other = locks_of_a_run(&schema, &first).await;
-    // One says who runs the operation, and one says so to those who look.
+    // One lock marks the run, and the other one shows that to lookups.
     assert_eq!((one.len(), other.len()), (2, 2));
     assert!(one.iter().all(|lock| !other.contains(lock)), "{one:?} and {other:?}");
 }
 
-/// A role that may only connect sees in `pg_locks` what a run holds, and keeps one of the two locks: repeats of that key are told
-/// that it runs, or get their answer. No session is lost, and no other key waits.
+/// A role that may only connect reads a run's locks in `pg_locks`, and keeps one of the two. Repeats of that key get
+/// an answer: that the operation is in progress, or the stored one. No session is lost, and no other key waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_keeps_the_locks_of_a_record_keeps_nothing_else() {
     let (schema, first, other) = (Schema::new(), request(), request());
-    // In no order: which of them a transaction waits for is not to be seen.
+    // The locks have no order: `pg_locks` does not show which of them a transaction waits for.
     let locks = locks_of_a_run(&schema, &first).await;
     assert_eq!(locks.len(), 2);
     let store = PostgresStore::open(schema.config().max_transactions(NonZeroU32::MIN)).await.unwrap();
@@ -65,7 +65,7 @@ async fn a_role_that_keeps_the_locks_of_a_record_keeps_nothing_else() {
     }
 }
 
-/// Runs an operation if nothing keeps it from running. Its own statements wait as long as the server's default says.
+/// Runs an operation unless it is answered. The handler's statements keep the server's default `lock_timeout`.
 async fn settle_in_transaction(store: &PostgresStore, first: &idem_core::Acquire) {
     match store.begin(first).await.unwrap() {
         Begin::Acquired { mut transaction, .. } => {
@@ -90,7 +90,7 @@ async fn nothing_but_records_has_an_advisory_lock() {
     );
     let functions = sql(&mut connection().await, functions).await;
     let functions: Vec<String> = functions.iter().map(|row| row.get(0)).collect();
-    // They are given the numbers of records.
+    // They are called with lock numbers that are derived from records.
     let of_records =
         ["idem_acquire_v1", "idem_exclude_v1", "idem_lookup_v1", "idem_owns_v1", "idem_replace_v1"].map(str::to_owned);
     assert_eq!(functions, of_records);
@@ -108,7 +108,7 @@ async fn a_start_that_waits_for_another_migration_ends_in_time_and_says_for_whom
     let lock = format!("BEGIN;LOCK TABLE {}.idem_migrations IN SHARE ROW EXCLUSIVE MODE", schema.name);
     for hold in [create, lock] {
         sql(&mut other, hold).await;
-        // What is up to date needs no lock: partitions are something to do.
+        // A start that finds the schema up to date needs no lock, so this one has to spread records over partitions.
         let opened = PostgresStore::open(config().partitioned(Duration::from_secs(3600)));
         let opened = tokio::time::timeout(Duration::from_secs(20), opened).await.expect("the wait has an end");
         let error = opened.unwrap_err();

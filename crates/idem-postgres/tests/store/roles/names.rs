@@ -1,4 +1,4 @@
-//! The names that the SQL of the store uses, read from its sources: what is added there is attacked here.
+//! The names that the store's SQL uses, read from its sources, so that the traps cover new names too.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

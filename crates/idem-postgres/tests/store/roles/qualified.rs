@@ -100,7 +100,7 @@ fn is_sql(text: &str) -> bool {
     ["SELECT", "WHERE", "FROM ", "JOIN ", "OPERATOR", "pg_catalog", "SET ", "::"].iter().any(|mark| text.contains(mark))
 }
 
-/// What is written between quotes of SQL is a value.
+/// Removes the values, which are in single quotes.
 fn without_values(text: &str) -> String {
     text.split('\'').step_by(2).collect::<Vec<_>>().join("'")
 }
@@ -111,7 +111,7 @@ fn without_comments(text: &str) -> String {
     parts.filter_map(|part| part.split_once("*/")).fold(first, |text, (_, rest)| text + rest)
 }
 
-/// Without the operators that say their schema.
+/// Removes the operators that say their schema.
 fn without_operators(text: &str) -> String {
     let mut parts = text.split("OPERATOR(pg_catalog.");
     let first = parts.next().unwrap_or_default().to_owned();

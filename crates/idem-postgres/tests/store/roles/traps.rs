@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection, Row as _};
 use super::names;
 use crate::support::{connection, sql};
 
-/// Counts who steps into a trap: a sequence for each, because no rollback takes its value back.
+/// Counts the traps that spring, by a sequence for each: a rollback does not take back a sequence's value.
 const LOOT: &str = r"
     CREATE FUNCTION loot.ran(what text) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog AS $$
     BEGIN
@@ -26,8 +26,8 @@ const LOOT: &str = r"
     $$;
 ";
 
-/// Functions of these names, for all arguments by ones and twos, and for all that are one type away from the arguments of
-/// a function that there is in the schema.
+/// Functions of these names. They take all arguments by ones and twos, and all that are one type away from the arguments of a
+/// function in the schema.
 const FUNCTIONS: &str = r"
     DO $do$
     DECLARE
@@ -127,7 +127,7 @@ const RELATIONS_AND_TYPES: &str = r"
     END $do$;
 ";
 
-/// A database of its own, with the role of a store and another one.
+/// A separate database, with the role of a store and a hostile role.
 pub struct Hostile {
     name: String,
     admin: PgConnectOptions,
@@ -182,19 +182,19 @@ impl Hostile {
         self.store().connect().await.unwrap()
     }
 
-    /// Runs a statement as the store's role, whatever becomes of it.
+    /// Runs a statement as the store's role, and ignores its result.
     pub async fn run(&self, statement: &str) {
         let _ = sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).fetch_all(&mut self.connection().await).await;
     }
 
-    /// What a superuser sees, for whom no trap counts.
+    /// Runs a query as a superuser, on a search path without traps.
     pub async fn ask(&self, question: &str) -> Vec<PgRow> {
         let mut admin = self.admin.connect().await.unwrap();
         sql(&mut admin, "SET search_path = pg_catalog").await;
         sql(&mut admin, question).await
     }
 
-    /// The names of what ran as another role than the one that made it.
+    /// The names of the traps that ran as another role than the one that set them.
     pub async fn loot(&self) -> Vec<String> {
         let sprung = "SELECT sequencename::text FROM pg_sequences WHERE schemaname = 'loot' AND last_value IS NOT NULL";
         self.ask(sprung).await.iter().map(|row| row.get(0)).collect()

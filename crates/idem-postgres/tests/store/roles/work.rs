@@ -18,7 +18,7 @@ type Done<T = ()> = Result<T, Box<dyn Error>>;
 
 const PERIOD: Duration = Duration::from_secs(3600);
 
-/// How a store is laid out, and who migrates.
+/// How a store is laid out, and what migrates it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     Table,
@@ -40,7 +40,7 @@ impl Layout {
     }
 }
 
-/// Does all of it as the store's role.
+/// Does everything that a store does, as the store's role.
 pub async fn all(hostile: &Hostile, layout: Layout) -> Done {
     let (schema, offset) = (layout.schema(), TimeOffset::default());
     let config = PostgresConfig::from_options(hostile.store()).schema(&schema).time_offset(offset.clone());
@@ -61,7 +61,7 @@ pub async fn all(hostile: &Hostile, layout: Layout) -> Done {
     upkeep(hostile, &store, &offset, layout).await
 }
 
-/// What it does to serve requests, and its reports. `business` is a session beside it.
+/// Serves requests in every way, and makes the store's reports. `business` is a session of the application.
 pub async fn serve(store: &PostgresStore, offset: &TimeOffset, business: &mut PgConnection) -> Done {
     verbs(store, offset).await?;
     together(store).await?;

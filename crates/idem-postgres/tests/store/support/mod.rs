@@ -17,10 +17,10 @@ pub trait Configure {
     /// On the server itself. The store's sessions have the name of the schema.
     fn config(&self) -> PostgresConfig;
 
-    /// Its sessions' transactions have this isolation unless they say otherwise.
+    /// The store's sessions have this isolation level by default.
     fn config_with_isolation(&self, isolation: &str) -> PostgresConfig;
 
-    /// It reaches the server by another way.
+    /// Reaches the server through `url`.
     fn config_at(&self, url: &str) -> PostgresConfig;
 }
 
@@ -45,13 +45,13 @@ fn in_schema(schema: &Schema, config: PostgresConfig) -> PostgresConfig {
     config.schema(&schema.name).verb_connections(2.try_into().unwrap())
 }
 
-/// A connection beside the store's.
+/// A connection outside of the store.
 pub async fn connection() -> PgConnection {
     let options: PgConnectOptions = idem_servers::postgres_url().parse().unwrap();
     options.disable_statement_logging().connect().await.unwrap()
 }
 
-/// Runs statements beside the store.
+/// Runs statements outside of the store.
 pub async fn sql(connection: &mut PgConnection, text: impl Into<String>) -> Vec<PgRow> {
     let text = text.into();
     match sqlx::raw_sql(AssertSqlSafe(text.clone())).fetch_all(connection).await {
@@ -60,7 +60,7 @@ pub async fn sql(connection: &mut PgConnection, text: impl Into<String>) -> Vec<
     }
 }
 
-/// One number beside the store.
+/// Runs a statement outside of the store that returns one number.
 pub async fn number(connection: &mut PgConnection, text: impl Into<String>) -> i64 {
     let rows = sql(connection, text).await;
     sqlx::Row::try_get(rows.first().expect("a row"), 0).unwrap()
@@ -75,7 +75,7 @@ impl TimeControl for Offset {
     }
 }
 
-/// The store that `configure` makes of a schema's, as the conformance suite takes it. Those of a `kind` have the same tables.
+/// A store in a schema of this `kind`, as a subject of the conformance suite. Schemas of a `kind` have the same tables.
 pub async fn subject(kind: &'static str, configure: impl FnOnce(&Schema) -> PostgresConfig) -> Subject {
     let schema = Schema::of_kind(kind);
     let offset = TimeOffset::default();

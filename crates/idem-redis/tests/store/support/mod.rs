@@ -1,4 +1,4 @@
-//! Stores with keys of their own, in the servers that the tests are given.
+//! Stores with separate keys, on the servers that the tests are given.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl TimeControl for Time {
 }
 
 impl Time {
-    /// All times of a record follow from the expiry of its key: moved with the store's time, they stay the same.
+    /// Moves the expiry of all keys with the store's time, so that the times of their records stay the same.
     fn expire_sooner(&self, by: Duration) -> Result<(), idem_servers::Error> {
         self.servers.iter().try_for_each(|server| redis_expire_sooner(*server, &self.prefix, by))
     }
@@ -57,7 +57,7 @@ impl Time {
 impl Drop for Time {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // What is left over does not make the test wrong; the server goes away with its tests.
+            // Leftover keys do not affect the result; the server ends with its tests.
             let _ = self.expire_sooner(Duration::MAX);
         }
     }

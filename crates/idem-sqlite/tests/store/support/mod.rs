@@ -1,4 +1,4 @@
-//! A store in a folder of its own, on a clock that stands still.
+//! A store in a new folder, on a clock that stands still.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl Database {
         Self { store, clock, folder }
     }
 
-    /// Syncing to the disk is not what these tests are about, and takes most of their time.
+    /// Does not sync to the disk, which these tests do not need and which would take most of their time.
     pub fn config(folder: &TempDir) -> SqliteConfig {
         let url = format!("sqlite://{}", folder.path().join("records.db").display());
         SqliteConfig::new(url).dangerous_synchronous_normal()

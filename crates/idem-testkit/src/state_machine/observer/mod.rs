@@ -1,4 +1,4 @@
-//! The laws, as an observer sees them who knows nothing of the model: only what was asked, answered and then held.
+//! Checks the laws without the model, from what was asked, answered and then stored.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(super) struct Sight<'a> {
     pub(super) after: Option<&'a Record>,
 }
 
-/// What it saw last of each record.
+/// An observer, with what it saw last of each record.
 #[derive(Debug, Clone)]
 pub(super) struct Observer {
     precision: Duration,
@@ -66,13 +66,13 @@ impl Observer {
         Ok(())
     }
 
-    /// Law L6, and L10 of what was purged meanwhile: at the end every record is as its own last verb left it.
+    /// Law L6, and L10 for purged records: at the end every record is as its own last verb left it.
     pub(super) fn finish(&self, id: RecordId, now: Timestamp, record: Option<&Record>) -> Verdict {
         let last = self.standing(&id, now);
         law("L6 or L10", record == last, || format!("at the end there is {record:?}, last seen as {last:?}"))
     }
 
-    /// The record as it was last seen, if its time is not over yet.
+    /// The record as it was last seen, if it has not expired.
     fn standing(&self, id: &RecordId, now: Timestamp) -> Option<&Record> {
         self.records.get(id).filter(|record| now < record.expires_at)
     }
@@ -86,7 +86,7 @@ impl Observer {
         law("L10", outlived, || format!("the record ends before its lease: {record:?}"))
     }
 
-    /// Laws L1 and L5: nobody gets a record whose lease is live, and nobody waits for one whose lease is over.
+    /// Laws L1 and L5: no caller gets a record whose lease is live, and no caller waits for one whose lease is over.
     fn leases_do_not_overlap(&self, outcome: &AcquireOutcome, sight: &Sight<'_>, before: Option<&Record>) -> Verdict {
         let Some((before, until)) = before.and_then(|before| Some((before, lease_until(before)?))) else {
             return Ok(());
@@ -108,7 +108,7 @@ fn law(name: &str, holds: bool, detail: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(format!("law {name} is broken: {}", detail())) }
 }
 
-/// Whether the record was given back, and kept for the sake of an earlier run.
+/// Whether the record was released, and kept because of an earlier run.
 fn belongs_to_nobody(record: Option<&Record>) -> bool {
     record.is_some_and(|record| record.owner == OwnerToken::NOBODY)
 }
@@ -133,7 +133,7 @@ fn settled_stays_settled(sight: &Sight<'_>, before: Option<&Record>) -> Verdict 
     law("L2", replay.response == *response, || format!("{replay:?} of {response:?}"))
 }
 
-/// Law L3. Where `reachable` is false there is nothing that even the owner could do.
+/// Law L3. If `reachable` is false, even the owner can change nothing.
 fn stale_owners_change_nothing(
     owner: OwnerToken,
     outcome: OwnerOutcome,
@@ -164,7 +164,7 @@ fn fingerprints_are_kept_apart(
     law("L4", answered, || format!("another request got {outcome:?}"))
 }
 
-/// Law L7, and L8 of the owner that acquires again.
+/// Law L7, and L8 for an owner that acquires again.
 fn attempts_grow(outcome: &AcquireOutcome, sight: &Sight<'_>, before: Option<&Record>) -> Verdict {
     let AcquireOutcome::Acquired(lease) = outcome else { return Ok(()) };
     let running = |before: &&Record| before.owner == lease.owner && lease_until(before).is_some();

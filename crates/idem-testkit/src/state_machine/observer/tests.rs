@@ -48,7 +48,7 @@ impl Seen {
         self.observer.see(&sight).expect("the model keeps the laws");
     }
 
-    /// That the observer names `law` when the operation is answered so and leaves `after`.
+    /// Asserts that the observer names `law` if the operation gets this answer and leaves `after`.
     #[track_caller]
     fn breaks(&self, law: &str, operation: Operation, answer: Answer, after: Option<Record>, now: Timestamp) {
         let sight = Sight { id: self.request.id, now, operation: &operation, answer: &answer, after: after.as_ref() };
@@ -65,7 +65,7 @@ fn acquired(lease: Lease) -> Answer {
     Answer::Acquire(AcquireOutcome::Acquired(lease))
 }
 
-/// The record and the lease as a takeover by `request` would leave them.
+/// The record and the lease after a takeover by `request`.
 fn taken_over(seen: &Seen, request: &Acquire, attempt: u32, now: Timestamp) -> (Lease, Record) {
     let lease = Lease { owner: request.owner, attempt, acquisition: Acquisition::Takeover, ..seen.lease.clone() };
     let lease_until = now.saturating_add(LEASE);

@@ -1,4 +1,4 @@
-//! Clients of two processes, which note what they are told.
+//! Clients of two processes, which record the answers that they get.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,16 +21,16 @@ use crate::records::DAY;
 /// The table of the business writes: one row for each operation under Transactional.
 pub(super) const TABLE: &str = "CREATE TABLE business (id BYTEA NOT NULL, answer BYTEA NOT NULL)";
 
-/// By what records of such operations are known.
+/// The operation name that identifies records of transactional operations.
 pub(super) const TRANSACTIONAL: &str = "transactional";
 
-/// How often is asked again for what got no answer, as the engine does.
+/// How many times a verb is sent if no answer comes, as by the engine.
 const TRIES: usize = 2;
 
-/// Milliseconds between two operations of a client at most, and after an error.
+/// The longest pause between two operations of a client, and after an error, in milliseconds.
 const PAUSE_MS: u64 = 40;
 
-/// Everything that a round's clients were told.
+/// The clients of a round, with the answers that they got.
 #[derive(Debug)]
 pub(super) struct Load(JoinSet<Vec<Operation>>);
 
@@ -51,7 +51,7 @@ impl Load {
         Self(tasks)
     }
 
-    /// Waits for what was begun, and gives every operation that somebody was told something of.
+    /// Waits for pending operations and returns all of them.
     pub(super) async fn end(mut self) -> Result<Vec<Operation>, Error> {
         let mut operations = Vec::new();
         while let Some(ended) = self.0.join_next().await {
@@ -90,7 +90,7 @@ impl Client {
         if self.random.chance(25) {
             self.compete(operation).await;
         }
-        // The others are held for longer than the check takes.
+        // The other leases are held for longer than the check takes.
         if self.random.chance(80) {
             self.pause().await;
             self.settle(operation).await;
@@ -127,14 +127,14 @@ impl Client {
                     operation.settled = Some(self.fact(asked));
                     return;
                 }
-                // What the new primary has of it shows whether that is so.
+                // What the new primary holds shows whether that is so.
                 Some(OwnerOutcome::LeaseLost) => return,
                 None => self.pause().await,
             }
         }
     }
 
-    /// Runs it, and once more if it is not known to have ended.
+    /// Runs it, and a second time if the first outcome is not known.
     async fn run_transactional(&mut self, operation: &mut Operation) {
         for _ in 0..TRIES {
             operation.owner = OwnerToken::random();
@@ -145,7 +145,7 @@ impl Client {
                     operation.settled = Some(self.fact(asked));
                     break;
                 }
-                // It was committed without an answer, by who asked before.
+                // An earlier try committed it without an answer.
                 Ok(Ran::Answered) => break,
                 Ok(Ran::Failed) => {}
                 Err(error) => {
@@ -159,7 +159,7 @@ impl Client {
         }
     }
 
-    /// Somebody else asks for it.
+    /// Asks for it as another client.
     async fn compete(&mut self, operation: &mut Operation) {
         let asked_for = request(operation, OwnerToken::random());
         let outcome = match operation.contract {
@@ -181,7 +181,7 @@ impl Client {
     }
 }
 
-/// What somebody who is not its owner is told of an operation, and may be told.
+/// Checks the answer that a client other than the owner got.
 pub(super) fn judge(operation: &mut Operation, outcome: &AcquireOutcome) {
     match outcome {
         AcquireOutcome::Acquired(_) => operation.has_second_owner |= operation.is_acknowledged(),
@@ -194,7 +194,7 @@ pub(super) fn judge(operation: &mut Operation, outcome: &AcquireOutcome) {
     }
 }
 
-/// The acquire of an operation. Whoever runs one that is over by its lease does not know what became of it.
+/// The acquire of an operation. After its lease has expired, its outcome is unknown.
 pub(super) fn request(operation: &Operation, owner: OwnerToken) -> Acquire {
     let mut request = Acquire { takeover: Takeover::Unknown, ..request_of_any(operation.id, owner) };
     if operation.contract == Contract::Transactional {
@@ -203,7 +203,7 @@ pub(super) fn request(operation: &Operation, owner: OwnerToken) -> Acquire {
     request
 }
 
-/// How a run in a transaction ended.
+/// How a transactional run ended.
 #[derive(Debug)]
 pub(super) enum Ran {
     Committed,
@@ -213,7 +213,7 @@ pub(super) enum Ran {
     Failed,
 }
 
-/// One run in a transaction: a business write, and the record.
+/// Runs an operation in a transaction: a business write, and the record.
 pub(super) async fn transact(store: &PostgresStore, operation: &Operation) -> Result<Ran, idem_core::StoreError> {
     let mut transaction = match store.begin(&request(operation, operation.owner)).await? {
         Begin::Acquired { transaction, .. } => transaction,
@@ -239,7 +239,7 @@ fn bytes(id: &RecordId) -> &[u8] {
     id.as_bytes()
 }
 
-/// What whoever only asks is told; a transaction that would begin is rolled back.
+/// The outcome for a client that only asks; a transaction that would begin is rolled back.
 pub(super) fn outcome_of(begin: Begin) -> AcquireOutcome {
     match begin {
         Begin::Acquired { lease, .. } => AcquireOutcome::Acquired(lease),

@@ -1,16 +1,16 @@
 //! `standby`: the primary of a Postgres pair fails, and its standby takes its place.
 //!
-//! In every round clients of two processes run operations under AtMostOnce and under Transactional at one address, and note what
-//! they are told. In the midst of it the standby is cut off, the primary goes on alone for a moment, and then it dies, stands
-//! still, or cannot be reached. Whoever fails over ends it for good before the standby is promoted and the address leads
-//! there; afterwards a new standby is made. Then everything acknowledged is looked for.
+//! In every round, clients of two processes run operations under AtMostOnce and Transactional at one address, and record the
+//! answers. Meanwhile the standby is cut off. The primary runs alone for a moment; then it dies, stands still, or becomes
+//! unreachable. The failover kills it permanently before it promotes the standby and redirects the address; afterwards a new
+//! standby is made. Then everything acknowledged is looked up.
 //!
-//! The cut makes the window of asynchronous replication wide enough to be seen. Where the standby is awaited, nothing may be
-//! acknowledged in it; in every other round sessions that wait for the standby are terminated there, which in Postgres leaves
-//! their transactions committed and visible: whoever repeats a verb may not take that for an acknowledgement.
+//! The cut widens the window of asynchronous replication. With a synchronous standby, nothing may be acknowledged in it. In
+//! every other round, sessions that wait for the standby are terminated in this window. In Postgres their transactions then
+//! stay committed and visible, but a client that repeats a verb must not get an acknowledgement.
 //!
-//! What is lost has to be the end of what was acknowledged, and no more: the primary is asked all the time how far its log is,
-//! and its heir at which place its own begins.
+//! Only the end of what was acknowledged may be lost. The test polls the WAL position of the primary all the time, and later
+//! asks the new primary at which position its timeline begins.
 
 mod load;
 mod operation;
@@ -34,42 +34,42 @@ use super::{wait, warm_up};
 use crate::Error;
 use crate::report::{Passed, Report};
 
-/// How long the primary goes on without its standby: enough for sessions to be told to end, and to be asked again.
+/// How long the primary runs without its standby: enough to terminate sessions and repeat their verbs.
 const ALONE: Duration = Duration::from_millis(400);
 
-/// How often sessions that wait are terminated in that time.
+/// How often waiting sessions are terminated in that time.
 const TERMINATIONS: u32 = 4;
 
-/// The planner must not try first what only those are to meet who wait.
+/// OFFSET 0 keeps the planner from terminating sessions that do not wait.
 const TERMINATE: &str = "SELECT count(*) FROM (SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' OFFSET 0) AS waiting \
     WHERE pg_terminate_backend(pid)";
 
-/// How long a primary stands still, or cannot be reached, before whoever fails over gives it up.
+/// How long a primary stands still, or is unreachable, before the failover gives it up.
 const GIVEN_UP_AFTER: Duration = Duration::from_millis(500);
 
 /// How long clients work on the new primary before it gets a standby, and after.
 const AFTER: Duration = Duration::from_millis(500);
 
-/// How often is looked whether a standby follows.
+/// How many times, and how far apart, the test checks whether a standby follows.
 const LOOKS: u32 = 300;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// How often a primary is replaced, in each of the two.
+    /// How often a primary is replaced, in each of the two modes.
     #[arg(long, default_value_t = 10)]
     failovers: u64,
-    /// Only with a standby that is awaited before anything is acknowledged.
+    /// Tests only with a synchronous standby.
     #[arg(long, conflicts_with = "asynchronous")]
     synchronous: bool,
-    /// Only with a standby that nobody waits for.
+    /// Tests only with an asynchronous standby.
     #[arg(long)]
     asynchronous: bool,
-    /// The servers' `synchronous_commit`. With `local` or `off` the standby is not awaited, and the check of a synchronous one
-    /// has to fail.
+    /// The servers' `synchronous_commit`. With `local` or `off` the primary does not wait for the standby, and the synchronous
+    /// check must fail.
     #[arg(long, default_value = "on")]
     commit: String,
-    /// How many clients there are, each with one operation at a time.
+    /// Number of clients, each with one operation at a time.
     #[arg(long, default_value_t = 32)]
     clients: u64,
 }
@@ -122,7 +122,7 @@ enum Failure {
 
 struct Failover<'a> {
     pair: &'a mut PostgresPair,
-    /// Where clients find the primary, whichever server that is.
+    /// The proxy at which clients find the current primary.
     address: &'a Proxy<Partition>,
     number: u64,
     is_synchronous: bool,
@@ -161,7 +161,7 @@ impl Failover<'_> {
         trial.round(&world, operations, round, &mut beside).await
     }
 
-    /// The time in which nothing is replicated: how many sessions were terminated that waited for it.
+    /// Waits while nothing is replicated. Returns how many waiting sessions were terminated.
     async fn alone(&self, beside: &mut PgConnection) -> Result<i64, Error> {
         let mut terminated = 0;
         for _ in 0..TERMINATIONS {
@@ -173,7 +173,7 @@ impl Failover<'_> {
         Ok(terminated)
     }
 
-    /// Ends the primary, for good, and says when it began to fail.
+    /// Ends the primary permanently. Returns when it began to fail.
     async fn fail(&mut self, failure: Failure) -> Result<Instant, Error> {
         let failed_at = Instant::now();
         match failure {
@@ -187,18 +187,18 @@ impl Failover<'_> {
                 sleep(GIVEN_UP_AFTER).await;
             }
         }
-        // A primary that might come back would take writes that nobody else has.
+        // A primary that might come back would accept writes that no other server has.
         wait(|| self.pair.kill_primary())?;
         Ok(failed_at)
     }
 }
 
-/// How a server at a port of this machine is reached.
+/// The URL of a server at a local port.
 fn url(port: u16) -> String {
     format!("postgres://postgres@127.0.0.1:{port}/postgres")
 }
 
-/// Waits until the primary sends its log to a standby, and awaits it where it should.
+/// Waits until a standby streams from the primary, and is synchronous if it should be.
 async fn until_followed(primary: u16, is_awaited: bool) -> Result<(), Error> {
     let states = if is_awaited { "sync_state = 'sync'" } else { "true" };
     let sql = format!("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND {states}");

@@ -1,4 +1,4 @@
-//! What was said of one operation, and what the new primary knows of it.
+//! The acknowledgements for one operation, and what the new primary holds of it.
 
 use idem_core::{Lease, OwnerToken, Record, RecordId, State, StoredResponse};
 use tokio::time::Instant;
@@ -6,21 +6,21 @@ use tokio::time::Instant;
 use super::wal::Cut;
 use crate::failover::request::response;
 
-/// Whose promise an operation is under.
+/// The contract of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contract {
     AtMostOnce,
     Transactional,
 }
 
-/// Something that was acknowledged: it was asked for and told some time in between.
+/// An acknowledgement, which was decided at some time between request and answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fact {
     pub(super) asked: Instant,
     pub(super) told: Instant,
 }
 
-/// What a fact is of.
+/// What a fact acknowledges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum What {
     Lease,
@@ -28,34 +28,34 @@ pub(super) enum What {
     Commit,
 }
 
-/// What the new primary has of an operation.
+/// What the new primary holds of an operation.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Found {
     Nothing,
-    /// It runs, for the owner that was told so, or for another one.
+    /// It runs, for the acknowledged owner (`ours`) or for another one.
     Running {
         ours: bool,
     },
-    /// It is settled, as its owner did.
+    /// It is settled with its owner's answer.
     Settled,
-    /// It says what nobody has said.
+    /// Its answer is one that no owner gave.
     OtherAnswer,
 }
 
-/// One operation. Leases outlast the check, nobody gives one back, and nobody but its owner settles one.
+/// One operation. Leases outlast the check and are never released, and only the owner settles.
 #[derive(Debug, Clone)]
 pub(super) struct Operation {
     pub(super) id: RecordId,
     pub(super) contract: Contract,
-    /// Who asks for it. Under Transactional, who asked last.
+    /// The owner; under Transactional, that of the last try.
     pub(super) owner: OwnerToken,
     pub(super) lease: Option<Lease>,
     pub(super) leased: Option<Fact>,
     /// Its settlement, or its COMMIT.
     pub(super) settled: Option<Fact>,
-    /// Somebody else was told to run it, although it has an owner or is settled.
+    /// Another client was allowed to run it, although it has an owner or is settled.
     pub(super) has_second_owner: bool,
-    /// Somebody was answered what its owner has not said.
+    /// A client got another answer than the owner's.
     pub(super) has_other_answer: bool,
 }
 
@@ -66,17 +66,17 @@ impl Operation {
         Self { id, contract, owner, lease, leased, settled, has_second_owner: false, has_other_answer: false }
     }
 
-    /// What its owner settles it with: nobody else would say the same.
+    /// The response with which its owner settles it, unique to this owner.
     pub(super) fn answer(&self) -> StoredResponse {
         response(&self.id, Some(self.owner))
     }
 
-    /// Whether there is anything that has to last.
+    /// Whether any fact must last.
     pub(super) fn is_acknowledged(&self) -> bool {
         self.leased.is_some() || self.settled.is_some()
     }
 
-    /// What this record says of it.
+    /// Classifies the record of the operation.
     pub(super) fn found(&self, record: Option<&Record>) -> Found {
         match record.map(|record| (&record.state, record.owner == self.owner)) {
             None => Found::Nothing,
@@ -86,7 +86,7 @@ impl Operation {
         }
     }
 
-    /// Its facts, and whether each has lasted.
+    /// Its facts, each with whether it has lasted.
     pub(super) fn facts<'a>(&'a self, found: &'a Found) -> impl Iterator<Item = (What, Fact, bool)> + 'a {
         let leased = matches!(found, Found::Running { ours: true } | Found::Settled | Found::OtherAnswer);
         let settled = matches!(found, Found::Settled | Found::OtherAnswer);
@@ -99,13 +99,13 @@ impl Operation {
     }
 }
 
-/// Whether what became of a fact is what the place of the cut says.
+/// Whether the fate of a fact agrees with the position of the cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     AsItMust,
-    /// It is lost, and was told before anything stopped arriving.
+    /// It is lost, but was answered before replication stopped.
     LostTooEarly,
-    /// It has lasted, and cannot have.
+    /// It has lasted, although it was never replicated.
     KeptTooLate,
 }
 
@@ -120,7 +120,7 @@ impl Cut {
         }
     }
 
-    /// Whether a fact is of the time in which nothing arrived any more and the old primary still answered.
+    /// Whether a fact falls into the time when the old primary still answered but did not replicate any more.
     pub(super) fn is_alone(&self, fact: Fact) -> bool {
         fact.told < self.failed_at && self.lost_from.is_some_and(|from| fact.asked >= from)
     }
@@ -150,12 +150,12 @@ mod tests {
         for (fact, has_lasted, verdict) in [
             (fact(2, 9), true, Verdict::AsItMust),
             (fact(2, 9), false, Verdict::LostTooEarly),
-            // Between the two answers it cannot be told.
+            // Between the two samples either is possible.
             (fact(9, 15), true, Verdict::AsItMust),
             (fact(9, 15), false, Verdict::AsItMust),
             (fact(22, 25), false, Verdict::AsItMust),
             (fact(22, 25), true, Verdict::KeptTooLate),
-            // The heir may have said so.
+            // The answer may come from the new primary.
             (fact(22, 60), true, Verdict::AsItMust),
         ] {
             assert_eq!(cut.judge(fact, has_lasted), verdict, "{fact:?} {has_lasted}");

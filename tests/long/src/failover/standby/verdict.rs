@@ -1,4 +1,4 @@
-//! Whether what was acknowledged is there, and what a run showed.
+//! Checks that everything acknowledged is still there, and reports what a run showed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,26 +18,26 @@ use crate::failover::request::TERM;
 use crate::failover::world::{Told, World, by_kind};
 use crate::report::{Report, rounded};
 
-/// How many operations are looked at at once.
+/// How many operations are examined at once.
 const AT_ONCE: usize = 64;
 
-/// How many records a run has to have acknowledged to have shown anything.
+/// The least number of acknowledged records in a run.
 const ENOUGH_RECORDS: u64 = 1_000;
 
-/// What whoever made a failover knows of it.
+/// What the test knows about the failover that it made.
 pub(super) struct Round {
     pub(super) number: u64,
     pub(super) story: &'static str,
-    /// The facts of the second before the standby was cut off.
+    /// The facts acknowledged in the second before the standby was cut off.
     pub(super) facts_before: u64,
-    /// From the end of the old primary until clients found the new one.
+    /// The time from the end of the old primary until clients found the new one.
     pub(super) took: Duration,
     /// Sessions that waited for the standby and were terminated.
     pub(super) terminated: i64,
     pub(super) cut: Cut,
 }
 
-/// What happened to facts and operations.
+/// Counts of facts and operations by outcome.
 #[derive(Debug, Default, Clone)]
 struct Counts {
     records: u64,
@@ -45,7 +45,7 @@ struct Counts {
     lost: BTreeMap<What, u64>,
     lost_too_early: u64,
     kept_too_late: u64,
-    /// Told by the old primary when its standby received nothing any more.
+    /// Facts that the old primary acknowledged after its standby received nothing any more.
     told_alone: u64,
     second_owners: u64,
     ran_again: u64,
@@ -92,7 +92,7 @@ impl Counts {
     }
 }
 
-/// Business writes and records that are not of one piece.
+/// Business writes and records that do not agree.
 #[derive(Debug, Default, Clone, Copy)]
 struct Torn {
     rows_without_record: i64,
@@ -102,7 +102,7 @@ struct Torn {
 }
 
 impl Torn {
-    /// Looks at all operations under Transactional, acknowledged or not.
+    /// Compares all operations under Transactional, acknowledged or not.
     async fn look(connection: &mut PgConnection) -> Result<Self, Error> {
         let sql = format!(
             "SELECT count(*) FILTER (WHERE record.id IS NULL), count(*) FILTER (WHERE written.id IS NULL),
@@ -131,7 +131,7 @@ pub(super) struct Trial {
     failovers: u64,
     counts: Counts,
     torn: i64,
-    /// What has lasted so far, and has to last.
+    /// The operations that have lasted so far, and must last.
     kept: Vec<(Operation, Found)>,
     waiting: i64,
     terminated: i64,
@@ -157,7 +157,7 @@ impl Trial {
         }
     }
 
-    /// The header of the lines of rounds.
+    /// Prints the header of the lines of rounds.
     pub(super) fn header() {
         println!(
             "round     primary  promoted  records    facts facts/s   alone   lost: lease settled commit  owners  again  \
@@ -165,7 +165,7 @@ impl Trial {
         );
     }
 
-    /// Looks for everything that was acknowledged in a round.
+    /// Looks up everything that was acknowledged in a round.
     pub(super) async fn round(
         &mut self,
         world: &World,
@@ -173,7 +173,7 @@ impl Trial {
         round: Round,
         beside: &mut PgConnection,
     ) -> Result<(), Error> {
-        // Before anything runs again.
+        // Before any operation runs again.
         let mut torn = Torn::look(beside).await?;
         let examined = examine(&self.store, operations).await?;
         let mut counts = Counts::default();
@@ -218,7 +218,7 @@ impl Trial {
         self.terminated += round.terminated;
         self.outages.push(longest_outage.as_secs_f64());
         self.counts.add(&counts);
-        // What was lost once is not looked for again.
+        // A loss is counted once.
         let kept = examined.into_iter().filter(|(operation, found)| {
             let has_lasted = operation.facts(found).all(|(_, _, has_lasted)| has_lasted);
             has_lasted && !operation.has_second_owner && !operation.has_other_answer
@@ -227,7 +227,7 @@ impl Trial {
         Ok(())
     }
 
-    /// Looks once more at everything that was there after its own round, and says what was shown.
+    /// Looks once more at everything that survived its round, and reports.
     pub(super) async fn finish(
         mut self,
         report: &mut Report,
@@ -308,7 +308,7 @@ impl Trial {
     }
 }
 
-/// What the new primary has of each operation, asked in the ways in which clients would.
+/// Looks up each operation on the new primary, in the ways that clients use.
 async fn examine(store: &PostgresStore, operations: Vec<Operation>) -> Result<Vec<(Operation, Found)>, Error> {
     let looks = operations.into_iter().map(|operation| look(store, operation));
     futures_util::stream::iter(looks).buffer_unordered(AT_ONCE).try_collect().await
@@ -330,7 +330,7 @@ async fn look(store: &PostgresStore, mut operation: Operation) -> Result<(Operat
             judge(&mut operation, &outcome);
         }
         Contract::Transactional if found == Found::Nothing => {
-            // Its client asks again, and it runs as if it had never run.
+            // Its client asks again, and it runs as if for the first time.
             let again = Operation { owner: OwnerToken::random(), ..operation.clone() };
             let ran = persist(|| transact(store, &again)).await?;
             operation.has_second_owner = true;
@@ -344,7 +344,7 @@ async fn look(store: &PostgresStore, mut operation: Operation) -> Result<(Operat
     Ok((operation, found))
 }
 
-/// How many of them are not what they were.
+/// Counts the operations that changed.
 async fn lost_since(store: &PostgresStore, operations: Vec<(Operation, Found)>) -> Result<u64, Error> {
     let looks = operations.into_iter().map(|(operation, before)| async move {
         let record = persist(|| store.peek(&operation.id)).await?;

@@ -1,4 +1,4 @@
-//! How nodes become a cluster.
+//! Makes a cluster of nodes.
 
 use super::view::SLOTS;
 use super::{PRIMARIES, id_of};
@@ -6,12 +6,13 @@ use crate::Error;
 use crate::redis::group::Group;
 use crate::setup::expect;
 
-/// Makes a cluster of nodes that do not know each other: the first become primaries, the others a replica of each.
+/// Makes a cluster of nodes that do not know each other. The first nodes become primaries, and each of the others a replica of
+/// one.
 ///
 /// `redis-cli --cluster create` does the same with pauses between its steps.
 pub(super) fn create(nodes: &Group) -> Result<(), Error> {
-    // Distinct from the start, as nodes of the same epoch first have to settle which is the newer. A node takes an epoch
-    // only while it knows nobody.
+    // Epochs are distinct from the start, because nodes with the same epoch first have to settle which one is newer. A node
+    // takes an epoch only while it knows no other node.
     for (node, epoch) in nodes.nodes().iter().zip(1..) {
         node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &u64::to_string(&epoch)])?;
     }
@@ -26,7 +27,7 @@ pub(super) fn create(nodes: &Group) -> Result<(), Error> {
         let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
         node.ask(&words.collect::<Vec<_>>())?;
     }
-    // A node can only be told to follow somebody it knows.
+    // A node can only follow a node that it knows.
     nodes.wait_until_sound(|| {
         nodes.nodes().iter().try_for_each(|node| {
             let known = super::members(node)?;
@@ -44,7 +45,7 @@ pub(super) fn create(nodes: &Group) -> Result<(), Error> {
     Ok(())
 }
 
-/// The index of the primary that gets a slot: equal shares, each in one piece.
+/// The index of the primary that gets a slot. Primaries get equal, contiguous shares.
 fn share(slot: u16) -> usize {
     usize::from(slot) * PRIMARIES / usize::from(SLOTS)
 }

@@ -1,4 +1,4 @@
-//! How a slot moves.
+//! Moves a slot to another node.
 
 use std::time::Instant;
 
@@ -9,25 +9,25 @@ use crate::redis::group::Group;
 use crate::redis::node::Node;
 use crate::server::Server;
 
-/// So few that clients find keys on both sides.
+/// Keys per batch: so few that clients find keys on both sides.
 const BATCH: &str = "10";
 
-/// How long the target may take for a batch.
+/// The time limit of the target for a batch, in milliseconds.
 const TIMEOUT_MS: &str = "5000";
 
-/// Follows "Live reconfiguration" of the specification of Redis Cluster.
+/// Moves a slot by "Live reconfiguration" of the specification of Redis Cluster.
 pub(super) fn migrate(nodes: &Group, slot: u16, from: &Node, to: &Node) -> Result<(), Error> {
     let (from_id, to_id, slot) = (id_of(from)?, id_of(to)?, slot.to_string());
     let set = |node: &Node, words: &[&str]| node.ask(&[&["CLUSTER", "SETSLOT", &slot], words].concat());
-    // The target first: it has to know before anybody is sent to it.
+    // The target first: it must know before clients are redirected to it.
     set(to, &["IMPORTING", &from_id])?;
     set(from, &["MIGRATING", &to_id])?;
     move_keys(&slot, from, to)?;
-    // The target first again: should this end here, the slot has an owner.
+    // The target first again: if the migration stops here, the slot has an owner.
     set(to, &["NODE", &to_id])?;
     set(from, &["NODE", &to_id])?;
     for node in nodes.up().filter(|node| ![from.port(), to.port()].contains(&node.port())) {
-        // A replica is told by its primary.
+        // A replica learns it from its primary.
         if own_view(node)?.is("master") {
             set(node, &["NODE", &to_id])?;
         }

@@ -16,19 +16,19 @@ use crate::setup::expect;
 use crate::setup::redis::{NODES, PRIMARIES, arguments};
 use crate::{Error, port};
 
-/// Who fails is replaced soon. Slots whose primary has failed are no reason to refuse the others. Replicas stay where they
-/// are, so that each primary keeps one; and they need not wait for others that could want the same data.
+/// A failed primary is replaced soon, and other slots are still served meanwhile. Replicas do not migrate, so that each primary
+/// keeps one. A full resynchronization starts without waiting for further replicas.
 const CLUSTERING: &str = "cluster-enabled yes\ncluster-node-timeout 1500\ncluster-require-full-coverage no\n\
     cluster-allow-replica-migration no\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n";
 
-/// A Redis Cluster of this value's own: three primaries with a replica each, on 127.0.0.1 without passwords.
+/// A private Redis Cluster: three primaries with one replica each, on 127.0.0.1 without passwords.
 ///
-/// The nodes run from the `redis-server` on PATH. A primary that does not answer for 1.5 seconds is replaced by its
-/// replica, mostly within another two. Until then the slots of other primaries are served
-/// (`cluster-require-full-coverage no`); no replica moves to another primary (`cluster-allow-replica-migration no`).
+/// The nodes run from the `redis-server` on PATH. If a primary does not answer for 1.5 seconds, its replica replaces it, mostly
+/// within another two seconds. Until then the slots of other primaries are served (`cluster-require-full-coverage no`). No
+/// replica moves to another primary (`cluster-allow-replica-migration no`).
 ///
-/// Other settings are those of a [`Redis`](crate::Redis). A node keeps its part in the cluster when it is killed, but no
-/// data: a primary that starts again before it was replaced is empty, as is its replica then.
+/// Other settings are those of a [`Redis`](crate::Redis). A killed node keeps its part in the cluster, but no data. A primary
+/// that restarts before it was replaced is empty, and so is its replica then.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Group,
@@ -40,8 +40,8 @@ impl RedisCluster {
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] if this machine has no `redis-server`; otherwise an error if the nodes do not come together
-    /// within a minute.
+    /// - [`Error::Missing`] if this machine has no `redis-server`.
+    /// - An error if the nodes do not form a cluster within a minute.
     pub fn start() -> Result<RedisCluster, Error> {
         RedisCluster::start_with(&[])
     }
@@ -65,13 +65,13 @@ impl RedisCluster {
         Ok(cluster)
     }
 
-    /// `redis+cluster://127.0.0.1:PORT,127.0.0.1:PORT,…` with all nodes.
+    /// The URL with all nodes: `redis+cluster://127.0.0.1:PORT,127.0.0.1:PORT,…`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis+cluster://{}", self.nodes.addresses())
     }
 
-    /// As in `Redis 7.0.15`.
+    /// The version, as in `Redis 7.0.15`.
     #[must_use]
     pub fn version(&self) -> &str {
         self.program.version()
@@ -89,9 +89,10 @@ impl RedisCluster {
         self.nodes.ports()
     }
 
-    /// The port of each node that has slots, with these, by its own word. Paused nodes and those that do not run are not
-    /// asked. Where two claim a slot, as after the pause of a primary that was replaced, the one with the newer
-    /// configuration stands first.
+    /// Each node that has slots, by its own claim: its port and these slots. Paused and stopped nodes are not asked.
+    ///
+    /// If two nodes claim a slot, as after the pause of a primary that was replaced, the one with the newer configuration comes
+    /// first.
     ///
     /// # Errors
     ///
@@ -103,17 +104,17 @@ impl RedisCluster {
         Ok(own.into_iter().map(|member| ClusterPrimary { port: member.port, slots: member.slots }).collect())
     }
 
-    /// The port of the node that has the slot (0 to 16383), by its own word as in [`primaries`](Self::primaries).
+    /// The port of the node that claims the slot (0 to 16383), as in [`primaries`](Self::primaries).
     ///
     /// # Errors
     ///
-    /// If no node that runs has it.
+    /// If no running node has it.
     pub fn owner_of_slot(&self, slot: u16) -> Result<u16, Error> {
         let owner = self.primaries()?.into_iter().find(|primary| primary.has(slot));
         owner.map(|primary| primary.port).ok_or_else(|| Error::failed(format!("no node that runs has the slot {slot}")))
     }
 
-    /// The port of the replica of the primary on this port, as the primary's own list has it.
+    /// The port of the replica of the primary on this port, by the primary's node list.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl RedisCluster {
         replica.map(|member| member.port).ok_or_else(|| Error::failed(format!("{primary} has no replica")))
     }
 
-    /// Holds a node up, as [`Redis::pause`](crate::Redis::pause).
+    /// Suspends a node, as [`Redis::pause`](crate::Redis::pause) does.
     ///
     /// # Errors
     ///
@@ -143,7 +144,7 @@ impl RedisCluster {
         self.nodes.get_mut(port)?.resume()
     }
 
-    /// Crashes a node: `kill -9`. One that is not running stays so.
+    /// Crashes a node: `kill -9`. Does nothing if it is not running.
     ///
     /// # Errors
     ///
@@ -161,8 +162,8 @@ impl RedisCluster {
         self.nodes.get_mut(port)?.start_again()
     }
 
-    /// Waits until all nodes that are up agree who of them serves which slot, and none is left out: after the failure of a
-    /// primary, until it is replaced.
+    /// Waits until all running nodes agree which node serves which slot, and every slot is served. After the failure of a
+    /// primary, this waits for its replacement.
     ///
     /// # Errors
     ///
@@ -171,12 +172,13 @@ impl RedisCluster {
         self.nodes.wait_until_sound(|| self.check_slots())
     }
 
-    /// Waits until everything is as it should be: all nodes agree who serves which slot and miss nobody, and each primary
-    /// has a replica that is in sync.
+    /// Waits until the cluster is complete: all nodes agree which node serves which slot and see all other nodes, and each
+    /// primary has a replica in sync.
     ///
     /// # Errors
     ///
-    /// At once if a node is paused or does not run; otherwise if it takes more than a minute.
+    /// - Immediately, if a node is paused or does not run.
+    /// - If it takes more than a minute.
     pub fn wait_until_ok(&self) -> Result<(), Error> {
         self.nodes.expect_all_up()?;
         self.nodes.wait_until_sound(|| {
@@ -186,21 +188,22 @@ impl RedisCluster {
         })
     }
 
-    /// Moves a slot with its keys from one primary to another while clients go on, in the steps that the specification of
-    /// Redis Cluster prescribes. Ten keys move at a time, so that clients meet the redirection `ASK`, and `TRYAGAIN` for
+    /// Moves a slot with its keys from one primary to another, in the steps that the specification of Redis Cluster prescribes.
+    ///
+    /// Clients can go on meanwhile. Ten keys move at a time, so that clients meet the redirection `ASK`, and `TRYAGAIN` for
     /// commands whose keys are on both sides.
     ///
-    /// Replicas hear of it a moment later; [`wait_until_ok`](Self::wait_until_ok) waits for them.
+    /// Replicas learn of it a moment later; [`wait_until_ok`](Self::wait_until_ok) waits for them.
     ///
     /// # Errors
     ///
-    /// If a node refuses a step, as when `from` does not have the slot. What was done stays, and unless `to` has the slot
-    /// already, the same call goes on with it.
+    /// If a node refuses a step, for example because `from` does not have the slot. Completed steps stay. Unless `to` has the
+    /// slot already, the same call continues the migration.
     pub fn migrate_slot(&self, slot: u16, from: u16, to: u16) -> Result<(), Error> {
         migrate::migrate(&self.nodes, slot, self.nodes.get(from)?, self.nodes.get(to)?)
     }
 
-    /// An objection unless all nodes that are up agree who of them serves which slot.
+    /// Fails unless all running nodes agree which of them serves which slot.
     fn check_slots(&self) -> Result<(), Error> {
         let claims = self.primaries()?;
         let owner = |slot: u16| {
@@ -225,7 +228,7 @@ impl RedisCluster {
     }
 }
 
-/// An objection unless the node misses nobody, and has the link that belongs to its role.
+/// Fails unless the node sees all other nodes, and has the replication link that belongs to its role.
 fn check_node(node: &Node) -> Result<(), Error> {
     let members = members(node)?;
     expect(format!("the number of nodes in {}", node.port()), members.len(), NODES)?;
@@ -244,13 +247,13 @@ fn check_node(node: &Node) -> Result<(), Error> {
     expect(format!("whether {} has a replica in sync", node.port()), is_online, true)
 }
 
-/// What a node knows of all, itself among them.
+/// The nodes that a node knows, including itself.
 fn members(node: &Node) -> Result<Vec<Member>, Error> {
     let reply = node.ask(&["CLUSTER", "NODES"])?;
     view::parse(reply.text().unwrap_or_default())
 }
 
-/// What a node knows of itself.
+/// A node's own entry in its node list.
 fn own_view(node: &Node) -> Result<Member, Error> {
     let own = members(node)?.into_iter().find(|member| member.is("myself"));
     own.ok_or_else(|| Error::failed(format!("the node on port {} does not know itself", node.port())))

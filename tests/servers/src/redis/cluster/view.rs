@@ -1,10 +1,10 @@
-//! What a node of a cluster knows of all nodes.
+//! The node list of a cluster node.
 
 use std::ops::RangeInclusive;
 
 use crate::Error;
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
 /// A node of a cluster that has slots.
@@ -34,20 +34,20 @@ pub(super) struct Member {
     flags: Vec<String>,
     /// The id of a replica's primary.
     pub(super) primary: Option<String>,
-    /// The newest configuration that the node was given. Of two that claim a slot, the newer is right.
+    /// The newest configuration epoch of the node. If two nodes claim a slot, the newer one is right.
     pub(super) epoch: u64,
     pub(super) slots: Vec<RangeInclusive<u16>>,
 }
 
 impl Member {
-    /// `id ip:port@bus,name flags primary ping pong epoch link slot…`
+    /// Parses `id ip:port@bus,name flags primary ping pong epoch link slot…`.
     fn parse(line: &str) -> Option<Member> {
         let mut words = line.split_ascii_whitespace();
         let (id, address, flags, primary) = (words.next()?, words.next()?, words.next()?, words.next()?);
         let (address, _) = address.split_once('@')?;
         let mut words = words.skip(2);
         let epoch = words.next()?.parse().ok()?;
-        // A slot on its way from or to another node stands in brackets, beside those that the node has.
+        // A migrating slot is in brackets, after the slots that the node has.
         let slots = words.skip(1).filter(|word| !word.starts_with('['));
         Some(Member {
             id: id.into(),
@@ -63,13 +63,13 @@ impl Member {
         self.flags.iter().any(|own| own == flag)
     }
 
-    /// Whether somebody misses it, or does not know it well yet.
+    /// Whether another node considers it failing, or does not know it well yet.
     pub(super) fn is_doubtful(&self) -> bool {
         ["fail?", "fail", "handshake", "noaddr"].iter().any(|flag| self.is(flag))
     }
 }
 
-/// All lines of `CLUSTER NODES`.
+/// Parses all lines of `CLUSTER NODES`.
 pub(super) fn parse(printed: &str) -> Result<Vec<Member>, Error> {
     let member =
         |line| Member::parse(line).ok_or_else(|| Error::failed(format!("not a line of CLUSTER NODES: {line}")));

@@ -1,4 +1,4 @@
-//! The canonicaliser against an independent reader of JSON, and against the inverse of its own form.
+//! The canonicaliser against an independent reader of JSON, and against a decoder of the canonical form.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use super::{MAX_INLINE, canonical};
 use crate::fingerprint::tests::config;
 
-/// A document as far as it counts: numbers as written, members in the order of their names.
+/// A document reduced to what counts: numbers as written, members in the order of their names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Json {
     Literal(&'static str),
@@ -111,7 +111,7 @@ fn written(value: &Json, seed: u64) -> String {
     text
 }
 
-/// The canonical form by a writer of trees; what is longer than `inline` stands as its digest.
+/// The canonical form, written from a tree. A form longer than `inline` stands as its digest.
 fn form_of(value: &Json, inline: usize) -> Vec<u8> {
     let string = |text: &str| [b"\"", text.as_bytes(), b"\xFF"].concat();
     let form = match value {
@@ -166,7 +166,7 @@ fn decoded(form: &[u8]) -> Option<(Json, &[u8])> {
     })
 }
 
-/// How many members a text has that is known to be JSON.
+/// How many members a text has; the text must be JSON.
 fn members_written(text: &[u8]) -> usize {
     let (mut members, mut in_string, mut escaped) = (0, false, false);
     for &byte in text {
@@ -192,9 +192,9 @@ fn members_read(value: &serde_json::Value) -> usize {
 /// Whether `text` should have a canonical form, going by `serde_json`; `None` where the two differ by intention.
 fn should_be_accepted(text: &[u8]) -> Option<bool> {
     match serde_json::from_slice::<serde_json::Value>(text) {
-        // Of duplicate names it keeps the last; here they are doubtful.
+        // `serde_json` keeps the last of duplicate names; here they are doubtful.
         Ok(value) => Some(members_read(&value) == members_written(text)),
-        // It reads numbers into `f64`; here they are kept as written.
+        // `serde_json` reads numbers into `f64`; here they are kept as written.
         Err(error) if error.to_string().starts_with("number out of range") => None,
         Err(_) => Some(false),
     }
