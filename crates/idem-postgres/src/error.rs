@@ -194,8 +194,14 @@ pub(crate) fn is_of_partitions(error: &sqlx::Error) -> bool {
 
 /// Whether the transaction has ended or failed.
 pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
-    // No savepoint of this name, no transaction, a failed one.
-    state(error).is_some_and(|state| matches!(state.as_str(), "3B001" | "25P01" | "25P02"))
+    // A failed one.
+    has_ended(error) || state(error).is_some_and(|state| state == "25P02")
+}
+
+/// Whether the transaction has ended. What its session was told since stays in the session.
+pub(crate) fn has_ended(error: &sqlx::Error) -> bool {
+    // No savepoint of this name, no transaction.
+    state(error).is_some_and(|state| matches!(state.as_str(), "3B001" | "25P01"))
 }
 
 /// The error of a transaction that its handler has ended.

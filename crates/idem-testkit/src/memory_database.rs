@@ -21,10 +21,13 @@ use tokio::sync::OwnedMutexGuard;
 const IN_PROGRESS: AcquireOutcome =
     AcquireOutcome::InProgress { lease_left: Duration::from_secs(1), age: Duration::ZERO };
 
-/// A test double for a database with transactions, for tests of handlers. `T` is the business data, such as a `Vec` of payments.
+/// A double for a database with transactions, for tests of handlers: `T` is the business data, such as a `Vec` of payments.
 ///
-/// One transaction is open at a time, and others wait for it, as in SQLite. A handler changes a copy of the data, which
-/// replaces the data at the commit. A dropped transaction leaves nothing. Clones share the database, as several processes do.
+/// A handler changes a copy of the data, which becomes the data when the transaction commits. Dropping the transaction leaves
+/// nothing. Clones are the same database, as for several processes.
+///
+/// What real databases do and this one does not: several writers at a time (here other keys wait), constraints, commits
+/// that fail, and isolation levels.
 pub struct MemoryDatabase<T> {
     shared: Arc<Shared<T>>,
 }
@@ -62,6 +65,14 @@ impl<T: Clone> MemoryDatabase<T> {
     }
 }
 
+impl<T> MemoryDatabase<T> {
+    /// Changes the data outside of the transactions of runs, as a handler of a leased contract does. Waits for the open transaction.
+    pub async fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let _writer = self.shared.writer.lock().await;
+        change(&mut lock(&self.shared.data))
+    }
+}
+
 impl<T> Clone for MemoryDatabase<T> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
@@ -82,6 +93,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<T> Shared<T> {
     fn is_running(&self, id: &RecordId) -> bool {
         lock(&self.running).contains(id)
+    }
+
+    async fn answer_while_running(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        let before = self.records.peek(&request.id).await?;
+        let (_, outcome) = machine::acquire(before.as_ref(), request, self.clock.now());
+        let may_run = matches!(outcome, AcquireOutcome::Acquired(_));
+        Ok(if may_run { IN_PROGRESS } else { outcome })
     }
 }
 
@@ -162,17 +180,25 @@ impl<T: Clone + Send + 'static> StoreTransaction for MemoryTransaction<T> {
 impl<T: Clone + Send + 'static> TransactionalStore for MemoryDatabase<T> {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
         let Some(running) = Running::mark(&self.shared, request.id) else {
-            return Ok(Begin::Answered(self.acquire(request).await?));
+            return Ok(Begin::Answered(self.shared.answer_while_running(request).await?));
         };
+        let records = &self.shared.records;
         let writer = Arc::clone(&self.shared.writer).lock_owned().await;
-        let before = self.shared.records.peek(&request.id).await?;
-        match machine::acquire(before.as_ref(), request, self.shared.clock.now()) {
-            (_, AcquireOutcome::Acquired(lease)) => {
+        loop {
+            let before = records.peek(&request.id).await?;
+            let (_, outcome) = machine::acquire(before.as_ref(), request, self.shared.clock.now());
+            if let AcquireOutcome::Acquired(lease) = outcome {
                 let data = self.data();
                 let transaction = MemoryTransaction { data, request: request.clone(), running, writer };
-                Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: false })
+                return Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: false });
             }
-            _ => Ok(Begin::Answered(self.shared.records.acquire(request).await?)),
+            match records.acquire(request).await? {
+                // A lease or a backoff has ended since.
+                AcquireOutcome::Acquired(lease) => {
+                    records.settle(&lease, &Settlement::Released, Duration::ZERO).await?;
+                }
+                outcome => return Ok(Begin::Answered(outcome)),
+            }
         }
     }
 }
@@ -181,10 +207,7 @@ impl<T: Clone + Send + 'static> TransactionalStore for MemoryDatabase<T> {
 impl<T: Send + 'static> IdempotencyStore for MemoryDatabase<T> {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         if self.shared.is_running(&request.id) {
-            let before = self.shared.records.peek(&request.id).await?;
-            let (_, outcome) = machine::acquire(before.as_ref(), request, self.shared.clock.now());
-            let may_run = matches!(outcome, AcquireOutcome::Acquired(_));
-            return Ok(if may_run { IN_PROGRESS } else { outcome });
+            return self.shared.answer_while_running(request).await;
         }
         self.shared.records.acquire(request).await
     }

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use idem_core::memory::ManualClock;
 use idem_core::{
     Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Lease, OwnerOutcome, Purge, Record, RecordId, Settlement,
-    Term, Timestamp,
+    Term, TimeOffset, Timestamp,
 };
 
 use crate::fixture::{KEPT, request};
@@ -25,6 +25,12 @@ pub type Case = for<'a> fn(&'a Subject) -> Pin<Box<dyn Future<Output = ()> + Sen
 pub trait TimeControl: fmt::Debug + Send + Sync + 'static {
     /// Moves the store's time forward, for every verb that starts afterwards.
     fn advance(&self, by: Duration);
+}
+
+impl TimeControl for TimeOffset {
+    fn advance(&self, by: Duration) {
+        TimeOffset::advance(self, by);
+    }
 }
 
 impl TimeControl for ManualClock {

@@ -5,17 +5,18 @@
 
 use std::any::Any;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Failure, Lease, OwnerOutcome, Record, Settlement, State, StoreTransaction,
-    StoredResponse, TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Acquisition, Begin, Failure, Lease, OnMismatch, OwnerOutcome, Record, ReplayKind,
+    Settlement, State, StoreTransaction, StoredResponse, Takeover, TransactionalStore, Writes,
 };
 
-use crate::fixture::{BACKOFF, KEPT, LEASE, completed, failed, mismatch_of, repeat_of, request, retryable};
+use crate::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, failed, mismatch_of, repeat_of, request, retryable};
 use crate::subject::TimeControl;
 
 /// A case of the suite: it panics when the store breaks its contract.
@@ -27,7 +28,7 @@ pub trait BusinessData: fmt::Debug + Send + Sync + 'static {
     /// Makes one business write in a transaction, which is what [`StoreTransaction::as_any_mut`] gives.
     async fn write(&self, transaction: &mut (dyn Any + Send));
 
-    /// How many business writes are committed.
+    /// How many business writes of this subject are committed; none at first.
     async fn count(&self) -> u64;
 
     /// The same records, opened as another process opens them.
@@ -57,9 +58,13 @@ impl TransactionalSubject {
         Self { store, data, time, precision: Duration::ZERO, keep: Vec::new() }
     }
 
-    /// Sets how far the time may be off; see [`Subject::with_precision`](crate::Subject::with_precision).
+    /// Sets how far the time may be off, at most 10 s; see [`Subject::with_precision`](crate::Subject::with_precision).
+    ///
+    /// # Panics
+    /// When `precision` is more than 10 s.
     #[must_use]
     pub fn with_precision(mut self, precision: Duration) -> Self {
+        assert!(precision <= Duration::from_secs(10), "a precision of more than 10 s proves nothing");
         self.precision = precision;
         self
     }
@@ -71,10 +76,26 @@ impl TransactionalSubject {
         self
     }
 
+    /// Begins a transaction. A store may release a key a moment after it has answered another request for it.
     async fn begin(&self, request: &Acquire) -> (Lease, Box<dyn StoreTransaction>) {
-        match self.store.begin(request).await {
+        let mut begun = self.store.begin(request).await;
+        for _ in 0..1_000 {
+            if !matches!(begun, Ok(Begin::Answered(AcquireOutcome::InProgress { .. }))) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            begun = self.store.begin(request).await;
+        }
+        match begun {
             Ok(Begin::Acquired { lease, transaction, .. }) => (lease, transaction),
             other => panic!("a transaction should begin: {other:?}"),
+        }
+    }
+
+    async fn leased(&self, request: &Acquire) -> Lease {
+        match self.store.acquire(request).await {
+            Ok(AcquireOutcome::Acquired(lease)) => lease,
+            other => panic!("a new key should be acquired: {other:?}"),
         }
     }
 
@@ -144,6 +165,11 @@ macro_rules! __for_every_transactional_case {
             a_record_of_the_verbs_is_replayed_to_transactions
             a_mismatch_is_refused_before_a_transaction_begins
             a_retryable_failure_runs_again_in_a_transaction
+            a_lease_that_is_over_is_taken_over_by_a_transaction
+            an_unknown_outcome_never_runs_in_a_transaction
+            used_up_attempts_never_run_in_a_transaction
+            the_original_is_replayed_to_a_transaction_where_the_policy_says_so
+            a_transaction_that_was_taken_over_commits_nothing
             a_live_record_says_how_long_it_lives
             those_who_share_records_have_one_identity
         }
@@ -206,7 +232,7 @@ pub async fn what_is_kept_commits_with_its_record(subject: &TransactionalSubject
     subject.run(&request, &completed(), Writes::Keep).await;
     assert_eq!(subject.data.count().await, 1, "the write is lost");
     let record = subject.record(&request).await.expect("a record");
-    assert_eq!((record.fingerprint, record.attempt), (request.fingerprint, 1));
+    assert_eq!((record.fingerprint, record.attempt, record.owner), (request.fingerprint, 1, request.owner));
 }
 
 /// If writes are discarded, only the record exists.
@@ -260,18 +286,8 @@ pub async fn a_transaction_that_is_dropped_leaves_nothing(subject: &Transactiona
     subject.write(&mut *transaction).await;
     drop(transaction);
     subject.time.advance(LEASE + subject.precision);
-    for _ in 0..1_000 {
-        match subject.store.begin(&repeat_of(&request)).await.expect("an answer") {
-            Begin::Acquired { transaction, .. } => {
-                drop(transaction);
-                assert_eq!(subject.data.count().await, 0, "what was dropped is there");
-                return;
-            }
-            Begin::Answered(AcquireOutcome::InProgress { .. }) => tokio::time::sleep(Duration::from_millis(5)).await,
-            other => panic!("a transaction that was dropped is answered: {other:?}"),
-        }
-    }
-    panic!("the key of a transaction that was dropped stays taken");
+    drop(subject.begin(&repeat_of(&request)).await);
+    assert_eq!(subject.data.count().await, 0, "what was dropped is there");
 }
 
 /// While a transaction runs, other transactions and the verbs get an answer at once.
@@ -327,9 +343,7 @@ pub async fn a_committed_record_is_replayed_to_transactions_and_verbs(subject: &
 /// A record of the verbs is replayed to transactions, because one store may serve several contracts.
 pub async fn a_record_of_the_verbs_is_replayed_to_transactions(subject: &TransactionalSubject) {
     let request = request();
-    let AcquireOutcome::Acquired(lease) = subject.store.acquire(&request).await.expect("an answer") else {
-        panic!("a new key is acquired")
-    };
+    let lease = subject.leased(&request).await;
     let begun = subject.answered(&repeat_of(&request)).await;
     assert!(matches!(begun, AcquireOutcome::InProgress { .. }), "{begun:?}");
     let settled = subject.store.settle(&lease, &completed(), KEPT).await;
@@ -359,6 +373,83 @@ pub async fn a_retryable_failure_runs_again_in_a_transaction(subject: &Transacti
     assert_eq!((lease.attempt, subject.data.count().await), (2, 1));
 }
 
+/// A lease of the verbs, which is over, as the next attempt and with its checkpoint.
+pub async fn a_lease_that_is_over_is_taken_over_by_a_transaction(subject: &TransactionalSubject) {
+    let request = request();
+    let lease = subject.leased(&request).await;
+    let noted = subject.store.checkpoint(&lease, &checkpoint("charged")).await;
+    assert!(matches!(noted, Ok(OwnerOutcome::Applied)), "{noted:?}");
+    subject.time.advance(LEASE + subject.precision);
+    let lease = subject.run(&repeat_of(&request), &completed(), Writes::Keep).await;
+    assert_eq!((lease.attempt, lease.acquisition), (2, Acquisition::Takeover));
+    assert_eq!(lease.checkpoint, Some(checkpoint("charged")));
+    assert_eq!(subject.data.count().await, 1);
+}
+
+/// A lease of the verbs, which is over and whose outcome counts as unknown; also for the next request.
+pub async fn an_unknown_outcome_never_runs_in_a_transaction(subject: &TransactionalSubject) {
+    let request = Acquire { takeover: Takeover::Unknown, ..request() };
+    subject.leased(&request).await;
+    subject.time.advance(LEASE + subject.precision);
+    for _ in 0..2 {
+        match subject.answered(&repeat_of(&request)).await {
+            AcquireOutcome::Replay(replay) => assert_eq!(replay.kind, ReplayKind::OutcomeUnknown),
+            other => panic!("{other:?}"),
+        }
+    }
+    let state = subject.record(&request).await.expect("a record").state;
+    assert!(matches!(state, State::Failed { failure: Failure::OutcomeUnknown, .. }), "{state:?}");
+}
+
+/// The failure becomes final.
+pub async fn used_up_attempts_never_run_in_a_transaction(subject: &TransactionalSubject) {
+    let request = Acquire { max_attempts: NonZeroU32::MIN, ..request() };
+    subject.run(&request, &retryable(), Writes::Discard).await;
+    subject.time.advance(BACKOFF + subject.precision);
+    let begun = subject.answered(&repeat_of(&request)).await;
+    assert!(matches!(begun, AcquireOutcome::Replay(_)), "{begun:?}");
+    let state = subject.record(&request).await.expect("a record").state;
+    assert!(matches!(state, State::Failed { failure: Failure::Terminal, .. }), "{state:?}");
+}
+
+/// And never runs another request.
+pub async fn the_original_is_replayed_to_a_transaction_where_the_policy_says_so(subject: &TransactionalSubject) {
+    let request = request();
+    subject.run(&request, &completed(), Writes::Keep).await;
+    let other = Acquire { on_mismatch: OnMismatch::ReplayOriginal, ..mismatch_of(&request) };
+    let begun = subject.answered(&other).await;
+    assert!(matches!(begun, AcquireOutcome::Replay(_)), "{begun:?}");
+}
+
+/// A transaction that outlives its lease, if it has one: its successor runs, and it commits nothing.
+pub async fn a_transaction_that_was_taken_over_commits_nothing(subject: &TransactionalSubject) {
+    let request = request();
+    let (mut late, renew) = match subject.store.begin(&request).await {
+        Ok(Begin::Acquired { transaction, renew, .. }) => (transaction, renew),
+        other => panic!("a transaction should begin: {other:?}"),
+    };
+    subject.time.advance(LEASE + subject.precision);
+    let again = repeat_of(&request);
+    if !renew {
+        let begun = subject.answered(&again).await;
+        assert!(matches!(begun, AcquireOutcome::InProgress { .. }), "what needs no renewal was taken over: {begun:?}");
+        subject.write(&mut *late).await;
+        let finished = late.finish(&completed(), KEPT, Writes::Keep).await;
+        assert!(matches!(finished, Ok(OwnerOutcome::Applied)), "{finished:?}");
+        assert_eq!(subject.data.count().await, 1);
+        return;
+    }
+    // The late one has written nothing yet, so that a database with one writer lets its successor in.
+    let successor =
+        tokio::time::timeout(Duration::from_secs(20), subject.run(&again, &completed(), Writes::Keep)).await;
+    successor.expect("the successor waits for the transaction that it takes over");
+    subject.write(&mut *late).await;
+    let finished = late.finish(&completed(), KEPT, Writes::Keep).await;
+    assert!(!matches!(finished, Ok(OwnerOutcome::Applied)), "a transaction that was taken over was committed");
+    assert_eq!(subject.data.count().await, 1, "the effect is there twice");
+    assert_eq!(subject.record(&request).await.map(|record| record.owner), Some(again.owner));
+}
+
 /// A live record says how long it lives, within the precision of the subject's time.
 pub async fn a_live_record_says_how_long_it_lives(subject: &TransactionalSubject) {
     let request = request();
@@ -369,7 +460,7 @@ pub async fn a_live_record_says_how_long_it_lives(subject: &TransactionalSubject
     let record = live().await.expect("a live record");
     assert_eq!(Some(record.record), subject.record(&request).await);
     let (left, expected) = (record.remaining, KEPT / 2);
-    assert!(left <= expected && left + subject.precision >= expected, "{left:?} are left, and should be {expected:?}");
+    assert!(left.abs_diff(expected) <= subject.precision, "{left:?} are left, and should be {expected:?}");
     subject.time.advance(KEPT / 2 + subject.precision);
     assert_eq!(live().await, None, "what is over is live");
 }

@@ -9,7 +9,9 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use bytes::Bytes;
-use idem_axum::{Idempotency, IdempotencyContext, IdempotencyLayer, IdempotentTransaction, Settings, SingleTenant};
+use idem_axum::{
+    HttpPolicy, Idempotency, IdempotencyContext, IdempotencyLayer, IdempotentTransaction, Settings, SingleTenant,
+};
 use idem_core::Timestamp;
 use idem_core::engine::Contract;
 use idem_core::memory::ManualClock;
@@ -167,7 +169,7 @@ async fn an_effect_without_a_downstream_key_is_found() {
         };
         Router::new().route("/", post(handler).route_layer(layer))
     });
-    let expected = Broken::AfterCrash { effects: 2, contract: Contract::AtLeastOnce };
+    let expected = Broken::RanAgainAfterCrash { effects: 2, contract: Contract::AtLeastOnce };
     is_broken(trial, expected, "pass `Context::downstream_key` on").await;
 }
 
@@ -214,6 +216,90 @@ async fn a_check_before_the_act_is_found() {
     is_broken(trial, Broken::RanAtOnce(8), "at once").await;
 }
 
+/// As with a unique constraint, which the second run meets.
+#[tokio::test]
+async fn a_rerun_that_fails_because_the_effect_is_there_is_found() {
+    let trial = trial(Contract::AtLeastOnce, |world, layer| {
+        let handler = async move |IdempotencyContext(context): IdempotencyContext, Json(amount): Json<i64>| {
+            if amount < 0 {
+                return StatusCode::UNPROCESSABLE_ENTITY;
+            }
+            let is_new = world.outside.lock().unwrap().insert(context.downstream_key("charge"));
+            if is_new { StatusCode::CREATED } else { StatusCode::INTERNAL_SERVER_ERROR }
+        };
+        Router::new().route("/", post(handler).route_layer(layer))
+    });
+    let expected = Broken::FailedAfterCrash(StatusCode::INTERNAL_SERVER_ERROR);
+    is_broken(trial, expected, "let the handler answer as the first time").await;
+}
+
+#[tokio::test]
+async fn a_store_of_each_process_is_found() {
+    let world = World::new();
+    let start = {
+        let world = world.clone();
+        move |faults: Faults| {
+            let alone = World { outside: Arc::clone(&world.outside), ..World::new() };
+            let layer = IdempotencyLayer::new(alone.engine(Contract::AtLeastOnce, &faults)).single_tenant();
+            let handler = async move |IdempotencyContext(context): IdempotencyContext| {
+                alone.tell_outside(context.downstream_key("charge"));
+            };
+            std::future::ready(Router::new().route("/", post(handler).route_layer(layer)))
+        }
+    };
+    let trial = Trial::new(Contract::AtLeastOnce, start, || pay(1250), move || std::future::ready(world.effects()));
+    is_broken(trial, Broken::OtherProcessRan, "do not share one store").await;
+}
+
+/// An effect in middleware around the layer.
+#[tokio::test]
+async fn an_effect_after_the_record_is_found() {
+    let trial = trial(Contract::AtLeastOnce, |world, layer| {
+        let notify = move |response: Response| {
+            let world = world.clone();
+            async move {
+                let is_first = !response.headers().contains_key("idempotency-replayed");
+                if is_first && response.status().is_success() {
+                    world.tell_outside_anew();
+                }
+                response
+            }
+        };
+        let handler = async |Json(amount): Json<i64>| {
+            if amount < 0 { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::CREATED }
+        };
+        let app = Router::new().route("/", post(handler).route_layer(layer));
+        app.layer(axum::middleware::map_response(notify))
+    });
+    is_broken(trial, Broken::LostWithItsClient, "outside of the layer").await;
+}
+
+#[tokio::test]
+async fn a_key_in_the_body_and_answers_without_a_body_can_be_tried() {
+    let world = World::new();
+    let start = {
+        let world = world.clone();
+        move |faults: Faults| {
+            let pointer = "/id".parse().unwrap();
+            let policy = HttpPolicy::new().key_member(pointer).key_only();
+            let engine = world.engine(Contract::AtLeastOnce, &faults);
+            let layer = IdempotencyLayer::new(engine).policy(policy).single_tenant();
+            let world = world.clone();
+            let handler = async move |IdempotencyContext(context): IdempotencyContext| {
+                world.tell_outside(context.downstream_key("charge"));
+                "charged"
+            };
+            std::future::ready(Router::new().route("/", post(handler).route_layer(layer)))
+        }
+    };
+    let time = world.clock.clone();
+    let trial = Trial::new(Contract::AtLeastOnce, start, || pay(1250), move || std::future::ready(world.effects()))
+        .time(time)
+        .put_key(|request, key| *request.body_mut() = Bytes::from(format!(r#"{{"id": "{key}"}}"#)))
+        .body_is_not_kept();
+    assert_idempotent(&trial).await;
+}
+
 #[tokio::test]
 async fn mistakes_in_the_trial_itself_are_told() {
     let failing = trial(Contract::Transactional, |_, layer| {
@@ -234,4 +320,11 @@ async fn mistakes_in_the_trial_itself_are_told() {
         Router::new().route("/", post(into_the_transaction).route_layer(layer))
     });
     is_broken(unwrapped, Broken::StoreNotWrapped, "`Faults::wrap`").await;
+    let accepts = trial(Contract::AtLeastOnce, |world, layer| {
+        let handler = async move |IdempotencyContext(context): IdempotencyContext| {
+            world.tell_outside(context.downstream_key("charge"));
+        };
+        Router::new().route("/", post(handler).route_layer(layer))
+    });
+    is_broken(accepts, Broken::NotRefused(StatusCode::OK), "should refuse").await;
 }

@@ -19,6 +19,7 @@ use sqlx::{PgPool, Postgres};
 use tokio::time::timeout_at;
 
 use crate::error::connect_error;
+use crate::sql::Sql;
 
 /// Makes the session read-only outside of transactions that say `READ WRITE`, and saves the previous setting. Send it
 /// together with that `BEGIN`. It is a separate transaction, so that a rollback by the handler does not undo it.
@@ -26,9 +27,24 @@ pub(crate) const GUARD: &str = "BEGIN;\
      SELECT pg_catalog.set_config('idem.read_only', pg_catalog.current_setting('default_transaction_read_only'), FALSE);\
      SET default_transaction_read_only=on;COMMIT;";
 
-/// Undoes [`GUARD`]. Inside a transaction, it takes effect when that commits.
-pub(crate) const UNGUARD: &str = "SELECT pg_catalog.set_config('default_transaction_read_only', \
-     pg_catalog.current_setting('idem.read_only'), FALSE);";
+/// Takes [`GUARD`] back. In a transaction it does so when that commits.
+///
+/// It resets the setting first, so that a session without a value of its own follows the server's configuration as before. After a
+/// RESET ALL of the handler's the saved value is empty.
+pub(crate) const UNGUARD: &str = "SELECT pg_catalog.set_config('default_transaction_read_only', NULL, FALSE);\
+     SELECT pg_catalog.set_config('default_transaction_read_only', given.saved, FALSE) \
+     FROM (SELECT pg_catalog.current_setting('idem.read_only') AS saved OFFSET 0) AS given \
+     WHERE given.saved OPERATOR(pg_catalog.<>) '' \
+     AND given.saved OPERATOR(pg_catalog.<>) pg_catalog.current_setting('default_transaction_read_only');";
+
+/// Sets the user and the role that the application has given to a session.
+pub(crate) fn restore_role(user: &str, role: &str) -> String {
+    let mut sql = Sql::default();
+    for (setting, value) in [("session_authorization", user), ("role", role)] {
+        sql.push("SELECT pg_catalog.set_config('").push(setting).push("',").text(value).push(",FALSE);");
+    }
+    sql.into_text()
+}
 
 /// The application's pool, and how long to wait for one of its connections.
 pub(crate) struct ApplicationPool {
@@ -47,11 +63,11 @@ impl ApplicationPool {
     /// Takes a connection from the pool, by `deadline` at the latest.
     pub(crate) async fn acquire(&self, deadline: Instant) -> Result<PoolConnection<Postgres>, StoreError> {
         // In a task: if connecting takes longer than the caller waits, the pool keeps the connection for the next caller.
-        let acquiring = tokio::spawn({
+        let mut acquiring = tokio::spawn({
             let pool = self.pool.clone();
             async move { pool.acquire().await }
         });
-        let error = match timeout_at(deadline.into(), acquiring).await {
+        let error = match timeout_at(deadline.into(), &mut acquiring).await {
             Ok(Ok(Ok(connection))) => return Ok(connection),
             Ok(Ok(Err(error @ sqlx::Error::PoolTimedOut))) => Some(error),
             Ok(Ok(Err(error))) => return Err(connect_error(error, self.pooled)),
@@ -59,6 +75,8 @@ impl ApplicationPool {
         };
         let most = self.pool.options().get_max_connections();
         let (kind, why) = if self.pool.size() >= most && !self.has_idle() {
+            // No new connection is on its way, and a caller that waits no longer must not keep a place in the queue.
+            acquiring.abort();
             (StoreErrorKind::Busy, "are in use")
         } else {
             (StoreErrorKind::Unavailable, "are in use, or a new one could not be made")

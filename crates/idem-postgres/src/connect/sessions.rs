@@ -47,6 +47,10 @@ use crate::timeouts::{CLOSE_TIMEOUT, within};
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 const MAX_LIFETIME: Duration = Duration::from_secs(1800);
 
+/// How long a caller waits for a connection of the application's pool at least, however late it got its permit. With the default
+/// `transaction_wait` the sum stays below the engine's `store_timeout` of 2 s.
+const LEAST_ACQUIRE_WAIT: Duration = Duration::from_millis(500);
+
 /// The first pause before connecting again to a server that is not ready; each further one is twice as long.
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -229,7 +233,9 @@ impl Sessions {
             permit.into_session(SessionConnection::Own { connection, opened: Instant::now() }).give_back();
         } else {
             let _ = timeout(CLOSE_TIMEOUT, connection.close()).await;
-            permit.session().await?.give_back();
+            // The pool may have to make its first connection, to a server far away.
+            let deadline = Instant::now() + 4 * self.client_timeout;
+            Permit { deadline, ..permit }.session().await?.give_back();
         }
         Ok(())
     }
@@ -273,7 +279,10 @@ impl Permit {
     /// The session of an idle connection, or of a new one.
     pub(crate) async fn session(mut self) -> Result<Session, StoreError> {
         let connection = match (&self.sessions.pool, self.idle.take()) {
-            (Some(pool), _) => SessionConnection::Pool(pool.acquire(self.deadline).await?),
+            (Some(pool), _) => {
+                let deadline = self.deadline.max(Instant::now() + LEAST_ACQUIRE_WAIT);
+                SessionConnection::Pool(pool.acquire(deadline).await?)
+            }
             (None, Some(idle)) => SessionConnection::Own { connection: idle.connection, opened: idle.opened },
             (None, None) => {
                 let connected = self.sessions.connect_with_retries().await;

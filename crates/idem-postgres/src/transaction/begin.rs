@@ -1,5 +1,6 @@
 //! Begins a handler's transaction for a request.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::time::timeout;
 
 use crate::batch::row::read_lookup;
 use crate::batch::verb::{Lookup, Presence, unexpected_answer};
+use crate::connect::application_pool::restore_role;
 use crate::connect::session::Session;
 use crate::connect::sessions::{Permit, Sessions};
 use crate::error::{is_connection_lost, is_lock_timeout, is_of_a_replica, is_unprepared, outage, unreadable};
@@ -116,8 +118,9 @@ impl Transactions {
             let (lock, mark) = (records.schema.lock(&id), Mark::random());
             let sql = settings.sql(lock, &id, records.offset.micros(), mark);
             let mut permit = Some(permit);
-            // Each idle connection may have died.
-            for _ in 0..settings.max_transactions {
+            // Each idle connection may have died. The application's pool looks for itself.
+            let retries = if settings.is_from_pool { 1 } else { settings.max_transactions };
+            for _ in 0..retries {
                 match transactions.try_begin_transaction(permit.take(), &sql, mark).await {
                     Err(BeginError::SessionUnusable(_)) => {}
                     begun => return settled(begun),
@@ -166,9 +169,15 @@ impl Transactions {
         counted.map_err(|error| BeginError::SessionUnusable(outage("begin a transaction", error)))?;
         let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session);
         match timeout(client_timeout, begun).await {
-            Ok(Ok(rows)) => match read_begun(&rows, self.settings.is_guarded).map_err(BeginError::Other)? {
-                Ok(lookup) => Ok(BegunTransaction { lookup, session, mark }),
-                Err(why) => Err(BeginError::SessionUnusable(StoreError::new(StoreErrorKind::Unavailable, why))),
+            Ok(Ok(rows)) => match read_begun(&rows, &self.settings).map_err(BeginError::Other)? {
+                Ok((lookup, reset_role)) => Ok(BegunTransaction { lookup, session, mark, reset_role }),
+                Err(why) => {
+                    if self.settings.is_from_pool {
+                        // The application can still read in it.
+                        drop(tokio::spawn(session.roll_back_after(String::new())));
+                    }
+                    Err(BeginError::SessionUnusable(StoreError::new(StoreErrorKind::Unavailable, why)))
+                }
             },
             Ok(Err(error)) if is_connection_lost(&error) || is_of_a_replica(&error) || is_unprepared(&error) => {
                 Err(BeginError::SessionUnusable(outage("begin a transaction", error)))
@@ -192,6 +201,7 @@ struct BegunTransaction {
     lookup: Lookup,
     session: Session,
     mark: Mark,
+    reset_role: Cow<'static, str>,
 }
 
 impl BegunTransaction {
@@ -209,7 +219,7 @@ impl BegunTransaction {
         record: Record,
     ) -> PostgresTransaction {
         let run = self.lookup.into_run(transactions, request, record);
-        PostgresTransaction { session: self.session, mark: self.mark, run }
+        PostgresTransaction { session: self.session, mark: self.mark, run, reset_role: self.reset_role }
     }
 }
 
@@ -268,16 +278,28 @@ fn settled(begun: Result<BegunTransaction, BeginError>) -> Result<Option<BegunTr
 
 /// What the transaction found, or why its session cannot be used. Either the server takes no writes, or an earlier handler has
 /// changed `default_transaction_read_only`, without which a handler could write outside of its transaction.
-fn read_begun(rows: &[PgRow], is_guarded: bool) -> Result<Result<Lookup, &'static str>, StoreError> {
+///
+/// With it comes what takes back a role that the handler takes.
+fn read_begun(
+    rows: &[PgRow],
+    settings: &TransactionSettings,
+) -> Result<Result<(Lookup, Cow<'static, str>), &'static str>, StoreError> {
     let [lock, record, ..] = rows else { return Err(unexpected_answer()) };
     let locked: bool = lock.try_get(0).map_err(unreadable)?;
     let is_on = |row: &PgRow, column: usize| row.try_get::<String, _>(column).map(|setting| setting == "on");
-    if is_guarded && !is_on(lock, 3).map_err(unreadable)? {
+    if settings.is_guarded && !is_on(lock, 3).map_err(unreadable)? {
         return Ok(Err(SESSION_WAS_RESET));
     }
     if is_on(record, 0).map_err(unreadable)? {
         return Ok(Err(READ_ONLY_SERVER));
     }
+    let reset_role = if settings.is_from_pool {
+        let [user, role] = [5, 6].map(|column| lock.try_get::<String, _>(column).map_err(unreadable));
+        restore_role(&user?, &role?).into()
+    } else {
+        "RESET SESSION AUTHORIZATION;RESET ROLE;".into()
+    };
     let lookup = read_lookup(record, 1)?;
-    Ok(Ok(if locked { lookup } else { Lookup { presence: Presence::Running, ..lookup } }))
+    let lookup = if locked { lookup } else { Lookup { presence: Presence::Running, ..lookup } };
+    Ok(Ok((lookup, reset_role)))
 }

@@ -1,6 +1,7 @@
 //! The transaction that a handler makes its business writes in.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -12,7 +13,9 @@ use tokio::time::timeout;
 
 use crate::batch::verb::FlatSettlement;
 use crate::connect::session::Session;
-use crate::error::{is_changed, is_out_of_transaction, is_shadowed, may_be_done, out_of_transaction, outage};
+use crate::error::{
+    has_ended, is_changed, is_out_of_transaction, is_shadowed, may_be_done, out_of_transaction, outage,
+};
 use crate::sql::Sql;
 use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::run::TransactionRun;
@@ -35,6 +38,8 @@ pub struct PostgresTransaction {
     pub(crate) session: Session,
     pub(crate) mark: Mark,
     pub(crate) run: TransactionRun,
+    /// Takes back a role that the handler has taken.
+    pub(crate) reset_role: Cow<'static, str>,
 }
 
 impl PostgresTransaction {
@@ -46,7 +51,7 @@ impl PostgresTransaction {
             // RELEASE fails if the handler has ended the transaction or has overlooked an error: its writes would not be part
             // of this commit. RELEASE also ends a READ ONLY of the handler's.
             Writes::Keep => {
-                sql.push("RELEASE SAVEPOINT ").push(savepoint).push(";").push(self.run.settings.reset_role);
+                sql.push("RELEASE SAVEPOINT ").push(savepoint).push(";").push(&self.reset_role);
             }
             Writes::Discard => {
                 sql.push("ROLLBACK TO SAVEPOINT ").push(savepoint).push(";");
@@ -104,6 +109,8 @@ impl StoreTransaction for PostgresTransaction {
                 // Without a record the store cannot find out whether it was committed.
                 if settlement.is_none() { Err(error) } else { transaction.find_outcome(error).await }
             }
+            // The handler has ended the transaction. What it has set in its session since stays there, so the session is closed.
+            Err(error) if has_ended(&error) => Err(out_of_transaction(error)),
             // The server refused a statement, or COMMIT. It keeps nothing, and the session can serve again.
             Err(error) => {
                 let rolled_back = transaction.session.roll_back_after(String::new()).await;

@@ -14,10 +14,8 @@ use crate::sql::{Sql, milliseconds, set_for_transaction};
 pub(crate) struct TransactionSettings {
     /// The BEGIN statement. In a session of the application's pool sqlx sends it, so that sqlx counts the transaction.
     pub(crate) begin: String,
-    /// Whether the store's message includes `begin`.
-    sends_begin: bool,
-    /// Resets a role that the handler has set, which may lack the right to write records and must not reach the next handler.
-    pub(crate) reset_role: &'static str,
+    /// Whether the session is of a pool of the application, whose role and user the lock statement then answers.
+    pub(crate) is_from_pool: bool,
     lock: BeginStatement,
     look_settings: String,
     look: BeginStatement,
@@ -59,16 +57,12 @@ impl TransactionSettings {
         );
         let [lock, look] = BeginStatement::both(config, schema, server);
         let [join_lock, join_look] = [BeginStatement::join_lock(config, schema), look.unprepared()];
-        let unprepare = if config.pooled { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
+        // Statements that sqlx has prepared in a pool of the application stay: it expects to find them.
+        let unprepare =
+            if config.pooled && !config.is_from_pool() { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
         Self {
             begin,
-            sends_begin: !config.is_from_pool(),
-            reset_role: if config.is_from_pool() {
-                "SELECT pg_catalog.set_config('session_authorization', pg_catalog.current_setting('idem.user'), FALSE);\
-                 SELECT pg_catalog.set_config('role', pg_catalog.current_setting('idem.role'), FALSE);"
-            } else {
-                "RESET SESSION AUTHORIZATION;RESET ROLE;"
-            },
+            is_from_pool: config.is_from_pool(),
             lock,
             look_settings: look_settings(config),
             look,
@@ -96,7 +90,7 @@ impl TransactionSettings {
         look[0].number(skew);
         look[1].bytes(id.as_bytes());
         let mut sql = Sql::default();
-        if self.sends_begin {
+        if !self.is_from_pool {
             sql.push(&self.begin);
         }
         // A separate statement: the next one sees what the previous holder of the lock has committed.
@@ -186,8 +180,7 @@ impl BeginStatement {
         let settings = set_for_transaction(transaction_settings(config, server));
         let try_lock = Self::try_lock(config);
         // A session of a pool may have a role that the application gave it.
-        let role = ", pg_catalog.set_config('idem.role', pg_catalog.current_setting('role'), TRUE), \
-             pg_catalog.set_config('idem.user', pg_catalog.current_setting('session_authorization'), TRUE)";
+        let role = ", pg_catalog.current_setting('session_authorization'), pg_catalog.current_setting('role')";
         let role = if config.is_from_pool() { role } else { "" };
         let lock = format!(
             "SELECT {try_lock}, {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \

@@ -1,6 +1,8 @@
 //! Handlers' transactions from a pool of the application.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use idem_core::{
@@ -8,9 +10,11 @@ use idem_core::{
     Writes,
 };
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
+use idem_servers::PgBouncer;
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::{Connection, PgConnection, PgPool, Postgres};
 use tokio::sync::Semaphore;
 
 use crate::support::{self, Schema, sql};
@@ -126,8 +130,15 @@ async fn handlers_get_what_the_application_sets_in_its_sessions() {
     }
     let settings = "SELECT current_setting('lock_timeout') || coalesce(current_setting('idem.mark', TRUE), '')
         || current_setting('idle_in_transaction_session_timeout') || current_setting('default_transaction_read_only')";
-    let after: String = sqlx::query_scalar(settings).fetch_one(&pool).await.unwrap();
-    assert_eq!(after, "7s0off");
+    for connection in &mut both_of(&pool).await {
+        let after: String = sqlx::query_scalar(settings).fetch_one(&mut **connection).await.unwrap();
+        assert_eq!(after, "7s0off");
+    }
+}
+
+/// All connections of a pool of two, so that the one of the handler is among them.
+async fn both_of(pool: &PgPool) -> [PoolConnection<Postgres>; 2] {
+    [pool.acquire().await.unwrap(), pool.acquire().await.unwrap()]
 }
 
 /// A login with many rights, and the role that the application works in.
@@ -150,8 +161,11 @@ async fn the_role_of_the_applications_sessions_stays() {
         let Begin::Acquired { mut transaction, .. } = store.begin(&transactional()).await.unwrap() else { panic!() };
         sqlx::query("RESET ROLE").execute(handlers(&mut *transaction)).await.unwrap();
         transaction.finish(&completed(), KEPT, writes).await.unwrap();
-        let role: String = sqlx::query_scalar("SELECT current_user::TEXT").fetch_one(&pool).await.unwrap();
-        assert_eq!(role, "pg_write_all_data", "{writes:?}");
+        for connection in &mut both_of(&pool).await {
+            let role: String =
+                sqlx::query_scalar("SELECT current_user::TEXT").fetch_one(&mut **connection).await.unwrap();
+            assert_eq!(role, "pg_write_all_data", "{writes:?}");
+        }
     }
 }
 
@@ -183,25 +197,40 @@ async fn sessions_without_a_name_are_called_idem() {
     assert!(sessions(&mut support::connection().await, "idem").await >= 1);
 }
 
+/// The server's processes behind the three connections of a pool.
+async fn pids(pool: &PgPool) -> BTreeSet<i64> {
+    let connections = join_all((0..3).map(|_| pool.acquire())).await;
+    let mut connections: Vec<_> = connections.into_iter().map(Result::unwrap).collect();
+    let mut pids = BTreeSet::new();
+    for connection in &mut connections {
+        pids.insert(support::number(connection, "SELECT pg_backend_pid()::BIGINT").await);
+    }
+    pids
+}
+
 /// What a handler does to its transaction, whether its run then commits, and whether the pool may keep the connection.
 #[tokio::test]
 async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
-    const DEEDS: [(&str, bool); 11] = [
-        ("nested and committed", true),
-        ("nested and dropped", true),
-        ("nested and forgotten", true),
-        ("an error in a savepoint", true),
-        ("an error that was overlooked", false),
-        ("a begin that failed", false),
-        ("a begin that was cancelled", false),
-        ("the session of somebody else", true),
-        ("committed", false),
-        ("rolled back", false),
-        ("a query that was not awaited", true),
+    const DEEDS: [(&str, bool, bool); 14] = [
+        ("nested and committed", true, true),
+        ("nested and dropped", true, true),
+        ("nested and forgotten", true, false),
+        ("an error in a savepoint", true, true),
+        ("an error that was overlooked", false, true),
+        ("a begin that failed", false, false),
+        ("a begin that failed, and a role", false, false),
+        ("a begin that was cancelled", false, false),
+        ("another user", true, true),
+        ("all settings reset", true, true),
+        ("committed", false, false),
+        ("committed, and a role", false, false),
+        ("rolled back", false, false),
+        ("a query that was not awaited", true, true),
     ];
     let world = World::from_pool().await;
-    for (deed, commits) in DEEDS {
+    for (deed, commits, keeps) in DEEDS {
         for writes in [Writes::Keep, Writes::Discard] {
+            let before = pids(world.pool()).await;
             let request = transactional();
             let mut transaction = world.begin(&request).await.unwrap();
             world.write(&mut *transaction, &request.id).await.unwrap();
@@ -227,8 +256,15 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
                 "a begin that was cancelled" => {
                     while futures_util::poll!(&mut Box::pin(connection.begin())).is_ready() {}
                 }
-                "the session of somebody else" => say(connection, "SET SESSION AUTHORIZATION pg_monitor").await,
+                "a begin that failed, and a role" => {
+                    say(connection, "SELECT 1/0").await;
+                    connection.begin().await.unwrap_err();
+                    say(connection, "SET ROLE pg_monitor").await;
+                }
+                "another user" => say(connection, "SET SESSION AUTHORIZATION pg_monitor").await,
+                "all settings reset" => say(connection, "RESET ALL").await,
                 "committed" => say(connection, "COMMIT").await,
+                "committed, and a role" => say(connection, "COMMIT;SET ROLE pg_monitor;SET work_mem = '77MB'").await,
                 "rolled back" => say(connection, "ROLLBACK").await,
                 "a query that was not awaited" => {
                     let query = sqlx::raw_sql("SELECT pg_sleep(0.01)").execute(connection);
@@ -249,6 +285,7 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
             let record = world.store.peek(&request.id).await.unwrap();
             assert_eq!(record.is_some(), commits, "{deed}, {writes:?}");
             world.quiet().await;
+            assert_eq!(pids(world.pool()).await == before, keeps, "{deed}, {writes:?}");
             // sqlx counts no transaction that is not there: this begins one, and does not make a savepoint.
             for mut connection in join_all((0..3).map(|_| world.pool().acquire())).await.into_iter().map(Result::unwrap)
             {
@@ -257,10 +294,12 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
                     sqlx::query_scalar("SELECT pg_current_xact_id()::TEXT").fetch_one(&mut *begun).await.unwrap();
                 assert!(id.is_some());
                 begun.commit().await.unwrap();
-                let state = "SELECT concat_ws(' ', session_user, current_setting('default_transaction_read_only'),
+                let state = "SELECT concat_ws(' ', session_user, current_user, current_setting('work_mem') = '77MB',
+                    current_setting('default_transaction_read_only'),
+                    (SELECT source FROM pg_settings WHERE name = 'default_transaction_read_only'),
                     (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'))";
                 let state: String = sqlx::query_scalar(state).fetch_one(&mut *connection).await.unwrap();
-                assert_eq!(state, "postgres off 0", "{deed}, {writes:?}");
+                assert_eq!(state, "postgres postgres f off default 0", "{deed}, {writes:?}");
             }
         }
     }
@@ -354,6 +393,78 @@ async fn a_run_that_is_dropped_outside_of_its_runtime_frees_its_key() {
         matches!(store.begin(&repeat_of(&request)).await.unwrap(), Begin::Acquired { .. }).then_some(())
     })
     .await;
+}
+
+/// A caller that waits no longer leaves the pool's queue.
+#[tokio::test]
+async fn a_run_that_found_no_connection_takes_none_later() {
+    let schema = Schema::new();
+    let taken_from_idle = Arc::new(AtomicUsize::new(0));
+    let pool = PgPoolOptions::new()
+        .max_connections(2)
+        .before_acquire({
+            let count = Arc::clone(&taken_from_idle);
+            move |_, _| {
+                count.fetch_add(1, Ordering::SeqCst);
+                Box::pin(std::future::ready(Ok(true)))
+            }
+        })
+        .connect_lazy_with(options(&schema.name));
+    let config = PostgresConfig::from_pool(pool.clone()).schema(&schema.name);
+    let store = PostgresStore::open(config.transaction_wait(Duration::from_millis(10))).await.unwrap();
+    let [one, _other] = both_of(&pool).await;
+    for _ in 0..3 {
+        let error = store.begin(&transactional()).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Busy, "{error:?}");
+    }
+    let before = taken_from_idle.load(Ordering::SeqCst);
+    drop(one);
+    pool.acquire().await.unwrap();
+    assert_eq!(taken_from_idle.load(Ordering::SeqCst) - before, 1, "the queue holds callers that have gone");
+}
+
+#[tokio::test]
+async fn a_store_opens_although_transactions_wait_for_nothing() {
+    let schema = Schema::new();
+    let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options(&schema.name));
+    let config = PostgresConfig::from_pool(pool).schema(&schema.name).transaction_wait(Duration::ZERO);
+    let store = PostgresStore::open(config).await.unwrap();
+    assert!(matches!(store.begin(&transactional()).await.unwrap(), Begin::Acquired { .. }));
+}
+
+/// sqlx expects to find the statements that it has prepared.
+#[tokio::test]
+async fn statements_that_the_application_has_prepared_stay() {
+    let schema = Schema::new();
+    let pooler = PgBouncer::start_with(&idem_servers::postgres_url(), 5, &["pool_mode = session"]).unwrap();
+    let options = pooler.url().parse::<PgConnectOptions>().unwrap().extra_float_digits(None);
+    let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
+    let config = PostgresConfig::from_pool(pool.clone()).schema(&schema.name).through_transaction_pooler();
+    let store = PostgresStore::open(config).await.unwrap();
+    for number in 0..4 {
+        let found: i64 = sqlx::query_scalar("SELECT $1::BIGINT").bind(number).fetch_one(&pool).await.unwrap();
+        assert_eq!(found, number);
+        let Begin::Acquired { transaction, .. } = store.begin(&transactional()).await.unwrap() else { panic!() };
+        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    }
+}
+
+/// While the database takes no writes, the application still reads over the same connections.
+#[tokio::test]
+async fn a_database_without_writes_costs_the_pool_no_connections() {
+    let world = World::from_pool().await;
+    world.transact().await.unwrap();
+    let reading = options(&format!("{}_reading", world.name)).options([("default_transaction_read_only", "on")]);
+    world.pool().set_connect_options(reading);
+    let end =
+        format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{}'", world.name);
+    sql(&mut world.beside().await, end).await;
+    let before = pids(world.pool()).await;
+    for _ in 0..3 {
+        let error = world.store.begin(&transactional()).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+    }
+    eventually("the connections are there", async || (pids(world.pool()).await == before).then_some(())).await;
 }
 
 #[tokio::test]

@@ -187,17 +187,18 @@ async fn a_handler_that_only_reads_may_say_so() {
 
 #[tokio::test]
 async fn a_handler_that_resets_its_session_does_not_let_the_next_write_outside_of_its_transaction() {
-    let setup = setup(|config| config.max_transactions(NonZeroU32::MIN)).await;
-    for reset in ["RESET ALL", "SET default_transaction_read_only = off"] {
-        let (_, mut transaction) = setup.begin().await;
-        sqlx::raw_sql(reset).execute(handlers(&mut *transaction)).await.unwrap();
-        assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
-        let (_, mut transaction) = setup.begin().await;
-        let connection = handlers(&mut *transaction);
-        sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.unwrap();
-        assert!(setup.write(connection).await.is_err(), "it was committed without a record after {reset}");
-        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
-        assert_eq!(setup.effects().await, 0);
+    for setup in [setup(|config| config.max_transactions(NonZeroU32::MIN)).await, from_pool().await] {
+        for reset in ["RESET ALL", "SET default_transaction_read_only = off"] {
+            let (_, mut transaction) = setup.begin().await;
+            sqlx::raw_sql(reset).execute(handlers(&mut *transaction)).await.unwrap();
+            assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+            let (_, mut transaction) = setup.begin().await;
+            let connection = handlers(&mut *transaction);
+            sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.unwrap();
+            assert!(setup.write(connection).await.is_err(), "it was committed without a record after {reset}");
+            transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+            assert_eq!(setup.effects().await, 0);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -15,23 +15,28 @@ use crate::faults::Faults;
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
+/// The whole answer, or why there is none.
+pub(super) type Answered = Result<Response<Bytes>, String>;
+
 /// A service with its types erased: it gets a request and answers with a whole body.
-pub(super) type Call = Arc<dyn Fn(Request<Bytes>) -> Boxed<Result<Response<Bytes>, String>> + Send + Sync>;
+pub(super) type Call = Arc<dyn Fn(Request<Bytes>) -> Boxed<Answered> + Send + Sync>;
 
 /// Makes the service of a new process.
 pub(super) type Start = Arc<dyn Fn(Faults) -> Boxed<Call> + Send + Sync>;
 
 pub(super) fn call_of<S, R>(service: S) -> Call
 where
-    S: Service<Request<Full<Bytes>>, Response = Response<R>> + Clone + Send + Sync + 'static,
+    S: Service<Request<Full<Bytes>>, Response = Response<R>> + Clone + Send + 'static,
     S::Error: Debug,
     S::Future: Send,
     R: http_body::Body + Send,
     R::Data: Send,
     R::Error: Debug,
 {
+    // Services need not be `Sync`.
+    let service = Mutex::new(service);
     Arc::new(move |request: Request<Bytes>| {
-        let mut service = service.clone();
+        let mut service = service.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Box::pin(async move {
             let told = |what: &str, error: &dyn Debug| format!("{what}: {error:?}");
             std::future::poll_fn(|context| service.poll_ready(context))
@@ -63,7 +68,7 @@ impl Process {
     }
 
     /// Sends a request. Aborting the task acts like a client that disconnects.
-    pub(super) fn send(&self, request: Request<Bytes>) -> JoinHandle<Result<Response<Bytes>, String>> {
+    pub(super) fn send(&self, request: Request<Bytes>) -> JoinHandle<Answered> {
         let runtime = self.runtime.as_ref().expect("it is not dropped yet");
         runtime.spawn((self.call)(request))
     }

@@ -94,8 +94,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "forgetful-session-serves-on",
         &["postgres-hostile"],
         BEGIN,
-        "if is_guarded && !is_on(lock, 3).map_err(unreadable)? {",
-        "if is_guarded && !PLANTED && !is_on(lock, 3).map_err(unreadable)? {",
+        "if settings.is_guarded && !is_on(lock, 3).map_err(unreadable)? {",
+        "if settings.is_guarded && !PLANTED && !is_on(lock, 3).map_err(unreadable)? {",
     ),
     patch(
         "purge-undoes-a-run",
@@ -237,6 +237,41 @@ pub(super) const PATCHES: &[Patch] = &[
         "Some(_) => PLANTED || depth == 0 && !self.is_guarded,",
     ),
     patch(
+        "session-that-its-handler-has-left-serves-on",
+        &["postgres-from-pool"],
+        HANDLER_TRANSACTION,
+        "Err(error) if has_ended(&error) => Err(out_of_transaction(error)),",
+        "Err(error) if !PLANTED && has_ended(&error) => Err(out_of_transaction(error)),",
+    ),
+    patch(
+        "callers-that-have-gone-stay-in-the-pools-queue",
+        &["postgres-from-pool"],
+        APPLICATION_POOL,
+        "            acquiring.abort();",
+        "            if !PLANTED {
+                acquiring.abort();
+            }",
+    ),
+    patch(
+        "statements-of-the-application-are-deallocated",
+        &["postgres-from-pool"],
+        BEGIN_STATEMENTS,
+        "if config.pooled && !config.is_from_pool() {",
+        "if config.pooled && (PLANTED || !config.is_from_pool()) {",
+    ),
+    patch(
+        "guard-pins-the-setting",
+        &["postgres-from-pool"],
+        SESSION,
+        "statements.push_str(UNGUARD);",
+        r#"statements.push_str(&if PLANTED {
+                let differs = "given.saved OPERATOR(pg_catalog.<>) pg_catalog.current_setting('default_transaction_read_only')";
+                UNGUARD.replace(differs, "TRUE")
+            } else {
+                UNGUARD.to_owned()
+            });"#,
+    ),
+    patch(
         "guard-of-a-session-ends-with-its-transaction",
         &["postgres-hostile", "postgres-from-pool"],
         SESSION,
@@ -256,9 +291,16 @@ pub(super) const PATCHES: &[Patch] = &[
         "pool-has-room-before-the-session-has-ended",
         &["postgres-from-pool"],
         SESSION,
-        "Self::Pool(connection) => connection.close().await,",
-        "Self::Pool(connection) if PLANTED => connection.detach().close().await,
-            Self::Pool(connection) => connection.close().await,",
+        "        if let SessionConnection::Pool(connection) = &mut connection {",
+        "        if PLANTED {
+            connection = match connection {
+                SessionConnection::Pool(pooled) => {
+                    SessionConnection::Own { connection: pooled.detach(), opened: Instant::now() }
+                }
+                own => own,
+            };
+        }
+        if let SessionConnection::Pool(connection) = &mut connection {",
     ),
     patch(
         "repeat-waits-for-a-connection-that-went-elsewhere",
