@@ -87,8 +87,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "record-written-by-the-handlers-role",
         &["postgres-hostile"],
         HANDLER_TRANSACTION,
-        r#"push(";").push(self.run.settings.reset_role)"#,
-        r#"push(";").push(if PLANTED { "" } else { self.run.settings.reset_role })"#,
+        r#"push(";").push(&self.reset_role)"#,
+        r#"push(";").push(if PLANTED { "" } else { &self.reset_role })"#,
     ),
     patch(
         "forgetful-session-serves-on",
