@@ -52,11 +52,16 @@ impl Database {
     }
 }
 
+/// Begins a transaction. A request that was answered holds the lock of its key until its rollback, in a task, is done.
 async fn begin(store: &PostgresStore, request: &Acquire) -> (Lease, Box<dyn StoreTransaction>) {
-    match store.begin(request).await.unwrap() {
-        Begin::Acquired { lease, transaction, renew: false } => (lease, transaction),
-        other => panic!("not acquired: {other:?}"),
+    for _ in 0..2_000 {
+        match store.begin(request).await.unwrap() {
+            Begin::Acquired { lease, transaction, renew: false } => return (lease, transaction),
+            Begin::Answered(AcquireOutcome::InProgress { .. }) => tokio::time::sleep(Duration::from_millis(5)).await,
+            other => panic!("not acquired: {other:?}"),
+        }
     }
+    panic!("not acquired: it stays in progress")
 }
 
 /// What the handler gets.
