@@ -1,7 +1,7 @@
--- What the scripts of the fast store share: this text stands in front of each of them.
+-- Shared beginning of the fast store's scripts.
 --
--- An entry is one string: its rank in digits, a colon, and bytes that mean nothing here. Whatever else is found under the
--- key is as good as nothing. Times are microseconds since the Unix epoch.
+-- An entry is one string: its rank in digits, a colon, and bytes that the scripts do not read. Every other value under the
+-- key counts as no entry. Times are microseconds since the Unix epoch.
 
 local KEY = KEYS[1]
 
@@ -17,9 +17,9 @@ end
 -- The highest rank, of 64 bits.
 local HIGHEST = 18446744073709551615
 
--- The rank of the entry that is there; nil when there is none.
+-- The rank of the stored entry; nil if there is none.
 local function rank()
-  -- Somebody may have put a list there.
+  -- Another program may have stored a list.
   local beginning = redis.pcall('GETRANGE', KEY, 0, 20)
   if type(beginning) ~= 'string' then
     return nil
@@ -29,7 +29,7 @@ local function rank()
   return there and there <= HIGHEST and there or nil
 end
 
--- Where there is no entry, puts a claim in its place; 0 milliseconds are none.
+-- Stores a claim if there is no entry. 0 milliseconds: no claim.
 local function claim(milliseconds)
   if milliseconds ~= '0' and not rank() then
     redis.call('SET', KEY, '0:', 'PX', milliseconds)

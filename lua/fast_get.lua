@@ -1,4 +1,4 @@
--- get: what is there. Where there is nothing, a claim may be put in its place.
+-- get: reads the entry. If there is none, it can store a claim.
 --
 -- KEYS 1  the entry
 -- ARGV 1  microseconds by which the time is moved
@@ -6,7 +6,7 @@
 --
 -- Returns the time and the string, or false in its place.
 
--- No entry is that long, and to send it would keep everybody else waiting.
+-- No entry is longer. To send a longer value would block all other clients.
 local LONGEST = 67108864
 
 local length = redis.pcall('STRLEN', KEY)

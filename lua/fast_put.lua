@@ -1,9 +1,9 @@
--- put: an entry in place of one that has no higher rank.
+-- put: stores an entry, unless the stored one has a higher rank.
 --
 -- KEYS 1  the entry
 -- ARGV 1  microseconds by which the time is moved
 --      2  its rank
---      3  until when it is one
+--      3  the time at which it ends
 --      4  its bytes
 --
 -- Returns the time.

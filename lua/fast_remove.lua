@@ -1,11 +1,11 @@
--- remove: an entry of just this rank.
+-- remove: removes the entry if it has exactly this rank.
 --
 -- KEYS 1  the entry
 -- ARGV 1  microseconds by which the time is moved
 --      2  the rank
 --      3  how many milliseconds a claim in its place lasts; 0 for none
---      4  the channel on which removals are told
---      5  what is told
+--      4  the channel for removals
+--      5  the message on that channel
 --
 -- Returns the time.
 
@@ -13,6 +13,6 @@ if rank() == tonumber(ARGV[2]) then
   redis.call('DEL', KEY)
 end
 claim(ARGV[3])
--- Without permission to publish, whoever waits looks from time to time.
+-- Without permission to publish, waiters poll.
 redis.pcall('PUBLISH', ARGV[4], ARGV[5])
 return text(NOW)

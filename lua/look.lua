@@ -1,11 +1,11 @@
--- look: the record as it stands. Where there is none, a new one may be put in its place.
+-- look: reads the record. If there is none, it can store a new one.
 --
 -- KEYS 1  the record
 -- ARGV 1  1: the answer awaits replicas, so there has to be a write to wait for
---      2  a record in progress that is put where there is none, or nothing
+--      2  the record in progress to store if there is none, or empty
 --      3  how many milliseconds it lasts
 --
--- Returns the time before all this as TIME gives it, the record that was there, or false, and the time at which the key
+-- Returns the time before the read, as TIME gives it; the record that was read, or false; the time at which the key
 -- expires now, in milliseconds.
 --
 -- Laws: L1, as no second record is put beside the first; L9, the server's clock is the only one.

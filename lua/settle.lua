@@ -1,13 +1,13 @@
--- settle: an owner ends its run. Its record keeps what the owner does not know: when it came to be, and the fingerprint.
+-- settle: an owner ends its run. The record keeps what the owner does not know: when it was made, and its fingerprint.
 --
 -- KEYS 1  the record
--- ARGV 1  the first 23 bytes of a record in progress that is its own: format, state, owner, attempt
---      2  the settled record up to when it came to be, and
+-- ARGV 1  the first 23 bytes of the owner's record in progress: format, state, owner, attempt
+--      2  the settled record up to the time when it was made, and
 --      3  from the end of its fingerprint on
 --      4  how many milliseconds it lasts           5  the channel for waiters
---      6  microseconds by which the time is moved, or nothing
+--      6  microseconds by which the time is moved, or empty
 --
--- Returns 1 when it is settled, 0 when the record does not begin so.
+-- Returns 1 if it was settled, 0 if the record does not begin with ARGV 1.
 --
 -- Laws: L2, L3; L9, the server's clock is the only one; L10, the key expires when the record ends, and not before.
 
@@ -27,11 +27,11 @@ if string.sub(kept, 1, 8) == '\0\0\0\0\0\0\0\0' then
 end
 local settled = ARGV[2] .. kept .. ARGV[3]
 if redis.pcall('SET', KEY, settled, 'PX', ARGV[4]).err then
-  -- The memory may be full. A write that takes none permits what follows it.
+  -- The memory may be full. A write that takes none permits the writes after it.
   redis.call('PEXPIREAT', KEY, redis.call('PEXPIRETIME', KEY))
   redis.call('SET', KEY, settled, 'PX', ARGV[4])
 end
--- A hint: without permission to publish, the settlement still holds.
+-- Only a hint: without permission to publish, the settlement still holds.
 if string.byte(record, 24) == 1 then
   redis.pcall('PUBLISH', ARGV[5], KEY)
 end

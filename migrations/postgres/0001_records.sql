@@ -1,12 +1,12 @@
--- What tells these records from those of every other schema and database.
+-- Distinguishes these records from those of every other schema and database.
 CREATE TABLE "idem".idem_identity (
     identity UUID NOT NULL PRIMARY KEY
 );
 INSERT INTO "idem".idem_identity (identity) VALUES (gen_random_uuid());
 COMMENT ON TABLE "idem".idem_identity IS 'One row: the identity of the records in this schema.';
 
--- Whether a row can be a record. Operators are qualified, because the function sets no search path: setting one would cost
--- more than all the rest.
+-- Whether a row can be a record. Operators are qualified because the function sets no search path: to set one would take
+-- longer than the checks.
 CREATE FUNCTION "idem".idem_is_sound_v1(
     id BYTEA, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT,
     acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT, not_before BIGINT, checkpoint_name BYTEA,
@@ -40,10 +40,10 @@ $$;
 -- Records of idempotent operations, one row each. Times are microseconds since 1970-01-01T00:00:00Z by the server's
 -- clock; the view idem_records_readable shows them as timestamps.
 --
--- No column with an index changes while a record lives: settling it is then a heap-only update, and touches no index.
--- The free space on every page is for that update: a settled row is larger than one in progress, and while a batch of
--- settlements commits a page holds both versions of many rows. A quarter leaves room for answers of about 300 bytes.
--- Where all operations run in the store's transactions, rows are made settled, and 90 saves space.
+-- No indexed column changes while a record lives, so a settlement is a heap-only update and touches no index. That update
+-- needs free space on the page: a settled row is larger than one in progress, and while a batch of settlements commits, a
+-- page holds both versions of many rows. A fillfactor of 25 leaves room for answers of about 300 bytes. If all operations
+-- run in the store's transactions, rows are made settled, and a fillfactor of 90 saves space.
 CREATE TABLE "idem".idem_records (
     id BYTEA NOT NULL PRIMARY KEY,
     namespace TEXT NOT NULL,
@@ -68,8 +68,8 @@ CREATE TABLE "idem".idem_records (
     updated_at BIGINT NOT NULL,
     expires_at BIGINT NOT NULL,
     purge_after BIGINT NOT NULL,
-    -- A call, because each statement that writes prepares its table's constraints anew: this costs half as much as the
-    -- conditions themselves would.
+    -- A function call, because each writing statement prepares its table's constraints again: this takes half the time
+    -- that the conditions in this place would.
     CONSTRAINT idem_records_is_sound CHECK ("idem".idem_is_sound_v1(
         id, fingerprint_algorithm, fingerprint, owner, attempt, state, acquisition, takeover, lease_until, not_before,
         checkpoint_name, checkpoint_data, status, headers, body, expires_at, purge_after
@@ -78,33 +78,33 @@ CREATE TABLE "idem".idem_records (
 
 COMMENT ON TABLE "idem".idem_records IS 'Idempotent operations, one row each; written by idem-postgres.';
 COMMENT ON COLUMN "idem".idem_records.id IS 'SHA-256 or HMAC-SHA-256 over (namespace, scope, key).';
-COMMENT ON COLUMN "idem".idem_records.namespace IS 'The application''s namespace, for operators to read; no decision looks at it.';
-COMMENT ON COLUMN "idem".idem_records.principal IS 'Whose key it is, for operators to read; absent when there is a single tenant.';
-COMMENT ON COLUMN "idem".idem_records.operation IS 'What the key protects, such as method and route, for operators to read.';
+COMMENT ON COLUMN "idem".idem_records.namespace IS 'The application''s namespace. For operators: no decision depends on it.';
+COMMENT ON COLUMN "idem".idem_records.principal IS 'The tenant that owns the key, for operators. NULL if there is a single tenant.';
+COMMENT ON COLUMN "idem".idem_records.operation IS 'What the key protects, such as method and route, for operators.';
 COMMENT ON COLUMN "idem".idem_records.format IS 'The format of this row. A version that does not know it must not run the operation again.';
 COMMENT ON COLUMN "idem".idem_records.fingerprint_algorithm IS 'How the fingerprint was made.';
 COMMENT ON COLUMN "idem".idem_records.fingerprint IS 'The digest of the request that made the record.';
-COMMENT ON COLUMN "idem".idem_records.owner IS 'The random token of whoever may change the row, or settled it; zeros when it was given back.';
+COMMENT ON COLUMN "idem".idem_records.owner IS 'The random token of the run that may change the row, or that settled it. Zeros after a release.';
 COMMENT ON COLUMN "idem".idem_records.attempt IS '1 for the first run, larger for every further one.';
-COMMENT ON COLUMN "idem".idem_records.state IS '1 in progress, 2 completed, 3 failed for good, 4 failed with an unknown outcome, 5 failed and retryable.';
+COMMENT ON COLUMN "idem".idem_records.state IS '1 in progress, 2 completed, 3 failed permanently, 4 failed with an unknown outcome, 5 failed and retryable.';
 COMMENT ON COLUMN "idem".idem_records.acquisition IS 'In progress: 1 fresh, 2 takeover, 3 retry, 4 probe.';
-COMMENT ON COLUMN "idem".idem_records.takeover IS 'In progress: what a crash means. 1 rerun, 2 outcome unknown, 3 somebody has to find out.';
+COMMENT ON COLUMN "idem".idem_records.takeover IS 'In progress: what happens after a crash. 1 rerun, 2 outcome unknown, 3 a probe has to find out.';
 COMMENT ON COLUMN "idem".idem_records.lease_until IS 'In progress: until when the right to execute holds.';
 COMMENT ON COLUMN "idem".idem_records.not_before IS 'Failed and retryable: when the next attempt may begin.';
 COMMENT ON COLUMN "idem".idem_records.checkpoint_name IS 'The last recovery point, in UTF-8; binary because a name may hold any character.';
 COMMENT ON COLUMN "idem".idem_records.checkpoint_data IS 'The sequence of the last recovery point, in 4 bytes, and what it left for its successor.';
 COMMENT ON COLUMN "idem".idem_records.status IS 'The status of the stored answer.';
 COMMENT ON COLUMN "idem".idem_records.headers IS 'The header fields of the stored answer: length-prefixed names and values.';
-COMMENT ON COLUMN "idem".idem_records.body IS 'The body of the stored answer; absent in a settled row when it was too large to keep.';
-COMMENT ON COLUMN "idem".idem_records.created_at IS 'When the record came to be.';
+COMMENT ON COLUMN "idem".idem_records.body IS 'The body of the stored answer. NULL in a settled row if it was too large to keep.';
+COMMENT ON COLUMN "idem".idem_records.created_at IS 'When the record was made.';
 COMMENT ON COLUMN "idem".idem_records.updated_at IS 'When it last changed.';
-COMMENT ON COLUMN "idem".idem_records.expires_at IS 'From here on the row counts as absent and may be purged.';
-COMMENT ON COLUMN "idem".idem_records.purge_after IS 'When the purge looks at the row first: never later than expires_at, and not changed by a settlement, so that it can have an index.';
+COMMENT ON COLUMN "idem".idem_records.expires_at IS 'From this time on the row counts as absent and may be purged.';
+COMMENT ON COLUMN "idem".idem_records.purge_after IS 'When the purge first looks at the row: never later than expires_at. A settlement does not change it, so it can have an index.';
 
--- What the purge looks for.
+-- For the purge.
 CREATE INDEX idem_records_purge_after ON "idem".idem_records (purge_after);
 
--- The same for operators, without answers: they may hold anything.
+-- Records for operators. Without headers and bodies, which may hold secrets.
 CREATE VIEW "idem".idem_records_readable AS
 SELECT
     encode(id, 'hex') AS id,
@@ -114,7 +114,7 @@ SELECT
     CASE state
         WHEN 1 THEN 'in progress'
         WHEN 2 THEN 'completed'
-        WHEN 3 THEN 'failed for good'
+        WHEN 3 THEN 'failed permanently'
         WHEN 4 THEN 'outcome unknown'
         WHEN 5 THEN 'failed, retryable'
     END AS state,

@@ -1,28 +1,29 @@
--- The verbs of the store. Each takes many items at once, in arrays, and works them in the order of their ids, so that
--- two processes do not wait for each other in a circle; a statement that calls several of them on rows that are there
--- locks all those rows first. Their names carry a version: a change brings new functions
--- beside these, and processes of both versions work side by side.
+-- The verbs of the store, as functions. A later version adds functions with a new suffix, and processes of both
+-- versions work side by side.
 --
--- They decide nothing that the state machine of idem-core does not decide; the cases that need more than one look (an
--- old record in the way, a repeated settlement) are left to it: it reads a row, and puts its decision in place with
--- idem_replace_v1 or idem_remove_v1 if the row is still the same.
+-- Order: each function takes many items in arrays and works them in the order of their ids. A statement that calls
+-- several functions on existing rows locks all those rows first. So two processes never deadlock.
 --
--- Another role may be able to create objects in a schema on the session's path. A function in PL/pgSQL therefore sets a path
--- that leads to pg_catalog alone. The small functions in SQL have none, as the planner would not inline them then: their names
--- are bound when they are created, and qualified.
+-- Decisions: the state machine of idem-core decides. Where it needs more than one look (an expired record, a repeated
+-- settlement), it reads the row and applies its decision with idem_replace_v1 or idem_remove_v1, if the row has not
+-- changed.
 --
--- "skew" is added to the server's clock; it is 0 outside of tests. A lock is 64 bits of a record id: held exclusively
--- by the transaction in which an operation runs, shared by a statement that makes a record. That transaction then holds
--- a second one exclusively, lock # 2, which lookups try. Lookups must not hold the first one, not even for a moment: a
--- transaction that begins would take them for another run.
+-- Search path: another role may be able to create objects in a schema on the session's path. Each PL/pgSQL function
+-- therefore sets a path of pg_catalog alone. The small SQL functions set none, because the planner would not inline
+-- them. Their names are qualified.
 --
--- The planner is told to use the index, and to keep its plans: one made anew for each call takes longer than the call.
--- A plan made while the table was nearly empty must not read the whole table when it no longer is. So wherever records are
--- looked for, there is no other way to them than by their ids: OFFSET 0 keeps a subquery apart from what is around it, and
--- ANY (ARRAY[wanted.id]) is an equality that no plan can merge by, so that each item looks for its record in the index, and
--- none reads all of it or compares each item with each record. The purge is left to the planner: what it finds depends on what is in the table.
+-- Time: "skew" is added to the server's clock. It is 0 outside of tests.
+--
+-- Locks: a lock is 64 bits of a record id. The transaction that runs an operation holds it exclusively; a statement that
+-- makes a record holds it shared. The transaction also holds a second lock exclusively, lock # 2. Lookups try that one:
+-- if they held the first for a moment, a beginning transaction would take them for another run.
+--
+-- Plans: planning takes longer than the call, so plans are kept. A plan made for a nearly empty table must not read a
+-- full one, so the index is the only way to a record: OFFSET 0 keeps a subquery from being merged into its query, and no
+-- plan can merge or hash by ANY (ARRAY[wanted.id]). The purge is left to the planner, because what it finds depends on
+-- the content of the table.
 
--- A time "by" microseconds later, at most the last one that there is; NULL when "by" is.
+-- A time "by" microseconds later, at most the largest one. NULL if "by" is NULL.
 CREATE FUNCTION "idem".idem_later_v1(at BIGINT, by BIGINT) RETURNS BIGINT
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
@@ -35,16 +36,16 @@ LANGUAGE sql VOLATILE
 RETURN (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::BIGINT
     OPERATOR(pg_catalog.+) skew;
 
--- Where rows are spread over partitions, no index can tell that two of them have the same id. There, this keeps others
--- from making a record with one of these ids until the transaction ends; where there is one table, its index does.
+-- Keeps other transactions from making records with these ids until this one ends. Needed only with partitions, where
+-- no index spans them. In a single table its primary key does that, and this does nothing.
 CREATE FUNCTION "idem".idem_exclude_v1(locks BIGINT[]) RETURNS VOID
 LANGUAGE sql VOLATILE
 RETURN NULL::pg_catalog.void;
 
--- Makes the records that are not there yet, and reads those that are.
+-- Makes the records that do not exist, and reads those that do.
 --
--- seen: 1 made, 2 there, 3 not there, because a transaction runs the operation, 4 not there when it was looked for, and
--- made by somebody else since: ask again.
+-- seen: 1 made; 2 exists; 3 does not exist, because a transaction runs the operation; 4 another session made it during
+-- this statement: ask again.
 CREATE FUNCTION "idem".idem_acquire_v1(
     skew BIGINT, ids BYTEA[], locks BIGINT[], namespaces BYTEA[], principals BYTEA[], operations BYTEA[],
     formats BIGINT[], fingerprint_algorithms BIGINT[], fingerprints BYTEA[], owners BYTEA[], takeovers BIGINT[],
@@ -65,8 +66,7 @@ AS $$
 DECLARE
     at BIGINT;
 BEGIN
-    -- Before anything else: whoever spreads the records over partitions has then done so, and the next statement excludes
-    -- as it is done there.
+    -- First, so that a migration to partitions that is under way ends before idem_exclude_v1 is called.
     LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
     PERFORM "idem".idem_exclude_v1(locks);
     at := "idem".idem_now_v1(skew);
@@ -77,8 +77,8 @@ BEGIN
             known.owner AS known_owner, known.attempt, known.state, known.acquisition, known.takeover AS known_takeover,
             known.lease_until, known.not_before, known.checkpoint_name, known.checkpoint_data, known.status,
             known.headers, known.body, known.created_at, known.updated_at, known.expires_at,
-            -- It may have become free since this statement took its snapshot, by a transaction that made the record. Then
-            -- the insert meets that record and does nothing.
+            -- A transaction that made the record may have released the lock after this statement took its snapshot.
+            -- Then the insert meets that record and does nothing.
             CASE WHEN known.id IS NULL THEN pg_try_advisory_xact_lock_shared(item.lock) END AS is_free
         FROM (
             SELECT * FROM unnest(
@@ -126,8 +126,8 @@ BEGIN
 END
 $$;
 
--- Reads records. Where a lock is given, it also says whether a transaction runs the operation (seen 3) or not (seen 2
--- when there is a record, else 4).
+-- Reads records. If a lock is given, seen is 3 while a transaction runs the operation. Without such a transaction it is 2
+-- if there is a record, else 4.
 CREATE FUNCTION "idem".idem_lookup_v1(skew BIGINT, ids BYTEA[], locks BIGINT[]) RETURNS TABLE (
     item BIGINT, seen INTEGER, now BIGINT, version BIGINT,
     format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT, state SMALLINT,
@@ -145,10 +145,10 @@ DECLARE
     free BOOLEAN[];
     at BIGINT;
 BEGIN
-    -- Before the rows are read, in a statement of its own: whoever ran the operation until now has then committed, and
-    -- the next statement sees what it made.
+    -- A separate statement before the rows are read: if the lock is free, a transaction that ran the operation has
+    -- committed, and the next statement sees its record.
     --
-    -- The lock is released at once. A transaction that begins waits for it.
+    -- The lock is released at once, because a beginning transaction waits for it.
     SELECT array_agg(
         CASE
             WHEN lock IS NULL THEN TRUE
@@ -179,7 +179,7 @@ BEGIN
 END
 $$;
 
--- Locks rows in the order of their ids, for a statement that calls several of the functions below.
+-- Locks rows in the order of their ids, for a statement that calls several functions.
 CREATE FUNCTION "idem".idem_lock_v1(ids BYTEA[]) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -191,7 +191,7 @@ BEGIN
 END
 $$;
 
--- Extends leases; answers the items that it applied to.
+-- Extends leases. Returns the items that it applied to.
 CREATE FUNCTION "idem".idem_renew_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], leases BIGINT[], retentions BIGINT[]
 ) RETURNS TABLE (item BIGINT)
@@ -223,8 +223,8 @@ BEGIN
 END
 $$;
 
--- Records recovery points; answers the items that it applied to. The first four bytes of the data are the sequence: one that does
--- not follow the stored one is not applied, unless it is the same.
+-- Stores checkpoints. Returns the items that it applied to. The first four bytes of the data are the sequence. A
+-- checkpoint applies if its sequence is larger than the stored one, or if both are the same checkpoint.
 CREATE FUNCTION "idem".idem_checkpoint_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], names BYTEA[], datas BYTEA[]
 ) RETURNS TABLE (item BIGINT)
@@ -256,8 +256,8 @@ BEGIN
 END
 $$;
 
--- Ends runs; answers the items that it applied to. "waits" says when a retryable failure may run again, and is NULL for
--- every other end.
+-- Settles runs. Returns the items that it applied to. "waits" says after how many microseconds a retryable failure may run
+-- again, and is NULL for every other end.
 CREATE FUNCTION "idem".idem_settle_v1(
     skew BIGINT, ids BYTEA[], owners BYTEA[], states BIGINT[], waits BIGINT[], statuses BIGINT[], headers BYTEA[],
     bodies BYTEA[], retentions BIGINT[]
@@ -277,7 +277,7 @@ BEGIN
         takeover = NULL,
         lease_until = NULL,
         not_before = "idem".idem_later_v1(at, wanted.wait),
-        -- What is to run again needs what it left behind.
+        -- The next attempt needs the checkpoint.
         checkpoint_name = CASE WHEN wanted.state = 5 THEN known.checkpoint_name END,
         checkpoint_data = CASE WHEN wanted.state = 5 THEN known.checkpoint_data END,
         status = wanted.status,
@@ -300,8 +300,8 @@ BEGIN
 END
 $$;
 
--- Removes the records of first runs that give back; answers the items that it applied to. A record that an earlier run
--- left behind is not removed: the state machine decides on it.
+-- Removes the records of first runs that are released. Returns the items that it applied to. A record of a later attempt
+-- is not removed: the state machine decides on it.
 CREATE FUNCTION "idem".idem_release_v1(skew BIGINT, ids BYTEA[], owners BYTEA[]) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -326,8 +326,8 @@ BEGIN
 END
 $$;
 
--- Puts a decision of the state machine in the place of the row that it was made on, if that is still the same row.
--- Answers 1: done; 2: another row by now; 3: a transaction runs the operation (looked at where a lock is given).
+-- Replaces a row by the decision of the state machine, if the row has not changed since the decision. Returns 1: done;
+-- 2: the row has changed; 3: a transaction runs the operation (only if a lock is given).
 CREATE FUNCTION "idem".idem_replace_v1(
     id BYTEA, lock BIGINT, version BIGINT, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA,
     owner BYTEA, attempt BIGINT, state SMALLINT, acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT,
@@ -369,12 +369,12 @@ BEGIN
     WHERE known.id = idem_replace_v1.id AND known.xmin::TEXT::BIGINT = version;
     RETURN CASE WHEN FOUND THEN 1 ELSE 2 END;
 EXCEPTION WHEN serialization_failure THEN
-    -- It has moved to another partition meanwhile.
+    -- The row has moved to another partition.
     RETURN 2;
 END
 $$;
 
--- Removes the row that the state machine decided on, if that is still the same row: 1 done, 2 another row by now.
+-- Removes a row, if it has not changed since the state machine decided so. Returns 1: done; 2: the row has changed.
 CREATE FUNCTION "idem".idem_remove_v1(id BYTEA, version BIGINT) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -385,14 +385,13 @@ BEGIN
     WHERE known.id = idem_remove_v1.id AND known.xmin::TEXT::BIGINT = idem_remove_v1.version;
     RETURN CASE WHEN FOUND THEN 1 ELSE 2 END;
 EXCEPTION WHEN serialization_failure THEN
-    -- It has moved to another partition meanwhile.
+    -- The row has moved to another partition.
     RETURN 2;
 END
 $$;
 
--- Drops the prepared statements that sqlx left in a session which a transaction-pooling proxy has given to somebody else
--- by now. sqlx names statements by a number that counts anew on every connection to the proxy, so those of two clients
--- are called the same.
+-- Drops the prepared statements that sqlx has left in a session behind a transaction-pooling proxy. sqlx numbers its
+-- statements from 1 on each connection to the proxy, so the names of two clients collide in a shared session.
 CREATE FUNCTION "idem".idem_unprepare_v1() RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -406,16 +405,16 @@ BEGIN
 END
 $$;
 
--- Makes or replaces a record as settled, in the transaction in which its operation ran, which has held the lock since.
--- Fails with the state IDM01 when the record is not the one that the transaction began with (version NULL: none). Waits for
--- others at most "patience" milliseconds, whatever lock_timeout the handler has set, and leaves that as it is.
+-- Makes or replaces a record as settled, in the transaction in which its operation ran and which holds the lock. Waits at
+-- most "patience" milliseconds for a lock, and keeps the lock_timeout that the handler has set.
 --
--- "was_over": the row had expired when the transaction began. A purge may have removed it since, or a dropped partition. Then
--- a new row is made: while the lock is held, no other session makes one.
+-- Raises IDM01 if the record is not the one that the transaction began with (version NULL: none).
 --
--- "mark" is given where the handler's writes are discarded: the value of the setting idem.mark before the store's savepoint.
--- Fails with the state IDM02 if the setting has another value: ROLLBACK TO then went to a savepoint of the handler's that has
--- the same name.
+-- "was_over": the row had expired when the transaction began. If a purge or a dropped partition has removed it since, a new
+-- row is made. While the lock is held, no other session makes one.
+--
+-- "mark" is given if the handler's writes are discarded: the value of the setting idem.mark before the store's savepoint.
+-- Raises IDM02 if the setting has another value. Then ROLLBACK TO went to a savepoint of the handler that has the same name.
 CREATE FUNCTION "idem".idem_put_v1(
     patience BIGINT, skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, namespace BYTEA, principal BYTEA,
     operation BYTEA, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT,
@@ -433,11 +432,11 @@ DECLARE
     expires_at CONSTANT BIGINT := "idem".idem_later_v1(coalesce(not_before, at), retention);
 BEGIN
     IF mark IS NOT NULL AND pg_catalog.current_setting('idem.mark', TRUE) IS DISTINCT FROM mark::pg_catalog.text THEN
-        RAISE 'the handler has made a savepoint with the name of the store''s' USING ERRCODE = 'IDM02';
+        RAISE 'the handler has made a savepoint with the name of the store''s savepoint' USING ERRCODE = 'IDM02';
     END IF;
     PERFORM pg_catalog.set_config('lock_timeout', patience::TEXT, TRUE);
     LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
-    -- A statement that makes this record for somebody else, and has looked before this one commits, must not go on then.
+    -- Another session that has looked for this record must not make it after this transaction has committed.
     PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
     IF version IS NOT NULL THEN
         UPDATE "idem".idem_records AS known SET
@@ -465,7 +464,7 @@ BEGIN
             RETURN;
         END IF;
         IF NOT was_over OR EXISTS (SELECT FROM "idem".idem_records AS known WHERE known.id = idem_put_v1.id) THEN
-            RAISE 'the record belongs to somebody else by now' USING ERRCODE = 'IDM01';
+            RAISE 'another run has changed the record' USING ERRCODE = 'IDM01';
         END IF;
     END IF;
     INSERT INTO "idem".idem_records (
@@ -479,14 +478,14 @@ BEGIN
     )
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
-        RAISE 'the record belongs to somebody else by now' USING ERRCODE = 'IDM01';
+        RAISE 'another run has changed the record' USING ERRCODE = 'IDM01';
     END IF;
 END
 $$;
 
--- Whether this owner runs the operation now; for the business writes of an operation that runs outside of a transaction
--- of the store. The record stays as it is until the transaction ends that asks this, so that nobody can take the
--- operation over between the question and the write; nor can a transaction begin to.
+-- Whether this owner runs the operation now: for the business writes of an operation that runs outside of the store's
+-- transactions. Locks the record until the caller's transaction ends, so that no other run can begin between this check
+-- and the caller's write.
 CREATE FUNCTION "idem".idem_owns_v1(skew BIGINT, lock BIGINT, record BYTEA, token BYTEA) RETURNS BOOLEAN
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -504,10 +503,11 @@ BEGIN
 END
 $$;
 
--- Removes at most "most" records whose time is over, and says how many. Rows that somebody else works on are left to
--- them. When there is nothing more to remove, it notes the later end of settled rows that live longer than was thought
--- when they were made, so that they are not looked at again and again; a minute is not worth a write. A row that may run
--- again is left as it is: a transaction that runs it would find it changed.
+-- Removes at most "most" expired records and returns their number. Skips rows that are locked.
+--
+-- A settled row may expire later than its purge_after says. When there is nothing more to remove, this corrects the
+-- purge_after of such rows, so that the next purges skip them. A difference of up to a minute is not worth a write. A row
+-- that may run again is not touched: a transaction that runs it would find it changed.
 CREATE FUNCTION "idem".idem_purge_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -544,11 +544,77 @@ BEGIN
             END IF;
             RETURN removed;
         EXCEPTION WHEN serialization_failure THEN
-            -- A key that is over is used again, and its row has moved to another partition since the statement began.
+            -- An expired key was used again, and its row has moved to another partition.
             IF round = rounds THEN
                 RAISE;
             END IF;
         END;
     END LOOP;
+END
+$$;
+
+-- Public: settles a run in the transaction of its handler, for handlers whose driver is not sqlx 0.9. The README of
+-- idem-postgres documents it.
+--
+-- kind: 'completed' (repeats get the answer) or 'failed' (the same, marked as a failure). A failure that may run again is
+-- not settled here: roll back, and return an error from the handler.
+-- header_names, header_values: the header fields of the answer, two arrays of the same length.
+-- body: NULL if it is not kept.
+-- retention_seconds: how long the answer is kept, from 1.
+--
+-- Raises IDM03 if the run does not own its record any more. A repetition with the same arguments changes nothing.
+CREATE FUNCTION "idem".idem_settle_run_v1(
+    record BYTEA, owner BYTEA, kind TEXT, status INTEGER, header_names TEXT[], header_values TEXT[], body BYTEA,
+    retention_seconds BIGINT
+) RETURNS VOID
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    longest CONSTANT BIGINT := 9223372036854;
+    wanted CONSTANT SMALLINT := CASE kind WHEN 'completed' THEN 2 WHEN 'failed' THEN 3 END;
+    names CONSTANT TEXT[] := coalesce(header_names, '{}');
+    contents CONSTANT TEXT[] := coalesce(header_values, '{}');
+    fields BYTEA;
+BEGIN
+    IF wanted IS NULL THEN
+        RAISE 'kind must be ''completed'' or ''failed'', not %', coalesce(quote_literal(kind), 'NULL')
+        USING ERRCODE = 'invalid_parameter_value';
+    ELSIF coalesce(octet_length(record) <> 32, TRUE) OR coalesce(octet_length(owner) <> 16, TRUE) THEN
+        RAISE 'record must have 32 bytes and owner 16: pass the id and the owner of the run''s lease'
+        USING ERRCODE = 'invalid_parameter_value';
+    ELSIF coalesce(status NOT BETWEEN 0 AND 65535, TRUE) THEN
+        RAISE 'status must be a number from 0 to 65535, not %', coalesce(status::TEXT, 'NULL')
+        USING ERRCODE = 'invalid_parameter_value';
+    ELSIF cardinality(names) <> cardinality(contents)
+        OR array_position(names, NULL) IS NOT NULL OR array_position(contents, NULL) IS NOT NULL
+    THEN
+        RAISE 'header_names and header_values must have the same length, and no NULL'
+        USING ERRCODE = 'invalid_parameter_value';
+    ELSIF coalesce(retention_seconds NOT BETWEEN 1 AND longest, TRUE) THEN
+        RAISE 'retention_seconds must be a number from 1 to %, not %', longest, coalesce(retention_seconds::TEXT, 'NULL')
+        USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT coalesce(string_agg(int4send(octet_length(part)) || part, '' ORDER BY number, place), '') INTO fields
+    FROM (
+        SELECT number, place, convert_to(given.part, 'UTF8') AS part
+        FROM unnest(names, contents) WITH ORDINALITY AS field (name, content, number)
+        CROSS JOIN LATERAL (VALUES (1, field.name), (2, field.content)) AS given (place, part)
+    ) AS encoded;
+    PERFORM FROM "idem".idem_settle_v1(
+        0, ARRAY[record], ARRAY[owner], ARRAY[wanted::BIGINT], ARRAY[NULL::BIGINT], ARRAY[status::BIGINT], ARRAY[fields],
+        ARRAY[body], ARRAY[retention_seconds * 1000000]
+    );
+    IF NOT FOUND THEN
+        PERFORM FROM "idem".idem_records AS known
+        WHERE known.id = record AND known.owner = idem_settle_run_v1.owner AND known.state = wanted
+            AND known.status = idem_settle_run_v1.status AND known.headers = fields
+            AND known.body IS NOT DISTINCT FROM idem_settle_run_v1.body;
+        IF NOT FOUND THEN
+            RAISE 'the run does not own its record any more, so its transaction must not commit'
+            USING ERRCODE = 'IDM03', HINT = 'Roll back. Another run has the operation, or has ended it.';
+        END IF;
+    END IF;
 END
 $$;

@@ -1,16 +1,16 @@
--- Optional: spreads records over partitions by the time at which they came to be. What is over is then dropped a
--- partition at a time, which costs nothing however many records there are; removing rows one by one has to keep up with
--- the rate at which they are made.
+-- Optional: spreads records over partitions by the time at which they were made. Expired records are then dropped one
+-- partition at a time, which costs the same for any number of records. A purge of single rows has to keep up with the rate
+-- at which they are made.
 --
--- It copies the records that are there, and nobody else can use the table meanwhile.
+-- It copies the existing records, and locks the table until that is done.
 --
--- No index spans partitions, so none can tell that two rows in two of them have the same id. Whoever makes a record
--- takes a lock on its id first, and then sees every record that was made before; without it, two acquires of a new key
--- around the boundary between two partitions could both succeed.
+-- No index spans partitions, so two partitions could hold rows with the same id: two acquires of a new key around the
+-- boundary of two partitions could both succeed. So a statement that makes a record locks its id first, and then sees
+-- every record that was made before.
 LOCK TABLE "idem".idem_records IN ACCESS EXCLUSIVE MODE;
 
--- One row: how much time a partition covers, in microseconds. The replica that makes or drops partitions holds its lock:
--- unlike an advisory lock, only a role with a privilege on the table can take it.
+-- One row: how much time a partition covers, in microseconds. The replica that makes or drops partitions locks the row.
+-- Only a role with a privilege on the table can do that, while every role can take an advisory lock.
 CREATE TABLE "idem".idem_partitioning (
     one BOOLEAN NOT NULL PRIMARY KEY DEFAULT TRUE CHECK (one),
     period BIGINT NOT NULL CHECK (period >= 1000000)
@@ -18,15 +18,15 @@ CREATE TABLE "idem".idem_partitioning (
 INSERT INTO "idem".idem_partitioning (period) VALUES (86400000000);
 
 CREATE TABLE "idem".idem_partitions (
-    -- Records that came to be from here on, and before there, are in it.
+    -- It holds the records that were made from start_at on, and before end_at.
     start_at BIGINT NOT NULL PRIMARY KEY,
     end_at BIGINT NOT NULL,
     name TEXT NOT NULL,
-    -- When it is looked at again whether all its records are over.
+    -- When to check next whether all its records have expired.
     look_again BIGINT NOT NULL
 );
 
--- The view is made anew for the new table, as it is.
+-- The view is made again for the new table, with the same definition.
 SELECT set_config('idem.readable', pg_get_viewdef('"idem".idem_records_readable'::REGCLASS), TRUE);
 DROP VIEW "idem".idem_records_readable;
 ALTER TABLE "idem".idem_records RENAME TO idem_records_before;
@@ -38,10 +38,10 @@ CREATE TABLE "idem".idem_records (
 ) PARTITION BY RANGE (created_at);
 CREATE INDEX idem_records_purge_after ON "idem".idem_records (purge_after);
 
--- For records that no other partition takes, because nobody made it in time.
+-- For records of a period whose partition was not made in time.
 CREATE TABLE "idem".idem_records_rest PARTITION OF "idem".idem_records DEFAULT WITH (fillfactor = 25);
 
--- The lock of an id while a record is made. It is not the lock that a running transaction holds on the same id.
+-- Locks ids while their records are made. A running transaction holds another lock on the same id.
 CREATE OR REPLACE FUNCTION "idem".idem_exclude_v1(locks BIGINT[]) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -55,12 +55,12 @@ BEGIN
 END
 $$;
 
--- The three steps of looking after partitions, each in a transaction of its own: taking the locks of two of them
--- together, in another order than a statement that reads all partitions, could lock both out.
+-- The upkeep of partitions has three steps, each in a separate transaction. One transaction that took the locks of two
+-- steps could deadlock with a statement that reads all partitions.
 
--- Makes the partitions of this period and the next two, and removes at most "most" records that are over from where they
--- have no partition of their own; says how many. Attaching one locks only those out who need idem_records_rest, for a
--- moment. Periods in which nobody made partitions get none: idem_records_rest has their records.
+-- Makes the partitions of this period and the next two. Removes at most "most" expired records from idem_records_rest, and
+-- returns their number. To attach a partition, it locks idem_records_rest for a moment. Past periods without a partition
+-- get none: idem_records_rest has their records.
 CREATE FUNCTION "idem".idem_make_partitions_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -74,7 +74,7 @@ DECLARE
 BEGIN
     SELECT period INTO length FROM "idem".idem_partitioning FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        -- Another replica is at it.
+        -- Another replica does it.
         RETURN 0;
     END IF;
     SELECT greatest(max(end_at), at - at % length) INTO next_start FROM "idem".idem_partitions;
@@ -91,7 +91,7 @@ BEGIN
             INSERT INTO "idem".idem_partitions (start_at, end_at, name, look_again)
             VALUES (next_start, next_start + length, 'idem_records_' || next_start, next_start + length);
         EXCEPTION WHEN check_violation THEN
-            -- It comes too late: idem_records_rest has records of this period, and keeps the rest of them.
+            -- Too late: idem_records_rest has records of this period, and takes the following ones too.
             INSERT INTO "idem".idem_partitions (start_at, end_at, name, look_again)
             VALUES (next_start, next_start + length, 'idem_records_rest', 9223372036854775807);
         END;
@@ -106,17 +106,17 @@ BEGIN
         GET DIAGNOSTICS removed = ROW_COUNT;
         RETURN removed;
     EXCEPTION WHEN serialization_failure THEN
-        -- A key that is over is used again, and its row has moved to another partition meanwhile. The next round goes on.
+        -- An expired key was used again, and its row has moved to another partition. The next round continues.
         RETURN 0;
     END;
 END
 $$;
 
--- The oldest partition in which every record has been over for a while; NULL when there is none. It reads a partition
--- whole, at the end of its period and at the end of the last record that was found living.
+-- The oldest partition in which every record expired at least a grace period ago. NULL if there is none. Reads a whole
+-- partition: at the end of its period, and when the last record that it found has expired.
 --
--- That while is a minute, or the period if that is shorter: far longer than a statement may take. One that was decided
--- when a record was about to be over, and extends it, has then ended.
+-- The grace period is a minute, or the partition's period if that is shorter. It is far longer than a statement may take:
+-- a statement that extends a record just before its expiry has ended by then.
 CREATE FUNCTION "idem".idem_past_partition_v1(skew BIGINT) RETURNS TEXT
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -142,11 +142,11 @@ BEGIN
 END
 $$;
 
--- Drops a partition in which every record was over a moment ago; answers whether it did.
+-- Drops a partition that idem_past_partition_v1 has named. Returns whether it is dropped.
 --
--- A record that is over stays so, wherever it is: acquiring its key again moves it to the newest partition. The one
--- exception is a transaction that ran longer than records are kept, and has committed into the partition of the time when
--- it began: that is looked for once nobody can do it any more.
+-- An expired record never becomes live in its place: to acquire its key again moves it to the newest partition. There is
+-- one exception: a transaction that ran longer than records are kept commits into the partition of the time when it
+-- began. So the check for live records is repeated under the lock.
 CREATE FUNCTION "idem".idem_drop_partition_v1(skew BIGINT, past TEXT) RETURNS BOOLEAN
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -176,7 +176,7 @@ BEGIN
 END
 $$;
 
--- The records that were there before: the first partition takes them, and those of the current period.
+-- The first partition takes the existing records, and those of the current period.
 DO $$
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(0);

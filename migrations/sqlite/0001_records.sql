@@ -1,4 +1,4 @@
--- What tells this database from every other one.
+-- Distinguishes this database from every other one.
 CREATE TABLE main.idem_identity (
     identity BLOB NOT NULL PRIMARY KEY CHECK (length(identity) = 16)
 ) STRICT;
@@ -8,7 +8,7 @@ INSERT INTO main.idem_identity (identity) VALUES (randomblob(16));
 CREATE TABLE main.idem_records (
     -- SHA-256 or HMAC-SHA-256 over (namespace, scope, key).
     id BLOB NOT NULL PRIMARY KEY CHECK (length(id) = 32),
-    -- Where the id came from, for operators to read; no decision looks at these. A single-tenant scope has no principal.
+    -- What the id was made from, for operators: no decision depends on these. A single-tenant scope has no principal.
     namespace TEXT NOT NULL,
     principal TEXT,
     operation TEXT NOT NULL,
@@ -16,15 +16,15 @@ CREATE TABLE main.idem_records (
     format INTEGER NOT NULL,
     fingerprint_algorithm INTEGER NOT NULL CHECK (fingerprint_algorithm BETWEEN 0 AND 65535),
     fingerprint BLOB NOT NULL CHECK (length(fingerprint) = 32),
-    -- Who may change the row while it is in progress, or settled it.
+    -- The random token of the run that may change the row, or that settled it.
     owner BLOB NOT NULL CHECK (length(owner) = 16),
     -- 1 for the first run, larger for every further one.
     attempt INTEGER NOT NULL CHECK (attempt BETWEEN 1 AND 4294967295),
-    -- 1 in progress, 2 completed, 3 failed for good, 4 failed with an unknown outcome, 5 failed and retryable.
+    -- 1 in progress, 2 completed, 3 failed permanently, 4 failed with an unknown outcome, 5 failed and retryable.
     state INTEGER NOT NULL CHECK (state BETWEEN 1 AND 5),
     -- In progress: 1 fresh, 2 takeover, 3 retry, 4 probe.
     acquisition INTEGER CHECK (acquisition BETWEEN 1 AND 4),
-    -- In progress: what a crash means. 1 rerun, 2 outcome unknown, 3 somebody has to find out.
+    -- In progress: what happens after a crash. 1 rerun, 2 outcome unknown, 3 a probe has to find out.
     takeover INTEGER CHECK (takeover BETWEEN 1 AND 3),
     lease_until INTEGER,
     -- Failed and retryable: when the next attempt may begin.
@@ -32,14 +32,14 @@ CREATE TABLE main.idem_records (
     checkpoint_name TEXT,
     -- The sequence of the checkpoint in 4 bytes, and its data.
     checkpoint_data BLOB,
-    -- The answer. Header fields are length-prefixed names and values; a settled row without a body is a tombstone,
-    -- whose body was too large to keep.
+    -- The answer. Header fields are length-prefixed names and values. A settled row without a body is a tombstone: its
+    -- body was too large to keep.
     status INTEGER CHECK (status BETWEEN 0 AND 65535),
     headers BLOB,
     body BLOB,
     created_at INTEGER NOT NULL,
     updated_at INTEGER NOT NULL,
-    -- From here on the row counts as absent and may be purged.
+    -- From this time on the row counts as absent and may be purged.
     expires_at INTEGER NOT NULL,
     CHECK ((state = 1) = (lease_until IS NOT NULL)),
     CHECK ((state = 1) = (acquisition IS NOT NULL)),
@@ -52,5 +52,5 @@ CREATE TABLE main.idem_records (
     CHECK (lease_until IS NULL OR expires_at >= lease_until)
 ) STRICT;
 
--- What the purge looks for.
+-- For the purge.
 CREATE INDEX main.idem_records_expires_at ON idem_records (expires_at);

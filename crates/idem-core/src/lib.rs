@@ -30,6 +30,6 @@ pub use scope::Scope;
 pub use store::{
     Begin, Capabilities, Durability, DurableStore, FINISH_TIMEOUT, FastEntry, FastRead, FastStore, IdempotencyStore,
     LeaseRenewer, LiveRecord, Purge, SelfTestError, SettlementListener, StoreError, StoreErrorKind, StoreTransaction,
-    TimeOffset, TransactionalStore, Writes, self_test,
+    TimeOffset, TransactionSlots, TransactionalStore, Writes, self_test,
 };
 pub use timestamp::Timestamp;

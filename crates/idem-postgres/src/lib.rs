@@ -15,8 +15,7 @@ mod upkeep;
 
 pub use config::{Isolation, PostgresConfig};
 pub use connect::server::DurabilityReport;
-pub use connect::sessions::TransactionSlots;
-pub use idem_core::TimeOffset;
+pub use idem_core::{TimeOffset, TransactionSlots};
 pub use purger::{Purger, PurgerSettings};
 pub use schema::migrate::{Migration, migrations};
 pub use schema::partitions::partitioning;

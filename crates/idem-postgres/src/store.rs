@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
     LiveRecord, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
-    StoreError, Term, TransactionalStore, machine,
+    StoreError, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::{ConnectOptions, Connection, PgConnection};
 
@@ -18,7 +18,7 @@ use crate::config::PostgresConfig;
 use crate::connect::blockers;
 use crate::connect::options::handlers_options;
 use crate::connect::server::{self, DurabilityReport};
-use crate::connect::sessions::{Sessions, TransactionSlots};
+use crate::connect::sessions::Sessions;
 use crate::connect::settings::local_settings;
 use crate::error::{open_error, store_error};
 use crate::records::Records;
@@ -151,6 +151,47 @@ impl PostgresStore {
     #[must_use]
     pub fn guard(&self, lease: &Lease) -> Guard {
         Guard::new(&self.shared.records, lease)
+    }
+
+    /// The statement that settles a run in a transaction of any driver: `SELECT "idem".idem_settle_run_v1($1, …, $8)`.
+    ///
+    /// It is for handlers whose business writes do not use sqlx 0.9. The handler runs under a lease, and executes this
+    /// statement in the transaction of its writes. Writes and answer then commit together. `examples/drivers` has complete
+    /// programs for tokio-postgres and diesel-async.
+    ///
+    /// | | parameter | type | value |
+    /// |---|---|---|---|
+    /// | `$1` | record | `BYTEA` | [`lease.id.as_bytes()`](idem_core::RecordId::as_bytes), where `lease` is [`context.lease()`](idem_core::engine::Context::lease) |
+    /// | `$2` | owner | `BYTEA` | [`lease.owner.as_bytes()`](idem_core::OwnerToken::as_bytes) |
+    /// | `$3` | kind | `TEXT` | `completed`, or `failed` for a failure that must not run again |
+    /// | `$4` | status | `INTEGER` | the status of the answer; [`Idempotency::run`](idem_core::engine::Idempotency::run) stores values with 200 |
+    /// | `$5` | header names | `TEXT[]` | may be empty |
+    /// | `$6` | header values | `TEXT[]` | one for each name |
+    /// | `$7` | body | `BYTEA` | the answer, from `run` as JSON; `NULL` if it is not kept |
+    /// | `$8` | retention | `BIGINT` | how long repeats get the answer, in seconds, from 1 |
+    ///
+    /// The function is part of the schema. A later version adds functions with another suffix, and keeps this one.
+    ///
+    /// # Guarantees
+    /// - If the transaction commits, every repeat gets this answer. If it rolls back, the run is not settled.
+    /// - If another run owns the record, the statement fails with SQLSTATE `IDM03`. Its transaction can then only roll back.
+    /// - Until the transaction ends, no other run of the operation begins. Renewals and other requests for the record wait for
+    ///   `lock_timeout`. So make this the last statement before COMMIT.
+    /// - The engine settles the run again, and that changes nothing. If the handler has returned another answer or an error,
+    ///   such as after a lost answer to COMMIT, the caller gets the settled answer as a replay.
+    /// - Wrong arguments fail with SQLSTATE `22023` and advice.
+    ///
+    /// # Contract
+    /// Use AtLeastOnce: after a crash before COMMIT the operation runs again when its lease is over, and nothing is left of the
+    /// first run. Under AtMostOnce, repeats learn after such a crash that the outcome is unknown. The Transactional contract
+    /// settles in its own transaction, and does not go together with this statement.
+    ///
+    /// The driver's role needs the [privileges](crate#failures-and-operation) of the store. At REPEATABLE READ and SERIALIZABLE a
+    /// renewal during the transaction makes the statement fail with SQLSTATE `40001`: use READ COMMITTED, or a lease three times as
+    /// long as the transaction.
+    #[must_use]
+    pub fn settle_run_sql(&self) -> String {
+        format!("SELECT {}.idem_settle_run_v1($1, $2, $3, $4, $5, $6, $7, $8)", self.shared.records.schema.quoted())
     }
 
     /// Tests the store, and reports its durability and the schemas that are open to other roles.

@@ -7,16 +7,28 @@ use std::time::Duration;
 
 use idem_core::memory::{Clock, SystemClock};
 use idem_core::{StoreError, StoreErrorKind};
+use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+
+/// How long an operation waits for a transaction. Shorter than the engine's `store_timeout` (2 s), which would end the wait
+/// without saying why.
+const TRANSACTION_WAIT: Duration = Duration::from_secs(1);
 
 /// Where the database is and how it is used.
 #[derive(Debug, Clone)]
 pub struct SqliteConfig {
-    pub(crate) url: String,
+    source: Source,
     pub(crate) busy_timeout: Duration,
     pub(crate) max_transactions: NonZeroU32,
+    pub(crate) transaction_wait: Duration,
     pub(crate) synchronous: SqliteSynchronous,
     pub(crate) clock: Arc<dyn Clock>,
+}
+
+#[derive(Debug, Clone)]
+enum Source {
+    Url(String),
+    Pool(SqlitePool),
 }
 
 impl SqliteConfig {
@@ -24,10 +36,35 @@ impl SqliteConfig {
     /// created. A database in memory is refused, because its connections would not share it.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
+        Self::with(Source::Url(url.into()))
+    }
+
+    /// Uses the application's connection pool for handlers' transactions, with its `after_connect`, lifetimes and metrics.
+    ///
+    /// The store opens further connections to the same file, with the pool's options: one that writes records, and some that
+    /// read. So settlements and repeats never wait for a connection of the pool. The file is in write-ahead mode from then on.
+    ///
+    /// Unless it is set, [`max_transactions`](Self::max_transactions) is one less than the pool's `max_connections`, and at
+    /// most 16. Handlers' transactions commit with the pool's `synchronous`. If that is below `FULL`, the default, opening
+    /// fails, unless [`dangerous_synchronous_normal`](Self::dangerous_synchronous_normal) accepts `NORMAL`.
+    ///
+    /// A connection returns to the pool when its transaction has ended and nothing of the handler's is left on it. If a run is
+    /// dropped midway, the store closes its connection, and the pool opens another one.
+    #[must_use]
+    pub fn from_pool(pool: SqlitePool) -> Self {
+        let most = pool.options().get_max_connections();
+        let mut config = Self::with(Source::Pool(pool));
+        config.max_transactions =
+            NonZeroU32::new(most.saturating_sub(1)).map_or(NonZeroU32::MIN, |most| most.min(config.max_transactions));
+        config
+    }
+
+    fn with(source: Source) -> Self {
         Self {
-            url: url.into(),
+            source,
             busy_timeout: Duration::from_secs(5),
             max_transactions: NonZeroU32::new(16).unwrap_or(NonZeroU32::MIN),
+            transaction_wait: TRANSACTION_WAIT,
             synchronous: SqliteSynchronous::Full,
             clock: Arc::new(SystemClock),
         }
@@ -42,11 +79,20 @@ impl SqliteConfig {
     }
 
     /// How many handlers may have a transaction open at once. Default 16, because each needs a connection with a thread, and
-    /// only one can write. Up to 1,024 further handlers wait; beyond that, `begin` fails at once with
-    /// [`StoreErrorKind::Busy`]. A caller that is dropped leaves the queue.
+    /// only one can write. Up to 1,024 further handlers wait for [`transaction_wait`](Self::transaction_wait); beyond that,
+    /// `begin` fails at once with [`StoreErrorKind::Busy`]. A caller that is dropped leaves the queue.
     #[must_use]
     pub fn max_transactions(mut self, limit: NonZeroU32) -> Self {
         self.max_transactions = limit;
+        self
+    }
+
+    /// How long an operation waits for a transaction while handlers use all of them. After that the error is
+    /// [`StoreErrorKind::Busy`], and an HTTP client gets 503. Default 1 s. Keep it below the engine's `store_timeout` (2 s),
+    /// which would end the wait without saying why.
+    #[must_use]
+    pub fn transaction_wait(mut self, wait: Duration) -> Self {
+        self.transaction_wait = wait;
         self
     }
 
@@ -67,22 +113,51 @@ impl SqliteConfig {
         self
     }
 
-    pub(crate) fn connect_options(&self) -> Result<SqliteConnectOptions, StoreError> {
-        let misconfigured = |message: String| StoreError::new(StoreErrorKind::Misconfigured, message);
-        if self.url.contains(":memory:") || self.url.contains("mode=memory") {
-            return Err(misconfigured("a SQLite database in memory cannot hold records; name a file".to_owned()));
+    /// The application's pool, if there is one.
+    pub(crate) fn pool(&self) -> Option<&SqlitePool> {
+        match &self.source {
+            Source::Url(_) => None,
+            Source::Pool(pool) => Some(pool),
         }
-        let not_a_url = || misconfigured(format!("{:?} is not a SQLite URL; write sqlite://path/to/file.db", self.url));
-        if !self.url.starts_with("sqlite:") {
-            return Err(not_a_url());
-        }
-        let options = SqliteConnectOptions::from_str(&self.url).map_err(|error| not_a_url().with_source(error))?;
-        Ok(options
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(self.synchronous)
-            .busy_timeout(self.busy_timeout))
     }
+
+    /// The options of the store's own connections.
+    pub(crate) fn connect_options(&self) -> Result<SqliteConnectOptions, StoreError> {
+        let options = match &self.source {
+            Source::Url(url) => of_url(url)?.create_if_missing(true),
+            Source::Pool(pool) => {
+                let (most, limit) = (pool.options().get_max_connections(), self.max_transactions);
+                if limit.get() >= most {
+                    return Err(misconfigured(format!(
+                        "handlers may have {limit} transactions of a pool with {most} connections; leave at least one to \
+                         the rest of the application: lower max_transactions, or raise the pool's max_connections"
+                    )));
+                }
+                pool.connect_options().as_ref().clone()
+            }
+        };
+        Ok(options.journal_mode(SqliteJournalMode::Wal).synchronous(self.synchronous).busy_timeout(self.busy_timeout))
+    }
+}
+
+fn misconfigured(message: String) -> StoreError {
+    StoreError::new(StoreErrorKind::Misconfigured, message)
+}
+
+/// The error of a database in memory.
+pub(crate) fn in_memory() -> StoreError {
+    misconfigured("a SQLite database in memory cannot hold records; name a file".to_owned())
+}
+
+fn of_url(url: &str) -> Result<SqliteConnectOptions, StoreError> {
+    if url.contains(":memory:") || url.contains("mode=memory") {
+        return Err(in_memory());
+    }
+    let not_a_url = || misconfigured(format!("{url:?} is not a SQLite URL; write sqlite://path/to/file.db"));
+    if !url.starts_with("sqlite:") {
+        return Err(not_a_url());
+    }
+    SqliteConnectOptions::from_str(url).map_err(|error| not_a_url().with_source(error))
 }
 
 #[cfg(test)]
@@ -96,5 +171,19 @@ mod tests {
             let error = SqliteConfig::new(url).connect_options().unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_pool_that_handlers_would_use_up_is_refused() {
+        let file = SqliteConnectOptions::new().filename("records.db");
+        let refused = |most, options: &SqliteConnectOptions| {
+            let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(most).connect_lazy_with(options.clone());
+            SqliteConfig::from_pool(pool).connect_options().unwrap_err().to_string()
+        };
+        assert!(refused(1, &file).contains("leave at least one"));
+        let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(5).connect_lazy_with(file);
+        assert!(SqliteConfig::from_pool(pool.clone()).connect_options().is_ok());
+        let all = SqliteConfig::from_pool(pool).max_transactions(NonZeroU32::new(5).unwrap());
+        assert_eq!(all.connect_options().unwrap_err().kind(), StoreErrorKind::Misconfigured);
     }
 }

@@ -2,6 +2,7 @@
 
 mod config;
 mod error;
+mod handler_connection;
 mod migrate;
 mod permits;
 mod queue;
@@ -12,6 +13,7 @@ mod transaction;
 mod writer;
 
 pub use config::SqliteConfig;
+pub use idem_core::TransactionSlots;
 pub use migrate::{Migration, migrations};
 pub use store::{SqliteHealth, SqliteStore};
 pub use transaction::SqliteTransaction;

@@ -9,14 +9,15 @@ use idem_core::memory::Clock;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, DurableStore, IdempotencyStore, Lease,
     LeaseRenewer, LiveRecord, Outcome, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement,
-    SettlementListener, StoreError, StoreErrorKind, Term, TransactionalStore, machine,
+    SettlementListener, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, Row, SqliteConnection, SqlitePool};
+use sqlx::{ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
 use tokio::time::Instant;
 
-use crate::config::SqliteConfig;
+use crate::config::{SqliteConfig, in_memory};
 use crate::error::{is_busy, opening_error, store_error};
+use crate::handler_connection::HandlerPool;
 use crate::migrate::migrate;
 use crate::permits::TransactionPermits;
 use crate::reader::Readers;
@@ -40,7 +41,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug, Clone)]
 pub struct SqliteStore {
     upkeep: SqlitePool,
-    transactions: SqlitePool,
+    transactions: HandlerPool,
     permits: TransactionPermits,
     readers: Readers,
     writer: Writer,
@@ -48,10 +49,6 @@ pub struct SqliteStore {
     durability: Durability,
     identity: [u8; 16],
 }
-
-/// Counts what a handler left on its connection: temporary tables, views and triggers, and attached databases.
-const LEFT_BEHIND: &str = "SELECT (SELECT count(*) FROM sqlite_temp_master) \
-    + (SELECT count(*) FROM pragma_database_list WHERE seq > 1)";
 
 /// Opens the first connection. While several processes switch a new file to write-ahead mode, SQLite answers that it is busy
 /// without waiting, so this tries again.
@@ -64,6 +61,61 @@ async fn connect(options: &SqliteConnectOptions, patience: Duration) -> Result<S
         }
     }
 }
+
+/// Asks a new connection with the options of the application's pool. One that the pool has already does not change the mode of
+/// the file.
+async fn ask_as_the_pool(pool: &SqlitePool, question: &'static str) -> Result<Option<String>, StoreError> {
+    let mut connection = match pool.connect_options().connect().await {
+        // The mode cannot be changed while other connections are open.
+        Err(error) if is_busy(&error) => return Err(wrong_journal("busy").with_source(error)),
+        answer => answer.map_err(|error| opening_error("open the database of the application's pool", error))?,
+    };
+    let answer = sqlx::query(question).fetch_one(&mut connection).await.and_then(|row| row.try_get(0));
+    let answer = answer.map_err(|error| opening_error("examine the application's pool", error))?;
+    let closed = connection.close().await;
+    closed.map_err(|error| opening_error("examine the application's pool", error))?;
+    Ok(answer)
+}
+
+fn wrong_journal(mode: &str) -> StoreError {
+    let message = format!(
+        "the application's pool sets the journal_mode ({mode}), and readers would wait for handlers; remove that setting, or \
+         choose WAL"
+    );
+    StoreError::new(StoreErrorKind::Misconfigured, message)
+}
+
+/// Refuses a pool of the application whose database is in memory.
+async fn expect_file(pool: &SqlitePool) -> Result<(), StoreError> {
+    let file = ask_as_the_pool(pool, "SELECT file FROM pragma_database_list WHERE name = 'main'").await?;
+    if file.is_none_or(|file| file.is_empty()) { Err(in_memory()) } else { Ok(()) }
+}
+
+/// Refuses a pool of the application whose connections would keep less than the store promises. The file is in write-ahead
+/// mode.
+async fn expect_suitable(pool: &SqlitePool, config: &SqliteConfig) -> Result<(), StoreError> {
+    let journal = ask_as_the_pool(pool, "SELECT journal_mode FROM pragma_journal_mode").await?;
+    if journal.as_deref() != Some("wal") {
+        return Err(wrong_journal(journal.as_deref().unwrap_or_default()));
+    }
+    let failed = |error| opening_error("use the application's pool", error);
+    let query = sqlx::query("SELECT synchronous FROM pragma_synchronous");
+    let synchronous: i64 = query.fetch_one(pool).await.and_then(|row| row.try_get(0)).map_err(failed)?;
+    let least = if config.synchronous == SqliteSynchronous::Full { FULL } else { NORMAL };
+    if synchronous < least {
+        let message = format!(
+            "the application's pool sets synchronous {synchronous}, so that a loss of power could lose handlers' last commits, \
+             or damage the file if it is 0 (OFF); set it to 2 (FULL), the default, or accept 1 (NORMAL) by \
+             dangerous_synchronous_normal()"
+        );
+        return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
+    }
+    Ok(())
+}
+
+/// Values of `PRAGMA synchronous`.
+const NORMAL: i64 = 1;
+const FULL: i64 = 2;
 
 /// The health of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +136,9 @@ impl SqliteStore {
     /// [`StoreError`] when the file cannot be opened or holds a schema of a newer version.
     pub async fn open(config: SqliteConfig) -> Result<Self, StoreError> {
         let options = config.connect_options()?;
+        if let Some(pool) = config.pool() {
+            expect_file(pool).await?;
+        }
         let failed = |error| opening_error("open the database", error);
         let mut connection = connect(&options, config.busy_timeout).await?;
         migrate(&mut connection).await?;
@@ -95,32 +150,26 @@ impl SqliteStore {
         connection.close().await.map_err(failed)?;
         // A file does not disconnect as a server does: testing before every use would only take time.
         let upkeep = SqlitePoolOptions::new().max_connections(UPKEEP).max_lifetime(LIFETIME).test_before_acquire(false);
-        // SQLite or the handler may have ended a transaction already. A connection that could not end it would open only a
-        // savepoint for its next borrower, and commit nothing.
-        let transactions = SqlitePoolOptions::new()
-            .max_connections(config.max_transactions.get())
-            .max_lifetime(LIFETIME)
-            .test_before_acquire(false)
-            .after_release(|connection, _| {
-                Box::pin(async move {
-                    // The answer comes after a rollback that may still be queued.
-                    connection.ping().await?;
-                    connection.lock_handle().await?.remove_commit_hook();
-                    // Ends a transaction that the handler began by plain SQL, which sqlx does not know. Mostly there is none.
-                    let _ = sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await;
-                    // Temporary objects would hide those of the database from the next handler's SQL.
-                    let left: i64 = sqlx::query(LEFT_BEHIND).fetch_one(&mut *connection).await?.try_get(0)?;
-                    Ok(left == 0 && !connection.is_in_transaction())
-                })
-            });
+        let transactions = match config.pool() {
+            Some(pool) => {
+                expect_suitable(pool, &config).await?;
+                pool.clone()
+            }
+            None => SqlitePoolOptions::new()
+                .max_connections(config.max_transactions.get())
+                .max_lifetime(LIFETIME)
+                .test_before_acquire(false)
+                .connect_lazy_with(options.clone()),
+        };
+        let (is_shared, wait) = (config.pool().is_some(), config.transaction_wait);
         let durability = match config.synchronous {
             SqliteSynchronous::Full | SqliteSynchronous::Extra => Durability::Power,
             SqliteSynchronous::Off | SqliteSynchronous::Normal => Durability::Crash,
         };
         Ok(Self {
             upkeep: upkeep.connect_lazy_with(options.clone()),
-            transactions: transactions.connect_lazy_with(options.clone()),
-            permits: TransactionPermits::new(config.max_transactions),
+            transactions: HandlerPool { pool: transactions, is_shared, wait },
+            permits: TransactionPermits::new(config.max_transactions, wait),
             readers: Readers::start(options.clone()),
             writer: Writer::start(options, Arc::clone(&config.clock)),
             clock: config.clock,
@@ -131,11 +180,18 @@ impl SqliteStore {
 
     /// The connection pool of handlers' transactions, to set up the application's own tables in the same database.
     ///
-    /// While as many handlers as [`max_transactions`](SqliteConfig::max_transactions) run, it has no connection left. Use a
-    /// separate pool for the application's reads, and let a handler use its transaction only.
+    /// Unless it is the application's, it has no connection left while as many handlers as
+    /// [`max_transactions`](SqliteConfig::max_transactions) run. Use a separate pool for the application's reads, and let a
+    /// handler use its transaction only.
     #[must_use]
     pub fn pool(&self) -> &SqlitePool {
-        &self.transactions
+        &self.transactions.pool
+    }
+
+    /// How many handlers' transactions are in use, for a gauge.
+    #[must_use]
+    pub fn transactions(&self) -> TransactionSlots {
+        self.permits.slots()
     }
 
     /// Proves on a record made for it that the store keeps its promises; see [`idem_core::self_test`].
@@ -270,8 +326,8 @@ impl TransactionalStore for SqliteStore {
             outcome => return Ok(Begin::Answered(outcome)),
         };
         // From here on, the record is held.
-        let (pool, writer, clock) = (self.transactions.clone(), self.writer.clone(), Arc::clone(&self.clock));
-        let transaction = SqliteTransaction::begin(pool, writer, clock, lease.clone(), waiting).await;
+        let (writer, clock) = (self.writer.clone(), Arc::clone(&self.clock));
+        let transaction = SqliteTransaction::begin(&self.transactions, writer, clock, lease.clone(), waiting).await;
         let transaction = transaction.map_err(StoreError::indeterminate)?;
         Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true })
     }

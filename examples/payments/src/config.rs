@@ -49,6 +49,10 @@ pub(crate) struct Config {
     /// does.
     #[arg(long, env = "PAYMENTS_OWN_POOL", value_parser = clap::builder::FalseyValueParser::new(), conflicts_with = "pooler")]
     pub(crate) own_pool: bool,
+    /// Settle each payment in the transaction that makes it, by the SQL interface of a store in Postgres, as a handler with
+    /// another driver does. It takes --contract at-least-once, and yet each payment is made once.
+    #[arg(long, env = "PAYMENTS_SETTLE_IN_HANDLER", value_parser = clap::builder::FalseyValueParser::new(), conflicts_with = "ledger")]
+    pub(crate) settle_in_handler: bool,
     /// The prefix of the keys in Redis.
     #[arg(long, env = "PAYMENTS_REDIS_KEY_PREFIX", default_value = "idem:")]
     pub(crate) redis_key_prefix: String,

@@ -56,7 +56,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     let settings = if config.dangerous_fail_open { settings.dangerous_fail_open() } else { settings };
     let engine = store.engine(&config, settings)?;
     store.self_test().await?;
-    let ledger = Ledger::open(&config).await?;
+    let ledger = Ledger::open(&config, store.settle_run_sql(&config)?).await?;
     allow_many_connections();
     // The signals are caught before the service reports that it is ready.
     let signals = Signals::catch()?;

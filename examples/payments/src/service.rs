@@ -128,20 +128,22 @@ impl Service {
         if let Some(answer) = simulation.before(&running).await {
             return Ok(answer);
         }
-        let payment = self.ledger.pay(run, tenant, payment).await?;
+        let payment = payment.made_now()?;
+        let mut document = serde_json::json!(payment);
+        if simulation.padding > 0 {
+            document["padding"] = "p".repeat(simulation.padding).into();
+        }
+        let answer = Answer::json(201, &document)
+            .header("location", format!("/v1/payments/{}", payment.id))
+            .header("etag", format!("\"{}\"", payment.id))
+            .header("x-attempt", run.attempt().to_string());
+        self.ledger.pay(run, tenant, &payment, &answer).await?;
         running.has_effect();
         if let Some(answer) = simulation.after(&running).await {
             return Ok(answer);
         }
         tracing::info!(payment = payment.id, attempt = run.attempt(), "money moved");
-        let location = format!("/v1/payments/{}", payment.id);
-        let mut document = serde_json::json!(payment);
-        if simulation.padding > 0 {
-            document["padding"] = "p".repeat(simulation.padding).into();
-        }
-        let answer = Answer::json(201, &document).header("location", location);
-        let answer = answer.header("etag", format!("\"{}\"", payment.id));
-        Ok(simulation.dress(answer.header("x-attempt", run.attempt().to_string()), &running))
+        Ok(simulation.dress(answer, &running))
     }
 
     pub(crate) fn make_quote(&self, asked: &Asked<'_>, is_protected: bool, body: &[u8]) -> Answered {

@@ -69,6 +69,8 @@ pub(crate) enum ContractRefused {
     TransactionalOnRedis,
     /// Memory has no transaction for the payments.
     TransactionalInMemory,
+    /// Only runs under leases of a store in Postgres can be settled by their handlers.
+    SettledInHandler,
     /// Redis can lose records, and the operator has not accepted that.
     AtMostOnceOnRedis,
 }
@@ -151,6 +153,16 @@ impl Store {
         })
     }
 
+    /// The statement by which handlers settle their payments, if the command line asks for that.
+    pub(crate) fn settle_run_sql(&self, config: &Config) -> Result<Option<String>, ContractRefused> {
+        match self {
+            _ if !config.settle_in_handler => Ok(None),
+            Self::Cached(durable, _) => durable.settle_run_sql(config),
+            Self::Postgres(store) if config.contract == ContractName::AtLeastOnce => Ok(Some(store.settle_run_sql())),
+            _ => Err(ContractRefused::SettledInHandler),
+        }
+    }
+
     pub(crate) async fn health(&self) -> Result<Health, StoreError> {
         let (store, version, counted, count) = match self {
             Self::Sqlite(store) => {
@@ -209,6 +221,10 @@ impl std::fmt::Display for ContractRefused {
             Self::TransactionalInMemory => {
                 "--contract transactional commits payment and record in one transaction, and memory has none: choose \
                  another --contract, or a --store in SQLite or Postgres"
+            }
+            Self::SettledInHandler => {
+                "--settle-in-handler takes a --store in Postgres and --contract at-least-once: a handler settles there in \
+                 the transaction of its payment"
             }
             Self::AtMostOnceOnRedis => {
                 "--contract at-most-once promises that no payment is made twice, and Redis can lose records that it has \

@@ -15,6 +15,8 @@ pub enum Store {
     Postgres,
     /// Postgres, with transactions from a connection pool of the application.
     OwnPool,
+    /// Postgres. Handlers settle their runs by SQL, in the transactions of their payments.
+    SettledByHandler,
     /// Postgres through PgBouncer.
     Pooled,
     /// Postgres with Redis as a cache.
@@ -383,10 +385,11 @@ impl Kind {
 
 impl Cell {
     /// The cells that are tested.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self { store: Store::Postgres, contract: Contract::Transactional },
         Self { store: Store::OwnPool, contract: Contract::Transactional },
         Self { store: Store::Postgres, contract: Contract::AtMostOnce },
+        Self { store: Store::SettledByHandler, contract: Contract::AtLeastOnce },
         Self { store: Store::Pooled, contract: Contract::AtLeastOnce },
         Self { store: Store::Hybrid, contract: Contract::Transactional },
         Self { store: Store::Hybrid, contract: Contract::AtMostOnce },
@@ -399,11 +402,18 @@ impl Cell {
         let store = match self.store {
             Store::Postgres => "postgres",
             Store::OwnPool => "own-pool",
+            Store::SettledByHandler => "settled-by-handler",
             Store::Pooled => "pooled",
             Store::Hybrid => "hybrid",
             Store::Redis => "redis",
         };
         format!("{store}/{}", self.contract.name())
+    }
+
+    /// Whether payments commit in Postgres together with their records.
+    #[must_use]
+    pub fn commits_both(self) -> bool {
+        self.contract == Contract::Transactional || self.store == Store::SettledByHandler
     }
 
     /// Whether records are in Postgres.

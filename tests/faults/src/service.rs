@@ -64,8 +64,11 @@ impl Service {
         if cell.store == Store::OwnPool {
             args.push("--own-pool".to_owned());
         }
+        if cell.store == Store::SettledByHandler {
+            args.push("--settle-in-handler".to_owned());
+        }
         let stores = match cell.store {
-            Store::Postgres | Store::OwnPool | Store::Pooled | Store::Hybrid => {
+            Store::Postgres | Store::OwnPool | Store::SettledByHandler | Store::Pooled | Store::Hybrid => {
                 [("--store", postgres), ("--cache", redis)]
             }
             Store::Redis => [("--store", redis), ("--cache", None)],
@@ -73,7 +76,7 @@ impl Service {
         for (flag, url) in stores {
             args.extend(url.into_iter().flat_map(|url| [flag.to_owned(), url]));
         }
-        if cell.contract != Contract::Transactional {
+        if !cell.commits_both() {
             let ledger = folder.join("ledger.db");
             args.extend(["--ledger".to_owned(), format!("sqlite://{}", ledger.display())]);
         }

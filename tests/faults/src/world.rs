@@ -241,7 +241,7 @@ impl Servers {
     /// The database with the ledger of the example.
     fn ledger(&self, cell: Cell) -> Ledger {
         match &self.postgres {
-            Some(postgres) if cell.contract == Contract::Transactional => Ledger::Postgres(postgres.url()),
+            Some(postgres) if cell.commits_both() => Ledger::Postgres(postgres.url()),
             _ => Ledger::Sqlite(format!("sqlite://{}", self.folder.path().join("ledger.db").display())),
         }
     }
@@ -289,10 +289,12 @@ const SETTLES_BEHIND: Behind = Behind { patience: Duration::from_secs(5), delay:
 pub(crate) fn promise(cell: Cell) -> Promise {
     let stale_lock = match (cell.store, cell.contract) {
         (Store::Hybrid, _) => LEASE + Duration::from_secs(1),
-        (Store::Postgres | Store::OwnPool | Store::Pooled | Store::Redis, _) => Duration::ZERO,
+        (Store::Postgres | Store::OwnPool | Store::SettledByHandler | Store::Pooled | Store::Redis, _) => {
+            Duration::ZERO
+        }
     };
     Promise {
-        at_most_one_effect: cell.contract != Contract::AtLeastOnce,
+        at_most_one_effect: cell.contract != Contract::AtLeastOnce || cell.commits_both(),
         may_be_unknown: cell.contract == Contract::AtMostOnce,
         stale_lock,
         settles_behind: (cell.contract == Contract::AtMostOnce).then_some(SETTLES_BEHIND),

@@ -9,7 +9,7 @@ use super::context::Context;
 use super::observer::{Durations, Event, EventKind, Subject};
 use super::shared::Shared;
 use crate::machine::{AcquireOutcome, Replay, ReplayKind};
-use crate::record::StoredBody;
+use crate::record::{Record, StoredBody};
 use crate::scope::Scope;
 use crate::store::StoreError;
 
@@ -155,19 +155,20 @@ pub(super) fn answered<T>(outcome: AcquireOutcome) -> Answer<T> {
     }
 }
 
-/// What the record says now; `None` when there is none for this request. If the run took longer than lease and
-/// retention, another request may have the key by now.
-pub(super) async fn recorded<T>(context: &Context) -> Result<Option<Answer<T>>, ExecuteError> {
+/// The record as it is now; `None` when there is none for this request. If the run took longer than lease and retention,
+/// another request may have the key by now.
+pub(super) async fn current_record(context: &Context) -> Result<Option<Record>, ExecuteError> {
     let shared = context.shared();
     let record = shared
         .bounded(context.subject(), shared.store().peek(context.id()))
         .await
         .map_err(ExecuteError::CommitUnclear)?;
-    let record = record.filter(|record| record.fingerprint == *context.fingerprint());
-    Ok(record.map(|record| match record.replay() {
-        Some(replay) => Answer::Replay(replay),
-        None => Answer::in_progress(Duration::ZERO),
-    }))
+    Ok(record.filter(|record| record.fingerprint == *context.fingerprint()))
+}
+
+/// The answer that a record gives.
+pub(super) fn recorded<T>(record: &Record) -> Answer<T> {
+    record.replay().map_or_else(|| Answer::in_progress(Duration::ZERO), Answer::Replay)
 }
 
 /// Turns an unclear commit into [`ExecuteError::NotAdmitted`]: nothing ran, so nothing is unclear.

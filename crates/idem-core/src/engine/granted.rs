@@ -12,14 +12,14 @@ use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::answer::{Answer, ExecuteError, ExecuteResult, Reply, not_admitted, recorded};
+use super::answer::{Answer, ExecuteError, ExecuteResult, Reply, current_record, not_admitted, recorded};
 use super::context::Context;
 use super::contract::{Conclusion, Contract, Disposition};
 use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
 use super::probe::{CrashedRun, ProbeOutcome};
-use super::settle::{Settled, SettlementPlan, release_behind};
+use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
 use super::shared::Shared;
 use crate::machine::{Lease, Settlement};
 use crate::record::Acquisition;
@@ -133,7 +133,7 @@ fn settle<T>(
         shared.waiters.wake(&lease.id);
         match settled {
             Settled::Ours => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
-            Settled::Lost => Box::pin(superseded(context, value)).await,
+            Settled::Lost => Box::pin(answer_of_record(context, lease, value)).await,
             Settled::Failed(error) => Err(ExecuteError::TransactionFailed(error)),
             Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
         }
@@ -180,8 +180,7 @@ async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held
     // If another owner has settled it, the record says how.
     shared.settle_leased(context, lease, &plan, held).await;
     shared.waiters.wake(&lease.id);
-    let later = Answer::in_progress(Duration::ZERO);
-    Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
+    answer_without_running(context).await
 }
 
 /// The answer to an operation that does not run, because its lease may be another owner's by now.
@@ -196,22 +195,35 @@ async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> ExecuteRe
         Refusal::Unconfirmed(error) => Err(ExecuteError::NotAdmitted(error)),
         Refusal::Lost => {
             context.observe(EventKind::LeaseLost);
-            let later = Answer::in_progress(Duration::ZERO);
-            Ok(recorded(context).await.map_err(not_admitted)?.unwrap_or(later))
+            answer_without_running(context).await
         }
     }
 }
 
-/// The answer of a run that another owner superseded: what the record says, so that all callers get the same answer.
-async fn superseded<T>(context: &Context, value: T) -> ExecuteResult<T> {
+/// What the record says to a request whose operation did not run.
+async fn answer_without_running<T>(context: &Context) -> ExecuteResult<T> {
+    let record = current_record(context).await.map_err(not_admitted)?;
+    Ok(record.as_ref().map_or_else(|| Answer::in_progress(Duration::ZERO), recorded))
+}
+
+/// The answer of a run whose settlement was not applied: what the record says, so that all callers get the same answer.
+///
+/// Another owner has superseded the run, or the handler has settled the record in a transaction with another answer than it
+/// returned.
+async fn answer_of_record<T>(context: &Context, lease: &Lease, value: T) -> ExecuteResult<T> {
     let shared = context.shared();
-    tracing::warn!(record = %context.id(), "an operation ended after it had lost its lease");
-    context.observe(EventKind::LeaseLost);
-    Ok(match recorded(context).await? {
-        Some(answer) => answer,
+    let record = current_record(context).await?;
+    if record.as_ref().is_some_and(|record| is_settled_by(record, lease)) {
+        tracing::debug!(record = %lease.id, "the record has the answer that the operation settled, and not the one that it returned");
+    } else {
+        tracing::warn!(record = %lease.id, "an operation ended after it had lost its lease");
+        context.observe(EventKind::LeaseLost);
+    }
+    Ok(match record {
+        Some(record) => recorded(&record),
         // The record is gone. A transaction was rolled back, but what ran under a lease has happened.
         None if shared.contract() == Contract::Transactional => Answer::in_progress(Duration::ZERO),
-        None => Answer::Ran { value, attempt: context.attempt(), protected: true },
+        None => Answer::Ran { value, attempt: lease.attempt, protected: true },
     })
 }
 

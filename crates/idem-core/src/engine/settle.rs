@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) enum Settled {
     /// The record is settled, or will be: the run's own answer holds.
     Ours,
-    /// Another owner has the record: its answer holds, and this run's does not.
+    /// The record has another answer, which holds: another owner's, or one that the handler has settled in its transaction.
     Lost,
     /// The handler's transaction cannot be committed, and there is no record.
     Failed(StoreError),
@@ -209,7 +209,7 @@ impl Drop for DelayedSettlement<'_> {
 }
 
 /// Whether this run's settlement was committed: the record then has this run's token and is not in progress.
-fn is_settled_by(record: &Record, lease: &Lease) -> bool {
+pub(super) fn is_settled_by(record: &Record, lease: &Lease) -> bool {
     let is_in_progress = matches!(record.state, State::InProgress { .. });
     record.owner == lease.owner && record.attempt == lease.attempt && !is_in_progress
 }

@@ -17,7 +17,7 @@ pub use error::{StoreError, StoreErrorKind};
 pub use fast::{FastEntry, FastRead, FastStore};
 pub use offset::TimeOffset;
 pub use self_test::{SelfTestError, self_test};
-pub use transactional::{Begin, FINISH_TIMEOUT, StoreTransaction, TransactionalStore, Writes};
+pub use transactional::{Begin, FINISH_TIMEOUT, StoreTransaction, TransactionSlots, TransactionalStore, Writes};
 
 use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Settlement, Term};
 use crate::record::{Checkpoint, Record};

@@ -24,6 +24,18 @@ pub trait TransactionalStore: DurableStore {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError>;
 }
 
+/// How many handlers' transactions are in use: a gauge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is made by stores of other crates")]
+pub struct TransactionSlots {
+    /// How many there may be: the store's `max_transactions`.
+    pub most: u32,
+    /// How many are open, or are being opened or closed.
+    pub in_use: u32,
+    /// How many operations wait for one.
+    pub waiting: u32,
+}
+
 /// The answer to [`TransactionalStore::begin`].
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "callers must handle every outcome")]

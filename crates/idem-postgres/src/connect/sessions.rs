@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use idem_core::{StoreError, StoreErrorKind};
+use idem_core::{StoreError, StoreErrorKind, TransactionSlots};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -71,18 +71,6 @@ pub(crate) struct Sessions {
     waiting: AtomicU32,
     /// The most recently used is last.
     idle: Mutex<VecDeque<IdleConnection>>,
-}
-
-/// How many handlers' transactions are in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TransactionSlots {
-    /// How many there may be: [`max_transactions`](crate::PostgresConfig::max_transactions).
-    pub most: u32,
-    /// How many are open, or are being opened or closed.
-    pub in_use: u32,
-    /// How many operations wait for one.
-    pub waiting: u32,
 }
 
 /// Counts one, until dropped.

@@ -441,9 +441,14 @@ async fn statements_that_the_application_has_prepared_stay() {
     let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
     let config = PostgresConfig::from_pool(pool.clone()).schema(&schema.name).through_transaction_pooler();
     let store = PostgresStore::open(config).await.unwrap();
-    for number in 0..4 {
-        let found: i64 = sqlx::query_scalar("SELECT $1::BIGINT").bind(number).fetch_one(&pool).await.unwrap();
-        assert_eq!(found, number);
+    for _ in 0..4 {
+        // On both connections, as the store takes either of them.
+        let mut both = [pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
+        for connection in &mut both {
+            let found = sqlx::query_scalar::<_, i64>("SELECT $1::BIGINT").bind(7_i64).fetch_one(&mut **connection);
+            assert_eq!(found.await.unwrap(), 7);
+        }
+        drop(both);
         let Begin::Acquired { transaction, .. } = store.begin(&transactional()).await.unwrap() else { panic!() };
         transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
     }

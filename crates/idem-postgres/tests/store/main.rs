@@ -16,6 +16,7 @@ mod races;
 mod roles;
 mod savepoints;
 mod schema;
+mod settle_run;
 mod support;
 mod sweep;
 mod transactions;

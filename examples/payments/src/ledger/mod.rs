@@ -13,6 +13,7 @@ use time::format_description::well_known::Rfc3339;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::answer::Answer;
 use crate::config::{Config, Database};
 use crate::problem::Problem;
 use postgres::PostgresLedger;
@@ -90,7 +91,8 @@ impl NewPayment {
         Quote { id: Uuid::new_v4().to_string(), fee: 25 + self.amount / 100, repeatable }
     }
 
-    fn made_now(self) -> Result<Payment, sqlx::Error> {
+    /// The payment, before it is written.
+    pub(crate) fn made_now(self) -> Result<Payment, sqlx::Error> {
         let Self { amount, currency, recipient } = self;
         let now = OffsetDateTime::now_utc().format(&Rfc3339);
         let created_at = now.map_err(|error| sqlx::Error::Encode(error.into()))?;
@@ -109,28 +111,40 @@ impl Ledger {
     /// Opens the database, and creates missing tables.
     ///
     /// It has separate connections even in the store's database, because many payments at once take all of the store's.
-    pub(crate) async fn open(config: &Config) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+    ///
+    /// `settle_run_sql` is the statement by which payments under a lease settle their runs.
+    pub(crate) async fn open(
+        config: &Config,
+        settle_run_sql: Option<String>,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Ok(match config.ledger()? {
             Database::Sqlite(url) => Self::Sqlite(SqliteLedger::open(url).await?),
-            Database::Postgres(url) => Self::Postgres(PostgresLedger::open(url, &config.schema, config.pooler).await?),
+            Database::Postgres(url) => Self::Postgres(PostgresLedger::open(url, config, settle_run_sql).await?),
         })
     }
 
     /// Moves money. If the run has a transaction, the payment is written in it and commits together with the stored answer,
-    /// or not at all. Under the contracts without one, the payment commits in a separate transaction.
-    pub(crate) async fn pay(&self, run: &Context, tenant: &str, payment: NewPayment) -> Result<Payment, Problem> {
-        let (payment, attempt) = (payment.made_now()?, run.attempt());
+    /// or not at all. Under the contracts without one, the payment commits in a separate transaction. If payments settle their
+    /// runs, `answer` commits there as well.
+    pub(crate) async fn pay(
+        &self,
+        run: &Context,
+        tenant: &str,
+        payment: &Payment,
+        answer: &Answer,
+    ) -> Result<(), Problem> {
+        let attempt = run.attempt();
         match self {
             Self::Sqlite(ledger) => match transaction_of::<SqliteTransaction>(run)? {
-                Some(mut transaction) => ledger.insert(&mut transaction, tenant, &payment, attempt).await?,
-                None => ledger.insert_alone(tenant, &payment, attempt).await?,
+                Some(mut transaction) => ledger.insert(&mut transaction, tenant, payment, attempt).await?,
+                None => ledger.insert_alone(tenant, payment, attempt).await?,
             },
             Self::Postgres(ledger) => match transaction_of::<PostgresTransaction>(run)? {
-                Some(mut transaction) => ledger.insert(&mut transaction, tenant, &payment, attempt).await?,
-                None => ledger.insert_alone(tenant, &payment, attempt).await?,
+                Some(mut transaction) => ledger.insert(&mut transaction, tenant, payment, attempt).await?,
+                None => ledger.insert_alone(run, tenant, payment, answer).await?,
             },
         }
-        Ok(payment)
+        Ok(())
     }
 
     /// The tenant's payments, oldest first.

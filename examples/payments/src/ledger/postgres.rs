@@ -6,12 +6,14 @@
 
 use std::time::Duration;
 
+use idem_core::engine::Context;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Row};
 
 use super::{MAX_CONNECTIONS, Payment, Totals};
-use crate::config::SchemaName;
+use crate::answer::{Answer, Body};
+use crate::config::{Config, SchemaName};
 
 /// Half of the advisory lock under which the tables are made; the other half is made of the schema's name.
 const TABLES_LOCK: i32 = 0x7061_7973;
@@ -46,11 +48,14 @@ pub(crate) struct PostgresLedger {
     schema: SchemaName,
     /// Whether the connections lead through a transaction-pooling proxy.
     pooler: bool,
+    /// The statement by which payments under a lease settle their runs, and how long their answers are kept, in seconds.
+    settle: Option<(String, i64)>,
 }
 
 impl PostgresLedger {
-    pub(super) async fn open(url: &str, schema: &SchemaName, pooler: bool) -> Result<Self, sqlx::Error> {
+    pub(super) async fn open(url: &str, config: &Config, settle: Option<String>) -> Result<Self, sqlx::Error> {
         let mut options: PgConnectOptions = url.parse()?;
+        let Config { pooler, retention_s, .. } = *config;
         if pooler {
             // The proxy refuses startup parameters that it does not know, and has no place for named statements.
             options = options.extra_float_digits(None).statement_cache_capacity(0);
@@ -58,7 +63,8 @@ impl PostgresLedger {
         // On a separate connection: a pool that cannot connect only says that it has waited.
         let mut connection = PgConnection::connect_with(&options).await?;
         let pool = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(Duration::from_secs(5));
-        let ledger = Self { pool: pool.connect_lazy_with(options), schema: schema.clone(), pooler };
+        let settle = settle.map(|sql| (sql, i64::try_from(retention_s).unwrap_or(i64::MAX)));
+        let ledger = Self { pool: pool.connect_lazy_with(options), schema: config.schema.clone(), pooler, settle };
         ledger.make_tables(&mut connection).await?;
         connection.close().await?;
         Ok(ledger)
@@ -113,10 +119,39 @@ impl PostgresLedger {
         Ok(())
     }
 
-    pub(super) async fn insert_alone(&self, tenant: &str, payment: &Payment, attempt: u32) -> Result<(), sqlx::Error> {
+    pub(super) async fn insert_alone(
+        &self,
+        run: &Context,
+        tenant: &str,
+        payment: &Payment,
+        answer: &Answer,
+    ) -> Result<(), sqlx::Error> {
         let mut transaction = self.pool.begin_with(BEGIN).await?;
-        self.insert(&mut transaction, tenant, payment, attempt).await?;
+        self.insert(&mut transaction, tenant, payment, run.attempt()).await?;
+        self.settle(&mut transaction, run, answer).await?;
         transaction.commit().await
+    }
+
+    /// Settles the run in the transaction that `connection` is in, if payments do that. It fails if another run has the
+    /// payment by now, and then nothing is committed.
+    async fn settle(&self, connection: &mut PgConnection, run: &Context, answer: &Answer) -> Result<(), sqlx::Error> {
+        let (Some((sql, retention)), Some(lease)) = (&self.settle, run.lease()) else { return Ok(()) };
+        let Body::Whole(body) = &answer.body else { return Ok(()) };
+        let (names, values): (Vec<_>, Vec<_>) =
+            answer.headers.iter().map(|(name, value)| (*name, String::from_utf8_lossy(value).into_owned())).unzip();
+        let settle = sqlx::query(AssertSqlSafe(sql.clone())).persistent(!self.pooler);
+        settle
+            .bind(lease.id.as_bytes().as_slice())
+            .bind(lease.owner.as_bytes().as_slice())
+            .bind("completed")
+            .bind(i32::from(answer.status))
+            .bind(names)
+            .bind(values)
+            .bind(body.as_ref())
+            .bind(retention)
+            .execute(connection)
+            .await?;
+        Ok(())
     }
 
     pub(super) async fn payments(&self, tenant: &str) -> Result<Vec<Payment>, sqlx::Error> {

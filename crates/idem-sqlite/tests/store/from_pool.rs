@@ -1,0 +1,262 @@
+//! A store whose handlers' transactions come from a pool of the application.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::engine::{Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency, Operation, Settings};
+use idem_core::{
+    AcquireOutcome, Begin, Fingerprint, IdempotencyStore as _, OwnerOutcome, Scope, StoreErrorKind, StoreTransaction,
+    StoredResponse, TransactionalStore as _, Writes,
+};
+use idem_sqlite::{SqliteConfig, SqliteStore, SqliteTransaction, TransactionSlots};
+use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Connection as _, Executor as _, SqlitePool};
+use tempfile::TempDir;
+
+struct World {
+    _folder: TempDir,
+    pool: SqlitePool,
+    store: SqliteStore,
+}
+
+/// The application's pool. Its connections have an attached database and a temporary table of the application.
+fn pool(
+    folder: &TempDir,
+    connections: u32,
+    configure: impl FnOnce(SqliteConnectOptions) -> SqliteConnectOptions,
+) -> SqlitePool {
+    let file = folder.path().join("shop.db");
+    let options = configure(SqliteConnectOptions::new().filename(file).create_if_missing(true));
+    let pool = SqlitePoolOptions::new().max_connections(connections).after_connect(|connection, _| {
+        Box::pin(async move {
+            connection
+                .execute("ATTACH ':memory:' AS scratch; CREATE TEMP TABLE application (id INTEGER)")
+                .await
+                .map(drop)
+        })
+    });
+    pool.connect_lazy_with(options)
+}
+
+async fn world(connections: u32) -> World {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = pool(&folder, connections, |options| options);
+    sqlx::raw_sql("CREATE TABLE effects (id INTEGER PRIMARY KEY)").execute(&pool).await.unwrap();
+    let store = SqliteStore::open(SqliteConfig::from_pool(pool.clone())).await.unwrap();
+    World { _folder: folder, pool, store }
+}
+
+impl World {
+    async fn begin(&self, request: &idem_core::Acquire) -> Box<dyn StoreTransaction> {
+        match self.store.begin(request).await.unwrap() {
+            Begin::Acquired { transaction, .. } => transaction,
+            other => panic!("not acquired: {other:?}"),
+        }
+    }
+
+    async fn effects(&self) -> i64 {
+        sqlx::query_scalar("SELECT count(*) FROM effects").fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// Waits until the pool's connections are idle again.
+    async fn settle_down(&self) {
+        let idle = async {
+            while self.pool.num_idle() < self.pool.size() as usize || self.store.transactions().in_use > 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), idle).await.expect("a connection is not given back");
+    }
+}
+
+fn connection(transaction: &mut Box<dyn StoreTransaction>) -> &mut sqlx::SqliteConnection {
+    let transaction: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().unwrap();
+    transaction
+}
+
+const INSERT: &str = "INSERT INTO effects DEFAULT VALUES";
+
+#[tokio::test]
+async fn writes_and_record_commit_together_on_a_connection_of_the_pool() {
+    let world = world(2).await;
+    for (writes, expected) in [(Writes::Keep, 1), (Writes::Discard, 1)] {
+        let request = request();
+        let mut transaction = world.begin(&request).await;
+        assert_eq!(world.store.transactions(), slots(1, 1, 0));
+        connection(&mut transaction).execute(INSERT).await.unwrap();
+        assert_eq!(transaction.finish(&completed(), KEPT, writes).await.unwrap(), OwnerOutcome::Applied);
+        assert!(matches!(world.store.acquire(&repeat_of(&request)).await.unwrap(), AcquireOutcome::Replay(_)));
+        assert_eq!(world.effects().await, expected);
+    }
+    world.settle_down().await;
+    assert!(world.pool.size() <= 2);
+}
+
+fn slots(most: u32, in_use: u32, waiting: u32) -> TransactionSlots {
+    TransactionSlots { most, in_use, waiting }
+}
+
+/// The application's other work commits on the same connections, however a handler has ended.
+#[tokio::test]
+async fn the_pool_gets_its_connections_back_as_they_were() {
+    let world = world(2).await;
+    let ends =
+        ["", "COMMIT", "ROLLBACK", "CREATE TEMP TABLE left_behind (id INTEGER)", "ATTACH ':memory:' AS left_behind"];
+    let mut expected = 0;
+    for end in ends {
+        for writes in [Some(Writes::Keep), Some(Writes::Discard), None] {
+            let mut transaction = world.begin(&request()).await;
+            connection(&mut transaction).execute(INSERT).await.unwrap();
+            let _ = connection(&mut transaction).execute(end).await;
+            match writes {
+                Some(writes) => {
+                    let is_kept = transaction.finish(&completed(), KEPT, writes).await.is_ok();
+                    expected += i64::from(is_kept && writes == Writes::Keep);
+                }
+                None => drop(transaction),
+            }
+            // On every connection, and without a wait for the one that the handler had.
+            for _ in 0..3 {
+                let mut work = world.pool.begin().await.unwrap();
+                work.execute(INSERT).await.unwrap();
+                work.commit().await.unwrap();
+                expected += 1;
+                let temporary = "SELECT count(*) FROM sqlite_temp_master";
+                let temporary: i64 = sqlx::query_scalar(temporary).fetch_one(&world.pool).await.unwrap();
+                assert_eq!(temporary, 1, "{end} {writes:?}: the application's, and no other");
+            }
+            world.settle_down().await;
+            assert_eq!(world.effects().await, expected, "{end} {writes:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_was_clean_is_used_again() {
+    let world = world(2).await;
+    let mut before = world.pool.acquire().await.unwrap();
+    before.execute("PRAGMA application_id").await.unwrap();
+    drop(before);
+    world.settle_down().await;
+    let size = world.pool.size();
+    for _ in 0..20 {
+        let mut transaction = world.begin(&request()).await;
+        connection(&mut transaction).execute("CREATE TEMP TABLE IF NOT EXISTS application (id INTEGER)").await.unwrap();
+        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+        world.settle_down().await;
+        assert_eq!(world.pool.size(), size, "it was closed");
+    }
+}
+
+#[tokio::test]
+async fn a_nested_transaction_of_the_handler_is_a_savepoint() {
+    let world = world(2).await;
+    let mut transaction = world.begin(&request()).await;
+    let mut nested = connection(&mut transaction).begin().await.unwrap();
+    nested.execute(INSERT).await.unwrap();
+    nested.rollback().await.unwrap();
+    connection(&mut transaction).execute(INSERT).await.unwrap();
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    assert_eq!(world.effects().await, 1);
+}
+
+#[tokio::test]
+async fn a_pool_that_keeps_less_than_the_store_promises_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = async |configure: fn(SqliteConnectOptions) -> SqliteConnectOptions, accept: bool| {
+        let config = SqliteConfig::from_pool(pool(&folder, 5, configure));
+        let config = if accept { config.dangerous_synchronous_normal() } else { config };
+        SqliteStore::open(config).await
+    };
+    let refused = |opened: Result<SqliteStore, idem_core::StoreError>| {
+        let error = opened.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+        error.to_string()
+    };
+    let normal = |options: SqliteConnectOptions| options.synchronous(SqliteSynchronous::Normal);
+    let off = |options: SqliteConnectOptions| options.synchronous(SqliteSynchronous::Off);
+    assert!(refused(open(normal, false).await).contains("sets synchronous 1"));
+    assert!(refused(open(off, true).await).contains("sets synchronous 0"));
+    open(normal, true).await.unwrap().self_test().await.unwrap();
+    open(|options| options, false).await.unwrap().self_test().await.unwrap();
+    open(|options| options.synchronous(SqliteSynchronous::Extra), false).await.unwrap();
+    let delete = |options: SqliteConnectOptions| options.journal_mode(SqliteJournalMode::Delete);
+    assert!(refused(open(delete, false).await).contains("journal_mode"));
+    // Also if the pool has connections already, which stay in write-ahead mode.
+    let used = pool(&folder, 5, delete);
+    used.execute("CREATE TABLE IF NOT EXISTS used (id INTEGER)").await.unwrap();
+    let _open = SqliteStore::open(SqliteConfig::from_pool(pool(&folder, 5, |options| options))).await;
+    assert!(refused(SqliteStore::open(SqliteConfig::from_pool(used)).await).contains("journal_mode"));
+    for url in ["sqlite::memory:", "sqlite://x.db?mode=memory"] {
+        let pool = SqlitePoolOptions::new().max_connections(5).connect_lazy(url).unwrap();
+        assert!(refused(SqliteStore::open(SqliteConfig::from_pool(pool)).await).contains("in memory"), "{url}");
+    }
+}
+
+/// 40 slow requests on the 4 transactions of a pool of 5.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_get_no_transaction_are_told_so_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = pool(&folder, 5, |options| options);
+    let config = SqliteConfig::from_pool(pool).transaction_wait(Duration::from_millis(200));
+    let store = Arc::new(SqliteStore::open(config).await.unwrap());
+    assert_eq!(store.transactions(), slots(4, 0, 0));
+    let engine = Idempotency::transactional(Arc::<SqliteStore>::clone(&store), Settings::new());
+    let release = Arc::new(tokio::sync::Semaphore::new(0));
+    let requests: Vec<_> = (0..40)
+        .map(|number: u32| {
+            let (engine, release) = (engine.clone(), Arc::clone(&release));
+            let fingerprint = Fingerprint::of_bytes("pay", b"1250");
+            let operation =
+                Operation::new(Scope::new("acme", "pay"), format!("order-{number}").parse().unwrap(), fingerprint);
+            tokio::spawn(async move {
+                let run = async move |_: Context| {
+                    release.acquire().await.unwrap().forget();
+                    Conclusion {
+                        value: (),
+                        disposition: Disposition::Complete {
+                            response: StoredResponse::new(200, "null"),
+                            writes: Writes::Keep,
+                        },
+                        retention: None,
+                    }
+                };
+                engine.execute(operation, run, || panic!("it does not panic")).await
+            })
+        })
+        .collect();
+    let full = async {
+        while store.transactions() != slots(4, 4, 36) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), full).await.expect("the gauge does not say that 36 wait");
+    let mut refused = 0;
+    while store.transactions().waiting > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    release.add_permits(40);
+    for request in requests {
+        match request.await.unwrap() {
+            Ok(Answer::Ran { .. }) => {}
+            Err(ExecuteError::Busy(error)) => {
+                refused += 1;
+                let message = "no transaction was free within 200ms: handlers have all 4 that max_transactions allows";
+                assert_eq!(error.to_string(), message);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(refused, 36);
+    // They left nothing behind: each key is free.
+    for number in 0..40 {
+        let fingerprint = Fingerprint::of_bytes("pay", b"1250");
+        let operation =
+            Operation::new(Scope::new("acme", "pay"), format!("order-{number}").parse().unwrap(), fingerprint);
+        let again = engine.run(operation, async |_| Ok::<_, String>(())).await;
+        assert!(again.is_ok(), "{number}: {again:?}");
+    }
+    assert_eq!(NonZeroU32::new(store.transactions().most), NonZeroU32::new(4));
+}
