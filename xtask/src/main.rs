@@ -27,6 +27,8 @@ use clap::Parser;
 enum Task {
     /// Runs all tests with real servers, after it has installed what this machine lacks.
     Test,
+    /// Runs the tests of `examples/drivers`, which kill programs with other database drivers at every message.
+    TestDrivers,
     /// Runs a command with the servers that `test` starts, and returns its exit code.
     WithServers {
         /// The command, such as `cargo test -p idem-postgres`.
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
     match task {
         Task::Test => test::run()?,
+        Task::TestDrivers => test::drivers()?,
         Task::WithServers { command } => return servers::run(&command),
         Task::Ci(options) => {
             checks::format()?;
@@ -111,6 +114,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             gates::run_all()?;
             test::run()?;
             test::compile_fail()?;
+            test::drivers()?;
             model::run(&options)?;
         }
         Task::Gate(options) => gates::run(&options)?,

@@ -100,7 +100,7 @@ fn it_takes_fifteen_lines() {
 /// What the page shows is what the programs are.
 #[test]
 fn the_page_shows_the_difference() {
-    let page = include_str!("../../../crates/idem-axum/README.md");
+    let page = include_str!("../../../docs/adoption.md");
     let shown = page.split_once("```diff\n").unwrap().1.split_once("\n```").unwrap().0;
     let with = |sign: char, program: &str, other: &str| {
         let lines: Vec<_> = shown.lines().filter_map(|line| line.strip_prefix(sign)).collect();

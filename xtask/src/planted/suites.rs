@@ -59,6 +59,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("sqlite-shadows", "idem-sqlite", Test("store"), &["shadows::"]),
     suite("sqlite-tasks", "idem-sqlite", Test("store"), &["tasks::"]),
     suite("sqlite-outages", "idem-sqlite", Test("store"), &["outages::"]),
+    suite("sqlite-from-pool", "idem-sqlite", Test("store"), &["from_pool::"]),
     suite("postgres", "idem-postgres", Test("store"), &["conformance::on_a_read_committed_session::"]),
     suite("postgres-races", "idem-postgres", Test("store"), &["races::"]),
     suite(
@@ -70,6 +71,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("postgres-hostile-role", "idem-postgres", Test("store"), &["roles::hostile::"]),
     suite("postgres-from-pool", "idem-postgres", Test("store"), &["from_pool::"]),
     suite("postgres-join", "idem-postgres", Test("store"), &["join::"]),
+    suite("postgres-settle-run", "idem-postgres", Test("store"), &["settle_run::"]),
     suite("postgres-guard", "idem-postgres", Test("store"), &["guard::"]),
     suite(
         "postgres-transactions",

@@ -16,8 +16,11 @@ const PROGRAMS: [(&str, &str); 1] = [("curl", "curl")];
 /// This package builds a second dependency graph, so `cargo xtask ci` runs it separately.
 const COMPILE_FAIL: &str = "idem-compile-fail";
 
+/// This package builds further database drivers, so it has a separate command.
+const DRIVERS: &str = "drivers";
+
 /// The arguments that select what to build and run.
-const ALL: [&str; 5] = ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL];
+const ALL: [&str; 7] = ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL, "--exclude", DRIVERS];
 
 /// The slowest tests, slowest first. They start first, because a slow test that starts last would run alone at the end.
 const LONG: [(&str, &str); 4] =
@@ -49,6 +52,14 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
 /// Checks that the compile-fail cases do not compile, with the expected messages.
 pub(crate) fn compile_fail() -> Result<(), Box<dyn Error>> {
     command::run(&mut cargo(&["test", "-p", COMPILE_FAIL]))
+}
+
+/// Kills the programs of `examples/drivers` at every message, with the servers of [`run`].
+pub(crate) fn drivers() -> Result<(), Box<dyn Error>> {
+    let servers = Servers::start()?;
+    let mut command = cargo(&["test", "-p", DRIVERS]);
+    servers.announce(&mut command);
+    command::run(&mut command)
 }
 
 /// Installs programs that tests need and this machine lacks, or fails with installation advice.

@@ -3,6 +3,7 @@
 pub(crate) mod application_pool;
 pub(crate) mod blockers;
 pub(crate) mod handler_connection;
+pub(crate) mod idle;
 pub(crate) mod options;
 pub(crate) mod server;
 pub(crate) mod session;

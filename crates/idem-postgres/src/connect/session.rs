@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::connect::application_pool::{GUARD, UNGUARD};
 use crate::connect::handler_connection::{ROLLBACK, depth, required_depth, roll_back_by, skip_errors};
-use crate::connect::sessions::Sessions;
+use crate::connect::idle::IdleConnections;
 use crate::error::{is_out_of_transaction, out_of_transaction, outage};
 use crate::timeouts::{CLOSE_TIMEOUT, ROLLBACK_TIMEOUT, within};
 
@@ -58,7 +58,9 @@ impl DerefMut for SessionConnection {
 pub(crate) struct Session {
     /// `None` only after it was given back, closed or dropped.
     connection: Option<SessionConnection>,
-    sessions: Arc<Sessions>,
+    idle: Arc<IdleConnections>,
+    /// Whether the connection leads through a transaction-pooling proxy.
+    pooled: bool,
     /// Whether [`GUARD`] holds in the session.
     is_guarded: bool,
     /// Released when the session is closed or given back.
@@ -69,15 +71,27 @@ pub(crate) struct Session {
 impl Session {
     /// # Panics
     /// Outside of a runtime.
-    pub(crate) fn new(connection: SessionConnection, sessions: Arc<Sessions>, permit: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn new(
+        connection: SessionConnection,
+        idle: Arc<IdleConnections>,
+        pooled: bool,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
         let (connection, permit) = (Some(connection), Some(permit));
-        Self { connection, sessions, is_guarded: false, permit, runtime: Handle::current() }
+        Self { connection, idle, pooled, is_guarded: false, permit, runtime: Handle::current() }
+    }
+
+    /// Whether the connection is of the application's pool.
+    fn is_from_pool(&self) -> bool {
+        matches!(self.connection, Some(SessionConnection::Pool(_)))
     }
 
     /// On a connection of the application's pool, begins the transaction by sqlx, which must count it there.
     pub(crate) async fn begin(&mut self, begin: &str, limit: Duration) -> Result<(), sqlx::Error> {
-        let Some(pool) = &self.sessions.pool else { return Ok(()) };
-        self.is_guarded = !pool.pooled;
+        if !self.is_from_pool() {
+            return Ok(());
+        }
+        self.is_guarded = !self.pooled;
         let begin = if self.is_guarded { format!("{GUARD}{begin}") } else { begin.to_owned() };
         within(limit, PgTransactionManager::begin(self, Some(AssertSqlSafe(begin).into_sql_str()))).await
     }
@@ -103,7 +117,7 @@ impl Session {
 
     /// Whether sqlx has begun the transaction and can end it. It cannot when the handler has left a nested one open.
     fn is_counted(&self) -> bool {
-        self.sessions.pool.is_some() && depth(self) == 1
+        self.is_from_pool() && depth(self) == 1
     }
 
     /// Keeps the connection for the next handler; no transaction may be open on it. If sqlx's count of open transactions is
@@ -111,9 +125,9 @@ impl Session {
     /// [`prepare`](crate::connect::handler_connection::prepare).
     pub(crate) fn give_back(mut self) {
         let depth = depth(&self);
-        let is_as_before = match &self.sessions.pool {
-            Some(_) => depth == 0 && !self.is_guarded,
-            None => depth >= required_depth(self.sessions.pooled),
+        let is_as_before = match self.is_from_pool() {
+            true => depth == 0 && !self.is_guarded,
+            false => depth >= required_depth(self.pooled),
         };
         if is_as_before {
             self.keep();
@@ -122,7 +136,7 @@ impl Session {
 
     fn keep(&mut self) {
         match self.connection.take() {
-            Some(SessionConnection::Own { connection, opened }) => self.sessions.keep(connection, opened),
+            Some(SessionConnection::Own { connection, opened }) => self.idle.keep(connection, opened),
             // It goes back to its pool when it is dropped.
             Some(SessionConnection::Pool(_)) | None => {}
         }

@@ -20,11 +20,10 @@
 //! - The role is reset before COMMIT.
 //! - If the session has lost its prepared statements or `default_transaction_read_only`, the next `begin` closes it.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use idem_core::{StoreError, StoreErrorKind, TransactionSlots};
@@ -36,16 +35,11 @@ use tokio::time::{sleep, timeout};
 use crate::config::PostgresConfig;
 use crate::connect::application_pool::ApplicationPool;
 use crate::connect::handler_connection::prepare;
+use crate::connect::idle::{IdleConnection, IdleConnections};
 use crate::connect::options::{NEEDS_OPTIONS, expect_direct};
 use crate::connect::session::{Session, SessionConnection};
 use crate::error::{connect_error, is_not_ready, is_protocol_violation, open_error};
 use crate::timeouts::{CLOSE_TIMEOUT, within};
-
-/// How long a connection may be idle, because firewalls drop idle connections, and how long it may serve at all, because the
-/// server's memory for it only grows. The values are those of sqlx's pools. An expired connection is closed when another one
-/// is given back or taken.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-const MAX_LIFETIME: Duration = Duration::from_secs(1800);
 
 /// How long a caller waits for a connection of the application's pool at least, however late it got its permit. With the default
 /// `transaction_wait` the sum stays below the engine's `store_timeout` of 2 s.
@@ -69,8 +63,7 @@ pub(crate) struct Sessions {
     transaction_wait: Duration,
     permits: Arc<Semaphore>,
     waiting: AtomicU32,
-    /// The most recently used is last.
-    idle: Mutex<VecDeque<IdleConnection>>,
+    idle: Arc<IdleConnections>,
 }
 
 /// Counts one, until dropped.
@@ -86,18 +79,6 @@ impl<'a> Counted<'a> {
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-struct IdleConnection {
-    connection: PgConnection,
-    opened: Instant,
-    since: Instant,
-}
-
-impl IdleConnection {
-    fn is_expired(&self) -> bool {
-        self.since.elapsed() > IDLE_TIMEOUT || self.opened.elapsed() > MAX_LIFETIME
     }
 }
 
@@ -121,7 +102,7 @@ impl Sessions {
             transaction_wait: config.transaction_wait,
             permits: Arc::new(Semaphore::new(permits)),
             waiting: AtomicU32::new(0),
-            idle: Mutex::default(),
+            idle: Arc::default(),
         })
     }
 
@@ -136,7 +117,7 @@ impl Sessions {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         let idle = match &self.pool {
             Some(pool) => pool.has_idle().then_some(None)?,
-            None => Some(self.take_idle()?),
+            None => Some(self.idle.take()?),
         };
         Some(Permit { permit, idle, deadline: Instant::now() + self.transaction_wait, sessions: Arc::clone(self) })
     }
@@ -146,7 +127,7 @@ impl Sessions {
         let _counted = Counted::new(&self.waiting);
         let deadline = Instant::now() + self.transaction_wait;
         match timeout(self.transaction_wait, Arc::clone(&self.permits).acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(Permit { permit, idle: self.take_idle(), deadline, sessions: Arc::clone(self) }),
+            Ok(Ok(permit)) => Ok(Permit { permit, idle: self.idle.take(), deadline, sessions: Arc::clone(self) }),
             Ok(Err(_)) | Err(_) => {
                 let message = format!(
                     "no transaction was free within {:?}: handlers have all {} that max_transactions allows",
@@ -227,24 +208,6 @@ impl Sessions {
         }
         Ok(())
     }
-
-    /// Keeps a connection of the store's own for the next handler.
-    pub(crate) fn keep(&self, connection: PgConnection, opened: Instant) {
-        let mut idle = self.idle();
-        idle.push_back(IdleConnection { connection, opened, since: Instant::now() });
-        let expired = if idle.front().is_some_and(IdleConnection::is_expired) { idle.pop_front() } else { None };
-        drop(idle);
-        drop(expired);
-    }
-
-    fn take_idle(&self) -> Option<IdleConnection> {
-        self.idle().pop_back().filter(|idle| !idle.is_expired())
-    }
-
-    fn idle(&self) -> MutexGuard<'_, VecDeque<IdleConnection>> {
-        // Nothing panics while it is held.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Omits the options, which contain a password.
@@ -282,6 +245,6 @@ impl Permit {
     }
 
     fn into_session(self, connection: SessionConnection) -> Session {
-        Session::new(connection, self.sessions, self.permit)
+        Session::new(connection, Arc::clone(&self.sessions.idle), self.sessions.pooled, self.permit)
     }
 }

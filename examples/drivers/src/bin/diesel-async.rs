@@ -2,6 +2,8 @@
 //!
 //! `DATABASE_URL=… diesel-async ORDER AMOUNT`
 
+#![expect(missing_docs, reason = "the macro of diesel makes public items")]
+
 use std::env;
 use std::error::Error;
 use std::sync::Arc;
@@ -9,6 +11,7 @@ use std::time::Duration;
 
 use diesel::ExpressionMethods as _;
 use diesel::sql_types::{Array, BigInt, Binary, Integer, Text};
+use diesel_async::scoped_futures::ScopedFutureExt as _;
 use diesel_async::{AsyncConnection as _, AsyncPgConnection, RunQueryDsl as _};
 use idem_core::engine::{Context, Idempotency, Operation, RunError, Settings};
 use idem_core::{Fingerprint, Scope};
@@ -60,24 +63,27 @@ async fn pay(context: &Context, url: &str, settle: &str, amount: i64) -> Result<
     let lease = context.lease().ok_or("the store could not protect the payment")?;
     let mut connection = AsyncPgConnection::establish(url).await?;
     connection
-        .transaction(async |connection| {
-            let insert = diesel::insert_into(payments::table).values(payments::columns::amount.eq(amount));
-            let id: i64 = insert.returning(payments::columns::id).get_result(connection).await?;
-            let paid = format!("payment {id}");
-            // `run` stores a value as JSON with status 200. Repeats get what is settled here.
-            let no_headers = Vec::<String>::new();
-            let settle = diesel::sql_query(settle)
-                .bind::<Binary, _>(lease.id.as_bytes().as_slice())
-                .bind::<Binary, _>(lease.owner.as_bytes().as_slice())
-                .bind::<Text, _>("completed")
-                .bind::<Integer, _>(200)
-                .bind::<Array<Text>, _>(&no_headers)
-                .bind::<Array<Text>, _>(&no_headers)
-                .bind::<Binary, _>(serde_json::to_vec(&paid)?)
-                .bind::<BigInt, _>(RETENTION);
-            // Fails if another run has the payment by now, and then nothing is committed.
-            settle.execute(connection).await?;
-            Ok(paid)
+        .transaction(|connection| {
+            async move {
+                let insert = diesel::insert_into(payments::table).values(payments::columns::amount.eq(amount));
+                let id: i64 = insert.returning(payments::columns::id).get_result(connection).await?;
+                let paid = format!("payment {id}");
+                // `run` stores a value as JSON with status 200. Repeats get what is settled here.
+                let no_headers = Vec::<String>::new();
+                let settle = diesel::sql_query(settle)
+                    .bind::<Binary, _>(lease.id.as_bytes().as_slice())
+                    .bind::<Binary, _>(lease.owner.as_bytes().as_slice())
+                    .bind::<Text, _>("completed")
+                    .bind::<Integer, _>(200)
+                    .bind::<Array<Text>, _>(&no_headers)
+                    .bind::<Array<Text>, _>(&no_headers)
+                    .bind::<Binary, _>(serde_json::to_vec(&paid)?)
+                    .bind::<BigInt, _>(RETENTION);
+                // Fails if another run has the payment by now, and then nothing is committed.
+                settle.execute(connection).await?;
+                Ok(paid)
+            }
+            .scope_boxed()
         })
         .await
 }

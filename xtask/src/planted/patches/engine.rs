@@ -18,6 +18,13 @@ pub(super) const PATCHES: &[Patch] = &[
         "if !PLANTED { context.roll_back_when_given_back(); }",
     ),
     patch(
+        "run-settled-by-its-handler-counts-as-lost",
+        &["postgres-settle-run"],
+        "crates/idem-core/src/engine/granted.rs",
+        "if record.as_ref().is_some_and(|record| is_settled_by(record, lease)) {",
+        "if !PLANTED && record.as_ref().is_some_and(|record| is_settled_by(record, lease)) {",
+    ),
+    patch(
         "key-not-given-back-after-a-short-shutdown",
         &["sqlite-engine"],
         "crates/idem-core/src/engine/settle.rs",

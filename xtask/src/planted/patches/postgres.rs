@@ -52,8 +52,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "session-reused-whatever-sqlx-believes",
         &["postgres-transactions"],
         SESSION,
-        "None => depth >= required_depth(self.sessions.pooled),",
-        "None => PLANTED || depth >= required_depth(self.sessions.pooled),",
+        "false => depth >= required_depth(self.pooled),",
+        "false => PLANTED || depth >= required_depth(self.pooled),",
     ),
     patch(
         "place-given-up-before-the-session",
@@ -207,6 +207,15 @@ pub(super) const PATCHES: &[Patch] = &[
         "WHERE known.purge_after <= at",
     ),
     patch(
+        "stale-run-settled-by-its-handler",
+        &["postgres-settle-run"],
+        VERBS,
+        "RAISE 'the run does not own its record any more, so its transaction must not commit'
+            USING ERRCODE = 'IDM03', HINT =",
+        "RAISE WARNING 'the run does not own its record any more, so its transaction must not commit'
+            USING HINT =",
+    ),
+    patch(
         "guard-without-its-lock",
         &["postgres-guard"],
         VERBS,
@@ -233,8 +242,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "pool-gets-a-connection-back-that-counts-wrong",
         &["postgres-from-pool"],
         SESSION,
-        "Some(_) => depth == 0 && !self.is_guarded,",
-        "Some(_) => PLANTED || depth == 0 && !self.is_guarded,",
+        "true => depth == 0 && !self.is_guarded,",
+        "true => PLANTED || depth == 0 && !self.is_guarded,",
     ),
     patch(
         "session-that-its-handler-has-left-serves-on",

@@ -70,8 +70,8 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "temporary-objects-for-the-next-handler",
         &["sqlite-shadows"],
-        "crates/idem-sqlite/src/store.rs",
-        "Ok(left == 0 && !connection.is_in_transaction())",
-        "Ok((PLANTED || left == 0) && !connection.is_in_transaction())",
+        "crates/idem-sqlite/src/handler_connection.rs",
+        "Ok(temporary == self.temporary && !self.connection.is_in_transaction())",
+        "Ok((PLANTED || temporary == self.temporary) && !self.connection.is_in_transaction())",
     ),
 ];

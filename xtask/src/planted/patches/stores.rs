@@ -75,8 +75,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "sqlite-waits-when-its-caller-is-gone",
         &["sqlite-tasks"],
         "crates/idem-sqlite/src/transaction.rs",
-        "let permit = waiting.permit().await?;",
-        r#"let permit = if PLANTED {
+        "let (permit, deadline) = waiting.permit().await?;",
+        r#"let (permit, deadline) = if PLANTED {
             let ended = |error| StoreError::new(StoreErrorKind::Unavailable, "a task ended").with_source(error);
             tokio::spawn(waiting.permit()).await.map_err(ended)??
         } else {
@@ -94,9 +94,30 @@ pub(super) const PATCHES: &[Patch] = &[
         "sqlite-connections-stay-read-only",
         &["sqlite-outages"],
         "crates/idem-sqlite/src/store.rs",
-        ".max_connections(config.max_transactions.get())\n            .max_lifetime(LIFETIME)",
+        ".max_connections(config.max_transactions.get())\n                .max_lifetime(LIFETIME)",
         ".max_connections(config.max_transactions.get())
-            .max_lifetime(if PLANTED { Duration::from_secs(1_800) } else { LIFETIME })",
+                .max_lifetime(if PLANTED { Duration::from_secs(1_800) } else { LIFETIME })",
+    ),
+    patch(
+        "sqlite-waits-for-a-transaction-for-ever",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/permits.rs",
+        "let deadline = Instant::now() + self.wait;",
+        "let deadline = Instant::now() + if PLANTED { Duration::from_secs(60) } else { self.wait };",
+    ),
+    patch(
+        "sqlite-connection-of-a-dropped-run-stays",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/handler_connection.rs",
+        "if !self.is_clean {",
+        "if !PLANTED && !self.is_clean {",
+    ),
+    patch(
+        "sqlite-pool-syncs-less",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/store.rs",
+        "if synchronous < least {",
+        "if !PLANTED && synchronous < least {",
     ),
     patch(
         "a-renewal-that-is-given-up-blames-the-store",
