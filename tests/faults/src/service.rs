@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use idem_faults::{Cell, Contract, Store};
+use idem_faults::{Cell, Store};
 use idem_proxy::{Network, Proxy};
 use idem_servers::Clock;
 
