@@ -1,6 +1,7 @@
 //! All automation of the workspace: `cargo xtask help`.
 
 mod bench;
+mod browser;
 mod checks;
 mod command;
 mod conformance;
@@ -27,6 +28,8 @@ use clap::Parser;
 enum Task {
     /// Runs all tests with real servers, after it has installed what this machine lacks.
     Test,
+    /// Opens the example's page in a headless Chromium, and renders the diagrams of the pages (needs python3).
+    TestBrowser,
     /// Runs the tests of `examples/drivers`, which kill programs with other database drivers at every message.
     TestDrivers,
     /// Runs a command with the servers that `test` starts, and returns its exit code.
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
     match task {
         Task::Test => test::run()?,
+        Task::TestBrowser => browser::run()?,
         Task::TestDrivers => test::drivers()?,
         Task::WithServers { command } => return servers::run(&command),
         Task::Ci(options) => {
@@ -115,6 +119,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             test::run()?;
             test::compile_fail()?;
             test::drivers()?;
+            browser::run()?;
             model::run(&options)?;
         }
         Task::Gate(options) => gates::run(&options)?,

@@ -1,5 +1,6 @@
 //! The application's own problem documents; their types differ from those of the idempotency layer.
 
+use idem_core::StoreError;
 use idem_core::engine::TransactionError;
 
 use crate::answer::Answer;
@@ -27,6 +28,8 @@ pub(crate) enum Problem {
     Database(sqlx::Error),
     /// The database is unavailable, or shuts down.
     DatabaseAway(sqlx::Error),
+    /// The store of records could not answer.
+    StoreAway(StoreError),
     /// The transaction of the run is not available.
     Transaction(TransactionError),
 }
@@ -75,6 +78,7 @@ impl Problem {
             Self::MethodNotAllowed(allowed) => (405, "method-not-allowed", format!("this page takes {allowed}")),
             Self::Database(_) => (500, "database", "the database failed; repeat the request".to_owned()),
             Self::DatabaseAway(_) => (503, "database-away", "the database is away; repeat the request".to_owned()),
+            Self::StoreAway(_) => (503, "store-away", "the store of records is away; repeat the request".to_owned()),
             Self::Transaction(error) => (500, "transaction", error.to_string()),
         }
     }
@@ -91,6 +95,9 @@ impl From<&Problem> for Answer {
         if let Problem::Database(error) | Problem::DatabaseAway(error) = problem {
             tracing::error!(error = error as &dyn std::error::Error, "the database did not do it");
         }
+        if let Problem::StoreAway(error) = problem {
+            tracing::error!(error = error as &dyn std::error::Error, "the store could not show a record");
+        }
         let (status, name, detail) = problem.told();
         let document = serde_json::json!({
             "type": format!("urn:payments:problem:{name}"),
@@ -102,7 +109,7 @@ impl From<&Problem> for Answer {
         match problem {
             Problem::Unauthenticated => answer.header("www-authenticate", "Bearer"),
             Problem::MethodNotAllowed(allowed) => answer.header("allow", *allowed),
-            Problem::DatabaseAway(_) => answer.header("retry-after", "1"),
+            Problem::DatabaseAway(_) | Problem::StoreAway(_) => answer.header("retry-after", "1"),
             _ => answer,
         }
     }

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use idem_core::engine::{Context, Idempotency};
+use idem_core::engine::{Context, Idempotency, Operation};
+use idem_core::{Fingerprint, Scope, State};
 use idem_http::HttpPolicy;
 use idem_hybrid::HybridMetrics;
 
-use crate::answer::{Answer, End};
+use crate::answer::{Answer, Body, End};
 use crate::config::Config;
 use crate::ledger::{Ledger, NewPayment};
 use crate::openapi;
@@ -17,6 +18,9 @@ use crate::simulate::{Outside, Simulation};
 use crate::store::{Health, Store};
 
 /// The pages, and the methods that each of them takes.
+pub(crate) const HOME: (&str, &str) = ("/", READ);
+/// The state of a key's record, for the page at `/`. A real service does not show it to clients.
+pub(crate) const RECORD: (&str, &str) = ("/v1/records/{key}", READ);
 pub(crate) const PAYMENTS: (&str, &str) = ("/v1/payments", "GET, HEAD, POST");
 pub(crate) const QUOTES: (&str, &str) = ("/v1/quotes", "POST");
 pub(crate) const PAYMENT: (&str, &str) = ("/v1/payments/{id}", READ);
@@ -167,6 +171,30 @@ impl Service {
     pub(crate) async fn show_ledger(&self, asked: Asked<'_>) -> Answered {
         let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
         Ok(Answer::json(200, &self.ledger.totals(&tenant).await?))
+    }
+
+    /// A page that shows in a browser what a retry does.
+    pub(crate) fn show_home() -> Answer {
+        let html = Bytes::from_static(include_bytes!("page.html"));
+        let headers = vec![("content-type", b"text/html; charset=utf-8".to_vec())];
+        Answer { status: 200, headers, body: Body::Whole(html), directives: None }
+    }
+
+    pub(crate) async fn show_record(&self, asked: Asked<'_>, key: &str) -> Answered {
+        let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
+        let key = key.parse().map_err(|_| Problem::NotFound)?;
+        let scope = Scope::new(tenant, &format!("POST {}", PAYMENTS.0));
+        // A record is found by its scope and key alone.
+        let operation = Operation::new(scope, key, Fingerprint::of_bytes("", b""));
+        let id = self.engine.acquire_for(&operation).id;
+        let record = self.store.peek(&id).await.map_err(Problem::StoreAway)?;
+        let Some(record) = record else { return Ok(Answer::json(200, &serde_json::json!({ "state": "absent" }))) };
+        let (state, status) = match &record.state {
+            State::InProgress { .. } => ("in progress", None),
+            State::Completed { response } => ("completed", Some(response.status)),
+            State::Failed { response, .. } => ("failed", Some(response.status)),
+        };
+        Ok(Answer::json(200, &serde_json::json!({ "state": state, "attempt": record.attempt, "status": status })))
     }
 
     pub(crate) fn show_running(&self, asked: &Asked<'_>) -> Answered {

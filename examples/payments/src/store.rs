@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::engine::{Idempotency, Settings};
-use idem_core::{MemoryStore, Purge, SelfTestError, StoreError, TransactionalStore, self_test};
+use idem_core::{
+    IdempotencyStore as _, MemoryStore, Purge, Record, RecordId, SelfTestError, StoreError, TransactionalStore,
+    self_test,
+};
 use idem_hybrid::{HybridConfig, HybridMetrics, HybridStore};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
@@ -160,6 +163,16 @@ impl Store {
             Self::Cached(durable, _) => durable.settle_run_sql(config),
             Self::Postgres(store) if config.contract == ContractName::AtLeastOnce => Ok(Some(store.settle_run_sql())),
             _ => Err(ContractRefused::SettledInHandler),
+        }
+    }
+
+    pub(crate) async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.peek(id).await,
+            Self::Postgres(store) => store.peek(id).await,
+            Self::Redis(store) => store.peek(id).await,
+            Self::Memory(store) => store.peek(id).await,
+            Self::Cached(_, store) => store.peek(id).await,
         }
     }
 

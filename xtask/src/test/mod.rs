@@ -19,8 +19,12 @@ const COMPILE_FAIL: &str = "idem-compile-fail";
 /// This package builds further database drivers, so it has a separate command.
 const DRIVERS: &str = "drivers";
 
+/// These tests need a browser, so they have a separate command.
+const BROWSER: &str = "idem-browser";
+
 /// The arguments that select what to build and run.
-const ALL: [&str; 7] = ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL, "--exclude", DRIVERS];
+const ALL: [&str; 9] =
+    ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL, "--exclude", DRIVERS, "--exclude", BROWSER];
 
 /// The slowest tests, slowest first. They start first, because a slow test that starts last would run alone at the end.
 const LONG: [(&str, &str); 4] =

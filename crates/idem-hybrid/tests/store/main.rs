@@ -7,3 +7,4 @@ mod hostile;
 mod lies;
 mod races;
 mod support;
+mod transactions;

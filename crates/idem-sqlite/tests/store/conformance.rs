@@ -49,11 +49,19 @@ impl BusinessData for Effects {
     }
 }
 
-async fn transactions() -> TransactionalSubject {
-    let database = Database::new().await;
+async fn transactions_on(database: Database) -> TransactionalSubject {
     let (store, clock): (SqliteStore, _) = (database.store.clone(), database.clock.clone());
     sqlx::raw_sql("CREATE TABLE effects (id INTEGER PRIMARY KEY)").execute(store.pool()).await.unwrap();
     TransactionalSubject::new(Arc::new(store), Arc::new(Effects(database, Mutex::default())), clock)
 }
 
+async fn transactions() -> TransactionalSubject {
+    transactions_on(Database::new().await).await
+}
+
+async fn transactions_from_pool() -> TransactionalSubject {
+    transactions_on(Database::from_pool().await).await
+}
+
 idem_testkit::transactional_conformance!(transactions);
+idem_testkit::transactional_conformance!(transactions_with_a_pool_of_the_application, transactions_from_pool);

@@ -66,7 +66,15 @@ async fn verbs_dropped_at_every_await_leave_the_record_before_or_after() {
 
 #[tokio::test]
 async fn transactions_dropped_at_every_await_leave_no_connection_with_open_writes() {
-    let database = Database::new().await;
+    transactions_are_dropped(Database::new().await).await;
+}
+
+#[tokio::test]
+async fn transactions_dropped_at_every_await_leave_the_applications_pool_without_open_writes() {
+    transactions_are_dropped(Database::from_pool().await).await;
+}
+
+async fn transactions_are_dropped(database: Database) {
     let store = &database.store;
     sqlx::raw_sql("CREATE TABLE effects (id BLOB PRIMARY KEY)").execute(store.pool()).await.unwrap();
     let current = RefCell::new(request());

@@ -21,8 +21,8 @@ use super::{CLOSE_CONNECTIONS_WITHIN, END_OPERATIONS_WITHIN, Signals};
 use crate::answer::{Answer, Body, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, STORE_HEALTH,
-    Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RECORD, RUNNING,
+    STORE_HEALTH, Service,
 };
 
 /// Shuts the engine down before the workers, because tasks on a worker end with it. Handlers run in separate tasks. Those
@@ -57,6 +57,8 @@ pub(super) async fn serve(
             .app_data(limit.clone())
             .service(page(PAYMENTS, read().to(list_payments)).route(pay))
             .service(page(QUOTES, web::post().to(make_quote).wrap(for_quotes.clone())))
+            .service(page(HOME, read().to(async || Service::show_home())))
+            .service(page(RECORD, read().to(show_record)))
             .service(page(PAYMENT, read().to(show_payment)))
             .service(page(LEDGER, read().to(show_ledger)))
             .service(
@@ -148,6 +150,10 @@ async fn list_payments(service: Data<Service>, request: HttpRequest) -> Result<A
 
 async fn show_payment(service: Data<Service>, request: HttpRequest, id: Path<String>) -> Result<Answer, Problem> {
     service.show_payment(asked(request.headers()), &id).await
+}
+
+async fn show_record(service: Data<Service>, request: HttpRequest, key: Path<String>) -> Result<Answer, Problem> {
+    service.show_record(asked(request.headers()), &key).await
 }
 
 async fn show_ledger(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {

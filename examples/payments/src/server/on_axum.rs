@@ -22,8 +22,8 @@ use super::{Signals, connections};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, STORE_HEALTH,
-    Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RECORD, RUNNING,
+    STORE_HEALTH, Service,
 };
 
 type App = State<Arc<Service>>;
@@ -55,6 +55,8 @@ fn router(engine: Idempotency, service: Arc<Service>) -> Router {
     let idempotency = idempotency.policy(service.policy());
     let payments = post(create_payment).layer(idempotency).layer(from_fn_with_state(service.clone(), simulate_outside));
     pages
+        .route(HOME.0, other_methods(get(async || Service::show_home()), HOME.1))
+        .route(RECORD.0, other_methods(get(show_record), RECORD.1))
         .route(PAYMENTS.0, other_methods(payments.get(list_payments), PAYMENTS.1))
         .route(QUOTES.0, other_methods(quotes, QUOTES.1))
         .route(PAYMENT.0, other_methods(get(show_payment), PAYMENT.1))
@@ -126,6 +128,10 @@ async fn list_payments(State(service): App, headers: HeaderMap) -> Result<Answer
 
 async fn show_payment(State(service): App, headers: HeaderMap, Path(id): Path<String>) -> Result<Answer, Problem> {
     service.show_payment(asked(&headers), &id).await
+}
+
+async fn show_record(State(service): App, headers: HeaderMap, Path(key): Path<String>) -> Result<Answer, Problem> {
+    service.show_record(asked(&headers), &key).await
 }
 
 async fn show_ledger(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {

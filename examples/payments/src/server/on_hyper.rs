@@ -23,8 +23,8 @@ use super::{Signals, connections};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RUNNING, STORE_HEALTH,
-    Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RECORD, RUNNING,
+    STORE_HEALTH, Service,
 };
 
 type Body = <Plain as idem_tower::Framework>::Body;
@@ -119,10 +119,14 @@ impl Pages {
             path if path == STORE_HEALTH.0 => allows(STORE_HEALTH.1),
             path if path == DESCRIPTION.0 && is_read => Ok(service.show_description()),
             path if path == DESCRIPTION.0 => allows(DESCRIPTION.1),
-            path => match payment_of(path) {
-                Some(id) if is_read => service.show_payment(asked(), id).await,
-                Some(_) => allows(PAYMENT.1),
-                None => Err(Problem::NotFound),
+            path if path == HOME.0 && is_read => Ok(Service::show_home()),
+            path if path == HOME.0 => allows(HOME.1),
+            path => match (item_of(PAYMENT.0, path), item_of(RECORD.0, path)) {
+                (Some(id), _) if is_read => service.show_payment(asked(), id).await,
+                (Some(_), _) => allows(PAYMENT.1),
+                (_, Some(key)) if is_read => service.show_record(asked(), key).await,
+                (_, Some(_)) => allows(RECORD.1),
+                (None, None) => Err(Problem::NotFound),
             },
         };
         Ok(respond(answer))
@@ -139,10 +143,11 @@ fn without_body(response: Response<Body>) -> Response<Body> {
     Response::from_parts(head, Plain::body(Full::default()))
 }
 
-/// The id in a path of one payment.
-fn payment_of(path: &str) -> Option<&str> {
-    let id = path.strip_prefix(PAYMENTS.0)?.strip_prefix('/')?;
-    (!id.is_empty() && !id.contains('/')).then_some(id)
+/// The last segment of a path, if the path is of this page.
+fn item_of<'a>(page: &str, path: &'a str) -> Option<&'a str> {
+    let (before, _) = page.split_once('{')?;
+    let item = path.strip_prefix(before)?;
+    (!item.is_empty() && !item.contains('/')).then_some(item)
 }
 
 /// The pages that are protected.

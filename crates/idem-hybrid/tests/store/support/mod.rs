@@ -16,7 +16,7 @@ use idem_testkit::Subject;
 
 pub use lying::{Lie, LyingFast};
 pub use memory::MemoryFast;
-pub use servers::{durable, fresh_prefix, servers, servers_at};
+pub use servers::{Time, durable, fresh_prefix, servers, servers_at};
 pub use world::{FAILS, FINE, HANGS, IS_FULL, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
 
 /// Longer than any call takes on a loaded machine, so that no call times out.
