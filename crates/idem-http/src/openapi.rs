@@ -16,7 +16,7 @@ const ANSWERS: &[(ProblemKind, &str)] = &[
         ProblemKind::KeyMissing,
         "The idempotency key is missing or malformed, or the request broke off or names two hosts.",
     ),
-    (ProblemKind::PrincipalMissing, "The request names nobody to whom the idempotency key belongs."),
+    (ProblemKind::PrincipalMissing, "The request names no principal that the idempotency key belongs to."),
     (ProblemKind::BodyTooSlow, "The request body took too long to arrive. Nothing ran."),
     (ProblemKind::InProgress, "The operation runs now, or it failed and rests: repeat it after Retry-After."),
     (ProblemKind::BodyNotRetained, "It completed before, and its answer was too large to keep: fetch the resource."),

@@ -51,7 +51,7 @@ fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorK
 fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
     match (state, state.get(..2).unwrap_or_default()) {
         ("57014", _) => (StoreErrorKind::Timeout, "the statement took longer than it may"),
-        (LOCK_NOT_AVAILABLE, _) => (StoreErrorKind::Timeout, "somebody else holds the record"),
+        (LOCK_NOT_AVAILABLE, _) => (StoreErrorKind::Timeout, "another session holds the lock of the record"),
         ("53300", _) => (StoreErrorKind::Unavailable, "the server has no connection left; raise max_connections"),
         ("25006", _) => (
             StoreErrorKind::Unavailable,
@@ -64,7 +64,7 @@ fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
         (_, "28" | "3D") => (StoreErrorKind::Misconfigured, "the database does not let this user in"),
         (_, "53" | "54") => (StoreErrorKind::Capacity, "the server has no room"),
         // Poolers use it for any failure of theirs, and a server for an internal error. A retry may succeed.
-        ("XX000", _) => (StoreErrorKind::Unavailable, "Postgres, or a pooler, met an error of its own"),
+        ("XX000", _) => (StoreErrorKind::Unavailable, "Postgres, or a pooler, had an internal error"),
         (_, "XX" | "22" | "23") => (StoreErrorKind::Corrupt, "Postgres refused what was to be written or read"),
         (_, "42") => (StoreErrorKind::Misconfigured, "the schema is not what it should be"),
         _ => (StoreErrorKind::Unavailable, "Postgres could not answer"),

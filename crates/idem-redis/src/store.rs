@@ -153,7 +153,7 @@ impl LeaseRenewer for RedisRenewer {
         match self.0.renew(lease, term).await? {
             OwnerOutcome::LeaseLost if self.0.transport.is_beside_pool() => {
                 let message =
-                    "a connection beside the pool finds no lease; the pool's hooks may have chosen another database";
+                    "a connection outside of the pool finds no lease; the pool's hooks may have chosen another database";
                 Err(StoreError::new(StoreErrorKind::Unavailable, message))
             }
             outcome => Ok(outcome),

@@ -62,7 +62,7 @@ where
             let run = |_: Context| async { conclusion(true) };
             engine_of_another(open().await).execute(operation(key), run, || conclusion(true)).await
         });
-        assert!(matches!(asked, Ok(Answer::InProgress { .. })), "{key}: another process is told {asked:?}");
+        assert!(matches!(asked, Ok(Answer::InProgress { .. })), "{key}: another process gets {asked:?}");
         computed.join().expect("the runtime is well").expect("the task is well")
     });
     assert!(

@@ -183,7 +183,7 @@ impl Service {
     pub(crate) async fn show_record(&self, asked: Asked<'_>, key: &str) -> Answered {
         let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
         let key = key.parse().map_err(|_| Problem::NotFound)?;
-        let scope = Scope::new(tenant, &format!("POST {}", PAYMENTS.0));
+        let scope = Scope::new(tenant, format!("POST {}", PAYMENTS.0));
         // A record is found by its scope and key alone.
         let operation = Operation::new(scope, key, Fingerprint::of_bytes("", b""));
         let id = self.engine.acquire_for(&operation).id;

@@ -85,7 +85,7 @@ fn a_payment_whose_answer_was_lost_is_made_once() {
         ]
     );
     assert_eq!(log[5], log[8], "both replays name one payment");
-    assert_eq!(cells(&page, "record"), ["state", "completed", "attempt", "1", "status", "201"]);
+    assert_eq!(cells(&page, "record"), ["attempt", "1", "state", "completed", "status", "201"]);
     for (id, text) in [("effects", "1"), ("payments", "payment"), ("total", "12.50")] {
         assert!(page.contains(&format!("id=\"{id}\">{text}<")), "{id}: {page}");
     }

@@ -57,7 +57,7 @@ fn answers() -> Vec<Promise> {
             let mut answers = situation.final_answers();
             answers.next().is_none_or(|first| answers.all(|answer| answer == first))
         }),
-        Promise::always("who is told that it completed is told the truth", |_, situation| {
+        Promise::always("an answer that it completed is true", |_, situation| {
             let told = situation.final_answers().any(|answer| answer.kind == ReplayKind::Completed);
             !told || !situation.effects.is_empty()
         }),
@@ -97,7 +97,7 @@ fn transactional() -> Vec<Promise> {
 fn at_most_once() -> Vec<Promise> {
     vec![
         Promise::always(AT_MOST_ONE_EFFECT, at_most_one_effect),
-        Promise::always("after an effect nobody runs again", |model, situation| {
+        Promise::always("after an effect no run begins", |model, situation| {
             let answer = situation.world.answer_after_one_lease(&model.requests);
             situation.effects.is_empty() || matches!(answer, AcquireOutcome::Replay(_))
         }),

@@ -277,7 +277,7 @@ impl LeaseRenewals {
                     // acknowledged, it forbids an answer of success.
                     Renewed::Lost if self.settling.load(Ordering::Relaxed) => return self.run.lost().cancel(),
                     Renewed::Lost => {
-                        tracing::warn!(record = %self.run.id(), "somebody else owns the record of a running operation");
+                        tracing::warn!(record = %self.run.id(), "another owner has the record of a running operation");
                         self.run.observe(EventKind::LeaseLost);
                         return self.run.lost().cancel();
                     }

@@ -38,7 +38,7 @@ pub async fn self_test(store: &dyn IdempotencyStore) -> Result<(), SelfTestError
     let rival = Acquire { owner: OwnerToken::random(), ..request.clone() };
     let lease = match store.acquire(&request).await? {
         AcquireOutcome::Acquired(lease) => lease,
-        _ => return Err(SelfTestError::Broken("the acquire of a key that nobody else knows was refused")),
+        _ => return Err(SelfTestError::Broken("the acquire of a new key was refused")),
     };
     expect(
         matches!(store.acquire(&rival).await?, AcquireOutcome::InProgress { .. }),
@@ -53,7 +53,7 @@ pub async fn self_test(store: &dyn IdempotencyStore) -> Result<(), SelfTestError
     let response = Settlement::Completed(StoredResponse::new(200, "stale"));
     expect(
         store.settle(&stale, &response, TERM.retention).await? == OwnerOutcome::LeaseLost,
-        "a settlement by somebody who does not own the record was accepted",
+        "a settlement by a caller that does not own the record was accepted",
     )?;
     expect(
         store.settle(&lease, &Settlement::Released, TERM.retention).await? == OwnerOutcome::Applied,
