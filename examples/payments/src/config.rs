@@ -108,8 +108,9 @@ pub(crate) struct Config {
     #[arg(long, env = "PAYMENTS_OPERATOR_TOKEN", hide_env_values = true)]
     pub(crate) operator_token: Option<OperatorToken>,
     /// Obey the request header X-Simulate, for tests.
+    #[cfg(feature = "simulate")]
     #[arg(long, env = "PAYMENTS_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
-    pub(crate) simulate: bool,
+    simulate: bool,
 }
 
 /// The operators' bearer token. `Debug` does not show it.
@@ -171,6 +172,14 @@ impl ContractName {
 }
 
 impl Config {
+    /// Whether tests tell the service what to do. Only a build with the feature `simulate` can do that.
+    pub(crate) fn is_simulating(&self) -> bool {
+        #[cfg(feature = "simulate")]
+        return self.simulate;
+        #[cfg(not(feature = "simulate"))]
+        false
+    }
+
     /// Where the idempotency records are.
     pub(crate) fn store(&self) -> Result<Place<'_>, UnknownPlace> {
         if self.store.starts_with("redis") {

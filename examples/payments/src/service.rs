@@ -100,12 +100,12 @@ impl Service {
     }
 
     pub(crate) fn is_simulating(&self) -> bool {
-        self.config.simulate
+        self.config.is_simulating()
     }
 
     /// What the request wants to be simulated outside of the idempotency layer.
     pub(crate) fn outside(&self, asked: &Asked<'_>) -> Outside {
-        let Some(tenant) = self.tenant(asked).filter(|_| self.config.simulate) else { return Outside::default() };
+        let Some(tenant) = self.tenant(asked).filter(|_| self.config.is_simulating()) else { return Outside::default() };
         // The handler refuses a malformed header.
         let simulation = Simulation::from_header(true, asked.simulate).unwrap_or_default();
         Outside::new(simulation, self.running.enter(&tenant, Stage::Open))
@@ -113,7 +113,7 @@ impl Service {
 
     pub(crate) async fn create_payment(&self, asked: Asked<'_>, run: &Context, body: Bytes) -> Answered {
         let tenant = self.tenant(&asked).ok_or(Problem::Unauthenticated)?;
-        let simulation = Simulation::from_header(self.config.simulate, asked.simulate)?;
+        let simulation = Simulation::from_header(self.config.is_simulating(), asked.simulate)?;
         let payment = NewPayment::from_json(&body)?;
         let made = self.make_payment(&simulation, run, &tenant, payment);
         let answer =
@@ -199,7 +199,7 @@ impl Service {
 
     pub(crate) fn show_running(&self, asked: &Asked<'_>) -> Answered {
         let tenant = self.tenant(asked).ok_or(Problem::Unauthenticated)?;
-        if !self.config.simulate {
+        if !self.config.is_simulating() {
             return Err(Problem::NotFound);
         }
         Ok(self.stages(&tenant))
@@ -217,7 +217,7 @@ impl Service {
 
     pub(crate) fn release_run(&self, asked: &Asked<'_>) -> Answered {
         let tenant = self.tenant(asked).ok_or(Problem::Unauthenticated)?;
-        if !self.config.simulate {
+        if !self.config.is_simulating() {
             return Err(Problem::NotFound);
         }
         self.running.release(&tenant);
@@ -226,7 +226,7 @@ impl Service {
 
     pub(crate) fn time_out_run(&self, asked: &Asked<'_>) -> Answered {
         let tenant = self.tenant(asked).ok_or(Problem::Unauthenticated)?;
-        if !self.config.simulate {
+        if !self.config.is_simulating() {
             return Err(Problem::NotFound);
         }
         self.running.time_out(&tenant);

@@ -1,5 +1,5 @@
 //! A headless Chromium opens the example's page, and renders the diagrams of the pages.
-#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};

@@ -21,7 +21,7 @@ const DOCKERFILE: &str = "FROM scratch\nCOPY root/ /\nWORKDIR /data\nUSER 65534:
 pub(crate) fn provide() -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let name = format!("{FAMILY}/payments");
-    command::run(&mut cargo(&["build", "--quiet", "-p", "payments"]))?;
+    command::run(&mut cargo(&["build", "--quiet", "-p", "payments", "--features", "simulate"]))?;
     // Cargo has built it in the same folder as this program.
     let program = std::env::current_exe()?.with_file_name("payments");
     let libraries = libraries_in(&output_of(Command::new("ldd").arg(&program))?);

@@ -23,7 +23,7 @@ fn with_bugs(command: &mut Command) -> Result<PathBuf, Box<dyn Error>> {
 
 /// Builds the example with the bugs. An environment variable turns one of them on when it starts.
 pub(crate) fn example() -> Result<PathBuf, Box<dyn Error>> {
-    let mut command = cargo(&["build", "--quiet", "-p", "payments"]);
+    let mut command = cargo(&["build", "--quiet", "-p", "payments", "--features", "simulate"]);
     let folder = with_bugs(&mut command)?;
     command::run(&mut command)?;
     Ok(folder.join("debug/payments"))
