@@ -128,14 +128,30 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Long { check } => {
             servers::provide(&check)?;
             // Some checks start the example's processes.
-            command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments", "--features", "simulate"]))?;
+            command::run(&mut command::cargo(&[
+                "build",
+                "--quiet",
+                "--release",
+                "-p",
+                "payments",
+                "--features",
+                "simulate",
+            ]))?;
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;
         }
         Task::Faults { options } => {
             servers::provide(&options)?;
             // The faults start the example's processes.
-            command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "payments", "--features", "simulate"]))?;
+            command::run(&mut command::cargo(&[
+                "build",
+                "--quiet",
+                "--release",
+                "-p",
+                "payments",
+                "--features",
+                "simulate",
+            ]))?;
             let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);
             command::run(faults.arg(planted::example()?).args(options))?;
         }

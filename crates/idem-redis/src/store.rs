@@ -152,8 +152,7 @@ impl LeaseRenewer for RedisRenewer {
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
         match self.0.renew(lease, term).await? {
             OwnerOutcome::LeaseLost if self.0.transport.is_beside_pool() => {
-                let message =
-                    "a connection outside of the pool finds no lease; the pool's hooks may have chosen another database";
+                let message = "a connection outside of the pool finds no lease; the pool's hooks may have chosen another database";
                 Err(StoreError::new(StoreErrorKind::Unavailable, message))
             }
             outcome => Ok(outcome),

@@ -105,7 +105,9 @@ impl Service {
 
     /// What the request wants to be simulated outside of the idempotency layer.
     pub(crate) fn outside(&self, asked: &Asked<'_>) -> Outside {
-        let Some(tenant) = self.tenant(asked).filter(|_| self.config.is_simulating()) else { return Outside::default() };
+        let Some(tenant) = self.tenant(asked).filter(|_| self.config.is_simulating()) else {
+            return Outside::default();
+        };
         // The handler refuses a malformed header.
         let simulation = Simulation::from_header(true, asked.simulate).unwrap_or_default();
         Outside::new(simulation, self.running.enter(&tenant, Stage::Open))

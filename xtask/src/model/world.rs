@@ -88,7 +88,9 @@ impl World {
         let request = requests.acquire(worker);
         let now = at(self.step);
         let (before, outcome) = self.apply(Command::Acquire(&request));
-        let Outcome::Acquire(outcome) = outcome else { unreachable!("the answer to an acquire is the outcome of an acquire") };
+        let Outcome::Acquire(outcome) = outcome else {
+            unreachable!("the answer to an acquire is the outcome of an acquire")
+        };
         match &outcome {
             AcquireOutcome::Acquired(lease) => {
                 let before = current(before.as_ref(), now);
@@ -142,7 +144,9 @@ impl World {
         if stale && current(before.as_ref(), at(self.step)) != self.record.as_ref().map(|stored| &stored.0) {
             self.note(Law::StaleOwnersChangeThings);
         }
-        let Outcome::Owner(outcome) = outcome else { unreachable!("the answer to an owner's action is the outcome of one") };
+        let Outcome::Owner(outcome) = outcome else {
+            unreachable!("the answer to an owner's action is the outcome of one")
+        };
         outcome
     }
 
