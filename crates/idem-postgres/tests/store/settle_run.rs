@@ -279,10 +279,16 @@ async fn engine() -> Engine {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum End {
     SameAnswer,
+    OtherOrder,
     OtherAnswer,
     Fault,
     Panic,
     Release,
+}
+
+/// Whether the handler returns what it has settled.
+fn is_same(end: End) -> bool {
+    matches!(end, End::SameAnswer | End::OtherOrder)
 }
 
 impl Engine {
@@ -301,6 +307,12 @@ impl Engine {
             let response = |body: &'static str| StoredResponse::new(500, body);
             let disposition = match end {
                 End::SameAnswer => Disposition::Complete { response: settled(), writes: Writes::Keep },
+                End::OtherOrder => {
+                    let mut headers = settled().headers.to_vec();
+                    headers.reverse();
+                    let response = StoredResponse { headers: headers.into(), ..settled() };
+                    Disposition::Complete { response, writes: Writes::Keep }
+                }
                 End::OtherAnswer => Disposition::Complete { response: response("other"), writes: Writes::Keep },
                 End::Fault => Disposition::Fault { response: response("the answer to COMMIT was lost") },
                 End::Panic => panic!("after COMMIT"),
@@ -319,12 +331,12 @@ impl Engine {
 
 #[tokio::test]
 async fn the_engine_recognises_a_run_that_its_handler_has_settled() {
-    for end in [End::SameAnswer, End::OtherAnswer, End::Fault, End::Panic, End::Release] {
+    for end in [End::SameAnswer, End::OtherOrder, End::OtherAnswer, End::Fault, End::Panic, End::Release] {
         let engine = engine().await;
         let first = engine.execute(end).await;
         match first {
-            Answer::Ran { value, attempt: 1, protected: true } if end == End::SameAnswer => assert_eq!(value, "ran"),
-            Answer::Replay(replay) if end != End::SameAnswer => {
+            Answer::Ran { value, attempt: 1, protected: true } if is_same(end) => assert_eq!(value, "ran"),
+            Answer::Replay(replay) if !is_same(end) => {
                 assert_eq!((replay.response, replay.kind), (settled(), ReplayKind::Completed), "{end:?}");
             }
             other => panic!("{end:?}: {other:?}"),
