@@ -170,7 +170,11 @@ impl Shared {
         };
         let answer = timeout(limit, verb).await.map_err(late).flatten();
         if let Err(error) = &answer {
-            tracing::warn!(error = error as &dyn std::error::Error, "the idempotency store could not answer");
+            let what = match error.kind() {
+                StoreErrorKind::Busy => "no transaction was free for an operation",
+                _ => "the idempotency store could not answer",
+            };
+            tracing::warn!(error = error as &dyn std::error::Error, "{what}");
             self.observe(subject, None, EventKind::StoreFailed(error));
         }
         answer
