@@ -205,7 +205,7 @@ pub struct Share {
 
 /// `LEAST`: what a cell needs besides a long stall. `AMPLE`: from this share on, each cell has its own long stalls.
 const LEAST: Duration = Duration::from_secs(20);
-const AMPLE: Duration = Duration::from_secs(240);
+const AMPLE: Duration = Duration::from_secs(200);
 
 /// Plans all cells, which take `total` together.
 ///
