@@ -102,7 +102,10 @@ async fn the_error_of_one_stays_its_own() {
             Ok(outcome) => assert!(outcome == OwnerOutcome::Applied && number != 7, "{number}"),
             Err(error) => {
                 assert_eq!((error.kind(), number), (StoreErrorKind::Timeout, 7), "{error:?}");
-                assert!(error.is_retryable() && error.to_string().contains("another session holds the lock"), "{error:?}");
+                assert!(
+                    error.is_retryable() && error.to_string().contains("another session holds the lock"),
+                    "{error:?}"
+                );
             }
         }
     }
