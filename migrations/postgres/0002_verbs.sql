@@ -613,7 +613,7 @@ BEGIN
             AND known.body IS NOT DISTINCT FROM idem_settle_run_v1.body;
         IF NOT FOUND THEN
             RAISE 'the run does not own its record any more, so its transaction must not commit'
-            USING ERRCODE = 'IDM03', HINT = 'Roll back. Another run has the operation, or has ended it.';
+            USING ERRCODE = 'IDM03', HINT = 'Roll back. Another run has the operation, or it is settled already, with another answer.';
         END IF;
     END IF;
 END

@@ -6,6 +6,7 @@ mod bodies;
 mod crashes;
 mod decisions;
 mod disconnects;
+mod home;
 mod hybrid;
 mod postgres;
 mod readme;

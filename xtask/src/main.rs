@@ -127,31 +127,13 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Long { check } => {
             servers::provide(&check)?;
-            // Some checks start the example's processes.
-            command::run(&mut command::cargo(&[
-                "build",
-                "--quiet",
-                "--release",
-                "-p",
-                "payments",
-                "--features",
-                "simulate",
-            ]))?;
+            build_example()?;
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;
         }
         Task::Faults { options } => {
             servers::provide(&options)?;
-            // The faults start the example's processes.
-            command::run(&mut command::cargo(&[
-                "build",
-                "--quiet",
-                "--release",
-                "-p",
-                "payments",
-                "--features",
-                "simulate",
-            ]))?;
+            build_example()?;
             let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);
             command::run(faults.arg(planted::example()?).args(options))?;
         }
@@ -173,4 +155,10 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Package => checks::packages()?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the example, whose processes long checks and faults start.
+fn build_example() -> Result<(), Box<dyn Error>> {
+    let build = ["build", "--quiet", "--release", "-p", "payments", "--features", "simulate"];
+    command::run(&mut command::cargo(&build))
 }

@@ -216,6 +216,18 @@ impl StoredResponse {
         Self { status, headers: Arc::from([]), body: StoredBody::Retained(body.into()) }
     }
 
+    /// Whether clients cannot tell the two responses apart. The order of header fields with different names has no meaning
+    /// (RFC 9110 section 5.3), and some frameworks do not keep it.
+    pub(crate) fn is_equivalent_to(&self, other: &Self) -> bool {
+        let by_name = |response: &Self| {
+            let mut fields = response.headers.to_vec();
+            fields.sort_by(|one, other| one.name.cmp(&other.name));
+            fields
+        };
+        let is_same = (self.status, &self.body) == (other.status, &other.body);
+        is_same && (self.headers == other.headers || by_name(self) == by_name(other))
+    }
+
     /// The response of a record whose outcome is unknown: 504 without a body, because the operation gave no answer.
     #[must_use]
     pub fn outcome_unknown() -> Self {

@@ -174,11 +174,13 @@ impl PostgresStore {
     ///
     /// # Guarantees
     /// - If the transaction commits, every repeat gets this answer. If it rolls back, the run is not settled.
-    /// - If another run owns the record, the statement fails with SQLSTATE `IDM03`. Its transaction can then only roll back.
+    /// - If another run owns the record, or it is settled with another answer, the statement fails with SQLSTATE `IDM03`. Its
+    ///   transaction can then only roll back.
     /// - Until the transaction ends, no other run of the operation begins. Renewals and other requests for the record wait for
     ///   `lock_timeout`. So make this the last statement before COMMIT.
     /// - The engine settles the run again, and that changes nothing. If the handler has returned another answer or an error,
-    ///   such as after a lost answer to COMMIT, the caller gets the settled answer as a replay.
+    ///   such as after a lost answer to COMMIT, the caller gets the settled answer as a replay. Return soon after COMMIT: a
+    ///   renewal finds the record settled, and reports a lost lease.
     /// - Wrong arguments fail with SQLSTATE `22023` and advice.
     ///
     /// # Contract
@@ -187,8 +189,8 @@ impl PostgresStore {
     /// settles in its own transaction, and does not go together with this statement.
     ///
     /// The driver's role needs the [privileges](crate#failures-and-operation) of the store. At REPEATABLE READ and SERIALIZABLE a
-    /// renewal during the transaction makes the statement fail with SQLSTATE `40001`: use READ COMMITTED, or a lease three times as
-    /// long as the transaction.
+    /// renewal during the transaction makes the statement fail with SQLSTATE `40001`: use READ COMMITTED, or run the transaction
+    /// again.
     #[must_use]
     pub fn settle_run_sql(&self) -> String {
         format!("SELECT {}.idem_settle_run_v1($1, $2, $3, $4, $5, $6, $7, $8)", self.shared.records.schema.quoted())

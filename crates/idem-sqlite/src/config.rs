@@ -42,7 +42,8 @@ impl SqliteConfig {
     /// Uses the application's connection pool for handlers' transactions, with its `after_connect`, lifetimes and metrics.
     ///
     /// The store opens further connections to the same file, with the pool's options: one that writes records, and some that
-    /// read. So settlements and repeats never wait for a connection of the pool. The file is in write-ahead mode from then on.
+    /// read. So settlements and repeats never wait for a connection of the pool. The file is in write-ahead mode from then on,
+    /// and a pool that sets another `journal_mode` is refused. For a handler's writes the pool's `busy_timeout` holds.
     ///
     /// Unless it is set, [`max_transactions`](Self::max_transactions) is one less than the pool's `max_connections`, and at
     /// most 16. Handlers' transactions commit with the pool's `synchronous`. If that is below `FULL`, the default, opening

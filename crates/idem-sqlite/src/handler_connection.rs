@@ -12,6 +12,10 @@ use tokio::time::{Instant, timeout_at};
 use crate::error::store_error;
 use crate::permits::TransactionPermit;
 
+/// How long a caller waits for a connection of the pool at least, however late it got its permit. With the default
+/// `transaction_wait` the sum stays below the engine's `store_timeout` of 2 s.
+const LEAST_ACQUIRE_WAIT: Duration = Duration::from_millis(500);
+
 /// Counts the temporary tables, views and triggers of a connection, and its attached databases.
 const TEMPORARY: &str = "SELECT (SELECT count(*) FROM sqlite_temp_master) \
     + (SELECT count(*) FROM pragma_database_list WHERE seq > 1)";
@@ -44,10 +48,12 @@ impl HandlerPool {
         deadline: Instant,
     ) -> Result<HandlerConnection, StoreError> {
         let failed = |error| store_error("begin a transaction", error);
+        let deadline = deadline.max(Instant::now() + LEAST_ACQUIRE_WAIT);
         let connection = timeout_at(deadline, self.pool.acquire()).await.map_err(|_| {
-            let most = self.pool.options().get_max_connections();
-            let wait = self.wait;
-            let message = format!("the pool gave no connection within {wait:?}: its {most} connections are in use");
+            let (wait, most) = (self.wait, self.pool.options().get_max_connections());
+            let message = format!(
+                "the pool gave no connection within {wait:?}: its {most} are in use, or a new one could not be opened"
+            );
             StoreError::new(StoreErrorKind::Busy, message)
         })?;
         let connection = connection.map_err(failed)?;

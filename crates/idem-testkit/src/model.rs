@@ -11,6 +11,18 @@ use idem_core::{
     OwnerToken, Record, RecordId, Replay, ReplayKind, Settlement, State, StoredResponse, Takeover, Term, Timestamp,
 };
 
+/// Header fields of different names may change places.
+fn is_the_same_to_clients(one: &StoredResponse, other: &StoredResponse) -> bool {
+    let values = |response: &StoredResponse| {
+        let mut values = HashMap::<_, Vec<_>>::new();
+        for field in response.headers.iter() {
+            values.entry(field.name.clone()).or_default().push(field.value.clone());
+        }
+        values
+    };
+    one.status == other.status && one.body == other.body && values(one) == values(other)
+}
+
 /// A verb of the port with its arguments.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -186,7 +198,7 @@ impl Model {
         if let Some(row) = self.rows.get(&lease.id)
             && row.owner == lease.owner
             && row.ending == Some(ending)
-            && row.answer.as_ref() == Some(answer)
+            && row.answer.as_ref().is_some_and(|stored| is_the_same_to_clients(stored, answer))
         {
             return Answer::Owner(OwnerOutcome::Applied);
         }

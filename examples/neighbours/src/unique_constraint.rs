@@ -7,7 +7,7 @@ pub const TABLE: &str = "CREATE TABLE accounts (address TEXT NOT NULL PRIMARY KE
 
 /// Signs up. Returns whether the account is new.
 ///
-/// A repeat cannot tell whether it was the first, and an account of somebody else with this address looks the same.
+/// A repeat cannot tell whether it was the first, and another person's account with this address looks the same.
 ///
 /// # Errors
 /// When the database could not answer. Repeat it.

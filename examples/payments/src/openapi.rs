@@ -13,7 +13,7 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::ledger::{NewPayment, Payment, Quote, Totals};
 use crate::service::{DESCRIPTION, HEALTH, LEDGER, PAYMENT, PAYMENTS, QUOTES};
 
-/// All pages but those for tests.
+/// The pages of the API. Those for tests, and what a browser shows, are not part of it.
 pub(crate) fn describe(payments: &HttpPolicy, quotes: &HttpPolicy) -> OpenApi {
     let get = |operation: Operation| PathItem::new(HttpMethod::Get, operation);
     let mut page = get(list_payments());

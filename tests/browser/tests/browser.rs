@@ -2,15 +2,10 @@
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use idem_pages::{markdown_files, workspace};
 use tempfile::TempDir;
-
-/// The workspace.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
 
 /// Runs Chromium on a URL with a new profile, and returns what it prints.
 fn chromium(url: &str, arguments: &[&str]) -> String {
@@ -89,7 +84,7 @@ fn a_payment_whose_answer_was_lost_is_made_once() {
     for (id, text) in [("effects", "1"), ("payments", "payment"), ("total", "12.50")] {
         assert!(page.contains(&format!("id=\"{id}\">{text}<")), "{id}: {page}");
     }
-    let picture = root().join("target/browser/payments.png");
+    let picture = workspace().join("target/browser/payments.png");
     std::fs::create_dir_all(picture.parent().unwrap()).unwrap();
     let screenshot = format!("--screenshot={}", picture.display());
     chromium(&format!("{}/#story", payments.url), &[&screenshot, "--window-size=1000,760"]);
@@ -98,27 +93,11 @@ fn a_payment_whose_answer_was_lost_is_made_once() {
     assert!(picture.starts_with(b"\x89PNG") && picture.len() > 10_000, "{} bytes", picture.len());
 }
 
-/// The Markdown files of a folder and below, except for build artifacts.
-fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() && !name.starts_with('.') && name != "target" {
-            pages(&path, found);
-        } else if name.ends_with(".md") {
-            found.push(path);
-        }
-    }
-}
-
 #[test]
 fn every_diagram_is_one_to_mermaid() {
     let script = std::env::var("MERMAID_JS").expect("MERMAID_JS: run `cargo xtask test-browser`");
-    let mut found = Vec::new();
-    pages(&root(), &mut found);
     let mut diagrams = Vec::new();
-    for page in found {
-        let text = std::fs::read_to_string(&page).unwrap();
+    for (page, text) in markdown_files() {
         let blocks = text.split("```mermaid\n").skip(1).map(|block| block.split_once("```").unwrap().0.to_owned());
         diagrams.extend(blocks.map(|block| (page.display().to_string(), block)));
     }

@@ -2,24 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The workspace.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
-
-fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() && !name.starts_with('.') && name != "target" {
-            pages(&path, found);
-        } else if name.ends_with(".md") {
-            found.push(path);
-        }
-    }
-}
+use idem_pages::{markdown_files, workspace};
 
 /// A page without its code blocks.
 fn prose(text: &str) -> String {
@@ -57,39 +42,53 @@ fn links(text: &str) -> Vec<String> {
     parts.filter_map(|part| Some(part.split_once(')')?.0.trim_matches(['<', '>']).to_owned())).collect()
 }
 
+/// Whether a link leads to another site, or to an item of Rust, which rustdoc checks.
+fn is_elsewhere(link: &str) -> bool {
+    let is_item = link.contains("::") || link.starts_with("crate#") || link.ends_with("()");
+    let is_type = !link.contains(['.', '/', '#']) && link.starts_with(char::is_uppercase);
+    link.contains("://") || link.starts_with("mailto:") || is_item || is_type
+}
+
+/// Whether a link of a page leads to a file, and to a heading if it names one.
+fn leads_somewhere(page: &Path, link: &str) -> bool {
+    let (file, anchor) = link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
+    let target = if file.is_empty() { page.to_owned() } else { page.parent().unwrap().join(file) };
+    match anchor {
+        Some(anchor) if target.extension().is_some_and(|extension| extension == "md") => {
+            let text = std::fs::read_to_string(target).unwrap_or_default();
+            anchors(&prose(&text)).iter().any(|known| known == anchor)
+        }
+        _ => target.exists(),
+    }
+}
+
 #[test]
 fn every_link_leads_to_a_file_and_a_heading() {
-    let mut found = Vec::new();
-    pages(&root(), &mut found);
     let (mut checked, mut broken) = (0, Vec::new());
-    for page in &found {
-        let text = prose(&std::fs::read_to_string(page).unwrap());
-        for link in links(&text) {
-            // Links of documentation lead to items, which rustdoc checks.
-            let is_item = link.contains("::") || link == "crate" || link.starts_with("crate#") || link.ends_with("()");
-            if link.contains("://")
-                || is_item
-                || link.starts_with("mailto:")
-                || link.chars().next().is_some_and(char::is_uppercase) && !link.contains('.')
-            {
-                continue;
-            }
+    for (page, text) in markdown_files() {
+        for link in links(&prose(&text)).into_iter().filter(|link| !is_elsewhere(link)) {
             checked += 1;
-            let (file, anchor) =
-                link.split_once('#').map_or((link.as_str(), None), |(file, anchor)| (file, Some(anchor)));
-            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
-            let is_there = target.exists()
-                && anchor.is_none_or(|anchor| {
-                    target.extension().is_none_or(|extension| extension != "md")
-                        || anchors(&prose(&std::fs::read_to_string(&target).unwrap()))
-                            .iter()
-                            .any(|known| known == anchor)
-                });
-            if !is_there {
+            if !leads_somewhere(&page, &link) {
                 broken.push(format!("{}: {link}", page.display()));
             }
         }
     }
     assert!(checked > 50, "only {checked} links were found");
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn a_link_to_a_file_or_a_heading_that_is_not_there_is_found() {
+    let page = workspace().join("README.md");
+    for (link, expected) in [
+        ("docs/adoption.md", true),
+        ("docs/adoption.md#another-driver", true),
+        ("#questions", true),
+        ("docs/nothing.md", false),
+        ("docs/nothing.md#another-driver", false),
+        ("docs/adoption.md#no-such-heading", false),
+        ("#no-such-heading", false),
+    ] {
+        assert_eq!(leads_somewhere(&page, link), expected, "{link}");
+    }
 }

@@ -19,7 +19,6 @@ pub(crate) enum Framework {
     Axum,
     Actix,
     /// hyper with the layer of `idem-tower`, without a framework.
-    #[allow(dead_code, reason = "only the matrix tries it")]
     Hyper,
 }
 

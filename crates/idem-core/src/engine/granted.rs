@@ -22,7 +22,7 @@ use super::probe::{CrashedRun, ProbeOutcome};
 use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
 use super::shared::Shared;
 use crate::machine::{Lease, Settlement};
-use crate::record::{Acquisition, Failure, Record, State, StoredResponse};
+use crate::record::Acquisition;
 use crate::store::Writes;
 
 /// The shortest time for which a run may ask its record to be kept.
@@ -133,7 +133,7 @@ fn settle<T>(
         shared.waiters.wake(&lease.id);
         match settled {
             Settled::Ours => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
-            Settled::Lost => Box::pin(answer_of_record(context, lease, &plan.settlement, value)).await,
+            Settled::Lost => Box::pin(answer_of_record(context, lease, value)).await,
             Settled::Failed(error) => Err(ExecuteError::TransactionFailed(error)),
             Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
         }
@@ -208,15 +208,11 @@ async fn answer_without_running<T>(context: &Context) -> ExecuteResult<T> {
 
 /// The answer of a run whose settlement was not applied: what the record says, so that all callers get the same answer.
 ///
-/// Another owner has superseded the run, or the handler has settled the record in a transaction. The handler may have returned
-/// the same answer with its header fields in another order, which some frameworks do not keep, or another answer.
-async fn answer_of_record<T>(context: &Context, lease: &Lease, settlement: &Settlement, value: T) -> ExecuteResult<T> {
+/// Another owner has superseded the run, or the handler has settled the record in a transaction and returned another answer.
+async fn answer_of_record<T>(context: &Context, lease: &Lease, value: T) -> ExecuteResult<T> {
     let shared = context.shared();
     let record = current_record(context).await?;
     if record.as_ref().is_some_and(|record| is_settled_by(record, lease)) {
-        if record.as_ref().is_some_and(|record| has_answer_of(record, settlement)) {
-            return Ok(Answer::Ran { value, attempt: lease.attempt, protected: true });
-        }
         tracing::debug!(record = %lease.id, "the record has the answer that the operation settled, and not the one that it returned");
     } else {
         tracing::warn!(record = %lease.id, "an operation ended after it had lost its lease");
@@ -228,24 +224,6 @@ async fn answer_of_record<T>(context: &Context, lease: &Lease, settlement: &Sett
         None if shared.contract() == Contract::Transactional => Answer::in_progress(Duration::ZERO),
         None => Answer::Ran { value, attempt: lease.attempt, protected: true },
     })
-}
-
-/// Whether a record ended as a settlement ends it, with the same answer but for the order of its header fields.
-fn has_answer_of(record: &Record, settlement: &Settlement) -> bool {
-    let (stored, given) = match (&record.state, settlement) {
-        (State::Completed { response }, Settlement::Completed(given))
-        | (State::Failed { failure: Failure::Terminal, response }, Settlement::FailedTerminal(given)) => {
-            (response, given)
-        }
-        _ => return false,
-    };
-    // Fields of one name stay in their order, which has a meaning.
-    let by_name = |response: &StoredResponse| {
-        let mut fields = response.headers.to_vec();
-        fields.sort_by(|one, other| one.name.cmp(&other.name));
-        fields
-    };
-    (stored.status, &stored.body) == (given.status, &given.body) && by_name(stored) == by_name(given)
 }
 
 impl Shared {

@@ -118,7 +118,8 @@ fn settled_state(settlement: &Settlement, now: Timestamp) -> Option<State> {
     })
 }
 
-/// Whether `settlement` is the one that led to `state`. The time of a backoff is not compared: the repeat comes later.
+/// Whether `settlement` is the one that led to `state`. The time of a backoff is not compared: the repeat comes later. Nor is
+/// the order of header fields with different names, which has no meaning.
 fn is_settled_so(state: &State, settlement: &Settlement) -> bool {
     match (state, settlement) {
         (State::Completed { response: stored }, Settlement::Completed(response))
@@ -126,7 +127,7 @@ fn is_settled_so(state: &State, settlement: &Settlement) -> bool {
         | (
             State::Failed { failure: Failure::Retryable { .. }, response: stored },
             Settlement::FailedRetryable { response, .. },
-        ) => stored == response,
+        ) => stored.is_equivalent_to(response),
         (State::Failed { failure: Failure::OutcomeUnknown, .. }, Settlement::OutcomeUnknown) => true,
         _ => false,
     }

@@ -54,7 +54,19 @@ pub async fn the_checkpoint_outlives_a_retryable_failure_only(subject: &Subject)
     }
 }
 
-/// Law L8: the same settlement again gets the same answer, and changes nothing.
+/// [`completed`] with its header fields in another order, which may keep or change that of fields with one name.
+fn completed_in_another_order(keeps_order_within_names: bool) -> Settlement {
+    let response = crate::fixture::response();
+    let mut headers = response.headers.to_vec();
+    if keeps_order_within_names {
+        headers.sort_by(|one, other| one.name.cmp(&other.name));
+    } else {
+        headers.reverse();
+    }
+    Settlement::Completed(StoredResponse { headers: headers.into(), ..response })
+}
+
+/// Law L8: the same settlement again gets the same answer, and changes nothing. It may have its header fields in another order.
 pub async fn a_repeated_settlement_is_answered_as_the_first_time(subject: &Subject) {
     for settlement in [completed(), failed(), retryable()] {
         let request = request();
@@ -65,6 +77,11 @@ pub async fn a_repeated_settlement_is_answered_as_the_first_time(subject: &Subje
         assert_eq!(subject.settle(&lease, &settlement).await, OwnerOutcome::Applied);
         subject.advance_to_end_of(LEASE * 2);
         assert_eq!(subject.settle(&lease, &settlement).await, OwnerOutcome::Applied);
+        if settlement == completed() {
+            let reordered = completed_in_another_order(true);
+            assert_ne!(reordered, settlement);
+            assert_eq!(subject.settle(&lease, &reordered).await, OwnerOutcome::Applied);
+        }
         assert_record_is(subject, &request, &record).await;
     }
 }
@@ -79,8 +96,17 @@ pub async fn a_different_settlement_of_a_settled_record_is_refused(subject: &Sub
     let lease = subject.lease(&request).await;
     subject.settle(&lease, &completed()).await;
     let record = subject.record(&request.id).await;
-    for second in [Settlement::Completed(other_body), as_failure, as_retry, failed(), retryable(), Settlement::Released]
-    {
+    let other_order = completed_in_another_order(false);
+    let others = [
+        Settlement::Completed(other_body),
+        other_order,
+        as_failure,
+        as_retry,
+        failed(),
+        retryable(),
+        Settlement::Released,
+    ];
+    for second in others {
         assert_eq!(subject.settle(&lease, &second).await, OwnerOutcome::LeaseLost, "{second:?}");
     }
     assert_record_is(subject, &request, &record).await;
