@@ -562,7 +562,8 @@ $$;
 -- body: NULL if it is not kept.
 -- retention_seconds: how long the answer is kept, from 1.
 --
--- Raises IDM03 if the run does not own its record any more. A repetition with the same arguments changes nothing.
+-- Raises IDM03 if the run does not own its record any more, or is settled already. A repetition with the same arguments in
+-- the same transaction changes nothing. In another transaction it would let the business writes commit a second time.
 CREATE FUNCTION "idem".idem_settle_run_v1(
     record BYTEA, owner BYTEA, kind TEXT, status INTEGER, header_names TEXT[], header_values TEXT[], body BYTEA,
     retention_seconds BIGINT
@@ -573,6 +574,9 @@ SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
     longest CONSTANT BIGINT := 9223372036854;
+    -- The runs that this transaction has settled. Savepoints that are rolled back take theirs with them.
+    settled_here CONSTANT TEXT := coalesce(current_setting('idem.settled_runs', TRUE), '');
+    run CONSTANT TEXT := encode(record || owner, 'hex');
     wanted CONSTANT SMALLINT := CASE kind WHEN 'completed' THEN 2 WHEN 'failed' THEN 3 END;
     names CONSTANT TEXT[] := coalesce(header_names, '{}');
     contents CONSTANT TEXT[] := coalesce(header_values, '{}');
@@ -584,6 +588,9 @@ BEGIN
     ELSIF coalesce(octet_length(record) <> 32, TRUE) OR coalesce(octet_length(owner) <> 16, TRUE) THEN
         RAISE 'record must have 32 bytes and owner 16: pass the id and the owner of the run''s lease'
         USING ERRCODE = 'invalid_parameter_value';
+    ELSIF owner = decode(repeat('00', 16), 'hex') THEN
+        RAISE 'owner must be that of a lease: no run has the owner of 16 zero bytes'
+        USING ERRCODE = 'invalid_parameter_value';
     ELSIF coalesce(status NOT BETWEEN 0 AND 65535, TRUE) THEN
         RAISE 'status must be a number from 0 to 65535, not %', coalesce(status::TEXT, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
@@ -591,6 +598,18 @@ BEGIN
         OR array_position(names, NULL) IS NOT NULL OR array_position(contents, NULL) IS NOT NULL
     THEN
         RAISE 'header_names and header_values must have the same length, and no NULL'
+        USING ERRCODE = 'invalid_parameter_value';
+    ELSIF EXISTS (SELECT FROM unnest(names) AS field (name) WHERE field.name !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$')
+        OR EXISTS (SELECT FROM unnest(contents) AS field (content) WHERE field.content ~ '[\x01-\x08\x0a-\x1f\x7f]')
+    THEN
+        RAISE 'header_names must be names of header fields, and header_values must have no control characters'
+        USING ERRCODE = 'invalid_parameter_value';
+    ELSIF EXISTS (
+        SELECT FROM unnest(names) AS field (name) WHERE lower(field.name COLLATE "C") IN (
+            'connection', 'content-length', 'keep-alive', 'proxy-connection', 'te', 'trailer', 'transfer-encoding', 'upgrade'
+        )
+    ) THEN
+        RAISE 'header_names must not describe the first connection, such as content-length: each replay has its own'
         USING ERRCODE = 'invalid_parameter_value';
     ELSIF coalesce(retention_seconds NOT BETWEEN 1 AND longest, TRUE) THEN
         RAISE 'retention_seconds must be a number from 1 to %, not %', longest, coalesce(retention_seconds::TEXT, 'NULL')
@@ -600,21 +619,29 @@ BEGIN
     FROM (
         SELECT number, place, convert_to(given.part, 'UTF8') AS part
         FROM unnest(names, contents) WITH ORDINALITY AS field (name, content, number)
-        CROSS JOIN LATERAL (VALUES (1, field.name), (2, field.content)) AS given (place, part)
+        CROSS JOIN LATERAL (VALUES (1, lower(field.name COLLATE "C")), (2, field.content)) AS given (place, part)
     ) AS encoded;
     PERFORM FROM "idem".idem_settle_v1(
         0, ARRAY[record], ARRAY[owner], ARRAY[wanted::BIGINT], ARRAY[NULL::BIGINT], ARRAY[status::BIGINT], ARRAY[fields],
         ARRAY[body], ARRAY[retention_seconds * 1000000]
     );
+    IF FOUND THEN
+        PERFORM set_config('idem.settled_runs', settled_here || ' ' || run, TRUE);
+        -- The record may now be kept for longer than before. A transaction that takes long can outlive the end that its
+        -- partition knows, and the partition must not be dropped then.
+        UPDATE "idem".idem_records AS known SET purge_after = known.expires_at
+        WHERE known.id = record AND known.purge_after < known.expires_at;
+        RETURN;
+    END IF;
+    PERFORM FROM "idem".idem_records AS known
+    WHERE known.id = record AND known.owner = idem_settle_run_v1.owner AND known.state = wanted
+        AND known.status = idem_settle_run_v1.status AND known.headers = fields
+        AND known.body IS NOT DISTINCT FROM idem_settle_run_v1.body
+        AND strpos(settled_here, run) > 0;
     IF NOT FOUND THEN
-        PERFORM FROM "idem".idem_records AS known
-        WHERE known.id = record AND known.owner = idem_settle_run_v1.owner AND known.state = wanted
-            AND known.status = idem_settle_run_v1.status AND known.headers = fields
-            AND known.body IS NOT DISTINCT FROM idem_settle_run_v1.body;
-        IF NOT FOUND THEN
-            RAISE 'the run does not own its record any more, so its transaction must not commit'
-            USING ERRCODE = 'IDM03', HINT = 'Roll back. Another run has the operation, or it is settled already, with another answer.';
-        END IF;
+        RAISE 'the run does not own its record any more, so its transaction must not commit'
+        USING ERRCODE = 'IDM03',
+        HINT = 'Roll back. Another run has the operation, or another transaction has settled this run.';
     END IF;
 END
 $$;

@@ -241,17 +241,14 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Updates the fast store at the end of a run, before the caller gets its answer.
     ///
-    /// It removes the lock, and starts a copy in the background, for which other callers wait. If the lease was lost, the lock
-    /// has expired, or belongs to another run.
+    /// It removes the lock, and starts a copy in the background, for which other callers wait. A lock of a later attempt stays.
+    /// There is a lock although the lease was lost if the handler has settled its run in a transaction of its own.
     pub(crate) async fn ended(self: &Arc<Self>, lease: &Lease, settlement: &Settlement, outcome: OwnerOutcome) {
         let run = self.runs.forget(&lease.id, &lease.owner);
-        if outcome == OwnerOutcome::LeaseLost {
-            return;
-        }
         let locked = run.and_then(|run| run.locked);
         let attempt = locked.unwrap_or(lease.attempt);
         let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
-        let copies = is_final && self.config.caches;
+        let copies = outcome == OwnerOutcome::Applied && is_final && self.config.caches;
         let unlocked = self.cache.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await;
         if let Some(seen_at) = unlocked.filter(|_| copies) {
             self.copy_behind(lease.id, seen_at).await;

@@ -118,7 +118,8 @@ impl Records {
     ) -> Result<Option<AcquireOutcome>, StoreError> {
         let Some(row) = row else { return Ok(Some(outcome)) };
         let lock = self.schema.lock(&request.id);
-        Ok(match self.replace(request.id, Some(lock), &row, next.as_ref()).await? {
+        let replaced = self.replace(request.id, Some(lock), &row, next.as_ref()).await;
+        Ok(match replaced.map_err(StoreError::with_existing_record)? {
             ReplaceOutcome::Done => Some(outcome),
             ReplaceOutcome::Running => Some(IN_PROGRESS),
             ReplaceOutcome::Changed => None,

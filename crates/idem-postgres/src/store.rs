@@ -165,7 +165,7 @@ impl PostgresStore {
     /// | `$2` | owner | `BYTEA` | [`lease.owner.as_bytes()`](idem_core::OwnerToken::as_bytes) |
     /// | `$3` | kind | `TEXT` | `completed`, or `failed` for a failure that must not run again |
     /// | `$4` | status | `INTEGER` | the status of the answer; [`Idempotency::run`](idem_core::engine::Idempotency::run) stores values with 200 |
-    /// | `$5` | header names | `TEXT[]` | may be empty |
+    /// | `$5` | header names | `TEXT[]` | may be empty; the fields that repeats get too, so no cookies, and no `content-length` |
     /// | `$6` | header values | `TEXT[]` | one for each name |
     /// | `$7` | body | `BYTEA` | the answer, from `run` as JSON; `NULL` if it is not kept |
     /// | `$8` | retention | `BIGINT` | how long repeats get the answer, in seconds, from 1 |
@@ -174,13 +174,17 @@ impl PostgresStore {
     ///
     /// # Guarantees
     /// - If the transaction commits, every repeat gets this answer. If it rolls back, the run is not settled.
-    /// - If another run owns the record, or it is settled with another answer, the statement fails with SQLSTATE `IDM03`. Its
-    ///   transaction can then only roll back.
+    /// - If another run owns the record, or another transaction has settled it, the statement fails with SQLSTATE `IDM03`. Its
+    ///   transaction can then only roll back. Call it outside of savepoints and of blocks with `EXCEPTION`, which would keep the
+    ///   rest of the transaction.
     /// - Until the transaction ends, no other run of the operation begins. Renewals and other requests for the record wait for
-    ///   `lock_timeout`. So make this the last statement before COMMIT.
-    /// - The engine settles the run again, and that changes nothing. If the handler has returned another answer or an error,
-    ///   such as after a lost answer to COMMIT, the caller gets the settled answer as a replay. Return soon after COMMIT: a
-    ///   renewal finds the record settled, and reports a lost lease.
+    ///   `lock_timeout`. So make this the last statement before COMMIT. One exception: after a deployment that makes the
+    ///   operation Transactional, a run can begin when the lease is over. It cannot commit.
+    /// - After a lost answer to COMMIT, return an error. If the transaction has committed, the caller gets the settled answer as
+    ///   a replay. A second transaction would meet `IDM03`.
+    /// - The engine settles the run again, and that changes nothing. If the handler returns another answer, the caller gets the
+    ///   settled one as a replay. Only if the store cannot be asked for 5 s, the caller gets the handler's. Return soon after
+    ///   COMMIT: a renewal finds the record settled, and reports a lost lease.
     /// - Wrong arguments fail with SQLSTATE `22023` and advice.
     ///
     /// # Contract

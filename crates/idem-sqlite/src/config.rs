@@ -14,6 +14,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 /// without saying why.
 const TRANSACTION_WAIT: Duration = Duration::from_secs(1);
 
+/// Longer times are cut to this. SQLite counts milliseconds in 32 bits.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Where the database is and how it is used.
 #[derive(Debug, Clone)]
 pub struct SqliteConfig {
@@ -42,15 +45,22 @@ impl SqliteConfig {
     /// Uses the application's connection pool for handlers' transactions, with its `after_connect`, lifetimes and metrics.
     ///
     /// The store opens further connections to the same file, with the pool's options: one that writes records, and some that
-    /// read. So settlements and repeats never wait for a connection of the pool. The file is in write-ahead mode from then on,
-    /// and a pool that sets another `journal_mode` is refused. For a handler's writes the pool's `busy_timeout` holds.
+    /// read. So settlements and repeats never wait for a connection of the pool. The file is in write-ahead mode from then on.
+    /// Opening fails if the pool's connections set another `journal_mode` or cannot write. For a handler's writes the pool's
+    /// `busy_timeout` holds.
     ///
     /// Unless it is set, [`max_transactions`](Self::max_transactions) is one less than the pool's `max_connections`, and at
     /// most 16. Handlers' transactions commit with the pool's `synchronous`. If that is below `FULL`, the default, opening
     /// fails, unless [`dangerous_synchronous_normal`](Self::dangerous_synchronous_normal) accepts `NORMAL`.
     ///
-    /// A connection returns to the pool when its transaction has ended and nothing of the handler's is left on it. If a run is
-    /// dropped midway, the store closes its connection, and the pool opens another one.
+    /// A connection returns to the pool when its transaction has committed. Otherwise the store closes it, and the pool opens
+    /// another one. It also closes a connection with temporary objects, attached databases, or a changed `query_only` or
+    /// `busy_timeout`. Other settings that a handler changes stay: let `after_connect` set them.
+    ///
+    /// The store uses the commit hook of the connections, and removes one of the application's.
+    ///
+    /// Write into the main database only. SQLite does not commit several files together in write-ahead mode, so a crash can
+    /// lose what a handler wrote into an attached one. A handler that reads before it writes then fails, as if it had written.
     #[must_use]
     pub fn from_pool(pool: SqlitePool) -> Self {
         let most = pool.options().get_max_connections();
@@ -71,11 +81,11 @@ impl SqliteConfig {
         }
     }
 
-    /// How long a write waits for another one. Default 5 s. SQLite has one writer, and a handler that has written holds the
+    /// How long a write waits for another one, at most a day. Default 5 s. SQLite has one writer, and a handler that has written holds the
     /// write lock until it ends.
     #[must_use]
     pub fn busy_timeout(mut self, timeout: Duration) -> Self {
-        self.busy_timeout = timeout;
+        self.busy_timeout = timeout.min(LONGEST);
         self
     }
 
@@ -93,7 +103,7 @@ impl SqliteConfig {
     /// which would end the wait without saying why.
     #[must_use]
     pub fn transaction_wait(mut self, wait: Duration) -> Self {
-        self.transaction_wait = wait;
+        self.transaction_wait = wait.min(LONGEST);
         self
     }
 
@@ -137,7 +147,9 @@ impl SqliteConfig {
                 pool.connect_options().as_ref().clone()
             }
         };
-        Ok(options.journal_mode(SqliteJournalMode::Wal).synchronous(self.synchronous).busy_timeout(self.busy_timeout))
+        // With a shared cache, the writer would meet the locks of handlers without waiting for them.
+        let options = options.shared_cache(false).journal_mode(SqliteJournalMode::Wal);
+        Ok(options.synchronous(self.synchronous).busy_timeout(self.busy_timeout))
     }
 }
 

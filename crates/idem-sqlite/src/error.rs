@@ -72,9 +72,20 @@ fn reason(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
     }
 }
 
-/// Whether a transaction's first write failed because its snapshot is old. It has written nothing then.
+/// Whether a transaction's first write failed because its snapshot is old. It has written nothing into the main database then.
 pub(crate) fn is_old_snapshot(error: &sqlx::Error) -> bool {
     extended_code(error) == Some(BUSY_SNAPSHOT)
+}
+
+/// The error of a transaction that cannot be committed because of what its handler did. Nothing of it is committed.
+pub(crate) fn transaction_failed(why: &str, error: sqlx::Error) -> StoreError {
+    let message = format!("could not settle: {why}; nothing of it is committed");
+    StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
+}
+
+/// Whether a constraint of the tables refused it.
+pub(crate) fn is_constraint(error: &sqlx::Error) -> bool {
+    primary_code(error) == Some(CONSTRAINT)
 }
 
 /// Whether another connection holds a lock.

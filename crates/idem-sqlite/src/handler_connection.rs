@@ -9,23 +9,25 @@ use sqlx::{Connection as _, Row as _, Sqlite, SqliteConnection, SqlitePool};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::store_error;
+use crate::error::{is_constraint, store_error, transaction_failed};
 use crate::permits::TransactionPermit;
 
 /// How long a caller waits for a connection of the pool at least, however late it got its permit. With the default
 /// `transaction_wait` the sum stays below the engine's `store_timeout` of 2 s.
 const LEAST_ACQUIRE_WAIT: Duration = Duration::from_millis(500);
 
-/// Counts the temporary tables, views and triggers of a connection, and its attached databases.
-const TEMPORARY: &str = "SELECT (SELECT count(*) FROM sqlite_temp_master) \
-    + (SELECT count(*) FROM pragma_database_list WHERE seq > 1)";
+/// Asks for a [`ConnectionState`].
+const STATE: &str = "SELECT (SELECT count(*) FROM sqlite_temp_master), \
+    (SELECT count(*) FROM pragma_database_list WHERE seq > 1), \
+    (SELECT * FROM pragma_query_only), (SELECT * FROM pragma_busy_timeout)";
 
 /// The pool of handlers' connections.
 #[derive(Debug, Clone)]
 pub(crate) struct HandlerPool {
     pub(crate) pool: SqlitePool,
-    /// Whether it is a pool of the application, whose other work uses the same connections.
-    pub(crate) is_shared: bool,
+    /// How the connections of the store's own pool are. `None` for a pool of the application, whose connections are as the
+    /// application wants them. Its other work uses the same connections.
+    pub(crate) initial: Option<ConnectionState>,
     /// How long an operation waits for a transaction.
     pub(crate) wait: Duration,
 }
@@ -34,10 +36,33 @@ pub(crate) struct HandlerPool {
 /// closed, which rolls back.
 pub(crate) struct HandlerConnection {
     connection: PoolConnection<Sqlite>,
-    /// [`TEMPORARY`] before the handler. The application may have made such objects in its pool's connections.
-    temporary: i64,
+    /// Before the handler.
+    state: ConnectionState,
+    is_shared: bool,
     is_clean: bool,
     _permit: TransactionPermit,
+}
+
+/// What a handler can change on its connection, and its next user would notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ConnectionState {
+    /// Temporary tables, views and triggers, which hide those of the database.
+    temporary_objects: i64,
+    attached_databases: i64,
+    query_only: i64,
+    busy_timeout: i64,
+}
+
+impl ConnectionState {
+    pub(crate) async fn of(connection: &mut SqliteConnection) -> Result<Self, sqlx::Error> {
+        let row = sqlx::query(STATE).fetch_one(connection).await?;
+        Ok(Self {
+            temporary_objects: row.try_get(0)?,
+            attached_databases: row.try_get(1)?,
+            query_only: row.try_get(2)?,
+            busy_timeout: row.try_get(3)?,
+        })
+    }
 }
 
 impl HandlerPool {
@@ -49,25 +74,41 @@ impl HandlerPool {
     ) -> Result<HandlerConnection, StoreError> {
         let failed = |error| store_error("begin a transaction", error);
         let deadline = deadline.max(Instant::now() + LEAST_ACQUIRE_WAIT);
-        let connection = timeout_at(deadline, self.pool.acquire()).await.map_err(|_| {
+        let connection = timeout_at(deadline, self.acquire()).await.map_err(|_| {
             let (wait, most) = (self.wait, self.pool.options().get_max_connections());
             let message = format!(
                 "the pool gave no connection within {wait:?}: its {most} are in use, or a new one could not be opened"
             );
             StoreError::new(StoreErrorKind::Busy, message)
         })?;
-        let connection = connection.map_err(failed)?;
-        let mut begun = HandlerConnection { connection, temporary: 0, is_clean: false, _permit: permit };
-        begun.begin(self.is_shared).await.map_err(failed)?;
+        let mut connection = connection.map_err(failed)?;
+        let state = match self.initial {
+            Some(state) => state,
+            None => ConnectionState::of(&mut connection).await.map_err(failed)?,
+        };
+        let is_shared = self.initial.is_none();
+        let mut begun = HandlerConnection { connection, state, is_shared, is_clean: false, _permit: permit };
+        begun.begin().await.map_err(failed)?;
         Ok(begun)
+    }
+
+    /// Takes a connection that is in no transaction. The application can leave one open: if SQLite has ended a transaction after
+    /// an error, sqlx counts it as open until a rollback succeeds. There, `begin` would open only a savepoint, and `commit`
+    /// would commit nothing.
+    async fn acquire(&self) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
+        loop {
+            let mut connection = self.pool.acquire().await?;
+            if !connection.is_in_transaction() {
+                return Ok(connection);
+            }
+            tracing::warn!("a connection of the application's pool was in a transaction, and is closed");
+            connection.close_on_drop();
+        }
     }
 }
 
 impl HandlerConnection {
-    async fn begin(&mut self, is_shared: bool) -> Result<(), sqlx::Error> {
-        if is_shared {
-            self.temporary = temporary(&mut self.connection).await?;
-        }
+    async fn begin(&mut self) -> Result<(), sqlx::Error> {
         SqliteTransactionManager::begin(&mut self.connection, None).await?;
         sqlx::raw_sql("SAVEPOINT idem").execute(&mut *self.connection).await?;
         // Until the record is written, nothing commits on this connection, even if the handler ends the transaction.
@@ -75,19 +116,35 @@ impl HandlerConnection {
         Ok(())
     }
 
+    /// Whether the transaction, which failed to get the write lock because its snapshot is old, may still have written: into
+    /// an attached database.
+    pub(crate) fn may_have_written_elsewhere(&self) -> bool {
+        self.state.attached_databases > 0
+    }
+
     /// Commits the transaction.
     pub(crate) async fn commit(&mut self) -> Result<(), StoreError> {
         let handle = self.connection.lock_handle().await;
         handle.map_err(|error| store_error("commit", error))?.remove_commit_hook();
         let committed = SqliteTransactionManager::commit(&mut self.connection).await;
-        committed.map_err(|error| store_error("commit", error).indeterminate())
+        committed.map_err(|error| match is_constraint(&error) {
+            // A deferred one, which SQLite checks here.
+            true => transaction_failed("a deferred constraint refuses what the handler wrote", error),
+            false => store_error("commit", error).indeterminate(),
+        })
     }
 
-    /// Rolls the transaction back. If there is none, there is nothing to roll back, and the connection is closed.
-    pub(crate) async fn roll_back(&mut self) {
+    /// Rolls the transaction back, and gives the connection back to the store's own pool.
+    ///
+    /// A connection of the application's is closed: whether the handler failed because of it is not known. One that was opened
+    /// while the file could not be written stays read-only.
+    pub(crate) async fn roll_back(mut self) {
         if let Err(error) = SqliteTransactionManager::rollback(&mut self.connection).await {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(error, "a handler's transaction could not be rolled back");
+        }
+        if !self.is_shared {
+            self.give_back();
         }
     }
 
@@ -112,15 +169,10 @@ impl HandlerConnection {
         self.connection.lock_handle().await?.remove_commit_hook();
         // Ends a transaction that the handler began by plain SQL, which sqlx does not know. Mostly there is none.
         let _ = sqlx::raw_sql("ROLLBACK").execute(&mut *self.connection).await;
-        // Temporary objects would hide those of the database from the next handler's SQL. A connection that is still in a
-        // transaction would open only a savepoint for its next user, and commit nothing.
-        let temporary = temporary(&mut self.connection).await?;
-        Ok(temporary == self.temporary && !self.connection.is_in_transaction())
+        // A connection that is still in a transaction would open only a savepoint for its next user, and commit nothing.
+        let state = ConnectionState::of(&mut self.connection).await?;
+        Ok(state == self.state && !self.connection.is_in_transaction())
     }
-}
-
-async fn temporary(connection: &mut SqliteConnection) -> Result<i64, sqlx::Error> {
-    sqlx::query(TEMPORARY).fetch_one(connection).await?.try_get(0)
 }
 
 impl Drop for HandlerConnection {

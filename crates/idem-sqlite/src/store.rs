@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::config::{SqliteConfig, in_memory};
 use crate::error::{is_busy, opening_error, store_error};
-use crate::handler_connection::HandlerPool;
+use crate::handler_connection::{ConnectionState, HandlerPool};
 use crate::migrate::migrate;
 use crate::permits::TransactionPermits;
 use crate::reader::Readers;
@@ -33,6 +33,10 @@ const LIFETIME: Duration = Duration::from_secs(10);
 
 /// How long to wait before a busy database is opened again.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
+
+/// How long other processes may keep the mode of a new file from being set by the application's pool. A pool that sets another
+/// mode than the store's is refused after this time.
+const MODE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Records in a SQLite file. Clones share everything.
 ///
@@ -52,12 +56,12 @@ pub struct SqliteStore {
 
 /// Opens the first connection. While several processes switch a new file to write-ahead mode, SQLite answers that it is busy
 /// without waiting, so this tries again.
-async fn connect(options: &SqliteConnectOptions, patience: Duration) -> Result<SqliteConnection, StoreError> {
+async fn connect(options: &SqliteConnectOptions, patience: Duration) -> Result<SqliteConnection, sqlx::Error> {
     let give_up_at = Instant::now() + patience;
     loop {
         match options.connect().await {
             Err(error) if is_busy(&error) && Instant::now() < give_up_at => tokio::time::sleep(BUSY_PAUSE).await,
-            answer => return answer.map_err(|error| opening_error("open the database", error)),
+            answer => return answer,
         }
     }
 }
@@ -65,7 +69,7 @@ async fn connect(options: &SqliteConnectOptions, patience: Duration) -> Result<S
 /// Asks a new connection with the options of the application's pool. One that the pool has already does not change the mode of
 /// the file.
 async fn ask_as_the_pool(pool: &SqlitePool, question: &'static str) -> Result<Option<String>, StoreError> {
-    let mut connection = match pool.connect_options().connect().await {
+    let mut connection = match connect(&pool.connect_options(), MODE_PATIENCE).await {
         // The mode cannot be changed while other connections are open.
         Err(error) if is_busy(&error) => return Err(wrong_journal("busy").with_source(error)),
         answer => answer.map_err(|error| opening_error("open the database of the application's pool", error))?,
@@ -99,8 +103,15 @@ async fn expect_suitable(pool: &SqlitePool, config: &SqliteConfig) -> Result<(),
         return Err(wrong_journal(journal.as_deref().unwrap_or_default()));
     }
     let failed = |error| opening_error("use the application's pool", error);
-    let query = sqlx::query("SELECT synchronous FROM pragma_synchronous");
-    let synchronous: i64 = query.fetch_one(pool).await.and_then(|row| row.try_get(0)).map_err(failed)?;
+    // A connection of the pool itself, because `after_connect` may set more than the options say.
+    let mut connection = pool.acquire().await.map_err(failed)?;
+    let query = "SELECT (SELECT * FROM pragma_journal_mode), (SELECT * FROM pragma_synchronous)";
+    let row = sqlx::query(query).fetch_one(&mut *connection).await.map_err(failed)?;
+    let (journal, synchronous): (String, i64) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+    if journal != "wal" {
+        return Err(wrong_journal(&journal));
+    }
+    expect_writable(&mut connection).await?;
     let least = if config.synchronous == SqliteSynchronous::Full { FULL } else { NORMAL };
     if synchronous < least {
         let message = format!(
@@ -111,6 +122,15 @@ async fn expect_suitable(pool: &SqlitePool, config: &SqliteConfig) -> Result<(),
         return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
     }
     Ok(())
+}
+
+/// Refuses a pool whose connections only read, by a write that is rolled back.
+async fn expect_writable(connection: &mut SqliteConnection) -> Result<(), StoreError> {
+    let failed = |error| opening_error("write by a connection of the application's pool", error);
+    let mut attempt = connection.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+    let write = "UPDATE main.idem_identity SET identity = identity";
+    sqlx::raw_sql(write).execute(&mut *attempt).await.map_err(failed)?;
+    attempt.rollback().await.map_err(failed)
 }
 
 /// Values of `PRAGMA synchronous`.
@@ -140,13 +160,14 @@ impl SqliteStore {
             expect_file(pool).await?;
         }
         let failed = |error| opening_error("open the database", error);
-        let mut connection = connect(&options, config.busy_timeout).await?;
+        let mut connection = connect(&options, config.busy_timeout).await.map_err(failed)?;
         migrate(&mut connection).await?;
         let identity = sqlx::query("SELECT identity FROM main.idem_identity").fetch_one(&mut connection).await;
         let identity: Vec<u8> = identity.and_then(|row| row.try_get(0)).map_err(failed)?;
         let identity = identity.try_into().map_err(|_| {
             StoreError::new(StoreErrorKind::Corrupt, "the database has no identity of 16 bytes in idem_identity")
         })?;
+        let initial = ConnectionState::of(&mut connection).await.map_err(failed)?;
         connection.close().await.map_err(failed)?;
         // A file does not disconnect as a server does: testing before every use would only take time.
         let upkeep = SqlitePoolOptions::new().max_connections(UPKEEP).max_lifetime(LIFETIME).test_before_acquire(false);
@@ -161,14 +182,15 @@ impl SqliteStore {
                 .test_before_acquire(false)
                 .connect_lazy_with(options.clone()),
         };
-        let (is_shared, wait) = (config.pool().is_some(), config.transaction_wait);
+        let initial = config.pool().is_none().then_some(initial);
+        let wait = config.transaction_wait;
         let durability = match config.synchronous {
             SqliteSynchronous::Full | SqliteSynchronous::Extra => Durability::Power,
             SqliteSynchronous::Off | SqliteSynchronous::Normal => Durability::Crash,
         };
         Ok(Self {
             upkeep: upkeep.connect_lazy_with(options.clone()),
-            transactions: HandlerPool { pool: transactions, is_shared, wait },
+            transactions: HandlerPool { pool: transactions, initial, wait },
             permits: TransactionPermits::new(config.max_transactions, wait),
             readers: Readers::start(options.clone()),
             writer: Writer::start(options, Arc::clone(&config.clock)),

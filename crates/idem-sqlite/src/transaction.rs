@@ -8,13 +8,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::memory::Clock;
-use idem_core::{
-    Command, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, StoreError, StoreErrorKind, StoreTransaction,
-    Writes,
-};
+use idem_core::{Command, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, StoreError, StoreTransaction, Writes};
 use sqlx::SqliteConnection;
 
-use crate::error::{is_old_snapshot, store_error};
+use crate::error::{is_old_snapshot, store_error, transaction_failed};
 use crate::handler_connection::{HandlerConnection, HandlerPool};
 use crate::permits::Waiting;
 use crate::writer::{Writer, misanswered, transitions};
@@ -47,19 +44,23 @@ impl SqliteTransaction {
     }
 
     /// Writes the record and commits. `None` if the handler has only read, and another connection has written since: then
-    /// there is nothing to keep.
+    /// there is nothing to keep. If it is not committed, the transaction is still open.
     async fn keep(&mut self, settlement: &Settlement, retention: Duration) -> Result<Option<OwnerOutcome>, StoreError> {
         // Fails if the handler, or an error that it ignored, has ended the transaction: a commit here would not contain all
         // its writes.
         if let Err(error) = sqlx::raw_sql("RELEASE idem").execute(&mut *self.connection).await {
-            let message = "could not settle: the transaction was ended before the handler was, by the handler, or by SQLite \
-                 after an error such as a full disk; nothing of it is committed";
-            return Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error));
+            let why = "the transaction was ended before the handler was, by the handler, or by SQLite after an error such as a \
+                 full disk";
+            return Err(transaction_failed(why, error));
         }
         // Takes the write lock, so that the row cannot change between being read and being written.
         let lock = sqlx::query("UPDATE main.idem_records SET updated_at = updated_at WHERE id = ?");
         let locked = lock.bind(self.lease.id.as_bytes().as_slice()).execute(&mut *self.connection).await;
         match locked {
+            Err(error) if is_old_snapshot(&error) && self.connection.may_have_written_elsewhere() => {
+                let why = "it has read, another connection has written since, and it may have written into an attached database";
+                return Err(transaction_failed(why, error));
+            }
             Err(error) if is_old_snapshot(&error) => return Ok(None),
             locked => locked.map_err(|error| store_error("settle", error))?,
         };
@@ -71,10 +72,7 @@ impl SqliteTransaction {
                 self.connection.commit().await?;
                 Ok(Some(OwnerOutcome::Applied))
             }
-            Outcome::Owner(OwnerOutcome::LeaseLost) | Outcome::Acquire(_) => {
-                self.connection.roll_back().await;
-                Ok(Some(OwnerOutcome::LeaseLost))
-            }
+            Outcome::Owner(OwnerOutcome::LeaseLost) | Outcome::Acquire(_) => Ok(Some(OwnerOutcome::LeaseLost)),
         }
     }
 }
@@ -87,17 +85,21 @@ impl StoreTransaction for SqliteTransaction {
         retention: Duration,
         writes: Writes,
     ) -> Result<OwnerOutcome, StoreError> {
-        if writes == Writes::Keep {
-            let kept = self.keep(settlement, retention).await;
-            if let Some(settled) = kept.transpose() {
-                self.connection.give_back();
-                return settled;
-            }
-        }
-        self.connection.roll_back().await;
+        let kept = match writes {
+            // After an error the connection is closed: it may be the reason.
+            Writes::Keep => self.keep(settlement, retention).await?,
+            Writes::Discard => None,
+        };
         let Self { connection, writer, lease, .. } = *self;
-        connection.give_back();
-        writer.settle(&lease, settlement, retention).await
+        if kept == Some(OwnerOutcome::Applied) {
+            connection.give_back();
+            return Ok(OwnerOutcome::Applied);
+        }
+        connection.roll_back().await;
+        match kept {
+            Some(outcome) => Ok(outcome),
+            None => writer.settle(&lease, settlement, retention).await,
+        }
     }
 
     fn as_any_mut(&mut self) -> &mut (dyn Any + Send) {

@@ -133,6 +133,7 @@ pub(super) const SUITES: &[Suite] = &[
         Test("store"),
         &["conformance::memory_in_front_of_memory", "conformance::the_store_follows_the_model_in_memory"],
     ),
+    suite("hybrid-transactions", "idem-hybrid", Test("store"), &["transactions::a_run_that_its_handler_settled"]),
     suite("hybrid-cache", "idem-hybrid", Test("store"), &["cache::"]),
     suite("hybrid-lies", "idem-hybrid", Test("store"), &["lies::"]),
     suite("system", "payments", Test("system"), SYSTEM),

@@ -182,7 +182,16 @@ async fn settle_behind(context: Context, lease: Lease, plan: SettlementPlan, hel
     if answer.is_some() {
         held.give_back_late_acquire(&context, &lease);
     }
-    if answer == Some(OwnerOutcome::Applied) {
+    let is_settled = match answer {
+        Some(OwnerOutcome::Applied) => true,
+        // Its handler may have settled it in a transaction, and returned another answer.
+        Some(OwnerOutcome::LeaseLost) => {
+            let record = shared.bounded(context.subject(), shared.store().peek(&lease.id)).await;
+            record.is_ok_and(|record| record.is_some_and(|record| is_settled_by(&record, &lease)))
+        }
+        None => false,
+    };
+    if is_settled {
         context.observe(EventKind::SettlementDone);
     } else {
         tracing::error!(record = %lease.id, "a settlement was given up");

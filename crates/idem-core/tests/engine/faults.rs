@@ -7,7 +7,8 @@ use std::time::Duration;
 use idem_core::engine::{Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency};
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, MemoryStore,
-    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term, Writes,
+    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind, StoredResponse,
+    Term, Writes,
 };
 use idem_testkit::{Fault, Verb};
 use tokio::time::Instant;
@@ -357,6 +358,29 @@ async fn a_delayed_settlement_that_somebody_else_made_impossible_is_told() {
     assert_ran(&world.run(&world.at_least_once(), Duration::ZERO, done()).await);
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!((world.events.count("settlement-delayed"), world.events.count("settlement-lost")), (1, 1));
+}
+
+/// Its handler has settled the run in a transaction, and returned another answer, as after a lost answer to COMMIT.
+#[tokio::test(start_paused = true)]
+async fn a_delayed_settlement_of_a_run_that_its_handler_has_settled_is_no_loss() {
+    let world = World::new();
+    let engine = world.at_least_once();
+    for _ in 0..10_000 {
+        world.store.next(Verb::Settle, Fault::ErrorBefore);
+    }
+    let store = Arc::clone(world.store.inner());
+    let run = move |context: Context| async move {
+        let paid = Settlement::Completed(StoredResponse::new(201, "paid by SQL"));
+        let settled = store.settle(context.lease().unwrap(), &paid, Duration::from_secs(3600)).await.unwrap();
+        assert_eq!(settled, OwnerOutcome::Applied);
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&engine.execute(operation(), run, panicked).await);
+    world.store.heal();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let events = ["settlement-delayed", "settlement-done", "settlement-lost"].map(|event| world.events.count(event));
+    assert_eq!(events, [1, 1, 0]);
+    assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid by SQL");
 }
 
 /// A store in which, while an operation runs, a newer version writes a record that this version cannot read.

@@ -92,10 +92,18 @@ async fn transactions() -> TransactionalSubject {
 
 idem_testkit::transactional_conformance!(transactions);
 
-/// A handler settles its run by SQL, which Redis does not see, and its process dies before the engine settles it.
+/// What a process does after its handler has settled the run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum End {
+    Same,
+    Other,
+    Dies,
+}
+
+/// A handler settles its run by SQL, which Redis does not see.
 #[tokio::test]
 async fn a_run_that_its_handler_settled_by_sql_is_replayed() {
-    for dies in [false, true] {
+    for end in [End::Same, End::Other, End::Dies] {
         let (process, request) = (process().await, request());
         let AcquireOutcome::Acquired(lease) = process.hybrid.acquire(&request).await.unwrap() else { panic!() };
         let mut connection = PgConnection::connect(&idem_servers::postgres_url()).await.unwrap();
@@ -104,21 +112,26 @@ async fn a_run_that_its_handler_settled_by_sql_is_replayed() {
         let settle = settle.bind("completed").bind(201_i32).bind(Vec::<String>::new()).bind(Vec::<String>::new());
         settle.bind(b"paid".as_slice()).bind(3600_i64).execute(&mut connection).await.unwrap();
         let paid = StoredResponse::new(201, "paid");
-        if !dies {
-            let settled = process.hybrid.settle(&lease, &Settlement::Completed(paid.clone()), KEPT).await.unwrap();
-            assert_eq!(settled, OwnerOutcome::Applied);
+        let (answer, expected) = match end {
+            End::Same => (Some(paid.clone()), OwnerOutcome::Applied),
+            End::Other => (Some(StoredResponse::new(500, "the answer to COMMIT was lost")), OwnerOutcome::LeaseLost),
+            End::Dies => (None, OwnerOutcome::Applied),
+        };
+        if let Some(answer) = answer {
+            let settled = process.hybrid.settle(&lease, &Settlement::Completed(answer), KEPT).await.unwrap();
+            assert_eq!(settled, expected);
         }
-        // The lock in Redis lasts no longer than the lease.
+        // The lock in Redis ends with the run, and lasts no longer than the lease if the process dies.
         let replay =
             eventually("the answer", async || match process.hybrid.acquire(&repeat_of(&request)).await.unwrap() {
                 AcquireOutcome::Replay(replay) => Some(replay),
-                AcquireOutcome::InProgress { .. } if dies => {
+                AcquireOutcome::InProgress { .. } if end == End::Dies => {
                     process.time.0.advance(Duration::from_secs(1));
                     None
                 }
                 other => panic!("{other:?}"),
             });
         let replay = replay.await;
-        assert_eq!((replay.response, replay.kind, replay.attempt), (paid, ReplayKind::Completed, 1), "dies: {dies}");
+        assert_eq!((replay.response, replay.kind, replay.attempt), (paid, ReplayKind::Completed, 1), "{end:?}");
     }
 }

@@ -9,7 +9,7 @@ use idem_core::engine::{
 };
 use idem_core::{
     AcquireOutcome, Fingerprint, HeaderField, IdempotencyStore, Lease, OwnerOutcome, ReplayKind, Scope, Settlement,
-    StoredBody, StoredResponse, Writes,
+    State, StoredBody, StoredResponse, Writes,
 };
 use idem_postgres::{PostgresStore, TimeOffset};
 use idem_testkit::fixture::{KEPT, LEASE, completed, repeat_of, request};
@@ -145,6 +145,82 @@ async fn without_headers_and_body_the_record_has_none() {
     }
 }
 
+/// The answer to the first COMMIT was lost, or came late. A handler that repeats its transaction must not pay twice.
+#[tokio::test]
+async fn a_transaction_that_is_repeated_after_the_first_has_committed_cannot_commit() {
+    for waits in [false, true] {
+        let world = world().await;
+        let request = request();
+        let lease = world.lease(&request).await;
+        let mut first = world.begin().await;
+        let mut second = world.begin().await;
+        world.settle_run(&mut first, &Arguments::of(&lease)).await.unwrap();
+        let arguments = Arguments::of(&lease);
+        let repeated = world.settle_run(&mut second, &arguments);
+        let refused = if waits {
+            // The second waits for the lock of the first.
+            let commit = async {
+                let waiters = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                     AND query LIKE '%idem_settle_run_v1%' AND query NOT LIKE '%pg_stat_activity%' AND query LIKE '%' || $$NAME$$ || '%'";
+                let waiters = waiters.replace("NAME", &world.schema.name);
+                let mut looking = connection().await;
+                while number(&mut looking, waiters.clone()).await == 0 {
+                    tokio::task::yield_now().await;
+                }
+                sql(&mut first, "COMMIT").await;
+            };
+            tokio::join!(repeated, commit).0
+        } else {
+            sql(&mut first, "COMMIT").await;
+            repeated.await
+        };
+        assert_eq!(refusal(refused).0, "IDM03", "waits: {waits}");
+        sql(&mut second, "COMMIT").await;
+        assert_eq!(world.effects().await, 1, "waits: {waits}");
+        let outcome = world.store.acquire(&repeat_of(&request)).await.unwrap();
+        assert!(matches!(outcome, AcquireOutcome::Replay(_)), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_in_a_savepoint_that_is_rolled_back_can_be_made_again() {
+    let world = world().await;
+    let (one, other) = (world.lease(&request()).await, world.lease(&request()).await);
+    let mut business = world.begin().await;
+    world.settle_run(&mut business, &Arguments::of(&other)).await.unwrap();
+    sql(&mut business, "SAVEPOINT here").await;
+    world.settle_run(&mut business, &Arguments::of(&one)).await.unwrap();
+    sql(&mut business, "ROLLBACK TO here").await;
+    for lease in [&one, &one, &other] {
+        world.settle_run(&mut business, &Arguments::of(lease)).await.unwrap();
+    }
+    sql(&mut business, "COMMIT").await;
+    for lease in [&one, &other] {
+        assert!(!matches!(world.store.peek(&lease.id).await.unwrap().unwrap().state, State::InProgress { .. }));
+    }
+}
+
+/// The end that purges and partitions know moves with the record, even if the answer is kept for longer than the record was.
+#[tokio::test]
+async fn an_answer_that_is_kept_for_longer_is_not_purged_before() {
+    let world = world().await;
+    let lease = world.lease(&request()).await;
+    let arguments = Arguments { retention: Some(90 * 24 * 3600), ..Arguments::of(&lease) };
+    world.settle_run(&mut connection().await, &arguments).await.unwrap();
+    let early = format!("SELECT count(*) FROM {}.idem_records WHERE purge_after < expires_at", world.schema.name);
+    assert_eq!(number(&mut connection().await, early).await, 0);
+}
+
+#[tokio::test]
+async fn header_names_are_stored_in_lower_case() {
+    let world = world().await;
+    let lease = world.lease(&request()).await;
+    let arguments = Arguments { names: Some(vec![Some("Content-Type"), Some("X-Name")]), ..Arguments::of(&lease) };
+    world.settle_run(&mut connection().await, &arguments).await.unwrap();
+    let settle = world.store.settle(&lease, &Settlement::Completed(settled()), KEPT).await.unwrap();
+    assert_eq!(settle, OwnerOutcome::Applied, "it is the same answer");
+}
+
 #[tokio::test]
 async fn a_transaction_that_rolls_back_has_not_settled() {
     let world = world().await;
@@ -190,6 +266,7 @@ async fn no_other_run_begins_between_the_settlement_and_the_commit() {
     world.offset.advance(LEASE);
     let error = world.store.acquire(&repeat_of(&request)).await.unwrap_err();
     assert_eq!(error.kind(), idem_core::StoreErrorKind::Timeout, "it waits as long as it may: {error:?}");
+    assert!(error.has_existing_record(), "no engine may fail open: {error:?}");
     sql(&mut business, "COMMIT").await;
     let outcome = world.store.acquire(&repeat_of(&request)).await.unwrap();
     assert!(matches!(outcome, AcquireOutcome::Replay(_)), "{outcome:?}");
@@ -211,6 +288,22 @@ async fn wrong_arguments_are_refused_with_advice_and_change_nothing() {
         (
             Arguments { owner: vec![1; 17], ..good.clone() },
             "record must have 32 bytes and owner 16: pass the id and the owner of the run's lease",
+        ),
+        (
+            Arguments { owner: vec![0; 16], ..good.clone() },
+            "owner must be that of a lease: no run has the owner of 16 zero bytes",
+        ),
+        (
+            Arguments { names: Some(vec![Some("x y"), Some("a")]), ..good.clone() },
+            "header_names must be names of header fields, and header_values must have no control characters",
+        ),
+        (
+            Arguments { values: Some(vec![Some("a\r\nSet-Cookie: b"), Some("c")]), ..good.clone() },
+            "header_names must be names of header fields, and header_values must have no control characters",
+        ),
+        (
+            Arguments { names: Some(vec![Some("Content-Length"), Some("a")]), ..good.clone() },
+            "header_names must not describe the first connection, such as content-length: each replay has its own",
         ),
         (Arguments { status: Some(65536), ..good.clone() }, "status must be a number from 0 to 65535, not 65536"),
         (Arguments { status: None, ..good.clone() }, "status must be a number from 0 to 65535, not NULL"),

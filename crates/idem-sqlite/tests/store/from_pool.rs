@@ -108,8 +108,16 @@ fn slots(most: u32, in_use: u32, waiting: u32) -> TransactionSlots {
 #[tokio::test]
 async fn the_pool_gets_its_connections_back_as_they_were() {
     let world = world(2).await;
-    let ends =
-        ["", "COMMIT", "ROLLBACK", "CREATE TEMP TABLE left_behind (id INTEGER)", "ATTACH ':memory:' AS left_behind"];
+    let ends = [
+        "",
+        "COMMIT",
+        "ROLLBACK",
+        "CREATE TEMP TABLE left_behind (id INTEGER)",
+        "ROLLBACK; ATTACH ':memory:' AS left_behind",
+        "PRAGMA query_only = ON",
+        "PRAGMA busy_timeout = 0",
+        "ROLLBACK; PRAGMA synchronous = OFF",
+    ];
     let mut expected = 0;
     for end in ends {
         for writes in [Some(Writes::Keep), Some(Writes::Discard), None] {
@@ -129,9 +137,10 @@ async fn the_pool_gets_its_connections_back_as_they_were() {
                 work.execute(INSERT).await.unwrap();
                 work.commit().await.unwrap();
                 expected += 1;
-                let temporary = "SELECT count(*) FROM sqlite_temp_master";
-                let temporary: i64 = sqlx::query_scalar(temporary).fetch_one(&world.pool).await.unwrap();
-                assert_eq!(temporary, 1, "{end} {writes:?}: the application's, and no other");
+                let state = "SELECT (SELECT count(*) FROM sqlite_temp_master), (SELECT count(*) FROM pragma_database_list), \
+                     (SELECT * FROM pragma_busy_timeout), (SELECT * FROM pragma_synchronous)";
+                let state: (i64, i64, i64, i64) = sqlx::query_as(state).fetch_one(&world.pool).await.unwrap();
+                assert_eq!(state, (1, 3, 5000, 2), "{end} {writes:?}: the application's, and no other");
             }
             world.settle_down().await;
             assert_eq!(world.effects().await, expected, "{end} {writes:?}");
@@ -198,6 +207,134 @@ async fn a_pool_that_keeps_less_than_the_store_promises_is_refused() {
     for url in ["sqlite::memory:", "sqlite://x.db?mode=memory"] {
         let pool = SqlitePoolOptions::new().max_connections(5).connect_lazy(url).unwrap();
         assert!(refused(SqliteStore::open(SqliteConfig::from_pool(pool)).await).contains("in memory"), "{url}");
+    }
+}
+
+/// A transaction that has read and then meets another's commit cannot get the write lock. Its writes into an attached database
+/// would be rolled back.
+#[tokio::test]
+async fn a_write_into_an_attached_database_is_not_lost_in_silence() {
+    let world = world(2).await;
+    let written = request();
+    let mut transaction = world.begin(&written).await;
+    let attached =
+        "SELECT count(*) FROM effects; CREATE TABLE scratch.audit (id INTEGER); INSERT INTO scratch.audit VALUES (1)";
+    connection(&mut transaction).execute(attached).await.unwrap();
+    world.store.acquire(&request()).await.unwrap();
+    let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::TransactionFailed);
+    assert!(error.to_string().contains("an attached database"), "{error}");
+    let outcome = world.store.acquire(&repeat_of(&written)).await.unwrap();
+    assert!(!matches!(outcome, AcquireOutcome::Replay(_)), "{outcome:?}");
+    world.settle_down().await;
+}
+
+/// A handler that only reads is settled even if another transaction has written since.
+#[tokio::test]
+async fn a_handler_that_has_only_read_is_settled() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = SqliteConnectOptions::new().filename(folder.path().join("shop.db")).create_if_missing(true);
+    let pool = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(file);
+    let store = SqliteStore::open(SqliteConfig::from_pool(pool)).await.unwrap();
+    let reads = request();
+    let Begin::Acquired { mut transaction, .. } = store.begin(&reads).await.unwrap() else { panic!() };
+    connection(&mut transaction).execute("SELECT count(*) FROM idem_records").await.unwrap();
+    store.acquire(&request()).await.unwrap();
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    assert!(matches!(store.acquire(&repeat_of(&reads)).await.unwrap(), AcquireOutcome::Replay(_)));
+}
+
+/// sqlx counts a transaction that SQLite has ended as open, and opens savepoints in it from then on.
+#[tokio::test]
+async fn a_connection_that_the_application_left_in_a_transaction_is_not_used() {
+    let world = world(2).await;
+    let mut ended = world.pool.begin().await.unwrap();
+    ended.execute("ROLLBACK").await.unwrap();
+    drop(ended);
+    world.settle_down().await;
+    // Dropped before its first statement, as by a client that is gone.
+    drop(world.pool.begin().await.unwrap());
+    world.settle_down().await;
+    let request = request();
+    let mut transaction = world.begin(&request).await;
+    connection(&mut transaction).execute(INSERT).await.unwrap();
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    world.settle_down().await;
+    assert_eq!(world.effects().await, 1, "it is committed, as the settlement has said");
+    assert!(matches!(world.store.acquire(&repeat_of(&request)).await.unwrap(), AcquireOutcome::Replay(_)));
+}
+
+#[tokio::test]
+async fn a_deferred_constraint_fails_the_transaction_and_frees_the_key() {
+    let world = world(2).await;
+    let tables = "CREATE TABLE orders (id INTEGER PRIMARY KEY); \
+         CREATE TABLE items (of INTEGER REFERENCES orders (id) DEFERRABLE INITIALLY DEFERRED)";
+    sqlx::raw_sql(tables).execute(&world.pool).await.unwrap();
+    let mut transaction = world.begin(&request()).await;
+    connection(&mut transaction).execute("INSERT INTO items VALUES (4711)").await.unwrap();
+    let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+    assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::TransactionFailed, false), "{error:?}");
+    assert!(error.to_string().contains("a deferred constraint"), "{error}");
+}
+
+#[tokio::test]
+async fn the_longest_times_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = pool(&folder, 2, |options| options);
+    let config = SqliteConfig::from_pool(pool).transaction_wait(Duration::MAX).busy_timeout(Duration::MAX);
+    let store = SqliteStore::open(config).await.unwrap();
+    store.self_test().await.unwrap();
+    let Begin::Acquired { transaction, .. } = store.begin(&request()).await.unwrap() else { panic!() };
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+}
+
+#[tokio::test]
+async fn a_pool_that_cannot_write_is_refused() {
+    let world = world(2).await;
+    let file = SqliteConnectOptions::new().filename(world._folder.path().join("shop.db"));
+    let refused = async |pool: SqlitePool, words: &str| {
+        let error = SqliteStore::open(SqliteConfig::from_pool(pool)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let lazy = || SqlitePoolOptions::new().max_connections(5);
+    let set = |pragma: &'static str| {
+        lazy().after_connect(move |connection, _| Box::pin(async move { connection.execute(pragma).await.map(drop) }))
+    };
+    refused(lazy().connect_lazy_with(file.clone().read_only(true)), "cannot be written").await;
+    refused(set("PRAGMA query_only = ON").connect_lazy_with(file.clone()), "cannot be written").await;
+}
+
+/// With a shared cache a connection meets the locks of others without waiting for them.
+#[tokio::test]
+async fn a_pool_with_a_shared_cache_does_not_turn_new_keys_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = pool(&folder, 3, |options| options.shared_cache(true));
+    sqlx::raw_sql("CREATE TABLE effects (id INTEGER PRIMARY KEY)").execute(&pool).await.unwrap();
+    let store = SqliteStore::open(SqliteConfig::from_pool(pool.clone())).await.unwrap();
+    let Begin::Acquired { mut transaction, .. } = store.begin(&request()).await.unwrap() else { panic!() };
+    connection(&mut transaction).execute(INSERT).await.unwrap();
+    let waiting = store.clone();
+    let next = tokio::spawn(async move { waiting.acquire(&request()).await });
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    let outcome = next.await.unwrap().unwrap();
+    assert!(matches!(outcome, AcquireOutcome::Acquired(_)), "{outcome:?}");
+}
+
+/// Processes that start together switch a new file to write-ahead mode, as the options of their pools say.
+#[tokio::test(flavor = "multi_thread")]
+async fn stores_that_open_a_new_file_together_wait_for_each_other() {
+    for _ in 0..5 {
+        let folder = tempfile::tempdir().unwrap();
+        let opening: Vec<_> = (0..20)
+            .map(|_| {
+                let pool = pool(&folder, 2, |options| options.journal_mode(SqliteJournalMode::Wal));
+                tokio::spawn(SqliteStore::open(SqliteConfig::from_pool(pool)))
+            })
+            .collect();
+        for opened in opening {
+            opened.await.unwrap().unwrap();
+        }
     }
 }
 

@@ -62,7 +62,8 @@ async fn a_database_without_room_says_so_and_commits_once_there_is_room() {
             // SQLite rolls the transaction back, and the handler ignores the error.
             sqlx::raw_sql(insert).execute(&mut **connection(&mut *full)).await.unwrap_err();
             let error = full.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
-            is_an_outage(&error, StoreErrorKind::Unavailable, "full disk");
+            assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{error:?}");
+            assert!(error.to_string().contains("full disk"), "{error}");
         } else {
             let error = full.finish(&large, KEPT, Writes::Keep).await.unwrap_err();
             is_an_outage(&error, StoreErrorKind::Capacity, "the disk is full");

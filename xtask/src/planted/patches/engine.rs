@@ -25,6 +25,16 @@ pub(super) const PATCHES: &[Patch] = &[
         "if !PLANTED && record.as_ref().is_some_and(|record| is_settled_by(record, lease)) {",
     ),
     patch(
+        "delayed-settlement-of-a-handlers-is-lost",
+        &["engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "Some(OwnerOutcome::LeaseLost) => {
+            let",
+        "Some(OwnerOutcome::LeaseLost) if PLANTED => false,
+        Some(OwnerOutcome::LeaseLost) => {
+            let",
+    ),
+    patch(
         "key-not-given-back-after-a-short-shutdown",
         &["sqlite-engine"],
         "crates/idem-core/src/engine/settle.rs",

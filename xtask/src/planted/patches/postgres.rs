@@ -211,9 +211,31 @@ pub(super) const PATCHES: &[Patch] = &[
         &["postgres-settle-run"],
         VERBS,
         "RAISE 'the run does not own its record any more, so its transaction must not commit'
-            USING ERRCODE = 'IDM03', HINT =",
+        USING ERRCODE = 'IDM03',
+        HINT =",
         "RAISE WARNING 'the run does not own its record any more, so its transaction must not commit'
-            USING HINT =",
+        USING HINT =",
+    ),
+    patch(
+        "run-settled-by-two-transactions",
+        &["postgres-settle-run"],
+        VERBS,
+        "AND strpos(settled_here, run) > 0;",
+        "AND run IS NOT NULL;",
+    ),
+    patch(
+        "answer-of-a-handler-is-purged-early",
+        &["postgres-settle-run"],
+        VERBS,
+        "WHERE known.id = record AND known.purge_after < known.expires_at;",
+        "WHERE FALSE;",
+    ),
+    patch(
+        "lock-of-a-known-record-counts-as-an-outage",
+        &["postgres-settle-run"],
+        "crates/idem-postgres/src/records.rs",
+        "replaced.map_err(StoreError::with_existing_record)?",
+        "replaced.map_err(|error| if PLANTED { error } else { error.with_existing_record() })?",
     ),
     patch(
         "guard-without-its-lock",

@@ -120,6 +120,65 @@ pub(super) const PATCHES: &[Patch] = &[
         "if !PLANTED && synchronous < least {",
     ),
     patch(
+        "sqlite-goes-on-in-a-transaction-of-the-application",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/handler_connection.rs",
+        "if !connection.is_in_transaction() {",
+        "if PLANTED || !connection.is_in_transaction() {",
+    ),
+    patch(
+        "sqlite-attached-write-is-lost",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/handler_connection.rs",
+        "self.state.attached_databases > 0",
+        "!PLANTED && self.state.attached_databases > 0",
+    ),
+    patch(
+        "sqlite-changed-setting-stays",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/handler_connection.rs",
+        "busy_timeout: row.try_get(3)?,",
+        "busy_timeout: if PLANTED { 0 } else { row.try_get(3)? },",
+    ),
+    patch(
+        "sqlite-pool-gets-a-failed-connection-back",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/handler_connection.rs",
+        "if !self.is_shared {",
+        "if PLANTED || !self.is_shared {",
+    ),
+    patch(
+        "sqlite-refused-commit-is-unclear",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/error.rs",
+        "primary_code(error) == Some(CONSTRAINT)",
+        "!PLANTED && primary_code(error) == Some(CONSTRAINT)",
+    ),
+    patch(
+        "sqlite-pool-only-reads",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/store.rs",
+        "expect_writable(&mut connection).await?;",
+        "if !PLANTED { expect_writable(&mut connection).await?; }",
+    ),
+    patch(
+        "sqlite-cache-is-shared",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/config.rs",
+        "options.shared_cache(false)",
+        "if PLANTED { options } else { options.shared_cache(false) }",
+    ),
+    patch(
+        "hybrid-lock-outlives-a-run-that-its-handler-settled",
+        &["hybrid-transactions"],
+        "crates/idem-hybrid/src/shared.rs",
+        "let run = self.runs.forget(&lease.id, &lease.owner);
+        let locked",
+        "let run = self.runs.forget(&lease.id, &lease.owner);
+        if PLANTED && outcome == OwnerOutcome::LeaseLost { return; }
+        let locked",
+    ),
+    patch(
         "a-renewal-that-is-given-up-blames-the-store",
         &["hybrid-cache"],
         "crates/idem-hybrid/src/shared.rs",
