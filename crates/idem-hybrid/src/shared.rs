@@ -241,10 +241,13 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Updates the fast store at the end of a run, before the caller gets its answer.
     ///
-    /// It removes the lock, and starts a copy in the background, for which other callers wait. A lock of a later attempt stays.
-    /// There is a lock although the lease was lost if the handler has settled its run in a transaction of its own.
+    /// It removes the lock, and starts a copy in the background, for which other callers wait. If the lease was lost, the lock
+    /// has expired, or belongs to another run. It is still this run's if the handler has settled it in a transaction of its own.
     pub(crate) async fn ended(self: &Arc<Self>, lease: &Lease, settlement: &Settlement, outcome: OwnerOutcome) {
         let run = self.runs.forget(&lease.id, &lease.owner);
+        if outcome == OwnerOutcome::LeaseLost && !self.is_still_of(lease).await {
+            return;
+        }
         let locked = run.and_then(|run| run.locked);
         let attempt = locked.unwrap_or(lease.attempt);
         let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
@@ -257,6 +260,12 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         if run.is_some_and(|run| run.is_on_its_way) || unlocked.is_none() && locked.is_some() {
             self.unlock_later(lease.id, attempt);
         }
+    }
+
+    /// Whether no other run has taken the record over.
+    async fn is_still_of(&self, lease: &Lease) -> bool {
+        let record = self.decide(self.durable.peek(&lease.id)).await;
+        record.is_ok_and(|record| record.is_some_and(|record| record.owner == lease.owner))
     }
 
     /// Ends the run of a transaction that was dropped, and removes its lock.

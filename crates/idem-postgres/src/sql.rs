@@ -6,7 +6,7 @@
 use std::fmt::{Display, Write as _};
 use std::time::Duration;
 
-use idem_core::StoreError;
+use idem_core::{OwnerToken, StoreError};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
@@ -147,6 +147,28 @@ pub(crate) async fn rows(
     sql: impl Into<String>,
 ) -> Result<Vec<PgRow>, StoreError> {
     sqlx::raw_sql(AssertSqlSafe(sql.into())).fetch_all(connection).await.map_err(|error| store_error(what, error))
+}
+
+/// Sends statements, and checks that the answer is theirs. It is for connections that may lead through a pooler.
+///
+/// If a client dies at the wrong moment, PgBouncer 1.18 gives the next one on its server the end of an answer that it did not ask
+/// for. From then on each answer on that connection would be the one to the statements before. So the last statement asks for a
+/// random number.
+///
+/// # Errors
+/// [`sqlx::Error::Protocol`] if the answer is another one. The connection is of no use then.
+pub(crate) async fn own_rows(connection: &mut PgConnection, statements: String) -> Result<Vec<PgRow>, sqlx::Error> {
+    let number = i64::from_be_bytes(first_eight(OwnerToken::random().as_bytes()));
+    let asked = AssertSqlSafe(format!("{statements};SELECT '{number}'::pg_catalog.int8"));
+    let mut rows = sqlx::raw_sql(asked).fetch_all(connection).await?;
+    match rows.pop() {
+        Some(last) if last.len() == 1 && last.try_get::<i64, _>(0).ok() == Some(number) => Ok(rows),
+        _ => Err(sqlx::Error::Protocol("a pooler gave the answer to another statement".to_owned())),
+    }
+}
+
+fn first_eight(bytes: &[u8; 16]) -> [u8; 8] {
+    std::array::from_fn(|place| bytes[place])
 }
 
 pub(crate) fn is_true(rows: &[PgRow]) -> bool {

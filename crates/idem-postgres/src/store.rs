@@ -53,6 +53,9 @@ struct Shared {
     durability: DurabilityReport,
 }
 
+/// How often the first connection is made, if a pooler gives it the answer to another client's statement.
+const OPENING_TRIES: u32 = 3;
+
 impl PostgresStore {
     /// Connects, checks the server, and brings the schema up to date.
     ///
@@ -76,10 +79,19 @@ impl PostgresStore {
         let source = config.connect_source()?;
         let options = source.options();
         let client_timeout = client_timeout(config.statement_timeout);
-        let mut connection =
-            within(client_timeout, options.connect()).await.map_err(|error| open_error(error, config.pooled))?;
         let wait = config.migration_wait;
-        let backend_pid = migrate::begin(&mut connection, wait).await?;
+        let mut tries = OPENING_TRIES;
+        let (mut connection, backend_pid) = loop {
+            let connected = within(client_timeout, options.connect()).await;
+            let mut connection = connected.map_err(|error| open_error(error, config.pooled))?;
+            tries -= 1;
+            match migrate::begin(&mut connection, wait).await {
+                Ok(backend_pid) => break (connection, backend_pid),
+                // A pooler's mistake: see `own_rows`.
+                Err(sqlx::Error::Protocol(_)) if tries > 0 => {}
+                Err(error) => return Err(store_error("begin to open the store", error)),
+            }
+        };
         let server = server::examine(&mut connection).await?;
         let identity = async {
             if config.migrate {

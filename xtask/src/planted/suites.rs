@@ -94,6 +94,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("postgres-batch-workers", "idem-postgres", Test("store"), &["batch_workers::"]),
     suite("postgres-partitions", "idem-postgres", Test("store"), &["partitions::"]),
     suite("postgres-sessions", "idem-postgres", Test("store"), &["faults::sessions::"]),
+    suite("postgres-mixed-up", "idem-postgres", Test("store"), &["faults::mixed_up::"]),
     suite("postgres-refusals", "idem-postgres", Test("store"), &["faults::refusals::"]),
     suite(
         "postgres-sweep",

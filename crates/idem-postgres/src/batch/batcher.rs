@@ -28,7 +28,7 @@ use crate::connect::settings::{local_settings, session_settings};
 use crate::connect::source::ConnectSource;
 use crate::error::{connect_error, is_connection_lost, is_of_partitions, is_unprepared, outage};
 use crate::schema::name::Schema;
-use crate::sql::BEGIN;
+use crate::sql::{BEGIN, own_rows};
 use crate::timeouts::{RETRY_LOCK_TIMEOUT, ROUND_TRIP, client_timeout, within};
 
 /// The most bytes of stored data in one statement, for the same reason as [`MAX_BATCH`](super::queue::MAX_BATCH).
@@ -285,6 +285,7 @@ impl BatchWorker {
         let (message, batch) = Batch::new(&settings.calls, begin, settings.offset.micros(), self.is_one_table, verbs);
         let asked = async {
             match message {
+                Message::Text(sql) if settings.session.is_none() => own_rows(&mut connection, sql).await,
                 Message::Text(sql) => sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection).await,
                 Message::Prepared(call) => call.fetch_all(&mut connection).await,
             }

@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use crate::error::{state, store_error};
 use crate::schema::name::Schema;
 use crate::schema::partitions;
-use crate::sql::{Sql, in_safe_path, is_true, milliseconds, rows};
+use crate::sql::{Sql, in_safe_path, is_true, milliseconds, own_rows, rows};
 
 /// One migration of the schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,12 +75,12 @@ const TABLE_OF_MIGRATIONS: &str = "CREATE TABLE IF NOT EXISTS \"idem\".idem_migr
 )";
 
 /// Begins a transaction that waits for a lock at most `lock_timeout`, and returns the process id of its server session.
-pub(crate) async fn begin(connection: &mut PgConnection, lock_timeout: Duration) -> Result<i32, StoreError> {
+pub(crate) async fn begin(connection: &mut PgConnection, lock_timeout: Duration) -> Result<i32, sqlx::Error> {
     let mut sql = Sql::default();
     sql.push(BEGIN_SAFELY);
     sql.number(milliseconds(lock_timeout));
     sql.push(";SELECT pg_catalog.pg_backend_pid()");
-    let begun = rows(connection, "begin to open the store", sql.into_text()).await?;
+    let begun = own_rows(connection, sql.into_text()).await?;
     Ok(begun.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default())
 }
 
@@ -104,7 +104,7 @@ pub(crate) async fn migrate(
             Err(ApplyError::CreatedConcurrently(error)) if Instant::now() > deadline => return Err(error),
             Err(ApplyError::CreatedConcurrently(_)) => {
                 rows(connection, MIGRATE, "ROLLBACK").await?;
-                begin(connection, lock_timeout).await?;
+                begin(connection, lock_timeout).await.map_err(|error| store_error(MIGRATE, error))?;
             }
             Err(ApplyError::Other(error)) => return Err(error),
             Ok(()) => return Ok(()),

@@ -18,6 +18,7 @@ use crate::connect::session::Session;
 use crate::connect::sessions::{Permit, Sessions};
 use crate::error::{is_connection_lost, is_lock_timeout, is_of_a_replica, is_unprepared, outage, unreadable};
 use crate::records::{IN_PROGRESS, ROUNDS, Records, contended};
+use crate::sql::own_rows;
 use crate::transaction::handler_transaction::PostgresTransaction;
 use crate::transaction::run::{PreviousRow, TransactionRun};
 use crate::transaction::statements::{Mark, TransactionSettings};
@@ -167,7 +168,12 @@ impl Transactions {
         let client_timeout = self.client_timeout;
         let counted = session.begin(&self.settings.begin, client_timeout).await;
         counted.map_err(|error| BeginError::SessionUnusable(outage("begin a transaction", error)))?;
-        let begun = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session);
+        let begun = async {
+            match self.settings.is_guarded {
+                true => sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session).await,
+                false => own_rows(&mut session, sql.to_owned()).await,
+            }
+        };
         match timeout(client_timeout, begun).await {
             Ok(Ok(rows)) => match read_begun(&rows, &self.settings).map_err(BeginError::Other)? {
                 Ok((lookup, reset_role)) => Ok(BegunTransaction { lookup, session, mark, reset_role }),

@@ -1,11 +1,11 @@
 //! Business writes outside of the store's transactions, only while the operation is still owned.
 
 use idem_core::{Lease, OwnerOutcome, StoreError};
-use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use sqlx::{PgConnection, Row as _};
 
 use crate::error::outage;
 use crate::records::Records;
-use crate::sql::Sql;
+use crate::sql::{Sql, own_rows};
 
 /// A fence around business writes of a leased run, in the store's database but not in its transaction.
 ///
@@ -45,8 +45,8 @@ impl Guard {
     /// [`StoreError`] when the server could not answer; the transaction is then of no use any more.
     pub async fn hold(&self, connection: &mut PgConnection) -> Result<OwnerOutcome, StoreError> {
         let what = "ask whether a lease is still held";
-        let ask = sqlx::raw_sql(AssertSqlSafe(format!("SELECT {}", self.condition)));
-        let found = ask.fetch_all(connection).await.map_err(|error| outage(what, error))?;
+        let found =
+            own_rows(connection, format!("SELECT {}", self.condition)).await.map_err(|error| outage(what, error))?;
         let owned = found.first().map(|row| row.try_get::<bool, _>(0)).transpose();
         let owned = owned.map_err(|error| outage(what, error))?.unwrap_or_default();
         Ok(if owned { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost })

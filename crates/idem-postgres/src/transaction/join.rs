@@ -12,7 +12,7 @@ use crate::batch::row::read_lookup;
 use crate::batch::verb::{FlatSettlement, Lookup, Presence, unexpected_answer};
 use crate::error::{is_changed, is_lock_timeout, is_not_joined, is_out_of_transaction, outage, unreadable};
 use crate::records::{IN_PROGRESS, ROUNDS, contended};
-use crate::sql::Sql;
+use crate::sql::{Sql, own_rows};
 use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::begin::{Decision, Transactions};
 use crate::transaction::run::TransactionRun;
@@ -184,7 +184,7 @@ impl Transactions {
     /// take for a moment, was not free within `lock_timeout`.
     async fn look_inside(&self, connection: &mut PgConnection, id: RecordId) -> Result<Option<Found>, StoreError> {
         let sql = self.settings.join_sql(self.records.schema.lock(&id), &id, self.records.offset.micros());
-        let looking = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection);
+        let looking = own_rows(connection, sql);
         match timeout(2 * self.client_timeout, looking).await {
             Ok(Ok(rows)) => Found::read(&rows).map(Some),
             Ok(Err(error)) if is_lock_timeout(&error) => Ok(None),

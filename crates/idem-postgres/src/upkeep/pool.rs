@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::{StoreError, StoreErrorKind};
+use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, PgRow};
-use sqlx::{AssertSqlSafe, PgPool};
 use tokio::time::timeout;
 
 use crate::connect::source::ConnectSource;
 use crate::error::{connect_error, outage};
 use crate::records::Records;
-use crate::sql::Sql;
+use crate::sql::{Sql, own_rows};
 
 /// One connection may read a partition for minutes to see whether it has expired; the other is for everything else.
 const MAX_CONNECTIONS: u32 = 2;
@@ -57,8 +57,7 @@ impl Upkeep {
         let (pool, pooled, sql) = (self.pool.clone(), self.pooled, sql.into_text());
         let work = tokio::spawn(async move {
             let mut connection = pool.acquire().await.map_err(|error| connect_error(error, pooled))?;
-            let rows = timeout(client_timeout, sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection)).await;
-            match rows {
+            match timeout(client_timeout, own_rows(&mut connection, sql)).await {
                 Ok(Ok(rows)) => Ok(rows),
                 Ok(Err(error)) => {
                     connection.close_on_drop();

@@ -217,6 +217,14 @@ pub(super) const PATCHES: &[Patch] = &[
         USING HINT =",
     ),
     patch(
+        "answer-to-another-statement",
+        &["postgres-mixed-up"],
+        "crates/idem-postgres/src/sql.rs",
+        "match rows.pop() {",
+        "match rows.pop() {
+        _ if PLANTED => Ok(rows),",
+    ),
+    patch(
         "run-settled-by-two-transactions",
         &["postgres-settle-run"],
         VERBS,

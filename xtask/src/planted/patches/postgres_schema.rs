@@ -71,7 +71,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "temporary-objects-for-the-next-handler",
         &["sqlite-shadows"],
         "crates/idem-sqlite/src/handler_connection.rs",
-        "Ok(temporary == self.temporary && !self.connection.is_in_transaction())",
-        "Ok((PLANTED || temporary == self.temporary) && !self.connection.is_in_transaction())",
+        "Ok(state == self.state && !self.connection.is_in_transaction())",
+        "Ok((PLANTED || state == self.state) && !self.connection.is_in_transaction())",
     ),
 ];

@@ -172,11 +172,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "hybrid-lock-outlives-a-run-that-its-handler-settled",
         &["hybrid-transactions"],
         "crates/idem-hybrid/src/shared.rs",
-        "let run = self.runs.forget(&lease.id, &lease.owner);
-        let locked",
-        "let run = self.runs.forget(&lease.id, &lease.owner);
-        if PLANTED && outcome == OwnerOutcome::LeaseLost { return; }
-        let locked",
+        "if outcome == OwnerOutcome::LeaseLost && !self.is_still_of(lease).await {",
+        "if outcome == OwnerOutcome::LeaseLost && (PLANTED || !self.is_still_of(lease).await) {",
     ),
     patch(
         "a-renewal-that-is-given-up-blames-the-store",

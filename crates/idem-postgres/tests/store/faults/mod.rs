@@ -3,6 +3,7 @@
 
 mod crowded;
 mod lost_answers;
+mod mixed_up;
 mod outages;
 mod refusals;
 mod replicas;
