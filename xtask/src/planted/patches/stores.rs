@@ -77,7 +77,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "crates/idem-sqlite/src/transaction.rs",
         "let (permit, deadline) = waiting.permit().await?;",
         r#"let (permit, deadline) = if PLANTED {
-            let ended = |error| StoreError::new(StoreErrorKind::Unavailable, "a task ended").with_source(error);
+            let ended = |error| StoreError::new(idem_core::StoreErrorKind::Unavailable, "a task ended").with_source(error);
             tokio::spawn(waiting.permit()).await.map_err(ended)??
         } else {
             waiting.permit().await?
