@@ -49,6 +49,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("identity", "idem-core", Library, &["record_id::"]),
     suite("fingerprint", "idem-core", Library, &["fingerprint::"]),
     suite("engine", "idem-core", Test("engine"), &[]),
+    suite("steps", "idem-core", Test("engine"), &["steps::"]),
     suite("engine-parts", "idem-core", Library, &["engine::"]),
     suite("memory", "idem-testkit", Test("suite"), &["memory::"]),
     suite("http", "idem-http", Library, &[]),

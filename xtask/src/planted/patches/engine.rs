@@ -2,7 +2,113 @@
 
 use super::{Patch, edit, patch};
 
+const STEPS: &str = "crates/idem-core/src/engine/steps.rs";
+
 pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "step-result-not-kept",
+        &["steps"],
+        STEPS,
+        "steps.record(name, &log).await.map_err(Stop::Now)?;",
+        "if !PLANTED { steps.record(name, &log).await.map_err(Stop::Now)?; }",
+    ),
+    patch(
+        "failure-of-a-step-not-kept",
+        &["steps"],
+        STEPS,
+        "if self.log.failed.is_none() {",
+        "if !PLANTED && self.log.failed.is_none() {",
+    ),
+    patch(
+        "undone-step-undone-again",
+        &["steps"],
+        STEPS,
+        "all.skip(self.log.undone).collect();",
+        "all.skip(if PLANTED { 0 } else { self.log.undone }).collect();",
+    ),
+    patch(
+        "undone-in-the-order-of-the-steps",
+        &["steps"],
+        STEPS,
+        "let all: Vec<_> = all.skip(",
+        "let mut all: Vec<_> = all.collect();
+        if PLANTED { all.reverse(); }
+        let all: Vec<_> = all.into_iter().skip(",
+    ),
+    patch(
+        "step-in-doubt-not-undone",
+        &["steps"],
+        STEPS,
+        "undoing.filter(|_| failed.is_in_doubt)",
+        "undoing.filter(|_| !PLANTED && failed.is_in_doubt)",
+    ),
+    patch(
+        "steps-of-crashed-attempts-not-counted",
+        &["steps"],
+        STEPS,
+        "if attempt > forward {",
+        "if !PLANTED && attempt > forward {",
+    ),
+    patch(
+        "undo-of-crashed-attempts-not-counted",
+        &["steps"],
+        STEPS,
+        "if self.context.attempt() > attempts {",
+        "if !PLANTED && self.context.attempt() > attempts {",
+    ),
+    patch(
+        "step-starts-without-its-lease",
+        &["steps"],
+        STEPS,
+        "steps.hold(name).map_err(Stop::Now)?;",
+        "if !PLANTED { steps.hold(name).map_err(Stop::Now)?; }",
+    ),
+    patch(
+        "steps-in-another-order-accepted",
+        &["steps"],
+        STEPS,
+        "&& expected != name
+",
+        "&& !PLANTED
+            && expected != name
+",
+    ),
+    patch(
+        "step-after-a-failed-one",
+        &["steps"],
+        STEPS,
+        "if let Some(error) = &self.ended {",
+        "if !PLANTED && let Some(error) = &self.ended {",
+    ),
+    patch(
+        "keys-of-steps-differ-by-attempt",
+        &["steps"],
+        STEPS,
+        "call(steps.context.downstream_key(name)).await",
+        r#"call(steps.context.downstream_key(&if PLANTED { format!("{name}{attempt}") } else { name.to_owned() })).await"#,
+    ),
+    patch(
+        "retention-of-the-operation-ignored",
+        &["steps"],
+        "crates/idem-core/src/engine/granted.rs",
+        "retention.unwrap_or(context.term().retention)",
+        "retention.unwrap_or(if PLANTED { context.shared().settings.retention } else { context.term().retention })",
+    ),
+    patch(
+        "retention-of-the-operation-lost-by-a-renewal",
+        &["steps"],
+        "crates/idem-core/src/engine/shared.rs",
+        "shared.store().renew(&lease, term).await",
+        "shared.store().renew(&lease, if PLANTED { shared.settings.term() } else { term }).await",
+    ),
+    patch(
+        "final-error-runs-again",
+        &["steps"],
+        "crates/idem-core/src/engine/run.rs",
+        "ErrorMeaning::Final => Disposition::Complete",
+        "ErrorMeaning::Final if PLANTED => Disposition::Fault { response },
+                ErrorMeaning::Final => Disposition::Complete",
+    ),
     patch(
         "lease-lost-only-when-it-is-told",
         &["actix"],
