@@ -12,6 +12,7 @@ use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::SHORTEST_RETENTION;
 use super::answer::{Answer, ExecuteError, ExecuteResult, Reply, current_record, not_admitted, recorded};
 use super::context::Context;
 use super::contract::{Conclusion, Contract, Disposition};
@@ -20,7 +21,6 @@ use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
 use super::probe::{CrashedRun, ProbeOutcome};
 use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
-use super::SHORTEST_RETENTION;
 use super::shared::Shared;
 use crate::machine::{Lease, Settlement};
 use crate::record::Acquisition;

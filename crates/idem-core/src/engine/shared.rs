@@ -127,7 +127,12 @@ impl Shared {
     /// Renews a lease by the store's usual verb. If that fails, or does not answer soon because the operation keeps its
     /// runtime busy, the store's separate renewer is tried as well. The first success counts: repeating a renewal is
     /// safe.
-    pub(super) async fn renew(self: &Arc<Self>, lease: &Lease, term: Term, home: &Handle) -> Result<OwnerOutcome, StoreError> {
+    pub(super) async fn renew(
+        self: &Arc<Self>,
+        lease: &Lease,
+        term: Term,
+        home: &Handle,
+    ) -> Result<OwnerOutcome, StoreError> {
         let Some(renewer) = self.renewer.get_or_init(|| self.store().renewer()) else {
             return self.store().renew(lease, term).await;
         };

@@ -128,7 +128,9 @@ pub enum StepError {
         message: String,
     },
     /// The attempts are used up, and some steps are not undone: an operator has to do it.
-    #[error("step `{failed}` failed, and step `{step}` and those before it are not undone, as no attempt is left: {message}")]
+    #[error(
+        "step `{failed}` failed, and step `{step}` and those before it are not undone, as no attempt is left: {message}"
+    )]
     NotUndone {
         /// The step that failed first.
         failed: String,
@@ -144,7 +146,9 @@ pub enum StepError {
         step: String,
     },
     /// An earlier attempt took another step at this place.
-    #[error("the operation takes step `{found}` where an earlier attempt took `{expected}`; take the same steps on every attempt")]
+    #[error(
+        "the operation takes step `{found}` where an earlier attempt took `{expected}`; take the same steps on every attempt"
+    )]
     OrderChanged {
         /// The step of the earlier attempt.
         expected: String,
@@ -428,7 +432,11 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Step<'_, T> {
     ///
     /// # Cancellation safety
     /// If the future is dropped, the step may have taken effect; the next attempt runs it again.
-    pub async fn run_classified<E, F, R>(self, meaning: impl FnOnce(&E) -> ErrorMeaning, call: F) -> Result<T, StepError>
+    pub async fn run_classified<E, F, R>(
+        self,
+        meaning: impl FnOnce(&E) -> ErrorMeaning,
+        call: F,
+    ) -> Result<T, StepError>
     where
         E: Display,
         F: FnOnce(String) -> R,
@@ -514,8 +522,9 @@ where
     log.completed.push(completed.clone());
     let bytes = serde_json::to_vec(&log).map_or(usize::MAX, |json| json.len());
     if bytes > MAX_RESULT_BYTES {
-        let message =
-            format!("the results of all steps have {bytes} bytes; at most {MAX_RESULT_BYTES} are kept, so return an identifier");
+        let message = format!(
+            "the results of all steps have {bytes} bytes; at most {MAX_RESULT_BYTES} are kept, so return an identifier"
+        );
         return Err(turn_back(&message, true));
     }
     steps.record(name, &log).await.map_err(Stop::Now)?;
@@ -545,7 +554,11 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 
 impl fmt::Debug for Steps {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Steps").field("context", &self.context).field("taken", &self.names).finish_non_exhaustive()
+        formatter
+            .debug_struct("Steps")
+            .field("context", &self.context)
+            .field("taken", &self.names)
+            .finish_non_exhaustive()
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use idem_core::engine::{Context, ErrorMeaning, Idempotency, Ran, RunError, Settings, StepError, StepToUndo};
 use idem_core::StoreErrorKind;
+use idem_core::engine::{Context, ErrorMeaning, Idempotency, Ran, RunError, Settings, StepError, StepToUndo};
 use idem_testkit::{Fault, Verb};
 use tokio::runtime::{Builder, Handle};
 
@@ -75,7 +75,9 @@ async fn sign_up(context: Context, systems: Arc<Systems>, is_refused: bool) -> R
     let mail = mail
         .run_classified(
             |_| ErrorMeaning::Final,
-            |key| async move { if is_refused { Err("no such address".to_owned()) } else { systems.call("mail", &key).await } },
+            |key| async move {
+                if is_refused { Err("no such address".to_owned()) } else { systems.call("mail", &key).await }
+            },
         )
         .await?;
     Ok([account, plan, mail].join(", "))
@@ -110,7 +112,10 @@ fn assert_ended(outcome: &Outcome, is_refused: bool) {
     match outcome {
         Ok(ran) => assert!(!is_refused && ran.value == "account done, plan done, mail done", "{outcome:?}"),
         Err(RunError::FailedBefore(message)) => {
-            assert!(is_refused && message.contains("step `mail` failed") && message.contains("are undone"), "{message}");
+            assert!(
+                is_refused && message.contains("step `mail` failed") && message.contains("are undone"),
+                "{message}"
+            );
         }
         Err(RunError::Failed(StepError::Failed { step, message })) => {
             assert_eq!((is_refused, step.as_str(), message.as_str()), (true, "mail", "no such address"));
@@ -304,7 +309,9 @@ fn fail_until_it_ends(max_attempts: u32, meaning: ErrorMeaning, undo_fails: bool
     let calls = Arc::<Mutex<Vec<String>>>::default();
     let run = || {
         let calls = Arc::clone(&calls);
-        in_a_process(&world, attempts(max_attempts), move |context| fail_in_the_second(context, meaning, calls, undo_fails))
+        in_a_process(&world, attempts(max_attempts), move |context| {
+            fail_in_the_second(context, meaning, calls, undo_fails)
+        })
     };
     let is_final = |error: &StepError| error.meaning() == ErrorMeaning::Final;
     let ended = (0..20).find_map(|_| match run() {
@@ -343,8 +350,7 @@ fn an_undo_that_fails_is_tried_again_until_no_attempt_is_left() {
         let mut expected = vec!["1 second".to_owned()];
         expected.extend((1..=max_attempts).map(|attempt| format!("{attempt} undo Some(7)")));
         assert_eq!(calls, expected);
-        let not_undone =
-            StepError::NotUndone { failed: "second".into(), step: "first".into(), message: "away".into() };
+        let not_undone = StepError::NotUndone { failed: "second".into(), step: "first".into(), message: "away".into() };
         assert_eq!(error, not_undone);
     }
 }
@@ -355,9 +361,11 @@ fn a_step_says_when_it_may_be_tried_again() {
     let after = Duration::from_secs(1000);
     let run = || {
         let meaning = ErrorMeaning::Retry { after };
-        in_a_process(&world, |settings| settings, move |context| {
-            fail_in_the_second(context, meaning, Arc::default(), false)
-        })
+        in_a_process(
+            &world,
+            |settings| settings,
+            move |context| fail_in_the_second(context, meaning, Arc::default(), false),
+        )
     };
     let interrupted = run();
     let Some(Err(RunError::Failed(StepError::Interrupted { retry_after, .. }))) = interrupted else {
@@ -501,7 +509,10 @@ fn a_step_whose_result_the_store_did_not_keep_runs_again_with_its_key() {
     };
     world.store.next(Verb::Checkpoint, Fault::ErrorBefore);
     let ended = run();
-    assert!(matches!(&ended, Some(Err(RunError::Failed(StepError::NotKept { step, .. }))) if step == "call"), "{ended:?}");
+    assert!(
+        matches!(&ended, Some(Err(RunError::Failed(StepError::NotKept { step, .. }))) if step == "call"),
+        "{ended:?}"
+    );
     assert_eq!(run().unwrap().unwrap().value, "done");
     let keys = keys.lock().unwrap().clone();
     assert_eq!(keys.len(), 2);
@@ -543,9 +554,8 @@ fn a_run_that_lost_its_lease_starts_no_step_and_no_undo() {
             steps.step("second").run_classified(|_| ErrorMeaning::Final, second).await
         };
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        let ended = runtime.block_on(async {
-            world.at_least_once().run_classified(operation(), StepError::meaning, run).await
-        });
+        let ended = runtime
+            .block_on(async { world.at_least_once().run_classified(operation(), StepError::meaning, run).await });
         assert!(!matches!(ended, Ok(_)), "{ended:?}");
         assert_eq!(ran.load(Ordering::SeqCst), 0, "is_undo: {is_undo}");
     }
