@@ -3,8 +3,10 @@
 use std::fmt::{self, Display};
 use std::future::Future;
 use std::marker::PhantomData;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -63,7 +65,8 @@ struct FailedStep {
 /// Run the operation by [`Idempotency::run_classified`](super::Idempotency::run_classified) with [`StepError::meaning`]: then
 /// repeats get a final failure again, and a retryable one runs again.
 ///
-/// The function must take the same steps on every attempt, apart from what depends on their results. Attempts happen when
+/// A step that panics has failed, like one that returns an error. The function must take the same steps on every attempt, apart
+/// from what depends on their results, and must end with the error of a step. Attempts happen when
 /// requests repeat: if the client gives up, the operation stands still where it is. An engine for workflows (such as Temporal,
 /// Restate or DBOS) drives operations by itself. It is the better choice for those that last for days, wait for people, or have
 /// more than a few steps.
@@ -195,24 +198,6 @@ impl StepError {
     }
 }
 
-/// What the attempts of an operation are for.
-#[derive(Clone, Copy)]
-struct Limits {
-    /// The last attempt that goes forward.
-    forward: u32,
-    /// The last attempt that follows a failure.
-    after_failure: u32,
-    /// The last attempt that follows a crash, and undoes. The engine caps only the attempts that follow a failure.
-    after_crash: u32,
-}
-
-impl Limits {
-    fn new(max_attempts: u32) -> Self {
-        let forward = (max_attempts / 2).max(1);
-        Self { forward, after_failure: max_attempts, after_crash: max_attempts.max(forward + 1) }
-    }
-}
-
 impl Context {
     /// The steps of this operation, with what earlier attempts have done.
     ///
@@ -222,6 +207,7 @@ impl Context {
     /// - No record protects this run, because the store is unavailable and the settings say to
     ///   [fail open](super::Settings::dangerous_fail_open): an undone step could not be told from a completed one.
     /// - The operation has recorded a checkpoint of its own, or has asked for its steps before.
+    /// - [`Settings::max_attempts`](super::Settings::max_attempts) is 1, so that no attempt would be left to undo.
     pub fn steps(&self) -> Result<Steps, StepError> {
         if self.shared().contract() != Contract::AtLeastOnce {
             return Err(StepError::Refused("only the AtLeastOnce contract resumes an operation"));
@@ -235,6 +221,11 @@ impl Context {
                 .map_err(|_| StepError::Refused("its checkpoint was written by another version, or is damaged"))?,
             Some(_) => return Err(StepError::Refused("it has recorded a checkpoint of its own")),
         };
+        if self.shared().settings.max_attempts.get() < 2 {
+            return Err(StepError::Refused(
+                "one attempt is too few: set `max_attempts` to 2 or more, so that one is left to undo",
+            ));
+        }
         if !self.begin_steps() {
             return Err(StepError::Refused("it has asked for its steps before"));
         }
@@ -284,8 +275,14 @@ impl Steps {
         Ok(completed.map(|completed| completed.result.clone()))
     }
 
-    fn limits(&self) -> Limits {
-        Limits::new(self.context.shared().settings.max_attempts.get())
+    /// The last attempt of all. The engine counts only attempts that follow a failure, the steps also those after a crash.
+    fn last_attempt(&self) -> u32 {
+        self.context.shared().settings.max_attempts.get()
+    }
+
+    /// The last attempt that goes forward.
+    fn last_forward(&self) -> u32 {
+        self.last_attempt() / 2
     }
 
     /// Records the log; the lease may be lost.
@@ -321,21 +318,22 @@ impl Steps {
         }
     }
 
-    /// What an error means after which no attempt follows.
+    /// What an error means if no attempt follows.
     fn final_if_last(&self, error: StepError, failed: &str) -> StepError {
+        if self.context.attempt() < self.last_attempt() {
+            return error;
+        }
+        let failed = failed.to_owned();
         match error {
-            StepError::UndoFailed { failed, step, message } if self.is_last_attempt() => {
+            StepError::UndoFailed { step, message, .. } | StepError::NotKept { step, message } => {
                 StepError::NotUndone { failed, step, message }
             }
-            StepError::NotKept { step, message } if self.is_last_attempt() => {
-                StepError::NotUndone { failed: failed.to_owned(), step, message }
+            // If another attempt runs, this answer is not stored.
+            StepError::LeaseLost { step } => {
+                StepError::NotUndone { failed, step, message: "the lease ran out".to_owned() }
             }
             error => error,
         }
-    }
-
-    fn is_last_attempt(&self) -> bool {
-        self.context.attempt() >= self.limits().after_failure
     }
 
     async fn undo_all(&mut self, failed: &FailedStep, undoing: Option<Undoing>) -> Result<(), StepError> {
@@ -364,14 +362,17 @@ impl Steps {
         result: Option<String>,
     ) -> Result<(), StepError> {
         let (failed, step_name) = (failed.step.clone(), step.to_owned());
-        let attempts = self.limits().after_crash;
+        let attempts = self.last_attempt();
         if self.context.attempt() > attempts {
             let message = format!("each of {attempts} attempts ended before it was undone");
             return Err(StepError::NotUndone { failed, step: step_name, message });
         }
         self.hold(step)?;
         let key = self.context.downstream_key(&format!("undo:{step}"));
-        undoing(key, result).await.map_err(|message| StepError::UndoFailed { failed, step: step_name, message })
+        // Called inside, as it may panic before it returns a future.
+        let undone = AssertUnwindSafe(async move { undoing(key, result).await }).catch_unwind().await;
+        let undone = undone.unwrap_or_else(|_| Err("its undo panicked".to_owned()));
+        undone.map_err(|message| StepError::UndoFailed { failed, step: step_name, message })
     }
 }
 
@@ -395,7 +396,7 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Step<'_, T> {
         F: FnOnce(StepToUndo<T>) -> U + Send + 'static,
         U: Future<Output = Result<(), E>> + Send + 'static,
     {
-        let step_key = self.steps.context.downstream_key(&self.name);
+        let step_key = key_of(&self.steps.context, &self.name);
         self.undoing = Some(Box::new(move |key, result| {
             Box::pin(async move {
                 let result = result.map(|json| serde_json::from_str(&json)).transpose();
@@ -451,8 +452,12 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Step<'_, T> {
             steps.undoings.push(undoing);
             return read(&name, &json).map_err(|error| end(steps, error));
         }
+        // Stays if the future is dropped: no other step may start after one that may have taken effect.
+        let message = "its future was dropped before it was done".to_owned();
+        steps.ended = Some(StepError::Interrupted { step: name.clone(), message, retry_after: None });
         let ended = match advance(steps, &name, meaning, call).await {
             Ok((value, completed)) => {
+                steps.ended = None;
                 steps.log.completed.push(completed);
                 steps.undoings.push(undoing);
                 return Ok(value);
@@ -489,18 +494,24 @@ where
     let turn_back = |message: &str, is_in_doubt| {
         Stop::TurnBack(FailedStep { step: name.to_owned(), message: shortened(message), is_in_doubt })
     };
-    let Limits { forward, .. } = steps.limits();
+    let forward = steps.last_forward();
     let attempt = steps.context.attempt();
     if attempt > forward {
         let message = format!("each of {forward} attempts ended before it was done");
         return Err(turn_back(&message, true));
     }
     steps.hold(name).map_err(Stop::Now)?;
-    let value = match call(steps.context.downstream_key(name)).await {
-        Ok(value) => value,
-        Err(error) => {
-            let message = error.to_string();
-            let retry_after = match meaning(&error) {
+    let key = key_of(&steps.context, name);
+    // Called inside, as it may panic before it returns a future.
+    let called = AssertUnwindSafe(async move { call(key).await }).catch_unwind().await;
+    let value = match called {
+        Ok(Ok(value)) => value,
+        failed => {
+            let (message, meaning) = match &failed {
+                Ok(Err(error)) => (error.to_string(), meaning(error)),
+                _ => ("it panicked".to_owned(), ErrorMeaning::Fault),
+            };
+            let retry_after = match meaning {
                 ErrorMeaning::Final => return Err(turn_back(&message, false)),
                 ErrorMeaning::Fault => None,
                 ErrorMeaning::Retry { after } => Some(after),
@@ -535,6 +546,11 @@ where
 fn end(steps: &mut Steps, error: StepError) -> StepError {
     steps.ended = Some(error.clone());
     error
+}
+
+/// The key of a step. An undo has another prefix, so that no name of a step leads to the key of an undo.
+fn key_of(context: &Context, step: &str) -> String {
+    context.downstream_key(&format!("step:{step}"))
 }
 
 fn read<T: DeserializeOwned>(step: &str, json: &str) -> Result<T, StepError> {

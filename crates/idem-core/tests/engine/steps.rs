@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use idem_core::StoreErrorKind;
 use idem_core::engine::{Context, ErrorMeaning, Idempotency, Ran, RunError, Settings, StepError, StepToUndo};
 use idem_testkit::{Fault, Verb};
@@ -251,7 +252,7 @@ fn until_it_ends(max_attempts: u32, undo_crashes: bool) -> (Vec<String>, String)
 
 #[test]
 fn an_operation_that_kills_its_process_ends_undone_and_with_a_stored_failure() {
-    for (max_attempts, forward) in [(1, 1), (2, 1), (3, 1), (4, 2), (10, 5)] {
+    for (max_attempts, forward) in [(2, 1), (3, 1), (4, 2), (10, 5)] {
         let (calls, message) = until_it_ends(max_attempts, false);
         let mut expected: Vec<_> = (1..=forward).map(|attempt| format!("{attempt} second")).collect();
         expected.push(format!("{} undo second None", forward + 1));
@@ -263,7 +264,7 @@ fn an_operation_that_kills_its_process_ends_undone_and_with_a_stored_failure() {
 
 #[test]
 fn an_undo_that_kills_its_process_ends_with_a_stored_failure_that_says_so() {
-    for (max_attempts, forward, last) in [(1, 1, 2), (2, 1, 2), (3, 1, 3), (10, 5, 10)] {
+    for (max_attempts, forward, last) in [(2, 1, 2), (3, 1, 3), (10, 5, 10)] {
         let (calls, message) = until_it_ends(max_attempts, true);
         let mut expected: Vec<_> = (1..=forward).map(|attempt| format!("{attempt} second")).collect();
         expected.extend((forward + 1..=last).map(|attempt| format!("{attempt} undo second None")));
@@ -334,7 +335,7 @@ fn a_final_error_undoes_at_once_and_not_the_step_that_took_no_effect() {
 
 #[test]
 fn an_error_is_tried_again_in_half_of_the_attempts_and_then_undone_with_its_step() {
-    for (max_attempts, forward) in [(1, 1), (2, 1), (3, 1), (5, 2), (10, 5)] {
+    for (max_attempts, forward) in [(2, 1), (3, 1), (5, 2), (10, 5)] {
         let (calls, error) = fail_until_it_ends(max_attempts, ErrorMeaning::Fault, false);
         let mut expected: Vec<_> = (1..=forward).map(|attempt| format!("{attempt} second")).collect();
         expected.extend([format!("{forward} undo second None"), format!("{forward} undo Some(7)")]);
@@ -345,7 +346,7 @@ fn an_error_is_tried_again_in_half_of_the_attempts_and_then_undone_with_its_step
 
 #[test]
 fn an_undo_that_fails_is_tried_again_until_no_attempt_is_left() {
-    for max_attempts in [1, 2, 3, 10] {
+    for max_attempts in [2, 3, 10] {
         let (calls, error) = fail_until_it_ends(max_attempts, ErrorMeaning::Final, true);
         let mut expected = vec!["1 second".to_owned()];
         expected.extend((1..=max_attempts).map(|attempt| format!("{attempt} undo Some(7)")));
@@ -442,6 +443,11 @@ fn an_operation_that_cannot_resume_has_no_steps() {
         let ended = engine.run_classified(operation(), StepError::meaning, run).await;
         let Err(RunError::Failed(error)) = ended else { panic!("{ended:?}") };
         refused(&error, "no record protects it");
+        let world = World::new();
+        let engine = Idempotency::at_least_once(world.store.clone(), attempts(1)(world.settings()));
+        let ended = engine.run_classified(operation(), StepError::meaning, run).await;
+        let Err(RunError::Failed(error)) = ended else { panic!("{ended:?}") };
+        refused(&error, "one attempt is too few");
     });
 }
 
@@ -559,6 +565,83 @@ fn a_run_that_lost_its_lease_starts_no_step_and_no_undo() {
         assert!(!matches!(ended, Ok(_)), "{ended:?}");
         assert_eq!(ran.load(Ordering::SeqCst), 0, "is_undo: {is_undo}");
     }
+}
+
+#[test]
+fn a_panic_fails_its_step_or_its_undo_alone() {
+    let world = World::new();
+    let undone = Arc::<Mutex<Vec<u32>>>::default();
+    let run = || {
+        let undone = Arc::clone(&undone);
+        let steps = move |context: Context| async move {
+            let attempt = context.attempt();
+            let undo = move |_: StepToUndo<u32>| async move {
+                assert!(attempt > 2, "as planned");
+                undone.lock().unwrap().push(attempt);
+                Ok::<_, String>(())
+            };
+            let mut steps = context.steps()?;
+            steps.step("first").undo(undo).run(|_| async { Ok::<_, String>(1_u32) }).await?;
+            steps.step("second").run(|_| -> std::future::Ready<Result<String, String>> { panic!("as planned") }).await
+        };
+        in_a_process(&world, attempts(3), steps).unwrap().unwrap_err()
+    };
+    let errors = [run(), run(), run()];
+    let [RunError::Failed(first), RunError::Failed(second), RunError::Failed(third)] = &errors else {
+        panic!("{errors:?}")
+    };
+    assert!(matches!(first, StepError::UndoFailed { message, .. } if message == "its undo panicked"), "{first:?}");
+    assert!(matches!(second, StepError::UndoFailed { .. }), "{second:?}");
+    assert_eq!(third, &StepError::Failed { step: "second".into(), message: "it panicked".into() });
+    assert_eq!(*undone.lock().unwrap(), [3]);
+}
+
+#[test]
+fn no_step_starts_after_one_that_was_dropped() {
+    let world = World::new();
+    let run = |context: Context| async move {
+        let mut steps = context.steps()?;
+        let hangs = |_: String| std::future::pending::<Result<String, String>>();
+        // Polled once, and dropped.
+        assert!(steps.step("first").run(hangs).now_or_never().is_none());
+        steps.step("second").run(|_| async { Ok::<_, String>("ran".to_owned()) }).await
+    };
+    let ended = in_a_process(&world, |settings| settings, run);
+    let Some(Err(RunError::Failed(StepError::Interrupted { step, message, .. }))) = ended else { panic!("{ended:?}") };
+    assert_eq!((step.as_str(), message.as_str()), ("first", "its future was dropped before it was done"));
+}
+
+#[test]
+fn no_name_of_a_step_leads_to_the_key_of_an_undo() {
+    let world = World::new();
+    let keys = Arc::<Mutex<Vec<String>>>::default();
+    let seen = Arc::clone(&keys);
+    let run = move |context: Context| async move {
+        let keys = &seen;
+        let call = |key: String| async move {
+            keys.lock().unwrap().push(key);
+            Ok::<_, String>(1_u32)
+        };
+        let seen = Arc::clone(keys);
+        let undo = move |step: StepToUndo<u32>| async move {
+            seen.lock().unwrap().extend([step.step_key, step.key]);
+            Ok::<_, String>(())
+        };
+        let mut steps = context.steps()?;
+        steps.step("a").undo(undo).run(call).await?;
+        steps.step("undo:a").run(call).await?;
+        steps.step("step:a").run(call).await?;
+        let refused = |_: String| async { Err::<String, _>("refused") };
+        steps.step("b").run_classified(|_| ErrorMeaning::Final, refused).await
+    };
+    let ended = in_a_process(&world, |settings| settings, run);
+    assert!(matches!(ended, Some(Err(RunError::Failed(StepError::Failed { .. })))), "{ended:?}");
+    let mut keys = keys.lock().unwrap().clone();
+    assert_eq!(keys.len(), 5);
+    assert_eq!(keys[0], keys[3], "an undo knows the key of its step");
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 4);
 }
 
 #[tokio::test(start_paused = true)]

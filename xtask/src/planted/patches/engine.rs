@@ -84,8 +84,16 @@ pub(super) const PATCHES: &[Patch] = &[
         "keys-of-steps-differ-by-attempt",
         &["steps"],
         STEPS,
-        "call(steps.context.downstream_key(name)).await",
-        r#"call(steps.context.downstream_key(&if PLANTED { format!("{name}{attempt}") } else { name.to_owned() })).await"#,
+        "let key = key_of(&steps.context, name);",
+        r#"let key = key_of(&steps.context, &if PLANTED { format!("{name}{attempt}") } else { name.to_owned() });"#,
+    ),
+    patch(
+        "step-after-a-dropped-one",
+        &["steps"],
+        STEPS,
+        "steps.ended = Some(StepError::Interrupted { step: name.clone(), message, retry_after: None });",
+        "let dropped = Some(StepError::Interrupted { step: name.clone(), message, retry_after: None });
+        steps.ended = if PLANTED { None } else { dropped };",
     ),
     patch(
         "retention-of-the-operation-ignored",
