@@ -125,6 +125,20 @@ impl Context {
         tokio::spawn(async move { drop(slot.lock().await.take()) });
     }
 
+    /// The number of a checkpoint that is written outside of [`checkpoint`](Self::checkpoint).
+    pub(super) async fn next_checkpoint(&self) -> u32 {
+        let mut last = self.run.checkpoints.lock().await;
+        *last = last.saturating_add(1);
+        *last
+    }
+
+    /// The checkpoint that the record has, while this run owns it.
+    pub(super) async fn recorded_checkpoint(&self) -> Result<Option<Checkpoint>, StoreError> {
+        let record = self.shared().bounded(self.subject(), self.shared().store().peek(self.id())).await?;
+        let owner = self.run.lease.as_ref().map(|lease| lease.owner);
+        Ok(record.filter(|record| Some(record.owner) == owner).and_then(|record| record.checkpoint))
+    }
+
     /// Whether this is the first time that the run asks for its steps.
     pub(super) fn begin_steps(&self) -> bool {
         !self.run.has_steps.swap(true, Ordering::Relaxed)

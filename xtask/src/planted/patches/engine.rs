@@ -2,13 +2,14 @@
 
 use super::{Patch, edit, patch};
 
-const STEPS: &str = "crates/idem-core/src/engine/steps.rs";
+const STEPS: &str = "crates/idem-core/src/engine/steps/mod.rs";
+const STEP: &str = "crates/idem-core/src/engine/steps/step.rs";
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
         "step-result-not-kept",
         &["steps"],
-        STEPS,
+        STEP,
         "steps.record(name, &log).await.map_err(Stop::Now)?;",
         "if !PLANTED { steps.record(name, &log).await.map_err(Stop::Now)?; }",
     ),
@@ -45,9 +46,9 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "steps-of-crashed-attempts-not-counted",
         &["steps"],
-        STEPS,
-        "if attempt > forward {",
-        "if !PLANTED && attempt > forward {",
+        STEP,
+        "if steps.context.attempt() > forward {",
+        "if !PLANTED && steps.context.attempt() > forward {",
     ),
     patch(
         "undo-of-crashed-attempts-not-counted",
@@ -59,9 +60,11 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "step-starts-without-its-lease",
         &["steps"],
-        STEPS,
-        "steps.hold(name).map_err(Stop::Now)?;",
-        "if !PLANTED { steps.hold(name).map_err(Stop::Now)?; }",
+        STEP,
+        "steps.hold(name).map_err(Stop::Now)
+}",
+        "if PLANTED { Ok(()) } else { steps.hold(name).map_err(Stop::Now) }
+}",
     ),
     patch(
         "steps-in-another-order-accepted",
@@ -83,17 +86,43 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "keys-of-steps-differ-by-attempt",
         &["steps"],
-        STEPS,
+        STEP,
         "let key = key_of(&steps.context, name);",
-        r#"let key = key_of(&steps.context, &if PLANTED { format!("{name}{attempt}") } else { name.to_owned() });"#,
+        r#"let attempt = if PLANTED { steps.context.attempt() } else { 0 };
+            let key = if PLANTED { format!("{name}{attempt}") } else { name.to_owned() };
+            let key = key_of(&steps.context, &key);"#,
     ),
     patch(
         "step-after-a-dropped-one",
         &["steps"],
-        STEPS,
+        STEP,
         "steps.ended = Some(StepError::Interrupted { step: name.clone(), message, retry_after: None });",
         "let dropped = Some(StepError::Interrupted { step: name.clone(), message, retry_after: None });
         steps.ended = if PLANTED { None } else { dropped };",
+    ),
+    patch(
+        "lost-commit-of-a-step-not-found-out",
+        &["postgres-steps", "sqlite-steps"],
+        STEP,
+        "(Some(log), _) => {",
+        "(Some(_), Err(failure)) if PLANTED => Err(after_failure(steps, name, failure)),
+                (Some(log), _) => {",
+    ),
+    patch(
+        "step-without-its-checkpoint-accepted",
+        &["postgres-steps", "sqlite-steps"],
+        STEP,
+        "(None, Ok(_)) => Err(",
+        "(None, Ok(value)) if PLANTED => Ok((value, steps.log.clone())),
+                (None, Ok(_)) => Err(",
+    ),
+    patch(
+        "checkpoint-of-a-step-beside-its-transaction",
+        &["postgres-steps"],
+        "crates/idem-postgres/src/transaction/guard.rs",
+        "let what = \"write a checkpoint\";",
+        "if PLANTED { sql.push(\";COMMIT;BEGIN\"); }
+        let what = \"write a checkpoint\";",
     ),
     patch(
         "retention-of-the-operation-ignored",
