@@ -160,7 +160,7 @@ async fn find_out(context: &Context) -> Option<Settlement> {
         Ok(Err(error)) => {
             tracing::warn!(
                 error = error.as_ref() as &dyn std::error::Error,
-                "it could not be found out whether an operation ran"
+                "the probe failed, so it is unknown whether the operation ran; the next repeat asks it again"
             );
             Some(Settlement::Released)
         }
