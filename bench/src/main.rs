@@ -66,16 +66,21 @@ enum Other {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Group {
+    /// Postgres, Redis, Redis in front of Postgres, and SQLite, against code written by hand.
     Store,
     /// The part of `store` that is about Redis alone.
     Redis,
     /// Postgres over links with a delay.
     Links,
+    /// The layers of axum and actix, and the memory of requests in flight.
     Http,
+    /// The fingerprint of a request body.
     Fingerprint,
+    /// Small and large tables, and a purge beside acquires.
     Growth,
     /// Bytes of a record in each store.
     AtRest,
+    /// Python libraries on the same Redis (needs python3 with venv).
     Peers,
     /// What bounds the others; runs only if it is named.
     Limits,

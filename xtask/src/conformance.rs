@@ -14,7 +14,7 @@ pub(crate) struct Options {
     /// Number of random sequences of verbs for each setup of a store (`IDEM_CASES`).
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     cases: u32,
-    /// The store; default those with a server. SQLite's reads and writes under a lock.
+    /// The store to test. Default: redis and postgres.
     #[arg(long, value_enum)]
     store: Option<Store>,
 }

@@ -47,7 +47,8 @@ enum Task {
     },
     /// Sends requests that schemathesis generates from the example's OpenAPI description, with each framework (needs python3).
     Schemathesis(schemathesis::Options),
-    /// Runs all checks of a change: format, lints, documentation, gates, tests, model.
+    /// Runs all checks of a change: format, lints, documentation, gates, tests (also of code that must not compile, of other
+    /// drivers and in a browser), model.
     Ci(model::Options),
     /// Runs one gate, or all that `ci` runs: features, dependencies, public items, packages and more.
     Gate(gates::Options),

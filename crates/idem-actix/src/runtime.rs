@@ -19,7 +19,7 @@ pub(crate) fn off_the_workers(engine: Idempotency) -> Idempotency {
         let runtime =
             Builder::new_multi_thread().worker_threads(THREADS).thread_name("idem-engine").enable_all().build();
         // Without these threads, the engine runs on the workers.
-        runtime.inspect_err(|error| tracing::error!(%error, "no threads for idempotent operations")).ok()
+        runtime.inspect_err(|error| tracing::error!(%error, "could not start the threads of idempotent operations; they run on actix's workers")).ok()
     };
     match RUNTIME.get_or_init(start) {
         Some(runtime) => engine.default_runtime(runtime.handle().clone()),

@@ -9,7 +9,7 @@ pub enum NotProtected {
     /// The request did not come through an idempotency layer that protects it.
     #[error(
         "this request is not protected: its route has no idempotency layer, or the layer does not protect its method, \
-         or it came without an optional key"
+         or it came without an optional key; add a layer to the route, or its method to HttpPolicy::methods, or make the extractor optional"
     )]
     NoContext,
     /// The extractor cannot have the transaction.

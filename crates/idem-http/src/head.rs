@@ -65,9 +65,17 @@ impl<F: HeaderFields> RequestHead<'_, F> {
         let key = match parse_key_header(self.headers.values(&policy.key_header)) {
             _ if policy.key_member.is_some() => None,
             Ok(Some(key)) => Some(long_enough(key, policy)?),
-            Ok(None) => return Err(Problem::new(ProblemKind::KeyMissing)),
+            Ok(None) => {
+                let detail = format!(
+                    "This request needs an idempotency key in the header {}: new for every operation, and the same on every \
+                     repeat.",
+                    policy.key_header
+                );
+                return Err(Problem::new(ProblemKind::KeyMissing).detail(detail));
+            }
             Err(error) => {
-                return Err(Problem::new(ProblemKind::KeyInvalid).detail(format!("The header is refused: {error}.")));
+                let detail = format!("The header {} is refused: {error}.", policy.key_header);
+                return Err(Problem::new(ProblemKind::KeyInvalid).detail(detail));
             }
         };
         let wait = prefer::wait(self.headers.values("prefer"));

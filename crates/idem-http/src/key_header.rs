@@ -17,7 +17,9 @@ pub enum KeyHeaderError {
     #[error("the idempotency key is not a quoted string as RFC 9651 section 3.3.3 has it; send \"abc\" or abc")]
     MalformedString,
     /// A bare key with a comma: a proxy may have joined two header lines.
-    #[error("a bare idempotency key cannot have a comma, because joined header lines look so; send it quoted")]
+    #[error(
+        "the idempotency key has a comma, as two header lines that a proxy joined would have; send the header once, and a key with a comma in quotes"
+    )]
     BareComma,
     /// The value is not a valid key.
     #[error(transparent)]

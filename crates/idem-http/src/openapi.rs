@@ -19,16 +19,26 @@ const ANSWERS: &[(ProblemKind, &str)] = &[
     (ProblemKind::PrincipalMissing, "The request names no principal that the idempotency key belongs to."),
     (ProblemKind::BodyTooSlow, "The request body took too long to arrive. Nothing ran."),
     (ProblemKind::InProgress, "The operation runs now, or it failed and rests: repeat it after Retry-After."),
-    (ProblemKind::BodyNotRetained, "It completed before, and its answer was too large to keep: fetch the resource."),
+    (
+        ProblemKind::BodyNotRetained,
+        "It completed before, and the server did not keep the body of its answer: fetch the resource.",
+    ),
     (ProblemKind::BodyTooLarge, "The request body is over the limit. Nothing ran."),
     (ProblemKind::GrpcUnsupported, "It is a request of gRPC, which this operation does not take."),
     (ProblemKind::Mismatch, "The idempotency key belongs to a different request: use a new key."),
     (
         ProblemKind::ShareExceeded,
-        "The principal uploads as many request bodies at once as it may: repeat it after Retry-After.",
+        "The uploads of the principal fill its share of the server's memory: repeat it after Retry-After.",
     ),
-    (ProblemKind::HandlerFailed, "The operation failed."),
-    (ProblemKind::StoreUnavailable, "It cannot be told whether the operation ran before: repeat it after Retry-After."),
+    (
+        ProblemKind::HandlerFailed,
+        "The handler failed, the record cannot be read, or the server is misconfigured: the type says which.",
+    ),
+    (
+        ProblemKind::StoreUnavailable,
+        "The server is overloaded, cannot ask its idempotency store, or does not know the end of the operation yet: the type says \
+         which. Repeat it after Retry-After.",
+    ),
     (ProblemKind::OutcomeUnknown, "The server that ran it disappeared: find out whether it took effect."),
 ];
 

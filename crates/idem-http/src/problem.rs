@@ -35,6 +35,9 @@
 //! Status 503. The server has reached a limit: of request bodies, of running operations, or of transactions. Nothing ran;
 //! repeat after `Retry-After`.
 //!
+//! # shutting-down
+//! Status 503. The server ends, and takes no new operations. Nothing ran; repeat after `Retry-After`, with the same key.
+//!
 //! # share-exceeded
 //! Status 429. The principal's concurrent uploads fill its share. Nothing ran; repeat after `Retry-After`.
 //!
@@ -61,8 +64,8 @@
 //! run again. Find out from the resource itself before you use a new key.
 //!
 //! # body-not-retained
-//! Status 410. The operation completed before, with the status in `original_status`; its answer was too large to keep.
-//! Fetch the resource itself.
+//! Status 410. The operation completed before, with the status in `original_status`. The server did not keep the body of its
+//! answer: fetch the resource itself.
 //!
 //! # record-unreadable
 //! Status 500. The record of this operation cannot be read, so its outcome is unknown and it is not run again. An operator
@@ -106,6 +109,8 @@ pub enum ProblemKind {
     BodyTooSlow,
     /// Too many request bodies, running operations or transactions at once.
     Overloaded,
+    /// The server ends.
+    ShuttingDown,
     /// Too many request bodies of one principal at once.
     ShareExceeded,
     /// The operation runs now.
@@ -138,7 +143,7 @@ impl ProblemKind {
                 400,
                 "key-missing",
                 "Idempotency key missing",
-                "This request needs an idempotency key in its header, new for every operation and the same on every repeat.",
+                "This request needs an idempotency key: new for every operation, and the same on every repeat.",
             ),
             Self::KeyInvalid => (400, "key-invalid", "Idempotency key invalid", "The idempotency key cannot be read."),
             Self::HostAmbiguous => (
@@ -175,14 +180,20 @@ impl ProblemKind {
                 503,
                 "overloaded",
                 "Too many requests at once",
-                "The server holds as many request bodies as it may; nothing ran, so repeat the request later.",
+                "The server has no memory left for further request bodies; nothing ran, so repeat the request later.",
+            ),
+            Self::ShuttingDown => (
+                503,
+                "shutting-down",
+                "Server shutting down",
+                "The server is shutting down; nothing ran, so repeat the request later with the same key.",
             ),
             // Not 503: load balancers and alerts take that for a sick server, and other principals are still served.
             Self::ShareExceeded => (
                 429,
                 "share-exceeded",
                 "Too many request bodies of one principal",
-                "The principal uploads as many request bodies at once as it may; nothing ran, so repeat the request later.",
+                "The uploads of this principal fill its share of the server's memory; nothing ran, so repeat the request later.",
             ),
             Self::InProgress => (
                 409,
@@ -206,13 +217,14 @@ impl ProblemKind {
                 503,
                 "store-unavailable",
                 "Idempotency store unavailable",
-                "It cannot be told whether this operation ran before; repeat the request later with the same key.",
+                "The server could not ask its idempotency store, so it did not run this operation; repeat the request later with the \
+                 same key.",
             ),
             Self::CommitUnclear => (
                 503,
                 "commit-unclear",
-                "Operation ran, end not known yet",
-                "It is not known yet how this operation ended; repeat the request later with the same key.",
+                "End of the operation not known yet",
+                "The server does not know yet how this operation ended; repeat the request later with the same key to get its answer.",
             ),
             Self::OutcomeUnknown => (
                 504,
@@ -224,7 +236,7 @@ impl ProblemKind {
                 410,
                 "body-not-retained",
                 "Completed, body not retained",
-                "The operation completed before, and its answer was too large to keep; fetch the resource itself.",
+                "The operation completed before. The server did not keep the body of its answer; fetch the resource itself.",
             ),
             Self::RecordUnreadable => (
                 500,
@@ -232,9 +244,12 @@ impl ProblemKind {
                 "Record unreadable",
                 "The record of this operation cannot be read, so its outcome is unknown and it was not run again.",
             ),
-            Self::HandlerFailed => {
-                (500, "handler-failed", "Handler failed", "The server failed to answer the request.")
-            }
+            Self::HandlerFailed => (
+                500,
+                "handler-failed",
+                "Handler failed",
+                "The handler panicked, or its answer broke off or took too long.",
+            ),
             Self::Misconfigured => (
                 500,
                 "misconfigured",
@@ -262,6 +277,7 @@ impl ProblemKind {
             | Self::Backoff
             | Self::StoreUnavailable
             | Self::Overloaded
+            | Self::ShuttingDown
             | Self::ShareExceeded
             | Self::BodyIncomplete
             | Self::BodyTooSlow => ResponseDirectives::new().do_not_store(),
@@ -397,7 +413,7 @@ impl Problem {
 mod tests {
     use super::*;
 
-    const ALL: [ProblemKind; 20] = [
+    const ALL: [ProblemKind; 21] = [
         ProblemKind::GrpcUnsupported,
         ProblemKind::KeyMissing,
         ProblemKind::KeyInvalid,
@@ -408,6 +424,7 @@ mod tests {
         ProblemKind::BodyTooSlow,
         ProblemKind::CommitUnclear,
         ProblemKind::Overloaded,
+        ProblemKind::ShuttingDown,
         ProblemKind::ShareExceeded,
         ProblemKind::InProgress,
         ProblemKind::Backoff,
@@ -438,6 +455,7 @@ mod tests {
             ProblemKind::BodyIncomplete,
             ProblemKind::BodyTooSlow,
             ProblemKind::Overloaded,
+            ProblemKind::ShuttingDown,
             ProblemKind::ShareExceeded,
             ProblemKind::InProgress,
             ProblemKind::Backoff,

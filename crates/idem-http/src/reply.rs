@@ -165,13 +165,15 @@ impl HttpPolicy {
             ExecuteError::TransactionHeld => Problem::new(ProblemKind::HandlerFailed)
                 .detail("The handler kept its transaction beyond its end; its writes were rolled back."),
             ExecuteError::TransactionFailed(_) => Problem::new(ProblemKind::HandlerFailed).detail(
-                "The handler's transaction could not be committed, because of an error in it. A repeat runs again.",
+                "The handler's transaction was not committed: the database refused it, or the handler had ended it. There is no \
+                 record, so a repeat runs.",
             ),
             ExecuteError::CommitUnclear(_) | ExecuteError::Interrupted => later(ProblemKind::CommitUnclear),
             ExecuteError::Overloaded { .. } => later(ProblemKind::Overloaded)
-                .detail("The server runs as many operations as it may; nothing ran, so repeat the request later."),
+                .detail("The server already runs its maximum of operations; nothing ran, so repeat the request later."),
             ExecuteError::Busy(_) => later(ProblemKind::Overloaded)
-                .detail("As many operations have a transaction as may; nothing ran, so repeat the request later."),
+                .detail("All transactions of the server are in use; nothing ran, so repeat the request later."),
+            ExecuteError::ShuttingDown => later(ProblemKind::ShuttingDown),
             _ => later(ProblemKind::StoreUnavailable),
         })
     }

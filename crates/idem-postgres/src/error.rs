@@ -31,7 +31,12 @@ pub(crate) fn outage(what: &str, error: sqlx::Error) -> StoreError {
 fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorKind) -> StoreError {
     let Some(state) = state(&error) else {
         // Without the server's answer it is unknown whether the statement took effect.
-        return StoreError::new(StoreErrorKind::Unavailable, format!("could not {what}: Postgres cannot be reached"))
+        let hint = match &error {
+            sqlx::Error::Protocol(_) => "the answer was not the statement's own, as behind a pooler with a bug",
+            sqlx::Error::Io(_) | sqlx::Error::Tls(_) => "the connection to Postgres ended before the answer",
+            _ => "the driver has no answer of Postgres",
+        };
+        return StoreError::new(StoreErrorKind::Unavailable, format!("could not {what}: {hint}"))
             .with_source(error)
             .indeterminate();
     };
@@ -50,7 +55,7 @@ fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorK
 /// The kind and a hint for an SQLSTATE of <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
 fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
     match (state, state.get(..2).unwrap_or_default()) {
-        ("57014", _) => (StoreErrorKind::Timeout, "the statement took longer than it may"),
+        ("57014", _) => (StoreErrorKind::Timeout, "statement_timeout ended the statement, or an operator cancelled it"),
         (LOCK_NOT_AVAILABLE, _) => (StoreErrorKind::Timeout, "another session holds the lock of the record"),
         ("53300", _) => (StoreErrorKind::Unavailable, "the server has no connection left; raise max_connections"),
         ("25006", _) => (
@@ -61,7 +66,9 @@ fn meaning(state: &str) -> (StoreErrorKind, &'static str) {
             (StoreErrorKind::Misconfigured, "the schema of idem-postgres is not there, or not of this version")
         }
         ("42501", _) => (StoreErrorKind::Misconfigured, "the user lacks a privilege"),
-        (_, "28" | "3D") => (StoreErrorKind::Misconfigured, "the database does not let this user in"),
+        (_, "28" | "3D") => {
+            (StoreErrorKind::Misconfigured, "Postgres refused the login, or the database does not exist")
+        }
         (_, "53" | "54") => (StoreErrorKind::Capacity, "the server has no room"),
         // Poolers use it for any failure of theirs, and a server for an internal error. A retry may succeed.
         ("XX000", _) => (StoreErrorKind::Unavailable, "Postgres, or a pooler, had an internal error"),
@@ -116,8 +123,7 @@ const PROTOCOL_VIOLATION: &str = "08P01";
 /// [`expect_joined`]: crate::transaction::statements::TransactionSettings::expect_joined
 const NOT_JOINED: &str = "42704";
 
-const PROXY: &str =
-    "the server or a proxy refused; a proxy that takes no start-up options needs through_transaction_pooler()";
+const PROXY: &str = "the server or a proxy refused the connection; if a proxy ignores start-up options, call through_transaction_pooler()";
 
 /// Whether the connection cannot be used any more: no answer came, the server ends it, or the server takes no writes.
 pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
@@ -206,7 +212,7 @@ pub(crate) fn has_ended(error: &sqlx::Error) -> bool {
 
 /// The error of a transaction that its handler has ended.
 pub(crate) fn out_of_transaction(error: sqlx::Error) -> StoreError {
-    let message = "the handler has ended its transaction, or an error in it that it overlooked has";
+    let message = "the transaction had ended before its commit: the handler ended it, or overlooked an SQL error in it";
     StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
 }
 

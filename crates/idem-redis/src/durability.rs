@@ -76,8 +76,9 @@ impl fmt::Display for DurabilityReport {
         formatter.write_str(match self.level() {
             Durability::Power => "an acknowledged record survives crashes and the loss of power",
             Durability::Crash => {
-                "an acknowledged record survives the death of the server, but not the loss of power: after one, the \
-                 operations that were not synced yet may run again, with appendfsync=everysec about those of the last second"
+                "an acknowledged record survives an orderly restart; when the server dies or power is lost, operations that \
+                 were not synced yet may run again, with appendfsync=everysec about those of the last second; set \
+                 appendfsync to always"
             }
             _ => {
                 "an acknowledged record may be lost when the server restarts, and its operation then runs again; set \

@@ -125,7 +125,9 @@ fn reason(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static str) {
         (_, "MISCONF") => unavailable("Redis takes no writes, as it cannot save its data; see its log"),
         (_, "NOREPLICAS") => unavailable("Redis takes no writes, as it has too few replicas"),
         (_, "BUSY" | "UNKILLABLE") => unavailable("Redis is busy with another script"),
-        (_, "WRONGTYPE") => corrupt("something that is not a record stands under its key"),
+        (_, "WRONGTYPE") => corrupt(
+            "the key of a record holds a value of another type; if another program uses this prefix, set another key_prefix",
+        ),
         (ErrorKind::Server(_), _) => set_up("Redis refused a command or a script of the store; the source says why"),
         _ => unavailable("Redis could not answer"),
     }
@@ -133,7 +135,7 @@ fn reason(error: &RedisError, phase: Phase) -> (StoreErrorKind, &'static str) {
 
 /// The error for a record that exists and cannot be parsed; `error` says why.
 pub(crate) fn damaged(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
-    StoreError::new(StoreErrorKind::Corrupt, "what stands under the key of a record cannot be read").with_source(error)
+    StoreError::new(StoreErrorKind::Corrupt, "the value under the key of a record cannot be read").with_source(error)
 }
 
 /// The error for a reply that cannot be parsed.

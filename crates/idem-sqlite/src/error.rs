@@ -66,7 +66,10 @@ fn reason(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
         }
         CANNOT_OPEN => unavailable("the database file cannot be opened; check its path and the modes of its folder"),
         IO_ERROR => unavailable("the disk failed to read or write the database file; see the system's log"),
-        ERROR => (StoreErrorKind::Misconfigured, "the tables are not what they should be"),
+        ERROR => (
+            StoreErrorKind::Misconfigured,
+            "SQLite refused a statement of the store; a table may be missing or changed",
+        ),
         CONSTRAINT => (StoreErrorKind::Misconfigured, "a constraint or a trigger of the tables refused it"),
         _ => unavailable("SQLite could not answer"),
     }

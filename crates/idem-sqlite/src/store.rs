@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Durability, DurableStore, IdempotencyStore, Lease,
-    LeaseRenewer, LiveRecord, Outcome, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement,
-    SettlementListener, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, Durability, DurableStore, IdempotencyStore,
+    Lease, LeaseRenewer, LiveRecord, Outcome, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError,
+    Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
@@ -22,7 +22,7 @@ use crate::migrate::migrate;
 use crate::permits::TransactionPermits;
 use crate::reader::Readers;
 use crate::transaction::SqliteTransaction;
-use crate::writer::{Verb, Writer, misanswered};
+use crate::writer::{Verb, Writer, misanswered, transitions};
 
 /// Connections for the store's upkeep: purges and health checks.
 const UPKEEP: u32 = 2;
@@ -222,6 +222,32 @@ impl SqliteStore {
     /// [`SelfTestError`] says which promise does not hold.
     pub async fn self_test(&self) -> Result<(), SelfTestError> {
         idem_core::self_test(self).await
+    }
+
+    /// Writes `checkpoint` of the run that holds `lease` in the caller's transaction, which is open on `connection`. Both commit or
+    /// neither does, as `Step::run_with_record` of the engine needs it.
+    ///
+    /// The connection's main database must be the store's. After `LeaseLost`, roll back. The transaction then has the write
+    /// lock, and all writes of the store wait for it: make this the last statement before COMMIT.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the database does not answer; roll back.
+    pub async fn checkpoint_within(
+        &self,
+        connection: &mut SqliteConnection,
+        lease: &Lease,
+        checkpoint: &Checkpoint,
+    ) -> Result<OwnerOutcome, StoreError> {
+        // Takes the write lock, so that the row cannot change between being read and being written.
+        let lock = sqlx::query("UPDATE main.idem_records SET updated_at = updated_at WHERE id = ?");
+        let locked = lock.bind(lease.id.as_bytes().as_slice()).execute(&mut *connection).await;
+        locked.map_err(|error| store_error("write a checkpoint", error))?;
+        let command = Command::Owner(lease.owner, OwnerAction::Checkpoint(checkpoint));
+        let answers = transitions(connection, "", &[(&lease.id, None, command)], self.clock.as_ref(), "").await?;
+        match answers.into_iter().next().ok_or_else(misanswered)?? {
+            Outcome::Owner(outcome) => Ok(outcome),
+            Outcome::Acquire(_) => Err(misanswered()),
+        }
     }
 
     /// Asks for the health of the database.

@@ -58,7 +58,7 @@ impl SqliteTransaction {
         let locked = lock.bind(self.lease.id.as_bytes().as_slice()).execute(&mut *self.connection).await;
         match locked {
             Err(error) if is_old_snapshot(&error) && self.connection.may_have_written_elsewhere() => {
-                let why = "it has read, another connection has written since, and it may have written into an attached database";
+                let why = "another connection has written since the transaction began to read, and the handler may have written into an attached database";
                 return Err(transaction_failed(why, error));
             }
             Err(error) if is_old_snapshot(&error) => return Ok(None),

@@ -24,7 +24,7 @@ pub(crate) struct Config {
     /// payments are there too, which takes SQLite or Postgres. The records of memory: end with the process.
     #[arg(long, env = "PAYMENTS_STORE", default_value = "sqlite://payments.db")]
     store: String,
-    /// A cache in Redis in front of a store in SQLite or Postgres, which decides: redis://HOST,
+    /// A cache in Redis in front of --store, which must be SQLite or Postgres and decides: redis://HOST,
     /// redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Repeats are answered from it. If it fails, or loses
     /// its data, the store answers.
     #[arg(long, env = "PAYMENTS_CACHE")]
@@ -32,7 +32,7 @@ pub(crate) struct Config {
     /// What the service promises across a crash.
     #[arg(long, env = "PAYMENTS_CONTRACT", value_enum, default_value_t = ContractName::Transactional)]
     pub(crate) contract: ContractName,
-    /// Where the payments are under the other contracts. Default for a store in SQLite: sqlite://ledger.db. Default for a
+    /// Where the payments are under at-most-once and at-least-once. Default for a store in SQLite: sqlite://ledger.db. Default for a
     /// store in Postgres: the same database, in a separate transaction. Required for a store in Redis or in memory.
     #[arg(long, env = "PAYMENTS_LEDGER")]
     ledger: Option<String>,
@@ -56,7 +56,7 @@ pub(crate) struct Config {
     /// The prefix of the keys in Redis.
     #[arg(long, env = "PAYMENTS_REDIS_KEY_PREFIX", default_value = "idem:")]
     pub(crate) redis_key_prefix: String,
-    /// How many replicas of Redis must have a change before it is reported. With 0, a failover loses changes that the primary
+    /// How many replicas of Redis must have a change before the store acknowledges it. With 0, a failover loses changes that the primary
     /// has not sent on yet.
     #[arg(long, env = "PAYMENTS_MIN_REPLICAS", default_value_t = 0)]
     pub(crate) min_replicas: u32,
@@ -68,7 +68,8 @@ pub(crate) struct Config {
     /// A failover loses acknowledged records, and so does a restart without persistence.
     #[arg(long, env = "PAYMENTS_DANGEROUS_ACCEPT_STORE_LOSS", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) dangerous_accept_store_loss: bool,
-    /// While the store is unavailable, make payments without protection under the other contracts; they may be made twice.
+    /// Under at-most-once and at-least-once: while the store is unavailable, make payments without protection. They may be made
+    /// twice.
     #[arg(long, env = "PAYMENTS_DANGEROUS_FAIL_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) dangerous_fail_open: bool,
     /// The only bearer tokens that are accepted, as in acme,other. Default: any token, and each is a separate tenant.
@@ -84,7 +85,7 @@ pub(crate) struct Config {
     #[arg(long, env = "PAYMENTS_STORE_TIMEOUT_MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) store_timeout_ms: u64,
     /// How long to wait for the Redis of --cache before answering without it, in milliseconds. If a lock cannot be removed in
-    /// time, repeats are answered as in progress for another moment.
+    /// time, repeats get 409 until it is removed or ends, after one lease at most.
     #[arg(long, env = "PAYMENTS_CACHE_TIMEOUT_MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) cache_timeout_ms: u64,
     /// The backoff of a failed payment under at-least-once, in milliseconds. It doubles with every failure.
@@ -256,9 +257,7 @@ impl fmt::Display for UnknownPlace {
                 "this store holds records only: say by --ledger where the payments are, sqlite://FILE or \
                  postgres://USER@HOST/DATABASE"
             }
-            Self::NothingToSpare => {
-                "--cache puts Redis in front of a --store in SQLite or Postgres; in front of any other it spares nothing"
-            }
+            Self::NothingToSpare => "--cache needs a --store in SQLite or Postgres; leave it out with Redis or memory",
         })
     }
 }

@@ -49,6 +49,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("identity", "idem-core", Library, &["record_id::"]),
     suite("fingerprint", "idem-core", Library, &["fingerprint::"]),
     suite("engine", "idem-core", Test("engine"), &[]),
+    suite("steps", "idem-core", Test("engine"), &["steps::"]),
     suite("engine-parts", "idem-core", Library, &["engine::"]),
     suite("memory", "idem-testkit", Test("suite"), &["memory::"]),
     suite("http", "idem-http", Library, &[]),
@@ -56,6 +57,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("tower", "idem-tower", Test("hyper"), &[]),
     suite("actix", "idem-actix", Test("layer"), &[]),
     suite("sqlite-engine", "idem-sqlite", Test("store"), &["engine::"]),
+    suite("sqlite-steps", "idem-sqlite", Test("store"), &["steps::"]),
     suite("sqlite-shadows", "idem-sqlite", Test("store"), &["shadows::"]),
     suite("sqlite-tasks", "idem-sqlite", Test("store"), &["tasks::"]),
     suite("sqlite-outages", "idem-sqlite", Test("store"), &["outages::"]),
@@ -72,6 +74,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("postgres-from-pool", "idem-postgres", Test("store"), &["from_pool::"]),
     suite("postgres-join", "idem-postgres", Test("store"), &["join::"]),
     suite("postgres-settle-run", "idem-postgres", Test("store"), &["settle_run::"]),
+    suite("postgres-steps", "idem-postgres", Test("store"), &["steps::"]),
     suite("postgres-guard", "idem-postgres", Test("store"), &["guard::"]),
     suite(
         "postgres-transactions",

@@ -165,7 +165,7 @@ async fn an_engine_that_is_shut_down_before_the_workers_stop_settles_what_left_c
         let refused = eventually("the shutdown", async || {
             Some(send(&app, post("/p", "k")).await).filter(|answer| answer.problem != Some(ProblemKind::InProgress))
         });
-        refused.await.assert_problem(ProblemKind::StoreUnavailable);
+        refused.await.assert_problem(ProblemKind::ShuttingDown);
         gate.add_permits(1);
     });
     world.server.pause().await;

@@ -142,7 +142,7 @@ async fn an_engine_that_shuts_down_refuses_new_operations() {
     first.assert_run(1);
     layer.engine().shutdown(Duration::from_secs(60)).await.unwrap();
     for key in ["k", "other"] {
-        send(&router, post("/p", key)).await.assert_problem(ProblemKind::StoreUnavailable);
+        send(&router, post("/p", key)).await.assert_problem(ProblemKind::ShuttingDown);
     }
     assert_eq!(runs.count(), 1);
 }

@@ -12,7 +12,7 @@ use super::observer::{Durations, EventKind, Subject};
 use super::shared::{Backend, Shared};
 use super::waiters::{Told, Waiter};
 use crate::fingerprint::{Algorithm, Fingerprint};
-use crate::machine::{Acquire, AcquireOutcome, Lease, Origin};
+use crate::machine::{Acquire, AcquireOutcome, Lease, Origin, Term};
 use crate::record::OwnerToken;
 use crate::store::{Begin, StoreError, StoreErrorKind, StoreTransaction};
 
@@ -54,12 +54,13 @@ type Acquired = (Lease, Option<Box<dyn StoreTransaction>>, bool);
 
 impl Shared {
     pub(super) fn acquire_request(&self, operation: &Operation) -> Acquire {
+        let term = self.settings.term();
         Acquire {
             id: self.settings.identity.record_id(&operation.scope, &operation.key),
             origin: Origin { namespace: self.settings.identity.namespace().clone(), scope: operation.scope.clone() },
             fingerprint: operation.fingerprint,
             owner: OwnerToken::random(),
-            term: self.settings.term(),
+            term: Term { retention: operation.retention.unwrap_or(term.retention), ..term },
             takeover: self.contract().takeover(self.settings.probe.is_some()),
             max_attempts: self.settings.max_attempts,
             on_mismatch: self.settings.on_mismatch,

@@ -55,27 +55,31 @@ pub enum ExecuteError {
     Busy(#[source] StoreError),
     /// The operation ran, and it is not known how its record ended: a transaction whose commit got no answer, or a run
     /// that was superseded. Repeat the request: it gets the answer, or runs again if everything was rolled back.
-    #[error("the operation ran, and it is not known how its record ended")]
+    #[error("the operation ran, and the store has not said how its record ended; repeat the request to learn it")]
     CommitUnclear(#[source] StoreError),
     /// The operation's transaction could not be committed because of what the operation did in it, such as an error of the
     /// database that it overlooked. There is no record. The source says what it was.
     #[error("the operation's transaction could not be committed")]
     TransactionFailed(#[source] StoreError),
     /// The operation kept its transaction beyond its end, so everything was rolled back.
-    #[error("the operation still held its transaction when it ended, so it was rolled back; drop the guard before")]
+    #[error(
+        "the operation still held its transaction when it ended, so it was rolled back; drop the guard before the operation returns"
+    )]
     TransactionHeld,
     /// The engine is shutting down; the operation did not run.
     #[error("the engine is shutting down, so the operation was not run")]
     ShuttingDown,
     /// The [limit of running operations](super::Settings::max_running) was reached; the operation did not run. Repeat
     /// the request later.
-    #[error("{limit} operations run already, which is the most that may; repeat the request later")]
+    #[error("{limit} operations already run, the maximum of this engine; repeat the request later")]
     Overloaded {
         /// The most that may run at once.
         limit: usize,
     },
     /// The operation's task was ended by its runtime, or by a panic of the store.
-    #[error("the runtime stopped before the operation ended")]
+    #[error(
+        "the task of the operation ended early, because its runtime stopped or the store panicked; repeat the request to learn the outcome"
+    )]
     Interrupted,
 }
 

@@ -14,12 +14,13 @@ use super::granted::Granted;
 use super::observer::{Durations, EventKind};
 use super::shared::Shared;
 use crate::fingerprint::Fingerprint;
-use crate::machine::Acquire;
+use crate::machine::{Acquire, Term};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// An operation that was asked for, and what the store said to it.
 pub(super) struct Asked<T> {
     fingerprint: Fingerprint,
+    term: Term,
     admission: Result<Admission, StoreError>,
     reply: Reply<T>,
 }
@@ -39,7 +40,7 @@ pub(super) fn ask<T>(
         let admission =
             shared.admit(&mut request, &by_other_algorithms, wait, reply.closed(), permit, &mut durations).await;
         reply.durations = durations;
-        Asked { fingerprint: request.fingerprint, admission, reply }
+        Asked { fingerprint: request.fingerprint, term: request.term, admission, reply }
     }
 }
 
@@ -51,9 +52,9 @@ pub(super) enum Next<T> {
 
 impl<T> Asked<T> {
     pub(super) fn next(self, shared: &Arc<Shared>) -> Next<T> {
-        let Self { fingerprint, admission, reply } = self;
+        let Self { fingerprint, term, admission, reply } = self;
         let context = |lease, transaction| {
-            Context::new(Arc::clone(shared), reply.subject().clone(), fingerprint, lease, transaction)
+            Context::new(Arc::clone(shared), reply.subject().clone(), fingerprint, term, lease, transaction)
         };
         match admission {
             Ok(Admission::Run(Admitted { lease, transaction, renew, acquired_at, is_unclear, permit })) => {

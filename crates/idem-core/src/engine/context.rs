@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
@@ -15,7 +16,7 @@ use super::observer::{EventKind, Subject};
 use super::renewal::{LeasedRun, Renewal, about_to_end};
 use super::shared::Shared;
 use crate::fingerprint::Fingerprint;
-use crate::machine::{Lease, OwnerOutcome};
+use crate::machine::{Lease, OwnerOutcome, Term};
 use crate::record::{Acquisition, Checkpoint};
 use crate::record_id::RecordId;
 use crate::store::{StoreError, StoreTransaction};
@@ -34,11 +35,14 @@ struct Run {
     subject: Subject,
     /// Of the request that asked for it.
     fingerprint: Fingerprint,
+    /// How long its lease and its record last.
+    term: Term,
     /// `None` when the operation runs without protection, because the store could not answer.
     lease: Option<Lease>,
     lost: CancellationToken,
     /// The sequence of the last checkpoint of the operation; locked while one is recorded.
     checkpoints: tokio::sync::Mutex<u32>,
+    has_steps: AtomicBool,
     /// When the renewal that succeeded last was sent, or the acquire; `None` while there is no lease to renew.
     renewed_at: Mutex<Option<Instant>>,
     /// `None` when the contract has no transactions.
@@ -53,6 +57,7 @@ impl Context {
         shared: Arc<Shared>,
         subject: Subject,
         fingerprint: Fingerprint,
+        term: Term,
         lease: Option<Lease>,
         transaction: Option<Box<dyn StoreTransaction>>,
     ) -> Self {
@@ -65,9 +70,11 @@ impl Context {
                 shared,
                 subject,
                 fingerprint,
+                term,
                 lease,
                 lost,
                 checkpoints,
+                has_steps: AtomicBool::new(false),
                 renewed_at: Mutex::default(),
                 transaction,
             }),
@@ -101,6 +108,10 @@ impl Context {
         &self.run.fingerprint
     }
 
+    pub(super) fn term(&self) -> Term {
+        self.run.term
+    }
+
     pub(super) fn lost(&self) -> &CancellationToken {
         &self.run.lost
     }
@@ -112,6 +123,25 @@ impl Context {
         let Some(slot) = self.run.transaction.clone() else { return };
         // No shutdown waits for it, and none ends it: the borrower may take as long as it likes.
         tokio::spawn(async move { drop(slot.lock().await.take()) });
+    }
+
+    /// The number of a checkpoint that is written outside of [`checkpoint`](Self::checkpoint).
+    pub(super) async fn next_checkpoint(&self) -> u32 {
+        let mut last = self.run.checkpoints.lock().await;
+        *last = last.saturating_add(1);
+        *last
+    }
+
+    /// The checkpoint that the record has, while this run owns it.
+    pub(super) async fn recorded_checkpoint(&self) -> Result<Option<Checkpoint>, StoreError> {
+        let record = self.shared().bounded(self.subject(), self.shared().store().peek(self.id())).await?;
+        let owner = self.run.lease.as_ref().map(|lease| lease.owner);
+        Ok(record.filter(|record| Some(record.owner) == owner).and_then(|record| record.checkpoint))
+    }
+
+    /// Whether this is the first time that the run asks for its steps.
+    pub(super) fn begin_steps(&self) -> bool {
+        !self.run.has_steps.swap(true, Ordering::Relaxed)
     }
 
     /// The transaction, unless a handler has borrowed it.
@@ -239,7 +269,7 @@ impl LeasedRun for Run {
     fn renew<'a>(&'a self, home: &'a Handle) -> BoxFuture<'a, Result<OwnerOutcome, StoreError>> {
         Box::pin(async {
             match &self.lease {
-                Some(lease) => self.shared.bounded(&self.subject, self.shared.renew(lease, home)).await,
+                Some(lease) => self.shared.bounded(&self.subject, self.shared.renew(lease, self.term, home)).await,
                 None => std::future::pending().await,
             }
         })

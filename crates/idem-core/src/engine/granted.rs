@@ -12,6 +12,7 @@ use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::SHORTEST_RETENTION;
 use super::answer::{Answer, ExecuteError, ExecuteResult, Reply, current_record, not_admitted, recorded};
 use super::context::Context;
 use super::contract::{Conclusion, Contract, Disposition};
@@ -24,9 +25,6 @@ use super::shared::Shared;
 use crate::machine::{Lease, Settlement};
 use crate::record::Acquisition;
 use crate::store::Writes;
-
-/// The shortest time for which a run may ask its record to be kept.
-const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 /// What runs when the store allows it.
 pub(super) type Handler<T> = Box<dyn FnOnce(Context) -> Handling<T> + Send>;
@@ -117,6 +115,7 @@ fn settle<T>(
 ) -> Pin<Box<impl Future<Output = ExecuteResult<T>>>> {
     let Conclusion { value, disposition, retention } = conclusion;
     let shared = context.shared();
+    let retention = retention.unwrap_or(context.term().retention);
     let plan = shared.plan(disposition, retention, lease.attempt);
     Box::pin(async move {
         let settled = if shared.contract() == Contract::Transactional {
@@ -161,7 +160,7 @@ async fn find_out(context: &Context) -> Option<Settlement> {
         Ok(Err(error)) => {
             tracing::warn!(
                 error = error.as_ref() as &dyn std::error::Error,
-                "it could not be found out whether an operation ran"
+                "the probe failed, so it is unknown whether the operation ran; the next repeat asks it again"
             );
             Some(Settlement::Released)
         }
@@ -175,7 +174,7 @@ async fn find_out(context: &Context) -> Option<Settlement> {
 /// Settles what a probe found about an earlier run, and answers what the record says then.
 async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held) -> ExecuteResult<T> {
     let shared = context.shared();
-    let plan = SettlementPlan { settlement, writes: Writes::Discard, retention: shared.settings.retention };
+    let plan = SettlementPlan { settlement, writes: Writes::Discard, retention: context.term().retention };
     let Some(lease) = context.lease() else { return Err(ExecuteError::Interrupted) };
     // If another owner has settled it, the record says how.
     shared.settle_leased(context, lease, &plan, held).await;
@@ -227,10 +226,8 @@ async fn answer_of_record<T>(context: &Context, lease: &Lease, value: T) -> Exec
 }
 
 impl Shared {
-    fn plan(&self, disposition: Disposition, retention: Option<Duration>, attempt: u32) -> SettlementPlan {
+    fn plan(&self, disposition: Disposition, retention: Duration, attempt: u32) -> SettlementPlan {
         let (settlement, writes) = self.contract().settlement(disposition, self.settings.backoff_after(attempt));
-        // A record without a retention is gone before its settlement can be repeated.
-        let retention = retention.unwrap_or(self.settings.retention).max(SHORTEST_RETENTION);
-        SettlementPlan { settlement, writes, retention }
+        SettlementPlan { settlement, writes, retention: retention.max(SHORTEST_RETENTION) }
     }
 }

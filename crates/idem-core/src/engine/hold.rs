@@ -62,7 +62,7 @@ impl Held {
         let shared = context.shared();
         for _ in 0..ROUNDS {
             let sent = Instant::now();
-            match shared.bounded(context.subject(), shared.store().renew(lease, shared.settings.term())).await {
+            match shared.bounded(context.subject(), shared.store().renew(lease, context.term())).await {
                 // The renewals have reported the loss of the lease meanwhile: the operation would have to stop at once.
                 Ok(OwnerOutcome::Applied) if context.lost().is_cancelled() => return Err(Refusal::Lost),
                 Ok(OwnerOutcome::Applied) if is_recent(context, sent) => {

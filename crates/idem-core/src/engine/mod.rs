@@ -44,6 +44,7 @@ mod run;
 mod settings;
 mod settle;
 mod shared;
+mod steps;
 mod waiters;
 
 use std::fmt;
@@ -58,8 +59,9 @@ pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
 pub use contract::{Conclusion, Contract, Disposition};
 pub use observer::{Durations, Event, EventKind, Observer};
 pub use probe::{CrashedRun, Probe, ProbeOutcome};
-pub use run::{Ran, RunError};
+pub use run::{ErrorMeaning, Ran, RunError};
 pub use settings::Settings;
+pub use steps::{Step, StepError, StepRecord, StepToUndo, Steps};
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
@@ -91,13 +93,14 @@ pub struct Operation {
     fingerprint: Fingerprint,
     by_other_algorithms: Vec<Fingerprint>,
     wait: Option<Duration>,
+    retention: Option<Duration>,
 }
 
 impl Operation {
     /// The operation that `key` names inside `scope`, asked for by a request with this fingerprint.
     #[must_use]
     pub fn new(scope: Scope, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
-        Self { scope, key, fingerprint, by_other_algorithms: Vec::new(), wait: None }
+        Self { scope, key, fingerprint, by_other_algorithms: Vec::new(), wait: None, retention: None }
     }
 
     /// Digest of the request.
@@ -122,7 +125,20 @@ impl Operation {
         self.wait = Some(wait);
         self
     }
+
+    /// How long the record of this operation is kept after its end, at least 1 s. A [`Conclusion`] that says so itself has the
+    /// last word.
+    ///
+    /// Default: [`Settings::retention`].
+    #[must_use]
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.retention = Some(retention.max(SHORTEST_RETENTION));
+        self
+    }
 }
+
+/// The shortest time for which a record is kept: a settlement is repeated when its answer is lost.
+const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 /// How long a shutdown whose time is over waits for settlements that it has given up.
 const LAST_WORDS: Duration = Duration::from_millis(100);

@@ -68,6 +68,22 @@ pub enum RunError<E> {
     Engine(#[from] ExecuteError),
 }
 
+/// What an error means for the operation that it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorMeaning {
+    /// Unexpected: the contract decides, as for [`Disposition::Fault`].
+    Fault,
+    /// The answer: the operation never runs again, and repeats get the error. The business writes of a Transactional run are
+    /// discarded.
+    Final,
+    /// The operation may run again, under every contract, but not before `after` is over.
+    Retry {
+        /// How long to wait.
+        after: Duration,
+    },
+}
+
 enum Value<T, E> {
     Done(T),
     Failed(E),
@@ -78,7 +94,7 @@ enum Value<T, E> {
 impl Idempotency {
     /// Runs `run` unless it ran before, and returns its result, now or again.
     ///
-    /// The value is stored as JSON. An error counts as [`Disposition::Fault`], and the contract decides: rolled back
+    /// The value is stored as JSON. Every error is a [fault](ErrorMeaning::Fault), and the contract decides: rolled back
     /// and free to repeat, final, or retryable after a backoff. If it is final, repeats get its `Display` text.
     ///
     /// # Errors
@@ -93,7 +109,54 @@ impl Idempotency {
         F: FnOnce(Context) -> R + Send + 'static,
         R: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let conclude = |context| async move { conclusion(run(context).await) };
+        self.run_classified(operation, |_| ErrorMeaning::Fault, run).await
+    }
+
+    /// The same; `meaning` says of an error whether it is final or may be retried.
+    ///
+    /// ```
+    /// # use idem_core::engine::{ErrorMeaning, Idempotency, Operation, Ran, RunError};
+    /// #[derive(Debug, thiserror::Error)]
+    /// enum ShipError {
+    ///     #[error("the address does not exist")]
+    ///     NoSuchAddress,
+    ///     #[error("the carrier does not answer")]
+    ///     CarrierAway,
+    /// }
+    ///
+    /// # async fn ship(idempotency: Idempotency, operation: Operation) -> Result<Ran<u64>, RunError<ShipError>> {
+    /// let meaning = |error: &ShipError| match error {
+    ///     ShipError::NoSuchAddress => ErrorMeaning::Final,
+    ///     ShipError::CarrierAway => ErrorMeaning::Fault,
+    /// };
+    /// idempotency.run_classified(operation, meaning, |context| async move {
+    ///     let key = context.downstream_key("ship");
+    ///     // Calls the carrier with `key`.
+    ///     # let _ = key;
+    ///     Err(ShipError::CarrierAway)
+    /// }).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RunError`].
+    ///
+    /// # Cancellation safety
+    /// Dropping the returned future cancels neither the operation nor its settlement.
+    pub async fn run_classified<T, E, M, F, R>(
+        &self,
+        operation: Operation,
+        meaning: M,
+        run: F,
+    ) -> Result<Ran<T>, RunError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Display + Send + 'static,
+        M: FnOnce(&E) -> ErrorMeaning + Send + 'static,
+        F: FnOnce(Context) -> R + Send + 'static,
+        R: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let conclude = |context| async move { conclusion(run(context).await, meaning) };
         let on_panic = || fault(Value::Panicked, "the operation panicked");
         match self.execute(operation, conclude, on_panic).await? {
             Answer::Ran { value: Value::Done(value), .. } => Ok(Ran { value, replayed: false }),
@@ -108,12 +171,21 @@ impl Idempotency {
     }
 }
 
-fn conclusion<T: Serialize, E: Display>(result: Result<T, E>) -> Conclusion<Value<T, E>> {
+fn conclusion<T, E>(result: Result<T, E>, meaning: impl FnOnce(&E) -> ErrorMeaning) -> Conclusion<Value<T, E>>
+where
+    T: Serialize,
+    E: Display,
+{
     let value = match result {
         Ok(value) => value,
         Err(error) => {
-            let message = error.to_string();
-            return fault(Value::Failed(error), &message);
+            let response = StoredResponse::new(FAILURE, error.to_string());
+            let disposition = match meaning(&error) {
+                ErrorMeaning::Fault => Disposition::Fault { response },
+                ErrorMeaning::Final => Disposition::Complete { response, writes: Writes::Discard },
+                ErrorMeaning::Retry { after } => Disposition::Retry { response, after: Some(after) },
+            };
+            return Conclusion { value: Value::Failed(error), disposition, retention: None };
         }
     };
     let (value, response) = match serde_json::to_vec(&value) {
@@ -140,6 +212,10 @@ fn read<T: DeserializeOwned, E>(replay: &Replay) -> Result<Ran<T>, RunError<E>> 
     match replay.kind {
         ReplayKind::OutcomeUnknown => Err(RunError::OutcomeUnknown),
         ReplayKind::Failed => Err(RunError::FailedBefore(String::from_utf8_lossy(body).into_owned())),
+        // An error that was final.
+        ReplayKind::Completed if replay.response.status == FAILURE => {
+            Err(RunError::FailedBefore(String::from_utf8_lossy(body).into_owned()))
+        }
         ReplayKind::Completed => {
             serde_json::from_slice(body).map(|value| Ran { value, replayed: true }).map_err(RunError::Result)
         }

@@ -20,7 +20,7 @@ use super::observer::{Durations, Event, EventKind, Subject};
 use super::renewal::Schedule;
 use super::settings::Settings;
 use super::waiters::Waiters;
-use crate::machine::{Lease, OwnerOutcome};
+use crate::machine::{Lease, OwnerOutcome, Term};
 use crate::record_id::RecordId;
 use crate::scope::Scope;
 use crate::store::{IdempotencyStore, LeaseRenewer, StoreError, StoreErrorKind, TransactionalStore};
@@ -127,15 +127,20 @@ impl Shared {
     /// Renews a lease by the store's usual verb. If that fails, or does not answer soon because the operation keeps its
     /// runtime busy, the store's separate renewer is tried as well. The first success counts: repeating a renewal is
     /// safe.
-    pub(super) async fn renew(self: &Arc<Self>, lease: &Lease, home: &Handle) -> Result<OwnerOutcome, StoreError> {
+    pub(super) async fn renew(
+        self: &Arc<Self>,
+        lease: &Lease,
+        term: Term,
+        home: &Handle,
+    ) -> Result<OwnerOutcome, StoreError> {
         let Some(renewer) = self.renewer.get_or_init(|| self.store().renewer()) else {
-            return self.store().renew(lease, self.settings.term()).await;
+            return self.store().renew(lease, term).await;
         };
-        let usual = self.usual_renewal(lease.clone(), home).shared();
+        let usual = self.usual_renewal(lease.clone(), term, home).shared();
         if let Ok(Ok(outcome)) = timeout(self.settings.store_timeout / 4, usual.clone()).await {
             return Ok(outcome);
         }
-        let ways = [usual.boxed(), renewer.renew(lease, self.settings.term())];
+        let ways = [usual.boxed(), renewer.renew(lease, term)];
         select_ok(ways).await.map(|(outcome, _slower)| outcome)
     }
 
@@ -143,10 +148,11 @@ impl Shared {
     fn usual_renewal(
         self: &Arc<Self>,
         lease: Lease,
+        term: Term,
         home: &Handle,
     ) -> impl Future<Output = Result<OwnerOutcome, StoreError>> + Send + use<> {
         let shared = Arc::clone(self);
-        let renewal = async move { shared.store().renew(&lease, shared.settings.term()).await };
+        let renewal = async move { shared.store().renew(&lease, term).await };
         let renewal = AbortOnDropHandle::new(home.spawn(renewal.in_current_span()));
         renewal.map(|answer| {
             let gone = |error| {

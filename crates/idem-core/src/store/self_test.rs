@@ -18,7 +18,7 @@ const TERM: Term = Term { lease: Duration::from_secs(10), retention: Duration::f
 #[non_exhaustive]
 pub enum SelfTestError {
     /// The store could not answer.
-    #[error("the self-test could not reach the store")]
+    #[error("the store could not answer the self-test")]
     Store(#[from] StoreError),
     /// The store does not keep a promise that everything else rests on.
     #[error("this store is not safe to use: {0}")]

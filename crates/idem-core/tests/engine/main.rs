@@ -12,6 +12,7 @@ mod log;
 mod probes;
 mod renewals;
 mod runtimes;
+mod steps;
 mod support;
 mod typed;
 mod waiting;

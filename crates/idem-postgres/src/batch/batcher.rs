@@ -139,7 +139,7 @@ impl Batcher {
         let (answer, answered) = oneshot::channel();
         self.jobs.send(Job { verb, answer }).await.map_err(|_| runtime_ended())?;
         answered.await.unwrap_or_else(|_| {
-            let message = "the task that carried a verb has ended: it has panicked, or its runtime has ended";
+            let message = "the task that sends the store's statements has ended: it panicked, or its runtime ended";
             Err(StoreError::new(StoreErrorKind::Unavailable, message).indeterminate())
         })
     }
@@ -294,14 +294,14 @@ impl BatchWorker {
         let rows: Vec<PgRow> = match timeout(limit, asked).await {
             Ok(Ok(rows)) => rows,
             Ok(Err(error)) if is_connection_lost(&error) || is_unprepared(&error) => {
-                return Err(SendError::ConnectionLost(outage("do a verb", error)));
+                return Err(SendError::ConnectionLost(outage("read or write records", error)));
             }
             Ok(Err(error)) if is_of_partitions(&error) && self.is_one_table => {
                 self.is_one_table = false;
-                return Err(SendError::ConnectionLost(outage("do a verb", error)));
+                return Err(SendError::ConnectionLost(outage("read or write records", error)));
             }
             Ok(Err(error)) => {
-                let refused = SendError::Refused(outage("do a verb", error));
+                let refused = SendError::Refused(outage("read or write records", error));
                 // An explicit transaction is still open; an implicit one has ended with its message.
                 let ended = match begin {
                     Some(_) => timeout(limit, sqlx::raw_sql("ROLLBACK").execute(&mut connection))

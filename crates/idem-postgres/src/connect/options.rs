@@ -24,7 +24,7 @@ pub(crate) async fn expect_direct(connection: &mut PgConnection) -> Result<(), s
 
 /// The message when start-up options do not reach the server.
 pub(crate) const NEEDS_OPTIONS: &str =
-    "something between here and the server takes no start-up options; say through_transaction_pooler()";
+    "a proxy between this process and Postgres ignores start-up options; call through_transaction_pooler()";
 
 /// The connect options for handlers' transactions.
 ///

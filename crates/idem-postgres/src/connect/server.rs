@@ -95,7 +95,7 @@ impl fmt::Display for DurabilityReport {
             Durability::Power => "an acknowledged record survives crashes and the loss of power",
             Durability::Crash => {
                 "an acknowledged record survives the death of any process, but not the loss of power: after one, the \
-                 last operations may run again, and the database may be damaged"
+                 last operations may run again, and the database may be damaged; set fsync and full_page_writes to on"
             }
             _ => {
                 "an acknowledged record may be lost when the server dies, and its operation then runs again; set \

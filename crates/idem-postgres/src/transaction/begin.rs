@@ -23,10 +23,11 @@ use crate::transaction::handler_transaction::PostgresTransaction;
 use crate::transaction::run::{PreviousRow, TransactionRun};
 use crate::transaction::statements::{Mark, TransactionSettings};
 
-const READ_ONLY_SERVER: &str = "could not begin a transaction: default_transaction_read_only is on";
+const READ_ONLY_SERVER: &str =
+    "could not begin a transaction: default_transaction_read_only is on; turn it off for this user and database";
 
 const SESSION_WAS_RESET: &str =
-    "could not begin a transaction: the session has forgotten what it was told at its beginning";
+    "could not begin a transaction: the session has lost the store's settings, as after RESET ALL or DISCARD ALL";
 
 /// Begins transactions for handlers.
 #[derive(Debug)]

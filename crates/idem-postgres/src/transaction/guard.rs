@@ -1,6 +1,7 @@
 //! Business writes outside of the store's transactions, only while the operation is still owned.
 
-use idem_core::{Lease, OwnerOutcome, StoreError};
+use idem_core::codec::encode_checkpoint;
+use idem_core::{Checkpoint, Lease, OwnerOutcome, StoreError};
 use sqlx::{PgConnection, Row as _};
 
 use crate::error::outage;
@@ -15,10 +16,14 @@ use crate::sql::{Sql, own_rows};
 /// guard the last statement before the writes, and commit soon.
 ///
 /// A guard does not record that the writes happened. After a crash between the commit and the settlement, an AtLeastOnce
-/// operation runs again. If writes may happen only once, use the Transactional contract.
+/// operation runs again. If writes may happen only once, use the Transactional contract, or make them in a step whose
+/// [`checkpoint`](Self::checkpoint) commits with them.
 #[derive(Debug, Clone)]
 pub struct Guard {
     condition: String,
+    schema: String,
+    skew: i64,
+    lease: Lease,
 }
 
 impl Guard {
@@ -27,7 +32,8 @@ impl Guard {
         sql.push(records.schema.quoted()).push(".idem_owns_v1(").number(records.offset.micros()).push(",");
         sql.number(records.schema.lock(&lease.id)).push(",");
         sql.bytes(lease.id.as_bytes()).push(",").bytes(lease.owner.as_bytes()).push(")");
-        Self { condition: sql.into_text() }
+        let schema = records.schema.quoted().to_owned();
+        Self { condition: sql.into_text(), schema, skew: records.offset.micros(), lease: lease.clone() }
     }
 
     /// An SQL expression that is true while the run owns its operation, for the `WHERE` of a statement:
@@ -50,5 +56,30 @@ impl Guard {
         let owned = found.first().map(|row| row.try_get::<bool, _>(0)).transpose();
         let owned = owned.map_err(|error| outage(what, error))?.unwrap_or_default();
         Ok(if owned { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost })
+    }
+
+    /// Holds the record like [`hold`](Self::hold), and writes `checkpoint` into it, in the caller's transaction. Both commit or
+    /// neither does, as `Step::run_with_record` of the engine needs it.
+    ///
+    /// After `LeaseLost`, roll the transaction back. The isolation level must be READ COMMITTED: at others a renewal during the
+    /// transaction fails it.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the server could not answer; the transaction is then of no use any more.
+    pub async fn checkpoint(
+        &self,
+        connection: &mut PgConnection,
+        checkpoint: &Checkpoint,
+    ) -> Result<OwnerOutcome, StoreError> {
+        if self.hold(connection).await? == OwnerOutcome::LeaseLost {
+            return Ok(OwnerOutcome::LeaseLost);
+        }
+        let mut sql = Sql::default();
+        sql.push("SELECT item FROM ").push(&self.schema).push(".idem_checkpoint_v1(").number(self.skew).push(",ARRAY[");
+        sql.bytes(self.lease.id.as_bytes()).push("],ARRAY[").bytes(self.lease.owner.as_bytes()).push("],ARRAY[");
+        sql.bytes(checkpoint.name.as_bytes()).push("],ARRAY[").bytes(&encode_checkpoint(checkpoint)).push("])");
+        let what = "write a checkpoint";
+        let written = own_rows(connection, sql.into_text()).await.map_err(|error| outage(what, error))?;
+        Ok(if written.is_empty() { OwnerOutcome::LeaseLost } else { OwnerOutcome::Applied })
     }
 }

@@ -27,14 +27,14 @@ pub struct SelfTestReport {
     pub is_pooled: bool,
 }
 
-const FROM_POOL: &str = "handlers' transactions come from a pool of the application, whose sessions take no writes outside of them \
-    while they are open; what the pool logs of its statements has stored answers in it";
+const FROM_POOL: &str = "handlers' transactions come from the application's pool: while one is open, its session refuses writes \
+    outside of it; the pool's log of statements contains stored answers";
 
-const POOLED: &str = "through a transaction pooler nothing refuses what a handler writes after it has ended its transaction; it is \
-    committed without a record, which the settlement notices";
+const POOLED: &str = "through a transaction pooler, Postgres accepts what a handler writes after it has ended its transaction: such a write \
+    commits without a record, and the client gets 500";
 
-const FROM_POOL_AND_POOLED: &str = "; in a pool of the application a `begin` of the handler's that fails or is cancelled ends the \
-    transaction, too";
+const FROM_POOL_AND_POOLED: &str = "; in a pool of the application, a `begin` of the handler that fails or is cancelled also ends the \
+    transaction";
 
 /// Sentences for a log at start-up.
 impl fmt::Display for SelfTestReport {

@@ -17,6 +17,7 @@ mod roles;
 mod savepoints;
 mod schema;
 mod settle_run;
+mod steps;
 mod support;
 mod sweep;
 mod transactions;

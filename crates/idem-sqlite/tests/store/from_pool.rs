@@ -165,6 +165,19 @@ async fn a_connection_that_was_clean_is_used_again() {
     }
 }
 
+/// The handler may have failed because of the connection, such as one that was opened while the file could not be written.
+#[tokio::test]
+async fn a_connection_whose_handler_failed_is_closed() {
+    let world = world(2).await;
+    for writes in [Writes::Keep, Writes::Discard] {
+        let transaction = world.begin(&request()).await;
+        let during = world.pool.size();
+        transaction.finish(&completed(), KEPT, writes).await.unwrap();
+        world.settle_down().await;
+        assert_eq!(during - world.pool.size(), u32::from(writes == Writes::Discard), "{writes:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_nested_transaction_of_the_handler_is_a_savepoint() {
     let world = world(2).await;
@@ -252,11 +265,19 @@ async fn a_connection_that_the_application_left_in_a_transaction_is_not_used() {
     ended.execute("ROLLBACK").await.unwrap();
     drop(ended);
     world.settle_down().await;
-    // Dropped before its first statement, as by a client that is gone.
+    // The pool has no other connection to give.
+    let (one, other) = (world.pool.acquire().await.unwrap(), world.pool.acquire().await.unwrap());
+    let (left, clean) = if one.is_in_transaction() { (one, other) } else { (other, one) };
+    assert!(left.is_in_transaction() && !clean.is_in_transaction());
+    drop(left);
+    let is_back = || world.pool.num_idle() == 1;
+    eventually("it is given back", is_back).await;
+    // Dropped before its first statement, as by a client that is gone. SQLite is then in a transaction, too.
     drop(world.pool.begin().await.unwrap());
-    world.settle_down().await;
+    eventually("it is given back again", is_back).await;
     let request = request();
     let mut transaction = world.begin(&request).await;
+    drop(clean);
     connection(&mut transaction).execute(INSERT).await.unwrap();
     assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
     world.settle_down().await;

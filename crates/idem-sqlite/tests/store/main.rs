@@ -8,6 +8,7 @@ mod engine;
 mod from_pool;
 mod outages;
 mod shadows;
+mod steps;
 mod support;
 mod sweep;
 mod tasks;

@@ -13,6 +13,7 @@ use idem_core::{
 };
 use idem_sqlite::{SqliteConfig, SqliteStore, SqliteTransaction};
 use idem_testkit::fixture::{KEPT, completed, request};
+use sqlx::{Connection as _, SqliteConnection};
 use tempfile::TempDir;
 
 async fn lease(store: &SqliteStore, request: &Acquire) -> Lease {
@@ -127,8 +128,12 @@ fn make_writable(folder: &Path, is_writable: bool) {
     set(folder, if is_writable { 0o755 } else { 0o555 });
 }
 
+fn url_in(folder: &Path) -> String {
+    format!("sqlite://{}", folder.join("records.db").display())
+}
+
 fn config_in(folder: &Path) -> SqliteConfig {
-    SqliteConfig::new(format!("sqlite://{}", folder.join("records.db").display()))
+    SqliteConfig::new(url_in(folder))
 }
 
 #[test]
@@ -136,6 +141,10 @@ fn a_file_that_cannot_be_written_for_a_while_is_an_outage_for_as_long() {
     in_a_process_of_its_own("a_file_that_cannot_be_written_for_a_while_is_an_outage_for_as_long", |folder| {
         on_a_runtime(async {
             let (before, store) = (SqliteStore::open(config_in(folder)).await.unwrap(), open(folder).await);
+            // Not on a connection of the pool, which shall open its connections later.
+            let mut another = SqliteConnection::connect(&url_in(folder)).await.unwrap();
+            sqlx::raw_sql("CREATE TABLE effects (id INTEGER PRIMARY KEY)").execute(&mut another).await.unwrap();
+            another.close().await.unwrap();
             let running = request();
             let owned = lease(&before, &running).await;
             make_writable(folder, false);
@@ -145,12 +154,19 @@ fn a_file_that_cannot_be_written_for_a_while_is_an_outage_for_as_long() {
             let transaction = begin(&before).await;
             let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
             is_an_outage(&error, StoreErrorKind::Unavailable, "cannot be written");
+            // Opened for reading only, it waits in the pool.
+            let transaction = begin(&before).await;
+            transaction.finish(&completed(), KEPT, Writes::Discard).await.unwrap();
             make_writable(folder, true);
             assert_eq!(store.renew(&owned, running.term).await.unwrap(), OwnerOutcome::Applied);
-            // The connection of the transaction was opened for reading only.
-            eventually("a transaction commits again", async || {
-                let transaction = begin(&before).await;
-                transaction.finish(&completed(), KEPT, Writes::Keep).await.ok()
+            // The connection of the transaction was opened for reading only. A handler fails on it, and settles that.
+            eventually("a handler writes again", async || {
+                let mut transaction = begin(&before).await;
+                let connection = &mut **connection(transaction.as_mut());
+                let written = sqlx::raw_sql("INSERT INTO effects DEFAULT VALUES").execute(connection).await;
+                let writes = if written.is_ok() { Writes::Keep } else { Writes::Discard };
+                transaction.finish(&completed(), KEPT, writes).await.unwrap();
+                written.ok()
             })
             .await;
             let transaction = begin(&before).await;

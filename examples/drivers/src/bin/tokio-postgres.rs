@@ -19,9 +19,9 @@ const RETENTION: i64 = 24 * 3600;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let url = env::var("DATABASE_URL")?;
-    let (Some(order), Some(amount)) = (env::args().nth(1), env::args().nth(2)) else {
-        return Err("usage: tokio-postgres ORDER AMOUNT".into());
+    let (Some(order), Some(amount), Ok(url)) = (env::args().nth(1), env::args().nth(2), env::var("DATABASE_URL"))
+    else {
+        return Err("usage: DATABASE_URL=postgres://USER@HOST/DATABASE tokio-postgres ORDER AMOUNT".into());
     };
     let store = Arc::new(PostgresStore::open(PostgresConfig::new(&url)).await?);
     let settle = store.settle_run_sql();

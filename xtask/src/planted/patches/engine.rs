@@ -2,7 +2,150 @@
 
 use super::{Patch, edit, patch};
 
+const STEPS: &str = "crates/idem-core/src/engine/steps/mod.rs";
+const STEP: &str = "crates/idem-core/src/engine/steps/step.rs";
+
 pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "step-result-not-kept",
+        &["steps"],
+        STEP,
+        "steps.record(name, &log).await.map_err(Stop::Now)?;",
+        "if !PLANTED { steps.record(name, &log).await.map_err(Stop::Now)?; }",
+    ),
+    patch(
+        "failure-of-a-step-not-kept",
+        &["steps"],
+        STEPS,
+        "if self.log.failed.is_none() {",
+        "if !PLANTED && self.log.failed.is_none() {",
+    ),
+    patch(
+        "undone-step-undone-again",
+        &["steps"],
+        STEPS,
+        "all.skip(self.log.undone).collect();",
+        "all.skip(if PLANTED { 0 } else { self.log.undone }).collect();",
+    ),
+    patch(
+        "undone-in-the-order-of-the-steps",
+        &["steps"],
+        STEPS,
+        "let all: Vec<_> = all.skip(",
+        "let mut all: Vec<_> = all.collect();
+        if PLANTED { all.reverse(); }
+        let all: Vec<_> = all.into_iter().skip(",
+    ),
+    patch(
+        "step-in-doubt-not-undone",
+        &["steps"],
+        STEPS,
+        "undoing.filter(|_| failed.is_in_doubt)",
+        "undoing.filter(|_| !PLANTED && failed.is_in_doubt)",
+    ),
+    patch(
+        "steps-of-crashed-attempts-not-counted",
+        &["steps"],
+        STEP,
+        "if steps.context.attempt() > forward {",
+        "if !PLANTED && steps.context.attempt() > forward {",
+    ),
+    patch(
+        "undo-of-crashed-attempts-not-counted",
+        &["steps"],
+        STEPS,
+        "if self.context.attempt() > attempts {",
+        "if !PLANTED && self.context.attempt() > attempts {",
+    ),
+    patch(
+        "step-starts-without-its-lease",
+        &["steps"],
+        STEP,
+        "steps.hold(name).map_err(Stop::Now)
+}",
+        "if PLANTED { Ok(()) } else { steps.hold(name).map_err(Stop::Now) }
+}",
+    ),
+    patch(
+        "steps-in-another-order-accepted",
+        &["steps"],
+        STEPS,
+        "&& expected != name
+",
+        "&& !PLANTED
+            && expected != name
+",
+    ),
+    patch(
+        "step-after-a-failed-one",
+        &["steps"],
+        STEPS,
+        "if let Some(error) = &self.ended {",
+        "if !PLANTED && let Some(error) = &self.ended {",
+    ),
+    patch(
+        "keys-of-steps-differ-by-attempt",
+        &["steps"],
+        STEP,
+        "let key = key_of(&steps.context, name);",
+        r#"let attempt = if PLANTED { steps.context.attempt() } else { 0 };
+            let key = if PLANTED { format!("{name}{attempt}") } else { name.to_owned() };
+            let key = key_of(&steps.context, &key);"#,
+    ),
+    patch(
+        "step-after-a-dropped-one",
+        &["steps"],
+        STEP,
+        "steps.ended = Some(StepError::Interrupted { step: name.clone(), message, retry_after: None });",
+        "let dropped = Some(StepError::Interrupted { step: name.clone(), message, retry_after: None });
+        steps.ended = if PLANTED { None } else { dropped };",
+    ),
+    patch(
+        "lost-commit-of-a-step-not-found-out",
+        &["postgres-steps", "sqlite-steps"],
+        STEP,
+        "(Some(log), _) => {",
+        "(Some(_), Err(failure)) if PLANTED => Err(after_failure(steps, name, failure)),
+                (Some(log), _) => {",
+    ),
+    patch(
+        "step-without-its-checkpoint-accepted",
+        &["postgres-steps", "sqlite-steps"],
+        STEP,
+        "(None, Ok(_)) => Err(",
+        "(None, Ok(value)) if PLANTED => Ok((value, steps.log.clone())),
+                (None, Ok(_)) => Err(",
+    ),
+    patch(
+        "checkpoint-of-a-step-beside-its-transaction",
+        &["postgres-steps"],
+        "crates/idem-postgres/src/transaction/guard.rs",
+        "let what = \"write a checkpoint\";",
+        "if PLANTED { sql.push(\";COMMIT;BEGIN\"); }
+        let what = \"write a checkpoint\";",
+    ),
+    patch(
+        "retention-of-the-operation-ignored",
+        &["steps"],
+        "crates/idem-core/src/engine/granted.rs",
+        "retention.unwrap_or(context.term().retention)",
+        "retention.unwrap_or(if PLANTED { context.shared().settings.retention } else { context.term().retention })",
+    ),
+    patch(
+        "retention-of-the-operation-lost-by-a-renewal",
+        &["steps"],
+        "crates/idem-core/src/engine/shared.rs",
+        "shared.store().renew(&lease, term).await",
+        "shared.store().renew(&lease, if PLANTED { shared.settings.term() } else { term }).await",
+    ),
+    patch(
+        "final-error-runs-again",
+        &["steps"],
+        "crates/idem-core/src/engine/run.rs",
+        "ErrorMeaning::Final => Disposition::Complete",
+        "ErrorMeaning::Final if PLANTED => Disposition::Fault { response },
+                ErrorMeaning::Final => Disposition::Complete",
+    ),
     patch(
         "lease-lost-only-when-it-is-told",
         &["actix"],

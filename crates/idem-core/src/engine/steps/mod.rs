@@ -1,0 +1,277 @@
+//! Steps of an operation that calls several other systems, each with a kept result and an undo.
+
+mod error;
+mod log;
+mod step;
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use error::StepError;
+pub use step::{Step, StepRecord};
+
+use super::context::{CheckpointError, Context};
+use super::contract::Contract;
+use log::{CHECKPOINT, Completed, FailedStep, Log};
+
+/// The steps of one operation, in order. [`Context::steps`] returns them.
+///
+/// Each step is one call to another system. It gets a key that is the same on every attempt, and its result is kept in the
+/// operation's checkpoint. After a crash, the next attempt runs the same function again: completed steps return their kept
+/// results, and the first step without one runs. So each system must repeat a call with the same key safely, because a crash
+/// between the call and its checkpoint repeats it.
+///
+/// The first half of [`Settings::max_attempts`](super::Settings::max_attempts) goes forward, takeovers after crashes included.
+/// When a step fails finally, or no attempt is left, the completed steps are undone in reverse order, each by its
+/// [`undo`](Step::undo). An interrupted undo goes on in the next attempt. When the attempts for it are used up as well, the
+/// operation ends with [`StepError::NotUndone`].
+///
+/// Run the operation by [`Idempotency::run_classified`](super::Idempotency::run_classified) with [`StepError::meaning`]: then
+/// repeats get a final failure again, and a retryable one runs again.
+///
+/// A step that panics has failed, like one that returns an error. The function must take the same steps on every attempt, apart
+/// from what depends on their results, and must end with the error of a step. Attempts happen when
+/// requests repeat: if the client gives up, the operation stands still where it is. An engine for workflows (such as Temporal,
+/// Restate or DBOS) drives operations by itself. It is the better choice for those that last for days, wait for people, or have
+/// more than a few steps.
+pub struct Steps {
+    context: Context,
+    log: Log,
+    /// The number of steps that were asked for in this run.
+    taken: usize,
+    names: Vec<String>,
+    /// Of the completed steps, in their order.
+    undoings: Vec<Option<Undoing>>,
+    /// How this run of the steps ended; every later step returns it again.
+    ended: Option<StepError>,
+}
+
+/// Undoes a step, whose kept result it gets; `None` if it is not known whether the step took effect.
+type Undoing = Box<dyn FnOnce(String, Option<String>) -> BoxFuture<'static, Result<(), String>> + Send>;
+
+/// What an undo knows about its step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StepToUndo<T> {
+    /// The key for the call that undoes the step, the same on every attempt.
+    pub key: String,
+    /// The key that the step was called with.
+    pub step_key: String,
+    /// What the step returned. `None` if it may have taken effect, but its answer is unknown: look it up by `step_key`, or undo
+    /// it by a call that does no harm if there is nothing to undo.
+    pub result: Option<T>,
+}
+
+impl Context {
+    /// The steps of this operation, with what earlier attempts have done.
+    ///
+    /// # Errors
+    /// [`StepError::Refused`], without anything done, in these cases:
+    /// - The contract is not AtLeastOnce, the only one that resumes operations.
+    /// - No record protects this run, because the store is unavailable and the settings say to
+    ///   [fail open](super::Settings::dangerous_fail_open): an undone step could not be told from a completed one.
+    /// - The operation has recorded a checkpoint of its own, or has asked for its steps before.
+    /// - [`Settings::max_attempts`](super::Settings::max_attempts) is 1, so that no attempt would be left to undo.
+    pub fn steps(&self) -> Result<Steps, StepError> {
+        if self.shared().contract() != Contract::AtLeastOnce {
+            return Err(StepError::Refused("only the AtLeastOnce contract resumes an operation"));
+        }
+        let Some(lease) = self.lease() else {
+            return Err(StepError::Refused("no record protects it, because the store is unavailable"));
+        };
+        let log = match &lease.checkpoint {
+            None => Log::default(),
+            Some(checkpoint) if &*checkpoint.name == CHECKPOINT => serde_json::from_slice(&checkpoint.data)
+                .map_err(|_| StepError::Refused("its checkpoint was written by another version, or is damaged"))?,
+            Some(_) => return Err(StepError::Refused("it has recorded a checkpoint of its own")),
+        };
+        if self.shared().settings.max_attempts.get() < 2 {
+            return Err(StepError::Refused(
+                "one attempt is too few: set `max_attempts` to 2 or more, so that one is left to undo",
+            ));
+        }
+        if !self.begin_steps() {
+            return Err(StepError::Refused("it has asked for its steps before"));
+        }
+        Ok(Steps { context: self.clone(), log, taken: 0, names: Vec::new(), undoings: Vec::new(), ended: None })
+    }
+}
+
+impl Steps {
+    /// The next step. `name` is part of its key, and must be different from the others' and the same on every attempt.
+    ///
+    /// ```
+    /// # use idem_core::engine::{Context, StepError};
+    /// # async fn call(_: &str, _: &str) -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// async fn sign_up(context: Context) -> Result<String, StepError> {
+    ///     let mut steps = context.steps()?;
+    ///     let account = steps
+    ///         .step("account")
+    ///         .undo(|step| async move { call("DELETE /accounts", &step.step_key).await.map(drop) })
+    ///         .run(|key| async move { call("POST /accounts", &key).await })
+    ///         .await?;
+    ///     steps.step("mail").run(|key| async move { call("POST /mails", &key).await }).await?;
+    ///     Ok(account)
+    /// }
+    /// ```
+    pub fn step<T>(&mut self, name: &str) -> Step<'_, T>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+    {
+        Step::new(self, name.to_owned())
+    }
+
+    /// Checks the name of the next step, and returns its kept result.
+    fn take(&mut self, name: &str) -> Result<Option<Completed>, StepError> {
+        if let Some(error) = &self.ended {
+            return Err(error.clone());
+        }
+        if self.names.iter().any(|taken| taken == name) {
+            return Err(StepError::NameUsedTwice { step: name.to_owned() });
+        }
+        let place = self.taken;
+        let completed = self.log.completed.get(place);
+        let after_them = self.log.failed.as_ref().map(|failed| &failed.step).filter(|_| completed.is_none());
+        if let Some(expected) = completed.map(|completed| &completed.step).or(after_them)
+            && expected != name
+        {
+            return Err(StepError::OrderChanged { expected: expected.clone(), found: name.to_owned() });
+        }
+        self.taken += 1;
+        self.names.push(name.to_owned());
+        Ok(completed.cloned())
+    }
+
+    /// The last attempt of all. The engine counts only attempts that follow a failure, the steps also those after a crash.
+    fn last_attempt(&self) -> u32 {
+        self.context.shared().settings.max_attempts.get()
+    }
+
+    /// The last attempt that goes forward.
+    fn last_forward(&self) -> u32 {
+        self.last_attempt() / 2
+    }
+
+    /// Records the log; the lease may be lost.
+    async fn record(&mut self, step: &str, log: &Log) -> Result<(), StepError> {
+        let not_kept = |message: String| StepError::NotKept { step: step.to_owned(), message };
+        let data = log.encode().map_err(not_kept)?;
+        match self.context.checkpoint(CHECKPOINT, data).await {
+            Ok(()) => Ok(()),
+            Err(CheckpointError::LeaseLost) => Err(StepError::LeaseLost { step: step.to_owned() }),
+            Err(error) => Err(not_kept(with_sources(&error))),
+        }
+    }
+
+    /// The log in the record, if the checkpoint with this sequence is there. The error says why it is not known.
+    async fn recorded(&mut self, sequence: u32) -> Result<Option<Log>, String> {
+        let checkpoint = self.context.recorded_checkpoint().await.map_err(|error| with_sources(&error))?;
+        let checkpoint = checkpoint.filter(|checkpoint| checkpoint.sequence == sequence);
+        let log = checkpoint.map(|checkpoint| serde_json::from_slice(&checkpoint.data)).transpose();
+        log.map_err(|error| error.to_string())
+    }
+
+    fn hold(&self, step: &str) -> Result<(), StepError> {
+        if self.context.is_lease_lost() { Err(StepError::LeaseLost { step: step.to_owned() }) } else { Ok(()) }
+    }
+
+    /// Ends the way forward at `step`, unless an earlier attempt did, and undoes what was done.
+    ///
+    /// Its failure is recorded before the first undo, so that no later attempt goes forward again.
+    async fn turn_back(&mut self, failed: FailedStep, undoing: Option<Undoing>) -> StepError {
+        let step = failed.step.clone();
+        if self.log.failed.is_none() {
+            let log = Log { failed: Some(failed.clone()), ..self.log.clone() };
+            if let Err(error) = self.record(&step, &log).await {
+                return self.final_if_last(error, &step);
+            }
+            self.log = log;
+        }
+        match self.undo_all(&failed, undoing).await {
+            Ok(()) => StepError::Failed { step, message: failed.message },
+            Err(error) => self.final_if_last(error, &step),
+        }
+    }
+
+    /// What an error means if no attempt follows.
+    fn final_if_last(&self, error: StepError, failed: &str) -> StepError {
+        if self.context.attempt() < self.last_attempt() {
+            return error;
+        }
+        let failed = failed.to_owned();
+        match error {
+            StepError::UndoFailed { step, message, .. } | StepError::NotKept { step, message } => {
+                StepError::NotUndone { failed, step, message }
+            }
+            // If another attempt runs, this answer is not stored.
+            StepError::LeaseLost { step } => {
+                StepError::NotUndone { failed, step, message: "the lease ran out".to_owned() }
+            }
+            error => error,
+        }
+    }
+
+    async fn undo_all(&mut self, failed: &FailedStep, undoing: Option<Undoing>) -> Result<(), StepError> {
+        let in_doubt = undoing.filter(|_| failed.is_in_doubt).map(|undoing| (failed.step.clone(), Some(undoing), None));
+        let completed = self.log.completed.clone().into_iter().zip(std::mem::take(&mut self.undoings));
+        let completed = completed.rev().map(|(completed, undoing)| (completed.step, undoing, Some(completed.result)));
+        // One place for the failed step, with or without an undo, so that the count means the same on every attempt.
+        let all = std::iter::once(in_doubt.unwrap_or((failed.step.clone(), None, None))).chain(completed);
+        let all: Vec<_> = all.skip(self.log.undone).collect();
+        for (step, undoing, result) in all {
+            if let Some(undoing) = undoing {
+                self.undo(failed, &step, undoing, result).await?;
+            }
+            let log = Log { undone: self.log.undone + 1, ..self.log.clone() };
+            self.record(&step, &log).await?;
+            self.log = log;
+        }
+        Ok(())
+    }
+
+    async fn undo(
+        &mut self,
+        failed: &FailedStep,
+        step: &str,
+        undoing: Undoing,
+        result: Option<String>,
+    ) -> Result<(), StepError> {
+        let (failed, step_name) = (failed.step.clone(), step.to_owned());
+        let attempts = self.last_attempt();
+        if self.context.attempt() > attempts {
+            let message = format!("each of {attempts} attempts ended before it was undone");
+            return Err(StepError::NotUndone { failed, step: step_name, message });
+        }
+        self.hold(step)?;
+        let key = self.context.downstream_key(&format!("undo:{step}"));
+        // Called inside, as it may panic before it returns a future.
+        let undone = AssertUnwindSafe(async move { undoing(key, result).await }).catch_unwind().await;
+        let undone = undone.unwrap_or_else(|_| Err("its undo panicked".to_owned()));
+        undone.map_err(|message| StepError::UndoFailed { failed, step: step_name, message })
+    }
+}
+
+/// The key of a step. An undo has another prefix, so that no name of a step leads to the key of an undo.
+fn key_of(context: &Context, step: &str) -> String {
+    context.downstream_key(&format!("step:{step}"))
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |error| error.source());
+    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
+}
+
+impl fmt::Debug for Steps {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Steps")
+            .field("context", &self.context)
+            .field("taken", &self.names)
+            .finish_non_exhaustive()
+    }
+}

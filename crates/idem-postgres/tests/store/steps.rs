@@ -1,0 +1,182 @@
+//! A step whose writes commit together with its result.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::engine::{
+    Context, ErrorMeaning, Idempotency, Operation, Ran, RunError, Settings, StepError, StepRecord, StepToUndo,
+};
+use idem_core::{Fingerprint, OwnerOutcome, Scope};
+use idem_postgres::{PostgresStore, TimeOffset};
+use idem_testkit::fixture::LEASE;
+use tokio::sync::Notify;
+
+use crate::support::{Configure as _, Schema, connection, number, sql};
+
+/// How the first transaction of the step ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Committed,
+    /// COMMIT takes effect, and its answer is lost.
+    AnswerLost,
+    /// The process is killed after COMMIT.
+    KilledAfter,
+    /// The process is killed before COMMIT.
+    KilledBefore,
+    Refused,
+    /// It commits without the checkpoint.
+    Forgotten,
+    /// Another process takes over before the checkpoint is written.
+    TakenOver,
+}
+
+#[derive(Clone)]
+struct World {
+    schema: Arc<Schema>,
+    offset: TimeOffset,
+    store: Arc<PostgresStore>,
+    killed: Arc<Notify>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (schema, offset) = (Schema::new(), TimeOffset::default());
+        let config = schema.config().time_offset(offset.clone()).lock_timeout(Duration::from_millis(200));
+        let store = Arc::new(PostgresStore::open(config).await.unwrap());
+        sql(&mut connection().await, format!("CREATE TABLE {}.seats (key TEXT)", schema.name)).await;
+        Self { schema: Arc::new(schema), offset, store, killed: Arc::default() }
+    }
+
+    fn engine(&self) -> Idempotency {
+        Idempotency::at_least_once(self.store.clone(), Settings::new().lease(LEASE))
+    }
+
+    async fn seats(&self) -> i64 {
+        number(&mut connection().await, format!("SELECT count(*) FROM {}.seats", self.schema.name)).await
+    }
+
+    /// Boxed, as it may run inside itself.
+    fn run(&self, end: End) -> Pin<Box<dyn Future<Output = Result<Ran<u32>, RunError<StepError>>> + Send>> {
+        let (world, engine) = (self.clone(), self.engine());
+        let run = move |context| async move { world.book(context, end).await };
+        let fingerprint = Fingerprint::of_bytes("book", b"seat");
+        let operation = Operation::new(Scope::new("acme", "book"), "order-4711".parse().unwrap(), fingerprint);
+        Box::pin(async move { engine.run_classified(operation, StepError::meaning, run).await })
+    }
+
+    async fn book(&self, context: Context, end: End) -> Result<u32, StepError> {
+        let world = self.clone();
+        let undo = move |step: StepToUndo<u32>| async move {
+            let delete = format!("DELETE FROM {}.seats WHERE key = '{}'", world.schema.name, step.step_key);
+            sql(&mut connection().await, delete).await;
+            Ok::<_, String>(())
+        };
+        let key = context.downstream_key("step:seat");
+        let mut steps = context.steps()?;
+        let seat = steps.step("seat").undo(undo);
+        let meaning = |error: &String| if error == "refused" { ErrorMeaning::Final } else { ErrorMeaning::Fault };
+        let seat = seat.run_with_record(meaning, |record| self.reserve(record, key, end)).await?;
+        Ok(seat)
+    }
+
+    async fn reserve(&self, record: StepRecord<u32>, key: String, end: End) -> Result<u32, String> {
+        let mut connection = connection().await;
+        sql(&mut connection, "BEGIN").await;
+        sql(&mut connection, format!("INSERT INTO {}.seats VALUES ('{key}')", self.schema.name)).await;
+        if end == End::TakenOver {
+            self.offset.advance(LEASE);
+            let taken_over = self.run(End::Committed).await;
+            assert_eq!(taken_over.unwrap().value, 7);
+        }
+        if end != End::Forgotten {
+            let checkpoint = record.checkpoint(&7).map_err(|error| error.to_string())?;
+            let written = self.store.guard(record.lease()).checkpoint(&mut connection, &checkpoint).await.unwrap();
+            if written == OwnerOutcome::LeaseLost {
+                sql(&mut connection, "ROLLBACK").await;
+                return Err("the lease is lost".to_owned());
+            }
+        }
+        match end {
+            End::KilledBefore => {
+                self.killed.notify_one();
+                std::future::pending::<()>().await;
+            }
+            End::Refused => return Err("refused".to_owned()),
+            _ => drop(sql(&mut connection, "COMMIT").await),
+        }
+        match end {
+            End::AnswerLost => Err("no answer to COMMIT".to_owned()),
+            End::KilledAfter => {
+                self.killed.notify_one();
+                std::future::pending().await
+            }
+            _ => Ok(7),
+        }
+    }
+
+    /// Kills the process in which the operation runs.
+    async fn killed(&self, end: End) {
+        let world = self.clone();
+        let process = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let killed = Arc::clone(&world.killed);
+                tokio::select! {
+                    ended = world.run(end) => panic!("{ended:?}"),
+                    () = killed.notified() => {}
+                }
+            });
+        });
+        tokio::task::spawn_blocking(|| process.join()).await.unwrap().unwrap();
+        self.offset.advance(LEASE);
+    }
+}
+
+#[tokio::test]
+async fn writes_and_result_of_a_step_commit_together() {
+    for (end, seats) in [(End::Committed, 1), (End::AnswerLost, 1)] {
+        let world = World::new().await;
+        let first = world.run(end).await;
+        assert!(matches!(&first, Ok(ran) if ran.value == 7 && !ran.replayed), "{end:?}: {first:?}");
+        let again = world.run(End::Committed).await;
+        assert!(matches!(&again, Ok(ran) if ran.replayed), "{end:?}: {again:?}");
+        assert_eq!(world.seats().await, seats, "{end:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_dies_around_the_commit_of_a_step_leaves_both_or_nothing() {
+    for (end, left) in [(End::KilledBefore, 0), (End::KilledAfter, 1)] {
+        let world = World::new().await;
+        world.killed(end).await;
+        assert_eq!(world.seats().await, left, "{end:?}");
+        let ran = world.run(End::Committed).await;
+        assert!(matches!(&ran, Ok(ran) if ran.value == 7 && !ran.replayed), "{end:?}: {ran:?}");
+        assert_eq!(world.seats().await, 1, "{end:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_step_that_does_not_commit_its_checkpoint_is_undone() {
+    let world = World::new().await;
+    let ended = world.run(End::Forgotten).await;
+    let Err(RunError::Failed(StepError::Failed { message, .. })) = ended else { panic!("{ended:?}") };
+    assert_eq!(message, "it did not commit its checkpoint with its writes");
+    assert_eq!(world.seats().await, 0);
+    let world = World::new().await;
+    let ended = world.run(End::Refused).await;
+    assert!(
+        matches!(&ended, Err(RunError::Failed(StepError::Failed { message, .. })) if message == "refused"),
+        "{ended:?}"
+    );
+    assert_eq!(world.seats().await, 0);
+}
+
+#[tokio::test]
+async fn a_run_whose_lease_was_taken_over_commits_no_step() {
+    let world = World::new().await;
+    let ended = world.run(End::TakenOver).await;
+    assert!(matches!(&ended, Ok(ran) if ran.value == 7 && ran.replayed), "{ended:?}");
+    assert_eq!(world.seats().await, 1);
+}
