@@ -283,7 +283,7 @@ async fn a_handler_that_ends_the_transaction_itself_is_noticed() {
             let (_, mut transaction) = database.begin(&request).await;
             sqlx::raw_sql(end).execute(&mut **handlers(&mut *transaction)).await.unwrap();
             let error = transaction.finish(&completed(), KEPT, writes).await.unwrap_err();
-            assert!(error.to_string().contains("has ended its transaction"), "{end}: {error}");
+            assert!(error.to_string().contains("the handler ended it"), "{end}: {error}");
             assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::TransactionFailed, false));
             assert_eq!(database.store.peek(&request.id).await.unwrap(), None, "{end}: it is not settled");
             // The one connection can serve again.

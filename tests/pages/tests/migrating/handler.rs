@@ -9,7 +9,7 @@ async fn pay(
     Json(amount): Json<i64>,
 ) -> Result<(StatusCode, String), StatusCode> {
     let failed = |_| StatusCode::INTERNAL_SERVER_ERROR;
-    // As your service has stored it: as text, and here without the quotation marks that the header may have.
+    // The form in which your table holds keys: here, text without the quotation marks of the header.
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default().trim_matches('"');
     let known = sqlx::query_as::<_, (i64, String)>("SELECT amount, answer FROM old_keys WHERE key = ?").bind(key);
     if let Some((old_amount, answer)) = known.fetch_optional(&mut **transaction).await.map_err(failed)? {
