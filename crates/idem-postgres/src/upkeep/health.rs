@@ -33,7 +33,7 @@ const FROM_POOL: &str = "handlers' transactions come from the application's pool
 const POOLED: &str = "through a transaction pooler, Postgres accepts what a handler writes after it has ended its transaction: such a write \
     commits without a record, and the client gets 500";
 
-const FROM_POOL_AND_POOLED: &str = "; in a pool of the application, a `begin` of the handler that fails or is cancelled also ends the \
+const FROM_POOL_AND_POOLED: &str = "; in the application's pool, a `begin` of the handler that fails or is cancelled also ends the \
     transaction";
 
 /// Sentences for a log at start-up.
