@@ -30,6 +30,8 @@ enum End {
     TakenOver,
 }
 
+type Booked = Result<Ran<u32>, RunError<StepError>>;
+
 #[derive(Clone)]
 struct World {
     database: Arc<Database>,
@@ -59,7 +61,7 @@ impl World {
     }
 
     /// Boxed, as it may run inside itself.
-    fn run(&self, end: End) -> Pin<Box<dyn Future<Output = Result<Ran<u32>, RunError<StepError>>> + Send>> {
+    fn run(&self, end: End) -> Pin<Box<dyn Future<Output = Booked> + Send>> {
         let (world, engine) = (self.clone(), self.engine());
         let run = move |context| async move { world.book(context, end).await };
         let fingerprint = Fingerprint::of_bytes("book", b"seat");
