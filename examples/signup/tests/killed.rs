@@ -113,13 +113,7 @@ async fn each_call_takes_effect_once_wherever_the_program_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_mail_takes_everything_back_wherever_the_program_is_killed() {
-    kill_everywhere(
-        "nowhere",
-        10,
-        &[],
-        "step `mail` failed, and the steps before it are undone: the service refused: 422",
-    )
-    .await;
+    kill_everywhere("nowhere", 10, &[], "and the steps before it are undone: the service refused: 422").await;
 }
 
 #[tokio::test]

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
@@ -15,6 +14,7 @@ use super::contract::Contract;
 use super::observer::{EventKind, Subject};
 use super::renewal::{LeasedRun, Renewal, about_to_end};
 use super::shared::Shared;
+use super::steps::StepError;
 use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome, Term};
 use crate::record::{Acquisition, Checkpoint};
@@ -42,11 +42,19 @@ struct Run {
     lost: CancellationToken,
     /// The sequence of the last checkpoint of the operation; locked while one is recorded.
     checkpoints: tokio::sync::Mutex<u32>,
-    has_steps: AtomicBool,
+    /// `None` while the run has no steps.
+    steps: Mutex<Option<StepsState>>,
     /// When the renewal that succeeded last was sent, or the acquire; `None` while there is no lease to renew.
     renewed_at: Mutex<Option<Instant>>,
     /// `None` when the contract has no transactions.
     transaction: Option<TransactionSlot>,
+}
+
+/// How the steps of a run stand.
+#[derive(Debug, Clone, Default)]
+pub(super) struct StepsState {
+    /// Why the operation cannot succeed as they stand.
+    pub(super) error: Option<StepError>,
 }
 
 /// The open transaction: first the handler borrows it, then the settlement takes it.
@@ -74,7 +82,7 @@ impl Context {
                 lease,
                 lost,
                 checkpoints,
-                has_steps: AtomicBool::new(false),
+                steps: Mutex::default(),
                 renewed_at: Mutex::default(),
                 transaction,
             }),
@@ -139,9 +147,26 @@ impl Context {
         Ok(record.filter(|record| Some(record.owner) == owner).and_then(|record| record.checkpoint))
     }
 
-    /// Whether this is the first time that the run asks for its steps.
+    /// Whether the run may have steps: it asks for the first time, and has recorded no checkpoint itself.
     pub(super) fn begin_steps(&self) -> bool {
-        !self.run.has_steps.swap(true, Ordering::Relaxed)
+        let acquired = self.last_checkpoint().map_or(0, |checkpoint| checkpoint.sequence);
+        let is_new = self.run.checkpoints.try_lock().is_ok_and(|last| *last == acquired);
+        let mut steps = self.run.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let may_begin = is_new && steps.is_none();
+        if may_begin {
+            *steps = Some(StepsState::default());
+        }
+        may_begin
+    }
+
+    /// Notes why the operation cannot succeed as its steps stand.
+    pub(super) fn note_steps(&self, error: Option<StepError>) {
+        *self.run.steps.lock().unwrap_or_else(PoisonError::into_inner) = Some(StepsState { error });
+    }
+
+    /// How the steps of the run stand; `None` if it has none.
+    pub(super) fn steps_state(&self) -> Option<StepsState> {
+        self.run.steps.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The transaction, unless a handler has borrowed it.
@@ -208,7 +233,14 @@ impl Context {
     /// # Cancellation safety
     /// If the future is dropped, the recovery point may or may not be recorded.
     pub async fn checkpoint(&self, name: &str, data: impl Into<bytes::Bytes>) -> Result<(), CheckpointError> {
-        let data = data.into();
+        if self.steps_state().is_some() {
+            return Err(CheckpointError::HasSteps);
+        }
+        self.record(name, data.into()).await
+    }
+
+    /// Records a checkpoint, of the handler or of its steps.
+    pub(super) async fn record(&self, name: &str, data: bytes::Bytes) -> Result<(), CheckpointError> {
         if data.len() > MAX_CHECKPOINT_BYTES {
             return Err(CheckpointError::TooLarge { bytes: data.len() });
         }
@@ -340,6 +372,9 @@ pub enum CheckpointError {
     /// The contract is not AtLeastOnce, the only one that runs an operation again and reads its recovery points.
     #[error("checkpoints belong to the AtLeastOnce contract; no other one resumes an operation")]
     NeverRerun,
+    /// The operation has [steps](Context::steps), whose results are in the checkpoint.
+    #[error("this operation has steps, which keep their results in its checkpoint; return the data from a step")]
+    HasSteps,
     /// The store could not answer.
     #[error("the store could not record the checkpoint")]
     Store(#[from] StoreError),

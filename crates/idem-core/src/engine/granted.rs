@@ -20,10 +20,11 @@ use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
 use super::probe::{CrashedRun, ProbeOutcome};
+use super::run::ErrorMeaning;
 use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
 use super::shared::Shared;
 use crate::machine::{Lease, Settlement};
-use crate::record::Acquisition;
+use crate::record::{Acquisition, StoredResponse};
 use crate::store::Writes;
 
 /// What runs when the store allows it.
@@ -115,6 +116,7 @@ fn settle<T>(
 ) -> Pin<Box<impl Future<Output = ExecuteResult<T>>>> {
     let Conclusion { value, disposition, retention } = conclusion;
     let shared = context.shared();
+    let disposition = as_steps_stand(context, disposition);
     let retention = retention.unwrap_or(context.term().retention);
     let plan = shared.plan(disposition, retention, lease.attempt);
     Box::pin(async move {
@@ -137,6 +139,22 @@ fn settle<T>(
             Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
         }
     })
+}
+
+/// The disposition of a run that may have steps. While they are to go on in another attempt, the run can neither complete nor be
+/// forgotten, whatever its handler says.
+fn as_steps_stand(context: &Context, disposition: Disposition) -> Disposition {
+    let Some(state) = context.steps_state() else { return disposition };
+    let goes_on = state.error.is_some_and(|error| error.meaning() != ErrorMeaning::Final);
+    match disposition {
+        Disposition::Complete { response, .. } if goes_on => Disposition::Fault { response },
+        // A release would forget that a step may have taken effect.
+        Disposition::Release { .. } => {
+            let response = StoredResponse::new(500, "the operation was released while it had steps");
+            Disposition::Retry { response, after: Some(Duration::ZERO) }
+        }
+        disposition => disposition,
+    }
 }
 
 /// Asks the probe, and returns how to settle the earlier run; `None` when the operation may run.

@@ -7,12 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use idem_core::StoreErrorKind;
-use idem_core::engine::{Context, ErrorMeaning, Idempotency, Ran, RunError, Settings, StepError, StepToUndo};
+use idem_core::engine::{
+    CheckpointError, Conclusion, Context, Disposition, ErrorMeaning, Idempotency, Ran, RunError, Settings, StepError,
+    StepToUndo,
+};
+use idem_core::{StoreErrorKind, Writes};
 use idem_testkit::{Fault, Verb};
 use tokio::runtime::{Builder, Handle};
 
-use crate::support::{World, operation};
+use crate::support::{World, done, operation, panicked};
 
 type Outcome = Result<Ran<String>, RunError<StepError>>;
 
@@ -72,8 +75,8 @@ async fn sign_up(context: Context, systems: Arc<Systems>, is_refused: bool) -> R
     let mut steps = context.steps()?;
     let account = steps.step("account").undo(undo("close account", "account done")).run(call("account")).await?;
     let plan = steps.step("plan").undo(undo("cancel plan", "plan done")).run(call("plan")).await?;
-    let mail = steps.step("mail").undo(undo("never", "never"));
-    let mail = mail
+    let mail = steps
+        .step("mail")
         .run_classified(
             |_| ErrorMeaning::Final,
             |key| async move {
@@ -118,7 +121,7 @@ fn assert_ended(outcome: &Outcome, is_refused: bool) {
                 "{message}"
             );
         }
-        Err(RunError::Failed(StepError::Failed { step, message })) => {
+        Err(RunError::Failed(StepError::Failed { step, message, .. })) => {
             assert_eq!((is_refused, step.as_str(), message.as_str()), (true, "mail", "no such address"));
         }
         Err(_) => panic!("{outcome:?}"),
@@ -334,7 +337,7 @@ fn fail_until_it_ends(max_attempts: u32, meaning: ErrorMeaning, undo_fails: bool
 fn a_final_error_undoes_at_once_and_not_the_step_that_took_no_effect() {
     let (calls, error) = fail_until_it_ends(10, ErrorMeaning::Final, false);
     assert_eq!(calls, ["1 second", "1 undo Some(7)"]);
-    assert_eq!(error, StepError::Failed { step: "second".into(), message: "no funds".into() });
+    assert_eq!(error, StepError::Failed { step: "second".into(), message: "no funds".into(), may_stand: false });
 }
 
 #[test]
@@ -344,7 +347,7 @@ fn an_error_is_tried_again_in_half_of_the_attempts_and_then_undone_with_its_step
         let mut expected: Vec<_> = (1..=forward).map(|attempt| format!("{attempt} second")).collect();
         expected.extend([format!("{forward} undo second None"), format!("{forward} undo Some(7)")]);
         assert_eq!(calls, expected);
-        assert_eq!(error, StepError::Failed { step: "second".into(), message: "no funds".into() });
+        assert_eq!(error, StepError::Failed { step: "second".into(), message: "no funds".into(), may_stand: false });
     }
 }
 
@@ -596,7 +599,7 @@ fn a_panic_fails_its_step_or_its_undo_alone() {
     };
     assert!(matches!(first, StepError::UndoFailed { message, .. } if message == "its undo panicked"), "{first:?}");
     assert!(matches!(second, StepError::UndoFailed { .. }), "{second:?}");
-    assert_eq!(third, &StepError::Failed { step: "second".into(), message: "it panicked".into() });
+    assert_eq!(third, &StepError::Failed { step: "second".into(), message: "it panicked".into(), may_stand: true });
     assert_eq!(*undone.lock().unwrap(), [3]);
 }
 
@@ -646,6 +649,114 @@ fn no_name_of_a_step_leads_to_the_key_of_an_undo() {
     keys.sort_unstable();
     keys.dedup();
     assert_eq!(keys.len(), 4);
+}
+
+#[test]
+fn a_refusal_after_a_call_without_an_answer_undoes_that_call() {
+    let world = World::new();
+    let undone = Arc::<Mutex<Vec<String>>>::default();
+    let run = |error: &'static str| {
+        let undone = Arc::clone(&undone);
+        let steps = move |context: Context| async move {
+            let undo = |name: &'static str| {
+                let undone = Arc::clone(&undone);
+                move |step: StepToUndo<u32>| async move {
+                    undone.lock().unwrap().push(format!("{name} {:?}", step.result));
+                    Ok::<_, String>(())
+                }
+            };
+            let mut steps = context.steps()?;
+            steps.step("first").undo(undo("first")).run(|_| async { Ok::<_, String>(1_u32) }).await?;
+            let meaning = |error: &&str| if *error == "refused" { ErrorMeaning::Final } else { ErrorMeaning::Fault };
+            let second = steps.step("second").undo(undo("second"));
+            second.run_classified(meaning, |_| async move { Err::<u32, _>(error) }).await.map(|_| String::new())
+        };
+        in_a_process(&world, |settings| settings, steps).unwrap().unwrap_err()
+    };
+    assert!(matches!(run("no answer"), RunError::Failed(StepError::Interrupted { .. })));
+    assert!(matches!(run("refused"), RunError::Failed(StepError::Failed { .. })));
+    assert_eq!(*undone.lock().unwrap(), ["second None", "first Some(1)"]);
+}
+
+#[test]
+fn a_value_is_not_stored_after_a_failed_step() {
+    let ignore = |context: Context| async move {
+        let mut steps = context.steps()?;
+        steps.step("first").run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        let _ = steps.step("second").run(|_| async { Err::<u32, _>("away") }).await;
+        Ok("done".to_owned())
+    };
+    let world = World::new();
+    let run = || in_a_process(&world, attempts(4), ignore).unwrap();
+    assert!(matches!(run(), Err(RunError::Steps(StepError::Interrupted { .. }))));
+    assert!(matches!(run(), Err(RunError::Steps(StepError::Failed { .. }))));
+    assert!(matches!(run(), Err(RunError::FailedBefore(message)) if message.contains("step `second` failed")));
+
+    // A version without the second step.
+    let world = World::new();
+    assert!(in_a_process(&world, attempts(4), ignore).unwrap().is_err());
+    let shorter = |context: Context| async move {
+        context.steps()?;
+        Ok("done".to_owned())
+    };
+    let ended = in_a_process(&world, attempts(4), shorter).unwrap();
+    assert!(
+        matches!(&ended, Err(RunError::Steps(StepError::OrderChanged { expected, .. })) if expected == "first"),
+        "{ended:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_neither_ends_nor_forgets_steps_that_go_on() {
+    for disposition in [done(), Disposition::Release { writes: Writes::Keep }] {
+        let world = World::new();
+        let stored = disposition.clone();
+        let run = |context: Context| async move {
+            let mut steps = context.steps().unwrap();
+            steps.step("first").run(|_| async { Err::<u32, _>("away") }).await.unwrap_err();
+            Conclusion { value: "ran", disposition: stored, retention: None }
+        };
+        world.at_least_once().execute(operation(), run, panicked).await.unwrap();
+        let record = world.record().await.unwrap();
+        assert!(record.replay().is_none(), "{disposition:?}: {record:?}");
+        assert_eq!(record.attempt, 1);
+    }
+}
+
+#[test]
+fn steps_and_checkpoints_of_the_handler_exclude_each_other() {
+    let world = World::new();
+    let steps_first = |context: Context| async move {
+        let mut steps = context.steps()?;
+        steps.step("first").run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        let refused = context.checkpoint("mine", "data").await;
+        assert!(matches!(refused, Err(CheckpointError::HasSteps)), "{refused:?}");
+        steps.step("second").run(|_| async { Ok::<_, String>("done".to_owned()) }).await
+    };
+    assert!(matches!(in_a_process(&world, |settings| settings, steps_first), Some(Ok(_))));
+    let world = World::new();
+    let checkpoint_first = |context: Context| async move {
+        context.checkpoint("mine", "data").await.unwrap();
+        context.steps().map(|_| String::new())
+    };
+    let ended = in_a_process(&world, |settings| settings, checkpoint_first);
+    assert!(matches!(ended, Some(Err(RunError::Failed(StepError::Refused(_))))), "{ended:?}");
+}
+
+#[test]
+fn what_keeps_steps_from_being_undone_is_told_when_no_attempt_is_left() {
+    let other = |context: Context| async move {
+        context.steps()?.step("a").run(|_| async { Ok::<_, String>("text".to_owned()) }).await
+    };
+    let world = World::new();
+    let one = |context: Context| async move {
+        context.steps()?.step("a").run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        std::future::pending().await
+    };
+    assert!(in_a_process(&world, attempts(2), one).is_none());
+    let ended = in_a_process(&world, attempts(2), other);
+    let Some(Err(RunError::Failed(StepError::NotUndone { step, message, .. }))) = ended else { panic!("{ended:?}") };
+    assert!(step == "a" && message.contains("cannot be read"), "{step}: {message}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -74,18 +74,17 @@ impl World {
             sql(&mut connection().await, delete).await;
             Ok::<_, String>(())
         };
-        let key = context.downstream_key("step:seat");
         let mut steps = context.steps()?;
         let seat = steps.step("seat").undo(undo);
         let meaning = |error: &String| if error == "refused" { ErrorMeaning::Final } else { ErrorMeaning::Fault };
-        let seat = seat.run_with_record(meaning, |record| self.reserve(record, key, end)).await?;
+        let seat = seat.run_with_record(meaning, |record| self.reserve(record, end)).await?;
         Ok(seat)
     }
 
-    async fn reserve(&self, record: StepRecord<u32>, key: String, end: End) -> Result<u32, String> {
+    async fn reserve(&self, record: StepRecord<u32>, end: End) -> Result<u32, String> {
         let mut connection = connection().await;
         sql(&mut connection, "BEGIN").await;
-        sql(&mut connection, format!("INSERT INTO {}.seats VALUES ('{key}')", self.schema.name)).await;
+        sql(&mut connection, format!("INSERT INTO {}.seats VALUES ('{}')", self.schema.name, record.key())).await;
         if end == End::TakenOver {
             self.offset.advance(LEASE);
             let taken_over = self.run(End::Committed).await;

@@ -76,15 +76,14 @@ impl World {
             delete.execute(&mut world.connection().await).await.unwrap();
             Ok::<_, String>(())
         };
-        let key = context.downstream_key("step:seat");
         let mut steps = context.steps()?;
         let seat = steps.step("seat").undo(undo);
         let meaning = |error: &String| if error == "refused" { ErrorMeaning::Final } else { ErrorMeaning::Fault };
-        let seat = seat.run_with_record(meaning, |record| self.reserve(record, key, end)).await?;
+        let seat = seat.run_with_record(meaning, |record| self.reserve(record, end)).await?;
         Ok(seat)
     }
 
-    async fn reserve(&self, record: StepRecord<u32>, key: String, end: End) -> Result<u32, String> {
+    async fn reserve(&self, record: StepRecord<u32>, end: End) -> Result<u32, String> {
         let mut connection = self.connection().await;
         if end == End::TakenOver {
             self.database.clock.advance(LEASE);
@@ -95,7 +94,7 @@ impl World {
             sqlx::raw_sql(statement).execute(connection).await.unwrap();
         };
         sql(&mut connection, "BEGIN").await;
-        sqlx::query("INSERT INTO seats VALUES (?)").bind(key).execute(&mut connection).await.unwrap();
+        sqlx::query("INSERT INTO seats VALUES (?)").bind(record.key()).execute(&mut connection).await.unwrap();
         if end != End::Forgotten {
             let checkpoint = record.checkpoint(&7).map_err(|error| error.to_string())?;
             let written =

@@ -18,13 +18,15 @@ pub enum StepError {
         /// How long the next attempt should wait; by default the backoff of the settings.
         retry_after: Option<Duration>,
     },
-    /// The step failed finally, and all steps before it are undone.
-    #[error("step `{step}` failed, and the steps before it are undone: {message}")]
+    /// The step failed finally, and all steps that have an undo are undone.
+    #[error("step `{step}` failed{}, and the steps before it are undone: {message}", if *may_stand { " and may have taken effect" } else { "" })]
     Failed {
         /// The step.
         step: String,
         /// Its error.
         message: String,
+        /// Whether the step itself may have taken effect, and has no undo: an operator has to find out.
+        may_stand: bool,
     },
     /// An undo failed, and the next attempt of the operation goes on with it.
     #[error("step `{failed}` failed, and step `{step}` is not undone yet: {message}")]

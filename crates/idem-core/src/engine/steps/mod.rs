@@ -24,7 +24,7 @@ use log::{CHECKPOINT, Completed, FailedStep, Log};
 /// Each step is one call to another system. It gets a key that is the same on every attempt, and its result is kept in the
 /// operation's checkpoint. After a crash, the next attempt runs the same function again: completed steps return their kept
 /// results, and the first step without one runs. So each system must repeat a call with the same key safely, because a crash
-/// between the call and its checkpoint repeats it.
+/// between the call and its checkpoint repeats it. The record, and so its retention, must outlast the client's repeats.
 ///
 /// The first half of [`Settings::max_attempts`](super::Settings::max_attempts) goes forward, takeovers after crashes included.
 /// When a step fails finally, or no attempt is left, the completed steps are undone in reverse order, each by its
@@ -42,6 +42,8 @@ use log::{CHECKPOINT, Completed, FailedStep, Log};
 pub struct Steps {
     context: Context,
     log: Log,
+    /// The number of steps that earlier attempts completed.
+    kept: usize,
     /// The number of steps that were asked for in this run.
     taken: usize,
     names: Vec<String>,
@@ -62,8 +64,8 @@ pub struct StepToUndo<T> {
     pub key: String,
     /// The key that the step was called with.
     pub step_key: String,
-    /// What the step returned. `None` if it may have taken effect, but its answer is unknown: look it up by `step_key`, or undo
-    /// it by a call that does no harm if there is nothing to undo.
+    /// What the step returned. `None` if it may have taken effect, or may still do so: its call can be on the way. Undo it by a
+    /// call that cancels `step_key` for good, and does no harm if there is nothing to undo.
     pub result: Option<T>,
 }
 
@@ -96,9 +98,15 @@ impl Context {
             ));
         }
         if !self.begin_steps() {
-            return Err(StepError::Refused("it has asked for its steps before"));
+            return Err(StepError::Refused(
+                "it has asked for its steps before, or has recorded a checkpoint of its own",
+            ));
         }
-        Ok(Steps { context: self.clone(), log, taken: 0, names: Vec::new(), undoings: Vec::new(), ended: None })
+        let kept = log.completed.len();
+        let (names, undoings) = (Vec::new(), Vec::new());
+        let steps = Steps { context: self.clone(), log, kept, taken: 0, names, undoings, ended: None };
+        steps.note();
+        Ok(steps)
     }
 }
 
@@ -144,7 +152,21 @@ impl Steps {
         }
         self.taken += 1;
         self.names.push(name.to_owned());
+        self.note();
         Ok(completed.cloned())
+    }
+
+    /// Notes in the run why it cannot succeed yet, so that a handler that ignores the error of a step has no success stored.
+    fn note(&self) {
+        let missing = self.log.completed.get(self.taken).map(|completed| &completed.step);
+        let missing = missing.or(self.log.failed.as_ref().map(|failed| &failed.step));
+        let changed = || Some(StepError::OrderChanged { expected: missing?.clone(), found: "the end".to_owned() });
+        self.context.note_steps(self.ended.clone().or_else(changed));
+    }
+
+    /// Whether an earlier attempt may have called the step that this run is at.
+    fn may_have_been_called(&self) -> bool {
+        self.context.attempt() > 1 && self.taken == self.kept + 1
     }
 
     /// The last attempt of all. The engine counts only attempts that follow a failure, the steps also those after a crash.
@@ -161,7 +183,7 @@ impl Steps {
     async fn record(&mut self, step: &str, log: &Log) -> Result<(), StepError> {
         let not_kept = |message: String| StepError::NotKept { step: step.to_owned(), message };
         let data = log.encode().map_err(not_kept)?;
-        match self.context.checkpoint(CHECKPOINT, data).await {
+        match self.context.record(CHECKPOINT, data.into()).await {
             Ok(()) => Ok(()),
             Err(CheckpointError::LeaseLost) => Err(StepError::LeaseLost { step: step.to_owned() }),
             Err(error) => Err(not_kept(with_sources(&error))),
@@ -185,6 +207,7 @@ impl Steps {
     /// Its failure is recorded before the first undo, so that no later attempt goes forward again.
     async fn turn_back(&mut self, failed: FailedStep, undoing: Option<Undoing>) -> StepError {
         let step = failed.step.clone();
+        let may_stand = failed.is_in_doubt && undoing.is_none();
         if self.log.failed.is_none() {
             let log = Log { failed: Some(failed.clone()), ..self.log.clone() };
             if let Err(error) = self.record(&step, &log).await {
@@ -193,7 +216,7 @@ impl Steps {
             self.log = log;
         }
         match self.undo_all(&failed, undoing).await {
-            Ok(()) => StepError::Failed { step, message: failed.message },
+            Ok(()) => StepError::Failed { step, message: failed.message, may_stand },
             Err(error) => self.final_if_last(error, &step),
         }
     }
@@ -207,6 +230,12 @@ impl Steps {
         match error {
             StepError::UndoFailed { step, message, .. } | StepError::NotKept { step, message } => {
                 StepError::NotUndone { failed, step, message }
+            }
+            StepError::OrderChanged { .. }
+            | StepError::NameUsedTwice { .. }
+            | StepError::Unreadable { .. }
+            | StepError::Interrupted { .. } => {
+                StepError::NotUndone { step: failed.clone(), failed, message: error.to_string() }
             }
             // If another attempt runs, this answer is not stored.
             StepError::LeaseLost { step } => {

@@ -29,6 +29,7 @@ pub struct Step<'s, T> {
 #[derive(Debug)]
 pub struct StepRecord<T> {
     lease: Lease,
+    key: String,
     log: Log,
     name: String,
     /// Of the checkpoint.
@@ -41,6 +42,13 @@ impl<T: Serialize + DeserializeOwned> StepRecord<T> {
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// The key of the step, the same on every attempt. Write it into the rows if the step has an undo, which may know nothing
+    /// else.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
     }
 
     /// The checkpoint that keeps `result`, to be committed with the writes.
@@ -107,8 +115,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
         self.run_classified(|_| ErrorMeaning::Fault, call).await
     }
 
-    /// The same; `meaning` says of an error whether the step may be tried again. [`ErrorMeaning::Final`] says that the step
-    /// took no effect and never will.
+    /// The same; `meaning` says of an error whether the step may be tried again. [`ErrorMeaning::Final`] says that this call
+    /// took no effect and never will. If an earlier attempt may have called as well, the step is undone all the same.
     ///
     /// # Errors
     /// [`StepError`], as from [`run`](Self::run).
@@ -141,7 +149,7 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
     /// Runs a step whose writes are in the store's database, so that its result commits together with them.
     ///
     /// `call` opens a transaction, makes its writes, has the store write [`StepRecord::checkpoint`] in the same transaction, and
-    /// commits. So a crash leaves both or nothing, and the writes need no key. `idem-postgres` writes it by `Guard::checkpoint`,
+    /// commits. So a crash leaves both or nothing. `idem-postgres` writes it by `Guard::checkpoint`,
     /// `idem-sqlite` by `SqliteStore::checkpoint_within`.
     ///
     /// The store is asked afterwards whether it has the checkpoint. So a lost answer to COMMIT is found out, and a checkpoint
@@ -168,7 +176,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
             };
             let sequence = steps.context.next_checkpoint().await;
             let (log, name_in_record) = (steps.log.clone(), name.to_owned());
-            let record = StepRecord { lease, log, name: name_in_record, sequence, result: PhantomData };
+            let key = key_of(&steps.context, name);
+            let record = StepRecord { lease, key, log, name: name_in_record, sequence, result: PhantomData };
             let value = caught(meaning, async move { call(record).await }).await;
             let not_kept = |message| Stop::Now(StepError::NotKept { step: name.to_owned(), message });
             let recorded = steps.recorded(sequence).await.map_err(not_kept)?;
@@ -194,15 +203,17 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
         let Self { steps, name, undoing, .. } = self;
         let kept = match steps.take(&name) {
             Ok(kept) => kept,
-            Err(error) => return Err(end(steps, error)),
+            Err(error) => return Err(end(steps, &name, error)),
         };
         if let Some(Completed { result, .. }) = kept {
             steps.undoings.push(undoing);
-            return read(&name, &result).map_err(|error| end(steps, error));
+            return read(&name, &result).map_err(|error| end(steps, &name, error));
         }
         // Stays if the future is dropped: no other step may start after one that may have taken effect.
         let message = "its future was dropped before it was done".to_owned();
-        steps.ended = Some(StepError::Interrupted { step: name.clone(), message, retry_after: None });
+        let dropped = StepError::Interrupted { step: name.clone(), message, retry_after: None };
+        steps.ended = Some(steps.final_if_last(dropped, &name));
+        steps.note();
         let advanced = match may_start(steps, &name) {
             Ok(()) => advance(steps, &name).await,
             Err(stop) => Err(stop),
@@ -212,12 +223,13 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
                 steps.ended = None;
                 steps.log = log;
                 steps.undoings.push(undoing);
+                steps.note();
                 return Ok(value);
             }
             Err(Stop::Now(error)) => error,
             Err(Stop::TurnBack(failed)) => steps.turn_back(failed, undoing).await,
         };
-        Err(end(steps, ended))
+        Err(end(steps, &name, ended))
     }
 }
 
@@ -253,7 +265,9 @@ async fn caught<T, E: Display>(
 
 fn after_failure(steps: &Steps, name: &str, CallFailure { message, meaning }: CallFailure) -> Stop {
     let retry_after = match meaning {
-        ErrorMeaning::Final => return Stop::TurnBack(FailedStep::new(name, &message, false)),
+        ErrorMeaning::Final => {
+            return Stop::TurnBack(FailedStep::new(name, &message, steps.may_have_been_called()));
+        }
         ErrorMeaning::Fault => None,
         ErrorMeaning::Retry { after } => Some(after),
     };
@@ -269,8 +283,10 @@ fn in_doubt(name: &str, message: &str) -> Stop {
 }
 
 /// Ends the steps of this run, so that a caller that ignores the error cannot start another one.
-fn end(steps: &mut Steps, error: StepError) -> StepError {
+fn end(steps: &mut Steps, step: &str, error: StepError) -> StepError {
+    let error = steps.final_if_last(error, step);
     steps.ended = Some(error.clone());
+    steps.note();
     error
 }
 
