@@ -87,10 +87,12 @@ pub(super) const PATCHES: &[Patch] = &[
         "keys-of-steps-differ-by-attempt",
         &["steps"],
         STEP,
-        "let key = key_of(&steps.context, name);",
+        "let key = key_of(&steps.context, name);
+            let value",
         r#"let attempt = if PLANTED { steps.context.attempt() } else { 0 };
             let key = if PLANTED { format!("{name}{attempt}") } else { name.to_owned() };
-            let key = key_of(&steps.context, &key);"#,
+            let key = key_of(&steps.context, &key);
+            let value"#,
     ),
     patch(
         "step-after-a-dropped-one",
