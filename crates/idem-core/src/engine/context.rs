@@ -14,7 +14,7 @@ use super::contract::Contract;
 use super::observer::{EventKind, Subject};
 use super::renewal::{LeasedRun, Renewal, about_to_end};
 use super::shared::Shared;
-use super::steps::StepError;
+use super::steps::{StandingStep, StepError};
 use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome, Term};
 use crate::record::{Acquisition, Checkpoint};
@@ -55,6 +55,8 @@ struct Run {
 pub(super) struct StepsState {
     /// Why the operation cannot succeed as they stand.
     pub(super) error: Option<StepError>,
+    /// The steps that have been called and are not undone, the last one first.
+    pub(super) standing: Vec<StandingStep>,
 }
 
 /// The open transaction: first the handler borrows it, then the settlement takes it.
@@ -140,6 +142,12 @@ impl Context {
         *last
     }
 
+    /// Renews the lease once more, beside the renewals in the background.
+    pub(super) async fn renew_now(&self) -> Result<OwnerOutcome, StoreError> {
+        let Some(lease) = &self.run.lease else { return Ok(OwnerOutcome::LeaseLost) };
+        self.shared().bounded(self.subject(), self.shared().store().renew(lease, self.term())).await
+    }
+
     /// The checkpoint that the record has, while this run owns it.
     pub(super) async fn recorded_checkpoint(&self) -> Result<Option<Checkpoint>, StoreError> {
         let record = self.shared().bounded(self.subject(), self.shared().store().peek(self.id())).await?;
@@ -159,9 +167,8 @@ impl Context {
         may_begin
     }
 
-    /// Notes why the operation cannot succeed as its steps stand.
-    pub(super) fn note_steps(&self, error: Option<StepError>) {
-        *self.run.steps.lock().unwrap_or_else(PoisonError::into_inner) = Some(StepsState { error });
+    pub(super) fn note_steps(&self, state: StepsState) {
+        *self.run.steps.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
     }
 
     /// How the steps of the run stand; `None` if it has none.

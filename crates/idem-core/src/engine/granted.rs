@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::SHORTEST_RETENTION;
 use super::answer::{Answer, ExecuteError, ExecuteResult, Reply, current_record, not_admitted, recorded};
-use super::context::Context;
+use super::context::{Context, StepsState};
 use super::contract::{Conclusion, Contract, Disposition};
 use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
@@ -23,6 +23,7 @@ use super::probe::{CrashedRun, ProbeOutcome};
 use super::run::ErrorMeaning;
 use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
 use super::shared::Shared;
+use super::steps::StandingStep;
 use crate::machine::{Lease, Settlement};
 use crate::record::{Acquisition, StoredResponse};
 use crate::store::Writes;
@@ -117,6 +118,7 @@ fn settle<T>(
     let Conclusion { value, disposition, retention } = conclusion;
     let shared = context.shared();
     let disposition = as_steps_stand(context, disposition);
+    let standing = steps_that_stay(context, &disposition);
     let retention = retention.unwrap_or(context.term().retention);
     let plan = shared.plan(disposition, retention, lease.attempt);
     Box::pin(async move {
@@ -133,7 +135,10 @@ fn settle<T>(
         };
         shared.waiters.wake(&lease.id);
         match settled {
-            Settled::Ours => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
+            Settled::Ours => {
+                report_steps_that_stay(context, &standing);
+                Ok(Answer::Ran { value, attempt: lease.attempt, protected: true })
+            }
             Settled::Lost => Box::pin(answer_of_record(context, lease, value)).await,
             Settled::Failed(error) => Err(ExecuteError::TransactionFailed(error)),
             Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
@@ -155,6 +160,32 @@ fn as_steps_stand(context: &Context, disposition: Disposition) -> Disposition {
         }
         disposition => disposition,
     }
+}
+
+/// The steps that no later attempt undoes, if the operation ends with `disposition` and has not succeeded.
+fn steps_that_stay(context: &Context, disposition: &Disposition) -> Vec<StandingStep> {
+    let Some(StepsState { error, standing }) = context.steps_state() else { return Vec::new() };
+    let has_ended = match disposition {
+        Disposition::Complete { .. } => error.is_some(),
+        Disposition::Fault { .. } | Disposition::Retry { .. } => {
+            context.attempt() >= context.shared().settings.max_attempts.get()
+        }
+        Disposition::Release { .. } => false,
+    };
+    if has_ended { standing } else { Vec::new() }
+}
+
+fn report_steps_that_stay(context: &Context, standing: &[StandingStep]) {
+    if standing.is_empty() {
+        return;
+    }
+    let steps: Vec<_> = standing.iter().map(|step| format!("{} (key {})", step.step, step.key)).collect();
+    tracing::error!(
+        record = %context.id(),
+        steps = steps.join(", "),
+        "an operation has failed for good, and these of its steps are not undone; an operator has to undo them"
+    );
+    context.observe(EventKind::StepsNotUndone(standing));
 }
 
 /// Asks the probe, and returns how to settle the earlier run; `None` when the operation may run.

@@ -61,7 +61,7 @@ pub use observer::{Durations, Event, EventKind, Observer};
 pub use probe::{CrashedRun, Probe, ProbeOutcome};
 pub use run::{ErrorMeaning, Ran, RunError};
 pub use settings::Settings;
-pub use steps::{Step, StepError, StepRecord, StepToUndo, Steps};
+pub use steps::{StandingStep, Step, StepError, StepRecord, StepToUndo, Steps};
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::contract::Contract;
 use super::probe::ProbeOutcome;
+use super::steps::StandingStep;
 use crate::machine::{Acquire, ReplayKind};
 use crate::record::Acquisition;
 use crate::record_id::RecordId;
@@ -89,6 +90,9 @@ pub enum EventKind<'a> {
     Panicked,
     /// The operation lost its lease while it ran, or does not run because its lease is not certain to hold.
     LeaseLost,
+    /// The operation has ended for good, and these of its [steps](super::Context::steps) are not undone, the last one first. It
+    /// does not tell apart those without an undo. The record no longer has their results.
+    StepsNotUndone(&'a [StandingStep]),
     /// The store could not answer one verb; it may be asked again.
     StoreFailed(&'a StoreError),
     /// The store did not take a settlement in time: the caller is answered, and the settlement goes on.
@@ -125,6 +129,7 @@ impl EventKind<'_> {
             | Self::FailedOpen
             | Self::Panicked
             | Self::LeaseLost
+            | Self::StepsNotUndone(_)
             | Self::StoreFailed(_)
             | Self::SettlementDelayed
             | Self::SettlementDone
@@ -160,6 +165,7 @@ impl EventKind<'_> {
             Self::FailedOpen => "failed-open",
             Self::Panicked => "panicked",
             Self::LeaseLost => "lease-lost",
+            Self::StepsNotUndone(_) => "steps-not-undone",
             Self::StoreFailed(_) => "store-failed",
             Self::SettlementDelayed => "settlement-delayed",
             Self::SettlementDone => "settlement-done",

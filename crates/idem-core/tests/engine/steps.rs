@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use idem_core::engine::{
-    CheckpointError, Conclusion, Context, Disposition, ErrorMeaning, Idempotency, Ran, RunError, Settings, StepError,
-    StepToUndo,
+    CheckpointError, Conclusion, Context, Disposition, ErrorMeaning, Event, EventKind, Idempotency, Observer, Ran,
+    RunError, Settings, StandingStep, StepError, StepToUndo,
 };
 use idem_core::{StoreErrorKind, Writes};
 use idem_testkit::{Fault, Verb};
@@ -261,7 +261,8 @@ fn an_operation_that_kills_its_process_ends_undone_and_with_a_stored_failure() {
         expected.push(format!("{} undo second None", forward + 1));
         expected.push(format!("{} undo first Some(\"one\")", forward + 1));
         assert_eq!(calls, expected);
-        assert!(message.contains(&format!("each of {forward} attempts ended before it was done")), "{message}");
+        let told = format!("it was not done in the {forward} attempts that go forward");
+        assert!(message.contains(&told), "{message}");
     }
 }
 
@@ -757,6 +758,118 @@ fn what_keeps_steps_from_being_undone_is_told_when_no_attempt_is_left() {
     let ended = in_a_process(&world, attempts(2), other);
     let Some(Err(RunError::Failed(StepError::NotUndone { step, message, .. }))) = ended else { panic!("{ended:?}") };
     assert!(step == "a" && message.contains("cannot be read"), "{step}: {message}");
+}
+
+/// Keeps the steps that an engine reports as not undone.
+#[derive(Debug, Default)]
+struct Standing(Mutex<Vec<Vec<StandingStep>>>);
+
+impl Observer for Standing {
+    fn observe(&self, event: &Event<'_>) {
+        if let EventKind::StepsNotUndone(steps) = event.kind {
+            self.0.lock().unwrap().push(steps.to_vec());
+        }
+    }
+}
+
+/// Runs `run` in `processes` one after the other, and returns what was reported: names and results.
+fn reported<F, R>(max_attempts: u32, processes: usize, run: F) -> Vec<Vec<(String, Option<String>)>>
+where
+    F: FnOnce(Context) -> R + Clone + Send + 'static,
+    R: Future<Output = Result<String, StepError>> + Send + 'static,
+{
+    let (world, told) = (World::new(), Arc::<Standing>::default());
+    for _ in 0..processes {
+        let settings = |settings| attempts(max_attempts)(settings).observer(told.clone());
+        in_a_process(&world, settings, run.clone());
+    }
+    let told = told.0.lock().unwrap();
+    assert!(told.iter().flatten().all(|step| !step.key.is_empty()));
+    told.iter().map(|steps| steps.iter().map(|step| (step.step.clone(), step.result.clone())).collect()).collect()
+}
+
+#[test]
+fn steps_that_stay_are_reported_once_with_their_results() {
+    let first = ("first".to_owned(), Some("1".to_owned()));
+    let failing_undo = |context: Context| async move {
+        let mut steps = context.steps()?;
+        let undo = |_: StepToUndo<u32>| async { Err("away") };
+        steps.step("first").undo(undo).run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        let refused = |_: String| async { Err::<String, _>("refused") };
+        steps.step("second").run_classified(|_| ErrorMeaning::Final, refused).await
+    };
+    assert_eq!(reported(3, 5, failing_undo), [vec![first.clone()]]);
+    let panic_between = |context: Context| async move {
+        let mut steps = context.steps()?;
+        steps.step("first").run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        panic!("between the steps")
+    };
+    assert_eq!(reported(3, 5, panic_between), [vec![first.clone()]]);
+    let no_undo = |context: Context| async move {
+        let mut steps = context.steps()?;
+        let undo = |_: StepToUndo<u32>| async { Ok::<_, String>(()) };
+        steps.step("first").undo(undo).run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        steps.step("second").run(|_| async { Err::<String, _>("no answer") }).await
+    };
+    assert_eq!(reported(2, 3, no_undo), [vec![("second".to_owned(), None)]]);
+}
+
+#[test]
+fn steps_that_succeed_or_are_undone_are_not_reported() {
+    let succeeds = |context: Context| async move {
+        context.steps()?.step("first").run(|_| async { Ok::<_, String>("done".to_owned()) }).await
+    };
+    assert!(reported(2, 3, succeeds).is_empty());
+    let undone = |context: Context| async move {
+        let mut steps = context.steps()?;
+        let undo = |_: StepToUndo<u32>| async { Ok::<_, String>(()) };
+        steps.step("first").undo(undo).run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        let undo = |_: StepToUndo<String>| async { Ok::<_, String>(()) };
+        steps.step("second").undo(undo).run(|_| async { Err::<String, _>("no answer") }).await
+    };
+    assert!(reported(2, 3, undone).is_empty());
+}
+
+#[test]
+fn an_undo_is_tried_even_if_crashes_have_used_up_the_attempts() {
+    let world = World::new();
+    let undone = Arc::new(AtomicUsize::new(0));
+    let run = |dies: bool| {
+        let undone = Arc::clone(&undone);
+        move |context: Context| async move {
+            let undo = move |_: StepToUndo<u32>| async move {
+                undone.fetch_add(1, Ordering::SeqCst);
+                Ok::<_, String>(())
+            };
+            let mut steps = context.steps()?;
+            steps.step("first").undo(undo).run(|_| async { Ok::<_, String>(1_u32) }).await?;
+            if dies {
+                std::future::pending::<()>().await;
+            }
+            steps.step("second").run(|_| async { Ok::<_, String>(String::new()) }).await
+        }
+    };
+    for _ in 0..5 {
+        assert!(in_a_process(&world, attempts(3), run(true)).is_none());
+    }
+    let ended = in_a_process(&world, attempts(3), run(false));
+    assert!(matches!(ended, Some(Err(RunError::Failed(StepError::Failed { .. })))), "{ended:?}");
+    assert_eq!(undone.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_name_that_is_empty_or_too_long_is_refused() {
+    for name in [String::new(), "n".repeat(129)] {
+        let run = |context: Context| async move {
+            context.steps()?.step(&name).run(|_| async { Ok::<_, String>(String::new()) }).await
+        };
+        let ended = in_a_process(&World::new(), |settings| settings, run);
+        assert!(matches!(ended, Some(Err(RunError::Failed(StepError::Refused(_))))), "{ended:?}");
+    }
+    let longest = |context: Context| async move {
+        context.steps()?.step(&"n".repeat(128)).run(|_| async { Ok::<_, String>(String::new()) }).await
+    };
+    assert!(matches!(in_a_process(&World::new(), |settings| settings, longest), Some(Ok(_))));
 }
 
 #[tokio::test(start_paused = true)]

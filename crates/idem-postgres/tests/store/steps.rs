@@ -10,6 +10,7 @@ use idem_core::engine::{
 use idem_core::{Fingerprint, OwnerOutcome, Scope};
 use idem_postgres::{PostgresStore, TimeOffset};
 use idem_testkit::fixture::LEASE;
+use sqlx::PgConnection;
 use tokio::sync::Notify;
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
@@ -20,6 +21,8 @@ enum End {
     Committed,
     /// COMMIT takes effect, and its answer is lost.
     AnswerLost,
+    /// The caller gives up first; then COMMIT takes effect.
+    LateCommit,
     /// The process is killed after COMMIT.
     KilledAfter,
     /// The process is killed before COMMIT.
@@ -99,6 +102,10 @@ impl World {
             }
         }
         match end {
+            End::LateCommit => {
+                tokio::spawn(commit_when_awaited(connection));
+                return Err("no answer to COMMIT".to_owned());
+            }
             End::KilledBefore => {
                 self.killed.notify_one();
                 std::future::pending::<()>().await;
@@ -134,9 +141,23 @@ impl World {
     }
 }
 
+/// Commits as soon as another session waits for this transaction, or after a second.
+async fn commit_when_awaited(mut committing: PgConnection) {
+    let own = number(&mut committing, "SELECT pg_backend_pid()::bigint").await;
+    let waiting = format!("SELECT count(*) FROM pg_stat_activity WHERE {own} = ANY(pg_blocking_pids(pid))");
+    let mut watching = connection().await;
+    for _ in 0..100 {
+        if number(&mut watching, waiting.clone()).await > 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    sql(&mut committing, "COMMIT").await;
+}
+
 #[tokio::test]
 async fn writes_and_result_of_a_step_commit_together() {
-    for (end, seats) in [(End::Committed, 1), (End::AnswerLost, 1)] {
+    for (end, seats) in [(End::Committed, 1), (End::AnswerLost, 1), (End::LateCommit, 1)] {
         let world = World::new().await;
         let first = world.run(end).await;
         assert!(matches!(&first, Ok(ran) if ran.value == 7 && !ran.replayed), "{end:?}: {first:?}");

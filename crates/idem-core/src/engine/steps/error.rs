@@ -39,6 +39,7 @@ pub enum StepError {
         message: String,
     },
     /// The attempts are used up, and some steps are not undone: an operator has to do it.
+    /// [`EventKind::StepsNotUndone`](crate::engine::EventKind::StepsNotUndone) has their keys and results.
     #[error(
         "step `{failed}` failed, and step `{step}` and those before it are not undone, as no attempt is left: {message}"
     )]
@@ -80,7 +81,8 @@ pub enum StepError {
         /// The error of its type.
         message: String,
     },
-    /// The store did not keep the result of a step. The next attempt runs the step again with the same key.
+    /// The store did not keep the result of a step. The next attempt runs the step again with the same key, or undoes it if it
+    /// does not go forward.
     #[error("the store did not keep what step `{step}` did: {message}")]
     NotKept {
         /// The step.

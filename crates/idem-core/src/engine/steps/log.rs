@@ -12,6 +12,7 @@ const MAX_RESULT_BYTES: usize = 60 * 1024;
 const MAX_MESSAGE_BYTES: usize = 512;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Log {
     /// The completed steps, in their order.
     pub(super) completed: Vec<Completed>,
@@ -19,9 +20,12 @@ pub(super) struct Log {
     pub(super) failed: Option<FailedStep>,
     /// How many steps are undone, counted from the last one. The failed step is one of them.
     pub(super) undone: usize,
+    /// How many attempts have begun to undo.
+    pub(super) undo_attempts: u32,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Completed {
     pub(super) step: String,
     /// As JSON text: reading it as a value and writing it again would change some numbers.
@@ -29,6 +33,7 @@ pub(super) struct Completed {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct FailedStep {
     pub(super) step: String,
     pub(super) message: String,

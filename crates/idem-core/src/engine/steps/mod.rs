@@ -15,9 +15,13 @@ use serde::de::DeserializeOwned;
 pub use error::StepError;
 pub use step::{Step, StepRecord};
 
-use super::context::{CheckpointError, Context};
+use super::context::{CheckpointError, Context, StepsState};
 use super::contract::Contract;
+use crate::machine::OwnerOutcome;
 use log::{CHECKPOINT, Completed, FailedStep, Log};
+
+/// The longest name of a step. It is kept for each step, beside its result.
+const MAX_NAME_BYTES: usize = 128;
 
 /// The steps of one operation, in order. [`Context::steps`] returns them.
 ///
@@ -29,7 +33,9 @@ use log::{CHECKPOINT, Completed, FailedStep, Log};
 /// The first half of [`Settings::max_attempts`](super::Settings::max_attempts) goes forward, takeovers after crashes included.
 /// When a step fails finally, or no attempt is left, the completed steps are undone in reverse order, each by its
 /// [`undo`](Step::undo). An interrupted undo goes on in the next attempt. When the attempts for it are used up as well, the
-/// operation ends with [`StepError::NotUndone`].
+/// operation ends with [`StepError::NotUndone`], and an event names the steps with their keys and results
+/// ([`EventKind::StepsNotUndone`](super::EventKind::StepsNotUndone)). An operation that ends with another error, or by a panic,
+/// after its last attempt, leaves its steps as they are, with the same event.
 ///
 /// Run the operation by [`Idempotency::run_classified`](super::Idempotency::run_classified) with [`StepError::meaning`]: then
 /// repeats get a final failure again, and a retryable one runs again.
@@ -49,12 +55,26 @@ pub struct Steps {
     names: Vec<String>,
     /// Of the completed steps, in their order.
     undoings: Vec<Option<Undoing>>,
+    /// Whether the failed step has no undo.
+    failed_has_no_undo: bool,
     /// How this run of the steps ended; every later step returns it again.
     ended: Option<StepError>,
 }
 
 /// Undoes a step, whose kept result it gets; `None` if it is not known whether the step took effect.
 type Undoing = Box<dyn FnOnce(String, Option<String>) -> BoxFuture<'static, Result<(), String>> + Send>;
+
+/// A step of an operation that has ended for good although not all of its steps are undone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StandingStep {
+    /// Its name.
+    pub step: String,
+    /// The key that it was called with.
+    pub key: String,
+    /// What it returned, as JSON. `None` if it is not known whether it took effect.
+    pub result: Option<String>,
+}
 
 /// What an undo knows about its step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,14 +124,24 @@ impl Context {
         }
         let kept = log.completed.len();
         let (names, undoings) = (Vec::new(), Vec::new());
-        let steps = Steps { context: self.clone(), log, kept, taken: 0, names, undoings, ended: None };
+        let steps = Steps {
+            context: self.clone(),
+            log,
+            kept,
+            taken: 0,
+            names,
+            undoings,
+            failed_has_no_undo: false,
+            ended: None,
+        };
         steps.note();
         Ok(steps)
     }
 }
 
 impl Steps {
-    /// The next step. `name` is part of its key, and must be different from the others' and the same on every attempt.
+    /// The next step. `name` is part of its key, and must be different from the others' and the same on every attempt. It has
+    /// 1 to 128 bytes.
     ///
     /// ```
     /// # use idem_core::engine::{Context, StepError};
@@ -139,6 +169,9 @@ impl Steps {
         if let Some(error) = &self.ended {
             return Err(error.clone());
         }
+        if name.is_empty() || name.len() > MAX_NAME_BYTES {
+            return Err(StepError::Refused("the name of a step has 1 to 128 bytes"));
+        }
         if self.names.iter().any(|taken| taken == name) {
             return Err(StepError::NameUsedTwice { step: name.to_owned() });
         }
@@ -161,7 +194,20 @@ impl Steps {
         let missing = self.log.completed.get(self.taken).map(|completed| &completed.step);
         let missing = missing.or(self.log.failed.as_ref().map(|failed| &failed.step));
         let changed = || Some(StepError::OrderChanged { expected: missing?.clone(), found: "the end".to_owned() });
-        self.context.note_steps(self.ended.clone().or_else(changed));
+        self.context.note_steps(StepsState { error: self.ended.clone().or_else(changed), standing: self.standing() });
+    }
+
+    /// The steps that are not undone, the last one first.
+    fn standing(&self) -> Vec<StandingStep> {
+        let standing =
+            |step: &str, result| StandingStep { step: step.to_owned(), key: key_of(&self.context, step), result };
+        let undone = self.log.undone;
+        let failed = self.log.failed.as_ref();
+        let failed = failed.filter(|failed| failed.is_in_doubt && (undone == 0 || self.failed_has_no_undo));
+        // The failed step is the first of those that are counted.
+        let completed = self.log.completed.iter().rev().skip(undone.saturating_sub(1));
+        let completed = completed.map(|completed| standing(&completed.step, Some(completed.result.clone())));
+        failed.map(|failed| standing(&failed.step, None)).into_iter().chain(completed).collect()
     }
 
     /// Whether an earlier attempt may have called the step that this run is at.
@@ -190,12 +236,20 @@ impl Steps {
         }
     }
 
-    /// The log in the record, if the checkpoint with this sequence is there. The error says why it is not known.
-    async fn recorded(&mut self, sequence: u32) -> Result<Option<Log>, String> {
-        let checkpoint = self.context.recorded_checkpoint().await.map_err(|error| with_sources(&error))?;
+    /// The log in the record, if the checkpoint with this sequence is there.
+    ///
+    /// The lease is renewed first. That waits for an open transaction that has written the checkpoint, so a COMMIT that is still
+    /// on its way is found out too.
+    async fn recorded(&mut self, step: &str, sequence: u32) -> Result<Option<Log>, StepError> {
+        let not_kept = |message: String| StepError::NotKept { step: step.to_owned(), message };
+        let renewed = self.context.renew_now().await.map_err(|error| not_kept(with_sources(&error)))?;
+        if renewed == OwnerOutcome::LeaseLost {
+            return Err(StepError::LeaseLost { step: step.to_owned() });
+        }
+        let checkpoint = self.context.recorded_checkpoint().await.map_err(|error| not_kept(with_sources(&error)))?;
         let checkpoint = checkpoint.filter(|checkpoint| checkpoint.sequence == sequence);
         let log = checkpoint.map(|checkpoint| serde_json::from_slice(&checkpoint.data)).transpose();
-        log.map_err(|error| error.to_string())
+        log.map_err(|error| not_kept(error.to_string()))
     }
 
     fn hold(&self, step: &str) -> Result<(), StepError> {
@@ -207,14 +261,21 @@ impl Steps {
     /// Its failure is recorded before the first undo, so that no later attempt goes forward again.
     async fn turn_back(&mut self, failed: FailedStep, undoing: Option<Undoing>) -> StepError {
         let step = failed.step.clone();
+        self.failed_has_no_undo = undoing.is_none();
         let may_stand = failed.is_in_doubt && undoing.is_none();
-        if self.log.failed.is_none() {
-            let log = Log { failed: Some(failed.clone()), ..self.log.clone() };
-            if let Err(error) = self.record(&step, &log).await {
-                return self.final_if_last(error, &step);
-            }
-            self.log = log;
+        let begun = self.log.undo_attempts;
+        // As many as there are at least, whatever ended the others.
+        let at_least = self.last_attempt() - self.last_forward();
+        if self.context.attempt() > self.last_attempt() && begun >= at_least {
+            let message = format!("{begun} attempts began to undo it, and each ended before that was done");
+            let step = self.standing().first().map_or_else(|| step.clone(), |standing| standing.step.clone());
+            return StepError::NotUndone { failed: failed.step, step, message };
         }
+        let log = Log { failed: Some(failed.clone()), undo_attempts: begun + 1, ..self.log.clone() };
+        if let Err(error) = self.record(&step, &log).await {
+            return self.final_if_last(error, &step);
+        }
+        self.log = log;
         match self.undo_all(&failed, undoing).await {
             Ok(()) => StepError::Failed { step, message: failed.message, may_stand },
             Err(error) => self.final_if_last(error, &step),
@@ -271,11 +332,6 @@ impl Steps {
         result: Option<String>,
     ) -> Result<(), StepError> {
         let (failed, step_name) = (failed.step.clone(), step.to_owned());
-        let attempts = self.last_attempt();
-        if self.context.attempt() > attempts {
-            let message = format!("each of {attempts} attempts ended before it was undone");
-            return Err(StepError::NotUndone { failed, step: step_name, message });
-        }
         self.hold(step)?;
         let key = self.context.downstream_key(&format!("undo:{step}"));
         // Called inside, as it may panic before it returns a future.

@@ -105,7 +105,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
     /// [`StepError`], after which no other step of this run starts: end the operation with it.
     ///
     /// # Cancellation safety
-    /// If the future is dropped, the step may have taken effect; the next attempt runs it again.
+    /// If the future is dropped, the step may have taken effect. The next attempt runs it again, or undoes it if it does not go
+    /// forward.
     pub async fn run<E, F, R>(self, call: F) -> Result<T, StepError>
     where
         E: Display,
@@ -122,7 +123,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
     /// [`StepError`], as from [`run`](Self::run).
     ///
     /// # Cancellation safety
-    /// If the future is dropped, the step may have taken effect; the next attempt runs it again.
+    /// If the future is dropped, the step may have taken effect. The next attempt runs it again, or undoes it if it does not go
+    /// forward.
     pub async fn run_classified<E, F, R>(
         self,
         meaning: impl FnOnce(&E) -> ErrorMeaning,
@@ -159,7 +161,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
     /// [`StepError`], as from [`run`](Self::run).
     ///
     /// # Cancellation safety
-    /// If the future is dropped, the step is complete if its transaction commits; else the next attempt runs it again.
+    /// If the future is dropped, the step is complete if its transaction commits. Else the next attempt runs it again, or undoes it
+    /// if it does not go forward.
     pub async fn run_with_record<E, F, R>(
         self,
         meaning: impl FnOnce(&E) -> ErrorMeaning,
@@ -179,8 +182,7 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
             let key = key_of(&steps.context, name);
             let record = StepRecord { lease, key, log, name: name_in_record, sequence, result: PhantomData };
             let value = caught(meaning, async move { call(record).await }).await;
-            let not_kept = |message| Stop::Now(StepError::NotKept { step: name.to_owned(), message });
-            let recorded = steps.recorded(sequence).await.map_err(not_kept)?;
+            let recorded = steps.recorded(name, sequence).await.map_err(Stop::Now)?;
             match (recorded, value) {
                 // Its COMMIT took effect, whatever answer came back.
                 (Some(log), _) => {
@@ -240,7 +242,8 @@ fn may_start(steps: &Steps, name: &str) -> Result<(), Stop> {
     }
     let forward = steps.last_forward();
     if steps.context.attempt() > forward {
-        return Err(in_doubt(name, &format!("each of {forward} attempts ended before it was done")));
+        let message = format!("it was not done in the {forward} attempts that go forward, half of `max_attempts`");
+        return Err(in_doubt(name, &message));
     }
     steps.hold(name).map_err(Stop::Now)
 }
