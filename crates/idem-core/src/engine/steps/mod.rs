@@ -17,8 +17,9 @@ pub use step::{Step, StepRecord};
 
 use super::context::{CheckpointError, Context, StepsState};
 use super::contract::Contract;
-use crate::machine::OwnerOutcome;
 use log::{CHECKPOINT, Completed, FailedStep, Log};
+
+use crate::machine::OwnerOutcome;
 
 /// The longest name of a step. It is kept for each step, beside its result.
 const MAX_NAME_BYTES: usize = 128;
