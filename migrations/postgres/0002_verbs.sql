@@ -277,9 +277,9 @@ BEGIN
         takeover = NULL,
         lease_until = NULL,
         not_before = "idem".idem_later_v1(at, wanted.wait),
-        -- The next attempt needs the checkpoint.
-        checkpoint_name = CASE WHEN wanted.state = 5 THEN known.checkpoint_name END,
-        checkpoint_data = CASE WHEN wanted.state = 5 THEN known.checkpoint_data END,
+        -- After a failure, the next attempt or an operator needs the checkpoint.
+        checkpoint_name = CASE WHEN wanted.state <> 2 THEN known.checkpoint_name END,
+        checkpoint_data = CASE WHEN wanted.state <> 2 THEN known.checkpoint_data END,
         status = wanted.status,
         headers = wanted.headers,
         body = wanted.body,

@@ -164,6 +164,8 @@ impl HttpPolicy {
             ExecuteError::NotAdmitted(error) if is_unreadable(error) => Problem::new(ProblemKind::RecordUnreadable),
             ExecuteError::TransactionHeld => Problem::new(ProblemKind::HandlerFailed)
                 .detail("The handler kept its transaction beyond its end; its writes were rolled back."),
+            ExecuteError::Steps(_) => Problem::new(ProblemKind::HandlerFailed)
+                .detail("The handler answered with a success although a step of the operation had failed."),
             ExecuteError::TransactionFailed(_) => Problem::new(ProblemKind::HandlerFailed).detail(
                 "The handler's transaction was not committed: the database refused it, or the handler had ended it. There is no \
                  record, so a repeat runs.",

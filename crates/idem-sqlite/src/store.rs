@@ -227,8 +227,11 @@ impl SqliteStore {
     /// Writes `checkpoint` of the run that holds `lease` in the caller's transaction, which is open on `connection`. Both commit or
     /// neither does, as `Step::run_with_record` of the engine needs it.
     ///
-    /// The connection's main database must be the store's. After `LeaseLost`, roll back. The transaction then has the write
-    /// lock, and all writes of the store wait for it: make this the last statement before COMMIT.
+    /// The connection's main database must be the store's. The transaction then has the write lock, and all writes of the store
+    /// wait for it: make this the last statement before COMMIT.
+    ///
+    /// After `LeaseLost`, roll back. It also says that the record has this checkpoint already: then an earlier transaction of the
+    /// run was committed although its COMMIT got no answer, and this one would make its writes again.
     ///
     /// # Errors
     /// [`StoreError`] when the database does not answer; roll back.
@@ -242,6 +245,12 @@ impl SqliteStore {
         let lock = sqlx::query("UPDATE main.idem_records SET updated_at = updated_at WHERE id = ?");
         let locked = lock.bind(lease.id.as_bytes().as_slice()).execute(&mut *connection).await;
         locked.map_err(|error| store_error("write a checkpoint", error))?;
+        let stored = sqlx::query_scalar("SELECT substr(checkpoint_data, 1, 4) FROM main.idem_records WHERE id = ?");
+        let stored = stored.bind(lease.id.as_bytes().as_slice()).fetch_optional(&mut *connection).await;
+        let stored: Option<Vec<u8>> = stored.map_err(|error| store_error("write a checkpoint", error))?.flatten();
+        if stored.is_some_and(|stored| stored.as_slice() >= checkpoint.sequence.to_be_bytes().as_slice()) {
+            return Ok(OwnerOutcome::LeaseLost);
+        }
         let command = Command::Owner(lease.owner, OwnerAction::Checkpoint(checkpoint));
         let answers = transitions(connection, "", &[(&lease.id, None, command)], self.clock.as_ref(), "").await?;
         match answers.into_iter().next().ok_or_else(misanswered)?? {

@@ -209,7 +209,7 @@ impl Model {
             row.again_at = again_at;
             row.gone = plus(now.max(again_at), retention);
             row.changed = now;
-            if ending != Ending::Later {
+            if ending == Ending::Well {
                 row.note = None;
             }
         })
@@ -273,7 +273,6 @@ impl Row {
     fn give_up(&mut self, ending: Ending, retention: Duration, now: i64) -> AcquireOutcome {
         self.lease_end = None;
         self.ending = Some(ending);
-        self.note = None;
         self.changed = now;
         self.gone = plus(now, retention);
         self.replay()

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use super::context::Context;
 use super::observer::{Durations, Event, EventKind, Subject};
 use super::shared::Shared;
+use super::steps::StepError;
 use crate::machine::{AcquireOutcome, Replay, ReplayKind};
 use crate::record::{Record, StoredBody};
 use crate::scope::Scope;
@@ -66,6 +67,10 @@ pub enum ExecuteError {
         "the operation still held its transaction when it ended, so it was rolled back; drop the guard before the operation returns"
     )]
     TransactionHeld,
+    /// The operation returned a success although one of its [steps](super::Context::steps) had failed, or earlier attempts had
+    /// taken more of them. The success is not stored.
+    #[error("the operation returned a success although its steps had not succeeded")]
+    Steps(#[source] StepError),
     /// The engine is shutting down; the operation did not run.
     #[error("the engine is shutting down, so the operation was not run")]
     ShuttingDown,
@@ -205,6 +210,7 @@ impl Shared {
 fn decision<T>(outcome: &ExecuteResult<T>) -> (EventKind<'_>, Option<u32>) {
     match outcome {
         Ok(Answer::Ran { attempt, .. }) => (EventKind::Executed, Some(*attempt)),
+        Err(ExecuteError::Steps(_)) => (EventKind::Executed, None),
         Ok(Answer::Replay(replay)) => {
             let is_tombstone = replay.kind == ReplayKind::Completed && replay.response.body == StoredBody::NotRetained;
             let kind = if is_tombstone { EventKind::Tombstone } else { EventKind::Replayed(replay.kind) };

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
@@ -14,7 +15,7 @@ use super::contract::Contract;
 use super::observer::{EventKind, Subject};
 use super::renewal::{LeasedRun, Renewal, about_to_end};
 use super::shared::Shared;
-use super::steps::{StandingStep, StepError};
+use super::steps::StepsState;
 use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome, Term};
 use crate::record::{Acquisition, Checkpoint};
@@ -48,15 +49,6 @@ struct Run {
     renewed_at: Mutex<Option<Instant>>,
     /// `None` when the contract has no transactions.
     transaction: Option<TransactionSlot>,
-}
-
-/// How the steps of a run stand.
-#[derive(Debug, Clone, Default)]
-pub(super) struct StepsState {
-    /// Why the operation cannot succeed as they stand.
-    pub(super) error: Option<StepError>,
-    /// The steps that have been called and are not undone, the last one first.
-    pub(super) standing: Vec<StandingStep>,
 }
 
 /// The open transaction: first the handler borrows it, then the settlement takes it.
@@ -167,6 +159,7 @@ impl Context {
         may_begin
     }
 
+    /// Notes how the steps of the run stand.
     pub(super) fn note_steps(&self, state: StepsState) {
         *self.run.steps.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
     }
@@ -243,11 +236,16 @@ impl Context {
         if self.steps_state().is_some() {
             return Err(CheckpointError::HasSteps);
         }
-        self.record(name, data.into()).await
+        self.record(name, data.into(), None).await
     }
 
-    /// Records a checkpoint, of the handler or of its steps.
-    pub(super) async fn record(&self, name: &str, data: bytes::Bytes) -> Result<(), CheckpointError> {
+    /// Records a checkpoint, of the handler or of its steps. For `patience` it tries again if the store does not answer.
+    pub(super) async fn record(
+        &self,
+        name: &str,
+        data: bytes::Bytes,
+        patience: Option<Duration>,
+    ) -> Result<(), CheckpointError> {
         if data.len() > MAX_CHECKPOINT_BYTES {
             return Err(CheckpointError::TooLarge { bytes: data.len() });
         }
@@ -259,7 +257,12 @@ impl Context {
         let mut last = self.run.checkpoints.lock().await;
         *last = last.saturating_add(1);
         let checkpoint = Checkpoint { sequence: *last, name: name.into(), data };
-        match self.shared().bounded(self.subject(), self.shared().store().checkpoint(lease, &checkpoint)).await? {
+        let write = || self.shared().store().checkpoint(lease, &checkpoint);
+        let written = match patience {
+            Some(patience) => self.shared().persist(self.subject(), patience, write).await,
+            None => self.shared().bounded(self.subject(), write()).await,
+        };
+        match written? {
             OwnerOutcome::Applied => Ok(()),
             OwnerOutcome::LeaseLost => Err(CheckpointError::LeaseLost),
         }

@@ -45,6 +45,11 @@ pub enum Disposition {
         /// What repeats get if it never runs again.
         response: StoredResponse,
     },
+    /// It failed for good; every repeat gets the response. The business writes of a Transactional run are discarded.
+    Fail {
+        /// What repeats get.
+        response: StoredResponse,
+    },
     /// It failed, and says itself that running it again is safe.
     Retry {
         /// What repeats get once the attempts are used up.
@@ -74,6 +79,7 @@ impl Contract {
     pub(super) fn settlement(self, disposition: Disposition, backoff: Duration) -> (Settlement, Writes) {
         match disposition {
             Disposition::Complete { response, writes } => (Settlement::Completed(response), writes),
+            Disposition::Fail { response } => (Settlement::FailedTerminal(response), Writes::Discard),
             Disposition::Release { writes } => (Settlement::Released, writes),
             Disposition::Retry { response, after } => {
                 let retry_after = after.unwrap_or(backoff);
@@ -121,6 +127,9 @@ mod tests {
                 assert_eq!(settled(contract, complete), (Settlement::Completed(response.clone()), writes));
                 assert_eq!(settled(contract, Disposition::Release { writes }), (Settlement::Released, writes));
             }
+            let fail = Disposition::Fail { response: response.clone() };
+            let terminal = Settlement::FailedTerminal(response.clone());
+            assert_eq!(settled(contract, fail), (terminal, Writes::Discard));
             for (after, expected) in [(None, 4), (Some(Duration::from_secs(9)), 9)] {
                 let retry = Disposition::Retry { response: response.clone(), after };
                 let retry_after = Duration::from_secs(expected);

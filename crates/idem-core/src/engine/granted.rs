@@ -14,18 +14,17 @@ use tokio::time::Instant;
 
 use super::SHORTEST_RETENTION;
 use super::answer::{Answer, ExecuteError, ExecuteResult, Reply, current_record, not_admitted, recorded};
-use super::context::{Context, StepsState};
+use super::context::Context;
 use super::contract::{Conclusion, Contract, Disposition};
 use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
 use super::probe::{CrashedRun, ProbeOutcome};
-use super::run::ErrorMeaning;
 use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
 use super::shared::Shared;
-use super::steps::StandingStep;
+use super::steps::Ending;
 use crate::machine::{Lease, Settlement};
-use crate::record::{Acquisition, StoredResponse};
+use crate::record::Acquisition;
 use crate::store::Writes;
 
 /// What runs when the store allows it.
@@ -117,10 +116,11 @@ fn settle<T>(
 ) -> Pin<Box<impl Future<Output = ExecuteResult<T>>>> {
     let Conclusion { value, disposition, retention } = conclusion;
     let shared = context.shared();
-    let disposition = as_steps_stand(context, disposition);
-    let standing = steps_that_stay(context, &disposition);
-    let retention = retention.unwrap_or(context.term().retention);
-    let plan = shared.plan(disposition, retention, lease.attempt);
+    let ending = Ending::of(context, disposition);
+    let usual = context.term().retention;
+    // An attempt that goes on must find the steps of this one.
+    let retention = retention.filter(|retention| !ending.goes_on || *retention > usual).unwrap_or(usual);
+    let plan = shared.plan(ending.disposition.clone(), retention, lease.attempt);
     Box::pin(async move {
         let settled = if shared.contract() == Contract::Transactional {
             let Some(transaction) = context.take_transaction() else {
@@ -134,58 +134,19 @@ fn settle<T>(
             shared.settle_leased(context, lease, &plan, held).await
         };
         shared.waiters.wake(&lease.id);
+        if matches!(settled, Settled::Ours | Settled::Unclear(_)) {
+            ending.report(context);
+        }
         match settled {
-            Settled::Ours => {
-                report_steps_that_stay(context, &standing);
-                Ok(Answer::Ran { value, attempt: lease.attempt, protected: true })
-            }
+            Settled::Ours => match ending.denied {
+                Some(error) => Err(ExecuteError::Steps(error)),
+                None => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
+            },
             Settled::Lost => Box::pin(answer_of_record(context, lease, value)).await,
             Settled::Failed(error) => Err(ExecuteError::TransactionFailed(error)),
             Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
         }
     })
-}
-
-/// The disposition of a run that may have steps. While they are to go on in another attempt, the run can neither complete nor be
-/// forgotten, whatever its handler says.
-fn as_steps_stand(context: &Context, disposition: Disposition) -> Disposition {
-    let Some(state) = context.steps_state() else { return disposition };
-    let goes_on = state.error.is_some_and(|error| error.meaning() != ErrorMeaning::Final);
-    match disposition {
-        Disposition::Complete { response, .. } if goes_on => Disposition::Fault { response },
-        // A release would forget that a step may have taken effect.
-        Disposition::Release { .. } => {
-            let response = StoredResponse::new(500, "the operation was released while it had steps");
-            Disposition::Retry { response, after: Some(Duration::ZERO) }
-        }
-        disposition => disposition,
-    }
-}
-
-/// The steps that no later attempt undoes, if the operation ends with `disposition` and has not succeeded.
-fn steps_that_stay(context: &Context, disposition: &Disposition) -> Vec<StandingStep> {
-    let Some(StepsState { error, standing }) = context.steps_state() else { return Vec::new() };
-    let has_ended = match disposition {
-        Disposition::Complete { .. } => error.is_some(),
-        Disposition::Fault { .. } | Disposition::Retry { .. } => {
-            context.attempt() >= context.shared().settings.max_attempts.get()
-        }
-        Disposition::Release { .. } => false,
-    };
-    if has_ended { standing } else { Vec::new() }
-}
-
-fn report_steps_that_stay(context: &Context, standing: &[StandingStep]) {
-    if standing.is_empty() {
-        return;
-    }
-    let steps: Vec<_> = standing.iter().map(|step| format!("{} (key {})", step.step, step.key)).collect();
-    tracing::error!(
-        record = %context.id(),
-        steps = steps.join(", "),
-        "an operation has failed for good, and these of its steps are not undone; an operator has to undo them"
-    );
-    context.observe(EventKind::StepsNotUndone(standing));
 }
 
 /// Asks the probe, and returns how to settle the earlier run; `None` when the operation may run.

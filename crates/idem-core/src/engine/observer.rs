@@ -90,8 +90,9 @@ pub enum EventKind<'a> {
     Panicked,
     /// The operation lost its lease while it ran, or does not run because its lease is not certain to hold.
     LeaseLost,
-    /// The operation has ended for good, and these of its [steps](super::Context::steps) are not undone, the last one first. It
-    /// does not tell apart those without an undo. The record no longer has their results.
+    /// The operation has failed for good, and these of its [steps](super::Context::steps) are not undone, the last one first. Those
+    /// without an undo are among them, unless the undoing has passed them. If the process dies at this moment, the event is
+    /// missing; the record has the steps until it expires ([`StandingStep::of`]).
     StepsNotUndone(&'a [StandingStep]),
     /// The store could not answer one verb; it may be asked again.
     StoreFailed(&'a StoreError),

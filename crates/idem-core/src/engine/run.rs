@@ -9,7 +9,6 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Answer, ExecuteError};
 use super::contract::{Conclusion, Disposition};
-use super::steps::StepError;
 use super::{Context, Idempotency, Operation};
 use crate::machine::{Replay, ReplayKind};
 use crate::record::{StoredBody, StoredResponse};
@@ -40,9 +39,6 @@ pub enum RunError<E> {
     /// It ran before, failed, and does not run again; this is its message.
     #[error("the operation failed before: {0}")]
     FailedBefore(String),
-    /// It returned a value although a step had failed, or earlier attempts took more steps. The value is not stored.
-    #[error("the operation returned a value although its steps had not succeeded: {0}")]
-    Steps(#[source] StepError),
     /// It panicked.
     #[error("the operation panicked")]
     Panicked,
@@ -91,7 +87,6 @@ pub enum ErrorMeaning {
 enum Value<T, E> {
     Done(T),
     Failed(E),
-    Unfinished(StepError),
     Unwritable(serde_json::Error),
     Panicked,
 }
@@ -161,15 +156,11 @@ impl Idempotency {
         F: FnOnce(Context) -> R + Send + 'static,
         R: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let conclude = |context: Context| async move {
-            let result = run(context.clone()).await;
-            conclusion(result, meaning, context.steps_state().and_then(|state| state.error))
-        };
+        let conclude = |context: Context| async move { conclusion(run(context).await, meaning) };
         let on_panic = || fault(Value::Panicked, "the operation panicked");
         match self.execute(operation, conclude, on_panic).await? {
             Answer::Ran { value: Value::Done(value), .. } => Ok(Ran { value, replayed: false }),
             Answer::Ran { value: Value::Failed(error), .. } => Err(RunError::Failed(error)),
-            Answer::Ran { value: Value::Unfinished(error), .. } => Err(RunError::Steps(error)),
             Answer::Ran { value: Value::Unwritable(error), .. } => Err(RunError::Result(error)),
             Answer::Ran { value: Value::Panicked, .. } => Err(RunError::Panicked),
             Answer::Replay(replay) => read(&replay),
@@ -180,23 +171,14 @@ impl Idempotency {
     }
 }
 
-/// `unfinished` says why the operation cannot succeed as its steps stand. It decides over what the handler returns.
-fn conclusion<T, E>(
-    result: Result<T, E>,
-    meaning: impl FnOnce(&E) -> ErrorMeaning,
-    unfinished: Option<StepError>,
-) -> Conclusion<Value<T, E>>
+fn conclusion<T, E>(result: Result<T, E>, meaning: impl FnOnce(&E) -> ErrorMeaning) -> Conclusion<Value<T, E>>
 where
     T: Serialize,
     E: Display,
 {
-    let value = match (result, unfinished) {
-        (Ok(value), None) => value,
-        (Ok(_), Some(error)) => return failure(error.meaning(), &error.to_string(), Value::Unfinished(error)),
-        (Err(error), unfinished) => {
-            let meaning = unfinished.map_or_else(|| meaning(&error), |steps| steps.meaning());
-            return failure(meaning, &error.to_string(), Value::Failed(error));
-        }
+    let value = match result {
+        Ok(value) => value,
+        Err(error) => return failure(meaning(&error), &error.to_string(), Value::Failed(error)),
     };
     let (value, response) = match serde_json::to_vec(&value) {
         Ok(json) => (Value::Done(value), StoredResponse::new(VALUE, json)),
@@ -213,7 +195,7 @@ fn failure<T, E>(meaning: ErrorMeaning, message: &str, value: Value<T, E>) -> Co
     let response = StoredResponse::new(FAILURE, message.to_owned());
     let disposition = match meaning {
         ErrorMeaning::Fault => Disposition::Fault { response },
-        ErrorMeaning::Final => Disposition::Complete { response, writes: Writes::Discard },
+        ErrorMeaning::Final => Disposition::Fail { response },
         ErrorMeaning::Retry { after } => Disposition::Retry { response, after: Some(after) },
     };
     Conclusion { value, disposition, retention: None }
@@ -232,10 +214,6 @@ fn read<T: DeserializeOwned, E>(replay: &Replay) -> Result<Ran<T>, RunError<E>> 
     match replay.kind {
         ReplayKind::OutcomeUnknown => Err(RunError::OutcomeUnknown),
         ReplayKind::Failed => Err(RunError::FailedBefore(String::from_utf8_lossy(body).into_owned())),
-        // An error that was final.
-        ReplayKind::Completed if replay.response.status == FAILURE => {
-            Err(RunError::FailedBefore(String::from_utf8_lossy(body).into_owned()))
-        }
         ReplayKind::Completed => {
             serde_json::from_slice(body).map(|value| Ran { value, replayed: true }).map_err(RunError::Result)
         }

@@ -16,10 +16,10 @@ use crate::machine::{Lease, OwnerOutcome, Settlement};
 use crate::record::{Record, State};
 use crate::store::{FINISH_TIMEOUT, StoreError, StoreErrorKind, StoreTransaction, Writes};
 
-/// How long a caller waits for its operation's settlement when the store does not take it.
+/// How long a caller waits for its operation's settlement, or for the record of a step, when the store does not take it.
 ///
 /// Long enough for a store to restart, and shorter than the default patience of HTTP clients and proxies.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How a settlement ended for the caller.
 pub(super) enum Settled {
@@ -140,7 +140,12 @@ impl Shared {
     ///
     /// It repeats after every error but one. Rotated credentials, revoked privileges and full proxies look like a wrong
     /// configuration, and pass. Only a record that cannot be read stays so.
-    async fn persist<T, V>(&self, subject: &Subject, patience: Duration, verb: impl Fn() -> V) -> Result<T, StoreError>
+    pub(super) async fn persist<T, V>(
+        &self,
+        subject: &Subject,
+        patience: Duration,
+        verb: impl Fn() -> V,
+    ) -> Result<T, StoreError>
     where
         V: Future<Output = Result<T, StoreError>>,
     {

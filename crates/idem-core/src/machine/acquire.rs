@@ -125,7 +125,7 @@ fn start(
 }
 
 /// Settles the record without another run. It keeps its owner token, so that the owner's late settlement counts as
-/// stale.
+/// stale, and its checkpoint, which says how far the operation came.
 fn fail(
     record: &Record,
     failure: Failure,
@@ -136,7 +136,6 @@ fn fail(
 ) -> (Option<Record>, AcquireOutcome) {
     let replay = Replay { response: response.clone(), kind, attempt: record.attempt, settled_at: now };
     let next = Record {
-        checkpoint: None,
         updated_at: now,
         expires_at: now.saturating_add(request.term.retention),
         state: State::Failed { failure, response },

@@ -58,12 +58,12 @@ pub fn apply(
             let Some(state) = settled_state(settlement, now) else {
                 return applied(given_back(record, now));
             };
-            // A retry needs the checkpoint, and the record must outlast the backoff.
-            let (checkpoint, kept_from) = match state {
-                State::Failed { failure: Failure::Retryable { not_before }, .. } => {
-                    (record.checkpoint.clone(), not_before)
-                }
-                _ => (None, now),
+            // A retry needs the checkpoint, and so does an operator after the last one.
+            let checkpoint = record.checkpoint.clone().filter(|_| matches!(state, State::Failed { .. }));
+            // The record must outlast the backoff.
+            let kept_from = match state {
+                State::Failed { failure: Failure::Retryable { not_before }, .. } => not_before,
+                _ => now,
             };
             let expires_at = kept_from.saturating_add(retention);
             applied(Some(Record { checkpoint, updated_at: now, expires_at, state, ..record.clone() }))

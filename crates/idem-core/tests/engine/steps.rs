@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use idem_core::engine::{
-    CheckpointError, Conclusion, Context, Disposition, ErrorMeaning, Event, EventKind, Idempotency, Observer, Ran,
-    RunError, Settings, StandingStep, StepError, StepToUndo,
+    CheckpointError, Conclusion, Context, Disposition, ErrorMeaning, Event, EventKind, ExecuteError, Idempotency,
+    Observer, Ran, RunError, Settings, StandingStep, StepError, StepToUndo,
 };
-use idem_core::{StoreErrorKind, Writes};
+use idem_core::{StoreErrorKind, StoredResponse, Writes};
 use idem_testkit::{Fault, Verb};
 use tokio::runtime::{Builder, Handle};
 
@@ -103,6 +103,19 @@ where
     world.store.heal();
     world.clock.advance(Duration::from_secs(100));
     outcome
+}
+
+/// Runs `run` in a process that nothing ends.
+fn until_it_ends_itself<F, R>(world: &World, settings: impl FnOnce(Settings) -> Settings, run: F) -> Outcome
+where
+    F: FnOnce(Context) -> R + Send + 'static,
+    R: Future<Output = Result<String, StepError>> + Send + 'static,
+{
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let engine = Idempotency::at_least_once(world.store.clone(), settings(world.settings()));
+        engine.run_classified(operation(), StepError::meaning, run).await
+    })
 }
 
 fn attempts(limit: u32) -> impl Fn(Settings) -> Settings {
@@ -510,23 +523,22 @@ fn the_longest_message_fits_beside_the_longest_results() {
 fn a_step_whose_result_the_store_did_not_keep_runs_again_with_its_key() {
     let world = World::new();
     let keys = Arc::<Mutex<Vec<String>>>::default();
-    let run = || {
+    let step = || {
         let keys = Arc::clone(&keys);
-        let step = move |context: Context| async move {
+        move |context: Context| async move {
             let call = |key: String| async move {
                 keys.lock().unwrap().push(key);
                 Ok::<_, String>("done".to_owned())
             };
             context.steps()?.step("call").run(call).await
-        };
-        in_a_process(&world, |settings| settings, step)
+        }
     };
-    world.store.next(Verb::Checkpoint, Fault::ErrorBefore);
-    let ended = run();
-    assert!(
-        matches!(&ended, Some(Err(RunError::Failed(StepError::NotKept { step, .. }))) if step == "call"),
-        "{ended:?}"
-    );
+    (0..1000).for_each(|_| world.store.next(Verb::Checkpoint, Fault::ErrorBefore));
+    let ended = until_it_ends_itself(&world, |settings| settings, step());
+    assert!(matches!(&ended, Err(RunError::Failed(StepError::NotKept { step, .. })) if step == "call"), "{ended:?}");
+    world.store.heal();
+    world.clock.advance(Duration::from_secs(100));
+    let run = || in_a_process(&world, |settings| settings, step());
     assert_eq!(run().unwrap().unwrap().value, "done");
     let keys = keys.lock().unwrap().clone();
     assert_eq!(keys.len(), 2);
@@ -689,9 +701,13 @@ fn a_value_is_not_stored_after_a_failed_step() {
     };
     let world = World::new();
     let run = || in_a_process(&world, attempts(4), ignore).unwrap();
-    assert!(matches!(run(), Err(RunError::Steps(StepError::Interrupted { .. }))));
-    assert!(matches!(run(), Err(RunError::Steps(StepError::Failed { .. }))));
-    assert!(matches!(run(), Err(RunError::FailedBefore(message)) if message.contains("step `second` failed")));
+    let denied = |outcome| match outcome {
+        Err(RunError::Engine(ExecuteError::Steps(error))) => error,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(denied(run()), StepError::Interrupted { .. }));
+    assert!(matches!(denied(run()), StepError::Failed { .. }));
+    assert!(matches!(run(), Err(RunError::FailedBefore(message)) if message.contains("its steps had not succeeded")));
 
     // A version without the second step.
     let world = World::new();
@@ -700,11 +716,12 @@ fn a_value_is_not_stored_after_a_failed_step() {
         context.steps()?;
         Ok("done".to_owned())
     };
-    let ended = in_a_process(&world, attempts(4), shorter).unwrap();
-    assert!(
-        matches!(&ended, Err(RunError::Steps(StepError::OrderChanged { expected, .. })) if expected == "first"),
-        "{ended:?}"
-    );
+    let ended = denied(in_a_process(&world, attempts(4), shorter).unwrap());
+    assert!(matches!(&ended, StepError::OrderChanged { expected, .. } if expected == "first"), "{ended:?}");
+    // A version without steps.
+    let without = |_: Context| async { Ok("done".to_owned()) };
+    let ended = denied(in_a_process(&world, attempts(4), without).unwrap());
+    assert!(matches!(&ended, StepError::OrderChanged { expected, .. } if expected == "first"), "{ended:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -717,7 +734,9 @@ async fn an_answer_neither_ends_nor_forgets_steps_that_go_on() {
             steps.step("first").run(|_| async { Err::<u32, _>("away") }).await.unwrap_err();
             Conclusion { value: "ran", disposition: stored, retention: None }
         };
-        world.at_least_once().execute(operation(), run, panicked).await.unwrap();
+        let ended = world.at_least_once().execute(operation(), run, panicked).await;
+        let is_denied = matches!(ended, Err(ExecuteError::Steps(StepError::Interrupted { .. })));
+        assert_eq!(is_denied, matches!(disposition, Disposition::Complete { .. }), "{ended:?}");
         let record = world.record().await.unwrap();
         assert!(record.replay().is_none(), "{disposition:?}: {record:?}");
         assert_eq!(record.attempt, 1);
@@ -812,6 +831,94 @@ fn steps_that_stay_are_reported_once_with_their_results() {
         steps.step("second").run(|_| async { Err::<String, _>("no answer") }).await
     };
     assert_eq!(reported(2, 3, no_undo), [vec![("second".to_owned(), None)]]);
+    let refuses_itself = |context: Context| async move {
+        context.steps()?.step("first").run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        Err(StepError::Failed { step: "own".into(), message: "out of stock".into(), may_stand: false })
+    };
+    assert_eq!(reported(3, 3, refuses_itself), [vec![first.clone()]]);
+    let panics_before_its_steps = |context: Context| async move {
+        assert!(context.attempt() == 1, "cannot load the order");
+        context.steps()?.step("first").run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        panic!("between the steps")
+    };
+    assert_eq!(reported(3, 5, panics_before_its_steps), [vec![first]]);
+}
+
+/// What an operator finds in the record of an operation that has failed for good.
+#[tokio::test(start_paused = true)]
+async fn the_record_of_a_failed_operation_has_the_steps_that_stay() {
+    let world = World::new();
+    let engine = Idempotency::at_least_once(world.store.clone(), attempts(2)(world.settings()));
+    let run = || {
+        let fails = |context: Context| async move {
+            context.steps()?.step("first").run(|_| async { Ok::<_, String>(1_u32) }).await?;
+            panic!("between the steps")
+        };
+        engine.run_classified::<String, StepError, _, _, _>(operation(), StepError::meaning, fails)
+    };
+    for _ in 0..2 {
+        assert!(matches!(run().await, Err(RunError::Panicked)));
+        world.clock.advance(Duration::from_secs(100));
+    }
+    assert!(matches!(run().await, Err(RunError::FailedBefore(_))));
+    let standing = StandingStep::of(&world.record_id(), &world.record().await.unwrap()).unwrap();
+    assert_eq!(standing.len(), 1);
+    assert_eq!((standing[0].step.as_str(), standing[0].result.as_deref()), ("first", Some("1")));
+}
+
+#[test]
+fn an_operation_whose_steps_are_undone_says_so_after_a_crash_before_its_answer() {
+    for max_attempts in [2, 3, 10] {
+        let world = World::new();
+        let fails = |dies: bool| {
+            move |context: Context| async move {
+                let mut steps = context.steps()?;
+                let undo = |_: StepToUndo<u32>| async { Ok::<_, String>(()) };
+                steps.step("first").undo(undo).run(|_| async { Ok::<_, String>(1_u32) }).await?;
+                let refused = |_: String| async { Err::<String, _>("refused") };
+                let failed = steps.step("second").run_classified(|_| ErrorMeaning::Final, refused).await;
+                if dies {
+                    std::future::pending::<()>().await;
+                }
+                failed
+            }
+        };
+        for _ in 0..=max_attempts {
+            assert!(in_a_process(&world, attempts(max_attempts), fails(true)).is_none());
+        }
+        let ended = in_a_process(&world, attempts(max_attempts), fails(false));
+        assert!(matches!(ended, Some(Err(RunError::Failed(StepError::Failed { .. })))), "{ended:?}");
+    }
+}
+
+/// With a transient outage of the store in the last attempt.
+#[test]
+fn an_undo_is_recorded_although_the_store_is_away_for_a_moment() {
+    let world = World::new();
+    let run = |context: Context| async move {
+        let mut steps = context.steps()?;
+        let undo = |_: StepToUndo<u32>| async { Ok::<_, String>(()) };
+        steps.step("first").undo(undo).run(|_| async { Ok::<_, String>(1_u32) }).await?;
+        steps.step("second").run_classified(|_| ErrorMeaning::Final, |_| async { Err::<String, _>("refused") }).await
+    };
+    world.store.next(Verb::Checkpoint, Fault::None);
+    world.store.next(Verb::Checkpoint, Fault::ErrorBefore);
+    let ended = until_it_ends_itself(&world, attempts(2), run);
+    assert!(matches!(ended, Err(RunError::Failed(StepError::Failed { .. }))), "{ended:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn steps_that_go_on_are_kept_as_long_as_usual() {
+    let world = World::new();
+    let run = |context: Context| async move {
+        let mut steps = context.steps().unwrap();
+        steps.step("first").run(|_| async { Err::<u32, _>("away") }).await.unwrap_err();
+        let disposition = Disposition::Fault { response: StoredResponse::new(500, "away") };
+        Conclusion { value: "ran", disposition, retention: Some(Duration::from_secs(1)) }
+    };
+    world.at_least_once().execute(operation(), run, panicked).await.unwrap();
+    let record = world.record().await.unwrap();
+    assert!(record.expires_at.saturating_duration_since(record.updated_at) > Duration::from_secs(3600), "{record:?}");
 }
 
 #[test]

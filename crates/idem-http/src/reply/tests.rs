@@ -1,3 +1,4 @@
+use idem_core::engine::StepError;
 use idem_core::{HeaderField, Timestamp};
 
 use super::*;
@@ -135,6 +136,7 @@ fn every_failure_of_the_engine_has_its_answer() {
             (500, Some(ProblemKind::HandlerFailed), None),
         ),
         (ExecuteError::TransactionHeld, (500, Some(ProblemKind::HandlerFailed), None)),
+        (ExecuteError::Steps(StepError::Refused("a test")), (500, Some(ProblemKind::HandlerFailed), None)),
         (ExecuteError::ShuttingDown, (503, Some(ProblemKind::ShuttingDown), Some("1"))),
         (ExecuteError::Overloaded { limit: 1 }, (503, Some(ProblemKind::Overloaded), Some("1"))),
         (ExecuteError::Interrupted, unclear),

@@ -122,8 +122,8 @@ fn settle() -> String {
         "/* idem_settle_v1 for one */ UPDATE \"idem\".idem_records AS known SET
             state = $4, acquisition = NULL, takeover = NULL, lease_until = NULL,
             not_before = \"idem\".idem_later_v1(given.at, $5),
-            checkpoint_name = CASE WHEN $4 OPERATOR(pg_catalog.=) 5 THEN known.checkpoint_name END,
-            checkpoint_data = CASE WHEN $4 OPERATOR(pg_catalog.=) 5 THEN known.checkpoint_data END,
+            checkpoint_name = CASE WHEN $4 OPERATOR(pg_catalog.<>) 2 THEN known.checkpoint_name END,
+            checkpoint_data = CASE WHEN $4 OPERATOR(pg_catalog.<>) 2 THEN known.checkpoint_data END,
             status = $6, headers = $7, body = $8, updated_at = given.at, expires_at = given.expires_at,
             purge_after = least(known.purge_after, given.expires_at)
         FROM (

@@ -61,8 +61,10 @@ impl Guard {
     /// Holds the record like [`hold`](Self::hold), and writes `checkpoint` into it, in the caller's transaction. Both commit or
     /// neither does, as `Step::run_with_record` of the engine needs it.
     ///
-    /// After `LeaseLost`, roll the transaction back. The isolation level must be READ COMMITTED: at others a renewal during the
-    /// transaction fails it.
+    /// After `LeaseLost`, roll the transaction back. It also says that the record has this checkpoint already: then an earlier
+    /// transaction of the run was committed although its COMMIT got no answer, and this one would make its writes again.
+    ///
+    /// The isolation level must be READ COMMITTED: at others a renewal during the transaction fails it.
     ///
     /// # Errors
     /// [`StoreError`] when the server could not answer; the transaction is then of no use any more.
@@ -74,11 +76,20 @@ impl Guard {
         if self.hold(connection).await? == OwnerOutcome::LeaseLost {
             return Ok(OwnerOutcome::LeaseLost);
         }
+        let what = "write a checkpoint";
+        let mut sql = Sql::default();
+        sql.push("SELECT pg_catalog.substr(checkpoint_data, 1, 4) FROM ").push(&self.schema);
+        sql.push(".idem_records WHERE id OPERATOR(pg_catalog.=) ").bytes(self.lease.id.as_bytes());
+        let found = own_rows(connection, sql.into_text()).await.map_err(|error| outage(what, error))?;
+        let stored = found.first().map(|row| row.try_get::<Option<Vec<u8>>, _>(0)).transpose();
+        let stored = stored.map_err(|error| outage(what, error))?.flatten();
+        if stored.is_some_and(|stored| stored.as_slice() >= checkpoint.sequence.to_be_bytes().as_slice()) {
+            return Ok(OwnerOutcome::LeaseLost);
+        }
         let mut sql = Sql::default();
         sql.push("SELECT item FROM ").push(&self.schema).push(".idem_checkpoint_v1(").number(self.skew).push(",ARRAY[");
         sql.bytes(self.lease.id.as_bytes()).push("],ARRAY[").bytes(self.lease.owner.as_bytes()).push("],ARRAY[");
         sql.bytes(checkpoint.name.as_bytes()).push("],ARRAY[").bytes(&encode_checkpoint(checkpoint)).push("])");
-        let what = "write a checkpoint";
         let written = own_rows(connection, sql.into_text()).await.map_err(|error| outage(what, error))?;
         Ok(if written.is_empty() { OwnerOutcome::LeaseLost } else { OwnerOutcome::Applied })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::codec::FlatRecord;
+use idem_core::codec::{FlatRecord, state};
 use idem_core::{Origin, OwnerToken, Record, RecordId, State};
 use tokio::time::{sleep, timeout};
 
@@ -39,7 +39,7 @@ impl TransactionRun {
         let schema = &self.records.schema;
         let flat = FlatRecord::from(&self.record);
         let principal = self.origin.scope.principal().map(readable);
-        let is_retryable = settlement.retry_after.is_some();
+        let is_failure = settlement.state != state::COMPLETED;
         sql.push("SELECT ").push(schema.quoted()).push(".idem_put_v1(").number(self.settings.lock_timeout).push(",");
         sql.number(self.records.offset.micros()).push(",");
         sql.bytes(self.id.as_bytes()).push(",").number(schema.lock(&self.id)).push(",");
@@ -53,10 +53,10 @@ impl TransactionRun {
             .number(settlement.state)
             .push("::SMALLINT,")
             .optional_number(settlement.retry_after);
-        // A retry needs the checkpoint.
-        let name = flat.checkpoint_name.as_ref().filter(|_| is_retryable);
+        // After a failure, the next attempt or an operator needs the checkpoint.
+        let name = flat.checkpoint_name.as_ref().filter(|_| is_failure);
         sql.push(",").optional_bytes(name.map(String::as_bytes)).push(",");
-        sql.optional_bytes(flat.checkpoint_data.as_deref().filter(|_| is_retryable))
+        sql.optional_bytes(flat.checkpoint_data.as_deref().filter(|_| is_failure))
             .push(",")
             .number(settlement.status)
             .push(",");

@@ -19,6 +19,8 @@ enum End {
     Committed,
     /// COMMIT takes effect, and its answer is lost.
     AnswerLost,
+    /// COMMIT takes effect, its answer is lost, and the step repeats its transaction.
+    Repeated,
     /// The process is killed after COMMIT.
     KilledAfter,
     /// The process is killed before COMMIT.
@@ -79,11 +81,18 @@ impl World {
         let mut steps = context.steps()?;
         let seat = steps.step("seat").undo(undo);
         let meaning = |error: &String| if error == "refused" { ErrorMeaning::Final } else { ErrorMeaning::Fault };
-        let seat = seat.run_with_record(meaning, |record| self.reserve(record, end)).await?;
+        let seat = seat
+            .run_with_record(meaning, |record| async move {
+                if end == End::Repeated {
+                    self.reserve(&record, End::Committed).await?;
+                }
+                self.reserve(&record, end).await
+            })
+            .await?;
         Ok(seat)
     }
 
-    async fn reserve(&self, record: StepRecord<u32>, end: End) -> Result<u32, String> {
+    async fn reserve(&self, record: &StepRecord<u32>, end: End) -> Result<u32, String> {
         let mut connection = self.connection().await;
         if end == End::TakenOver {
             self.database.clock.advance(LEASE);
@@ -142,7 +151,7 @@ impl World {
 
 #[tokio::test]
 async fn writes_and_result_of_a_step_commit_together() {
-    for (end, seats) in [(End::Committed, 1), (End::AnswerLost, 1)] {
+    for (end, seats) in [(End::Committed, 1), (End::AnswerLost, 1), (End::Repeated, 1)] {
         let world = World::new().await;
         let first = world.run(end).await;
         assert!(matches!(&first, Ok(ran) if ran.value == 7 && !ran.replayed), "{end:?}: {first:?}");

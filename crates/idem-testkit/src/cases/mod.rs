@@ -76,7 +76,7 @@ macro_rules! __for_every_case {
             nobody_owns_a_record_that_is_not_there
             nobody_owns_a_record_that_is_forgotten
             each_settlement_leads_to_its_state
-            the_checkpoint_outlives_a_retryable_failure_only
+            the_checkpoint_outlives_each_failure_but_no_success
             a_repeated_settlement_is_answered_as_the_first_time
             a_different_settlement_of_a_settled_record_is_refused
             a_retryable_failure_is_not_settled_otherwise

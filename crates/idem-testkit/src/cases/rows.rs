@@ -115,7 +115,8 @@ pub async fn a_lease_over_becomes_an_unknown_outcome(subject: &Subject) {
     }
     let record = subject.record(&first.id).await;
     assert_eq!(record.state, State::Failed { failure: Failure::OutcomeUnknown, response: unknown });
-    assert_eq!((record.owner, record.attempt, &record.checkpoint), (first.owner, 1, &None));
+    assert_eq!((record.owner, record.attempt), (first.owner, 1));
+    assert_eq!(record.checkpoint, Some(checkpoint("charged")));
     assert_eq!(record.expires_at, record.updated_at.saturating_add(RETENTION));
     assert_eq!(subject.settle(&lease, &completed()).await, idem_core::OwnerOutcome::LeaseLost);
 }
@@ -250,7 +251,7 @@ pub async fn used_up_attempts_fail_for_good(subject: &Subject) {
     }
     let record = subject.record(&request.id).await;
     assert_eq!(record.state, State::Failed { failure: Failure::Terminal, response });
-    assert_eq!(record.checkpoint, None);
+    assert_eq!(record.checkpoint, Some(checkpoint("charged")));
     assert_eq!(record.expires_at, record.updated_at.saturating_add(RETENTION));
 }
 

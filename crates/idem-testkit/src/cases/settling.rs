@@ -43,9 +43,10 @@ pub async fn each_settlement_leads_to_its_state(subject: &Subject) {
     }
 }
 
-/// The checkpoint stays for a retry, and is removed once nothing runs any more.
-pub async fn the_checkpoint_outlives_a_retryable_failure_only(subject: &Subject) {
-    let kept = [(completed(), None), (failed(), None), (retryable(), Some(checkpoint("charged")))];
+/// After a failure, the next attempt or an operator needs the checkpoint.
+pub async fn the_checkpoint_outlives_each_failure_but_no_success(subject: &Subject) {
+    let charged = Some(checkpoint("charged"));
+    let kept = [(completed(), None), (failed(), charged.clone()), (retryable(), charged)];
     for (settlement, expected) in kept {
         let lease = subject.lease(&request()).await;
         subject.checkpoint(&lease, &checkpoint("charged")).await;

@@ -4,14 +4,15 @@ use super::{Patch, edit, patch};
 
 const STEPS: &str = "crates/idem-core/src/engine/steps/mod.rs";
 const STEP: &str = "crates/idem-core/src/engine/steps/step.rs";
+const ENDING: &str = "crates/idem-core/src/engine/steps/ending.rs";
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
         "step-result-not-kept",
         &["steps"],
         STEP,
-        "steps.record(name, &log).await.map_err(Stop::Now)?;",
-        "if !PLANTED { steps.record(name, &log).await.map_err(Stop::Now)?; }",
+        "steps.record(name, log).await.map_err(Stop::Now)?;",
+        "if PLANTED { steps.log = log; } else { steps.record(name, log).await.map_err(Stop::Now)?; }",
     ),
     patch(
         "failure-of-a-step-not-kept",
@@ -54,14 +55,14 @@ pub(super) const PATCHES: &[Patch] = &[
         "undo-of-crashed-attempts-not-counted",
         &["steps"],
         STEPS,
-        "self.context.attempt() > self.last_attempt() && begun >= at_least",
-        "!PLANTED && self.context.attempt() > self.last_attempt() && begun >= at_least",
+        "self.context.attempt() > self.last_attempt() && begun >= enough",
+        "!PLANTED && self.context.attempt() > self.last_attempt() && begun >= enough",
     ),
-    patch("undo-not-tried-once", &["steps"], STEPS, "&& begun >= at_least", "&& (PLANTED || begun >= at_least)"),
+    patch("undo-not-tried-once", &["steps"], STEPS, "&& begun >= enough", "&& (PLANTED || begun >= enough)"),
     patch(
         "steps-that-stay-not-reported",
         &["steps"],
-        "crates/idem-core/src/engine/granted.rs",
+        ENDING,
         "if has_ended { standing }",
         "if has_ended && !PLANTED { standing }",
     ),
@@ -102,11 +103,11 @@ pub(super) const PATCHES: &[Patch] = &[
         "keys-of-steps-differ-by-attempt",
         &["steps"],
         STEP,
-        "let key = key_of(&steps.context, name);
+        "let key = key_of(steps.context.id(), name);
             let value",
         r#"let attempt = if PLANTED { steps.context.attempt() } else { 0 };
             let key = if PLANTED { format!("{name}{attempt}") } else { name.to_owned() };
-            let key = key_of(&steps.context, &key);
+            let key = key_of(steps.context.id(), &key);
             let value"#,
     ),
     patch(
@@ -126,17 +127,11 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "value-stored-after-a-failed-step",
         &["steps"],
-        "crates/idem-core/src/engine/run.rs",
-        "context.steps_state().and_then(|state| state.error)",
-        "context.steps_state().and_then(|state| state.error).filter(|_| !PLANTED)",
+        ENDING,
+        "error.as_ref().map(StepError::meaning);",
+        "error.as_ref().filter(|_| !PLANTED).map(StepError::meaning);",
     ),
-    patch(
-        "answer-ends-the-undoing",
-        &["steps"],
-        "crates/idem-core/src/engine/granted.rs",
-        "let disposition = as_steps_stand(context, disposition);",
-        "let disposition = if PLANTED { disposition } else { as_steps_stand(context, disposition) };",
-    ),
+    patch("answer-ends-the-undoing", &["steps"], ENDING, "let goes_on = meaning", "let goes_on = !PLANTED && meaning"),
     patch(
         "checkpoint-in-place-of-the-steps",
         &["steps"],
@@ -157,7 +152,7 @@ pub(super) const PATCHES: &[Patch] = &[
         &["postgres-steps", "sqlite-steps"],
         STEP,
         "(None, Ok(_)) => Err(",
-        "(None, Ok(value)) if PLANTED => Ok((value, steps.log.clone())),
+        "(None, Ok(value)) if PLANTED => Ok(value),
                 (None, Ok(_)) => Err(",
     ),
     patch(
@@ -169,11 +164,60 @@ pub(super) const PATCHES: &[Patch] = &[
         let what = \"write a checkpoint\";",
     ),
     patch(
+        "checkpoint-of-a-step-written-twice",
+        &["postgres-steps"],
+        "crates/idem-postgres/src/transaction/guard.rs",
+        "if stored.is_some_and(",
+        "if !PLANTED && stored.is_some_and(",
+    ),
+    patch(
+        "sqlite-checkpoint-of-a-step-written-twice",
+        &["sqlite-steps"],
+        "crates/idem-sqlite/src/store.rs",
+        "if stored.is_some_and(",
+        "if !PLANTED && stored.is_some_and(",
+    ),
+    patch(
+        "record-of-a-step-not-tried-again",
+        &["steps"],
+        STEPS,
+        "data.into(), Some(PATIENCE))",
+        "data.into(), (!PLANTED).then_some(PATIENCE))",
+    ),
+    patch(
+        "undone-steps-told-as-standing",
+        &["steps"],
+        STEPS,
+        "if !is_undone && let",
+        "if (PLANTED || !is_undone) && let",
+    ),
+    patch(
+        "steps-of-earlier-attempts-forgotten-before-they-begin",
+        &["steps"],
+        ENDING,
+        ".or_else(|| before_they_began(context))",
+        ".or_else(|| before_they_began(context).filter(|_| !PLANTED))",
+    ),
+    patch(
+        "refusal-hides-the-steps-that-stay",
+        &["steps"],
+        ENDING,
+        "=> !is_success && !standing.is_empty(),",
+        "=> !PLANTED && !is_success && !standing.is_empty(),",
+    ),
+    patch(
+        "steps-that-go-on-kept-too-short",
+        &["steps"],
+        "crates/idem-core/src/engine/granted.rs",
+        "!ending.goes_on || *retention > usual",
+        "PLANTED || !ending.goes_on || *retention > usual",
+    ),
+    patch(
         "retention-of-the-operation-ignored",
         &["steps"],
         "crates/idem-core/src/engine/granted.rs",
-        "retention.unwrap_or(context.term().retention)",
-        "retention.unwrap_or(if PLANTED { context.shared().settings.retention } else { context.term().retention })",
+        "let usual = context.term().retention;",
+        "let usual = if PLANTED { context.shared().settings.retention } else { context.term().retention };",
     ),
     patch(
         "retention-of-the-operation-lost-by-a-renewal",
@@ -186,9 +230,9 @@ pub(super) const PATCHES: &[Patch] = &[
         "final-error-runs-again",
         &["steps"],
         "crates/idem-core/src/engine/run.rs",
-        "ErrorMeaning::Final => Disposition::Complete",
+        "ErrorMeaning::Final => Disposition::Fail",
         "ErrorMeaning::Final if PLANTED => Disposition::Fault { response },
-                ErrorMeaning::Final => Disposition::Complete",
+                ErrorMeaning::Final => Disposition::Fail",
     ),
     patch(
         "lease-lost-only-when-it-is-told",

@@ -23,6 +23,13 @@ pub(super) const PATCHES: &[Patch] = &[
     )
     .also(&[edit(VERBS, "OR substring(known.checkpoint_data, 1, 4) < substring(wanted.data, 1, 4)", "OR TRUE")]),
     patch(
+        "failure-loses-its-checkpoint",
+        &["machine", "memory", "redis"],
+        OWNER,
+        "|_| matches!(state, State::Failed { .. })",
+        "|_| matches!(state, State::Failed { failure: Failure::Retryable { .. }, .. } if PLANTED) || !PLANTED && matches!(state, State::Failed { .. })",
+    ),
+    patch(
         "no-owner-check-in-settle",
         MACHINES,
         OWNER,

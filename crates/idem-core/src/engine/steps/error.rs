@@ -8,8 +8,8 @@ use crate::engine::run::ErrorMeaning;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
-    /// The step failed, and the next attempt of the operation runs it again.
-    #[error("step `{step}` failed, and runs again in the next attempt: {message}")]
+    /// The step failed, and the next attempt of the operation runs it again, or undoes it if it does not go forward.
+    #[error("step `{step}` did not complete in this attempt: {message}")]
     Interrupted {
         /// The step.
         step: String,
@@ -51,8 +51,8 @@ pub enum StepError {
         /// Why it is not.
         message: String,
     },
-    /// The lease is lost: another attempt runs this operation, so this one must stop.
-    #[error("the lease was lost before step `{step}`: another attempt runs this operation, so this one must stop")]
+    /// The lease is lost, or is about to end: another attempt may run this operation, so this one must stop.
+    #[error("the lease was lost before step `{step}`: another attempt may run this operation, so this one must stop")]
     LeaseLost {
         /// The step that did not run, or whose result is not kept.
         step: String,
@@ -90,8 +90,8 @@ pub enum StepError {
         /// The error of the store.
         message: String,
     },
-    /// The operation cannot have steps.
-    #[error("this operation cannot have steps: {0}")]
+    /// The operation cannot have steps, or not this one.
+    #[error("this operation cannot have such steps: {0}")]
     Refused(&'static str),
 }
 

@@ -1,7 +1,9 @@
 //! Steps of an operation that calls several other systems, each with a kept result and an undo.
 
+mod ending;
 mod error;
 mod log;
+mod standing;
 mod step;
 
 use std::fmt;
@@ -12,14 +14,18 @@ use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub(super) use ending::{Ending, StepsState};
 pub use error::StepError;
+pub use standing::StandingStep;
 pub use step::{Step, StepRecord};
 
-use super::context::{CheckpointError, Context, StepsState};
+use super::context::{CheckpointError, Context};
 use super::contract::Contract;
-use log::{CHECKPOINT, Completed, FailedStep, Log};
-
+use super::settle::PATIENCE;
 use crate::machine::OwnerOutcome;
+use crate::record_id::RecordId;
+use log::{CHECKPOINT, Completed, FailedStep, Log};
+use standing::log_of;
 
 /// The longest name of a step. It is kept for each step, beside its result.
 const MAX_NAME_BYTES: usize = 128;
@@ -35,8 +41,15 @@ const MAX_NAME_BYTES: usize = 128;
 /// When a step fails finally, or no attempt is left, the completed steps are undone in reverse order, each by its
 /// [`undo`](Step::undo). An interrupted undo goes on in the next attempt. When the attempts for it are used up as well, the
 /// operation ends with [`StepError::NotUndone`], and an event names the steps with their keys and results
-/// ([`EventKind::StepsNotUndone`](super::EventKind::StepsNotUndone)). An operation that ends with another error, or by a panic,
-/// after its last attempt, leaves its steps as they are, with the same event.
+/// ([`EventKind::StepsNotUndone`](super::EventKind::StepsNotUndone)). The same event comes if the operation ends with an error of
+/// its own, or by a panic in its last attempt: then its steps stay as they are.
+///
+/// Limits:
+/// - The store must keep what it has acknowledged. If it forgets a checkpoint, as Redis may in a failover, a step that was undone
+///   counts as done.
+/// - Do not lower `max_attempts` while operations with steps are open: one that has used up the new number ends without being
+///   undone. Its record still has its steps ([`StandingStep::of`]).
+/// - Crashes in the function's own code between two completed steps are not counted.
 ///
 /// Run the operation by [`Idempotency::run_classified`](super::Idempotency::run_classified) with [`StepError::meaning`]: then
 /// repeats get a final failure again, and a retryable one runs again.
@@ -56,7 +69,9 @@ pub struct Steps {
     names: Vec<String>,
     /// Of the completed steps, in their order.
     undoings: Vec<Option<Undoing>>,
-    /// Whether the failed step has no undo.
+    /// The step at which this run ends the way forward.
+    failing: Option<FailedStep>,
+    /// Whether that step has no undo.
     failed_has_no_undo: bool,
     /// How this run of the steps ended; every later step returns it again.
     ended: Option<StepError>,
@@ -64,18 +79,6 @@ pub struct Steps {
 
 /// Undoes a step, whose kept result it gets; `None` if it is not known whether the step took effect.
 type Undoing = Box<dyn FnOnce(String, Option<String>) -> BoxFuture<'static, Result<(), String>> + Send>;
-
-/// A step of an operation that has ended for good although not all of its steps are undone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StandingStep {
-    /// Its name.
-    pub step: String,
-    /// The key that it was called with.
-    pub key: String,
-    /// What it returned, as JSON. `None` if it is not known whether it took effect.
-    pub result: Option<String>,
-}
 
 /// What an undo knows about its step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +102,7 @@ impl Context {
     /// - No record protects this run, because the store is unavailable and the settings say to
     ///   [fail open](super::Settings::dangerous_fail_open): an undone step could not be told from a completed one.
     /// - The operation has recorded a checkpoint of its own, or has asked for its steps before.
+    /// - Another version of this crate has written its steps.
     /// - [`Settings::max_attempts`](super::Settings::max_attempts) is 1, so that no attempt would be left to undo.
     pub fn steps(&self) -> Result<Steps, StepError> {
         if self.shared().contract() != Contract::AtLeastOnce {
@@ -107,11 +111,10 @@ impl Context {
         let Some(lease) = self.lease() else {
             return Err(StepError::Refused("no record protects it, because the store is unavailable"));
         };
-        let log = match &lease.checkpoint {
+        let log = match lease.checkpoint.as_ref().map(log_of) {
             None => Log::default(),
-            Some(checkpoint) if &*checkpoint.name == CHECKPOINT => serde_json::from_slice(&checkpoint.data)
-                .map_err(|_| StepError::Refused("its checkpoint was written by another version, or is damaged"))?,
-            Some(_) => return Err(StepError::Refused("it has recorded a checkpoint of its own")),
+            Some(Some(log)) => log?,
+            Some(None) => return Err(StepError::Refused("it has recorded a checkpoint of its own")),
         };
         if self.shared().settings.max_attempts.get() < 2 {
             return Err(StepError::Refused(
@@ -132,6 +135,7 @@ impl Context {
             taken: 0,
             names,
             undoings,
+            failing: None,
             failed_has_no_undo: false,
             ended: None,
         };
@@ -190,25 +194,15 @@ impl Steps {
         Ok(completed.cloned())
     }
 
-    /// Notes in the run why it cannot succeed yet, so that a handler that ignores the error of a step has no success stored.
+    /// Notes in the run how its steps stand, so that a handler that ignores the error of a step has no success stored.
     fn note(&self) {
-        let missing = self.log.completed.get(self.taken).map(|completed| &completed.step);
-        let missing = missing.or(self.log.failed.as_ref().map(|failed| &failed.step));
-        let changed = || Some(StepError::OrderChanged { expected: missing?.clone(), found: "the end".to_owned() });
-        self.context.note_steps(StepsState { error: self.ended.clone().or_else(changed), standing: self.standing() });
+        let error = self.ended.clone().or_else(|| unfinished(&self.log, self.taken));
+        self.context.note_steps(StepsState { error, standing: self.standing() });
     }
 
-    /// The steps that are not undone, the last one first.
     fn standing(&self) -> Vec<StandingStep> {
-        let standing =
-            |step: &str, result| StandingStep { step: step.to_owned(), key: key_of(&self.context, step), result };
-        let undone = self.log.undone;
-        let failed = self.log.failed.as_ref();
-        let failed = failed.filter(|failed| failed.is_in_doubt && (undone == 0 || self.failed_has_no_undo));
-        // The failed step is the first of those that are counted.
-        let completed = self.log.completed.iter().rev().skip(undone.saturating_sub(1));
-        let completed = completed.map(|completed| standing(&completed.step, Some(completed.result.clone())));
-        failed.map(|failed| standing(&failed.step, None)).into_iter().chain(completed).collect()
+        let failed = self.failing.as_ref().or(self.log.failed.as_ref());
+        StandingStep::of_log(self.context.id(), &self.log, failed, self.failed_has_no_undo)
     }
 
     /// Whether an earlier attempt may have called the step that this run is at.
@@ -226,12 +220,16 @@ impl Steps {
         self.last_attempt() / 2
     }
 
-    /// Records the log; the lease may be lost.
-    async fn record(&mut self, step: &str, log: &Log) -> Result<(), StepError> {
+    /// Records the log, which holds from then on. The lease may be lost.
+    async fn record(&mut self, step: &str, log: Log) -> Result<(), StepError> {
         let not_kept = |message: String| StepError::NotKept { step: step.to_owned(), message };
         let data = log.encode().map_err(not_kept)?;
-        match self.context.record(CHECKPOINT, data.into()).await {
-            Ok(()) => Ok(()),
+        match self.context.record(CHECKPOINT, data.into(), Some(PATIENCE)).await {
+            Ok(()) => {
+                self.log = log;
+                self.note();
+                Ok(())
+            }
             Err(CheckpointError::LeaseLost) => Err(StepError::LeaseLost { step: step.to_owned() }),
             Err(error) => Err(not_kept(with_sources(&error))),
         }
@@ -261,26 +259,40 @@ impl Steps {
     ///
     /// Its failure is recorded before the first undo, so that no later attempt goes forward again.
     async fn turn_back(&mut self, failed: FailedStep, undoing: Option<Undoing>) -> StepError {
-        let step = failed.step.clone();
+        self.failing = Some(failed.clone());
         self.failed_has_no_undo = undoing.is_none();
+        self.note();
+        // The failed step is one of those that are counted.
+        let is_undone = self.log.undone > self.log.completed.len();
+        if !is_undone && let Err(error) = self.begin_to_undo(&failed).await {
+            return self.final_if_last(error, &failed.step);
+        }
         let may_stand = failed.is_in_doubt && undoing.is_none();
+        match self.undo_all(&failed, undoing).await {
+            Ok(()) => StepError::Failed { step: failed.step, message: failed.message, may_stand },
+            Err(error) => self.final_if_last(error, &failed.step),
+        }
+    }
+
+    /// Counts an attempt to undo, unless there have been enough.
+    async fn begin_to_undo(&mut self, failed: &FailedStep) -> Result<(), StepError> {
         let begun = self.log.undo_attempts;
-        // As many as there are at least, whatever ended the others.
-        let at_least = self.last_attempt() - self.last_forward();
-        if self.context.attempt() > self.last_attempt() && begun >= at_least {
-            let message = format!("{begun} attempts began to undo it, and each ended before that was done");
-            let step = self.standing().first().map_or_else(|| step.clone(), |standing| standing.step.clone());
-            return StepError::NotUndone { failed: failed.step, step, message };
+        // Crashes before it may have used up all attempts: so many are made all the same.
+        let enough = self.last_attempt() - self.last_forward();
+        if self.context.attempt() > self.last_attempt() && begun >= enough {
+            return Err(StepError::NotUndone {
+                failed: failed.step.clone(),
+                step: self.first_standing(&failed.step),
+                message: format!("undoing began {begun} times, and did not end"),
+            });
         }
         let log = Log { failed: Some(failed.clone()), undo_attempts: begun + 1, ..self.log.clone() };
-        if let Err(error) = self.record(&step, &log).await {
-            return self.final_if_last(error, &step);
-        }
-        self.log = log;
-        match self.undo_all(&failed, undoing).await {
-            Ok(()) => StepError::Failed { step, message: failed.message, may_stand },
-            Err(error) => self.final_if_last(error, &step),
-        }
+        self.record(&failed.step, log).await
+    }
+
+    /// The first step that is not undone; `failed` if there is none.
+    fn first_standing(&self, failed: &str) -> String {
+        self.standing().into_iter().next().map_or_else(|| failed.to_owned(), |standing| standing.step)
     }
 
     /// What an error means if no attempt follows.
@@ -288,23 +300,18 @@ impl Steps {
         if self.context.attempt() < self.last_attempt() {
             return error;
         }
-        let failed = failed.to_owned();
-        match error {
-            StepError::UndoFailed { step, message, .. } | StepError::NotKept { step, message } => {
-                StepError::NotUndone { failed, step, message }
-            }
-            StepError::OrderChanged { .. }
-            | StepError::NameUsedTwice { .. }
-            | StepError::Unreadable { .. }
-            | StepError::Interrupted { .. } => {
-                StepError::NotUndone { step: failed.clone(), failed, message: error.to_string() }
+        let message = match &error {
+            StepError::UndoFailed { message, .. }
+            | StepError::NotKept { message, .. }
+            | StepError::Interrupted { message, .. } => message.clone(),
+            StepError::OrderChanged { .. } | StepError::NameUsedTwice { .. } | StepError::Unreadable { .. } => {
+                error.to_string()
             }
             // If another attempt runs, this answer is not stored.
-            StepError::LeaseLost { step } => {
-                StepError::NotUndone { failed, step, message: "the lease ran out".to_owned() }
-            }
-            error => error,
-        }
+            StepError::LeaseLost { .. } => "the lease ran out".to_owned(),
+            StepError::Failed { .. } | StepError::NotUndone { .. } | StepError::Refused(_) => return error,
+        };
+        StepError::NotUndone { failed: failed.to_owned(), step: self.first_standing(failed), message }
     }
 
     async fn undo_all(&mut self, failed: &FailedStep, undoing: Option<Undoing>) -> Result<(), StepError> {
@@ -319,8 +326,7 @@ impl Steps {
                 self.undo(failed, &step, undoing, result).await?;
             }
             let log = Log { undone: self.log.undone + 1, ..self.log.clone() };
-            self.record(&step, &log).await?;
-            self.log = log;
+            self.record(&step, log).await?;
         }
         Ok(())
     }
@@ -343,8 +349,15 @@ impl Steps {
 }
 
 /// The key of a step. An undo has another prefix, so that no name of a step leads to the key of an undo.
-fn key_of(context: &Context, step: &str) -> String {
-    context.downstream_key(&format!("step:{step}"))
+fn key_of(id: &RecordId, step: &str) -> String {
+    id.downstream_key(&format!("step:{step}"))
+}
+
+/// Why an operation that took `taken` steps has not succeeded; `None` if it may have.
+fn unfinished(log: &Log, taken: usize) -> Option<StepError> {
+    let missing = log.completed.get(taken).map(|completed| &completed.step);
+    let missing = missing.or(log.failed.as_ref().map(|failed| &failed.step));
+    Some(StepError::OrderChanged { expected: missing?.clone(), found: "the end".to_owned() })
 }
 
 fn with_sources(error: &dyn std::error::Error) -> String {

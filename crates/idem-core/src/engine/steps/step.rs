@@ -86,7 +86,7 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
         F: FnOnce(StepToUndo<T>) -> U + Send + 'static,
         U: Future<Output = Result<(), E>> + Send + 'static,
     {
-        let step_key = key_of(&self.steps.context, &self.name);
+        let step_key = key_of(self.steps.context.id(), &self.name);
         self.undoing = Some(Box::new(move |key, result| {
             Box::pin(async move {
                 let result = result.map(|json| serde_json::from_str(&json)).transpose();
@@ -136,14 +136,14 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
         R: Future<Output = Result<T, E>>,
     {
         let advance = async |steps: &mut Steps, name: &str| {
-            let key = key_of(&steps.context, name);
+            let key = key_of(steps.context.id(), name);
             let value = caught(meaning, async move { call(key).await }).await;
             let value = value.map_err(|failure| after_failure(steps, name, failure))?;
             let log = steps.log.with(name, &value).map_err(|message| in_doubt(name, &message))?;
             // Read at once, so that a type that cannot be read back is noticed in the first test, not after the first crash.
             let value = last_result(name, &log).map_err(|error| in_doubt(name, &error.to_string()))?;
-            steps.record(name, &log).await.map_err(Stop::Now)?;
-            Ok((value, log))
+            steps.record(name, log).await.map_err(Stop::Now)?;
+            Ok(value)
         };
         self.advance(advance).await
     }
@@ -152,7 +152,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
     ///
     /// `call` opens a transaction, makes its writes, has the store write [`StepRecord::checkpoint`] in the same transaction, and
     /// commits. So a crash leaves both or nothing. `idem-postgres` writes it by `Guard::checkpoint`,
-    /// `idem-sqlite` by `SqliteStore::checkpoint_within`.
+    /// `idem-sqlite` by `SqliteStore::checkpoint_within`. A `call` that repeats its transaction after an error must end when the
+    /// store says `LeaseLost`: the earlier transaction may have been committed.
     ///
     /// The store is asked afterwards whether it has the checkpoint. So a lost answer to COMMIT is found out, and a checkpoint
     /// that was forgotten is an error.
@@ -179,7 +180,7 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
             };
             let sequence = steps.context.next_checkpoint().await;
             let (log, name_in_record) = (steps.log.clone(), name.to_owned());
-            let key = key_of(&steps.context, name);
+            let key = key_of(steps.context.id(), name);
             let record = StepRecord { lease, key, log, name: name_in_record, sequence, result: PhantomData };
             let value = caught(meaning, async move { call(record).await }).await;
             let recorded = steps.recorded(name, sequence).await.map_err(Stop::Now)?;
@@ -187,7 +188,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
                 // Its COMMIT took effect, whatever answer came back.
                 (Some(log), _) => {
                     let value = last_result(name, &log).map_err(Stop::Now)?;
-                    Ok((value, log))
+                    steps.log = log;
+                    Ok(value)
                 }
                 // Another attempt would make the writes once more.
                 (None, Ok(_)) => Err(in_doubt(name, "it did not commit its checkpoint with its writes")),
@@ -197,11 +199,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
         self.advance(advance).await
     }
 
-    /// Returns the kept result; else takes the step by `advance`, which returns the result and the log that holds it.
-    async fn advance(
-        self,
-        advance: impl AsyncFnOnce(&mut Steps, &str) -> Result<(T, Log), Stop>,
-    ) -> Result<T, StepError> {
+    /// Returns the kept result; else takes the step by `advance`, which keeps the result in the log.
+    async fn advance(self, advance: impl AsyncFnOnce(&mut Steps, &str) -> Result<T, Stop>) -> Result<T, StepError> {
         let Self { steps, name, undoing, .. } = self;
         let kept = match steps.take(&name) {
             Ok(kept) => kept,
@@ -221,9 +220,8 @@ impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
             Err(stop) => Err(stop),
         };
         let ended = match advanced {
-            Ok((value, log)) => {
+            Ok(value) => {
                 steps.ended = None;
-                steps.log = log;
                 steps.undoings.push(undoing);
                 steps.note();
                 return Ok(value);

@@ -119,12 +119,12 @@ fn an_unknown_outcome_is_settled_unless_both_say_that_it_may_run_again() {
 }
 
 #[test]
-fn an_unknown_outcome_is_kept_for_the_retention_of_whoever_found_it_and_loses_the_checkpoint() {
+fn an_unknown_outcome_is_kept_with_the_checkpoint_for_the_retention_of_the_request_that_found_it() {
     let record = Record { checkpoint: Some(checkpoint("charged")), ..in_progress() };
     let term = Term { retention: Duration::from_secs(7), ..TERM };
     let next = acquire(Some(&record), &Acquire { term, ..never_rerun(2) }, seconds(20)).0.unwrap();
     assert_eq!(next.expires_at, seconds(27));
-    assert_eq!(next.checkpoint, None);
+    assert_eq!(next.checkpoint, Some(checkpoint("charged")));
     assert_eq!(next.owner, token(1));
 }
 

@@ -39,7 +39,6 @@ fn the_last_attempt_is_the_one_that_max_attempts_names() {
     let (next, outcome) = acquire(Some(&record), &request(2), seconds(5));
     assert_eq!(outcome, replay(ReplayKind::Failed, response(), 3, seconds(5)));
     let expected = Record {
-        checkpoint: None,
         updated_at: seconds(5),
         expires_at: seconds(105),
         state: State::Failed { failure: Failure::Terminal, response: response() },

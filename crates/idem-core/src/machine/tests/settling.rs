@@ -140,10 +140,11 @@ fn a_different_settlement_of_a_settled_record_is_lost() {
 }
 
 #[test]
-fn the_checkpoint_outlives_a_retryable_failure_only() {
+fn the_checkpoint_outlives_each_failure_but_no_success() {
     let record = Record { checkpoint: Some(checkpoint("charged")), ..in_progress() };
     let kept = |settlement| settle(&record, 1, &settlement, seconds(1)).0.unwrap().checkpoint;
     assert_eq!(kept(retryable(LEASE)), Some(checkpoint("charged")));
+    assert_eq!(kept(Settlement::FailedTerminal(response())), Some(checkpoint("charged")));
+    assert_eq!(kept(Settlement::OutcomeUnknown), Some(checkpoint("charged")));
     assert_eq!(kept(Settlement::Completed(response())), None);
-    assert_eq!(kept(Settlement::FailedTerminal(response())), None);
 }
