@@ -31,8 +31,14 @@ enum CallError {
     Refused(StatusCode),
     #[error("the service failed: {0}")]
     Failed(StatusCode),
-    #[error("the service does not answer")]
+    #[error("the service does not answer: {}", root_of(.0))]
     Away(#[from] reqwest::Error),
+}
+
+/// The text of an error of reqwest says only where it happened.
+fn root_of(error: &reqwest::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 impl CallError {
