@@ -37,8 +37,11 @@ enum CallError {
 
 /// The text of an error of reqwest says only where it happened.
 fn root_of(error: &reqwest::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.last().map_or_else(|| error.to_string(), ToString::to_string)
+    let mut root: &dyn Error = error;
+    while let Some(cause) = root.source() {
+        root = cause;
+    }
+    root.to_string()
 }
 
 impl CallError {
