@@ -439,14 +439,17 @@ mod tests {
         };
         let ending = |settlement: &Settlement| Ending::new(&lease, settlement, Duration::from_secs(60));
         let response = || StoredResponse::new(201, "made");
-        for settlement in
-            [Settlement::Completed(response()), Settlement::FailedTerminal(response()), Settlement::OutcomeUnknown]
-        {
-            let ending = ending(&settlement).unwrap();
-            assert_eq!((ending.life_ms, ending.owned.len(), ending.owned[2]), (60_001, OWNED, 1));
+        let completed = ending(&Settlement::Completed(response())).unwrap();
+        assert_eq!((completed.life_ms, completed.owned.len(), completed.owned[2]), (60_001, OWNED, 1));
+        // A failure keeps the checkpoint.
+        for settlement in [
+            Settlement::FailedTerminal(response()),
+            Settlement::OutcomeUnknown,
+            Settlement::FailedRetryable { response: response(), retry_after: Duration::from_secs(1) },
+            Settlement::Released,
+        ] {
+            assert!(ending(&settlement).is_none(), "{settlement:?}");
         }
-        let retryable = Settlement::FailedRetryable { response: response(), retry_after: Duration::from_secs(1) };
-        assert!(ending(&retryable).is_none() && ending(&Settlement::Released).is_none());
     }
 
     #[test]
