@@ -156,7 +156,8 @@ fn authenticator(store: &[u8; 16], id: &RecordId, form: &[u8]) -> Option<Hmac<Sh
     Some(authenticator)
 }
 
-/// The serialized form of an entry. It lacks checkpoints and times of a next attempt: a record with one is never an entry.
+/// The serialized form of an entry. It lacks the checkpoint, which no replay needs, and the time of a next attempt: a record that may
+/// run again is never an entry.
 #[derive(Serialize, Deserialize)]
 struct Form<'a> {
     since: i64,

@@ -15,7 +15,7 @@ use super::contract::Contract;
 use super::observer::{EventKind, Subject};
 use super::renewal::{LeasedRun, Renewal, about_to_end};
 use super::shared::Shared;
-use super::steps::StepsState;
+use super::steps::{self, StepsState};
 use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome, Term};
 use crate::record::{Acquisition, Checkpoint};
@@ -134,15 +134,16 @@ impl Context {
         *last
     }
 
-    /// Renews the lease once more, beside the renewals in the background.
-    pub(super) async fn renew_now(&self) -> Result<OwnerOutcome, StoreError> {
+    /// Renews the lease once more, beside the renewals in the background. For `patience` it tries again.
+    pub(super) async fn renew_now(&self, patience: Duration) -> Result<OwnerOutcome, StoreError> {
         let Some(lease) = &self.run.lease else { return Ok(OwnerOutcome::LeaseLost) };
-        self.shared().bounded(self.subject(), self.shared().store().renew(lease, self.term())).await
+        self.shared().persist(self.subject(), patience, || self.shared().store().renew(lease, self.term())).await
     }
 
-    /// The checkpoint that the record has, while this run owns it.
-    pub(super) async fn recorded_checkpoint(&self) -> Result<Option<Checkpoint>, StoreError> {
-        let record = self.shared().bounded(self.subject(), self.shared().store().peek(self.id())).await?;
+    /// The checkpoint that the record has, while this run owns it. For `patience` it tries again.
+    pub(super) async fn recorded_checkpoint(&self, patience: Duration) -> Result<Option<Checkpoint>, StoreError> {
+        let peek = || self.shared().store().peek(self.id());
+        let record = self.shared().persist(self.subject(), patience, peek).await?;
         let owner = self.run.lease.as_ref().map(|lease| lease.owner);
         Ok(record.filter(|record| Some(record.owner) == owner).and_then(|record| record.checkpoint))
     }
@@ -233,7 +234,8 @@ impl Context {
     /// # Cancellation safety
     /// If the future is dropped, the recovery point may or may not be recorded.
     pub async fn checkpoint(&self, name: &str, data: impl Into<bytes::Bytes>) -> Result<(), CheckpointError> {
-        if self.steps_state().is_some() {
+        let is_in_steps = self.steps_state().is_some() || self.last_checkpoint().is_some_and(steps::is_log);
+        if is_in_steps || name == steps::CHECKPOINT {
             return Err(CheckpointError::HasSteps);
         }
         self.record(name, data.into(), None).await
@@ -382,7 +384,7 @@ pub enum CheckpointError {
     /// The contract is not AtLeastOnce, the only one that runs an operation again and reads its recovery points.
     #[error("checkpoints belong to the AtLeastOnce contract; no other one resumes an operation")]
     NeverRerun,
-    /// The operation has [steps](Context::steps), whose results are in the checkpoint.
+    /// The operation has [steps](Context::steps), whose results are in the checkpoint named `idem:steps`.
     #[error("this operation has steps, which keep their results in its checkpoint; return the data from a step")]
     HasSteps,
     /// The store could not answer.

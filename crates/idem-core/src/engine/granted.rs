@@ -118,8 +118,7 @@ fn settle<T>(
     let shared = context.shared();
     let ending = Ending::of(context, disposition);
     let usual = context.term().retention;
-    // An attempt that goes on must find the steps of this one.
-    let retention = retention.filter(|retention| !ending.goes_on || *retention > usual).unwrap_or(usual);
+    let retention = retention.filter(|retention| !ending.keeps_steps || *retention > usual).unwrap_or(usual);
     let plan = shared.plan(ending.disposition.clone(), retention, lease.attempt);
     Box::pin(async move {
         let settled = if shared.contract() == Contract::Transactional {
@@ -142,7 +141,10 @@ fn settle<T>(
                 Some(error) => Err(ExecuteError::Steps(error)),
                 None => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
             },
-            Settled::Lost => Box::pin(answer_of_record(context, lease, value)).await,
+            Settled::Lost => match (Box::pin(answer_of_record(context, lease, value)).await, ending.denied) {
+                (Ok(Answer::Ran { .. }), Some(error)) => Err(ExecuteError::Steps(error)),
+                (answer, _) => answer,
+            },
             Settled::Failed(error) => Err(ExecuteError::TransactionFailed(error)),
             Settled::Unclear(error) => Err(ExecuteError::CommitUnclear(error)),
         }

@@ -6,7 +6,7 @@ use super::error::StepError;
 use super::standing::{StandingStep, log_of};
 use super::unfinished;
 use crate::engine::context::Context;
-use crate::engine::contract::Disposition;
+use crate::engine::contract::{Contract, Disposition};
 use crate::engine::observer::EventKind;
 use crate::engine::run::ErrorMeaning;
 use crate::record::StoredResponse;
@@ -28,8 +28,8 @@ pub(in crate::engine) struct Ending {
     pub(in crate::engine) standing: Vec<StandingStep>,
     /// Why the handler's success does not count.
     pub(in crate::engine) denied: Option<StepError>,
-    /// Whether a later attempt goes on with the steps.
-    pub(in crate::engine) goes_on: bool,
+    /// Whether a later attempt or an operator needs the steps.
+    pub(in crate::engine) keeps_steps: bool,
 }
 
 impl Ending {
@@ -40,53 +40,60 @@ impl Ending {
     /// - After the last attempt it has failed for good, even if `max_attempts` is raised later: the steps that are not undone
     ///   are reported then.
     pub(in crate::engine) fn of(context: &Context, disposition: Disposition) -> Self {
-        let Some(StepsState { error, standing }) = context.steps_state().or_else(|| before_they_began(context)) else {
-            return Self { disposition, standing: Vec::new(), denied: None, goes_on: false };
+        let state = context.steps_state().or_else(|| before_they_began(context));
+        let Some(StepsState { error, standing }) = state else {
+            return Self { disposition, standing: Vec::new(), denied: None, keeps_steps: false };
         };
         let meaning = error.as_ref().map(StepError::meaning);
         let is_last = context.attempt() >= context.shared().settings.max_attempts.get() && !standing.is_empty();
-        let is_success = matches!(disposition, Disposition::Complete { writes: Writes::Keep, .. });
+        let is_success = matches!(&disposition,
+            Disposition::Complete { writes: Writes::Keep, response } if response.status < 400);
         let has_ended = match (meaning, &disposition) {
+            (Some(ErrorMeaning::Final), _) => true,
             (_, Disposition::Release { .. }) => false,
-            (Some(meaning), _) => meaning == ErrorMeaning::Final || is_last,
-            (None, Disposition::Fault { .. } | Disposition::Retry { .. }) => is_last,
+            (Some(_), _) | (None, Disposition::Fault { .. } | Disposition::Retry { .. }) => is_last,
             (None, Disposition::Complete { .. } | Disposition::Fail { .. }) => !is_success && !standing.is_empty(),
         };
         let goes_on = meaning.is_some() && !has_ended;
-        let is_forgotten = context.attempt() == 1 && standing.is_empty();
+        let runs_again = matches!(disposition, Disposition::Fault { .. } | Disposition::Retry { .. });
+        let keeps_steps = goes_on || has_ended || runs_again && !standing.is_empty();
         let after = match meaning {
             Some(ErrorMeaning::Retry { after }) => Some(after),
             _ => None,
         };
-        let denied = error.filter(|_| is_success);
+        // Without the error, which clients need not see.
+        let denied =
+            || StoredResponse::new(500, "the operation returned a success although its steps had not succeeded");
+        let told = |response| if is_success { denied() } else { response };
+        let released = || StoredResponse::new(500, "the operation was released while it had steps");
         let disposition = match disposition {
-            // A release would forget that a step may have taken effect.
-            Disposition::Release { .. } if goes_on && is_forgotten => {
-                let response = StoredResponse::new(500, "the operation was released while it had steps");
-                Disposition::Retry { response, after: Some(Duration::ZERO) }
+            Disposition::Release { .. } if has_ended => Disposition::Fail { response: released() },
+            // A release of the first attempt would forget that a step may have taken effect.
+            Disposition::Release { .. } if goes_on && context.attempt() == 1 => {
+                Disposition::Retry { response: released(), after: Some(Duration::ZERO) }
             }
-            Disposition::Complete { writes: Writes::Keep, .. } if has_ended => {
-                Disposition::Fail { response: not_succeeded() }
-            }
-            Disposition::Complete { writes: Writes::Keep, .. } if goes_on => again(not_succeeded(), after),
             Disposition::Complete { response, .. }
             | Disposition::Fail { response }
             | Disposition::Fault { response }
             | Disposition::Retry { response, .. }
                 if has_ended =>
             {
-                Disposition::Fail { response }
+                Disposition::Fail { response: told(response) }
             }
             Disposition::Complete { response, .. }
             | Disposition::Fail { response }
             | Disposition::Fault { response }
                 if goes_on =>
             {
-                again(response, after)
+                match after {
+                    Some(after) => Disposition::Retry { response: told(response), after: Some(after) },
+                    None => Disposition::Fault { response: told(response) },
+                }
             }
             disposition => disposition,
         };
-        Self { disposition, standing: if has_ended { standing } else { Vec::new() }, denied, goes_on }
+        let denied = error.filter(|_| is_success);
+        Self { disposition, standing: if has_ended { standing } else { Vec::new() }, denied, keeps_steps }
     }
 
     /// Reports the steps that stay, if there are any.
@@ -104,20 +111,12 @@ impl Ending {
     }
 }
 
-fn again(response: StoredResponse, after: Option<Duration>) -> Disposition {
-    match after {
-        Some(after) => Disposition::Retry { response, after: Some(after) },
-        None => Disposition::Fault { response },
-    }
-}
-
-/// Without the error, which clients need not see.
-fn not_succeeded() -> StoredResponse {
-    StoredResponse::new(500, "the operation returned a success although its steps had not succeeded")
-}
-
 /// How the steps of earlier attempts stand, for a run that has not asked for its steps.
 fn before_they_began(context: &Context) -> Option<StepsState> {
+    // A route may have got another contract since, under which no operation resumes.
+    if context.shared().contract() != Contract::AtLeastOnce {
+        return None;
+    }
     let log = log_of(context.last_checkpoint()?)?;
     Some(match log {
         Ok(log) => {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The name of the checkpoint that holds the log.
-pub(super) const CHECKPOINT: &str = "idem:steps";
+pub(in crate::engine) const CHECKPOINT: &str = "idem:steps";
 
 /// The longest log with results. Below the limit of a checkpoint there is room for the message of a failure.
 const MAX_RESULT_BYTES: usize = 60 * 1024;

@@ -24,7 +24,9 @@ use super::contract::Contract;
 use super::settle::PATIENCE;
 use crate::machine::OwnerOutcome;
 use crate::record_id::RecordId;
-use log::{CHECKPOINT, Completed, FailedStep, Log};
+pub(super) use log::CHECKPOINT;
+use log::{Completed, FailedStep, Log};
+pub(super) use standing::is_log;
 use standing::log_of;
 
 /// The longest name of a step. It is kept for each step, beside its result.
@@ -241,11 +243,12 @@ impl Steps {
     /// on its way is found out too.
     async fn recorded(&mut self, step: &str, sequence: u32) -> Result<Option<Log>, StepError> {
         let not_kept = |message: String| StepError::NotKept { step: step.to_owned(), message };
-        let renewed = self.context.renew_now().await.map_err(|error| not_kept(with_sources(&error)))?;
+        let renewed = self.context.renew_now(PATIENCE).await.map_err(|error| not_kept(with_sources(&error)))?;
         if renewed == OwnerOutcome::LeaseLost {
             return Err(StepError::LeaseLost { step: step.to_owned() });
         }
-        let checkpoint = self.context.recorded_checkpoint().await.map_err(|error| not_kept(with_sources(&error)))?;
+        let checkpoint =
+            self.context.recorded_checkpoint(PATIENCE).await.map_err(|error| not_kept(with_sources(&error)))?;
         let checkpoint = checkpoint.filter(|checkpoint| checkpoint.sequence == sequence);
         let log = checkpoint.map(|checkpoint| serde_json::from_slice(&checkpoint.data)).transpose();
         log.map_err(|error| not_kept(error.to_string()))

@@ -43,8 +43,12 @@ impl StandingStep {
     }
 }
 
+pub(in crate::engine) fn is_log(checkpoint: &Checkpoint) -> bool {
+    &*checkpoint.name == CHECKPOINT
+}
+
 /// The log in a checkpoint; `None` if the checkpoint is the handler's.
 pub(super) fn log_of(checkpoint: &Checkpoint) -> Option<Result<Log, StepError>> {
     let damaged = |_| StepError::Refused("its checkpoint was written by another version, or is damaged");
-    (&*checkpoint.name == CHECKPOINT).then(|| serde_json::from_slice(&checkpoint.data).map_err(damaged))
+    is_log(checkpoint).then(|| serde_json::from_slice(&checkpoint.data).map_err(damaged))
 }
