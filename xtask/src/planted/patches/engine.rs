@@ -251,8 +251,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "retention-of-the-operation-lost-by-a-renewal",
         &["steps"],
         "crates/idem-core/src/engine/shared.rs",
-        "shared.store().renew(&lease, term).await",
-        "shared.store().renew(&lease, if PLANTED { shared.settings.term() } else { term }).await",
+        "return self.store().renew(lease, term).await;",
+        "return self.store().renew(lease, if PLANTED { self.settings.term() } else { term }).await;",
     ),
     patch(
         "final-error-runs-again",
