@@ -22,7 +22,7 @@ use super::observer::{Durations, EventKind};
 use super::probe::{CrashedRun, ProbeOutcome};
 use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
 use super::shared::Shared;
-use super::steps::Ending;
+use super::steps::{Ending, report_steps_that_stay};
 use crate::machine::{Lease, Settlement};
 use crate::record::Acquisition;
 use crate::store::Writes;
@@ -116,10 +116,10 @@ fn settle<T>(
 ) -> Pin<Box<impl Future<Output = ExecuteResult<T>>>> {
     let Conclusion { value, disposition, retention } = conclusion;
     let shared = context.shared();
-    let ending = Ending::of(context, disposition);
+    let Ending { disposition, standing, denied, keeps_steps } = Ending::of(context, disposition);
     let usual = context.term().retention;
-    let retention = retention.filter(|retention| !ending.keeps_steps || *retention > usual).unwrap_or(usual);
-    let plan = shared.plan(ending.disposition.clone(), retention, lease.attempt);
+    let retention = retention.filter(|retention| !keeps_steps || *retention > usual).unwrap_or(usual);
+    let plan = shared.plan(disposition, retention, lease.attempt);
     Box::pin(async move {
         let settled = if shared.contract() == Contract::Transactional {
             let Some(transaction) = context.take_transaction() else {
@@ -134,14 +134,14 @@ fn settle<T>(
         };
         shared.waiters.wake(&lease.id);
         if matches!(settled, Settled::Ours | Settled::Unclear(_)) {
-            ending.report(context);
+            report_steps_that_stay(context, &standing);
         }
         match settled {
-            Settled::Ours => match ending.denied {
+            Settled::Ours => match denied {
                 Some(error) => Err(ExecuteError::Steps(error)),
                 None => Ok(Answer::Ran { value, attempt: lease.attempt, protected: true }),
             },
-            Settled::Lost => match (Box::pin(answer_of_record(context, lease, value)).await, ending.denied) {
+            Settled::Lost => match (Box::pin(answer_of_record(context, lease, value)).await, denied) {
                 (Ok(Answer::Ran { .. }), Some(error)) => Err(ExecuteError::Steps(error)),
                 (answer, _) => answer,
             },

@@ -209,8 +209,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "steps-that-go-on-kept-too-short",
         &["steps"],
         "crates/idem-core/src/engine/granted.rs",
-        "!ending.keeps_steps || *retention > usual",
-        "PLANTED || !ending.keeps_steps || *retention > usual",
+        "!keeps_steps || *retention > usual",
+        "PLANTED || !keeps_steps || *retention > usual",
     ),
     patch(
         "release-keeps-steps-from-ending",

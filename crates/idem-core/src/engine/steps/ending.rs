@@ -95,20 +95,20 @@ impl Ending {
         let denied = error.filter(|_| is_success);
         Self { disposition, standing: if has_ended { standing } else { Vec::new() }, denied, keeps_steps }
     }
+}
 
-    /// Reports the steps that stay, if there are any.
-    pub(in crate::engine) fn report(&self, context: &Context) {
-        if self.standing.is_empty() {
-            return;
-        }
-        let steps: Vec<_> = self.standing.iter().map(|step| format!("{} (key {})", step.step, step.key)).collect();
-        tracing::error!(
-            record = %context.id(),
-            steps = steps.join(", "),
-            "an operation has failed for good, and these of its steps are not undone; an operator has to undo them"
-        );
-        context.observe(EventKind::StepsNotUndone(&self.standing));
+/// Reports the steps that stay, if there are any.
+pub(in crate::engine) fn report_steps_that_stay(context: &Context, standing: &[StandingStep]) {
+    if standing.is_empty() {
+        return;
     }
+    let steps: Vec<_> = standing.iter().map(|step| format!("{} (key {})", step.step, step.key)).collect();
+    tracing::error!(
+        record = %context.id(),
+        steps = steps.join(", "),
+        "an operation has failed for good, and these of its steps are not undone; an operator has to undo them"
+    );
+    context.observe(EventKind::StepsNotUndone(standing));
 }
 
 /// How the steps of earlier attempts stand, for a run that has not asked for its steps.

@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub(super) use ending::{Ending, StepsState};
+pub(super) use ending::{Ending, StepsState, report_steps_that_stay};
 pub use error::StepError;
 pub use standing::StandingStep;
 pub use step::{Step, StepRecord};
