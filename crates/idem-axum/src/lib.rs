@@ -8,7 +8,7 @@ pub use framework::Axum;
 
 use idem_tower::FrameworkLayer;
 
-/// Protects the requests of a router or of one route; see [`FrameworkLayer`](idem_tower::FrameworkLayer).
+/// Protects the requests of a router or of one route; see [`FrameworkLayer`].
 pub type IdempotencyLayer<S = ScopeMissing> = FrameworkLayer<S, Axum>;
 
 /// The service that [`IdempotencyLayer`] wraps around another one.
