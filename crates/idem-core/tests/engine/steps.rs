@@ -880,15 +880,20 @@ async fn a_release_does_not_forget_a_step_that_could_not_be_recorded() {
     assert_eq!(world.record().await.unwrap().attempt, 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_success_under_another_contract_counts_whatever_steps_there_were() {
-    let world = World::new();
+/// Runs an operation that completes a step and then fails, and waits for its next attempt.
+async fn leave_a_step(world: &World) {
     let fails = |context: Context| async move {
         context.steps()?.step("first").run(|_| async { Ok::<_, String>(1_u32) }).await?;
         Err::<String, _>(StepError::Interrupted { step: "own".into(), message: "away".into(), retry_after: None })
     };
     assert!(world.at_least_once().run_classified(operation(), StepError::meaning, fails).await.is_err());
     world.clock.advance(Duration::from_secs(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_success_under_another_contract_counts_whatever_steps_there_were() {
+    let world = World::new();
+    leave_a_step(&world).await;
     let succeeds = |_: Context| async { Ok::<_, String>("done".to_owned()) };
     assert_eq!(world.at_most_once().run(operation(), succeeds).await.unwrap().value, "done");
 }
@@ -896,12 +901,7 @@ async fn a_success_under_another_contract_counts_whatever_steps_there_were() {
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_of_the_handler_never_replaces_steps_of_an_earlier_attempt() {
     let world = World::new();
-    let fails = |context: Context| async move {
-        context.steps()?.step("first").run(|_| async { Ok::<_, String>(1_u32) }).await?;
-        Err::<String, _>(StepError::Interrupted { step: "own".into(), message: "away".into(), retry_after: None })
-    };
-    assert!(world.at_least_once().run_classified(operation(), StepError::meaning, fails).await.is_err());
-    world.clock.advance(Duration::from_secs(100));
+    leave_a_step(&world).await;
     let records = |context: Context| async move {
         let refused = context.checkpoint("mine", "data").await;
         assert!(matches!(refused, Err(CheckpointError::HasSteps)), "{refused:?}");
