@@ -62,9 +62,9 @@ impl Ending {
             _ => None,
         };
         // Without the error, which clients need not see.
-        let denied =
+        let not_succeeded =
             || StoredResponse::new(500, "the operation returned a success although its steps had not succeeded");
-        let told = |response| if is_success { denied() } else { response };
+        let told = |response| if is_success { not_succeeded() } else { response };
         let released = || StoredResponse::new(500, "the operation was released while it had steps");
         let disposition = match disposition {
             Disposition::Release { .. } if has_ended => Disposition::Fail { response: released() },
