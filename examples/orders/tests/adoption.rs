@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection};
@@ -148,8 +149,12 @@ async fn many_at_once_run_once_through_the_pool_and_one_more_connection() {
     });
     assert!(most.iter().all(|status| matches!(status, 201 | 409)), "{most:?}");
     assert_eq!(service.number("SELECT count(*) FROM orders.orders").await, 4);
-    let connections = service.connections().await;
-    assert!(connections <= POOL + 1, "{connections} connections");
+    // On a busy machine the server may still list a session that its client has ended.
+    let since = Instant::now();
+    while service.connections().await > POOL + 1 {
+        assert!(since.elapsed() < Duration::from_secs(10), "{} connections", service.connections().await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     // One after the other, each of them is answered.
     for key in 0..4 {
         let (status, is_replay, _) = service.order(&format!("k-{key}"), r#"{"item":"pen","quantity":1}"#);
