@@ -280,7 +280,7 @@ impl Steps {
     /// Counts an attempt to undo, unless there have been enough.
     async fn begin_to_undo(&mut self, failed: &FailedStep) -> Result<(), StepError> {
         let begun = self.log.undo_attempts;
-        // Crashes before it may have used up all attempts: so many are made all the same.
+        // Crashes may have used up all attempts before the first undo. Then this many attempts undo nevertheless.
         let enough = self.last_attempt() - self.last_forward();
         if self.context.attempt() > self.last_attempt() && begun >= enough {
             return Err(StepError::NotUndone {
