@@ -25,6 +25,7 @@ const STORES: &[(&str, Backend)] = &[
     ("sqlite", Backend::Sqlite),
     ("postgres", Backend::Postgres),
     ("own-pool", Backend::OwnPool),
+    ("joined", Backend::Joined),
     ("pgbouncer", Backend::PgBouncer),
     ("redis", Backend::Redis),
     ("sentinel", Backend::RedisSentinel),

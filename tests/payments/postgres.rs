@@ -144,6 +144,11 @@ fn a_payment_from_a_pool_of_the_application_is_made_once_wherever_its_process_is
 }
 
 #[test]
+fn a_payment_in_a_transaction_that_was_joined_is_made_once_wherever_its_process_is_killed() {
+    kill_often(Backend::Joined.into());
+}
+
+#[test]
 fn a_payment_behind_pgbouncer_is_made_once_wherever_its_process_is_killed() {
     kill_often(Backend::PgBouncer.into());
 }

@@ -49,6 +49,10 @@ pub(crate) struct Config {
     /// does.
     #[arg(long, env = "PAYMENTS_OWN_POOL", value_parser = clap::builder::FalseyValueParser::new(), conflicts_with = "pooler")]
     pub(crate) own_pool: bool,
+    /// Open the transactions of the payments in this service, and let the runs of a store in Postgres join them, as a service
+    /// with a unit-of-work middleware does. The pool is the application's, as with --own-pool.
+    #[arg(long, env = "PAYMENTS_JOIN", value_parser = clap::builder::FalseyValueParser::new(), conflicts_with_all = ["pooler", "own_pool", "cache"])]
+    pub(crate) join: bool,
     /// Settle each payment in the transaction that makes it, by the SQL interface of a store in Postgres, as a handler with
     /// another driver does. It takes --contract at-least-once, and yet each payment is made once.
     #[arg(long, env = "PAYMENTS_SETTLE_IN_HANDLER", value_parser = clap::builder::FalseyValueParser::new(), conflicts_with = "ledger")]

@@ -2,6 +2,7 @@
 
 mod answer;
 mod config;
+mod joined;
 mod ledger;
 mod openapi;
 mod problem;

@@ -18,6 +18,7 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::task::JoinHandle;
 
 use crate::config::{Config, ContractName, Database, Place, UnknownPlace};
+use crate::joined::JoinedStore;
 
 /// The least time to wait for other writers of SQLite.
 const SQLITE_PATIENCE: Duration = Duration::from_secs(5);
@@ -36,6 +37,8 @@ const MEMORY_RECORDS: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 pub(crate) enum Store {
     Sqlite(SqliteStore),
     Postgres(PostgresStore),
+    /// Postgres, with transactions that this service opens.
+    Joined(JoinedStore),
     Redis(RedisStore),
     Memory(Arc<MemoryStore>),
     /// With Redis in front.
@@ -85,7 +88,7 @@ impl Store {
         let durable: Arc<dyn TransactionalStore> = match &store {
             Self::Sqlite(store) => Arc::new(store.clone()),
             Self::Postgres(store) => Arc::new(store.clone()),
-            Self::Redis(_) | Self::Memory(_) | Self::Cached(..) => return Err(UnknownPlace::NothingToSpare.into()),
+            Self::Joined(_) | Self::Redis(_) | Self::Memory(_) | Self::Cached(..) => return Err(UnknownPlace::NothingToSpare.into()),
         };
         let timeout = Duration::from_millis(config.cache_timeout_ms);
         let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix).timeout(timeout);
@@ -101,15 +104,17 @@ impl Store {
                 Self::Sqlite(SqliteStore::open(SqliteConfig::new(url).busy_timeout(patience)).await?)
             }
             Place::Database(Database::Postgres(url)) => {
-                let postgres = if config.own_pool {
-                    let pool = PgPoolOptions::new().max_connections(POOL_CONNECTIONS).connect_lazy(url)?;
-                    PostgresConfig::from_pool(pool)
+                let pool = PgPoolOptions::new().max_connections(POOL_CONNECTIONS).connect_lazy(url)?;
+                let postgres = if config.own_pool || config.join {
+                    PostgresConfig::from_pool(pool.clone())
                 } else {
                     PostgresConfig::new(url)
                 };
                 let postgres = postgres.schema(config.idem_schema.as_str());
                 let postgres = if config.pooler { postgres.through_transaction_pooler() } else { postgres };
-                Self::Postgres(PostgresStore::open(postgres).await?)
+                let store = PostgresStore::open(postgres).await?;
+                let idle = Duration::from_millis(config.lease_ms);
+                if config.join { Self::Joined(JoinedStore { store, pool, idle }) } else { Self::Postgres(store) }
             }
             Place::Memory => Self::Memory(Arc::new(MemoryStore::new(MEMORY_RECORDS))),
             Place::Redis(url) => {
@@ -126,7 +131,7 @@ impl Store {
         let durability = match self {
             Self::Sqlite(store) => return store.self_test().await,
             Self::Memory(store) => return self_test(store.as_ref()).await,
-            Self::Postgres(store) => store.self_test().await?.to_string(),
+            Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => store.self_test().await?.to_string(),
             Self::Redis(store) => store.self_test().await?.to_string(),
             Self::Cached(durable, store) => {
                 Box::pin(durable.self_test()).await?;
@@ -147,6 +152,7 @@ impl Store {
             Self::Memory(store) => return in_memory(store.clone(), config, settings),
             Self::Sqlite(store) => Arc::new(store.clone()) as Arc<dyn TransactionalStore>,
             Self::Postgres(store) => Arc::new(store.clone()),
+            Self::Joined(store) => Arc::new(store.clone()),
             Self::Cached(_, store) => Arc::new(store.clone()),
         };
         Ok(match config.contract {
@@ -169,7 +175,7 @@ impl Store {
     pub(crate) async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
         match self {
             Self::Sqlite(store) => store.peek(id).await,
-            Self::Postgres(store) => store.peek(id).await,
+            Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => store.peek(id).await,
             Self::Redis(store) => store.peek(id).await,
             Self::Memory(store) => store.peek(id).await,
             Self::Cached(_, store) => store.peek(id).await,
@@ -182,7 +188,7 @@ impl Store {
                 let health = store.health().await?;
                 ("sqlite", health.version, "records", health.records)
             }
-            Self::Postgres(store) => {
+            Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => {
                 let health = store.health().await?;
                 ("postgres", health.version, "records", health.records)
             }
@@ -207,7 +213,9 @@ impl Store {
         match self {
             Self::Sqlite(store) => RunningPurge::Task(tokio::spawn(purge(Arc::new(store.clone())))),
             Self::Memory(store) => RunningPurge::Task(tokio::spawn(purge(store.clone()))),
-            Self::Postgres(store) => RunningPurge::Postgres(Purger::start(store.clone())),
+            Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => {
+                RunningPurge::Postgres(Purger::start(store.clone()))
+            }
             Self::Redis(_) => RunningPurge::NotNeeded,
             Self::Cached(durable, _) => durable.start_purge(),
         }

@@ -15,6 +15,8 @@ pub enum Store {
     Postgres,
     /// Postgres, with transactions from a connection pool of the application.
     OwnPool,
+    /// Postgres. Runs join transactions that the application opens.
+    Joined,
     /// Postgres. Handlers settle their runs by SQL, in the transactions of their payments.
     SettledByHandler,
     /// Postgres through PgBouncer.
@@ -385,9 +387,10 @@ impl Kind {
 
 impl Cell {
     /// The cells that are tested.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self { store: Store::Postgres, contract: Contract::Transactional },
         Self { store: Store::OwnPool, contract: Contract::Transactional },
+        Self { store: Store::Joined, contract: Contract::Transactional },
         Self { store: Store::Postgres, contract: Contract::AtMostOnce },
         Self { store: Store::SettledByHandler, contract: Contract::AtLeastOnce },
         Self { store: Store::Pooled, contract: Contract::AtLeastOnce },
@@ -402,6 +405,7 @@ impl Cell {
         let store = match self.store {
             Store::Postgres => "postgres",
             Store::OwnPool => "own-pool",
+            Store::Joined => "joined",
             Store::SettledByHandler => "settled-by-handler",
             Store::Pooled => "pooled",
             Store::Hybrid => "hybrid",

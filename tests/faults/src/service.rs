@@ -64,11 +64,14 @@ impl Service {
         if cell.store == Store::OwnPool {
             args.push("--own-pool".to_owned());
         }
+        if cell.store == Store::Joined {
+            args.push("--join".to_owned());
+        }
         if cell.store == Store::SettledByHandler {
             args.push("--settle-in-handler".to_owned());
         }
         let stores = match cell.store {
-            Store::Postgres | Store::OwnPool | Store::SettledByHandler | Store::Pooled | Store::Hybrid => {
+            Store::Postgres | Store::OwnPool | Store::Joined | Store::SettledByHandler | Store::Pooled | Store::Hybrid => {
                 [("--store", postgres), ("--cache", redis)]
             }
             Store::Redis => [("--store", redis), ("--cache", None)],

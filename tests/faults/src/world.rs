@@ -289,9 +289,7 @@ const SETTLES_BEHIND: Behind = Behind { patience: Duration::from_secs(5), delay:
 pub(crate) fn promise(cell: Cell) -> Promise {
     let stale_lock = match (cell.store, cell.contract) {
         (Store::Hybrid, _) => LEASE + Duration::from_secs(1),
-        (Store::Postgres | Store::OwnPool | Store::SettledByHandler | Store::Pooled | Store::Redis, _) => {
-            Duration::ZERO
-        }
+        _ => Duration::ZERO,
     };
     Promise {
         at_most_one_effect: cell.contract != Contract::AtLeastOnce || cell.commits_both(),

@@ -158,6 +158,7 @@ pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
         ("sqlite", vec![], all),
         ("postgres", vec!["--store", &postgres_url], all),
         ("own-pool", vec!["--store", &postgres_url, "--own-pool"], &["transactional"]),
+        ("joined", vec!["--store", &postgres_url, "--join"], &["transactional"]),
         ("redis", [&["--store", &redis_url, "--dangerous-accept-store-loss"], ledger].concat(), leased),
         ("hybrid", vec!["--store", &postgres_url, "--cache", &redis_url], all),
     ];

@@ -44,6 +44,8 @@ pub(crate) enum Backend {
     Postgres,
     /// Postgres, with transactions from a connection pool of the application.
     OwnPool,
+    /// Postgres, with transactions that the application opens.
+    Joined,
     /// Postgres behind a private PgBouncer in transaction mode.
     PgBouncer,
     Redis,
@@ -58,8 +60,8 @@ impl Backend {
     /// The contracts that the store supports.
     pub(crate) fn contracts(self) -> &'static [Contract] {
         match self {
-            // The pool matters here only; the other contracts do the same as without it.
-            Self::OwnPool => &[Contract::Transactional],
+            // The pool and its transactions matter here only; the other contracts do the same as without it.
+            Self::OwnPool | Self::Joined => &[Contract::Transactional],
             Self::Sqlite | Self::Postgres | Self::PgBouncer | Self::Hybrid => &Contract::ALL,
             Self::Memory | Self::Redis | Self::RedisSentinel | Self::RedisCluster => &Contract::LEASED,
         }
@@ -134,8 +136,9 @@ impl Server {
             }
             Backend::Sqlite => Self::start_with(Records::Folder, None, contract, &args),
             Backend::Postgres => Self::start_with(Records::Postgres(Arc::new(Schemas::new())), None, contract, &args),
-            Backend::OwnPool => {
-                let args: Vec<&str> = args.iter().copied().chain(["--own-pool"]).collect();
+            Backend::OwnPool | Backend::Joined => {
+                let flag = if backend == Backend::OwnPool { "--own-pool" } else { "--join" };
+                let args: Vec<&str> = args.iter().copied().chain([flag]).collect();
                 Self::start_with(Records::Postgres(Arc::new(Schemas::new())), None, contract, &args)
             }
             Backend::PgBouncer => {

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::answer::Answer;
 use crate::config::{Config, Database};
+use crate::joined::JoinedTransaction;
 use crate::problem::Problem;
 use postgres::PostgresLedger;
 use sqlite::SqliteLedger;
@@ -139,9 +140,14 @@ impl Ledger {
                 Some(mut transaction) => ledger.insert(&mut transaction, tenant, payment, attempt).await?,
                 None => ledger.insert_alone(tenant, payment, attempt).await?,
             },
-            Self::Postgres(ledger) => match transaction_of::<PostgresTransaction>(run)? {
-                Some(mut transaction) => ledger.insert(&mut transaction, tenant, payment, attempt).await?,
-                None => ledger.insert_alone(run, tenant, payment, answer).await?,
+            Self::Postgres(ledger) => match transaction_of::<PostgresTransaction>(run) {
+                Ok(Some(mut transaction)) => ledger.insert(&mut transaction, tenant, payment, attempt).await?,
+                Ok(None) => ledger.insert_alone(run, tenant, payment, answer).await?,
+                Err(TransactionError::OtherType(_)) => {
+                    let mut joined = run.transaction::<JoinedTransaction>()?;
+                    ledger.insert(&mut joined.transaction, tenant, payment, attempt).await?;
+                }
+                Err(error) => return Err(error.into()),
             },
         }
         Ok(())
