@@ -185,7 +185,9 @@ fn the_page_of_operators_names_the_store(setup: Setup) {
     let (store, counted) = match setup.backend {
         Backend::Memory => ("memory", "records"),
         Backend::Sqlite => ("sqlite", "records"),
-        Backend::Postgres | Backend::OwnPool | Backend::Joined | Backend::PgBouncer | Backend::Hybrid => ("postgres", "records"),
+        Backend::Postgres | Backend::OwnPool | Backend::Joined | Backend::PgBouncer | Backend::Hybrid => {
+            ("postgres", "records")
+        }
         Backend::Redis | Backend::RedisSentinel | Backend::RedisCluster => ("redis", "keys"),
     };
     assert_eq!((&health["status"], &health["store"]), (&"ok".into(), &store.into()));

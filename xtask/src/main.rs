@@ -128,13 +128,14 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Long { check } => {
             servers::provide(&check)?;
-            build_example()?;
+            build_example("payments")?;
             let mut long = command::cargo(&["run", "--quiet", "--release", "-p", "idem-long", "--"]);
             command::run(long.args(check))?;
         }
         Task::Faults { options } => {
             servers::provide(&options)?;
-            build_example()?;
+            build_example("payments")?;
+            build_example("reports")?;
             let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);
             command::run(faults.arg(planted::example()?).args(options))?;
         }
@@ -158,8 +159,8 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the example, whose processes long checks and faults start.
-fn build_example() -> Result<(), Box<dyn Error>> {
-    let build = ["build", "--quiet", "--release", "-p", "payments", "--features", "simulate"];
+/// Builds an example, whose processes long checks and faults start.
+fn build_example(package: &str) -> Result<(), Box<dyn Error>> {
+    let build = ["build", "--quiet", "--release", "-p", package, "--features", "simulate"];
     command::run(&mut command::cargo(&build))
 }

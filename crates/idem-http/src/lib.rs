@@ -4,6 +4,7 @@ mod access;
 mod authority;
 mod budget;
 mod content;
+mod continuation;
 mod directives;
 mod head;
 mod headers;
@@ -25,6 +26,7 @@ mod syntax;
 
 pub use access::{NotProtected, context_of, optional_transaction_of, transaction_of};
 pub use budget::{ByteBudget, Reservation};
+pub use continuation::Continuation;
 pub use directives::ResponseDirectives;
 pub use head::RequestHead;
 pub use headers::HeaderFields;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use idem_core::JsonPointer;
 
 use crate::budget::ByteBudget;
+use crate::continuation::Continuation;
 use crate::meaning::{AnsweredWith, Classifier, Meaning};
 use crate::problem::Problem;
 use crate::problem_style::{ProblemBody, ProblemStyle};
@@ -33,6 +34,7 @@ pub struct HttpPolicy {
     pub(crate) key_member: Option<JsonPointer>,
     pub(crate) mismatch_status: u16,
     pub(crate) problems: ProblemStyle,
+    pub(crate) continuation: Option<Arc<dyn Continuation>>,
 }
 
 /// Request headers of the fingerprint; [`HttpPolicy::fingerprint_header`] says why.
@@ -82,6 +84,7 @@ impl HttpPolicy {
             key_member: None,
             mismatch_status: 422,
             problems: ProblemStyle::default(),
+            continuation: None,
         }
     }
 
@@ -300,6 +303,16 @@ impl HttpPolicy {
     #[must_use]
     pub fn classify(mut self, classify: impl Fn(&AnsweredWith<'_>) -> Meaning + Send + Sync + 'static) -> Self {
         self.classifier = Some(Classifier::new(classify));
+        self
+    }
+
+    /// Answers repeats with the final answer, if the first answer only says that the work was accepted.
+    ///
+    /// Default none: every repeat gets the first answer, such as a 202, byte for byte. With `idem-jobs`, a repeat of the request
+    /// gets the result of its job as soon as there is one.
+    #[must_use]
+    pub fn continued_by(mut self, continuation: Arc<dyn Continuation>) -> Self {
+        self.continuation = Some(continuation);
         self
     }
 

@@ -1,13 +1,15 @@
 //! The framework-independent part of a layer: it asks scope, policy and engine in the right order.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::Either;
 use futures_util::{FutureExt, Stream, StreamExt};
-use idem_core::engine::{Answer, Conclusion, Context, Idempotency, Operation};
+use idem_core::engine::{Answer, Conclusion, Context, ExecuteError, Idempotency, Operation};
+use idem_core::{RecordId, Replay, ReplayKind};
 use scopeguard::ScopeGuard;
 
 use crate::head::{KeyedHead, RequestHead};
@@ -189,19 +191,42 @@ impl<S> Protection<S> {
         };
         let run = move |context| run(context).map(conclude);
         let policy = Arc::clone(&self.policy);
-        self.engine.execute(operation, run, move || on_panic.handler_failed()).map(move |answer| {
-            let problem = match answer {
-                Ok(Answer::Ran { value, .. }) => return value,
-                Ok(Answer::Replay(replay)) => return Err(policy.replay(&replay)),
-                Err(error) => return Err(policy.failure(&error)),
-                Ok(Answer::InProgress { retry_after }) => {
-                    Problem::new(ProblemKind::InProgress).retry_after(retry_after)
+        let continued = policy.continuation.as_ref().map(|_| self.engine.acquire_for(&operation).id);
+        self.engine.execute(operation, run, move || on_panic.handler_failed()).then(move |answer| {
+            match (answer, continued) {
+                (Ok(Answer::Replay(replay)), Some(request)) => {
+                    Either::Right(Box::pin(async move { Err(policy.final_reply(&request, &replay).await) }))
                 }
-                Ok(Answer::Backoff { retry_after }) => Problem::new(ProblemKind::Backoff).retry_after(retry_after),
-                Ok(Answer::Mismatch) => Problem::new(ProblemKind::Mismatch),
-            };
-            Err(policy.problem(&problem))
+                (answer, _) => Either::Left(ready(policy.reply(answer))),
+            }
         })
+    }
+}
+
+impl HttpPolicy {
+    /// The handler's answer, or the reply that takes its place.
+    fn reply<T>(&self, answer: Result<Answer<Result<T, Reply>>, ExecuteError>) -> Result<T, Reply> {
+        let problem = match answer {
+            Ok(Answer::Ran { value, .. }) => return value,
+            Ok(Answer::Replay(replay)) => return Err(self.replay(&replay)),
+            Err(error) => return Err(self.failure(&error)),
+            Ok(Answer::InProgress { retry_after }) => Problem::new(ProblemKind::InProgress).retry_after(retry_after),
+            Ok(Answer::Backoff { retry_after }) => Problem::new(ProblemKind::Backoff).retry_after(retry_after),
+            Ok(Answer::Mismatch) => Problem::new(ProblemKind::Mismatch),
+        };
+        Err(self.problem(&problem))
+    }
+
+    /// The reply to a repeat whose first answer may have a continuation.
+    async fn final_reply(&self, request: &RecordId, first: &Replay) -> Reply {
+        let Some(continuation) = self.continuation.as_ref().filter(|_| first.kind == ReplayKind::Completed) else {
+            return self.replay(first);
+        };
+        match continuation.final_answer(request, &first.response).await {
+            Ok(Some(last)) => self.replay(&last),
+            Ok(None) => self.replay(first),
+            Err(error) => self.failure(&error),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
-    LiveRecord, OwnerOutcome, Record, RecordId, SettlementListener, Settlement, StoreError, StoreErrorKind,
+    LiveRecord, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind,
     StoreTransaction, Term, TransactionalStore, Writes,
 };
 use idem_postgres::{Join, JoinedRun, PostgresStore};
@@ -46,8 +46,11 @@ pub(crate) struct JoinedTransaction {
 #[async_trait]
 impl TransactionalStore for JoinedStore {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
-        let mut transaction =
-            self.pool.begin_with(AssertSqlSafe(begin_sql(self.idle))).await.map_err(|error| unavailable("begin", error))?;
+        let mut transaction = self
+            .pool
+            .begin_with(AssertSqlSafe(begin_sql(self.idle)))
+            .await
+            .map_err(|error| unavailable("begin", error))?;
         Ok(match self.store.join(&mut transaction, request).await? {
             Join::Answered(outcome) => Begin::Answered(outcome),
             Join::Acquired(run) => {
@@ -81,7 +84,8 @@ impl StoreTransaction for JoinedTransaction {
         if let Err(error) = sqlx::raw_sql(end).execute(&mut *transaction).await {
             return Err(match error {
                 error @ sqlx::Error::Database(_) => {
-                    let message = "the handler has overlooked an error, or ended the transaction; nothing can be committed";
+                    let message =
+                        "the handler has overlooked an error, or ended the transaction; nothing can be committed";
                     StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
                 }
                 error => unavailable("end", error),

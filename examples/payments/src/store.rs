@@ -88,7 +88,9 @@ impl Store {
         let durable: Arc<dyn TransactionalStore> = match &store {
             Self::Sqlite(store) => Arc::new(store.clone()),
             Self::Postgres(store) => Arc::new(store.clone()),
-            Self::Joined(_) | Self::Redis(_) | Self::Memory(_) | Self::Cached(..) => return Err(UnknownPlace::NothingToSpare.into()),
+            Self::Joined(_) | Self::Redis(_) | Self::Memory(_) | Self::Cached(..) => {
+                return Err(UnknownPlace::NothingToSpare.into());
+            }
         };
         let timeout = Duration::from_millis(config.cache_timeout_ms);
         let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix).timeout(timeout);

@@ -2,6 +2,7 @@
 
 mod client;
 mod injector;
+mod jobs;
 mod service;
 mod world;
 
@@ -38,6 +39,9 @@ struct Options {
     /// Runs only this cell, such as postgres/transactional; may be repeated.
     #[arg(long)]
     cell: Vec<String>,
+    /// Number of jobs of the cell `jobs/transactional`, which takes as long as it takes.
+    #[arg(long, default_value_t = 2000)]
+    jobs: u64,
     /// Number of concurrent clients.
     #[arg(long, default_value_t = 48)]
     clients: u64,
@@ -48,6 +52,9 @@ struct Options {
     #[arg(long, hide = true)]
     next: PathBuf,
 }
+
+/// The cell of asynchronous work.
+const JOBS: &str = "jobs/transactional";
 
 /// How often many clients request one key at once, and how many.
 const STORM_EVERY: Duration = Duration::from_secs(5);
@@ -68,9 +75,10 @@ async fn main() -> ExitCode {
 async fn run(options: &Options) -> Result<bool, Error> {
     let is_chosen = |cell: &Cell| options.cell.is_empty() || options.cell.contains(&cell.name());
     let cells: Vec<Cell> = Cell::ALL.into_iter().filter(is_chosen).collect();
-    if cells.is_empty() {
+    let has_jobs = options.cell.is_empty() || options.cell.iter().any(|cell| cell == JOBS);
+    if cells.is_empty() && !has_jobs {
         let names = Cell::ALL.map(Cell::name);
-        return Err(format!("there is no such cell; there are {}", names.join(", ")).into());
+        return Err(format!("there is no such cell; there are {}, {JOBS}", names.join(", ")).into());
     }
     let mut passed = true;
     let mut all = Vec::new();
@@ -91,8 +99,11 @@ async fn run(options: &Options) -> Result<bool, Error> {
         passed &= found.failures.is_empty();
         all.push(found);
     }
-    if !options.plan {
+    if !options.plan && !all.is_empty() {
         print_table(&all, &kinds);
+    }
+    if !options.plan && has_jobs {
+        passed &= jobs::run(options.jobs, options.seed).await?;
     }
     Ok(passed)
 }

@@ -71,9 +71,12 @@ impl Service {
             args.push("--settle-in-handler".to_owned());
         }
         let stores = match cell.store {
-            Store::Postgres | Store::OwnPool | Store::Joined | Store::SettledByHandler | Store::Pooled | Store::Hybrid => {
-                [("--store", postgres), ("--cache", redis)]
-            }
+            Store::Postgres
+            | Store::OwnPool
+            | Store::Joined
+            | Store::SettledByHandler
+            | Store::Pooled
+            | Store::Hybrid => [("--store", postgres), ("--cache", redis)],
             Store::Redis => [("--store", redis), ("--cache", None)],
         };
         for (flag, url) in stores {

@@ -206,6 +206,12 @@ impl Context {
         self.run.lease.as_ref().and_then(|lease| lease.checkpoint.as_ref())
     }
 
+    /// Whose request asked for it; `None` if the service has one tenant.
+    #[must_use]
+    pub fn principal(&self) -> Option<&str> {
+        self.run.subject.scope.principal()
+    }
+
     /// A key for a call to another system, the same on every attempt, different for every `step`.
     #[must_use]
     pub fn downstream_key(&self, step: &str) -> String {

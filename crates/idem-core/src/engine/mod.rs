@@ -66,8 +66,10 @@ pub use steps::{StandingStep, Step, StepError, StepRecord, StepToUndo, Steps};
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
 use crate::machine::Acquire;
+use crate::record::Record;
 use crate::scope::Scope;
-use crate::store::{DurableStore, IdempotencyStore, TransactionalStore};
+use crate::store::{DurableStore, IdempotencyStore, StoreError, TransactionalStore};
+use observer::Subject;
 use shared::{Backend, Group, Shared};
 
 /// Runs operations under one contract on one store. Clones share everything.
@@ -276,6 +278,15 @@ impl Idempotency {
     #[must_use]
     pub fn acquire_for(&self, operation: &Operation) -> Acquire {
         self.shared.acquire_request(operation)
+    }
+
+    /// The record of an operation, whoever runs it; `None` if there is none, or it has expired. It acquires nothing.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store does not answer within [`Settings::store_timeout`].
+    pub async fn find(&self, operation: &Operation) -> Result<Option<Record>, StoreError> {
+        let subject = Subject::of(&self.acquire_for(operation));
+        self.shared.bounded(&subject, self.shared.store().peek(&subject.id)).await
     }
 
     /// Reports to the observer that a request was refused before it became an operation. For integrations: `reason` is

@@ -248,6 +248,18 @@ impl Settings {
         self
     }
 
+    /// The [`retention`](Self::retention) that was set.
+    #[must_use]
+    pub fn record_retention(&self) -> Duration {
+        self.retention
+    }
+
+    /// The [`max_attempts`](Self::max_attempts) that was set.
+    #[must_use]
+    pub fn attempt_limit(&self) -> u32 {
+        self.max_attempts.get()
+    }
+
     /// Whether a runtime was named.
     #[must_use]
     pub fn has_runtime(&self) -> bool {

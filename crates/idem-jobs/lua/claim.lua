@@ -1,0 +1,27 @@
+-- Claims jobs that are due, the oldest first, and counts the deliveries.
+--
+-- KEYS: the jobs that are due, the suspects that are due. ARGV: how many of the first at most, how many of the second, how long
+-- they are held in ms, the start of the keys of jobs, how many unreported deliveries make a suspect.
+-- Returns for each job: id, name, principal, payload, delivered, unreported, ms until the deadline.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local claimed = {}
+local function claim(from, most)
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', from, '-inf', now, 'LIMIT', 0, most)) do
+        local key = ARGV[4] .. id
+        local job = redis.call('HMGET', key, 'name', 'principal', 'payload', 'deadline')
+        redis.call('ZREM', from, id)
+        -- If something else has removed the job, that was all.
+        if job[1] then
+            local delivered = redis.call('HINCRBY', key, 'delivered', 1)
+            local unreported = redis.call('HINCRBY', key, 'unreported', 1)
+            local into = unreported >= tonumber(ARGV[5]) and KEYS[2] or KEYS[1]
+            redis.call('ZADD', into, now + ARGV[3], id)
+            claimed[#claimed + 1] = { id, job[1], job[2], job[3], delivered, unreported, job[4] - now }
+        end
+    end
+end
+-- First the suspects: a job that becomes one now is not claimed twice.
+claim(KEYS[2], ARGV[2])
+claim(KEYS[1], ARGV[1])
+return claimed

@@ -1,0 +1,164 @@
+//! What a job is.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use idem_core::engine::Operation;
+use idem_core::{Fingerprint, KeyError, RecordId, Scope, StoreError, StoreErrorKind};
+
+/// The most bytes of a payload: a queue is no storage. Keep a large input elsewhere, and its address in the payload.
+pub(crate) const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
+
+/// The address of a job: 64 lower-case hexadecimal digits, made of the record id of the request that asked for it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId(Arc<str>);
+
+impl JobId {
+    /// The id of the job that a request has. A request has at most one job, so that a rerun of the request finds it.
+    #[must_use]
+    pub fn of(request: &RecordId) -> Self {
+        Self(request.downstream_key("job").into())
+    }
+
+    /// The digits.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Text that is no id of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the id of a job has 64 lower-case hexadecimal digits")]
+#[non_exhaustive]
+pub struct InvalidJobId;
+
+impl FromStr for JobId {
+    type Err = InvalidJobId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidJobId> {
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if text.len() == 64 && text.bytes().all(is_digit) { Ok(Self(text.into())) } else { Err(InvalidJobId) }
+    }
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for JobId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "JobId({self})")
+    }
+}
+
+/// A piece of work, as its queue keeps it. `Debug` does not show the payload.
+#[derive(Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is made by queues of other crates")]
+pub struct Job {
+    /// Its id.
+    pub id: JobId,
+    /// Which handler runs it.
+    pub name: String,
+    /// Whose request asked for it; `None` if the service has one tenant.
+    pub principal: Option<String>,
+    /// The input of its handler.
+    pub payload: Bytes,
+}
+
+impl Job {
+    /// The operation that the worker runs. Its record says whether the job has run; the queue only wakes workers.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Corrupt`] when its queue gave back an id that is no key.
+    pub(crate) fn operation(&self) -> Result<Operation, StoreError> {
+        let name = format!("job:{}", self.name);
+        let fingerprint = Fingerprint::of_bytes(&name, &self.payload);
+        let scope = match &self.principal {
+            Some(principal) => Scope::new(principal.as_str(), name),
+            None => Scope::single_tenant(name),
+        };
+        let key = self.id.as_str().parse().map_err(|error: KeyError| {
+            StoreError::new(StoreErrorKind::Corrupt, "the queue has a job whose id is no key").with_source(error)
+        })?;
+        Ok(Operation::new(scope, key, fingerprint).wait(Duration::ZERO))
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Job")
+            .field("id", &self.id)
+            .field("name", &self.name)
+            .field("principal", &self.principal)
+            .field("payload_bytes", &self.payload.len())
+            .finish()
+    }
+}
+
+/// A job that a worker has claimed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is made by queues of other crates")]
+pub struct Delivery {
+    /// The job.
+    pub job: Job,
+    /// Which delivery it is, from 1. A report about an earlier one is ignored.
+    pub number: i64,
+    /// How many deliveries had no report, this one included: their workers disappeared.
+    pub unreported: u32,
+    /// How long until the deadline, by the queue's clock; zero after it.
+    pub remaining: Duration,
+}
+
+/// From how many unreported deliveries on a job is a suspect.
+///
+/// A process that a job kills takes the other jobs of its worker with it. Were they all delivered together again, the innocent
+/// ones would be parked with the guilty one. One loss is no suspicion: a deployment kills workers, too.
+pub const SUSPECT_FROM: u32 = 2;
+
+impl Delivery {
+    /// Whether the job was a suspect before this delivery.
+    #[must_use]
+    pub fn is_suspect(&self) -> bool {
+        self.unreported > SUSPECT_FROM
+    }
+}
+
+/// A job as its queue shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is made by queues of other crates")]
+pub struct QueuedJob {
+    /// The job.
+    pub job: Job,
+    /// Whether its deadline is over, by the queue's clock.
+    pub is_overdue: bool,
+    /// Whether it was parked: too many deliveries had no report.
+    pub is_parked: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_read_back_and_nothing_else_is_one() {
+        let id = JobId::of(&RecordId::from_bytes([7; 32]));
+        assert_eq!(id.as_str().parse(), Ok(id.clone()));
+        for text in ["", "7", &id.as_str()[1..], &id.as_str().to_uppercase(), &"g".repeat(64), &"é".repeat(32)] {
+            assert_eq!(text.parse::<JobId>(), Err(InvalidJobId), "{text}");
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_payload() {
+        let id = JobId::of(&RecordId::from_bytes([7; 32]));
+        let job = Job { id, name: "report".into(), principal: None, payload: Bytes::from_static(b"secret") };
+        assert!(!format!("{job:?}").contains("secret"));
+    }
+}

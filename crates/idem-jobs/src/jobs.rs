@@ -1,0 +1,368 @@
+//! Jobs from the side of the API: enqueue, find, answer.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Idempotency};
+use idem_core::{
+    HeaderField, Record, RecordId, Replay, ReplayKind, State, StoreError, StoreErrorKind, StoredBody, StoredResponse,
+    Timestamp,
+};
+use idem_http::{Continuation, ResponseDirectives};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::job::{Job, JobId, MAX_PAYLOAD_BYTES, QueuedJob};
+use crate::queue::{EnqueueError, JobQueue};
+use crate::settings::JobSettings;
+
+/// `Retry-After` of a job that has not ended, in seconds.
+const ASK_AGAIN: &str = "2";
+
+/// Work that outlives its request. Clones share everything.
+///
+/// The request's record R and the job's record W are ordinary records. R keeps the 202. W has the operation `job:<name>`, the
+/// id of the job as its key, and the result. The queue only wakes workers; W decides whether the job runs.
+#[derive(Clone)]
+pub struct Jobs {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) queue: Arc<dyn JobQueue>,
+    /// Runs the jobs, under their contract.
+    pub(crate) engine: Idempotency,
+    pub(crate) settings: JobSettings,
+    /// Wakes the worker of this process.
+    pub(crate) enqueued: Notify,
+}
+
+/// A job that was enqueued, and the answer that says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Accepted {
+    /// Its id.
+    pub id: JobId,
+    /// Where the client finds it.
+    pub location: String,
+    /// How long the record of the request has to be kept, so that a repeat never enqueues a second job while the first one can
+    /// still run or has its result.
+    pub retention: Duration,
+}
+
+/// How a job stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every state")]
+pub enum JobState {
+    /// It has not begun, or waits for its next attempt.
+    Waiting {
+        /// How many attempts have failed.
+        attempts: u32,
+    },
+    /// A worker runs it.
+    Running {
+        /// Which attempt it is.
+        attempt: u32,
+    },
+    /// It has ended.
+    Ended(Replay),
+}
+
+/// Why a job ends without a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GiveUp {
+    /// It did not begin in time.
+    Overdue,
+    /// Its workers disappeared again and again.
+    Parked,
+}
+
+impl GiveUp {
+    fn response(self) -> StoredResponse {
+        let (status, name, title) = match self {
+            Self::Overdue => (504, "job-overdue", "The job did not begin before its deadline, and never will"),
+            Self::Parked => (500, "job-parked", "The job stopped its worker again and again, and was given up"),
+        };
+        let body = serde_json::json!({ "type": format!("about:blank#{name}"), "title": title, "status": status });
+        let content_type = HeaderField { name: "content-type".into(), value: "application/problem+json".into() };
+        StoredResponse { headers: [content_type].into(), ..StoredResponse::new(status, body.to_string()) }
+    }
+
+    /// Fails the job for good.
+    pub(crate) fn conclusion<T>(self, value: T) -> Conclusion<T> {
+        Conclusion { value, disposition: Disposition::Fail { response: self.response() }, retention: None }
+    }
+}
+
+impl Jobs {
+    /// Jobs in `queue`, which `engine` runs. The contract of `engine` is that of the jobs, and its retention is how long their
+    /// results are kept.
+    ///
+    /// `engine` needs the store of the requests' engine, and should be [attached](Idempotency::attached_to) to that one.
+    #[must_use]
+    pub fn new(queue: Arc<dyn JobQueue>, engine: Idempotency, settings: JobSettings) -> Self {
+        Self { shared: Arc::new(Shared { queue, engine, settings, enqueued: Notify::new() }) }
+    }
+
+    /// Enqueues the job of a request, and returns what to answer it: 202.
+    ///
+    /// `run` is the context of the request. If it has a transaction in the queue's database, the job commits with the record
+    /// of the request, or not at all. Otherwise the job is enqueued at once; a repeat after a crash finds it.
+    ///
+    /// `name` chooses the worker's handler, which gets `payload` as JSON of at most 1 MiB.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]. Answer 5xx then, so that the request is not settled.
+    ///
+    /// # Cancellation safety
+    /// If the future is dropped, the job may be enqueued. A repeat finds it.
+    pub async fn enqueue(
+        &self,
+        run: &Context,
+        name: &str,
+        payload: &(impl Serialize + Sync),
+    ) -> Result<Accepted, EnqueueError> {
+        let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        if !(1..=64).contains(&name.len()) || !name.bytes().all(is_fit) {
+            return Err(EnqueueError::InvalidName { name: name.to_owned() });
+        }
+        let payload = serde_json::to_vec(payload)?;
+        if payload.len() > MAX_PAYLOAD_BYTES {
+            return Err(EnqueueError::PayloadTooLarge { bytes: payload.len() });
+        }
+        let request = run.lease().ok_or(EnqueueError::NotProtected)?.id;
+        let Shared { queue, engine, settings, enqueued } = &*self.shared;
+        let job = Job {
+            id: JobId::of(&request),
+            name: name.to_owned(),
+            principal: run.principal().map(str::to_owned),
+            payload: payload.into(),
+        };
+        let enqueue = queue.enqueue(run, &job, settings.deadline);
+        timeout(settings.queue_timeout, enqueue).await.map_err(|_| EnqueueError::Queue(self.late()))??;
+        enqueued.notify_one();
+        let retention = settings.deadline + settings.longest_run + engine.settings().record_retention();
+        Ok(Accepted { location: format!("{}{}", settings.location, job.id), id: job.id, retention })
+    }
+
+    /// How a job stands; `None` if there is no such job, or it was another principal's request that asked for it.
+    ///
+    /// A job whose deadline is over and that has not begun fails by this question at the latest.
+    ///
+    /// # Errors
+    /// [`ExecuteError`] when queue or store cannot be asked.
+    pub async fn state(&self, id: &JobId, principal: Option<&str>) -> Result<Option<JobState>, ExecuteError> {
+        match self.find(id).await? {
+            Some(queued) if queued.job.principal.as_deref() == principal => self.state_of(&queued).await.map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// The answer to `GET /jobs/{id}`, with the state as JSON: for `id` as it stands in the path, and only for the principal that
+    /// asked for the job.
+    ///
+    /// | job | answer |
+    /// |---|---|
+    /// | unknown, or another principal's | 404 |
+    /// | waiting or running | 200, `state` and `attempt`, with `Retry-After` |
+    /// | ended | 200, `state` `completed`, `failed` or `unknown`, and the `result`: status, and body if it is JSON |
+    /// | completed with a `Location`, with [`see_other`](JobSettings::see_other) | 303 |
+    /// | store or queue away | 503 |
+    #[must_use = "it is the answer"]
+    pub async fn show(&self, principal: Option<&str>, id: &str) -> Response<Full<Bytes>> {
+        let state = match id.parse() {
+            Ok(id) => self.state(&id, principal).await,
+            Err(_) => Ok(None),
+        };
+        match state {
+            Ok(Some(state)) => self.shown(id, &state),
+            Ok(None) => json(StatusCode::NOT_FOUND, &serde_json::json!({ "title": "There is no such job" })),
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, job = id, "a job could not be looked up");
+                let mut away =
+                    json(StatusCode::SERVICE_UNAVAILABLE, &serde_json::json!({ "title": "Ask again later" }));
+                away.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+                away
+            }
+        }
+    }
+
+    fn shown(&self, id: &str, state: &JobState) -> Response<Full<Bytes>> {
+        let document = |state: &str, attempt: u32| -> Value {
+            serde_json::json!({ "id": id, "state": state, "attempt": attempt })
+        };
+        let (name, attempt) = match state {
+            JobState::Waiting { attempts } => ("waiting", *attempts),
+            JobState::Running { attempt } => ("running", *attempt),
+            JobState::Ended(replay) => return self.shown_result(replay, document),
+        };
+        let mut shown = json(StatusCode::OK, &document(name, attempt));
+        shown.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(ASK_AGAIN));
+        shown
+    }
+
+    fn shown_result(&self, replay: &Replay, document: impl Fn(&str, u32) -> Value) -> Response<Full<Bytes>> {
+        let location = location_of(&replay.response);
+        if let Some(location) = location.filter(|_| self.shared.settings.see_other)
+            && replay.kind == ReplayKind::Completed
+        {
+            let mut elsewhere = Response::new(Full::default());
+            *elsewhere.status_mut() = StatusCode::SEE_OTHER;
+            if let Ok(location) = HeaderValue::from_bytes(location) {
+                elsewhere.headers_mut().insert(header::LOCATION, location);
+                return elsewhere;
+            }
+        }
+        let state = match replay.kind {
+            ReplayKind::Completed => "completed",
+            ReplayKind::Failed => "failed",
+            ReplayKind::OutcomeUnknown => "unknown",
+        };
+        let body = match &replay.response.body {
+            StoredBody::Retained(body) => serde_json::from_slice(body).unwrap_or_default(),
+            StoredBody::NotRetained => Value::Null,
+        };
+        let mut shown = document(state, replay.attempt);
+        shown["result"] = serde_json::json!({ "status": replay.response.status, "body": body });
+        if let Some(location) = location.and_then(|location| std::str::from_utf8(location).ok()) {
+            shown["result"]["location"] = location.into();
+        }
+        json(StatusCode::OK, &shown)
+    }
+
+    pub(crate) async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, ExecuteError> {
+        let find = self.shared.queue.find(id);
+        let found = timeout(self.shared.settings.queue_timeout, find).await;
+        found.unwrap_or_else(|_| Err(self.late())).map_err(ExecuteError::NotAdmitted)
+    }
+
+    async fn state_of(&self, queued: &QueuedJob) -> Result<JobState, ExecuteError> {
+        let operation = queued.job.operation().map_err(ExecuteError::NotAdmitted)?;
+        let record = self.shared.engine.find(&operation).await.map_err(ExecuteError::NotAdmitted)?;
+        if let Some(replay) = record.as_ref().and_then(Record::replay) {
+            return Ok(JobState::Ended(replay));
+        }
+        if queued.is_overdue {
+            return self.give_up(&queued.job, GiveUp::Overdue).await;
+        }
+        Ok(match record {
+            Some(record) if matches!(record.state, State::InProgress { .. }) => {
+                JobState::Running { attempt: record.attempt }
+            }
+            Some(record) => JobState::Waiting { attempts: record.attempt },
+            None => JobState::Waiting { attempts: 0 },
+        })
+    }
+
+    /// Fails a job that does not run and has not ended. Its record decides between this and a worker that begins just now.
+    pub(crate) async fn give_up(&self, job: &Job, why: GiveUp) -> Result<JobState, ExecuteError> {
+        let operation = job.operation().map_err(ExecuteError::NotAdmitted)?;
+        let fail = move |context: Context| async move { why.conclusion(context.attempt()) };
+        let answer = self.shared.engine.execute(operation.clone(), fail, move || why.conclusion(0)).await?;
+        Ok(match answer {
+            Answer::Ran { .. } | Answer::Mismatch => {
+                let record = self.shared.engine.find(&operation).await.map_err(ExecuteError::NotAdmitted)?;
+                match record.as_ref().and_then(Record::replay) {
+                    Some(replay) => JobState::Ended(replay),
+                    None => JobState::Waiting { attempts: 0 },
+                }
+            }
+            Answer::Replay(replay) => JobState::Ended(replay),
+            Answer::InProgress { .. } => JobState::Running { attempt: 0 },
+            Answer::Backoff { .. } => JobState::Waiting { attempts: 0 },
+        })
+    }
+
+    /// How many deliveries may disappear.
+    pub(crate) fn most_unreported(&self) -> u32 {
+        let Shared { engine, settings, .. } = &*self.shared;
+        match engine.contract() {
+            // The record counts attempts that crash, and steps are undone in the last one.
+            Contract::AtLeastOnce => settings.most_unreported.saturating_add(engine.settings().attempt_limit()),
+            Contract::AtMostOnce | Contract::Transactional => settings.most_unreported,
+        }
+    }
+
+    pub(crate) fn late(&self) -> StoreError {
+        let message = format!("the job queue did not answer within {:?}", self.shared.settings.queue_timeout);
+        StoreError::new(StoreErrorKind::Timeout, message)
+    }
+}
+
+#[async_trait]
+impl Continuation for Jobs {
+    async fn final_answer(&self, request: &RecordId, first: &StoredResponse) -> Result<Option<Replay>, ExecuteError> {
+        let id = JobId::of(request);
+        let expected = format!("{}{id}", self.shared.settings.location);
+        if first.status != StatusCode::ACCEPTED || location_of(first) != Some(expected.as_bytes()) {
+            return Ok(None);
+        }
+        let Some(queued) = self.find(&id).await? else {
+            // Its result was kept for as long as it was to be, or the queue has lost the job.
+            return Ok(Some(lost()));
+        };
+        match self.state_of(&queued).await? {
+            JobState::Ended(replay) => Ok(Some(replay)),
+            JobState::Waiting { .. } | JobState::Running { .. } => Ok(None),
+        }
+    }
+}
+
+/// The answer about a job that is gone: nobody can say how it ended.
+fn lost() -> Replay {
+    Replay {
+        response: StoredResponse::outcome_unknown(),
+        kind: ReplayKind::OutcomeUnknown,
+        attempt: 0,
+        settled_at: Timestamp::from_unix_micros(0),
+    }
+}
+
+impl Accepted {
+    /// The answer: 202 with `Location`, and the id and the state as JSON. It has the
+    /// [`ResponseDirectives`] that keep the record of the request for long enough, so keep its extensions. Frameworks
+    /// with another response type take its fields.
+    #[must_use]
+    pub fn into_response(self) -> Response<Full<Bytes>> {
+        let mut accepted =
+            json(StatusCode::ACCEPTED, &serde_json::json!({ "id": self.id.as_str(), "state": "waiting" }));
+        if let Ok(location) = HeaderValue::from_str(&self.location) {
+            accepted.headers_mut().insert(header::LOCATION, location);
+        }
+        accepted.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(ASK_AGAIN));
+        accepted.extensions_mut().insert(ResponseDirectives::new().retain_for(self.retention));
+        accepted
+    }
+}
+
+fn json(status: StatusCode, document: &Value) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(document.to_string()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn location_of(response: &StoredResponse) -> Option<&[u8]> {
+    response.headers.iter().find(|field| field.name == "location").map(|field| field.value.as_ref())
+}
+
+impl fmt::Debug for Jobs {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shared { queue, engine, settings, .. } = &*self.shared;
+        formatter
+            .debug_struct("Jobs")
+            .field("queue", queue)
+            .field("engine", engine)
+            .field("settings", settings)
+            .finish_non_exhaustive()
+    }
+}

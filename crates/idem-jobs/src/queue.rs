@@ -1,0 +1,106 @@
+//! The port of a job queue.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::StoreError;
+use idem_core::engine::{Context, TransactionError};
+
+use crate::job::{Delivery, Job, JobId, QueuedJob};
+
+/// Keeps jobs until they have ended, and wakes workers.
+///
+/// A queue decides nothing about a job: the record of its operation does. So a job may be delivered too often, by two workers
+/// at once, or after its end. It must be delivered at least once after it was enqueued.
+///
+/// Every method asks the clock of the queue's server. Callers limit how long they wait, and drop the future.
+#[async_trait]
+pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
+    /// Adds a job, unless there is one with this id. The job is due at once, and its deadline is over after `deadline`.
+    ///
+    /// If the run has a transaction of the queue's database, the job is added in it.
+    ///
+    /// # Errors
+    /// [`EnqueueError`].
+    async fn enqueue(&self, run: &Context, job: &Job, deadline: Duration) -> Result<(), EnqueueError>;
+
+    /// Claims up to `most` jobs that are due, the oldest first. Each is due again after `hold`, unless it is held again, put
+    /// back, or ended. The delivery is counted in a transaction of its own.
+    ///
+    /// Suspects, which have [`SUSPECT_FROM`](crate::SUSPECT_FROM) unreported deliveries or more, are not among them. With
+    /// `with_suspect`, the oldest suspect that is due comes in addition.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn claim(&self, most: NonZeroU32, with_suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError>;
+
+    /// Holds a claimed job for `hold` from now. False if it was delivered again, or has ended.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn hold(&self, delivery: &Delivery, hold: Duration) -> Result<bool, StoreError>;
+
+    /// Reports that a delivery did not end the job, which is due again after `delay`. The delivery no longer counts as
+    /// unreported. If the job was delivered again, nothing changes.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn put_back(&self, delivery: &Delivery, delay: Duration) -> Result<(), StoreError>;
+
+    /// Ends a job. It is never delivered again, and is kept for `keep`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError>;
+
+    /// Looks a job up.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError>;
+
+    /// Removes up to `most` jobs that were kept long enough, and returns how many. A queue whose server does that itself
+    /// returns zero.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn purge(&self, most: NonZeroU32) -> Result<u32, StoreError>;
+}
+
+/// Why a job was not enqueued.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnqueueError {
+    /// The queue cannot be reached, or has refused.
+    #[error("the job could not be added to its queue")]
+    Queue(#[from] StoreError),
+    /// The run's transaction is of another store, or is borrowed.
+    #[error("the job could not be added in the transaction of its request")]
+    Transaction(#[from] TransactionError),
+    /// The request has a job of another name.
+    #[error("the request has a job already, `{name}`; a request has one, so let that job do the rest")]
+    OtherJob {
+        /// Its name.
+        name: String,
+    },
+    /// The name is not 1 to 64 ASCII letters, digits, `-`, `_` and `.`.
+    #[error("`{name}` is no name of a job: it has 1 to 64 ASCII letters, digits, '-', '_' and '.'")]
+    InvalidName {
+        /// The name that was given.
+        name: String,
+    },
+    /// The payload is too large.
+    #[error("the payload has {bytes} bytes; at most 1048576 are queued, so keep it elsewhere and queue its address")]
+    PayloadTooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+    /// The payload cannot be written as JSON.
+    #[error("the payload cannot be written as JSON")]
+    Payload(#[from] serde_json::Error),
+    /// The run is not protected, so that a repeat of its request would enqueue a second job.
+    #[error("the request is not protected, because the store could not be asked; repeat it later")]
+    NotProtected,
+}

@@ -1,0 +1,344 @@
+//! The worker: it claims jobs, runs each under its record, and reports.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition};
+use idem_core::{StoreError, StoredResponse, Writes};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use crate::job::{Delivery, Job};
+use crate::jobs::{GiveUp, JobState, Jobs};
+
+/// How long a job waits after its worker could not ask the store, or knows no handler of its name.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+const NO_HANDLER: Duration = Duration::from_secs(10);
+
+/// How long a worker pauses before it reports again to a queue that does not answer.
+const REPORT_AGAIN: Duration = Duration::from_millis(200);
+
+/// How often jobs are purged that were kept long enough, and how many at once.
+const PURGE_EVERY: Duration = Duration::from_secs(60);
+const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
+
+/// Why a run of a job failed. Every error becomes a [`Fault`](Self::Fault) by `?`.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "there is no fourth way to fail")]
+pub enum JobError {
+    /// For good: the response is the result.
+    Fail(StoredResponse),
+    /// It had no effect, and may run again.
+    Retry {
+        /// How long to wait; by default the engine's backoff.
+        after: Option<Duration>,
+        /// What went wrong, for the log and for the result if no attempt is left.
+        why: String,
+    },
+    /// Unexpectedly. Under AtMostOnce that is the result. Under the other contracts the job runs again after the engine's
+    /// backoff, up to its [`max_attempts`](idem_core::engine::Settings::max_attempts).
+    Fault(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl<E: std::error::Error + Send + Sync + 'static> From<E> for JobError {
+    fn from(error: E) -> Self {
+        Self::Fault(error.into())
+    }
+}
+
+type Handler = Arc<dyn Fn(Context, Job) -> BoxFuture<'static, Result<StoredResponse, JobError>> + Send + Sync>;
+
+/// Runs the jobs of a queue. Any number of workers, in any number of processes, share a queue.
+#[derive(Clone)]
+pub struct Worker {
+    jobs: Jobs,
+    handlers: HashMap<String, Handler>,
+}
+
+/// How a delivery ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Report {
+    /// The record has the result.
+    Ended { is_parked: bool },
+    /// The job is due again.
+    Again(Duration),
+}
+
+/// What a run leaves: whether its record is final.
+#[derive(Clone, Copy)]
+enum Left {
+    Result,
+    AnotherAttempt { after: Option<Duration> },
+}
+
+impl Worker {
+    /// A worker without handlers.
+    #[must_use]
+    pub fn new(jobs: Jobs) -> Self {
+        Self { jobs, handlers: HashMap::new() }
+    }
+
+    /// Sets the handler of the jobs with this name. Jobs of a name that no worker knows wait until one does, or fail at their
+    /// deadline.
+    ///
+    /// `handler` gets the context of the run, with its transaction, steps and downstream keys, and the job. It returns the
+    /// result, which is the final answer to the request: a status, header fields and a body.
+    #[must_use]
+    pub fn handle<F, R>(mut self, name: &str, handler: F) -> Self
+    where
+        F: Fn(Context, Job) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<StoredResponse, JobError>> + Send + 'static,
+    {
+        let handler: Handler = Arc::new(move |context, job| handler(context, job).boxed());
+        self.handlers.insert(name.to_owned(), handler);
+        self
+    }
+
+    /// Works until `shutdown` completes, and then until the jobs that run have ended.
+    ///
+    /// Limit the second part by [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown) and by dropping the future.
+    ///
+    /// # Cancellation safety
+    /// If the future is dropped, the engine still settles jobs that run. Their queue delivers them once more, and finds the result.
+    pub async fn run_until(self, shutdown: impl Future<Output = ()> + Send) {
+        let mut shutdown = pin!(shutdown);
+        let settings = self.jobs.shared.settings.clone();
+        let worker = Arc::new(self);
+        let slots = Arc::new(Semaphore::new(settings.concurrency.get() as usize));
+        // One suspect at a time, besides the others.
+        let suspect = Arc::new(Semaphore::new(1));
+        let mut running = JoinSet::new();
+        let mut purge = interval(PURGE_EVERY);
+        purge.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let slot = tokio::select! {
+                biased;
+                () = &mut shutdown => break,
+                _ = purge.tick() => {
+                    worker.purge().await;
+                    continue;
+                }
+                Ok(slot) = Arc::clone(&slots).acquire_owned() => slot,
+            };
+            while running.try_join_next().is_some() {}
+            let enqueued = worker.jobs.shared.enqueued.notified();
+            let claimed_at = Instant::now();
+            let claimed = worker.claim(slot, &slots, &suspect).await;
+            if claimed.is_empty() {
+                tokio::select! {
+                    () = &mut shutdown => break,
+                    () = enqueued => {}
+                    () = sleep(settings.poll) => {}
+                }
+            }
+            for (slot, delivery) in claimed {
+                let worker = Arc::clone(&worker);
+                running.spawn(async move {
+                    let is_suspect = delivery.is_suspect();
+                    worker.deliver(delivery, claimed_at).await;
+                    drop(slot);
+                    if is_suspect {
+                        worker.jobs.shared.enqueued.notify_one();
+                    }
+                });
+            }
+        }
+        while running.join_next().await.is_some() {}
+    }
+
+    /// Claims a job for each free slot, and a suspect if none runs here.
+    async fn claim(
+        &self,
+        slot: OwnedSemaphorePermit,
+        slots: &Arc<Semaphore>,
+        suspect: &Arc<Semaphore>,
+    ) -> Vec<(OwnedSemaphorePermit, Delivery)> {
+        let mut free = vec![slot];
+        free.extend(std::iter::from_fn(|| Arc::clone(slots).try_acquire_owned().ok()));
+        let most = u32::try_from(free.len()).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
+        let mut suspect = Arc::clone(suspect).try_acquire_owned().ok();
+        let shared = &self.jobs.shared;
+        match self.bounded(shared.queue.claim(most, suspect.is_some(), shared.settings.hold)).await {
+            Ok(claimed) => {
+                let slotted = claimed.into_iter().map(|delivery| {
+                    let slot = if delivery.is_suspect() { suspect.take() } else { free.pop() };
+                    slot.map(|slot| (slot, delivery))
+                });
+                slotted.flatten().collect()
+            }
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "no jobs could be claimed");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Runs a claimed job, holds it meanwhile, and reports.
+    async fn deliver(&self, delivery: Delivery, claimed_at: Instant) {
+        let hold = self.jobs.shared.settings.hold;
+        let mut due = interval(hold / 3);
+        due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        due.reset();
+        let mut run = pin!(self.run(&delivery, claimed_at));
+        let report = loop {
+            tokio::select! {
+                report = &mut run => break report,
+                _ = due.tick() => {
+                    // If the job is delivered again, its record keeps the two apart.
+                    if let Err(error) = self.bounded(self.jobs.shared.queue.hold(&delivery, hold)).await {
+                        tracing::warn!(error = &error as &dyn std::error::Error, job = %delivery.job.id, "a job could not be held");
+                    }
+                }
+            }
+        };
+        self.report(&delivery, report).await;
+    }
+
+    async fn run(&self, delivery: &Delivery, claimed_at: Instant) -> Report {
+        let Delivery { job, unreported, remaining, .. } = delivery;
+        let (remaining, is_poison) = (*remaining, *unreported > self.jobs.most_unreported());
+        if is_poison || claimed_at.elapsed() >= remaining {
+            let why = if is_poison { GiveUp::Parked } else { GiveUp::Overdue };
+            return match self.jobs.give_up(job, why).await {
+                Ok(JobState::Ended(_)) => {
+                    tracing::warn!(job = %job.id, name = job.name, ?why, "a job was given up");
+                    Report::Ended { is_parked: is_poison }
+                }
+                Ok(JobState::Waiting { .. } | JobState::Running { .. }) => Report::Again(TRY_AGAIN),
+                Err(error) => again(job, &error),
+            };
+        }
+        let Some(handler) = self.handlers.get(&job.name).cloned() else {
+            tracing::warn!(job = %job.id, name = job.name, "no handler of this worker has the name of the job");
+            return Report::Again(NO_HANDLER);
+        };
+        let operation = match job.operation() {
+            Ok(operation) => operation,
+            Err(error) => return again(job, &error),
+        };
+        let contract = self.jobs.shared.engine.contract();
+        let job_of_run = job.clone();
+        let run = move |context: Context| async move {
+            // The acquire may have taken long.
+            if claimed_at.elapsed() >= remaining {
+                return GiveUp::Overdue.conclusion(Left::Result);
+            }
+            let id = job_of_run.id.clone();
+            concluded(contract, handler(context, job_of_run).await, |why| {
+                tracing::warn!(job = %id, why, "a run of a job failed");
+            })
+        };
+        let on_panic = move || faulted(contract);
+        match self.jobs.shared.engine.execute(operation, run, on_panic).await {
+            Ok(Answer::Ran { value: Left::Result, .. } | Answer::Replay(_)) => Report::Ended { is_parked: false },
+            Ok(Answer::Ran { value: Left::AnotherAttempt { after }, .. }) => Report::Again(after.unwrap_or(TRY_AGAIN)),
+            Ok(Answer::InProgress { retry_after } | Answer::Backoff { retry_after }) => Report::Again(retry_after),
+            Ok(Answer::Mismatch) => {
+                tracing::error!(job = %job.id, "the record of the job was made for another payload; the job is parked");
+                Report::Ended { is_parked: true }
+            }
+            Err(error) => again(job, &error),
+        }
+    }
+
+    /// Reports how a delivery ended. If the queue does not answer, it tries again until another worker may have the job.
+    async fn report(&self, delivery: &Delivery, report: Report) {
+        let shared = &self.jobs.shared;
+        let give_up_at = Instant::now() + shared.settings.hold;
+        loop {
+            let reported = match report {
+                Report::Ended { is_parked } => {
+                    let keep = shared.engine.settings().record_retention();
+                    self.bounded(shared.queue.end(&delivery.job.id, is_parked, keep)).await
+                }
+                Report::Again(after) => self.bounded(shared.queue.put_back(delivery, after)).await,
+            };
+            match reported {
+                Ok(()) => return,
+                Err(error) if Instant::now() < give_up_at => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, job = %delivery.job.id, "a job could not be reported");
+                    sleep(REPORT_AGAIN).await;
+                }
+                Err(error) => {
+                    let job = &delivery.job.id;
+                    tracing::warn!(error = &error as &dyn std::error::Error, %job, "a job was not reported, and will be delivered again");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn purge(&self) {
+        loop {
+            match self.bounded(self.jobs.shared.queue.purge(PURGE_BATCH)).await {
+                Ok(purged) if purged == PURGE_BATCH.get() => {}
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "old jobs could not be removed");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn bounded<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        timeout(self.jobs.shared.settings.queue_timeout, verb).await.unwrap_or_else(|_| Err(self.jobs.late()))
+    }
+}
+
+fn again(job: &Job, error: &(dyn std::error::Error + 'static)) -> Report {
+    tracing::warn!(error, job = %job.id, "a job could not be run, and will be delivered again");
+    Report::Again(TRY_AGAIN)
+}
+
+/// What a run means for its record.
+fn concluded(contract: Contract, result: Result<StoredResponse, JobError>, log: impl FnOnce(&str)) -> Conclusion<Left> {
+    let (value, disposition) = match result {
+        Ok(response) => (Left::Result, Disposition::Complete { response, writes: Writes::Keep }),
+        Err(JobError::Fail(response)) => (Left::Result, Disposition::Fail { response }),
+        Err(JobError::Retry { after, why }) => {
+            log(&why);
+            (Left::AnotherAttempt { after }, Disposition::Retry { response: failure(), after })
+        }
+        Err(JobError::Fault(error)) => {
+            log(&error.to_string());
+            return faulted(contract);
+        }
+    };
+    Conclusion { value, disposition, retention: None }
+}
+
+/// A fault counts as an attempt under every contract but AtMostOnce: a transaction that is rolled back would leave no record, and
+/// the job would run until its deadline.
+fn faulted(contract: Contract) -> Conclusion<Left> {
+    let response = failure();
+    let (value, disposition) = match contract {
+        Contract::AtMostOnce => (Left::Result, Disposition::Fault { response }),
+        Contract::AtLeastOnce => (Left::AnotherAttempt { after: None }, Disposition::Fault { response }),
+        Contract::Transactional => (Left::AnotherAttempt { after: None }, Disposition::Retry { response, after: None }),
+    };
+    Conclusion { value, disposition, retention: None }
+}
+
+/// The result of a job that has no attempt left.
+///
+/// It does not say why: the text of an error may name what clients must not see. The log has it.
+fn failure() -> StoredResponse {
+    let body = serde_json::json!({ "type": "about:blank", "title": "The job failed", "status": 500 });
+    StoredResponse::new(500, body.to_string())
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.handlers.keys().collect();
+        formatter.debug_struct("Worker").field("jobs", &self.jobs).field("handlers", &names).finish()
+    }
+}

@@ -1,0 +1,8 @@
+//! Every queue, each with the store in the same database.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod api;
+mod queues;
+mod support;
+mod working;
