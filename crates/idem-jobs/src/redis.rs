@@ -87,7 +87,7 @@ impl<C: ConnectionLike + Clone> RedisQueue<C> {
         C: Send + Sync,
     {
         let mut hold = self.about(&self.scripts.hold, &of.job.id);
-        hold.arg(of.number).arg(millis(delay)).arg(u8::from(is_report)).arg(SUSPECT_FROM);
+        hold.arg(of.number).arg(millis(delay)).arg(-i64::from(is_report)).arg(SUSPECT_FROM);
         hold.invoke_async(&mut self.connection.clone()).await.map_err(|error| failed(what, error))
     }
 }

@@ -18,7 +18,7 @@ use clap::{Parser, ValueEnum};
 use idem_axum::{HttpPolicy, IdempotencyContext, IdempotencyLayer};
 use idem_core::engine::Settings;
 use idem_jobs::{JobSettings, Jobs, Worker};
-use reports::{NewReport, Reports};
+use reports::NewReport;
 use store::Opened;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};

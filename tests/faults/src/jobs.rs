@@ -48,7 +48,7 @@ struct Process {
 
 impl Process {
     async fn start(name: String, role: &str, postgres: u16, folder: &Path) -> Result<Self, Error> {
-        let to_postgres = Proxy::to_port(postgres).await?;
+        let to_postgres: Proxy<Network> = Proxy::to_port(postgres).await?;
         let url = format!("postgres://postgres@127.0.0.1:{}/postgres", to_postgres.port());
         let lease = LEASE.as_millis().to_string();
         let args =

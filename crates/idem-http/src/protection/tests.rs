@@ -288,3 +288,68 @@ async fn a_key_in_the_body_is_the_key() {
     assert_eq!(receive(KEYED, "{}").await.unwrap_err(), Some(ProblemKind::KeyMissing));
     assert_eq!(receive(KEYED, r#"{"id":"evt"}"#).await.unwrap_err(), Some(ProblemKind::KeyInvalid), "it is short");
 }
+
+/// Says what the work behind a request has come to.
+#[derive(Debug, Default)]
+struct Work {
+    asked: Mutex<Vec<(RecordId, StoredResponse)>>,
+    result: Mutex<Option<Result<Replay, idem_core::StoreError>>>,
+}
+
+#[async_trait::async_trait]
+impl crate::Continuation for Work {
+    async fn final_answer(&self, request: &RecordId, first: &StoredResponse) -> Result<Option<Replay>, ExecuteError> {
+        self.asked.lock().unwrap().push((*request, first.clone()));
+        self.result.lock().unwrap().take().transpose().map_err(ExecuteError::NotAdmitted)
+    }
+}
+
+#[tokio::test]
+async fn a_repeat_gets_the_final_answer_of_the_work_behind_it() {
+    let work = Arc::new(Work::default());
+    let protection = protection().policy(HttpPolicy::new().continued_by(work.clone()));
+    let operation = received(&protection, "a").await.operation;
+    let request = protection.engine().acquire_for(&operation).id;
+    assert_eq!(protection.execute(operation.clone(), |_| async { done("first") }).await, Ok("first"));
+    assert!(work.asked.lock().unwrap().is_empty(), "a first answer has no other one");
+
+    let repeat = || protection.execute(operation.clone(), |_| async { done("twice") });
+    let first = repeat().await.unwrap_err();
+    assert_eq!((first.status, &first.body), (201, &Bytes::from("first")));
+    assert_eq!(*work.asked.lock().unwrap(), [(request, StoredResponse::new(201, "first"))]);
+
+    let replay = |kind, status| Replay {
+        response: StoredResponse::new(status, "last"),
+        kind,
+        attempt: 1,
+        settled_at: idem_core::Timestamp::from_unix_micros(0),
+    };
+    for (kind, status, problem) in [
+        (ReplayKind::Completed, 200, None),
+        (ReplayKind::Failed, 409, None),
+        (ReplayKind::OutcomeUnknown, 504, Some(ProblemKind::OutcomeUnknown)),
+    ] {
+        *work.result.lock().unwrap() = Some(Ok(replay(kind, status)));
+        let last = repeat().await.unwrap_err();
+        assert_eq!((last.status, last.problem), (status, problem));
+        assert!(last.headers.iter().any(|(name, _)| name == "idempotency-replayed"));
+    }
+    let away = idem_core::StoreError::new(idem_core::StoreErrorKind::Unavailable, "away");
+    *work.result.lock().unwrap() = Some(Err(away));
+    assert_eq!(repeat().await.unwrap_err().status, 503);
+}
+
+#[tokio::test]
+async fn a_failed_request_has_no_work_behind_it() {
+    let work = Arc::new(Work::default());
+    let protection = protection().policy(HttpPolicy::new().continued_by(work.clone()));
+    let operation = received(&protection, "a").await.operation;
+    let failed = || Conclusion {
+        value: "failed",
+        disposition: idem_core::engine::Disposition::Fail { response: StoredResponse::new(422, "failed") },
+        retention: None,
+    };
+    assert_eq!(protection.execute(operation.clone(), move |_| async move { Some(failed()) }).await, Ok("failed"));
+    assert_eq!(protection.execute(operation, |_| async { done("twice") }).await.unwrap_err().status, 422);
+    assert!(work.asked.lock().unwrap().is_empty());
+}

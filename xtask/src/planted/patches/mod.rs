@@ -7,6 +7,7 @@
 mod engine;
 mod fingerprint;
 mod http;
+mod jobs;
 mod machine;
 mod postgres;
 mod postgres_schema;
@@ -65,6 +66,7 @@ pub(super) fn patches() -> impl Iterator<Item = &'static Patch> {
         engine::PATCHES,
         fingerprint::PATCHES,
         http::PATCHES,
+        jobs::PATCHES,
         postgres::PATCHES,
         postgres_schema::PATCHES,
         stores::PATCHES,
