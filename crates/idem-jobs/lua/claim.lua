@@ -1,12 +1,12 @@
--- Claims jobs that are due, the oldest first, and counts the deliveries.
+-- Claims jobs that are due, the oldest first. The deliveries of those that are no suspects count as lost from now on.
 --
 -- KEYS: the jobs that are due, the suspects that are due. ARGV: how many of the first at most, how many of the second, how long
--- they are held in ms, the start of the keys of jobs, how many unreported deliveries make a suspect.
--- Returns for each job: id, name, principal, payload, delivered, unreported, ms until the deadline.
+-- they are held in ms, the start of the keys of jobs, how many lost deliveries make a suspect.
+-- Returns for each job: id, name, principal, payload, delivered, lost, 1 if it is a suspect, ms until the deadline.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local claimed = {}
-local function claim(from, most)
+local function claim(from, most, suspect)
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', from, '-inf', now, 'LIMIT', 0, most)) do
         local key = ARGV[4] .. id
         local job = redis.call('HMGET', key, 'name', 'principal', 'payload', 'deadline')
@@ -14,14 +14,14 @@ local function claim(from, most)
         -- If something else has removed the job, that was all.
         if job[1] then
             local delivered = redis.call('HINCRBY', key, 'delivered', 1)
-            local unreported = redis.call('HINCRBY', key, 'unreported', 1)
-            local into = unreported >= tonumber(ARGV[5]) and KEYS[2] or KEYS[1]
-            redis.call('ZADD', into, now + ARGV[3], id)
-            claimed[#claimed + 1] = { id, job[1], job[2], job[3], delivered, unreported, job[4] - now }
+            local lost = redis.call('HINCRBY', key, 'lost', 1 - suspect)
+            redis.call('HSET', key, 'claimed', 1)
+            redis.call('ZADD', lost >= tonumber(ARGV[5]) and KEYS[2] or KEYS[1], now + ARGV[3], id)
+            claimed[#claimed + 1] = { id, job[1], job[2], job[3], delivered, lost, suspect, job[4] - now }
         end
     end
 end
 -- First the suspects: a job that becomes one now is not claimed twice.
-claim(KEYS[2], ARGV[2])
-claim(KEYS[1], ARGV[1])
+claim(KEYS[2], ARGV[2], 1)
+claim(KEYS[1], ARGV[1], 0)
 return claimed

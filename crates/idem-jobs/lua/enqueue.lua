@@ -1,11 +1,12 @@
--- Adds a job, unless there is one with this id. Returns the name of the job that is there.
+-- Adds a job, unless there is one with this id. Returns nothing, or of the job that is there: name, payload, the run that added it.
 --
--- KEYS: the job, the jobs that are due. ARGV: id, name, principal with a sign in front, payload, deadline in ms.
-local name = redis.call('HGET', KEYS[1], 'name')
-if name then return name end
+-- KEYS: the job, the jobs that are due, the suspects that are due.
+-- ARGV: id, name, principal with a sign in front, payload, the run, deadline in ms.
+local before = redis.call('HMGET', KEYS[1], 'name', 'payload', 'by')
+if before[1] then return before end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('HSET', KEYS[1], 'name', ARGV[2], 'principal', ARGV[3], 'payload', ARGV[4],
-    'deadline', now + ARGV[5], 'delivered', 0, 'unreported', 0)
+redis.call('HSET', KEYS[1], 'name', ARGV[2], 'principal', ARGV[3], 'payload', ARGV[4], 'by', ARGV[5],
+    'deadline', now + ARGV[6], 'delivered', 0, 'lost', 0, 'claimed', 0)
 redis.call('ZADD', KEYS[2], now, ARGV[1])
-return ARGV[2]
+return nil

@@ -7,10 +7,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::engine::Operation;
-use idem_core::{Fingerprint, KeyError, RecordId, Scope, StoreError, StoreErrorKind};
+use idem_core::{Fingerprint, KeyError, OwnerToken, RecordId, Scope, StoreError, StoreErrorKind};
 
 /// The most bytes of a payload: a queue is no storage. Keep a large input elsewhere, and its address in the payload.
 pub(crate) const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
+
+/// How many lost deliveries make a job a suspect.
+///
+/// A job that kills its process takes the other jobs of its worker with it. Were they all delivered together again, innocent ones
+/// would be parked with it. So suspects are delivered one at a time. One lost delivery is normal in a deployment.
+pub const SUSPECT_FROM: u32 = 2;
 
 /// The address of a job: 64 lower-case hexadecimal digits, made of the record id of the request that asked for it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,7 +65,7 @@ impl fmt::Debug for JobId {
 
 /// A piece of work, as its queue keeps it. `Debug` does not show the payload.
 #[derive(Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "it is made by queues of other crates")]
+#[non_exhaustive]
 pub struct Job {
     /// Its id.
     pub id: JobId,
@@ -72,6 +78,12 @@ pub struct Job {
 }
 
 impl Job {
+    /// A job, read back by a queue.
+    #[must_use]
+    pub fn new(id: JobId, name: String, principal: Option<String>, payload: Bytes) -> Self {
+        Self { id, name, principal, payload }
+    }
+
     /// The operation that the worker runs. Its record says whether the job has run; the queue only wakes workers.
     ///
     /// # Errors
@@ -102,44 +114,87 @@ impl fmt::Debug for Job {
     }
 }
 
+/// The job that a request has already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EnqueuedBefore {
+    /// Its name.
+    pub name: String,
+    /// Its payload.
+    pub payload: Bytes,
+    /// The run of the request that enqueued it.
+    pub by: OwnerToken,
+}
+
+impl EnqueuedBefore {
+    /// What a queue has found.
+    #[must_use]
+    pub fn new(name: String, payload: Bytes, by: OwnerToken) -> Self {
+        Self { name, payload, by }
+    }
+}
+
 /// A job that a worker has claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "it is made by queues of other crates")]
+#[non_exhaustive]
 pub struct Delivery {
     /// The job.
     pub job: Job,
     /// Which delivery it is, from 1. A report about an earlier one is ignored.
     pub number: i64,
-    /// How many deliveries had no report, this one included: their workers disappeared.
-    pub unreported: u32,
+    /// How many deliveries were lost: nobody reported how they ended, or they left no trace in the record of the job. An ordinary
+    /// delivery counts as lost until it is reported. That of a suspect counts from [`begin`](crate::JobQueue::begin) on.
+    pub lost: u32,
+    /// Whether the job is a suspect: it had [`SUSPECT_FROM`] lost deliveries before this one.
+    pub is_suspect: bool,
     /// How long until the deadline, by the queue's clock; zero after it.
     pub remaining: Duration,
 }
 
-/// From how many unreported deliveries on a job is a suspect.
-///
-/// A process that a job kills takes the other jobs of its worker with it. Were they all delivered together again, the innocent
-/// ones would be parked with the guilty one. One loss is no suspicion: a deployment kills workers, too.
-pub const SUSPECT_FROM: u32 = 2;
-
 impl Delivery {
-    /// Whether the job was a suspect before this delivery.
+    /// A delivery, made by a queue.
     #[must_use]
-    pub fn is_suspect(&self) -> bool {
-        self.unreported > SUSPECT_FROM
+    pub fn new(job: Job, number: i64, lost: u32, is_suspect: bool, remaining: Duration) -> Self {
+        Self { job, number, lost, is_suspect, remaining }
     }
 }
 
 /// A job as its queue shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "it is made by queues of other crates")]
+#[non_exhaustive]
 pub struct QueuedJob {
     /// The job.
     pub job: Job,
     /// Whether its deadline is over, by the queue's clock.
     pub is_overdue: bool,
-    /// Whether it was parked: too many deliveries had no report.
-    pub is_parked: bool,
+    /// What the queue knows about it.
+    pub standing: Standing,
+}
+
+/// What a queue knows about a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a queue has no other")]
+pub enum Standing {
+    /// It waits.
+    Waiting,
+    /// A worker holds it.
+    Claimed,
+    /// It has ended.
+    Ended,
+    /// It was parked: too many of its deliveries were lost.
+    Parked,
+}
+
+impl QueuedJob {
+    /// What a queue has found.
+    #[must_use]
+    pub fn new(job: Job, is_overdue: bool, standing: Standing) -> Self {
+        Self { job, is_overdue, standing }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.standing, Standing::Ended | Standing::Parked)
+    }
 }
 
 #[cfg(test)]

@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
-use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Idempotency};
+use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Idempotency, Operation};
 use idem_core::{
-    HeaderField, Record, RecordId, Replay, ReplayKind, State, StoreError, StoreErrorKind, StoredBody, StoredResponse,
-    Timestamp,
+    Acquisition, HeaderField, Record, RecordId, Replay, ReplayKind, State, StoreError, StoreErrorKind, StoredBody,
+    StoredResponse, Timestamp, Writes,
 };
 use idem_http::{Continuation, ResponseDirectives};
 use serde::Serialize;
@@ -19,7 +19,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::job::{Job, JobId, MAX_PAYLOAD_BYTES, QueuedJob};
+use crate::job::{Job, JobId, MAX_PAYLOAD_BYTES, QueuedJob, Standing};
 use crate::queue::{EnqueueError, JobQueue};
 use crate::settings::JobSettings;
 
@@ -64,7 +64,7 @@ pub enum JobState {
     /// It has not begun, or waits for its next attempt.
     Waiting {
         /// How many attempts have failed.
-        attempts: u32,
+        failed_attempts: u32,
     },
     /// A worker runs it.
     Running {
@@ -75,24 +75,44 @@ pub enum JobState {
     Ended(Replay),
 }
 
+/// Jobs that cannot work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidJobs {
+    /// The engine of the jobs runs them without a record if its store is away, and then nobody knows whether they ran.
+    #[error("the engine of the jobs fails open; without a record nobody knows whether a job ran, so leave that out")]
+    FailsOpen,
+    /// The location is no path.
+    #[error("`{0}` cannot begin a Location; it has visible ASCII characters, as in /jobs/")]
+    Location(String),
+    /// The queue could answer after another worker has the job.
+    #[error(
+        "the queue timeout ({queue_timeout:?}) must be shorter than the visibility timeout ({visibility_timeout:?})"
+    )]
+    QueueTimeout {
+        /// The queue timeout.
+        queue_timeout: Duration,
+        /// The visibility timeout.
+        visibility_timeout: Duration,
+    },
+}
+
 /// Why a job ends without a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GiveUp {
-    /// It did not begin in time.
+    /// It did not start in time.
     Overdue,
-    /// Its workers disappeared again and again.
+    /// Too many of its deliveries were lost.
     Parked,
 }
 
 impl GiveUp {
     fn response(self) -> StoredResponse {
-        let (status, name, title) = match self {
-            Self::Overdue => (504, "job-overdue", "The job did not begin before its deadline, and never will"),
-            Self::Parked => (500, "job-parked", "The job stopped its worker again and again, and was given up"),
+        let (name, title, status) = match self {
+            Self::Overdue => ("job-overdue", "The job did not start before its deadline, and took no effect", 504),
+            Self::Parked => ("job-parked", "The job stopped its worker again and again, and was given up", 500),
         };
-        let body = serde_json::json!({ "type": format!("about:blank#{name}"), "title": title, "status": status });
-        let content_type = HeaderField { name: "content-type".into(), value: "application/problem+json".into() };
-        StoredResponse { headers: [content_type].into(), ..StoredResponse::new(status, body.to_string()) }
+        problem(name, title, status)
     }
 
     /// Fails the job for good.
@@ -101,14 +121,34 @@ impl GiveUp {
     }
 }
 
+/// A problem as the result of a job.
+pub(crate) fn problem(name: &str, title: &str, status: u16) -> StoredResponse {
+    let body = serde_json::json!({ "type": format!("about:blank#{name}"), "title": title, "status": status });
+    let content_type = HeaderField { name: "content-type".into(), value: "application/problem+json".into() };
+    StoredResponse { headers: [content_type].into(), ..StoredResponse::new(status, body.to_string()) }
+}
+
 impl Jobs {
     /// Jobs in `queue`, which `engine` runs. The contract of `engine` is that of the jobs, and its retention is how long their
     /// results are kept.
     ///
     /// `engine` needs the store of the requests' engine, and should be [attached](Idempotency::attached_to) to that one.
-    #[must_use]
-    pub fn new(queue: Arc<dyn JobQueue>, engine: Idempotency, settings: JobSettings) -> Self {
-        Self { shared: Arc::new(Shared { queue, engine, settings, enqueued: Notify::new() }) }
+    ///
+    /// # Errors
+    /// [`InvalidJobs`].
+    pub fn new(queue: Arc<dyn JobQueue>, engine: Idempotency, settings: JobSettings) -> Result<Self, InvalidJobs> {
+        if engine.settings().fails_open() {
+            return Err(InvalidJobs::FailsOpen);
+        }
+        let location = &settings.location_prefix;
+        if location.is_empty() || !location.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(InvalidJobs::Location(location.clone()));
+        }
+        let JobSettings { queue_timeout, visibility_timeout, .. } = settings;
+        if queue_timeout >= visibility_timeout {
+            return Err(InvalidJobs::QueueTimeout { queue_timeout, visibility_timeout });
+        }
+        Ok(Self { shared: Arc::new(Shared { queue, engine, settings, enqueued: Notify::new() }) })
     }
 
     /// Enqueues the job of a request, and returns what to answer it: 202.
@@ -116,10 +156,11 @@ impl Jobs {
     /// `run` is the context of the request. If it has a transaction in the queue's database, the job commits with the record
     /// of the request, or not at all. Otherwise the job is enqueued at once; a repeat after a crash finds it.
     ///
-    /// `name` chooses the worker's handler, which gets `payload` as JSON of at most 1 MiB.
+    /// `name` chooses the worker's handler, which gets `payload` as JSON of at most 1 MiB. A run that calls this twice with the same
+    /// job gets it twice. If an earlier run of the request has enqueued a job, that job stays, with its name and payload.
     ///
     /// # Errors
-    /// [`EnqueueError`]. Answer 5xx then, so that the request is not settled.
+    /// [`EnqueueError`]. Answer 503 if it [may be repeated](EnqueueError::is_retryable), and 500 otherwise.
     ///
     /// # Cancellation safety
     /// If the future is dropped, the job may be enqueued. A repeat finds it.
@@ -137,30 +178,38 @@ impl Jobs {
         if payload.len() > MAX_PAYLOAD_BYTES {
             return Err(EnqueueError::PayloadTooLarge { bytes: payload.len() });
         }
-        let request = run.lease().ok_or(EnqueueError::NotProtected)?.id;
+        let lease = run.lease().ok_or(EnqueueError::NotProtected)?;
         let Shared { queue, engine, settings, enqueued } = &*self.shared;
         let job = Job {
-            id: JobId::of(&request),
+            id: JobId::of(&lease.id),
             name: name.to_owned(),
             principal: run.principal().map(str::to_owned),
             payload: payload.into(),
         };
-        let enqueue = queue.enqueue(run, &job, settings.deadline);
-        timeout(settings.queue_timeout, enqueue).await.map_err(|_| EnqueueError::Queue(self.late()))??;
-        enqueued.notify_one();
-        let retention = settings.deadline + settings.longest_run + engine.settings().record_retention();
-        Ok(Accepted { location: format!("{}{}", settings.location, job.id), id: job.id, retention })
+        let enqueue = queue.enqueue(run, &job, lease.owner, settings.start_deadline);
+        let before = timeout(settings.queue_timeout, enqueue).await.map_err(|_| EnqueueError::Queue(self.late()))??;
+        match before {
+            Some(before) if before.by == lease.owner && (before.name != job.name || before.payload != job.payload) => {
+                return Err(EnqueueError::OtherJob { name: before.name });
+            }
+            _ => enqueued.notify_one(),
+        }
+        let engine = engine.settings();
+        let retention = settings.start_deadline.saturating_add(engine.longest_lease());
+        let retention = retention.saturating_add(engine.record_retention());
+        Ok(Accepted { location: format!("{}{}", settings.location_prefix, job.id), id: job.id, retention })
     }
 
-    /// How a job stands; `None` if there is no such job, or it was another principal's request that asked for it.
+    /// How a job stands; `None` if there is no such job, its result is no longer kept, or another principal's request has
+    /// enqueued it.
     ///
-    /// A job whose deadline is over and that has not begun fails by this question at the latest.
+    /// It fails a job that has not started before its deadline, if no worker has done that yet.
     ///
     /// # Errors
     /// [`ExecuteError`] when queue or store cannot be asked.
-    pub async fn state(&self, id: &JobId, principal: Option<&str>) -> Result<Option<JobState>, ExecuteError> {
+    pub async fn state(&self, principal: Option<&str>, id: &JobId) -> Result<Option<JobState>, ExecuteError> {
         match self.find(id).await? {
-            Some(queued) if queued.job.principal.as_deref() == principal => self.state_of(&queued).await.map(Some),
+            Some(queued) if queued.job.principal.as_deref() == principal => self.state_of(&queued).await,
             _ => Ok(None),
         }
     }
@@ -170,15 +219,15 @@ impl Jobs {
     ///
     /// | job | answer |
     /// |---|---|
-    /// | unknown, or another principal's | 404 |
+    /// | unknown, no longer kept, or another principal's | 404 |
     /// | waiting or running | 200, `state` and `attempt`, with `Retry-After` |
     /// | ended | 200, `state` `completed`, `failed` or `unknown`, and the `result`: status, and body if it is JSON |
     /// | completed with a `Location`, with [`see_other`](JobSettings::see_other) | 303 |
     /// | store or queue away | 503 |
     #[must_use = "it is the answer"]
-    pub async fn show(&self, principal: Option<&str>, id: &str) -> Response<Full<Bytes>> {
+    pub async fn status(&self, principal: Option<&str>, id: &str) -> Response<Full<Bytes>> {
         let state = match id.parse() {
-            Ok(id) => self.state(&id, principal).await,
+            Ok(id) => self.state(principal, &id).await,
             Err(_) => Ok(None),
         };
         match state {
@@ -199,7 +248,7 @@ impl Jobs {
             serde_json::json!({ "id": id, "state": state, "attempt": attempt })
         };
         let (name, attempt) = match state {
-            JobState::Waiting { attempts } => ("waiting", *attempts),
+            JobState::Waiting { failed_attempts } => ("waiting", *failed_attempts),
             JobState::Running { attempt } => ("running", *attempt),
             JobState::Ended(replay) => return self.shown_result(replay, document),
         };
@@ -243,50 +292,56 @@ impl Jobs {
         found.unwrap_or_else(|_| Err(self.late())).map_err(ExecuteError::NotAdmitted)
     }
 
-    async fn state_of(&self, queued: &QueuedJob) -> Result<JobState, ExecuteError> {
+    /// `None` if its result is no longer kept.
+    async fn state_of(&self, queued: &QueuedJob) -> Result<Option<JobState>, ExecuteError> {
         let operation = queued.job.operation().map_err(ExecuteError::NotAdmitted)?;
         let record = self.shared.engine.find(&operation).await.map_err(ExecuteError::NotAdmitted)?;
         if let Some(replay) = record.as_ref().and_then(Record::replay) {
-            return Ok(JobState::Ended(replay));
+            return Ok(Some(JobState::Ended(replay)));
         }
-        if queued.is_overdue {
-            return self.give_up(&queued.job, GiveUp::Overdue).await;
+        if queued.has_ended() {
+            return Ok(None);
         }
-        Ok(match record {
-            Some(record) if matches!(record.state, State::InProgress { .. }) => {
-                JobState::Running { attempt: record.attempt }
-            }
-            Some(record) => JobState::Waiting { attempts: record.attempt },
-            None => JobState::Waiting { attempts: 0 },
-        })
+        let is_claimed = queued.standing == Standing::Claimed;
+        Ok(Some(match record {
+            Some(Record { state: State::InProgress { .. }, attempt, .. }) => JobState::Running { attempt },
+            Some(record) if is_claimed => JobState::Running { attempt: record.attempt.saturating_add(1) },
+            Some(record) => JobState::Waiting { failed_attempts: record.attempt },
+            None if is_claimed => JobState::Running { attempt: 1 },
+            None if queued.is_overdue => self.give_up(operation, GiveUp::Overdue).await?,
+            None => JobState::Waiting { failed_attempts: 0 },
+        }))
     }
 
     /// Fails a job that does not run and has not ended. Its record decides between this and a worker that begins just now.
-    pub(crate) async fn give_up(&self, job: &Job, why: GiveUp) -> Result<JobState, ExecuteError> {
-        let operation = job.operation().map_err(ExecuteError::NotAdmitted)?;
-        let fail = move |context: Context| async move { why.conclusion(context.attempt()) };
-        let answer = self.shared.engine.execute(operation.clone(), fail, move || why.conclusion(0)).await?;
-        Ok(match answer {
-            Answer::Ran { .. } | Answer::Mismatch => {
-                let record = self.shared.engine.find(&operation).await.map_err(ExecuteError::NotAdmitted)?;
-                match record.as_ref().and_then(Record::replay) {
-                    Some(replay) => JobState::Ended(replay),
-                    None => JobState::Waiting { attempts: 0 },
-                }
+    pub(crate) async fn give_up(&self, operation: Operation, why: GiveUp) -> Result<JobState, ExecuteError> {
+        let fail = move |context: Context| async move {
+            // What has started goes on.
+            if why == GiveUp::Overdue && context.acquisition() != Acquisition::Fresh {
+                let disposition = Disposition::Release { writes: Writes::Discard };
+                return Conclusion { value: (), disposition, retention: None };
             }
-            Answer::Replay(replay) => JobState::Ended(replay),
-            Answer::InProgress { .. } => JobState::Running { attempt: 0 },
-            Answer::Backoff { .. } => JobState::Waiting { attempts: 0 },
+            why.conclusion(())
+        };
+        match self.shared.engine.execute(operation.clone(), fail, move || why.conclusion(())).await? {
+            Answer::Replay(replay) => return Ok(JobState::Ended(replay)),
+            Answer::InProgress { .. } => return Ok(JobState::Running { attempt: 1 }),
+            Answer::Ran { .. } | Answer::Backoff { .. } | Answer::Mismatch => {}
+        }
+        let record = self.shared.engine.find(&operation).await.map_err(ExecuteError::NotAdmitted)?;
+        Ok(match record.as_ref().and_then(Record::replay) {
+            Some(replay) => JobState::Ended(replay),
+            None => JobState::Waiting { failed_attempts: record.map_or(0, |record| record.attempt) },
         })
     }
 
-    /// How many deliveries may disappear.
-    pub(crate) fn most_unreported(&self) -> u32 {
+    /// After how many lost deliveries a job is parked.
+    pub(crate) fn max_lost_deliveries(&self) -> u32 {
         let Shared { engine, settings, .. } = &*self.shared;
         match engine.contract() {
-            // The record counts attempts that crash, and steps are undone in the last one.
-            Contract::AtLeastOnce => settings.most_unreported.saturating_add(engine.settings().attempt_limit()),
-            Contract::AtMostOnce | Contract::Transactional => settings.most_unreported,
+            // Steps are undone in the last attempts.
+            Contract::AtLeastOnce => settings.max_lost_deliveries.saturating_add(engine.settings().attempt_limit()),
+            Contract::AtMostOnce | Contract::Transactional => settings.max_lost_deliveries,
         }
     }
 
@@ -300,18 +355,20 @@ impl Jobs {
 impl Continuation for Jobs {
     async fn final_answer(&self, request: &RecordId, first: &StoredResponse) -> Result<Option<Replay>, ExecuteError> {
         let id = JobId::of(request);
-        let expected = format!("{}{id}", self.shared.settings.location);
+        let expected = format!("{}{id}", self.shared.settings.location_prefix);
         if first.status != StatusCode::ACCEPTED || location_of(first) != Some(expected.as_bytes()) {
             return Ok(None);
         }
-        let Some(queued) = self.find(&id).await? else {
-            // Its result was kept for as long as it was to be, or the queue has lost the job.
-            return Ok(Some(lost()));
+        let state = match self.find(&id).await? {
+            Some(queued) => self.state_of(&queued).await?,
+            None => None,
         };
-        match self.state_of(&queued).await? {
-            JobState::Ended(replay) => Ok(Some(replay)),
-            JobState::Waiting { .. } | JobState::Running { .. } => Ok(None),
-        }
+        Ok(match state {
+            Some(JobState::Ended(replay)) => Some(replay),
+            Some(JobState::Waiting { .. } | JobState::Running { .. }) => None,
+            // Its result was kept for as long as it was to be, or the queue has lost the job.
+            None => Some(lost()),
+        })
     }
 }
 
@@ -330,7 +387,7 @@ impl Accepted {
     /// [`ResponseDirectives`] that keep the record of the request for long enough, so keep its extensions. Frameworks
     /// with another response type take its fields.
     #[must_use]
-    pub fn into_response(self) -> Response<Full<Bytes>> {
+    pub fn into_http(self) -> Response<Full<Bytes>> {
         let mut accepted =
             json(StatusCode::ACCEPTED, &serde_json::json!({ "id": self.id.as_str(), "state": "waiting" }));
         if let Ok(location) = HeaderValue::from_str(&self.location) {
@@ -352,7 +409,7 @@ fn json(status: StatusCode, document: &Value) -> Response<Full<Bytes>> {
 }
 
 fn location_of(response: &StoredResponse) -> Option<&[u8]> {
-    response.headers.iter().find(|field| field.name == "location").map(|field| field.value.as_ref())
+    response.headers.iter().find(|field| field.name.eq_ignore_ascii_case(b"location")).map(|field| field.value.as_ref())
 }
 
 impl fmt::Debug for Jobs {

@@ -12,8 +12,8 @@ mod settings;
 mod sqlite;
 mod worker;
 
-pub use self::job::{Delivery, InvalidJobId, Job, JobId, QueuedJob, SUSPECT_FROM};
-pub use self::jobs::{Accepted, JobState, Jobs};
+pub use self::job::{Delivery, EnqueuedBefore, InvalidJobId, Job, JobId, QueuedJob, SUSPECT_FROM, Standing};
+pub use self::jobs::{Accepted, InvalidJobs, JobState, Jobs};
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresQueue;
 pub use self::queue::{EnqueueError, JobQueue};

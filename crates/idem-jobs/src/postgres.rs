@@ -4,22 +4,24 @@
 //! orphaned jobs out again without a limit, and a second job with one id aborts the transaction of the request.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use idem_core::engine::{Context, TransactionError};
-use idem_core::{StoreError, StoreErrorKind};
+use idem_core::{OwnerToken, StoreError, StoreErrorKind};
 use idem_postgres::PostgresTransaction;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Row as _};
 
-use crate::job::{Delivery, Job, JobId, QueuedJob, SUSPECT_FROM};
+use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing};
 use crate::queue::{EnqueueError, JobQueue};
 
 /// The lock under which the table is made: `IF NOT EXISTS` fails if two sessions make the same table at once.
 const TABLE_LOCK: i64 = 0x6964_656d_6a6f_6273;
 
+/// A row is claimed until `due_at`, unless it was put back.
 const TABLE: &str = "
     CREATE SCHEMA IF NOT EXISTS {schema};
     CREATE TABLE IF NOT EXISTS {schema}.idem_jobs (
@@ -27,77 +29,79 @@ const TABLE: &str = "
         name TEXT NOT NULL,
         principal BYTEA,
         payload BYTEA NOT NULL,
-        created_at TIMESTAMPTZ NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+        enqueued_by BYTEA NOT NULL,
+        created_at TIMESTAMPTZ NOT NULL DEFAULT pg_catalog.statement_timestamp(),
         deadline_at TIMESTAMPTZ NOT NULL,
-        due_at TIMESTAMPTZ NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+        due_at TIMESTAMPTZ NOT NULL DEFAULT pg_catalog.statement_timestamp(),
         delivered BIGINT NOT NULL DEFAULT 0,
-        unreported INTEGER NOT NULL DEFAULT 0,
+        lost INTEGER NOT NULL DEFAULT 0,
+        is_claimed BOOLEAN NOT NULL DEFAULT FALSE,
         is_parked BOOLEAN NOT NULL DEFAULT FALSE,
         keep_until TIMESTAMPTZ
     );
-    CREATE INDEX IF NOT EXISTS idem_jobs_due ON {schema}.idem_jobs (due_at)
-        WHERE keep_until IS NULL AND unreported < {suspect};
+    CREATE INDEX IF NOT EXISTS idem_jobs_due ON {schema}.idem_jobs (due_at) WHERE keep_until IS NULL AND lost < {suspect};
     CREATE INDEX IF NOT EXISTS idem_jobs_suspect ON {schema}.idem_jobs (due_at)
-        WHERE keep_until IS NULL AND unreported >= {suspect};
+        WHERE keep_until IS NULL AND lost >= {suspect};
     CREATE INDEX IF NOT EXISTS idem_jobs_ended ON {schema}.idem_jobs (keep_until) WHERE keep_until IS NOT NULL;
     COMMENT ON TABLE {schema}.idem_jobs IS 'idem-jobs 1';";
 
-const ENQUEUE: &str = "INSERT INTO {schema}.idem_jobs (id, name, principal, payload, deadline_at)
-    VALUES ($1, $2, $3, $4, pg_catalog.clock_timestamp() + $5 * interval '1 microsecond')
-    ON CONFLICT (id) DO NOTHING";
+/// Takes the place of a job that was kept for its time.
+const ENQUEUE: &str = "INSERT INTO {schema}.idem_jobs AS job (id, name, principal, payload, enqueued_by, deadline_at)
+    VALUES ($1, $2, $3, $4, $5, {now} + $6 * interval '1 microsecond')
+    ON CONFLICT (id) DO UPDATE SET name = excluded.name, principal = excluded.principal, payload = excluded.payload,
+        enqueued_by = excluded.enqueued_by, created_at = excluded.created_at, deadline_at = excluded.deadline_at,
+        due_at = excluded.due_at, lost = 0, is_claimed = FALSE, is_parked = FALSE, keep_until = NULL
+    WHERE job.keep_until <= {now}";
+
+const BEFORE: &str = "SELECT name, payload, enqueued_by FROM {schema}.idem_jobs WHERE id = $1";
 
 const CLAIM: &str = "WITH ordinary AS MATERIALIZED (
-        SELECT id FROM {schema}.idem_jobs
-        WHERE keep_until IS NULL AND unreported < {suspect} AND due_at <= pg_catalog.clock_timestamp()
+        SELECT id, FALSE AS is_suspect FROM {schema}.idem_jobs
+        WHERE keep_until IS NULL AND lost < {suspect} AND due_at <= {now}
         ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED),
     suspect AS MATERIALIZED (
-        SELECT id FROM {schema}.idem_jobs
-        WHERE keep_until IS NULL AND unreported >= {suspect} AND due_at <= pg_catalog.clock_timestamp()
+        SELECT id, TRUE AS is_suspect FROM {schema}.idem_jobs
+        WHERE keep_until IS NULL AND lost >= {suspect} AND due_at <= {now}
         ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED)
-    UPDATE {schema}.idem_jobs AS job SET due_at = pg_catalog.clock_timestamp() + $3 * interval '1 microsecond',
-        delivered = delivered + 1, unreported = unreported + 1
-    FROM (SELECT id FROM ordinary UNION ALL SELECT id FROM suspect) AS due WHERE job.id = due.id
-    RETURNING job.id, job.name, job.principal, job.payload, job.delivered, job.unreported, {remaining}";
+    UPDATE {schema}.idem_jobs AS job SET due_at = {now} + $3 * interval '1 microsecond', is_claimed = TRUE,
+        delivered = delivered + 1, lost = CASE WHEN is_suspect THEN lost ELSE lost + 1 END
+    FROM (SELECT * FROM ordinary UNION ALL SELECT * FROM suspect) AS due WHERE job.id = due.id
+    RETURNING job.id, job.name, job.principal, job.payload, job.delivered, job.lost, due.is_suspect, {remaining}";
 
-/// How long until the deadline, in microseconds; negative after it.
-const REMAINING: &str =
-    "(extract(epoch FROM job.deadline_at - pg_catalog.clock_timestamp()) * 1000000)::BIGINT AS remaining";
+/// What a report is about: a delivery that nobody has reported yet.
+macro_rules! of_delivery {
+    () => {
+        " WHERE id = $1 AND delivered = $2 AND is_claimed AND keep_until IS NULL"
+    };
+}
 
-const HOLD: &str = "UPDATE {schema}.idem_jobs SET due_at = pg_catalog.clock_timestamp() + $3 * interval '1 microsecond'
-    WHERE id = $1 AND delivered = $2 AND keep_until IS NULL";
+const BEGIN: &str = concat!("UPDATE {schema}.idem_jobs SET lost = lost + 1", of_delivery!());
 
-const PUT_BACK: &str = "UPDATE {schema}.idem_jobs
-    SET due_at = pg_catalog.clock_timestamp() + $3 * interval '1 microsecond', unreported = unreported - 1
-    WHERE id = $1 AND delivered = $2 AND keep_until IS NULL";
+const HOLD: &str =
+    concat!("UPDATE {schema}.idem_jobs SET due_at = {now} + $3 * interval '1 microsecond'", of_delivery!());
 
-const END: &str = "UPDATE {schema}.idem_jobs
-    SET keep_until = pg_catalog.clock_timestamp() + $3 * interval '1 microsecond', is_parked = $2
+const PUT_BACK: &str = concat!(
+    "UPDATE {schema}.idem_jobs SET due_at = {now} + $3 * interval '1 microsecond', is_claimed = FALSE,
+        lost = CASE WHEN $4 THEN lost ELSE greatest(lost - 1, 0) END",
+    of_delivery!()
+);
+
+const END: &str = "UPDATE {schema}.idem_jobs SET keep_until = {now} + $3 * interval '1 microsecond', is_parked = $2
     WHERE id = $1 AND keep_until IS NULL";
 
-const FIND: &str = "SELECT job.id, job.name, job.principal, job.payload, job.is_parked, {remaining}
-    FROM {schema}.idem_jobs AS job WHERE job.id = $1";
+const FIND: &str = "SELECT job.id, job.name, job.principal, job.payload, {remaining},
+        CASE WHEN job.keep_until IS NULL THEN job.is_claimed AND job.due_at > {now} ELSE job.is_parked END AS flag,
+        job.keep_until IS NOT NULL AS has_ended
+    FROM {schema}.idem_jobs AS job WHERE job.id = $1 AND (job.keep_until IS NULL OR job.keep_until > {now})";
 
 const PURGE: &str = "DELETE FROM {schema}.idem_jobs WHERE id IN (
-        SELECT id FROM {schema}.idem_jobs WHERE keep_until <= pg_catalog.clock_timestamp()
-        LIMIT $1 FOR UPDATE SKIP LOCKED)";
+        SELECT id FROM {schema}.idem_jobs WHERE keep_until <= {now} LIMIT $1 FOR UPDATE SKIP LOCKED)";
 
 /// A queue in the table `idem_jobs` of a schema.
 #[derive(Debug, Clone)]
 pub struct PostgresQueue {
     pool: PgPool,
-    statements: std::sync::Arc<Statements>,
-}
-
-#[derive(Debug)]
-struct Statements {
-    enqueue: String,
-    name: String,
-    claim: String,
-    hold: String,
-    put_back: String,
-    end: String,
-    find: String,
-    purge: String,
+    schema: Arc<str>,
 }
 
 impl PostgresQueue {
@@ -110,138 +114,142 @@ impl PostgresQueue {
     /// [`StoreError`] when the schema has no valid name, the server cannot be reached, or the role may not make the table. Make
     /// it by [`table_sql`](Self::table_sql) then.
     pub async fn open(pool: PgPool, schema: &str) -> Result<Self, StoreError> {
-        let in_schema = |sql: &str| in_schema(sql, schema);
         if schema.is_empty() || schema.len() > 63 || schema.contains('\0') {
             let message = "the name of a schema has 1 to 63 bytes, none of them zero";
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }
+        let queue = Self { pool, schema: schema.into() };
         let make = async {
-            let mut transaction = pool.begin().await?;
+            let mut transaction = queue.pool.begin().await?;
             sqlx::query("SELECT pg_catalog.pg_advisory_xact_lock($1)")
                 .bind(TABLE_LOCK)
                 .execute(&mut *transaction)
                 .await?;
-            let there: bool = sqlx::query("SELECT pg_catalog.to_regclass($1) IS NOT NULL")
-                .bind(in_schema("{schema}.idem_jobs"))
-                .fetch_one(&mut *transaction)
-                .await?
-                .try_get(0)?;
-            if !there {
-                sqlx::raw_sql(AssertSqlSafe(Self::table_sql(schema))).execute(&mut *transaction).await?;
+            let there =
+                sqlx::query("SELECT pg_catalog.to_regclass($1) IS NOT NULL").bind(queue.sql("{schema}.idem_jobs"));
+            if !there.fetch_one(&mut *transaction).await?.try_get::<bool, _>(0)? {
+                sqlx::raw_sql(AssertSqlSafe(queue.sql(TABLE))).execute(&mut *transaction).await?;
             }
             transaction.commit().await
         };
         make.await.map_err(|error| failed("make the table", error))?;
-        let statements = Statements {
-            enqueue: in_schema(ENQUEUE),
-            name: in_schema("SELECT name FROM {schema}.idem_jobs WHERE id = $1"),
-            claim: in_schema(CLAIM),
-            hold: in_schema(HOLD),
-            put_back: in_schema(PUT_BACK),
-            end: in_schema(END),
-            find: in_schema(FIND),
-            purge: in_schema(PURGE),
-        };
-        Ok(Self { pool, statements: statements.into() })
+        Ok(queue)
     }
 
-    /// The statements that make the table, for services whose role may not.
+    /// The statements that make the schema and the table, for services whose role may not. The role of the service then needs
+    /// `USAGE` on the schema, and `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table.
     #[must_use]
     pub fn table_sql(schema: &str) -> String {
         in_schema(TABLE, schema)
     }
 
-    async fn insert(&self, connection: &mut PgConnection, job: &Job, deadline: Duration) -> Result<(), EnqueueError> {
-        let failed = |error| failed("enqueue", error);
-        let statements = &self.statements;
-        let insert = sqlx::query(AssertSqlSafe(statements.enqueue.clone()))
+    fn sql(&self, statement: &str) -> String {
+        in_schema(statement, &self.schema)
+    }
+
+    async fn insert(
+        &self,
+        connection: &mut PgConnection,
+        job: &Job,
+        by: OwnerToken,
+        deadline: Duration,
+    ) -> Result<Option<EnqueuedBefore>, sqlx::Error> {
+        let insert = sqlx::query(AssertSqlSafe(self.sql(ENQUEUE)))
             .bind(job.id.as_str())
             .bind(&job.name)
             .bind(job.principal.as_ref().map(|principal| principal.as_bytes()))
             .bind(job.payload.as_ref())
+            .bind(by.as_bytes().as_slice())
             .bind(micros(deadline));
-        if insert.execute(&mut *connection).await.map_err(failed)?.rows_affected() == 1 {
-            return Ok(());
+        if insert.execute(&mut *connection).await?.rows_affected() == 1 {
+            return Ok(None);
         }
-        let find = sqlx::query(AssertSqlSafe(statements.name.clone())).bind(job.id.as_str());
-        let row = find.fetch_optional(connection).await.map_err(failed)?;
-        let name: Option<String> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?;
-        match name {
-            Some(name) if name != job.name => Err(EnqueueError::OtherJob { name }),
-            _ => Ok(()),
-        }
+        // The conflict has locked the row, so it is there.
+        let row = sqlx::query(AssertSqlSafe(self.sql(BEFORE))).bind(job.id.as_str()).fetch_one(connection).await?;
+        let (payload, by): (Vec<u8>, Vec<u8>) = (row.try_get("payload")?, row.try_get("enqueued_by")?);
+        let by = by.try_into().map_err(|_| unreadable("enqueued_by", "it has not 16 bytes"))?;
+        Ok(Some(EnqueuedBefore::new(row.try_get("name")?, payload.into(), OwnerToken::from_bytes(by))))
     }
-
-    async fn execute(&self, what: &str, statement: &str, bind: Bound<'_>) -> Result<u64, StoreError> {
-        let Bound { id, number, duration } = bind;
-        let query = sqlx::query(AssertSqlSafe(statement.to_owned())).bind(id.as_str());
-        let query = query.bind(number).bind(micros(duration));
-        Ok(query.execute(&self.pool).await.map_err(|error| failed(what, error))?.rows_affected())
-    }
-}
-
-/// What names a delivery, and for how long something is to be.
-struct Bound<'a> {
-    id: &'a JobId,
-    number: i64,
-    duration: Duration,
 }
 
 #[async_trait]
 impl JobQueue for PostgresQueue {
-    async fn enqueue(&self, run: &Context, job: &Job, deadline: Duration) -> Result<(), EnqueueError> {
-        match run.transaction::<PostgresTransaction>() {
-            Ok(mut transaction) => self.insert(&mut transaction, job, deadline).await,
-            Err(TransactionError::NotTransactional) => {
-                let mut connection = self.pool.acquire().await.map_err(|error| failed("enqueue", error))?;
-                self.insert(&mut connection, job, deadline).await
-            }
-            Err(error) => Err(error.into()),
-        }
+    async fn enqueue(
+        &self,
+        run: &Context,
+        job: &Job,
+        by: OwnerToken,
+        deadline: Duration,
+    ) -> Result<Option<EnqueuedBefore>, EnqueueError> {
+        let enqueued = match run.transaction::<PostgresTransaction>() {
+            Ok(mut transaction) => self.insert(&mut transaction, job, by, deadline).await,
+            Err(TransactionError::NotTransactional) => match self.pool.begin().await {
+                Ok(mut transaction) => match self.insert(&mut transaction, job, by, deadline).await {
+                    Ok(enqueued) => transaction.commit().await.map(|()| enqueued),
+                    Err(error) => Err(error),
+                },
+                Err(error) => Err(error),
+            },
+            Err(error) => return Err(error.into()),
+        };
+        enqueued.map_err(|error| failed("enqueue", error).into())
     }
 
     async fn claim(&self, most: NonZeroU32, with_suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError> {
-        let failed = |error| failed("claim", error);
-        let claim = sqlx::query(AssertSqlSafe(self.statements.claim.clone()));
+        let claim = sqlx::query(AssertSqlSafe(self.sql(CLAIM)));
         let claim = claim.bind(i64::from(most.get())).bind(i64::from(with_suspect)).bind(micros(hold));
-        let claimed = claim.fetch_all(&self.pool).await.map_err(failed)?;
-        let read = |row: &PgRow| -> Result<Delivery, sqlx::Error> {
-            let unreported: i32 = row.try_get("unreported")?;
-            let (job, remaining) = read_job(row)?;
-            let number = row.try_get("delivered")?;
-            Ok(Delivery { job, number, unreported: unreported.unsigned_abs(), remaining })
+        let read = |row: PgRow| -> Result<Delivery, sqlx::Error> {
+            let (job, remaining) = read_job(&row)?;
+            let lost: i32 = row.try_get("lost")?;
+            let (number, is_suspect) = (row.try_get("delivered")?, row.try_get("is_suspect")?);
+            Ok(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, remaining))
         };
-        claimed.iter().map(|row| read(row).map_err(failed)).collect()
+        let claimed = claim.fetch_all(&self.pool).await;
+        claimed.and_then(|rows| rows.into_iter().map(read).collect()).map_err(|error| failed("claim", error))
+    }
+
+    async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {
+        let begin = sqlx::query(AssertSqlSafe(self.sql(BEGIN))).bind(suspect.job.id.as_str()).bind(suspect.number);
+        let begun = begin.execute(&self.pool).await.map_err(|error| failed("begin", error))?;
+        Ok(begun.rows_affected() == 1)
     }
 
     async fn hold(&self, delivery: &Delivery, hold: Duration) -> Result<bool, StoreError> {
-        let bound = Bound { id: &delivery.job.id, number: delivery.number, duration: hold };
-        Ok(self.execute("hold", &self.statements.hold, bound).await? == 1)
+        let update = sqlx::query(AssertSqlSafe(self.sql(HOLD)));
+        let update = update.bind(delivery.job.id.as_str()).bind(delivery.number).bind(micros(hold));
+        let held = update.execute(&self.pool).await.map_err(|error| failed("hold", error))?;
+        Ok(held.rows_affected() == 1)
     }
 
-    async fn put_back(&self, delivery: &Delivery, delay: Duration) -> Result<(), StoreError> {
-        let bound = Bound { id: &delivery.job.id, number: delivery.number, duration: delay };
-        self.execute("put back", &self.statements.put_back, bound).await.map(drop)
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError> {
+        let update = sqlx::query(AssertSqlSafe(self.sql(PUT_BACK)));
+        let update = update.bind(delivery.job.id.as_str()).bind(delivery.number).bind(micros(delay)).bind(was_lost);
+        update.execute(&self.pool).await.map(drop).map_err(|error| failed("put back", error))
     }
 
     async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError> {
-        let end = sqlx::query(AssertSqlSafe(self.statements.end.clone()));
-        let end = end.bind(id.as_str()).bind(is_parked).bind(micros(keep));
+        let end = sqlx::query(AssertSqlSafe(self.sql(END))).bind(id.as_str()).bind(is_parked).bind(micros(keep));
         end.execute(&self.pool).await.map(drop).map_err(|error| failed("end", error))
     }
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
-        let find = sqlx::query(AssertSqlSafe(self.statements.find.clone())).bind(id.as_str());
+        let find = sqlx::query(AssertSqlSafe(self.sql(FIND))).bind(id.as_str());
         let read = |row: PgRow| -> Result<QueuedJob, sqlx::Error> {
             let (job, remaining) = read_job(&row)?;
-            Ok(QueuedJob { job, is_overdue: remaining.is_zero(), is_parked: row.try_get("is_parked")? })
+            let standing = match (row.try_get("has_ended")?, row.try_get("flag")?) {
+                (false, false) => Standing::Waiting,
+                (false, true) => Standing::Claimed,
+                (true, false) => Standing::Ended,
+                (true, true) => Standing::Parked,
+            };
+            Ok(QueuedJob::new(job, remaining.is_zero(), standing))
         };
         let found = find.fetch_optional(&self.pool).await;
         found.and_then(|row| row.map(read).transpose()).map_err(|error| failed("find", error))
     }
 
     async fn purge(&self, most: NonZeroU32) -> Result<u32, StoreError> {
-        let purge = sqlx::query(AssertSqlSafe(self.statements.purge.clone())).bind(i64::from(most.get()));
+        let purge = sqlx::query(AssertSqlSafe(self.sql(PURGE))).bind(i64::from(most.get()));
         let purged = purge.execute(&self.pool).await.map_err(|error| failed("purge", error))?;
         Ok(u32::try_from(purged.rows_affected()).unwrap_or(u32::MAX))
     }
@@ -249,27 +257,32 @@ impl JobQueue for PostgresQueue {
 
 fn read_job(row: &PgRow) -> Result<(Job, Duration), sqlx::Error> {
     let id: String = row.try_get("id")?;
-    let id = id.parse().map_err(|error| sqlx::Error::ColumnDecode { index: "id".into(), source: Box::new(error) })?;
+    let id = id.parse().map_err(|error| unreadable("id", error))?;
     let principal: Option<Vec<u8>> = row.try_get("principal")?;
-    let principal = principal.map(String::from_utf8).transpose();
-    let principal =
-        principal.map_err(|error| sqlx::Error::ColumnDecode { index: "principal".into(), source: Box::new(error) })?;
+    let principal = principal.map(String::from_utf8).transpose().map_err(|error| unreadable("principal", error))?;
     let payload: Vec<u8> = row.try_get("payload")?;
     let remaining: i64 = row.try_get("remaining")?;
-    let job = Job { id, name: row.try_get("name")?, principal, payload: Bytes::from(payload) };
+    let job = Job::new(id, row.try_get("name")?, principal, Bytes::from(payload));
     Ok((job, Duration::from_micros(remaining.try_into().unwrap_or(0))))
 }
 
-/// Fills the places of a statement.
+/// Fills the places of a statement. The time is that of the statement, which an index can be searched for.
 fn in_schema(sql: &str, schema: &str) -> String {
+    /// How long until the deadline, in microseconds; negative after it.
+    const REMAINING: &str = "(extract(epoch FROM job.deadline_at - {now}) * 1000000)::BIGINT AS remaining";
     let schema = format!("\"{}\"", schema.replace('"', "\"\""));
-    sql.replace("{remaining}", REMAINING).replace("{suspect}", &SUSPECT_FROM.to_string()).replace("{schema}", &schema)
+    let sql = sql.replace("{remaining}", REMAINING).replace("{now}", "pg_catalog.statement_timestamp()");
+    sql.replace("{suspect}", &SUSPECT_FROM.to_string()).replace("{schema}", &schema)
 }
 
 /// As much as Postgres can add to a time.
 fn micros(duration: Duration) -> i64 {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
+}
+
+fn unreadable(column: &str, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::Error {
+    sqlx::Error::ColumnDecode { index: column.to_owned(), source: why.into() }
 }
 
 fn failed(what: &str, error: sqlx::Error) -> StoreError {

@@ -5,63 +5,78 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::StoreError;
 use idem_core::engine::{Context, TransactionError};
+use idem_core::{OwnerToken, StoreError};
 
-use crate::job::{Delivery, Job, JobId, QueuedJob};
+use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob};
 
 /// Keeps jobs until they have ended, and wakes workers.
 ///
 /// A queue decides nothing about a job: the record of its operation does. So a job may be delivered too often, by two workers
 /// at once, or after its end. It must be delivered at least once after it was enqueued.
 ///
-/// Every method asks the clock of the queue's server. Callers limit how long they wait, and drop the future.
+/// Every method asks the clock of the queue's server. Callers limit how long they wait, drop the future then, and repeat
+/// what they reported: the same report twice must count once.
 #[async_trait]
 pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
-    /// Adds a job, unless there is one with this id. The job is due at once, and its deadline is over after `deadline`.
+    /// Adds a job, due at once, whose deadline is over after `deadline`. If there is a job with this id, nothing changes and that
+    /// job is returned. A job that was kept for its time counts as absent.
     ///
-    /// If the run has a transaction of the queue's database, the job is added in it.
+    /// If `run` has a transaction of the queue's database, the job is added in it. `by` is the run's owner token.
     ///
     /// # Errors
     /// [`EnqueueError`].
-    async fn enqueue(&self, run: &Context, job: &Job, deadline: Duration) -> Result<(), EnqueueError>;
+    async fn enqueue(
+        &self,
+        run: &Context,
+        job: &Job,
+        by: OwnerToken,
+        deadline: Duration,
+    ) -> Result<Option<EnqueuedBefore>, EnqueueError>;
 
     /// Claims up to `most` jobs that are due, the oldest first. Each is due again after `hold`, unless it is held again, put
-    /// back, or ended. The delivery is counted in a transaction of its own.
+    /// back, or ended. The delivery counts as lost from now on, in a transaction of its own.
     ///
-    /// Suspects, which have [`SUSPECT_FROM`](crate::SUSPECT_FROM) unreported deliveries or more, are not among them. With
-    /// `with_suspect`, the oldest suspect that is due comes in addition.
+    /// Suspects, which have [`SUSPECT_FROM`](crate::SUSPECT_FROM) lost deliveries or more, are not among them. With
+    /// `with_suspect`, the oldest suspect that is due comes in addition. Its delivery does not count as lost yet.
     ///
     /// # Errors
     /// [`StoreError`].
     async fn claim(&self, most: NonZeroU32, with_suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError>;
 
-    /// Holds a claimed job for `hold` from now. False if it was delivered again, or has ended.
+    /// Counts the delivery of a suspect as lost until it is reported. False if it was delivered again, reported, or has ended:
+    /// it must not run then.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError>;
+
+    /// Holds a claimed job for `hold` from now. False if it was delivered again, put back, or has ended.
     ///
     /// # Errors
     /// [`StoreError`].
     async fn hold(&self, delivery: &Delivery, hold: Duration) -> Result<bool, StoreError>;
 
-    /// Reports that a delivery did not end the job, which is due again after `delay`. The delivery no longer counts as
-    /// unreported. If the job was delivered again, nothing changes.
+    /// Reports that a delivery did not end the job, which is due again after `delay`. Unless it `was_lost`, the delivery is no
+    /// longer counted. If the job was delivered again, put back or has ended, nothing changes.
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn put_back(&self, delivery: &Delivery, delay: Duration) -> Result<(), StoreError>;
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError>;
 
-    /// Ends a job. It is never delivered again, and is kept for `keep`.
+    /// Ends a job. It is never delivered again, and is kept for `keep`. The first end counts.
     ///
     /// # Errors
     /// [`StoreError`].
     async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError>;
 
-    /// Looks a job up.
+    /// Looks a job up. A job that was kept for its time counts as absent.
     ///
     /// # Errors
     /// [`StoreError`].
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError>;
 
-    /// Removes up to `most` jobs that were kept long enough, and returns how many. A queue whose server does that itself
+    /// Removes up to `most` jobs that were kept for their time, and returns how many. A queue whose server does that itself
     /// returns zero.
     ///
     /// # Errors
@@ -73,16 +88,16 @@ pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnqueueError {
-    /// The queue cannot be reached, or has refused.
+    /// The queue cannot be reached, or has refused. The request may be repeated.
     #[error("the job could not be added to its queue")]
     Queue(#[from] StoreError),
     /// The run's transaction is of another store, or is borrowed.
     #[error("the job could not be added in the transaction of its request")]
     Transaction(#[from] TransactionError),
-    /// The request has a job of another name.
-    #[error("the request has a job already, `{name}`; a request has one, so let that job do the rest")]
+    /// This run of the request has enqueued another job.
+    #[error("the request has enqueued a job `{name}` already; a request has one, so let that job do the rest")]
     OtherJob {
-        /// Its name.
+        /// The name of the first one.
         name: String,
     },
     /// The name is not 1 to 64 ASCII letters, digits, `-`, `_` and `.`.
@@ -103,4 +118,20 @@ pub enum EnqueueError {
     /// The run is not protected, so that a repeat of its request would enqueue a second job.
     #[error("the request is not protected, because the store could not be asked; repeat it later")]
     NotProtected,
+}
+
+impl EnqueueError {
+    /// Whether the same request may succeed later: answer 503 then, and 500 otherwise.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Queue(error) => error.is_retryable(),
+            Self::NotProtected => true,
+            Self::Transaction(_)
+            | Self::OtherJob { .. }
+            | Self::InvalidName { .. }
+            | Self::PayloadTooLarge { .. }
+            | Self::Payload(_) => false,
+        }
+    }
 }

@@ -11,11 +11,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use idem_core::engine::Context;
-use idem_core::{StoreError, StoreErrorKind};
+use idem_core::{OwnerToken, StoreError, StoreErrorKind};
 use redis::aio::ConnectionLike;
 use redis::{RedisError, Script, ScriptInvocation};
 
-use crate::job::{Delivery, Job, JobId, QueuedJob, SUSPECT_FROM};
+use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing};
 use crate::queue::{EnqueueError, JobQueue};
 
 /// A queue in Redis, over any asynchronous connection of the crate `redis`: use its `ConnectionManager`, or its
@@ -33,29 +33,30 @@ pub struct RedisQueue<C> {
 struct Scripts {
     enqueue: Script,
     claim: Script,
-    hold: Script,
+    report: Script,
     end: Script,
     find: Script,
 }
 
-/// What [`JobQueue::find`] reads, by the server's clock.
-const FIND: &str = "
-    local time = redis.call('TIME')
-    local job = redis.call('HMGET', KEYS[1], 'name', 'principal', 'payload', 'deadline', 'parked')
-    if not job[1] then return nil end
-    return { job[1], job[2], job[3], job[4] - time[1] * 1000 - math.floor(time[2] / 1000), job[5] or '0' }";
+/// A report about a delivery.
+struct Report {
+    /// What is added to the lost deliveries.
+    lost: i32,
+    stays_claimed: bool,
+    due_in: Option<Duration>,
+}
 
 impl<C: ConnectionLike + Clone> RedisQueue<C> {
-    /// A queue whose keys begin with `prefix`, such as `shop:jobs:`.
+    /// A queue whose keys begin with `{prefix-jobs}`; the braces are a part of them.
     pub fn new(connection: C, prefix: &str) -> Self {
         let scripts = Scripts {
             enqueue: Script::new(include_str!("../lua/enqueue.lua")),
             claim: Script::new(include_str!("../lua/claim.lua")),
-            hold: Script::new(include_str!("../lua/hold.lua")),
+            report: Script::new(include_str!("../lua/report.lua")),
             end: Script::new(include_str!("../lua/end.lua")),
-            find: Script::new(FIND),
+            find: Script::new(include_str!("../lua/find.lua")),
         };
-        Self { connection, prefix: format!("{{{prefix}}}").into(), scripts: Arc::new(scripts) }
+        Self { connection, prefix: format!("{{{prefix}-jobs}}").into(), scripts: Arc::new(scripts) }
     }
 
     fn due(&self) -> String {
@@ -70,60 +71,73 @@ impl<C: ConnectionLike + Clone> RedisQueue<C> {
         format!("{}job:", self.prefix)
     }
 
-    fn key(&self, id: &JobId) -> String {
-        format!("{}job:{id}", self.prefix)
-    }
-
     /// A script about one job.
     fn about<'a>(&self, script: &'a Script, id: &JobId) -> ScriptInvocation<'a> {
         let mut invocation = script.prepare_invoke();
-        invocation.key(self.key(id)).key(self.due()).key(self.suspects()).arg(id.as_str());
+        invocation.key(format!("{}{id}", self.jobs())).key(self.due()).key(self.suspects()).arg(id.as_str());
         invocation
     }
 
-    /// Makes a claimed job due after `delay`.
-    async fn delay(&self, what: &str, of: &Delivery, delay: Duration, is_report: bool) -> Result<bool, StoreError>
+    async fn report(&self, what: &str, of: &Delivery, report: Report) -> Result<bool, StoreError>
     where
         C: Send + Sync,
     {
-        let mut hold = self.about(&self.scripts.hold, &of.job.id);
-        hold.arg(of.number).arg(millis(delay)).arg(-i64::from(is_report)).arg(SUSPECT_FROM);
-        hold.invoke_async(&mut self.connection.clone()).await.map_err(|error| failed(what, error))
+        let Report { lost, stays_claimed, due_in } = report;
+        let mut invocation = self.about(&self.scripts.report, &of.job.id);
+        invocation
+            .arg(of.number)
+            .arg(lost)
+            .arg(u8::from(stays_claimed))
+            .arg(due_in.map_or(-1, millis))
+            .arg(SUSPECT_FROM);
+        invocation.invoke_async(&mut self.connection.clone()).await.map_err(|error| failed(what, error))
     }
 }
 
 #[async_trait]
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<C> {
-    async fn enqueue(&self, _run: &Context, job: &Job, deadline: Duration) -> Result<(), EnqueueError> {
+    async fn enqueue(
+        &self,
+        _run: &Context,
+        job: &Job,
+        by: OwnerToken,
+        deadline: Duration,
+    ) -> Result<Option<EnqueuedBefore>, EnqueueError> {
         let mut enqueue = self.about(&self.scripts.enqueue, &job.id);
         let principal = job.principal.as_ref().map_or_else(String::new, |principal| format!("+{principal}"));
-        enqueue.arg(&job.name).arg(principal).arg(job.payload.as_ref()).arg(millis(deadline));
-        let enqueued = enqueue.invoke_async(&mut self.connection.clone()).await;
-        let name: String = enqueued.map_err(|error| failed("enqueue", error))?;
-        if name == job.name { Ok(()) } else { Err(EnqueueError::OtherJob { name }) }
+        enqueue.arg(&job.name).arg(principal).arg(job.payload.as_ref()).arg(by.as_bytes()).arg(millis(deadline));
+        let before = enqueue.invoke_async(&mut self.connection.clone()).await;
+        let before: Option<(String, Vec<u8>, Vec<u8>)> = before.map_err(|error| failed("enqueue", error))?;
+        let Some((name, payload, by)) = before else { return Ok(None) };
+        let by = by.try_into().map_err(|_| corrupt("the run that added a job has not 16 bytes"))?;
+        Ok(Some(EnqueuedBefore::new(name, payload.into(), OwnerToken::from_bytes(by))))
     }
 
     async fn claim(&self, most: NonZeroU32, with_suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError> {
-        type Claimed = (String, String, String, Vec<u8>, i64, i64, i64);
+        type Claimed = (String, String, String, Vec<u8>, i64, i64, bool, i64);
         let mut claim = self.scripts.claim.prepare_invoke();
         claim.key(self.due()).key(self.suspects()).arg(most.get()).arg(u8::from(with_suspect)).arg(millis(hold));
         claim.arg(self.jobs()).arg(SUSPECT_FROM);
         let claimed = claim.invoke_async(&mut self.connection.clone()).await;
         let claimed: Vec<Claimed> = claimed.map_err(|error| failed("claim", error))?;
-        let read = |(id, name, principal, payload, number, unreported, remaining): Claimed| {
+        let read = |(id, name, principal, payload, number, lost, is_suspect, remaining): Claimed| {
             let job = job(id.parse().map_err(corrupt)?, name, &principal, payload);
-            let unreported = u32::try_from(unreported).unwrap_or(0);
-            Ok(Delivery { job, number, unreported, remaining: until(remaining) })
+            Ok(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, until(remaining)))
         };
         claimed.into_iter().map(read).collect()
     }
 
-    async fn hold(&self, delivery: &Delivery, hold: Duration) -> Result<bool, StoreError> {
-        self.delay("hold", delivery, hold, false).await
+    async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {
+        self.report("begin", suspect, Report { lost: 1, stays_claimed: true, due_in: None }).await
     }
 
-    async fn put_back(&self, delivery: &Delivery, delay: Duration) -> Result<(), StoreError> {
-        self.delay("put back", delivery, delay, true).await.map(drop)
+    async fn hold(&self, delivery: &Delivery, hold: Duration) -> Result<bool, StoreError> {
+        self.report("hold", delivery, Report { lost: 0, stays_claimed: true, due_in: Some(hold) }).await
+    }
+
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError> {
+        let report = Report { lost: if was_lost { 0 } else { -1 }, stays_claimed: false, due_in: Some(delay) };
+        self.report("put back", delivery, report).await.map(drop)
     }
 
     async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError> {
@@ -133,16 +147,17 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
     }
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
-        type Found = Option<(String, String, Vec<u8>, i64, String)>;
-        let mut find = self.scripts.find.prepare_invoke();
-        find.key(self.key(id));
-        let found: Found =
-            find.invoke_async(&mut self.connection.clone()).await.map_err(|error| failed("find", error))?;
-        Ok(found.map(|(name, principal, payload, remaining, parked)| QueuedJob {
-            job: job(id.clone(), name, &principal, payload),
-            is_overdue: remaining <= 0,
-            is_parked: parked == "1",
-        }))
+        let found = self.about(&self.scripts.find, id).invoke_async(&mut self.connection.clone()).await;
+        let found: Option<(String, String, Vec<u8>, i64, u8)> = found.map_err(|error| failed("find", error))?;
+        let Some((name, principal, payload, remaining, standing)) = found else { return Ok(None) };
+        let standing = match standing {
+            0 => Standing::Waiting,
+            1 => Standing::Claimed,
+            2 => Standing::Ended,
+            _ => Standing::Parked,
+        };
+        let job = job(id.clone(), name, &principal, payload);
+        Ok(Some(QueuedJob::new(job, remaining <= 0, standing)))
     }
 
     async fn purge(&self, _most: NonZeroU32) -> Result<u32, StoreError> {
@@ -158,7 +173,7 @@ impl<C> fmt::Debug for RedisQueue<C> {
 }
 
 fn job(id: JobId, name: String, principal: &str, payload: Vec<u8>) -> Job {
-    Job { id, name, principal: principal.strip_prefix('+').map(str::to_owned), payload: Bytes::from(payload) }
+    Job::new(id, name, principal.strip_prefix('+').map(str::to_owned), Bytes::from(payload))
 }
 
 /// The time until a deadline, in milliseconds; zero after it.
@@ -171,7 +186,7 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.min(CENTURY).as_millis()).unwrap_or(i64::MAX)
 }
 
-fn corrupt(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
+fn corrupt(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, "the job queue in Redis has a job that cannot be read").with_source(error)
 }
 

@@ -9,32 +9,37 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use idem_core::engine::{Context, TransactionError};
-use idem_core::{StoreError, StoreErrorKind};
+use idem_core::{OwnerToken, StoreError, StoreErrorKind};
 use idem_sqlite::SqliteTransaction;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection, SqlitePool};
 
-use crate::job::{Delivery, Job, JobId, QueuedJob, SUSPECT_FROM};
+use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing};
 use crate::queue::{EnqueueError, JobQueue};
 
-/// Times are in milliseconds since 1970.
+/// Times are in milliseconds since 1970. A row is claimed until `due_at`, unless it was put back.
 const TABLE: &str = "
     CREATE TABLE IF NOT EXISTS idem_jobs (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
         principal TEXT,
         payload BLOB NOT NULL,
+        enqueued_by BLOB NOT NULL,
         created_at INTEGER NOT NULL,
         deadline_at INTEGER NOT NULL,
         due_at INTEGER NOT NULL,
         delivered INTEGER NOT NULL DEFAULT 0,
-        unreported INTEGER NOT NULL DEFAULT 0,
+        lost INTEGER NOT NULL DEFAULT 0,
+        is_claimed INTEGER NOT NULL DEFAULT 0,
         is_parked INTEGER NOT NULL DEFAULT 0,
         keep_until INTEGER
     ) STRICT, WITHOUT ROWID;
-    CREATE INDEX IF NOT EXISTS idem_jobs_due ON idem_jobs (due_at) WHERE keep_until IS NULL AND unreported < 2;
-    CREATE INDEX IF NOT EXISTS idem_jobs_suspect ON idem_jobs (due_at) WHERE keep_until IS NULL AND unreported >= 2;
+    CREATE INDEX IF NOT EXISTS idem_jobs_due ON idem_jobs (due_at) WHERE keep_until IS NULL AND lost < 2;
+    CREATE INDEX IF NOT EXISTS idem_jobs_suspect ON idem_jobs (due_at) WHERE keep_until IS NULL AND lost >= 2;
     CREATE INDEX IF NOT EXISTS idem_jobs_ended ON idem_jobs (keep_until) WHERE keep_until IS NOT NULL;";
+
+/// The limit stands in the indexes, where SQLite takes no parameter.
+const _: () = assert!(SUSPECT_FROM == 2, "the statements and indexes name it");
 
 /// The clock, as an expression.
 macro_rules! now {
@@ -43,60 +48,77 @@ macro_rules! now {
     };
 }
 
-const ENQUEUE: &str = concat!(
-    "INSERT INTO idem_jobs (id, name, principal, payload, created_at, due_at, deadline_at) VALUES (?1, ?2, ?3, ?4, ",
-    now!(),
-    ",",
-    now!(),
-    ",",
-    now!(),
-    "+ ?5) ON CONFLICT (id) DO NOTHING"
-);
+/// What a report is about: a delivery that nobody has reported yet.
+macro_rules! of_delivery {
+    () => {
+        " WHERE id = ?1 AND delivered = ?2 AND is_claimed AND keep_until IS NULL"
+    };
+}
 
-/// Suspects are delivered one by one. The limit stands in the indexes, where SQLite takes no parameter.
-const _: () = assert!(SUSPECT_FROM == 2, "the statements and indexes name it");
+/// Takes the place of a job that was kept for its time.
+const ENQUEUE: &str = concat!(
+    "INSERT INTO idem_jobs (id, name, principal, payload, enqueued_by, created_at, due_at, deadline_at) VALUES (?1, ?2, ?3, ?4, ?5, ",
+    now!(),
+    ",",
+    now!(),
+    ",",
+    now!(),
+    "+ ?6) ON CONFLICT (id) DO UPDATE SET name = excluded.name, principal = excluded.principal, payload = excluded.payload,
+        enqueued_by = excluded.enqueued_by, created_at = excluded.created_at, deadline_at = excluded.deadline_at,
+        due_at = excluded.due_at, lost = 0, is_claimed = 0, is_parked = 0, keep_until = NULL
+    WHERE keep_until <= ",
+    now!()
+);
 
 /// One statement is one transaction, and SQLite has one writer, so two workers claim no job together.
 const CLAIM: &str = concat!(
     "UPDATE idem_jobs SET due_at = ",
     now!(),
-    "+ ?3, delivered = delivered + 1, unreported = unreported + 1 WHERE id IN (
-        SELECT id FROM idem_jobs WHERE keep_until IS NULL AND unreported < 2 AND due_at <= ",
+    "+ ?3, is_claimed = 1, delivered = delivered + 1, lost = CASE WHEN lost < 2 THEN lost + 1 ELSE lost END WHERE id IN (
+        SELECT id FROM idem_jobs WHERE keep_until IS NULL AND lost < 2 AND due_at <= ",
     now!(),
     " ORDER BY due_at LIMIT ?1) OR id IN (
-        SELECT id FROM idem_jobs WHERE keep_until IS NULL AND unreported >= 2 AND due_at <= ",
+        SELECT id FROM idem_jobs WHERE keep_until IS NULL AND lost >= 2 AND due_at <= ",
     now!(),
     " ORDER BY due_at LIMIT ?2)
-    RETURNING id, name, principal, payload, delivered, unreported, deadline_at - ",
+    RETURNING id, name, principal, payload, delivered, lost, deadline_at - ",
     now!(),
     " AS remaining"
 );
 
-/// Whether any job is due: a claim that finds none must not take the write lock.
-const IS_ANY_DUE: &str = concat!(
-    "SELECT EXISTS (SELECT 1 FROM idem_jobs WHERE keep_until IS NULL AND unreported < 2 AND due_at <= ",
+/// The suspect among those that a claim would get.
+const SUSPECT: &str = concat!(
+    "SELECT id FROM idem_jobs WHERE ?1 AND keep_until IS NULL AND lost >= 2 AND due_at <= ",
     now!(),
-    ") OR ?1 AND EXISTS (SELECT 1 FROM idem_jobs WHERE keep_until IS NULL AND unreported >= 2 AND due_at <= ",
-    now!(),
-    ")"
+    " ORDER BY due_at LIMIT 1"
 );
 
-const HOLD: &str =
-    concat!("UPDATE idem_jobs SET due_at = ", now!(), "+ ?3 WHERE id = ?1 AND delivered = ?2 AND keep_until IS NULL");
+const IS_ANY_DUE: &str =
+    concat!("SELECT EXISTS (SELECT 1 FROM idem_jobs WHERE keep_until IS NULL AND lost < 2 AND due_at <= ", now!(), ")");
+
+const BEGIN: &str = concat!("UPDATE idem_jobs SET lost = lost + 1", of_delivery!());
+
+const HOLD: &str = concat!("UPDATE idem_jobs SET due_at = ", now!(), "+ ?3", of_delivery!());
 
 const PUT_BACK: &str = concat!(
     "UPDATE idem_jobs SET due_at = ",
     now!(),
-    "+ ?3, unreported = unreported - 1 WHERE id = ?1 AND delivered = ?2 AND keep_until IS NULL"
+    "+ ?3, is_claimed = 0, lost = CASE WHEN ?4 THEN lost ELSE max(lost - 1, 0) END",
+    of_delivery!()
 );
 
 const END: &str =
     concat!("UPDATE idem_jobs SET keep_until = ", now!(), "+ ?3, is_parked = ?2 WHERE id = ?1 AND keep_until IS NULL");
 
 const FIND: &str = concat!(
-    "SELECT id, name, principal, payload, is_parked, deadline_at - ",
+    "SELECT id, name, principal, payload, deadline_at - ",
     now!(),
-    " AS remaining FROM idem_jobs WHERE id = ?1"
+    " AS remaining, CASE WHEN keep_until IS NULL THEN is_claimed AND due_at > ",
+    now!(),
+    " ELSE is_parked END AS flag, keep_until IS NOT NULL AS has_ended
+    FROM idem_jobs WHERE id = ?1 AND (keep_until IS NULL OR keep_until > ",
+    now!(),
+    ")"
 );
 
 const PURGE: &str =
@@ -122,84 +144,113 @@ impl SqliteQueue {
         Ok(Self { pool })
     }
 
-    async fn insert(connection: &mut SqliteConnection, job: &Job, deadline: Duration) -> Result<(), EnqueueError> {
-        let failed = |error| failed("enqueue", error);
+    async fn insert(
+        connection: &mut SqliteConnection,
+        job: &Job,
+        by: OwnerToken,
+        deadline: Duration,
+    ) -> Result<Option<EnqueuedBefore>, sqlx::Error> {
         let insert = sqlx::query(ENQUEUE)
             .bind(job.id.as_str())
             .bind(&job.name)
             .bind(job.principal.as_deref())
             .bind(job.payload.as_ref())
+            .bind(by.as_bytes().as_slice())
             .bind(millis(deadline));
-        if insert.execute(&mut *connection).await.map_err(failed)?.rows_affected() == 1 {
-            return Ok(());
+        if insert.execute(&mut *connection).await?.rows_affected() == 1 {
+            return Ok(None);
         }
-        let find = sqlx::query("SELECT name FROM idem_jobs WHERE id = ?1").bind(job.id.as_str());
-        let row = find.fetch_optional(connection).await.map_err(failed)?;
-        let name: Option<String> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?;
-        match name {
-            Some(name) if name != job.name => Err(EnqueueError::OtherJob { name }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Executes a statement about one job.
-    async fn execute(
-        &self,
-        what: &str,
-        statement: &'static str,
-        (id, number, duration): (&JobId, i64, Duration),
-    ) -> Result<u64, StoreError> {
-        let query = sqlx::query(statement).bind(id.as_str()).bind(number).bind(millis(duration));
-        Ok(query.execute(&self.pool).await.map_err(|error| failed(what, error))?.rows_affected())
+        // The insert has taken the write lock, so the row is there.
+        let find = sqlx::query("SELECT name, payload, enqueued_by FROM idem_jobs WHERE id = ?1").bind(job.id.as_str());
+        let row = find.fetch_one(connection).await?;
+        let (payload, by): (Vec<u8>, Vec<u8>) = (row.try_get("payload")?, row.try_get("enqueued_by")?);
+        let by = by.try_into().map_err(|_| unreadable("enqueued_by", "it has not 16 bytes"))?;
+        Ok(Some(EnqueuedBefore::new(row.try_get("name")?, payload.into(), OwnerToken::from_bytes(by))))
     }
 }
 
 #[async_trait]
 impl JobQueue for SqliteQueue {
-    async fn enqueue(&self, run: &Context, job: &Job, deadline: Duration) -> Result<(), EnqueueError> {
-        match run.transaction::<SqliteTransaction>() {
-            Ok(mut transaction) => Self::insert(&mut transaction, job, deadline).await,
-            Err(TransactionError::NotTransactional) => {
-                let mut connection = self.pool.acquire().await.map_err(|error| failed("enqueue", error))?;
-                Self::insert(&mut connection, job, deadline).await
-            }
-            Err(error) => Err(error.into()),
-        }
+    async fn enqueue(
+        &self,
+        run: &Context,
+        job: &Job,
+        by: OwnerToken,
+        deadline: Duration,
+    ) -> Result<Option<EnqueuedBefore>, EnqueueError> {
+        let enqueued = match run.transaction::<SqliteTransaction>() {
+            Ok(mut transaction) => Self::insert(&mut transaction, job, by, deadline).await,
+            Err(TransactionError::NotTransactional) => match self.pool.begin_with("BEGIN IMMEDIATE").await {
+                Ok(mut transaction) => match Self::insert(&mut transaction, job, by, deadline).await {
+                    Ok(enqueued) => transaction.commit().await.map(|()| enqueued),
+                    Err(error) => Err(error),
+                },
+                Err(error) => Err(error),
+            },
+            Err(error) => return Err(error.into()),
+        };
+        enqueued.map_err(|error| failed("enqueue", error).into())
     }
 
     async fn claim(&self, most: NonZeroU32, with_suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError> {
-        let failed = |error| failed("claim", error);
-        let row = sqlx::query(IS_ANY_DUE).bind(with_suspect).fetch_one(&self.pool).await.map_err(failed)?;
-        if !row.try_get::<bool, _>(0).map_err(failed)? {
-            return Ok(Vec::new());
-        }
-        let claim = sqlx::query(CLAIM).bind(i64::from(most.get())).bind(with_suspect).bind(millis(hold));
-        let claimed = claim.fetch_all(&self.pool).await.map_err(failed)?;
-        let read = |row: &SqliteRow| -> Result<Delivery, sqlx::Error> {
-            let unreported: i64 = row.try_get("unreported")?;
-            let (job, remaining) = read_job(row)?;
-            let unreported = u32::try_from(unreported).unwrap_or(0);
-            Ok(Delivery { job, number: row.try_get("delivered")?, unreported, remaining })
+        let claim = async {
+            let suspect = sqlx::query(SUSPECT).bind(with_suspect).fetch_optional(&self.pool).await?;
+            // A claim that finds nothing must not take the write lock.
+            if suspect.is_none() && !sqlx::query(IS_ANY_DUE).fetch_one(&self.pool).await?.try_get::<bool, _>(0)? {
+                return Ok(Vec::new());
+            }
+            let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
+            // Again, as another worker may have claimed it since.
+            let suspect = sqlx::query(SUSPECT).bind(with_suspect).fetch_optional(&mut *transaction).await?;
+            let suspect: Option<String> = suspect.map(|row| row.try_get("id")).transpose()?;
+            let claim =
+                sqlx::query(CLAIM).bind(i64::from(most.get())).bind(i64::from(suspect.is_some())).bind(millis(hold));
+            let claimed = claim.fetch_all(&mut *transaction).await?;
+            transaction.commit().await?;
+            let read = |row: &SqliteRow| -> Result<Delivery, sqlx::Error> {
+                let (job, remaining) = read_job(row)?;
+                let lost: i64 = row.try_get("lost")?;
+                let is_suspect = suspect.as_deref() == Some(job.id.as_str());
+                Ok(Delivery::new(job, row.try_get("delivered")?, lost.try_into().unwrap_or(0), is_suspect, remaining))
+            };
+            claimed.iter().map(read).collect()
         };
-        claimed.iter().map(|row| read(row).map_err(failed)).collect()
+        claim.await.map_err(|error| failed("claim", error))
+    }
+
+    async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {
+        let begin = sqlx::query(BEGIN).bind(suspect.job.id.as_str()).bind(suspect.number);
+        let begun = begin.execute(&self.pool).await.map_err(|error| failed("begin", error))?;
+        Ok(begun.rows_affected() == 1)
     }
 
     async fn hold(&self, delivery: &Delivery, hold: Duration) -> Result<bool, StoreError> {
-        Ok(self.execute("hold", HOLD, (&delivery.job.id, delivery.number, hold)).await? == 1)
+        let update = sqlx::query(HOLD).bind(delivery.job.id.as_str()).bind(delivery.number).bind(millis(hold));
+        let held = update.execute(&self.pool).await.map_err(|error| failed("hold", error))?;
+        Ok(held.rows_affected() == 1)
     }
 
-    async fn put_back(&self, delivery: &Delivery, delay: Duration) -> Result<(), StoreError> {
-        self.execute("put back", PUT_BACK, (&delivery.job.id, delivery.number, delay)).await.map(drop)
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError> {
+        let update = sqlx::query(PUT_BACK).bind(delivery.job.id.as_str()).bind(delivery.number);
+        let update = update.bind(millis(delay)).bind(was_lost);
+        update.execute(&self.pool).await.map(drop).map_err(|error| failed("put back", error))
     }
 
     async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError> {
-        self.execute("end", END, (id, i64::from(is_parked), keep)).await.map(drop)
+        let end = sqlx::query(END).bind(id.as_str()).bind(is_parked).bind(millis(keep));
+        end.execute(&self.pool).await.map(drop).map_err(|error| failed("end", error))
     }
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
         let read = |row: SqliteRow| -> Result<QueuedJob, sqlx::Error> {
             let (job, remaining) = read_job(&row)?;
-            Ok(QueuedJob { job, is_overdue: remaining.is_zero(), is_parked: row.try_get("is_parked")? })
+            let standing = match (row.try_get("has_ended")?, row.try_get("flag")?) {
+                (false, false) => Standing::Waiting,
+                (false, true) => Standing::Claimed,
+                (true, false) => Standing::Ended,
+                (true, true) => Standing::Parked,
+            };
+            Ok(QueuedJob::new(job, remaining.is_zero(), standing))
         };
         let found = sqlx::query(FIND).bind(id.as_str()).fetch_optional(&self.pool).await;
         found.and_then(|row| row.map(read).transpose()).map_err(|error| failed("find", error))
@@ -214,19 +265,21 @@ impl JobQueue for SqliteQueue {
 
 fn read_job(row: &SqliteRow) -> Result<(Job, Duration), sqlx::Error> {
     let id: String = row.try_get("id")?;
-    let id = id.parse().map_err(|error| sqlx::Error::ColumnDecode { index: "id".into(), source: Box::new(error) })?;
+    let id = id.parse().map_err(|error| unreadable("id", error))?;
     let payload: Vec<u8> = row.try_get("payload")?;
     let remaining: i64 = row.try_get("remaining")?;
     let (name, principal) = (row.try_get("name")?, row.try_get("principal")?);
-    Ok((
-        Job { id, name, principal, payload: Bytes::from(payload) },
-        Duration::from_millis(remaining.try_into().unwrap_or(0)),
-    ))
+    let job = Job::new(id, name, principal, Bytes::from(payload));
+    Ok((job, Duration::from_millis(remaining.try_into().unwrap_or(0))))
 }
 
 fn millis(duration: Duration) -> i64 {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     i64::try_from(duration.min(CENTURY).as_millis()).unwrap_or(i64::MAX)
+}
+
+fn unreadable(column: &str, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::Error {
+    sqlx::Error::ColumnDecode { index: column.to_owned(), source: why.into() }
 }
 
 fn failed(what: &str, error: sqlx::Error) -> StoreError {

@@ -10,18 +10,22 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition};
-use idem_core::{StoreError, StoredResponse, Writes};
+use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Operation};
+use idem_core::{Acquisition, ReplayKind, StoreError, StoredResponse, Writes};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::job::{Delivery, Job};
-use crate::jobs::{GiveUp, JobState, Jobs};
+use crate::jobs::{GiveUp, JobState, Jobs, problem};
 
 /// How long a job waits after its worker could not ask the store, or knows no handler of its name.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 const NO_HANDLER: Duration = Duration::from_secs(10);
+
+/// How soon a worker asks after a job was enqueued in its process: the transaction of the request has not committed yet.
+const EAGER: [Duration; 4] =
+    [Duration::from_millis(2), Duration::from_millis(8), Duration::from_millis(32), Duration::from_millis(128)];
 
 /// How long a worker pauses before it reports again to a queue that does not answer.
 const REPORT_AGAIN: Duration = Duration::from_millis(200);
@@ -34,16 +38,16 @@ const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "there is no fourth way to fail")]
 pub enum JobError {
-    /// For good: the response is the result.
+    /// A permanent failure: the response is the result.
     Fail(StoredResponse),
     /// It had no effect, and may run again.
     Retry {
         /// How long to wait; by default the engine's backoff.
         after: Option<Duration>,
-        /// What went wrong, for the log and for the result if no attempt is left.
+        /// What went wrong, for the log. Clients do not see it.
         why: String,
     },
-    /// Unexpectedly. Under AtMostOnce that is the result. Under the other contracts the job runs again after the engine's
+    /// An unexpected error. Under AtMostOnce the job has failed. Under the other contracts it runs again after the engine's
     /// backoff, up to its [`max_attempts`](idem_core::engine::Settings::max_attempts).
     Fault(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -69,7 +73,19 @@ enum Report {
     /// The record has the result.
     Ended { is_parked: bool },
     /// The job is due again.
-    Again(Duration),
+    Again {
+        after: Duration,
+        /// Whether the delivery left no trace in the record, although its handler may have run.
+        was_lost: bool,
+    },
+    /// Another worker has it, or it has ended.
+    Gone,
+}
+
+impl Report {
+    fn again(after: Duration) -> Self {
+        Self::Again { after, was_lost: false }
+    }
 }
 
 /// What a run leaves: whether its record is final.
@@ -104,7 +120,8 @@ impl Worker {
 
     /// Works until `shutdown` completes, and then until the jobs that run have ended.
     ///
-    /// Limit the second part by [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown) and by dropping the future.
+    /// To limit the second part, put it into a `select!` with a timer, and call
+    /// [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown) after it: it waits for the runs and their settlements.
     ///
     /// # Cancellation safety
     /// If the future is dropped, the engine still settles jobs that run. Their queue delivers them once more, and finds the result.
@@ -113,6 +130,7 @@ impl Worker {
         let settings = self.jobs.shared.settings.clone();
         let worker = Arc::new(self);
         let slots = Arc::new(Semaphore::new(settings.concurrency.get() as usize));
+        let mut eager = EAGER.into_iter();
         // One suspect at a time, besides the others.
         let suspect = Arc::new(Semaphore::new(1));
         let mut running = JoinSet::new();
@@ -133,16 +151,17 @@ impl Worker {
             let claimed_at = Instant::now();
             let claimed = worker.claim(slot, &slots, &suspect).await;
             if claimed.is_empty() {
+                let pause = eager.next().unwrap_or(settings.poll_interval).min(settings.poll_interval);
                 tokio::select! {
                     () = &mut shutdown => break,
-                    () = enqueued => {}
-                    () = sleep(settings.poll) => {}
+                    () = enqueued => eager = EAGER.into_iter(),
+                    () = sleep(pause) => {}
                 }
             }
             for (slot, delivery) in claimed {
                 let worker = Arc::clone(&worker);
                 running.spawn(async move {
-                    let is_suspect = delivery.is_suspect();
+                    let is_suspect = delivery.is_suspect;
                     worker.deliver(delivery, claimed_at).await;
                     drop(slot);
                     if is_suspect {
@@ -166,10 +185,10 @@ impl Worker {
         let most = u32::try_from(free.len()).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         let mut suspect = Arc::clone(suspect).try_acquire_owned().ok();
         let shared = &self.jobs.shared;
-        match self.bounded(shared.queue.claim(most, suspect.is_some(), shared.settings.hold)).await {
+        match self.bounded(shared.queue.claim(most, suspect.is_some(), shared.settings.visibility_timeout)).await {
             Ok(claimed) => {
                 let slotted = claimed.into_iter().map(|delivery| {
-                    let slot = if delivery.is_suspect() { suspect.take() } else { free.pop() };
+                    let slot = if delivery.is_suspect { suspect.take() } else { free.pop() };
                     slot.map(|slot| (slot, delivery))
                 });
                 slotted.flatten().collect()
@@ -183,7 +202,8 @@ impl Worker {
 
     /// Runs a claimed job, holds it meanwhile, and reports.
     async fn deliver(&self, delivery: Delivery, claimed_at: Instant) {
-        let hold = self.jobs.shared.settings.hold;
+        let hold = self.jobs.shared.settings.visibility_timeout;
+        let held_until = claimed_at + self.jobs.shared.engine.settings().longest_lease();
         let mut due = interval(hold / 3);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         due.reset();
@@ -191,10 +211,11 @@ impl Worker {
         let report = loop {
             tokio::select! {
                 report = &mut run => break report,
-                _ = due.tick() => {
-                    // If the job is delivered again, its record keeps the two apart.
+                // After that, its lease is not renewed either, and another worker may ask its record.
+                _ = due.tick(), if Instant::now() < held_until => {
+                    let job = &delivery.job.id;
                     if let Err(error) = self.bounded(self.jobs.shared.queue.hold(&delivery, hold)).await {
-                        tracing::warn!(error = &error as &dyn std::error::Error, job = %delivery.job.id, "a job could not be held");
+                        tracing::warn!(error = &error as &dyn std::error::Error, %job, "a job could not be held");
                     }
                 }
             }
@@ -203,32 +224,30 @@ impl Worker {
     }
 
     async fn run(&self, delivery: &Delivery, claimed_at: Instant) -> Report {
-        let Delivery { job, unreported, remaining, .. } = delivery;
-        let (remaining, is_poison) = (*remaining, *unreported > self.jobs.most_unreported());
-        if is_poison || claimed_at.elapsed() >= remaining {
-            let why = if is_poison { GiveUp::Parked } else { GiveUp::Overdue };
-            return match self.jobs.give_up(job, why).await {
-                Ok(JobState::Ended(_)) => {
-                    tracing::warn!(job = %job.id, name = job.name, ?why, "a job was given up");
-                    Report::Ended { is_parked: is_poison }
-                }
-                Ok(JobState::Waiting { .. } | JobState::Running { .. }) => Report::Again(TRY_AGAIN),
-                Err(error) => again(job, &error),
-            };
-        }
-        let Some(handler) = self.handlers.get(&job.name).cloned() else {
-            tracing::warn!(job = %job.id, name = job.name, "no handler of this worker has the name of the job");
-            return Report::Again(NO_HANDLER);
-        };
+        let Delivery { job, remaining, .. } = delivery;
+        let remaining = *remaining;
         let operation = match job.operation() {
             Ok(operation) => operation,
-            Err(error) => return again(job, &error),
+            Err(error) => return again(job, &error, false),
+        };
+        if delivery.is_suspect {
+            if delivery.lost >= self.jobs.max_lost_deliveries() {
+                return self.park(job, operation).await;
+            }
+            match self.bounded(self.jobs.shared.queue.begin(delivery)).await {
+                Ok(true) => {}
+                Ok(false) => return Report::Gone,
+                Err(error) => return again(job, &error, false),
+            }
+        }
+        let Some(handler) = self.handlers.get(&job.name).cloned() else {
+            return self.without_handler(delivery, operation, claimed_at).await;
         };
         let contract = self.jobs.shared.engine.contract();
         let job_of_run = job.clone();
         let run = move |context: Context| async move {
-            // The acquire may have taken long.
-            if claimed_at.elapsed() >= remaining {
+            // What has started goes on, with further attempts. A run that was rolled back left no record.
+            if claimed_at.elapsed() >= remaining && context.acquisition() == Acquisition::Fresh {
                 return GiveUp::Overdue.conclusion(Left::Result);
             }
             let id = job_of_run.id.clone();
@@ -236,30 +255,81 @@ impl Worker {
                 tracing::warn!(job = %id, why, "a run of a job failed");
             })
         };
-        let on_panic = move || faulted(contract);
-        match self.jobs.shared.engine.execute(operation, run, on_panic).await {
-            Ok(Answer::Ran { value: Left::Result, .. } | Answer::Replay(_)) => Report::Ended { is_parked: false },
-            Ok(Answer::Ran { value: Left::AnotherAttempt { after }, .. }) => Report::Again(after.unwrap_or(TRY_AGAIN)),
-            Ok(Answer::InProgress { retry_after } | Answer::Backoff { retry_after }) => Report::Again(retry_after),
+        match self.jobs.shared.engine.execute(operation.clone(), run, move || faulted(contract)).await {
+            Ok(Answer::Replay(_)) => Report::Ended { is_parked: false },
+            Ok(Answer::Ran { value: Left::Result, .. }) => self.confirm(job, &operation).await,
+            Ok(Answer::Ran { value: Left::AnotherAttempt { after }, .. }) => Report::again(after.unwrap_or(TRY_AGAIN)),
+            Ok(Answer::InProgress { retry_after } | Answer::Backoff { retry_after }) => Report::again(retry_after),
             Ok(Answer::Mismatch) => {
                 tracing::error!(job = %job.id, "the record of the job was made for another payload; the job is parked");
                 Report::Ended { is_parked: true }
             }
-            Err(error) => again(job, &error),
+            // The handler has run, and nothing of it is in the record.
+            Err(
+                error
+                @ (ExecuteError::TransactionFailed(_) | ExecuteError::TransactionHeld | ExecuteError::Interrupted),
+            ) => again(job, &error, true),
+            Err(error) => again(job, &error, false),
+        }
+    }
+
+    /// A run has concluded. Its settlement may still go on behind the answer, or may be another one: of a run whose steps have to be
+    /// undone first.
+    async fn confirm(&self, job: &Job, operation: &Operation) -> Report {
+        let engine = &self.jobs.shared.engine;
+        if engine.contract() == Contract::Transactional {
+            return Report::Ended { is_parked: false };
+        }
+        match engine.find(operation).await {
+            Ok(Some(record)) if record.replay().is_some() => Report::Ended { is_parked: false },
+            Ok(_) => Report::again(TRY_AGAIN),
+            Err(error) => again(job, &error, false),
+        }
+    }
+
+    async fn park(&self, job: &Job, operation: Operation) -> Report {
+        match self.jobs.give_up(operation, GiveUp::Parked).await {
+            Ok(JobState::Ended(replay)) => {
+                let is_parked = replay.kind == ReplayKind::Failed;
+                tracing::error!(job = %job.id, name = job.name, ?replay, "a job was parked: its deliveries were lost");
+                Report::Ended { is_parked }
+            }
+            // Its count stays, so that it is parked the next time.
+            Ok(JobState::Waiting { .. } | JobState::Running { .. }) => {
+                Report::Again { after: TRY_AGAIN, was_lost: true }
+            }
+            Err(error) => again(job, &error, true),
+        }
+    }
+
+    /// A job whose name this worker does not know waits for another worker, until its deadline.
+    async fn without_handler(&self, delivery: &Delivery, operation: Operation, claimed_at: Instant) -> Report {
+        let job = &delivery.job;
+        tracing::warn!(job = %job.id, name = job.name, "no handler of this worker has the name of the job");
+        if claimed_at.elapsed() < delivery.remaining {
+            return Report::again(NO_HANDLER);
+        }
+        match self.jobs.give_up(operation, GiveUp::Overdue).await {
+            Ok(JobState::Ended(_)) => Report::Ended { is_parked: false },
+            Ok(JobState::Waiting { .. } | JobState::Running { .. }) => Report::again(NO_HANDLER),
+            Err(error) => again(job, &error, false),
         }
     }
 
     /// Reports how a delivery ended. If the queue does not answer, it tries again until another worker may have the job.
     async fn report(&self, delivery: &Delivery, report: Report) {
         let shared = &self.jobs.shared;
-        let give_up_at = Instant::now() + shared.settings.hold;
+        let give_up_at = Instant::now() + shared.settings.visibility_timeout;
         loop {
             let reported = match report {
                 Report::Ended { is_parked } => {
                     let keep = shared.engine.settings().record_retention();
                     self.bounded(shared.queue.end(&delivery.job.id, is_parked, keep)).await
                 }
-                Report::Again(after) => self.bounded(shared.queue.put_back(delivery, after)).await,
+                Report::Again { after, was_lost } => {
+                    self.bounded(shared.queue.put_back(delivery, after, was_lost)).await
+                }
+                Report::Gone => return,
             };
             match reported {
                 Ok(()) => return,
@@ -294,9 +364,9 @@ impl Worker {
     }
 }
 
-fn again(job: &Job, error: &(dyn std::error::Error + 'static)) -> Report {
+fn again(job: &Job, error: &(dyn std::error::Error + 'static), was_lost: bool) -> Report {
     tracing::warn!(error, job = %job.id, "a job could not be run, and will be delivered again");
-    Report::Again(TRY_AGAIN)
+    Report::Again { after: TRY_AGAIN, was_lost }
 }
 
 /// What a run means for its record.
@@ -328,12 +398,10 @@ fn faulted(contract: Contract) -> Conclusion<Left> {
     Conclusion { value, disposition, retention: None }
 }
 
-/// The result of a job that has no attempt left.
-///
-/// It does not say why: the text of an error may name what clients must not see. The log has it.
+/// The result of a job that has no attempt left. It does not say why: the text of an error may name what clients must not see. The
+/// log has it.
 fn failure() -> StoredResponse {
-    let body = serde_json::json!({ "type": "about:blank", "title": "The job failed", "status": 500 });
-    StoredResponse::new(500, body.to_string())
+    problem("job-failed", "The job failed", 500)
 }
 
 impl fmt::Debug for Worker {

@@ -63,10 +63,11 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let settings = Settings::new().lease(lease);
     let Opened { requests, jobs, queue, reports } = store::open(&config, settings).await?;
     let job_settings = JobSettings::new()
-        .deadline(Duration::from_secs(config.deadline_s))
-        .hold(lease)
-        .poll((lease / 30).min(Duration::from_secs(1)));
-    let (engine, jobs) = (requests.clone(), Jobs::new(queue, jobs, job_settings));
+        .start_deadline(Duration::from_secs(config.deadline_s))
+        .visibility_timeout(lease)
+        .queue_timeout(lease / 2)
+        .poll_interval(lease / 30);
+    let (engine, jobs) = (requests.clone(), Jobs::new(queue, jobs, job_settings)?);
 
     let mut stopped = signal(SignalKind::terminate())?;
     let (stop, stopping) = tokio::sync::watch::channel(());
@@ -130,7 +131,7 @@ async fn ask(
     axum::Json(report): axum::Json<NewReport>,
 ) -> Response {
     match jobs.enqueue(&request, "report", &report).await {
-        Ok(accepted) => accepted.into_response().into_response(),
+        Ok(accepted) => accepted.into_http().into_response(),
         Err(error) => {
             eprintln!("a job was not enqueued: {error}");
             StatusCode::SERVICE_UNAVAILABLE.into_response()
@@ -141,7 +142,7 @@ async fn ask(
 /// GET /jobs/ID.
 async fn show(State(jobs): State<Jobs>, Path(id): Path<String>, headers: HeaderMap) -> Response {
     match tenant_of(&headers) {
-        Some(tenant) => jobs.show(Some(&tenant), &id).await.into_response(),
+        Some(tenant) => jobs.status(Some(&tenant), &id).await.into_response(),
         None => StatusCode::UNAUTHORIZED.into_response(),
     }
 }

@@ -28,6 +28,9 @@ const APIS: usize = 2;
 const WORKERS: usize = 3;
 const CLIENTS: u64 = 24;
 
+/// How long a client pauses between two jobs, in milliseconds: the faults shall hit all of them.
+const LONGEST_PAUSE_MS: u64 = 1000;
+
 /// One job in so many kills its worker.
 const POISON_EVERY: u64 = 250;
 const POISON: u64 = 1999;
@@ -244,6 +247,7 @@ pub(crate) async fn run(jobs: u64, seed: u64) -> Result<bool, Error> {
                 if job >= world.jobs {
                     return;
                 }
+                sleep(Duration::from_millis(random.below(LONGEST_PAUSE_MS))).await;
                 world.follow(job, &mut random).await;
             }
         });
@@ -305,7 +309,7 @@ async fn cause(
     while world.finals.load(Ordering::Relaxed) < world.jobs * 3 / 4
         && world.failures.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     {
-        sleep(Duration::from_millis(200 + random.below(600))).await;
+        sleep(Duration::from_millis(100 + random.below(300))).await;
         let number = random.below(processes.len() as u64) as usize;
         let lasts = Duration::from_millis(100 + random.below(900));
         let kind = random.below(12);

@@ -153,7 +153,7 @@ pub(crate) async fn run(options: &Options) -> Result<Passed, Error> {
     let leased = ["at-most-once", "at-least-once"].as_slice();
     let all = ["transactional", "at-most-once", "at-least-once"].as_slice();
     let ledger = ["--ledger", "sqlite://ledger.db"].as_slice();
-    let stores: [(&str, Vec<&str>, &[&str]); 6] = [
+    let stores: [(&str, Vec<&str>, &[&str]); 7] = [
         ("memory", [&["--store", "memory:"], ledger].concat(), leased),
         ("sqlite", vec![], all),
         ("postgres", vec!["--store", &postgres_url], all),

@@ -254,6 +254,18 @@ impl Settings {
         self.retention
     }
 
+    /// The [`renewal_limit`](Self::renewal_limit) that was set.
+    #[must_use]
+    pub fn longest_lease(&self) -> Duration {
+        self.renewal_limit
+    }
+
+    /// Whether [`dangerous_fail_open`](Self::dangerous_fail_open) was set.
+    #[must_use]
+    pub fn fails_open(&self) -> bool {
+        self.fail_open
+    }
+
     /// The [`max_attempts`](Self::max_attempts) that was set.
     #[must_use]
     pub fn attempt_limit(&self) -> u32 {

@@ -6,7 +6,7 @@ use http_body_util::BodyExt as _;
 use idem_core::engine::Contract;
 use idem_core::{ReplayKind, StoredResponse};
 use idem_http::{Continuation as _, ResponseDirectives};
-use idem_jobs::{EnqueueError, Job, JobError, JobSettings, Worker};
+use idem_jobs::{EnqueueError, InvalidJobs, Job, JobError, JobSettings, JobState, Jobs, Worker};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -21,6 +21,9 @@ on_each!(
     a_job_is_shown_to_its_principal,
     a_job_with_a_location_is_elsewhere,
     bad_jobs_are_refused,
+    a_job_whose_result_has_expired_is_gone_and_not_overdue,
+    a_claimed_job_is_shown_as_running,
+    jobs_that_cannot_work_are_refused,
 );
 
 async fn body(response: http::Response<http_body_util::Full<bytes::Bytes>>) -> Value {
@@ -29,7 +32,7 @@ async fn body(response: http::Response<http_body_util::Full<bytes::Bytes>>) -> V
 }
 
 /// Runs all jobs that are due, each to its end.
-async fn work(jobs: &idem_jobs::Jobs, result: fn(Job) -> Result<StoredResponse, JobError>) {
+async fn work(jobs: &Jobs, result: fn(Job) -> Result<StoredResponse, JobError>) {
     let worker = Worker::new(jobs.clone()).handle("report", move |_, job| async move { result(job) });
     worker.run_until(sleep(Duration::from_millis(300))).await;
 }
@@ -80,7 +83,7 @@ async fn a_request_that_was_answered_otherwise_has_no_continuation(kind: Kind) {
     for other in [StoredResponse { status: 200, ..first.clone() }, StoredResponse::new(202, "accepted")] {
         assert_eq!(jobs.final_answer(&asked.request, &other).await.unwrap(), None, "{other:?}");
     }
-    let other_path = place.jobs(Contract::Transactional, job_settings().location("/other/"));
+    let other_path = place.jobs(Contract::Transactional, job_settings().location_prefix("/other/"));
     assert_eq!(other_path.final_answer(&asked.request, &first).await.unwrap(), None);
 }
 
@@ -100,16 +103,17 @@ async fn a_job_that_is_gone_is_an_unknown_outcome(kind: Kind) {
 async fn the_record_of_the_request_outlives_the_job(kind: Kind) {
     let place = Place::new(kind).await;
     let hours = |hours: u64| Duration::from_secs(hours * 3600);
-    let settings = job_settings().deadline(hours(2)).longest_run(hours(3));
+    let settings = job_settings().start_deadline(hours(2));
     let jobs = place.jobs(Contract::Transactional, settings);
     let accepted = place.request(&jobs, "k1").await.accepted.unwrap().unwrap();
-    assert_eq!(accepted.retention, hours(2 + 3 + 24));
-    let response = accepted.clone().into_response();
+    let expected = hours(2 + 24) + engine_settings().longest_lease();
+    assert_eq!(accepted.retention, expected);
+    let response = accepted.clone().into_http();
     assert_eq!(response.status(), 202);
     assert_eq!(response.headers()["location"], format!("/jobs/{}", accepted.id));
     assert_eq!(response.headers()["retry-after"], "2");
     let directives = response.extensions().get::<ResponseDirectives>();
-    assert_eq!(directives, Some(&ResponseDirectives::new().retain_for(hours(29))));
+    assert_eq!(directives, Some(&ResponseDirectives::new().retain_for(expected)));
     assert_eq!(body(response).await, json!({ "id": accepted.id.as_str(), "state": "waiting" }));
 }
 
@@ -118,14 +122,14 @@ async fn a_job_is_shown_to_its_principal(kind: Kind) {
     let jobs = place.jobs(Contract::Transactional, job_settings());
     let id = place.request(&jobs, "k1").await.accepted.unwrap().unwrap().id;
     for (principal, id) in [(Some("other"), id.as_str()), (None, id.as_str()), (Some("acme"), "nonsense")] {
-        assert_eq!(jobs.show(principal, id).await.status(), 404, "{principal:?} {id}");
+        assert_eq!(jobs.status(principal, id).await.status(), 404, "{principal:?} {id}");
     }
-    let shown = jobs.show(Some("acme"), id.as_str()).await;
+    let shown = jobs.status(Some("acme"), id.as_str()).await;
     assert_eq!((shown.status().as_u16(), &shown.headers()["retry-after"]), (200, &"2".parse().unwrap()));
     assert_eq!(shown.headers()["cache-control"], "no-store");
     assert_eq!(body(shown).await, json!({ "id": id.as_str(), "state": "waiting", "attempt": 0 }));
     work(&jobs, made).await;
-    let shown = jobs.show(Some("acme"), id.as_str()).await;
+    let shown = jobs.status(Some("acme"), id.as_str()).await;
     assert!(shown.headers().get("retry-after").is_none());
     let result = json!({ "status": 201, "location": "/reports/7", "body": { "pages": 3 } });
     let expected = json!({ "id": id.as_str(), "state": "completed", "attempt": 1, "result": result });
@@ -136,9 +140,9 @@ async fn a_job_with_a_location_is_elsewhere(kind: Kind) {
     let place = Place::new(kind).await;
     let jobs = place.jobs(Contract::Transactional, job_settings().see_other());
     let id = place.request(&jobs, "k1").await.accepted.unwrap().unwrap().id;
-    assert_eq!(jobs.show(Some("acme"), id.as_str()).await.status(), 200);
+    assert_eq!(jobs.status(Some("acme"), id.as_str()).await.status(), 200);
     work(&jobs, made).await;
-    let shown = jobs.show(Some("acme"), id.as_str()).await;
+    let shown = jobs.status(Some("acme"), id.as_str()).await;
     assert_eq!((shown.status().as_u16(), &shown.headers()["location"]), (303, &"/reports/7".parse().unwrap()));
     let failed = place.request(&jobs, "k2").await.accepted.unwrap().unwrap().id;
     work(&jobs, |_| {
@@ -147,7 +151,7 @@ async fn a_job_with_a_location_is_elsewhere(kind: Kind) {
     })
     .await;
     assert_eq!(
-        jobs.show(Some("acme"), failed.as_str()).await.status(),
+        jobs.status(Some("acme"), failed.as_str()).await.status(),
         200,
         "a failure is no result to be found there"
     );
@@ -171,4 +175,45 @@ async fn bad_jobs_are_refused(kind: Kind) {
         fits.map(drop).map_err(|error| std::io::Error::other(error.to_string()))
     });
     ran.await.unwrap();
+}
+
+async fn a_job_whose_result_has_expired_is_gone_and_not_overdue(kind: Kind) {
+    let place = Place::new(kind).await;
+    let short = place.engine(Contract::Transactional, engine_settings().retention(Duration::from_secs(1)));
+    let settings = job_settings().start_deadline(Duration::from_secs(1));
+    let jobs = Jobs::new(std::sync::Arc::clone(&place.queue), short, settings).unwrap();
+    let asked = place.request(&jobs, "k1").await;
+    let first = place.request(&jobs, "k1").await.first.unwrap();
+    let id = asked.accepted.unwrap().unwrap().id;
+    work(&jobs, made).await;
+    assert!(matches!(jobs.state(Some("acme"), &id).await.unwrap(), Some(JobState::Ended(_))));
+    sleep(Duration::from_millis(1500)).await;
+    assert_eq!(jobs.state(Some("acme"), &id).await.unwrap(), None);
+    assert_eq!(jobs.status(Some("acme"), id.as_str()).await.status(), 404);
+    let last = jobs.final_answer(&asked.request, &first).await.unwrap().unwrap();
+    assert_eq!((last.kind, last.response.status), (ReplayKind::OutcomeUnknown, 504));
+}
+
+async fn a_claimed_job_is_shown_as_running(kind: Kind) {
+    let place = Place::new(kind).await;
+    let jobs = place.jobs(Contract::Transactional, job_settings());
+    let id = place.request(&jobs, "k1").await.accepted.unwrap().unwrap().id;
+    place.queue.claim(crate::support::most(1), true, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(jobs.state(Some("acme"), &id).await.unwrap(), Some(JobState::Running { attempt: 1 }));
+}
+
+async fn jobs_that_cannot_work_are_refused(kind: Kind) {
+    let place = Place::new(kind).await;
+    let open = place.engine(Contract::AtLeastOnce, engine_settings().dangerous_fail_open());
+    let refused = Jobs::new(std::sync::Arc::clone(&place.queue), open, job_settings());
+    assert_eq!(refused.err(), Some(InvalidJobs::FailsOpen));
+    for location in ["", "/my jobs/", "/jobs/\n"] {
+        let engine = place.engine(Contract::AtLeastOnce, engine_settings());
+        let refused = Jobs::new(std::sync::Arc::clone(&place.queue), engine, job_settings().location_prefix(location));
+        assert_eq!(refused.err(), Some(InvalidJobs::Location(location.to_owned())));
+    }
+    let engine = place.engine(Contract::AtLeastOnce, engine_settings());
+    let slow = job_settings().queue_timeout(Duration::from_secs(1));
+    let refused = Jobs::new(std::sync::Arc::clone(&place.queue), engine, slow);
+    assert!(matches!(refused, Err(InvalidJobs::QueueTimeout { .. })));
 }

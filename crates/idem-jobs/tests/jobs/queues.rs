@@ -1,14 +1,15 @@
 //! What a queue keeps of its promise, whatever holds it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::RecordId;
 use idem_core::engine::Contract;
-use idem_jobs::{Delivery, EnqueueError, Job, JobId, QueuedJob, SUSPECT_FROM};
+use idem_jobs::{Delivery, EnqueueError, Job, JobId, Jobs, QueuedJob, SUSPECT_FROM, Standing};
 use tokio::time::sleep;
 
-use crate::support::{Kind, Place, job_settings, most, on_each};
+use crate::support::{Kind, Place, engine_settings, job_settings, most, on_each, request};
 
 const HOLD: Duration = Duration::from_secs(60);
 const NOW: Duration = Duration::ZERO;
@@ -19,6 +20,8 @@ on_each!(
     a_report_takes_back_the_count,
     a_late_report_changes_nothing,
     suspects_are_delivered_one_by_one,
+    a_suspect_counts_when_it_begins,
+    a_job_that_was_kept_for_its_time_is_absent,
     an_ended_job_is_found_and_never_delivered,
     an_ended_job_is_purged_after_its_time,
     a_request_has_one_job,
@@ -41,19 +44,14 @@ async fn a_job_is_delivered_once_while_it_is_held(kind: Kind) {
     let place = Place::new(kind).await;
     let id = enqueue(&place, "k1").await;
     let [delivery] = &claim(&place, HOLD).await[..] else { panic!("one job is due") };
-    let expected = Job {
-        id: id.clone(),
-        name: "report".into(),
-        principal: Some("acme".into()),
-        payload: Bytes::from_static(b"\"k1\""),
-    };
-    assert_eq!((&delivery.job, delivery.number, delivery.unreported), (&expected, 1, 1));
+    let expected = Job::new(id.clone(), "report".into(), Some("acme".into()), Bytes::from_static(b"\"k1\""));
+    assert_eq!((&delivery.job, delivery.number, delivery.lost, delivery.is_suspect), (&expected, 1, 1, false));
     assert!(delivery.remaining > Duration::from_secs(50) && delivery.remaining <= Duration::from_secs(60));
     assert_eq!(claim(&place, HOLD).await, []);
     assert!(place.queue.hold(delivery, HOLD).await.unwrap());
     assert_eq!(claim(&place, HOLD).await, []);
     let found = place.queue.find(&id).await.unwrap().unwrap();
-    assert_eq!(found, QueuedJob { job: expected, is_overdue: false, is_parked: false });
+    assert_eq!(found, QueuedJob::new(expected, false, Standing::Claimed));
 }
 
 async fn a_job_whose_worker_disappears_is_delivered_again(kind: Kind) {
@@ -61,7 +59,8 @@ async fn a_job_whose_worker_disappears_is_delivered_again(kind: Kind) {
     enqueue(&place, "k1").await;
     for number in 1..4 {
         let [delivery] = &claim(&place, NOW).await[..] else { panic!("the job is due") };
-        assert_eq!((delivery.number, delivery.unreported), (number, number as u32));
+        // The third is that of a suspect, and does not count yet.
+        assert_eq!((delivery.number, delivery.lost), (number, number.min(2) as u32));
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -71,13 +70,18 @@ async fn a_report_takes_back_the_count(kind: Kind) {
     enqueue(&place, "k1").await;
     for number in 1..4 {
         let [delivery] = &claim(&place, HOLD).await[..] else { panic!("the job is due") };
-        assert_eq!((delivery.number, delivery.unreported), (number, 1));
-        place.queue.put_back(delivery, NOW).await.unwrap();
+        assert_eq!((delivery.number, delivery.lost), (number, 1));
+        // A report whose answer was lost is repeated.
+        for _ in 0..3 {
+            place.queue.put_back(delivery, NOW, false).await.unwrap();
+        }
         sleep(Duration::from_millis(5)).await;
     }
     let [delivery] = &claim(&place, HOLD).await[..] else { panic!("the job is due") };
-    place.queue.put_back(delivery, HOLD).await.unwrap();
+    place.queue.put_back(delivery, HOLD, false).await.unwrap();
     assert_eq!(claim(&place, HOLD).await, [], "it waits for the delay");
+    let found = place.queue.find(&delivery.job.id).await.unwrap().unwrap();
+    assert_eq!(found.standing, Standing::Waiting);
 }
 
 async fn a_late_report_changes_nothing(kind: Kind) {
@@ -86,13 +90,14 @@ async fn a_late_report_changes_nothing(kind: Kind) {
     let first = claim(&place, NOW).await.remove(0);
     sleep(Duration::from_millis(5)).await;
     let second = claim(&place, HOLD).await.remove(0);
-    place.queue.put_back(&first, NOW).await.unwrap();
+    place.queue.put_back(&first, NOW, false).await.unwrap();
     assert!(!place.queue.hold(&first, NOW).await.unwrap());
     sleep(Duration::from_millis(5)).await;
     assert_eq!(claim(&place, HOLD).await, [], "the second worker holds it");
-    place.queue.put_back(&second, NOW).await.unwrap();
+    place.queue.put_back(&second, NOW, false).await.unwrap();
+    assert!(!place.queue.hold(&second, HOLD).await.unwrap(), "it was put back");
     sleep(Duration::from_millis(5)).await;
-    assert_eq!(claim(&place, HOLD).await[0].unreported, 2, "the first delivery stays unreported");
+    assert_eq!(claim(&place, HOLD).await[0].lost, 2, "the first delivery stays lost");
 }
 
 async fn suspects_are_delivered_one_by_one(kind: Kind) {
@@ -105,24 +110,49 @@ async fn suspects_are_delivered_one_by_one(kind: Kind) {
         sleep(Duration::from_millis(5)).await;
     }
     let fresh = enqueue(&place, "k4").await;
-    assert_eq!(place.queue.claim(most(100), false, NOW).await.unwrap()[0].job.id, fresh);
-    sleep(Duration::from_millis(5)).await;
-    let claimed = claim(&place, HOLD).await;
-    let suspects: Vec<bool> = claimed.iter().map(Delivery::is_suspect).collect();
-    assert_eq!((suspects.len(), suspects.iter().filter(|is| **is).count()), (2, 1), "{claimed:?}");
-    // A report takes its own delivery back, and no other one.
-    let mut suspect = claimed.into_iter().find(Delivery::is_suspect).unwrap();
-    place.queue.put_back(&suspect, NOW).await.unwrap();
-    suspect.number -= 1;
-    place.queue.put_back(&suspect, NOW).await.unwrap();
-    let mut ids = Vec::new();
+    let [ordinary] = &place.queue.claim(most(100), false, HOLD).await.unwrap()[..] else { panic!("one is no suspect") };
+    assert_eq!(ordinary.job.id, fresh);
+    let mut seen = Vec::new();
     for _ in 0..3 {
-        sleep(Duration::from_millis(5)).await;
-        ids.extend(claim(&place, HOLD).await.into_iter().map(|delivery| delivery.job.id));
+        let [suspect] = &claim(&place, HOLD).await[..] else { panic!("one suspect at a time") };
+        assert!(suspect.is_suspect);
+        seen.push(suspect.clone());
     }
-    ids.sort();
-    ids.dedup();
-    assert_eq!(ids.len(), 3, "each of the three in its turn");
+    assert_eq!(claim(&place, HOLD).await, []);
+    seen.sort_by(|one, other| one.job.id.cmp(&other.job.id));
+    seen.dedup_by(|one, other| one.job.id == other.job.id);
+    assert_eq!(seen.len(), 3, "each in its turn");
+}
+
+async fn a_suspect_counts_when_it_begins(kind: Kind) {
+    let place = Place::new(kind).await;
+    enqueue(&place, "k1").await;
+    for _ in 0..SUSPECT_FROM {
+        assert_eq!(claim(&place, NOW).await.len(), 1);
+        sleep(Duration::from_millis(5)).await;
+    }
+    // Claims whose answers are lost count for nothing.
+    for _ in 0..3 {
+        assert_eq!(claim(&place, NOW).await[0].lost, SUSPECT_FROM);
+        sleep(Duration::from_millis(5)).await;
+    }
+    let begun = claim(&place, NOW).await.remove(0);
+    assert!(place.queue.begin(&begun).await.unwrap());
+    sleep(Duration::from_millis(5)).await;
+    let next = claim(&place, HOLD).await.remove(0);
+    assert_eq!(next.lost, SUSPECT_FROM + 1);
+    assert!(!place.queue.begin(&begun).await.unwrap(), "it was delivered again");
+    // It ran, and left nothing in its record.
+    assert!(place.queue.begin(&next).await.unwrap());
+    place.queue.put_back(&next, NOW, true).await.unwrap();
+    assert!(!place.queue.begin(&next).await.unwrap(), "it was put back");
+    sleep(Duration::from_millis(5)).await;
+    let last = claim(&place, HOLD).await.remove(0);
+    assert_eq!(last.lost, SUSPECT_FROM + 2);
+    assert!(place.queue.begin(&last).await.unwrap());
+    place.queue.put_back(&last, NOW, false).await.unwrap();
+    sleep(Duration::from_millis(5)).await;
+    assert_eq!(claim(&place, HOLD).await[0].lost, SUSPECT_FROM + 2, "a report takes its own delivery back");
 }
 
 async fn an_ended_job_is_found_and_never_delivered(kind: Kind) {
@@ -134,13 +164,13 @@ async fn an_ended_job_is_found_and_never_delivered(kind: Kind) {
     // A second end changes nothing, and neither does a report.
     place.queue.end(&parked, false, NOW).await.unwrap();
     for delivery in &deliveries {
-        place.queue.put_back(delivery, NOW).await.unwrap();
+        place.queue.put_back(delivery, NOW, false).await.unwrap();
         assert!(!place.queue.hold(delivery, NOW).await.unwrap());
     }
     sleep(Duration::from_millis(5)).await;
     assert_eq!(claim(&place, HOLD).await, []);
-    assert!(!place.queue.find(&ended).await.unwrap().unwrap().is_parked);
-    assert!(place.queue.find(&parked).await.unwrap().unwrap().is_parked);
+    assert_eq!(place.queue.find(&ended).await.unwrap().unwrap().standing, Standing::Ended);
+    assert_eq!(place.queue.find(&parked).await.unwrap().unwrap().standing, Standing::Parked);
 }
 
 async fn an_ended_job_is_purged_after_its_time(kind: Kind) {
@@ -149,6 +179,7 @@ async fn an_ended_job_is_purged_after_its_time(kind: Kind) {
     place.queue.end(&kept, false, HOLD).await.unwrap();
     place.queue.end(&old, false, Duration::from_millis(1)).await.unwrap();
     sleep(Duration::from_millis(20)).await;
+    assert_eq!(place.queue.find(&old).await.unwrap(), None, "before anybody has purged it");
     let purged = place.queue.purge(most(10)).await.unwrap();
     assert_eq!(purged, u32::from(place.commits_both()), "Redis removes it by itself");
     assert_eq!(place.queue.find(&old).await.unwrap(), None);
@@ -156,30 +187,66 @@ async fn an_ended_job_is_purged_after_its_time(kind: Kind) {
     assert!(place.queue.find(&open).await.unwrap().is_some());
 }
 
+async fn a_job_that_was_kept_for_its_time_is_absent(kind: Kind) {
+    let place = Arc::new(Place::new(kind).await);
+    let id = enqueue(&place, "k1").await;
+    assert_eq!(claim(&place, NOW).await.len(), 1);
+    place.queue.end(&id, true, Duration::from_millis(1)).await.unwrap();
+    sleep(Duration::from_millis(20)).await;
+    // A request that runs again, after its record has ended as well.
+    let there = Arc::clone(&place);
+    let engine = place.engine(Contract::AtLeastOnce, engine_settings());
+    let ran = engine.run(request("k2"), move |context| async move {
+        let again = Job::new(id, "report".into(), Some("acme".into()), Bytes::from_static(b"2"));
+        let by = context.lease().unwrap().owner;
+        assert_eq!(there.queue.enqueue(&context, &again, by, HOLD).await.unwrap(), None);
+        let [delivery] = &claim(&there, HOLD).await[..] else { panic!("it is a new job") };
+        assert_eq!((&delivery.job, delivery.lost), (&again, 1));
+        Ok::<_, std::io::Error>(())
+    });
+    ran.await.unwrap();
+}
+
 async fn a_request_has_one_job(kind: Kind) {
     let place = Place::new(kind).await;
     let jobs = place.jobs(Contract::Transactional, job_settings());
-    let engine = place.engine(Contract::Transactional, crate::support::engine_settings());
-    let (twice, other) = (jobs.clone(), jobs.clone());
-    let run = idem_core::engine::Idempotency::run;
-    let ran = run(&engine, crate::support::request("k1"), move |context| async move {
-        let first = twice.enqueue(&context, "report", &1).await.unwrap();
-        let again = twice.enqueue(&context, "report", &2).await.unwrap();
-        assert_eq!(first, again);
-        match other.enqueue(&context, "mail", &1).await {
-            Err(EnqueueError::OtherJob { name }) => Ok::<_, std::io::Error>(name),
-            other => panic!("{other:?}"),
-        }
-    });
-    assert_eq!(ran.await.unwrap().value, "report");
+    let engine = place.engine(Contract::AtLeastOnce, engine_settings());
+    let enqueue = |jobs: Jobs, fails: bool| {
+        engine.run(request("k1"), move |context| async move {
+            let payload = context.attempt();
+            let first = jobs.enqueue(&context, "report", &payload).await.unwrap();
+            if fails {
+                // The process dies here, and the request runs again.
+                return Err(std::io::Error::other("later"));
+            }
+            Ok((first.id.to_string(), String::new()))
+        })
+    };
+    enqueue(jobs.clone(), true).await.unwrap_err();
+    sleep(Duration::from_millis(150)).await;
+    enqueue(jobs.clone(), false).await.unwrap();
     let deliveries = claim(&place, HOLD).await;
     assert_eq!(deliveries.len(), 1);
-    assert_eq!(deliveries[0].job.payload, "1", "the first payload stays");
+    assert_eq!(deliveries[0].job.payload, "1", "the job of the first attempt stays");
+
+    let engine = place.engine(Contract::Transactional, engine_settings());
+    let ran = engine.run(request("k2"), move |context| async move {
+        let first = jobs.enqueue(&context, "report", &1).await.unwrap();
+        assert_eq!(jobs.enqueue(&context, "report", &1).await.unwrap(), first);
+        for (name, payload) in [("report", 2), ("mail", 1)] {
+            match jobs.enqueue(&context, name, &payload).await {
+                Err(error @ EnqueueError::OtherJob { .. }) => assert!(!error.is_retryable()),
+                other => panic!("{other:?}"),
+            }
+        }
+        Ok::<_, std::io::Error>(())
+    });
+    ran.await.unwrap();
 }
 
 async fn a_deadline_is_over_by_the_clock_of_the_queue(kind: Kind) {
     let place = Place::new(kind).await;
-    let jobs = place.jobs(Contract::Transactional, job_settings().deadline(Duration::from_secs(1)));
+    let jobs = place.jobs(Contract::Transactional, job_settings().start_deadline(Duration::from_secs(1)));
     let id = place.request(&jobs, "k1").await.accepted.unwrap().unwrap().id;
     assert!(!place.queue.find(&id).await.unwrap().unwrap().is_overdue);
     sleep(Duration::from_millis(1050)).await;

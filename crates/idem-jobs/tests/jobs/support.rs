@@ -122,7 +122,7 @@ impl Place {
     }
 
     pub(crate) fn jobs(&self, contract: Contract, settings: JobSettings) -> Jobs {
-        Jobs::new(Arc::clone(&self.queue), self.engine(contract, engine_settings()), settings)
+        Jobs::new(Arc::clone(&self.queue), self.engine(contract, engine_settings()), settings).unwrap()
     }
 
     /// Enqueues in a request with this key, as an API does.
@@ -175,7 +175,11 @@ pub(crate) fn engine_settings() -> Settings {
 
 /// Short times, so that tests need not wait for long.
 pub(crate) fn job_settings() -> JobSettings {
-    JobSettings::new().hold(Duration::from_secs(1)).poll(Duration::from_millis(20)).deadline(Duration::from_secs(60))
+    JobSettings::new()
+        .visibility_timeout(Duration::from_secs(1))
+        .queue_timeout(Duration::from_millis(900))
+        .poll_interval(Duration::from_millis(20))
+        .start_deadline(Duration::from_secs(60))
 }
 
 pub(crate) fn request(key: &str) -> Operation {

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::engine::{Context, Contract};
-use idem_core::{ReplayKind, StoreError, StoredBody, StoredResponse};
-use idem_jobs::{Delivery, EnqueueError, Job, JobError, JobId, JobQueue, JobState, Jobs, QueuedJob, Worker};
+use idem_core::engine::{Conclusion, Context, Contract, Disposition, Operation};
+use idem_core::{OwnerToken, ReplayKind, StoreError, StoredBody, StoredResponse, Writes};
+use idem_jobs::{
+    Delivery, EnqueueError, EnqueuedBefore, Job, JobError, JobId, JobQueue, JobState, Jobs, QueuedJob, Standing, Worker,
+};
 use idem_postgres::PostgresTransaction;
 use idem_sqlite::SqliteTransaction;
 use tokio::sync::{Notify, oneshot};
@@ -28,10 +30,17 @@ on_each!(
     a_fault_runs_again_until_no_attempt_is_left,
     a_panic_ends_one_run_and_no_worker,
     a_job_that_kills_its_worker_every_time_is_parked,
+    a_job_that_killed_fewer_workers_runs,
+    a_run_that_cannot_commit_is_lost,
     a_result_is_not_overruled_by_parking,
+    a_started_job_goes_on_after_its_deadline,
+    an_attempt_that_says_so_is_repeated,
+    steps_that_were_interrupted_are_not_forgotten,
+    what_a_crash_means_is_up_to_the_contract,
+    a_job_waits_for_a_worker_that_knows_its_name,
+    innocent_jobs_survive_beside_a_poison,
     a_job_does_not_start_after_its_deadline,
     a_job_that_was_claimed_before_its_deadline_does_not_start_after_it,
-    a_job_without_a_handler_waits,
     a_long_run_is_held,
     a_shutdown_waits_for_the_jobs_that_run,
     a_job_of_this_process_wakes_the_worker,
@@ -69,7 +78,7 @@ async fn enqueue(place: &Place, jobs: &Jobs, key: &str) -> JobId {
 async fn ended(jobs: &Jobs, id: &JobId) -> (ReplayKind, u16, String) {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
-        if let Some(JobState::Ended(replay)) = jobs.state(id, Some("acme")).await.unwrap() {
+        if let Some(JobState::Ended(replay)) = jobs.state(Some("acme"), &id).await.unwrap() {
             let StoredBody::Retained(body) = replay.response.body else { panic!("the body is kept") };
             return (replay.kind, replay.response.status, String::from_utf8_lossy(&body).into_owned());
         }
@@ -98,8 +107,8 @@ async fn a_job_runs_once_and_has_its_result(kind: Kind) {
         let keys: Vec<String> = (0..20).map(|key| format!("{contract:?}-{key}")).collect();
         for key in &keys {
             let id = enqueue(&place, &jobs, key).await;
-            assert_eq!(jobs.state(&id, Some("other")).await.unwrap(), None, "it is another principal's");
-            assert_eq!(jobs.state(&id, None).await.unwrap(), None);
+            assert_eq!(jobs.state(Some("other"), &id).await.unwrap(), None, "it is another principal's");
+            assert_eq!(jobs.state(None, &id).await.unwrap(), None);
             assert_eq!(ended(&jobs, &id).await, (ReplayKind::Completed, 201, format!("report \"{key}\"")));
         }
         working.stop().await;
@@ -114,8 +123,18 @@ struct Forgetful(Arc<dyn JobQueue>);
 
 #[async_trait]
 impl JobQueue for Forgetful {
-    async fn enqueue(&self, run: &Context, job: &Job, deadline: Duration) -> Result<(), EnqueueError> {
-        self.0.enqueue(run, job, deadline).await
+    async fn enqueue(
+        &self,
+        run: &Context,
+        job: &Job,
+        by: OwnerToken,
+        deadline: Duration,
+    ) -> Result<Option<EnqueuedBefore>, EnqueueError> {
+        self.0.enqueue(run, job, by, deadline).await
+    }
+
+    async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {
+        self.0.begin(suspect).await
     }
 
     async fn claim(&self, most: NonZeroU32, suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError> {
@@ -126,8 +145,8 @@ impl JobQueue for Forgetful {
         Ok(false)
     }
 
-    async fn put_back(&self, delivery: &Delivery, delay: Duration) -> Result<(), StoreError> {
-        self.0.put_back(delivery, delay).await
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError> {
+        self.0.put_back(delivery, delay, was_lost).await
     }
 
     async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError> {
@@ -146,7 +165,7 @@ impl JobQueue for Forgetful {
 async fn a_job_that_was_delivered_twice_runs_once(kind: Kind) {
     let place = Place::new(kind).await;
     let queue = Arc::new(Forgetful(Arc::clone(&place.queue)));
-    let jobs = Jobs::new(queue, place.engine(Contract::Transactional, engine_settings()), job_settings());
+    let jobs = Jobs::new(queue, place.engine(Contract::Transactional, engine_settings()), job_settings()).unwrap();
     let id = enqueue(&place, &jobs, "k1").await;
     let (began, go_on, runs) = (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(AtomicU32::new(0)));
     let worker = {
@@ -207,7 +226,7 @@ async fn a_job_that_loses_its_worker_has_one_effect(kind: Kind) {
     let jobs = place.jobs(Contract::Transactional, job_settings());
     let id = enqueue(&place, &jobs, "k1").await;
     let table = place.effects_table();
-    lose_a_worker(&place, table.clone()).await;
+    lose_a_worker(&place, Contract::Transactional, Some(table.clone())).await;
     let handled = Worker::new(jobs.clone()).handle("report", move |context, job| {
         let table = table.clone();
         async move {
@@ -221,28 +240,26 @@ async fn a_job_that_loses_its_worker_has_one_effect(kind: Kind) {
     assert_eq!(effects(&place).await, 1);
 }
 
-/// Runs a worker on a runtime of its own, which ends when a handler has written its effect.
-async fn lose_a_worker(place: &Place, table: String) {
+/// Runs a worker on a runtime of its own, which ends when a handler has begun, and written its effect if there is a table.
+async fn lose_a_worker(place: &Place, contract: Contract, table: Option<String>) {
     let kind = place.kind;
-    let (wrote, has_written) = oneshot::channel();
-    let wrote = Arc::new(std::sync::Mutex::new(Some(wrote)));
+    let (began, has_begun) = oneshot::channel();
+    let began = Arc::new(std::sync::Mutex::new(Some(began)));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    // Its own engine, so that what is lost does not count here.
-    let lost = runtime.spawn({
-        let jobs = place.jobs(Contract::Transactional, job_settings());
-        let worker = Worker::new(jobs).handle("report", move |context, job| {
-            let (wrote, table) = (Arc::clone(&wrote), table.clone());
-            async move {
+    let worker = Worker::new(place.jobs(contract, job_settings())).handle("report", move |context, job| {
+        let (began, table) = (Arc::clone(&began), table.clone());
+        async move {
+            if let Some(table) = table {
                 effect(&context, kind, &table, &job).await;
-                if let Some(wrote) = wrote.lock().unwrap().take() {
-                    let _ = wrote.send(());
-                }
-                std::future::pending().await
             }
-        });
-        worker.run_until(std::future::pending())
+            if let Some(began) = began.lock().unwrap().take() {
+                let _ = began.send(());
+            }
+            std::future::pending().await
+        }
     });
-    timeout(PATIENCE, has_written).await.unwrap().unwrap();
+    let lost = runtime.spawn(worker.run_until(std::future::pending()));
+    timeout(PATIENCE, has_begun).await.unwrap().unwrap();
     runtime.shutdown_background();
     let _ = lost.await;
 }
@@ -262,7 +279,7 @@ async fn a_fault_runs_again_until_no_attempt_is_left(kind: Kind) {
     let place = Place::new(kind).await;
     for contract in [Contract::Transactional, Contract::AtLeastOnce] {
         let settings = engine_settings().max_attempts(NonZeroU32::new(3).unwrap());
-        let jobs = Jobs::new(Arc::clone(&place.queue), place.engine(contract, settings), job_settings());
+        let jobs = Jobs::new(Arc::clone(&place.queue), place.engine(contract, settings), job_settings()).unwrap();
         let id = enqueue(&place, &jobs, &format!("{contract:?}")).await;
         let runs = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&runs);
@@ -292,19 +309,26 @@ async fn a_panic_ends_one_run_and_no_worker(kind: Kind) {
     working.stop().await;
 }
 
+/// Takes a job from the queue like a worker that then dies, as often as that parks it.
+async fn lose(place: &Place, times: u32) {
+    for _ in 0..times {
+        let [delivery] = &place.queue.claim(most(1), true, Duration::ZERO).await.unwrap()[..] else {
+            panic!("the job is due")
+        };
+        if delivery.is_suspect {
+            assert!(place.queue.begin(delivery).await.unwrap());
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
 async fn a_job_that_kills_its_worker_every_time_is_parked(kind: Kind) {
     let place = Place::new(kind).await;
     let settings = engine_settings().max_attempts(NonZeroU32::MIN);
     let engine = place.engine(Contract::Transactional, settings);
-    let jobs = Jobs::new(Arc::clone(&place.queue), engine, job_settings().most_unreported(2));
+    let jobs = Jobs::new(Arc::clone(&place.queue), engine, job_settings().max_lost_deliveries(3)).unwrap();
     let id = enqueue(&place, &jobs, "k1").await;
-    let limit = if place.commits_both() { 2 } else { 3 };
-    for _ in 0..limit {
-        let [_] = &place.queue.claim(most(1), true, Duration::ZERO).await.unwrap()[..] else {
-            panic!("the job is due")
-        };
-        sleep(Duration::from_millis(5)).await;
-    }
+    lose(&place, if place.commits_both() { 3 } else { 4 }).await;
     let (worker, runs) = counting(&jobs);
     let working = Working::start(worker);
     let (kind, status, body) = ended(&jobs, &id).await;
@@ -312,75 +336,260 @@ async fn a_job_that_kills_its_worker_every_time_is_parked(kind: Kind) {
     assert!(body.contains("job-parked"), "{body}");
     working.stop().await;
     assert_eq!(runs.load(Ordering::SeqCst), 0);
-    assert!(place.queue.find(&id).await.unwrap().unwrap().is_parked);
+    assert_eq!(place.queue.find(&id).await.unwrap().unwrap().standing, Standing::Parked);
+}
+
+async fn a_job_that_killed_fewer_workers_runs(kind: Kind) {
+    let place = Place::new(kind).await;
+    let jobs = place.jobs(Contract::Transactional, job_settings().max_lost_deliveries(3));
+    let id = enqueue(&place, &jobs, "k1").await;
+    lose(&place, 2).await;
+    // Claims whose answers were lost.
+    for _ in 0..5 {
+        assert_eq!(place.queue.claim(most(1), true, Duration::ZERO).await.unwrap().len(), 1);
+        sleep(Duration::from_millis(5)).await;
+    }
+    let (worker, runs) = counting(&jobs);
+    let working = Working::start(worker);
+    assert_eq!(ended(&jobs, &id).await.1, 201);
+    working.stop().await;
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+/// Each run loses its transaction at the end, and leaves nothing in the record.
+async fn a_run_that_cannot_commit_is_lost(kind: Kind) {
+    let place = Place::new(kind).await;
+    if !place.commits_both() {
+        // It has no transaction.
+        return;
+    }
+    let jobs = place.jobs(Contract::Transactional, job_settings().max_lost_deliveries(3));
+    let id = enqueue(&place, &jobs, "k1").await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&runs);
+    let worker = Worker::new(jobs.clone()).handle("report", move |context: Context, _| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            match kind {
+                Kind::Sqlite => {
+                    let mut transaction = context.transaction::<SqliteTransaction>().unwrap();
+                    sqlx::raw_sql("COMMIT").execute(&mut **transaction).await.unwrap();
+                }
+                _ => {
+                    let mut transaction = context.transaction::<PostgresTransaction>().unwrap();
+                    sqlx::raw_sql("SELECT 1/0").execute(&mut **transaction).await.unwrap_err();
+                }
+            }
+            made("never")
+        }
+    });
+    let working = Working::start(worker);
+    let (kind, _, body) = ended(&jobs, &id).await;
+    assert_eq!(kind, ReplayKind::Failed);
+    assert!(body.contains("job-parked"), "{body}");
+    working.stop().await;
+    assert_eq!(runs.load(Ordering::SeqCst), 3);
 }
 
 async fn a_result_is_not_overruled_by_parking(kind: Kind) {
     let place = Place::new(kind).await;
-    let jobs = place.jobs(Contract::Transactional, job_settings().most_unreported(0));
+    let settings = engine_settings().max_attempts(NonZeroU32::MIN);
+    let engine = place.engine(Contract::Transactional, settings);
+    let jobs = Jobs::new(Arc::clone(&place.queue), engine.clone(), job_settings().max_lost_deliveries(2)).unwrap();
     let id = enqueue(&place, &jobs, "k1").await;
-    let job = place.queue.claim(most(1), true, Duration::ZERO).await.unwrap().remove(0).job;
     // Another worker has run it, and could not report.
-    let fingerprint = idem_core::Fingerprint::of_bytes("job:report", &job.payload);
-    let scope = idem_core::Scope::new("acme", "job:report");
-    let operation = idem_core::engine::Operation::new(scope, id.as_str().parse().unwrap(), fingerprint);
-    let engine = place.engine(Contract::Transactional, engine_settings());
-    engine.run(operation, |_| async { Ok::<_, std::io::Error>(7) }).await.unwrap();
-    sleep(Duration::from_millis(5)).await;
+    let job = place.queue.find(&id).await.unwrap().unwrap().job;
+    engine.run(operation_of(&job), |_| async { Ok::<_, std::io::Error>(7) }).await.unwrap();
+    lose(&place, 4).await;
     let (worker, runs) = counting(&jobs);
     let working = Working::start(worker);
     assert_eq!(ended(&jobs, &id).await, (ReplayKind::Completed, 200, "7".into()));
-    let give_up_at = Instant::now() + PATIENCE;
-    while !place.queue.claim(most(1), true, Duration::ZERO).await.unwrap().is_empty() {
-        assert!(Instant::now() < give_up_at);
-        sleep(Duration::from_millis(10)).await;
-    }
+    standing(&place, &id, Standing::Ended).await;
     working.stop().await;
     assert_eq!(runs.load(Ordering::SeqCst), 0);
 }
 
+/// The operation that a worker runs.
+fn operation_of(job: &Job) -> Operation {
+    let name = format!("job:{}", job.name);
+    let fingerprint = idem_core::Fingerprint::of_bytes(&name, &job.payload);
+    Operation::new(idem_core::Scope::new("acme", name), job.id.as_str().parse().unwrap(), fingerprint)
+}
+
+/// Waits until the queue says so.
+async fn standing(place: &Place, id: &JobId, expected: Standing) {
+    let give_up_at = Instant::now() + PATIENCE;
+    while place.queue.find(id).await.unwrap().unwrap().standing != expected {
+        assert!(Instant::now() < give_up_at);
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn a_started_job_goes_on_after_its_deadline(kind: Kind) {
+    let place = Place::new(kind).await;
+    let jobs = place.jobs(Contract::AtLeastOnce, job_settings().start_deadline(Duration::from_secs(1)));
+    let id = enqueue(&place, &jobs, "k1").await;
+    let worker = Worker::new(jobs.clone()).handle("report", |context: Context, _| async move {
+        if context.attempt() == 1 {
+            sleep(Duration::from_millis(700)).await;
+            let why = "not yet".to_owned();
+            return Err(JobError::Retry { after: Some(Duration::from_millis(500)), why });
+        }
+        made("late")
+    });
+    let working = Working::start(worker);
+    assert_eq!(ended(&jobs, &id).await, (ReplayKind::Completed, 201, "late".into()));
+    working.stop().await;
+}
+
+async fn an_attempt_that_says_so_is_repeated(kind: Kind) {
+    let place = Place::new(kind).await;
+    for contract in [Contract::Transactional, Contract::AtMostOnce, Contract::AtLeastOnce] {
+        let jobs = place.jobs(contract, job_settings());
+        let id = enqueue(&place, &jobs, &format!("{contract:?}")).await;
+        let worker = Worker::new(jobs.clone()).handle("report", |context: Context, _| async move {
+            match context.attempt() {
+                1 => Err(JobError::Retry { after: None, why: "busy".into() }),
+                2 => Err(JobError::Retry { after: Some(Duration::from_millis(10)), why: "busy".into() }),
+                _ => made("third"),
+            }
+        });
+        let working = Working::start(worker);
+        assert_eq!(ended(&jobs, &id).await.2, "third", "{contract:?}");
+        working.stop().await;
+    }
+}
+
+/// The handler takes the failure of a step for a final one, but the step may run again.
+async fn steps_that_were_interrupted_are_not_forgotten(kind: Kind) {
+    let place = Place::new(kind).await;
+    let jobs = place.jobs(Contract::AtLeastOnce, job_settings());
+    let id = enqueue(&place, &jobs, "k1").await;
+    let tries = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&tries);
+    let worker = Worker::new(jobs.clone()).handle("report", move |context: Context, _| {
+        let counted = Arc::clone(&counted);
+        async move {
+            let mut steps = context.steps()?;
+            let charge = move |_key: String| async move {
+                match counted.fetch_add(1, Ordering::SeqCst) {
+                    0 => Err(std::io::Error::other("away")),
+                    _ => Ok(7),
+                }
+            };
+            match steps.step::<i32>("charge").run(charge).await {
+                Ok(charged) => made(&format!("charged {charged}")),
+                Err(_) => Err(JobError::Fail(StoredResponse::new(402, "no"))),
+            }
+        }
+    });
+    let working = Working::start(worker);
+    assert_eq!(ended(&jobs, &id).await, (ReplayKind::Completed, 201, "charged 7".into()));
+    working.stop().await;
+    assert_eq!(tries.load(Ordering::SeqCst), 2);
+}
+
+async fn what_a_crash_means_is_up_to_the_contract(kind: Kind) {
+    let place = Place::new(kind).await;
+    for contract in [Contract::AtMostOnce, Contract::AtLeastOnce] {
+        let jobs = place.jobs(contract, job_settings());
+        let id = enqueue(&place, &jobs, &format!("{contract:?}")).await;
+        lose_a_worker(&place, contract, None).await;
+        let (worker, _) = counting(&jobs);
+        let working = Working::start(worker);
+        // Redis has no AtMostOnce.
+        let is_unknown = contract == Contract::AtMostOnce && place.commits_both();
+        let expected = if is_unknown { (ReplayKind::OutcomeUnknown, 504) } else { (ReplayKind::Completed, 201) };
+        let (kind, status, _) = ended(&jobs, &id).await;
+        assert_eq!((kind, status), expected, "{contract:?}");
+        working.stop().await;
+    }
+}
+
+async fn a_job_waits_for_a_worker_that_knows_its_name(kind: Kind) {
+    let place = Place::new(kind).await;
+    let jobs = place.jobs(Contract::Transactional, job_settings());
+    let id = enqueue(&place, &jobs, "k1").await;
+    let stranger = Working::start(Worker::new(jobs.clone()));
+    let give_up_at = Instant::now() + PATIENCE;
+    // When the stranger has given it back, it is not due, and nobody holds it.
+    loop {
+        let is_claimed = place.queue.find(&id).await.unwrap().unwrap().standing == Standing::Claimed;
+        match &place.queue.claim(most(1), true, Duration::ZERO).await.unwrap()[..] {
+            [mine] => place.queue.put_back(mine, Duration::ZERO, false).await.unwrap(),
+            _ if is_claimed => {}
+            _ => break,
+        }
+        assert!(Instant::now() < give_up_at);
+        sleep(Duration::from_millis(20)).await;
+    }
+    stranger.stop().await;
+    assert_eq!(jobs.state(Some("acme"), &id).await.unwrap(), Some(JobState::Waiting { failed_attempts: 0 }));
+}
+
+/// A poison that was lost twice, with innocent jobs of the same worker: each runs, while one suspect after the other begins.
+async fn innocent_jobs_survive_beside_a_poison(kind: Kind) {
+    let place = Place::new(kind).await;
+    let jobs = place.jobs(Contract::Transactional, job_settings());
+    let mut ids = Vec::new();
+    for key in 0..6 {
+        ids.push(enqueue(&place, &jobs, &key.to_string()).await);
+    }
+    for _ in 0..2 {
+        assert_eq!(place.queue.claim(most(9), true, Duration::ZERO).await.unwrap().len(), 6);
+        sleep(Duration::from_millis(5)).await;
+    }
+    let (at_once, most_at_once) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let seen = Arc::clone(&most_at_once);
+    let worker = Worker::new(jobs.clone()).handle("report", move |_, _| {
+        let (at_once, seen) = (Arc::clone(&at_once), Arc::clone(&seen));
+        async move {
+            seen.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            sleep(Duration::from_millis(20)).await;
+            at_once.fetch_sub(1, Ordering::SeqCst);
+            made("innocent")
+        }
+    });
+    let working = Working::start(worker);
+    for id in &ids {
+        assert_eq!(ended(&jobs, id).await.1, 201);
+    }
+    working.stop().await;
+    assert_eq!(most_at_once.load(Ordering::SeqCst), 1, "suspects run one at a time");
+}
+
 async fn a_job_does_not_start_after_its_deadline(kind: Kind) {
     let place = Place::new(kind).await;
-    let jobs = place.jobs(Contract::Transactional, job_settings().deadline(Duration::from_secs(1)));
+    let jobs = place.jobs(Contract::Transactional, job_settings().start_deadline(Duration::from_secs(1)));
     // Who asks first ends it: the worker, or a client.
     let (by_worker, by_client) = (enqueue(&place, &jobs, "k1").await, enqueue(&place, &jobs, "k2").await);
-    assert_eq!(jobs.state(&by_client, Some("acme")).await.unwrap(), Some(JobState::Waiting { attempts: 0 }));
+    assert_eq!(jobs.state(Some("acme"), &by_client).await.unwrap(), Some(JobState::Waiting { failed_attempts: 0 }));
     sleep(Duration::from_millis(1100)).await;
     let (kind, status, body) = ended(&jobs, &by_client).await;
     assert_eq!((kind, status), (ReplayKind::Failed, 504));
     assert!(body.contains("job-overdue"), "{body}");
     let (worker, runs) = counting(&jobs);
     let working = Working::start(worker);
-    let give_up_at = Instant::now() + PATIENCE;
-    while !place.queue.claim(most(1), true, Duration::ZERO).await.unwrap().is_empty() {
-        assert!(Instant::now() < give_up_at);
-        sleep(Duration::from_millis(10)).await;
-    }
+    standing(&place, &by_worker, Standing::Ended).await;
     working.stop().await;
     assert_eq!(ended(&jobs, &by_worker).await.1, 504);
     assert_eq!(runs.load(Ordering::SeqCst), 0);
 }
 
-/// The worker has its only slot for another job while the deadline goes by.
+/// It is claimed in time, and the store is slow.
 async fn a_job_that_was_claimed_before_its_deadline_does_not_start_after_it(kind: Kind) {
     let place = Place::new(kind).await;
-    let jobs = place.jobs(Contract::AtLeastOnce, job_settings().deadline(Duration::from_secs(1)));
+    let jobs = place.jobs(Contract::AtLeastOnce, job_settings().start_deadline(Duration::from_secs(1)));
     let id = enqueue(&place, &jobs, "k1").await;
-    // The record is taken while the worker has claimed the job.
+    // Somebody else has the record until the deadline is over, and leaves nothing.
     let job = place.queue.find(&id).await.unwrap().unwrap().job;
-    let fingerprint = idem_core::Fingerprint::of_bytes("job:report", &job.payload);
-    let scope = idem_core::Scope::new("acme", "job:report");
-    let operation = idem_core::engine::Operation::new(scope, id.as_str().parse().unwrap(), fingerprint);
     let engine = place.engine(Contract::AtLeastOnce, engine_settings());
     let released = tokio::spawn(engine.execute(
-        operation,
+        operation_of(&job),
         |_| async {
             sleep(Duration::from_millis(1200)).await;
-            idem_core::engine::Conclusion {
-                value: (),
-                disposition: idem_core::engine::Disposition::Release { writes: idem_core::Writes::Discard },
-                retention: None,
-            }
+            let disposition = Disposition::Release { writes: Writes::Discard };
+            Conclusion { value: (), disposition, retention: None }
         },
         || panic!("it does not panic"),
     ));
@@ -390,27 +599,6 @@ async fn a_job_that_was_claimed_before_its_deadline_does_not_start_after_it(kind
     assert_eq!(ended(&jobs, &id).await.1, 504);
     working.stop().await;
     assert_eq!(runs.load(Ordering::SeqCst), 0);
-}
-
-async fn a_job_without_a_handler_waits(kind: Kind) {
-    let place = Place::new(kind).await;
-    let jobs = place.jobs(Contract::Transactional, job_settings());
-    let id = enqueue(&place, &jobs, "k1").await;
-    let working = Working::start(Worker::new(jobs.clone()));
-    let give_up_at = Instant::now() + PATIENCE;
-    let unreported = loop {
-        // The worker has given it back when it is not due and nobody has lost it.
-        if let [delivery] = &place.queue.claim(most(1), true, Duration::ZERO).await.unwrap()[..] {
-            place.queue.put_back(delivery, Duration::ZERO).await.unwrap();
-        } else {
-            break 0;
-        }
-        assert!(Instant::now() < give_up_at);
-        sleep(Duration::from_millis(10)).await;
-    };
-    working.stop().await;
-    assert_eq!(unreported, 0);
-    assert_eq!(jobs.state(&id, Some("acme")).await.unwrap(), Some(JobState::Waiting { attempts: 0 }));
 }
 
 async fn a_long_run_is_held(kind: Kind) {
@@ -431,7 +619,7 @@ async fn a_long_run_is_held(kind: Kind) {
         }
     };
     // Until the worker has claimed it.
-    while jobs.state(&id, Some("acme")).await.unwrap() == Some(JobState::Waiting { attempts: 0 }) {
+    while jobs.state(Some("acme"), &id).await.unwrap() == Some(JobState::Waiting { failed_attempts: 0 }) {
         sleep(Duration::from_millis(5)).await;
     }
     tokio::select! {
@@ -459,13 +647,13 @@ async fn a_shutdown_waits_for_the_jobs_that_run(kind: Kind) {
     let working = Working::start(worker);
     timeout(PATIENCE, began.notified()).await.unwrap();
     working.stop().await;
-    let state = jobs.state(&id, Some("acme")).await.unwrap();
+    let state = jobs.state(Some("acme"), &id).await.unwrap();
     assert!(matches!(state, Some(JobState::Ended(_))), "{state:?}");
 }
 
 async fn a_job_of_this_process_wakes_the_worker(kind: Kind) {
     let place = Place::new(kind).await;
-    let jobs = place.jobs(Contract::AtLeastOnce, job_settings().poll(Duration::from_secs(3600)));
+    let jobs = place.jobs(Contract::AtLeastOnce, job_settings().poll_interval(Duration::from_secs(3600)));
     let (worker, _) = counting(&jobs);
     let working = Working::start(worker);
     sleep(Duration::from_millis(100)).await;
