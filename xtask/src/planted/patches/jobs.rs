@@ -1,6 +1,6 @@
 //! Bugs in idem-jobs, and in what answers with the results of jobs.
 
-use super::{Patch, edit, patch};
+use super::{Patch, patch};
 
 const JOBS: &str = "crates/idem-jobs/src/jobs.rs";
 const WORKER: &str = "crates/idem-jobs/src/worker.rs";
@@ -23,42 +23,71 @@ pub(super) const PATCHES: &[Patch] = &[
         "poison-never-parked",
         &["jobs"],
         WORKER,
-        "*unreported > self.jobs.most_unreported()",
-        "!PLANTED && *unreported > self.jobs.most_unreported()",
+        "if delivery.lost >= self.jobs.max_lost_deliveries() {",
+        "if !PLANTED && delivery.lost >= self.jobs.max_lost_deliveries() {",
     ),
     patch(
         "job-parked-in-spite-of-its-result",
         &["jobs"],
         WORKER,
-        "                Ok(JobState::Ended(_)) => {",
-        "                Ok(JobState::Ended(_)) if PLANTED => Report::Again(TRY_AGAIN),
-                Ok(JobState::Ended(_)) => {",
+        "let is_parked = replay.kind == ReplayKind::Failed;",
+        "let is_parked = PLANTED || replay.kind == ReplayKind::Failed;",
     ),
     patch(
         "deadline-ignored",
         &["jobs"],
         WORKER,
-        "if is_poison || claimed_at.elapsed() >= remaining {",
-        "if is_poison || !PLANTED && claimed_at.elapsed() >= remaining {",
-    )
-    .also(&[edit(
+        "if claimed_at.elapsed() >= remaining && context.acquisition() == Acquisition::Fresh {",
+        "if !PLANTED && claimed_at.elapsed() >= remaining && context.acquisition() == Acquisition::Fresh {",
+    ),
+    patch(
+        "run-that-cannot-commit-not-counted",
+        &["jobs"],
         WORKER,
-        "            if claimed_at.elapsed() >= remaining {\n                return GiveUp",
-        "            if !PLANTED && claimed_at.elapsed() >= remaining {\n                return GiveUp",
-    )]),
+        "            ) => again(job, &error, true),",
+        "            ) => again(job, &error, !PLANTED),",
+    ),
+    patch(
+        "settlement-of-a-job-not-confirmed",
+        &["jobs"],
+        WORKER,
+        "        if engine.contract() == Contract::Transactional {",
+        "        if PLANTED || engine.contract() == Contract::Transactional {",
+    ),
+    patch(
+        "suspects-run-at-once",
+        &["jobs"],
+        WORKER,
+        "        let suspect = Arc::new(Semaphore::new(1));",
+        "        let suspect = Arc::new(Semaphore::new(if PLANTED { 9 } else { 1 }));",
+    ),
+    patch(
+        "suspect-not-counted-when-it-begins",
+        &["jobs"],
+        WORKER,
+        "            match self.bounded(self.jobs.shared.queue.begin(delivery)).await {",
+        "            match if PLANTED { Ok(false) } else { self.bounded(self.jobs.shared.queue.begin(delivery)).await } {",
+    ),
     patch(
         "deadline-ignored-by-those-who-ask",
         &["jobs"],
         JOBS,
-        "        if queued.is_overdue {",
-        "        if !PLANTED && queued.is_overdue {",
+        "            None if queued.is_overdue =>",
+        "            None if !PLANTED && queued.is_overdue =>",
+    ),
+    patch(
+        "expired-result-taken-for-overdue",
+        &["jobs"],
+        JOBS,
+        "        if queued.has_ended() {",
+        "        if !PLANTED && queued.has_ended() {",
     ),
     patch(
         "job-not-held-while-it-runs",
         &["jobs"],
         WORKER,
-        "                _ = due.tick() => {",
-        "                _ = due.tick(), if !PLANTED => {",
+        "                _ = due.tick(), if Instant::now() < held_until => {",
+        "                _ = due.tick(), if !PLANTED && Instant::now() < held_until => {",
     ),
     patch(
         "fault-of-a-transaction-not-counted",
@@ -81,15 +110,16 @@ pub(super) const PATCHES: &[Patch] = &[
         "worker-not-woken",
         &["jobs"],
         JOBS,
-        "        enqueued.notify_one();",
-        "        if !PLANTED {\n            enqueued.notify_one();\n        }",
+        "            _ => enqueued.notify_one(),",
+        "            _ if PLANTED => {}
+            _ => enqueued.notify_one(),",
     ),
     patch(
         "request-forgotten-before-its-job",
         &["jobs"],
         JOBS,
-        "settings.deadline + settings.longest_run + engine.settings().record_retention();",
-        "if PLANTED { settings.deadline } else { settings.deadline + settings.longest_run + engine.settings().record_retention() };",
+        "        let retention = retention.saturating_add(engine.record_retention());",
+        "        let retention = if PLANTED { retention } else { retention.saturating_add(engine.record_retention()) };",
     ),
     patch(
         "job-shown-to-strangers",
@@ -102,8 +132,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "lost-job-accepted-for-ever",
         &["jobs"],
         JOBS,
-        "            return Ok(Some(lost()));",
-        "            return Ok((!PLANTED).then(lost));",
+        "            None => Some(lost()),",
+        "            None => (!PLANTED).then(lost),",
     ),
     patch(
         "other-answers-continued",
@@ -123,19 +153,21 @@ pub(super) const PATCHES: &[Patch] = &[
         "job-outside-of-its-transaction",
         &["jobs-postgres"],
         POSTGRES,
-        "Ok(mut transaction) => self.insert(&mut transaction, job, deadline).await,",
-        "Ok(mut transaction) if !PLANTED => self.insert(&mut transaction, job, deadline).await,
-            Ok(_) => {
-                let mut connection = self.pool.acquire().await.map_err(|error| failed(\"enqueue\", error))?;
-                self.insert(&mut connection, job, deadline).await
-            }",
+        "Ok(mut transaction) => self.insert(&mut transaction, job, by, deadline).await,",
+        "Ok(mut transaction) if !PLANTED => self.insert(&mut transaction, job, by, deadline).await,
+            Ok(_) => match self.pool.acquire().await {
+                Ok(mut connection) => self.insert(&mut connection, job, by, deadline).await,
+                Err(error) => Err(error),
+            },",
     ),
     patch(
         "late-report-of-a-job-counts-in-postgres",
         &["jobs-postgres"],
         POSTGRES,
-        "put_back: in_schema(PUT_BACK),",
-        "put_back: if PLANTED { in_schema(PUT_BACK).replace(\"delivered = $2\", \"$2 > 0\") } else { in_schema(PUT_BACK) },",
+        "let update = sqlx::query(AssertSqlSafe(self.sql(PUT_BACK)));",
+        "let sql = self.sql(PUT_BACK);
+        let sql = if PLANTED { sql.replace(\"delivered = $2\", \"$2 > 0\") } else { sql };
+        let update = sqlx::query(AssertSqlSafe(sql));",
     ),
     patch(
         "suspects-delivered-together-in-postgres",
@@ -148,21 +180,18 @@ pub(super) const PATCHES: &[Patch] = &[
         "ended-job-delivered-by-sqlite",
         &["jobs-sqlite"],
         SQLITE,
-        "        self.execute(\"end\", END, (id, i64::from(is_parked), keep)).await.map(drop)",
-        "        if PLANTED {
-            return Ok(());
-        }
-        self.execute(\"end\", END, (id, i64::from(is_parked), keep)).await.map(drop)",
+        "let end = sqlx::query(END)",
+        "let end = sqlx::query(if PLANTED { \"SELECT ?1, ?2, ?3\" } else { END })",
     ),
     patch(
         "late-report-of-a-job-counts-in-redis",
         &["jobs-redis"],
         REDIS,
-        "hold: Script::new(include_str!(\"../lua/hold.lua\")),",
-        "hold: if PLANTED {
-                Script::new(&include_str!(\"../lua/hold.lua\").replacen(\"if redis.call('HGET', KEYS[1], 'delivered') ~= ARGV[2] then return 0 end\", \"\", 1))
+        "report: Script::new(include_str!(\"../lua/report.lua\")),",
+        "report: if PLANTED {
+                Script::new(&include_str!(\"../lua/report.lua\").replacen(\"if job[1] ~= ARGV[2] or job[2] ~= '1' then return 0 end\", \"\", 1))
             } else {
-                Script::new(include_str!(\"../lua/hold.lua\"))
+                Script::new(include_str!(\"../lua/report.lua\"))
             },",
     ),
     patch(
@@ -171,7 +200,7 @@ pub(super) const PATCHES: &[Patch] = &[
         REDIS,
         "enqueue: Script::new(include_str!(\"../lua/enqueue.lua\")),",
         "enqueue: if PLANTED {
-                Script::new(&include_str!(\"../lua/enqueue.lua\").replacen(\"if name then return name end\", \"\", 1))
+                Script::new(&include_str!(\"../lua/enqueue.lua\").replacen(\"if before[1] then return before end\", \"\", 1))
             } else {
                 Script::new(include_str!(\"../lua/enqueue.lua\"))
             },",
