@@ -12,6 +12,7 @@ mod error;
 mod fingerprint;
 mod growth;
 mod http;
+mod jobs;
 mod judged;
 mod limits;
 mod links;
@@ -72,6 +73,8 @@ enum Group {
     Redis,
     /// Postgres over links with a delay.
     Links,
+    /// Jobs on Postgres, against a worker written by hand.
+    Jobs,
     /// The layers of axum and actix, and the memory of requests in flight.
     Http,
     /// The fingerprint of a request body.
@@ -122,6 +125,9 @@ async fn bench(options: &Options) -> Result<(), Error> {
     }
     if wanted(Group::Links) {
         links::run(pace, &mut report).await?;
+    }
+    if wanted(Group::Jobs) {
+        jobs::run(pace, &mut report).await?;
     }
     if wanted(Group::Http) {
         http::run(pace, &mut report).await?;

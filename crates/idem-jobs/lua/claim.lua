@@ -2,14 +2,14 @@
 --
 -- KEYS: the jobs that are due, the suspects that are due. ARGV: how many of the first at most, how many of the second, how long
 -- they are held in ms, the start of the keys of jobs, how many lost deliveries make a suspect.
--- Returns for each job: id, name, principal, payload, delivered, lost, 1 if it is a suspect, ms until the deadline.
+-- Returns for each job: id, name, principal, payload, delivered, lost before, 1 if it is a suspect, ms until the deadline, age in ms.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local claimed = {}
 local function claim(from, most, suspect)
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', from, '-inf', now, 'LIMIT', 0, most)) do
         local key = ARGV[4] .. id
-        local job = redis.call('HMGET', key, 'name', 'principal', 'payload', 'deadline')
+        local job = redis.call('HMGET', key, 'name', 'principal', 'payload', 'deadline', 'created')
         redis.call('ZREM', from, id)
         -- If something else has removed the job, that was all.
         if job[1] then
@@ -17,7 +17,8 @@ local function claim(from, most, suspect)
             local lost = redis.call('HINCRBY', key, 'lost', 1 - suspect)
             redis.call('HSET', key, 'claimed', 1)
             redis.call('ZADD', lost >= tonumber(ARGV[5]) and KEYS[2] or KEYS[1], now + ARGV[3], id)
-            claimed[#claimed + 1] = { id, job[1], job[2], job[3], delivered, lost, suspect, job[4] - now }
+            claimed[#claimed + 1] =
+                { id, job[1], job[2], job[3], delivered, lost - 1 + suspect, suspect, job[4] - now, now - job[5] }
         end
     end
 end

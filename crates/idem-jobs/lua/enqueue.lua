@@ -1,12 +1,15 @@
--- Adds a job, unless there is one with this id. Returns nothing, or of the job that is there: name, payload, the run that added it.
+-- Adds a job, unless there is one with this id. Returns nothing, or of the job that is there: name, payload, the run that called last.
 --
 -- KEYS: the job, the jobs that are due, the suspects that are due.
 -- ARGV: id, name, principal with a sign in front, payload, the run, deadline in ms.
 local before = redis.call('HMGET', KEYS[1], 'name', 'payload', 'by')
-if before[1] then return before end
+if before[1] then
+    redis.call('HSET', KEYS[1], 'by', ARGV[5])
+    return before
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('HSET', KEYS[1], 'name', ARGV[2], 'principal', ARGV[3], 'payload', ARGV[4], 'by', ARGV[5],
-    'deadline', now + ARGV[6], 'delivered', 0, 'lost', 0, 'claimed', 0)
+    'created', now, 'deadline', now + ARGV[6], 'delivered', 0, 'lost', 0, 'claimed', 0)
 redis.call('ZADD', KEYS[2], now, ARGV[1])
 return nil

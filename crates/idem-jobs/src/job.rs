@@ -134,6 +134,16 @@ impl EnqueuedBefore {
     }
 }
 
+/// Where a job stands in time, by the queue's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is made by queues of other crates")]
+pub struct Times {
+    /// How long until its deadline; zero after it.
+    pub remaining: Duration,
+    /// How long ago it was enqueued.
+    pub age: Duration,
+}
+
 /// A job that a worker has claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -142,20 +152,24 @@ pub struct Delivery {
     pub job: Job,
     /// Which delivery it is, from 1. A report about an earlier one is ignored.
     pub number: i64,
-    /// How many deliveries were lost: nobody reported how they ended, or they left no trace in the record of the job. An ordinary
-    /// delivery counts as lost until it is reported. That of a suspect counts from [`begin`](crate::JobQueue::begin) on.
+    /// How many deliveries before this one were lost: nobody reported how they ended, or they left no trace in the record of the
+    /// job. An ordinary delivery counts as lost until it is reported, and that of a suspect from
+    /// [`begin`](crate::JobQueue::begin) on.
     pub lost: u32,
     /// Whether the job is a suspect: it had [`SUSPECT_FROM`] lost deliveries before this one.
     pub is_suspect: bool,
     /// How long until the deadline, by the queue's clock; zero after it.
     pub remaining: Duration,
+    /// How long ago the job was enqueued, by the queue's clock.
+    pub age: Duration,
 }
 
 impl Delivery {
     /// A delivery, made by a queue.
     #[must_use]
-    pub fn new(job: Job, number: i64, lost: u32, is_suspect: bool, remaining: Duration) -> Self {
-        Self { job, number, lost, is_suspect, remaining }
+    pub fn new(job: Job, number: i64, lost: u32, is_suspect: bool, times: Times) -> Self {
+        let Times { remaining, age } = times;
+        Self { job, number, lost, is_suspect, remaining, age }
     }
 }
 
@@ -165,8 +179,8 @@ impl Delivery {
 pub struct QueuedJob {
     /// The job.
     pub job: Job,
-    /// Whether its deadline is over, by the queue's clock.
-    pub is_overdue: bool,
+    /// How long until its deadline, and since it was enqueued.
+    pub times: Times,
     /// What the queue knows about it.
     pub standing: Standing,
 }
@@ -188,8 +202,12 @@ pub enum Standing {
 impl QueuedJob {
     /// What a queue has found.
     #[must_use]
-    pub fn new(job: Job, is_overdue: bool, standing: Standing) -> Self {
-        Self { job, is_overdue, standing }
+    pub fn new(job: Job, times: Times, standing: Standing) -> Self {
+        Self { job, times, standing }
+    }
+
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.times.remaining.is_zero()
     }
 
     pub(crate) fn has_ended(&self) -> bool {

@@ -85,9 +85,21 @@ pub enum InvalidJobs {
     /// The location is no path.
     #[error("`{0}` cannot begin a Location; it has visible ASCII characters, as in /jobs/")]
     Location(String),
+    /// A job whose result is no longer kept could start again.
+    #[error(
+        "the deadline ({start_deadline:?}) is longer than results are kept ({retention:?}), so that a job could start \
+         again; set the retention of the engine of the jobs to more"
+    )]
+    Retention {
+        /// The deadline.
+        start_deadline: Duration,
+        /// The retention of the engine.
+        retention: Duration,
+    },
     /// The queue could answer after another worker has the job.
     #[error(
-        "the queue timeout ({queue_timeout:?}) must be shorter than the visibility timeout ({visibility_timeout:?})"
+        "the queue timeout ({queue_timeout:?}) must be less than a third of the visibility timeout \
+         ({visibility_timeout:?}), in which a claim may answer late and a job is held again"
     )]
     QueueTimeout {
         /// The queue timeout.
@@ -107,7 +119,7 @@ pub(crate) enum GiveUp {
 }
 
 impl GiveUp {
-    fn response(self) -> StoredResponse {
+    pub(crate) fn response(self) -> StoredResponse {
         let (name, title, status) = match self {
             Self::Overdue => ("job-overdue", "The job did not start before its deadline, and took no effect", 504),
             Self::Parked => ("job-parked", "The job stopped its worker again and again, and was given up", 500),
@@ -145,7 +157,11 @@ impl Jobs {
             return Err(InvalidJobs::Location(location.clone()));
         }
         let JobSettings { queue_timeout, visibility_timeout, .. } = settings;
-        if queue_timeout >= visibility_timeout {
+        let (start_deadline, retention) = (settings.start_deadline, engine.settings().record_retention());
+        if start_deadline > retention {
+            return Err(InvalidJobs::Retention { start_deadline, retention });
+        }
+        if queue_timeout.saturating_mul(3) >= visibility_timeout {
             return Err(InvalidJobs::QueueTimeout { queue_timeout, visibility_timeout });
         }
         Ok(Self { shared: Arc::new(Shared { queue, engine, settings, enqueued: Notify::new() }) })
@@ -156,8 +172,8 @@ impl Jobs {
     /// `run` is the context of the request. If it has a transaction in the queue's database, the job commits with the record
     /// of the request, or not at all. Otherwise the job is enqueued at once; a repeat after a crash finds it.
     ///
-    /// `name` chooses the worker's handler, which gets `payload` as JSON of at most 1 MiB. A run that calls this twice with the same
-    /// job gets it twice. If an earlier run of the request has enqueued a job, that job stays, with its name and payload.
+    /// `name` chooses the worker's handler, which gets `payload` as JSON of at most 1 MiB. If an earlier run of the request has
+    /// enqueued a job of this name, that job stays, with its payload.
     ///
     /// # Errors
     /// [`EnqueueError`]. Answer 503 if it [may be repeated](EnqueueError::is_retryable), and 500 otherwise.
@@ -189,7 +205,7 @@ impl Jobs {
         let enqueue = queue.enqueue(run, &job, lease.owner, settings.start_deadline);
         let before = timeout(settings.queue_timeout, enqueue).await.map_err(|_| EnqueueError::Queue(self.late()))??;
         match before {
-            Some(before) if before.by == lease.owner && (before.name != job.name || before.payload != job.payload) => {
+            Some(before) if before.name != job.name || before.by == lease.owner && before.payload != job.payload => {
                 return Err(EnqueueError::OtherJob { name: before.name });
             }
             _ => enqueued.notify_one(),
@@ -299,7 +315,8 @@ impl Jobs {
         if let Some(replay) = record.as_ref().and_then(Record::replay) {
             return Ok(Some(JobState::Ended(replay)));
         }
-        if queued.has_ended() {
+        let is_forgotten = self.may_be_forgotten(queued.times.age) && record.is_none();
+        if queued.has_ended() || is_forgotten {
             return Ok(None);
         }
         let is_claimed = queued.standing == Standing::Claimed;
@@ -308,7 +325,7 @@ impl Jobs {
             Some(record) if is_claimed => JobState::Running { attempt: record.attempt.saturating_add(1) },
             Some(record) => JobState::Waiting { failed_attempts: record.attempt },
             None if is_claimed => JobState::Running { attempt: 1 },
-            None if queued.is_overdue => self.give_up(operation, GiveUp::Overdue).await?,
+            None if queued.is_overdue() => self.give_up(operation, GiveUp::Overdue).await?,
             None => JobState::Waiting { failed_attempts: 0 },
         }))
     }
@@ -333,6 +350,11 @@ impl Jobs {
             Some(replay) => JobState::Ended(replay),
             None => JobState::Waiting { failed_attempts: record.map_or(0, |record| record.attempt) },
         })
+    }
+
+    /// Whether the record of a job of this age may have had its time. Without a record, nobody knows then whether the job ran.
+    pub(crate) fn may_be_forgotten(&self, age: Duration) -> bool {
+        age >= self.shared.engine.settings().record_retention()
     }
 
     /// After how many lost deliveries a job is parked.

@@ -12,7 +12,7 @@ mod settings;
 mod sqlite;
 mod worker;
 
-pub use self::job::{Delivery, EnqueuedBefore, InvalidJobId, Job, JobId, QueuedJob, SUSPECT_FROM, Standing};
+pub use self::job::{Delivery, EnqueuedBefore, InvalidJobId, Job, JobId, QueuedJob, SUSPECT_FROM, Standing, Times};
 pub use self::jobs::{Accepted, InvalidJobs, JobState, Jobs};
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresQueue;

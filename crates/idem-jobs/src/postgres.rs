@@ -15,7 +15,7 @@ use idem_postgres::PostgresTransaction;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Row as _};
 
-use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing};
+use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing, Times};
 use crate::queue::{EnqueueError, JobQueue};
 
 /// The lock under which the table is made: `IF NOT EXISTS` fails if two sessions make the same table at once.
@@ -55,6 +55,8 @@ const ENQUEUE: &str = "INSERT INTO {schema}.idem_jobs AS job (id, name, principa
 
 const BEFORE: &str = "SELECT name, payload, enqueued_by FROM {schema}.idem_jobs WHERE id = $1";
 
+const NOTE_CALLER: &str = "UPDATE {schema}.idem_jobs SET enqueued_by = $2 WHERE id = $1";
+
 const CLAIM: &str = "WITH ordinary AS MATERIALIZED (
         SELECT id, FALSE AS is_suspect FROM {schema}.idem_jobs
         WHERE keep_until IS NULL AND lost < {suspect} AND due_at <= {now}
@@ -66,7 +68,8 @@ const CLAIM: &str = "WITH ordinary AS MATERIALIZED (
     UPDATE {schema}.idem_jobs AS job SET due_at = {now} + $3 * interval '1 microsecond', is_claimed = TRUE,
         delivered = delivered + 1, lost = CASE WHEN is_suspect THEN lost ELSE lost + 1 END
     FROM (SELECT * FROM ordinary UNION ALL SELECT * FROM suspect) AS due WHERE job.id = due.id
-    RETURNING job.id, job.name, job.principal, job.payload, job.delivered, job.lost, due.is_suspect, {remaining}";
+    RETURNING job.id, job.name, job.principal, job.payload, job.delivered, due.is_suspect, {times},
+        CASE WHEN due.is_suspect THEN job.lost ELSE job.lost - 1 END AS lost";
 
 /// What a report is about: a delivery that nobody has reported yet.
 macro_rules! of_delivery {
@@ -75,21 +78,20 @@ macro_rules! of_delivery {
     };
 }
 
-const BEGIN: &str = concat!("UPDATE {schema}.idem_jobs SET lost = lost + 1", of_delivery!());
+const BEGIN: &str = concat!("UPDATE {schema}.idem_jobs SET lost = $3", of_delivery!());
 
 const HOLD: &str =
     concat!("UPDATE {schema}.idem_jobs SET due_at = {now} + $3 * interval '1 microsecond'", of_delivery!());
 
 const PUT_BACK: &str = concat!(
-    "UPDATE {schema}.idem_jobs SET due_at = {now} + $3 * interval '1 microsecond', is_claimed = FALSE,
-        lost = CASE WHEN $4 THEN lost ELSE greatest(lost - 1, 0) END",
+    "UPDATE {schema}.idem_jobs SET due_at = {now} + $3 * interval '1 microsecond', is_claimed = FALSE, lost = $4",
     of_delivery!()
 );
 
 const END: &str = "UPDATE {schema}.idem_jobs SET keep_until = {now} + $3 * interval '1 microsecond', is_parked = $2
     WHERE id = $1 AND keep_until IS NULL";
 
-const FIND: &str = "SELECT job.id, job.name, job.principal, job.payload, {remaining},
+const FIND: &str = "SELECT job.id, job.name, job.principal, job.payload, {times},
         CASE WHEN job.keep_until IS NULL THEN job.is_claimed AND job.due_at > {now} ELSE job.is_parked END AS flag,
         job.keep_until IS NOT NULL AS has_ended
     FROM {schema}.idem_jobs AS job WHERE job.id = $1 AND (job.keep_until IS NULL OR job.keep_until > {now})";
@@ -165,7 +167,10 @@ impl PostgresQueue {
             return Ok(None);
         }
         // The conflict has locked the row, so it is there.
-        let row = sqlx::query(AssertSqlSafe(self.sql(BEFORE))).bind(job.id.as_str()).fetch_one(connection).await?;
+        let row =
+            sqlx::query(AssertSqlSafe(self.sql(BEFORE))).bind(job.id.as_str()).fetch_one(&mut *connection).await?;
+        let note = sqlx::query(AssertSqlSafe(self.sql(NOTE_CALLER)));
+        note.bind(job.id.as_str()).bind(by.as_bytes().as_slice()).execute(connection).await?;
         let (payload, by): (Vec<u8>, Vec<u8>) = (row.try_get("payload")?, row.try_get("enqueued_by")?);
         let by = by.try_into().map_err(|_| unreadable("enqueued_by", "it has not 16 bytes"))?;
         Ok(Some(EnqueuedBefore::new(row.try_get("name")?, payload.into(), OwnerToken::from_bytes(by))))
@@ -199,17 +204,21 @@ impl JobQueue for PostgresQueue {
         let claim = sqlx::query(AssertSqlSafe(self.sql(CLAIM)));
         let claim = claim.bind(i64::from(most.get())).bind(i64::from(with_suspect)).bind(micros(hold));
         let read = |row: PgRow| -> Result<Delivery, sqlx::Error> {
-            let (job, remaining) = read_job(&row)?;
+            let (job, times) = read_job(&row)?;
             let lost: i32 = row.try_get("lost")?;
             let (number, is_suspect) = (row.try_get("delivered")?, row.try_get("is_suspect")?);
-            Ok(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, remaining))
+            Ok(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, times))
         };
-        let claimed = claim.fetch_all(&self.pool).await;
-        claimed.and_then(|rows| rows.into_iter().map(read).collect()).map_err(|error| failed("claim", error))
+        let claimed = claim.fetch_all(&self.pool).await.map_err(|error| failed("claim", error))?;
+        // One damaged row must not cost the others their delivery.
+        let readable =
+            |row| read(row).inspect_err(|error| tracing::error!(%error, "a row of idem_jobs is unreadable")).ok();
+        Ok(claimed.into_iter().filter_map(readable).collect())
     }
 
     async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {
         let begin = sqlx::query(AssertSqlSafe(self.sql(BEGIN))).bind(suspect.job.id.as_str()).bind(suspect.number);
+        let begin = begin.bind(count(suspect.lost.saturating_add(1)));
         let begun = begin.execute(&self.pool).await.map_err(|error| failed("begin", error))?;
         Ok(begun.rows_affected() == 1)
     }
@@ -221,9 +230,9 @@ impl JobQueue for PostgresQueue {
         Ok(held.rows_affected() == 1)
     }
 
-    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError> {
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, lost: u32) -> Result<(), StoreError> {
         let update = sqlx::query(AssertSqlSafe(self.sql(PUT_BACK)));
-        let update = update.bind(delivery.job.id.as_str()).bind(delivery.number).bind(micros(delay)).bind(was_lost);
+        let update = update.bind(delivery.job.id.as_str()).bind(delivery.number).bind(micros(delay)).bind(count(lost));
         update.execute(&self.pool).await.map(drop).map_err(|error| failed("put back", error))
     }
 
@@ -235,14 +244,14 @@ impl JobQueue for PostgresQueue {
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
         let find = sqlx::query(AssertSqlSafe(self.sql(FIND))).bind(id.as_str());
         let read = |row: PgRow| -> Result<QueuedJob, sqlx::Error> {
-            let (job, remaining) = read_job(&row)?;
+            let (job, times) = read_job(&row)?;
             let standing = match (row.try_get("has_ended")?, row.try_get("flag")?) {
                 (false, false) => Standing::Waiting,
                 (false, true) => Standing::Claimed,
                 (true, false) => Standing::Ended,
                 (true, true) => Standing::Parked,
             };
-            Ok(QueuedJob::new(job, remaining.is_zero(), standing))
+            Ok(QueuedJob::new(job, times, standing))
         };
         let found = find.fetch_optional(&self.pool).await;
         found.and_then(|row| row.map(read).transpose()).map_err(|error| failed("find", error))
@@ -255,23 +264,25 @@ impl JobQueue for PostgresQueue {
     }
 }
 
-fn read_job(row: &PgRow) -> Result<(Job, Duration), sqlx::Error> {
+fn read_job(row: &PgRow) -> Result<(Job, Times), sqlx::Error> {
     let id: String = row.try_get("id")?;
     let id = id.parse().map_err(|error| unreadable("id", error))?;
     let principal: Option<Vec<u8>> = row.try_get("principal")?;
     let principal = principal.map(String::from_utf8).transpose().map_err(|error| unreadable("principal", error))?;
     let payload: Vec<u8> = row.try_get("payload")?;
-    let remaining: i64 = row.try_get("remaining")?;
+    let micros = |micros: i64| Duration::from_micros(micros.try_into().unwrap_or(0));
+    let times = Times { remaining: micros(row.try_get("remaining")?), age: micros(row.try_get("age")?) };
     let job = Job::new(id, row.try_get("name")?, principal, Bytes::from(payload));
-    Ok((job, Duration::from_micros(remaining.try_into().unwrap_or(0))))
+    Ok((job, times))
 }
 
 /// Fills the places of a statement. The time is that of the statement, which an index can be searched for.
 fn in_schema(sql: &str, schema: &str) -> String {
-    /// How long until the deadline, in microseconds; negative after it.
-    const REMAINING: &str = "(extract(epoch FROM job.deadline_at - {now}) * 1000000)::BIGINT AS remaining";
+    /// In microseconds. Negative after the deadline.
+    const TIMES: &str = "(extract(epoch FROM job.deadline_at - {now}) * 1000000)::BIGINT AS remaining,
+        (extract(epoch FROM {now} - job.created_at) * 1000000)::BIGINT AS age";
     let schema = format!("\"{}\"", schema.replace('"', "\"\""));
-    let sql = sql.replace("{remaining}", REMAINING).replace("{now}", "pg_catalog.statement_timestamp()");
+    let sql = sql.replace("{times}", TIMES).replace("{now}", "pg_catalog.statement_timestamp()");
     sql.replace("{suspect}", &SUSPECT_FROM.to_string()).replace("{schema}", &schema)
 }
 
@@ -279,6 +290,10 @@ fn in_schema(sql: &str, schema: &str) -> String {
 fn micros(duration: Duration) -> i64 {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
+}
+
+fn count(lost: u32) -> i32 {
+    i32::try_from(lost).unwrap_or(i32::MAX)
 }
 
 fn unreadable(column: &str, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::Error {

@@ -19,8 +19,8 @@ use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob};
 /// what they reported: the same report twice must count once.
 #[async_trait]
 pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
-    /// Adds a job, due at once, whose deadline is over after `deadline`. If there is a job with this id, nothing changes and that
-    /// job is returned. A job that was kept for its time counts as absent.
+    /// Adds a job, due at once, whose deadline is over after `deadline`. If there is a job with this id, that job is returned and
+    /// stays, but `by` is noted as its last caller. A job that was kept for its time counts as absent.
     ///
     /// If `run` has a transaction of the queue's database, the job is added in it. `by` is the run's owner token.
     ///
@@ -44,8 +44,8 @@ pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`].
     async fn claim(&self, most: NonZeroU32, with_suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError>;
 
-    /// Counts the delivery of a suspect as lost until it is reported. False if it was delivered again, reported, or has ended:
-    /// it must not run then.
+    /// Counts the delivery of a suspect as lost until it is reported: one more than `suspect.lost`. False if it was delivered
+    /// again, reported, or has ended: it must not run then.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -57,12 +57,12 @@ pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`].
     async fn hold(&self, delivery: &Delivery, hold: Duration) -> Result<bool, StoreError>;
 
-    /// Reports that a delivery did not end the job, which is due again after `delay`. Unless it `was_lost`, the delivery is no
-    /// longer counted. If the job was delivered again, put back or has ended, nothing changes.
+    /// Reports that a delivery did not end the job, which is due again after `delay`. From now on, `lost` deliveries count as
+    /// lost. If the job was delivered again, put back or has ended, nothing changes.
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError>;
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, lost: u32) -> Result<(), StoreError>;
 
     /// Ends a job. It is never delivered again, and is kept for `keep`. The first end counts.
     ///
@@ -94,7 +94,7 @@ pub enum EnqueueError {
     /// The run's transaction is of another store, or is borrowed.
     #[error("the job could not be added in the transaction of its request")]
     Transaction(#[from] TransactionError),
-    /// This run of the request has enqueued another job.
+    /// The request has another job: this run has enqueued it, or an earlier run has enqueued one of another name.
     #[error("the request has enqueued a job `{name}` already; a request has one, so let that job do the rest")]
     OtherJob {
         /// The name of the first one.

@@ -15,7 +15,7 @@ use idem_core::{OwnerToken, StoreError, StoreErrorKind};
 use redis::aio::ConnectionLike;
 use redis::{RedisError, Script, ScriptInvocation};
 
-use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing};
+use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing, Times};
 use crate::queue::{EnqueueError, JobQueue};
 
 /// A queue in Redis, over any asynchronous connection of the crate `redis`: use its `ConnectionManager`, or its
@@ -40,8 +40,8 @@ struct Scripts {
 
 /// A report about a delivery.
 struct Report {
-    /// What is added to the lost deliveries.
-    lost: i32,
+    /// How many deliveries count as lost, if that changes.
+    lost: Option<u32>,
     stays_claimed: bool,
     due_in: Option<Duration>,
 }
@@ -86,7 +86,7 @@ impl<C: ConnectionLike + Clone> RedisQueue<C> {
         let mut invocation = self.about(&self.scripts.report, &of.job.id);
         invocation
             .arg(of.number)
-            .arg(lost)
+            .arg(lost.map_or(-1, i64::from))
             .arg(u8::from(stays_claimed))
             .arg(due_in.map_or(-1, millis))
             .arg(SUSPECT_FROM);
@@ -114,29 +114,34 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
     }
 
     async fn claim(&self, most: NonZeroU32, with_suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError> {
-        type Claimed = (String, String, String, Vec<u8>, i64, i64, bool, i64);
+        type Claimed = (String, String, String, Vec<u8>, i64, i64, bool, i64, i64);
         let mut claim = self.scripts.claim.prepare_invoke();
         claim.key(self.due()).key(self.suspects()).arg(most.get()).arg(u8::from(with_suspect)).arg(millis(hold));
         claim.arg(self.jobs()).arg(SUSPECT_FROM);
         let claimed = claim.invoke_async(&mut self.connection.clone()).await;
         let claimed: Vec<Claimed> = claimed.map_err(|error| failed("claim", error))?;
-        let read = |(id, name, principal, payload, number, lost, is_suspect, remaining): Claimed| {
+        let read = |(id, name, principal, payload, number, lost, is_suspect, remaining, age): Claimed| {
             let job = job(id.parse().map_err(corrupt)?, name, &principal, payload);
-            Ok(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, until(remaining)))
+            Ok(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, times(remaining, age)))
         };
         claimed.into_iter().map(read).collect()
     }
 
     async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {
-        self.report("begin", suspect, Report { lost: 1, stays_claimed: true, due_in: None }).await
+        self.report(
+            "begin",
+            suspect,
+            Report { lost: Some(suspect.lost.saturating_add(1)), stays_claimed: true, due_in: None },
+        )
+        .await
     }
 
     async fn hold(&self, delivery: &Delivery, hold: Duration) -> Result<bool, StoreError> {
-        self.report("hold", delivery, Report { lost: 0, stays_claimed: true, due_in: Some(hold) }).await
+        self.report("hold", delivery, Report { lost: None, stays_claimed: true, due_in: Some(hold) }).await
     }
 
-    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError> {
-        let report = Report { lost: if was_lost { 0 } else { -1 }, stays_claimed: false, due_in: Some(delay) };
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, lost: u32) -> Result<(), StoreError> {
+        let report = Report { lost: Some(lost), stays_claimed: false, due_in: Some(delay) };
         self.report("put back", delivery, report).await.map(drop)
     }
 
@@ -148,8 +153,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
         let found = self.about(&self.scripts.find, id).invoke_async(&mut self.connection.clone()).await;
-        let found: Option<(String, String, Vec<u8>, i64, u8)> = found.map_err(|error| failed("find", error))?;
-        let Some((name, principal, payload, remaining, standing)) = found else { return Ok(None) };
+        let found: Option<(String, String, Vec<u8>, i64, i64, u8)> = found.map_err(|error| failed("find", error))?;
+        let Some((name, principal, payload, remaining, age, standing)) = found else { return Ok(None) };
         let standing = match standing {
             0 => Standing::Waiting,
             1 => Standing::Claimed,
@@ -157,7 +162,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
             _ => Standing::Parked,
         };
         let job = job(id.clone(), name, &principal, payload);
-        Ok(Some(QueuedJob::new(job, remaining <= 0, standing)))
+        Ok(Some(QueuedJob::new(job, times(remaining, age), standing)))
     }
 
     async fn purge(&self, _most: NonZeroU32) -> Result<u32, StoreError> {
@@ -176,9 +181,10 @@ fn job(id: JobId, name: String, principal: &str, payload: Vec<u8>) -> Job {
     Job::new(id, name, principal.strip_prefix('+').map(str::to_owned), Bytes::from(payload))
 }
 
-/// The time until a deadline, in milliseconds; zero after it.
-fn until(remaining_ms: i64) -> Duration {
-    Duration::from_millis(remaining_ms.try_into().unwrap_or(0))
+/// From milliseconds; the time until the deadline is negative after it.
+fn times(remaining: i64, age: i64) -> Times {
+    let millis = |millis: i64| Duration::from_millis(millis.try_into().unwrap_or(0));
+    Times { remaining: millis(remaining), age: millis(age) }
 }
 
 fn millis(duration: Duration) -> i64 {

@@ -46,7 +46,8 @@ impl JobSettings {
     /// How long after its request a job may still start, at least 1 s. Default 1 h: by then a client has given up. A job that has
     /// not started by then never does, and has failed with a 504. Started jobs go on, also with further attempts.
     ///
-    /// A run that was rolled back counts as not started. The database's clock decides.
+    /// On Postgres, a run that was rolled back counts as not started. The database's clock decides. The engine must keep results for
+    /// as long as the deadline, or longer.
     #[must_use]
     pub fn start_deadline(mut self, deadline: Duration) -> Self {
         self.start_deadline = deadline.clamp(Duration::from_secs(1), LONGEST);
@@ -63,7 +64,7 @@ impl JobSettings {
     }
 
     /// How often a worker without work asks the queue, at least every 10 ms. Default 1 s, which costs a database next to
-    /// nothing. A job that was enqueued in the worker's process wakes it within milliseconds.
+    /// nothing. A job that was enqueued in the worker's process wakes it: for the next half second it asks more often.
     #[must_use]
     pub fn poll_interval(mut self, interval: Duration) -> Self {
         self.poll_interval = interval.max(Duration::from_millis(10)).min(LONGEST);
@@ -88,7 +89,8 @@ impl JobSettings {
         self
     }
 
-    /// How long to wait for the queue's database, at least 100 ms. Default 5 s. It must be shorter than the visibility timeout.
+    /// How long to wait for the queue's database, at least 100 ms. Default 5 s. It must be less than a third of the visibility
+    /// timeout.
     #[must_use]
     pub fn queue_timeout(mut self, timeout: Duration) -> Self {
         self.queue_timeout = timeout.clamp(Duration::from_millis(100), LONGEST);

@@ -14,7 +14,7 @@ use idem_sqlite::SqliteTransaction;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection, SqlitePool};
 
-use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing};
+use crate::job::{Delivery, EnqueuedBefore, Job, JobId, QueuedJob, SUSPECT_FROM, Standing, Times};
 use crate::queue::{EnqueueError, JobQueue};
 
 /// Times are in milliseconds since 1970. A row is claimed until `due_at`, unless it was put back.
@@ -83,7 +83,9 @@ const CLAIM: &str = concat!(
     " ORDER BY due_at LIMIT ?2)
     RETURNING id, name, principal, payload, delivered, lost, deadline_at - ",
     now!(),
-    " AS remaining"
+    " AS remaining, ",
+    now!(),
+    " - created_at AS age"
 );
 
 /// The suspect among those that a claim would get.
@@ -96,16 +98,12 @@ const SUSPECT: &str = concat!(
 const IS_ANY_DUE: &str =
     concat!("SELECT EXISTS (SELECT 1 FROM idem_jobs WHERE keep_until IS NULL AND lost < 2 AND due_at <= ", now!(), ")");
 
-const BEGIN: &str = concat!("UPDATE idem_jobs SET lost = lost + 1", of_delivery!());
+const BEGIN: &str = concat!("UPDATE idem_jobs SET lost = ?3", of_delivery!());
 
 const HOLD: &str = concat!("UPDATE idem_jobs SET due_at = ", now!(), "+ ?3", of_delivery!());
 
-const PUT_BACK: &str = concat!(
-    "UPDATE idem_jobs SET due_at = ",
-    now!(),
-    "+ ?3, is_claimed = 0, lost = CASE WHEN ?4 THEN lost ELSE max(lost - 1, 0) END",
-    of_delivery!()
-);
+const PUT_BACK: &str =
+    concat!("UPDATE idem_jobs SET due_at = ", now!(), "+ ?3, is_claimed = 0, lost = ?4", of_delivery!());
 
 const END: &str =
     concat!("UPDATE idem_jobs SET keep_until = ", now!(), "+ ?3, is_parked = ?2 WHERE id = ?1 AND keep_until IS NULL");
@@ -113,7 +111,9 @@ const END: &str =
 const FIND: &str = concat!(
     "SELECT id, name, principal, payload, deadline_at - ",
     now!(),
-    " AS remaining, CASE WHEN keep_until IS NULL THEN is_claimed AND due_at > ",
+    " AS remaining, ",
+    now!(),
+    " - created_at AS age, CASE WHEN keep_until IS NULL THEN is_claimed AND due_at > ",
     now!(),
     " ELSE is_parked END AS flag, keep_until IS NOT NULL AS has_ended
     FROM idem_jobs WHERE id = ?1 AND (keep_until IS NULL OR keep_until > ",
@@ -162,7 +162,9 @@ impl SqliteQueue {
         }
         // The insert has taken the write lock, so the row is there.
         let find = sqlx::query("SELECT name, payload, enqueued_by FROM idem_jobs WHERE id = ?1").bind(job.id.as_str());
-        let row = find.fetch_one(connection).await?;
+        let row = find.fetch_one(&mut *connection).await?;
+        let note = sqlx::query("UPDATE idem_jobs SET enqueued_by = ?2 WHERE id = ?1").bind(job.id.as_str());
+        note.bind(by.as_bytes().as_slice()).execute(connection).await?;
         let (payload, by): (Vec<u8>, Vec<u8>) = (row.try_get("payload")?, row.try_get("enqueued_by")?);
         let by = by.try_into().map_err(|_| unreadable("enqueued_by", "it has not 16 bytes"))?;
         Ok(Some(EnqueuedBefore::new(row.try_get("name")?, payload.into(), OwnerToken::from_bytes(by))))
@@ -208,18 +210,23 @@ impl JobQueue for SqliteQueue {
             let claimed = claim.fetch_all(&mut *transaction).await?;
             transaction.commit().await?;
             let read = |row: &SqliteRow| -> Result<Delivery, sqlx::Error> {
-                let (job, remaining) = read_job(row)?;
-                let lost: i64 = row.try_get("lost")?;
+                let (job, times) = read_job(row)?;
                 let is_suspect = suspect.as_deref() == Some(job.id.as_str());
-                Ok(Delivery::new(job, row.try_get("delivered")?, lost.try_into().unwrap_or(0), is_suspect, remaining))
+                let lost: i64 = row.try_get("lost")?;
+                let lost = u32::try_from(lost - i64::from(!is_suspect)).unwrap_or(0);
+                Ok(Delivery::new(job, row.try_get("delivered")?, lost, is_suspect, times))
             };
-            claimed.iter().map(read).collect()
+            // One damaged row must not cost the others their delivery.
+            let readable =
+                |row| read(row).inspect_err(|error| tracing::error!(%error, "a row of idem_jobs is unreadable")).ok();
+            Ok(claimed.iter().filter_map(readable).collect())
         };
         claim.await.map_err(|error| failed("claim", error))
     }
 
     async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {
         let begin = sqlx::query(BEGIN).bind(suspect.job.id.as_str()).bind(suspect.number);
+        let begin = begin.bind(i64::from(suspect.lost) + 1);
         let begun = begin.execute(&self.pool).await.map_err(|error| failed("begin", error))?;
         Ok(begun.rows_affected() == 1)
     }
@@ -230,9 +237,9 @@ impl JobQueue for SqliteQueue {
         Ok(held.rows_affected() == 1)
     }
 
-    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError> {
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, lost: u32) -> Result<(), StoreError> {
         let update = sqlx::query(PUT_BACK).bind(delivery.job.id.as_str()).bind(delivery.number);
-        let update = update.bind(millis(delay)).bind(was_lost);
+        let update = update.bind(millis(delay)).bind(i64::from(lost));
         update.execute(&self.pool).await.map(drop).map_err(|error| failed("put back", error))
     }
 
@@ -243,14 +250,14 @@ impl JobQueue for SqliteQueue {
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
         let read = |row: SqliteRow| -> Result<QueuedJob, sqlx::Error> {
-            let (job, remaining) = read_job(&row)?;
+            let (job, times) = read_job(&row)?;
             let standing = match (row.try_get("has_ended")?, row.try_get("flag")?) {
                 (false, false) => Standing::Waiting,
                 (false, true) => Standing::Claimed,
                 (true, false) => Standing::Ended,
                 (true, true) => Standing::Parked,
             };
-            Ok(QueuedJob::new(job, remaining.is_zero(), standing))
+            Ok(QueuedJob::new(job, times, standing))
         };
         let found = sqlx::query(FIND).bind(id.as_str()).fetch_optional(&self.pool).await;
         found.and_then(|row| row.map(read).transpose()).map_err(|error| failed("find", error))
@@ -263,14 +270,15 @@ impl JobQueue for SqliteQueue {
     }
 }
 
-fn read_job(row: &SqliteRow) -> Result<(Job, Duration), sqlx::Error> {
+fn read_job(row: &SqliteRow) -> Result<(Job, Times), sqlx::Error> {
     let id: String = row.try_get("id")?;
     let id = id.parse().map_err(|error| unreadable("id", error))?;
     let payload: Vec<u8> = row.try_get("payload")?;
-    let remaining: i64 = row.try_get("remaining")?;
+    let millis = |millis: i64| Duration::from_millis(millis.try_into().unwrap_or(0));
+    let times = Times { remaining: millis(row.try_get("remaining")?), age: millis(row.try_get("age")?) };
     let (name, principal) = (row.try_get("name")?, row.try_get("principal")?);
     let job = Job::new(id, name, principal, Bytes::from(payload));
-    Ok((job, Duration::from_millis(remaining.try_into().unwrap_or(0))))
+    Ok((job, times))
 }
 
 fn millis(duration: Duration) -> i64 {

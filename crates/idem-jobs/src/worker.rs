@@ -24,8 +24,13 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 const NO_HANDLER: Duration = Duration::from_secs(10);
 
 /// How soon a worker asks after a job was enqueued in its process: the transaction of the request has not committed yet.
-const EAGER: [Duration; 4] =
-    [Duration::from_millis(2), Duration::from_millis(8), Duration::from_millis(32), Duration::from_millis(128)];
+const EAGER: [Duration; 5] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(32),
+    Duration::from_millis(128),
+    Duration::from_millis(512),
+];
 
 /// How long a worker pauses before it reports again to a queue that does not answer.
 const REPORT_AGAIN: Duration = Duration::from_millis(200);
@@ -73,18 +78,30 @@ enum Report {
     /// The record has the result.
     Ended { is_parked: bool },
     /// The job is due again.
-    Again {
-        after: Duration,
-        /// Whether the delivery left no trace in the record, although its handler may have run.
-        was_lost: bool,
-    },
+    Again { after: Duration, counts: Counts },
     /// Another worker has it, or it has ended.
     Gone,
 }
 
-impl Report {
-    fn again(after: Duration) -> Self {
-        Self::Again { after, was_lost: false }
+/// What a delivery means for the count of lost ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counts {
+    /// It did not run.
+    Nothing,
+    /// Its handler may have run, and left no trace in the record.
+    Lost,
+    /// It left an attempt in the record, which counts those.
+    Recorded,
+}
+
+impl Counts {
+    /// How many deliveries count as lost after this one.
+    fn lost(self, before: u32) -> u32 {
+        match self {
+            Self::Nothing => before,
+            Self::Lost => before.saturating_add(1),
+            Self::Recorded => 0,
+        }
     }
 }
 
@@ -141,7 +158,8 @@ impl Worker {
                 biased;
                 () = &mut shutdown => break,
                 _ = purge.tick() => {
-                    worker.purge().await;
+                    let worker = Arc::clone(&worker);
+                    running.spawn(async move { worker.purge().await });
                     continue;
                 }
                 Ok(slot) = Arc::clone(&slots).acquire_owned() => slot,
@@ -202,25 +220,28 @@ impl Worker {
 
     /// Runs a claimed job, holds it meanwhile, and reports.
     async fn deliver(&self, delivery: Delivery, claimed_at: Instant) {
+        tokio::select! {
+            report = self.run(&delivery, claimed_at) => self.report(&delivery, report).await,
+            () = self.hold(&delivery, claimed_at) => {
+                let (job, name) = (&delivery.job.id, &delivery.job.name);
+                tracing::error!(%job, name, "a job runs for longer than the engine's renewal_limit; its worker goes on without it");
+            }
+        }
+    }
+
+    /// Holds a job. Returns when it has run for so long that its lease is not renewed any more, and other workers may have it: from
+    /// then on it must not take a slot.
+    async fn hold(&self, delivery: &Delivery, claimed_at: Instant) {
         let hold = self.jobs.shared.settings.visibility_timeout;
         let held_until = claimed_at + self.jobs.shared.engine.settings().longest_lease();
-        let mut due = interval(hold / 3);
-        due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        due.reset();
-        let mut run = pin!(self.run(&delivery, claimed_at));
-        let report = loop {
-            tokio::select! {
-                report = &mut run => break report,
-                // After that, its lease is not renewed either, and another worker may ask its record.
-                _ = due.tick(), if Instant::now() < held_until => {
-                    let job = &delivery.job.id;
-                    if let Err(error) = self.bounded(self.jobs.shared.queue.hold(&delivery, hold)).await {
-                        tracing::warn!(error = &error as &dyn std::error::Error, %job, "a job could not be held");
-                    }
-                }
+        while Instant::now() < held_until {
+            sleep(hold / 3).await;
+            let job = &delivery.job.id;
+            if let Err(error) = self.bounded(self.jobs.shared.queue.hold(delivery, hold)).await {
+                tracing::warn!(error = &error as &dyn std::error::Error, %job, "a job could not be held");
             }
-        };
-        self.report(&delivery, report).await;
+        }
+        sleep(hold).await;
     }
 
     async fn run(&self, delivery: &Delivery, claimed_at: Instant) -> Report {
@@ -228,8 +249,18 @@ impl Worker {
         let remaining = *remaining;
         let operation = match job.operation() {
             Ok(operation) => operation,
-            Err(error) => return again(job, &error, false),
+            Err(error) => return again(job, &error, Counts::Nothing),
         };
+        if self.jobs.may_be_forgotten(delivery.age) {
+            match self.jobs.shared.engine.find(&operation).await {
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    tracing::error!(job = %job.id, name = job.name, "a job has no record any more; nobody knows whether it ran");
+                    return Report::Ended { is_parked: false };
+                }
+                Err(error) => return again(job, &error, Counts::Nothing),
+            }
+        }
         if delivery.is_suspect {
             if delivery.lost >= self.jobs.max_lost_deliveries() {
                 return self.park(job, operation).await;
@@ -237,7 +268,7 @@ impl Worker {
             match self.bounded(self.jobs.shared.queue.begin(delivery)).await {
                 Ok(true) => {}
                 Ok(false) => return Report::Gone,
-                Err(error) => return again(job, &error, false),
+                Err(error) => return again(job, &error, Counts::Nothing),
             }
         }
         let Some(handler) = self.handlers.get(&job.name).cloned() else {
@@ -258,8 +289,12 @@ impl Worker {
         match self.jobs.shared.engine.execute(operation.clone(), run, move || faulted(contract)).await {
             Ok(Answer::Replay(_)) => Report::Ended { is_parked: false },
             Ok(Answer::Ran { value: Left::Result, .. }) => self.confirm(job, &operation).await,
-            Ok(Answer::Ran { value: Left::AnotherAttempt { after }, .. }) => Report::again(after.unwrap_or(TRY_AGAIN)),
-            Ok(Answer::InProgress { retry_after } | Answer::Backoff { retry_after }) => Report::again(retry_after),
+            Ok(Answer::Ran { value: Left::AnotherAttempt { after }, .. }) => {
+                Report::Again { after: after.unwrap_or(TRY_AGAIN), counts: Counts::Recorded }
+            }
+            Ok(Answer::InProgress { retry_after } | Answer::Backoff { retry_after }) => {
+                Report::Again { after: retry_after, counts: Counts::Nothing }
+            }
             Ok(Answer::Mismatch) => {
                 tracing::error!(job = %job.id, "the record of the job was made for another payload; the job is parked");
                 Report::Ended { is_parked: true }
@@ -268,8 +303,12 @@ impl Worker {
             Err(
                 error
                 @ (ExecuteError::TransactionFailed(_) | ExecuteError::TransactionHeld | ExecuteError::Interrupted),
-            ) => again(job, &error, true),
-            Err(error) => again(job, &error, false),
+            ) => again(job, &error, Counts::Lost),
+            // If it was committed after all, the next delivery finds the result.
+            Err(error @ ExecuteError::CommitUnclear(_)) if contract == Contract::Transactional => {
+                again(job, &error, Counts::Lost)
+            }
+            Err(error) => again(job, &error, Counts::Nothing),
         }
     }
 
@@ -282,37 +321,47 @@ impl Worker {
         }
         match engine.find(operation).await {
             Ok(Some(record)) if record.replay().is_some() => Report::Ended { is_parked: false },
-            Ok(_) => Report::again(TRY_AGAIN),
-            Err(error) => again(job, &error, false),
+            Ok(_) => Report::Again { after: TRY_AGAIN, counts: Counts::Recorded },
+            Err(error) => again(job, &error, Counts::Nothing),
         }
     }
 
     async fn park(&self, job: &Job, operation: Operation) -> Report {
         match self.jobs.give_up(operation, GiveUp::Parked).await {
             Ok(JobState::Ended(replay)) => {
-                let is_parked = replay.kind == ReplayKind::Failed;
-                tracing::error!(job = %job.id, name = job.name, ?replay, "a job was parked: its deliveries were lost");
+                let is_parked =
+                    replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;
+                if is_parked {
+                    tracing::error!(job = %job.id, name = job.name, "a job was parked: its deliveries were lost");
+                }
                 Report::Ended { is_parked }
             }
-            // Its count stays, so that it is parked the next time.
             Ok(JobState::Waiting { .. } | JobState::Running { .. }) => {
-                Report::Again { after: TRY_AGAIN, was_lost: true }
+                Report::Again { after: TRY_AGAIN, counts: Counts::Nothing }
             }
-            Err(error) => again(job, &error, true),
+            Err(error) => again(job, &error, Counts::Nothing),
         }
     }
 
-    /// A job whose name this worker does not know waits for another worker, until its deadline.
+    /// A job whose name this worker does not know waits for another worker. If it has not started by its deadline, it fails.
     async fn without_handler(&self, delivery: &Delivery, operation: Operation, claimed_at: Instant) -> Report {
         let job = &delivery.job;
         tracing::warn!(job = %job.id, name = job.name, "no handler of this worker has the name of the job");
+        let waits = Report::Again { after: NO_HANDLER, counts: Counts::Nothing };
         if claimed_at.elapsed() < delivery.remaining {
-            return Report::again(NO_HANDLER);
+            return waits;
+        }
+        match self.jobs.shared.engine.find(&operation).await {
+            Ok(None) => {}
+            // It has started, or has even ended.
+            Ok(Some(record)) if record.replay().is_some() => return Report::Ended { is_parked: false },
+            Ok(Some(_)) => return waits,
+            Err(error) => return again(job, &error, Counts::Nothing),
         }
         match self.jobs.give_up(operation, GiveUp::Overdue).await {
             Ok(JobState::Ended(_)) => Report::Ended { is_parked: false },
-            Ok(JobState::Waiting { .. } | JobState::Running { .. }) => Report::again(NO_HANDLER),
-            Err(error) => again(job, &error, false),
+            Ok(JobState::Waiting { .. } | JobState::Running { .. }) => waits,
+            Err(error) => again(job, &error, Counts::Nothing),
         }
     }
 
@@ -326,8 +375,8 @@ impl Worker {
                     let keep = shared.engine.settings().record_retention();
                     self.bounded(shared.queue.end(&delivery.job.id, is_parked, keep)).await
                 }
-                Report::Again { after, was_lost } => {
-                    self.bounded(shared.queue.put_back(delivery, after, was_lost)).await
+                Report::Again { after, counts } => {
+                    self.bounded(shared.queue.put_back(delivery, after, counts.lost(delivery.lost))).await
                 }
                 Report::Gone => return,
             };
@@ -364,9 +413,9 @@ impl Worker {
     }
 }
 
-fn again(job: &Job, error: &(dyn std::error::Error + 'static), was_lost: bool) -> Report {
+fn again(job: &Job, error: &(dyn std::error::Error + 'static), counts: Counts) -> Report {
     tracing::warn!(error, job = %job.id, "a job could not be run, and will be delivered again");
-    Report::Again { after: TRY_AGAIN, was_lost }
+    Report::Again { after: TRY_AGAIN, counts }
 }
 
 /// What a run means for its record.

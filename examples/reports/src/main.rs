@@ -15,6 +15,7 @@ use axum::http::{HeaderMap, StatusCode, header, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use clap::{Parser, ValueEnum};
+use futures_util::FutureExt as _;
 use idem_axum::{HttpPolicy, IdempotencyContext, IdempotencyLayer};
 use idem_core::engine::Settings;
 use idem_jobs::{JobSettings, Jobs, Worker};
@@ -22,6 +23,8 @@ use reports::NewReport;
 use store::Opened;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Makes yearly reports: POST /reports answers 202, GET /jobs/ID says how far it is.
 #[derive(Debug, Clone, Parser)]
@@ -61,55 +64,52 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let config = Config::parse();
     let lease = Duration::from_millis(config.lease_ms);
     let settings = Settings::new().lease(lease);
-    let Opened { requests, jobs, queue, reports } = store::open(&config, settings).await?;
+    let Opened { requests, jobs, queue, reports, purge } = store::open(&config, settings).await?;
     let job_settings = JobSettings::new()
         .start_deadline(Duration::from_secs(config.deadline_s))
         .visibility_timeout(lease)
-        .queue_timeout(lease / 2)
+        .queue_timeout(lease / 4)
         .poll_interval(lease / 30);
     let (engine, jobs) = (requests.clone(), Jobs::new(queue, jobs, job_settings)?);
 
+    // The signal is caught before the program reports that it is ready.
     let mut stopped = signal(SignalKind::terminate())?;
-    let (stop, stopping) = tokio::sync::watch::channel(());
-    let until_stop = |mut stopping: tokio::sync::watch::Receiver<()>| async move { drop(stopping.changed().await) };
-    let worker = (config.role != Role::Api).then(|| {
+    let (stop, stopping) = watch::channel(());
+    let until_stop = |mut stopping: watch::Receiver<()>| async move { drop(stopping.changed().await) };
+    let mut tasks = JoinSet::new();
+    if let Some(store) = purge {
+        tasks.spawn(store::purge(store, until_stop(stopping.clone())));
+    }
+    if config.role != Role::Api {
         let worker = Worker::new(jobs.clone()).handle("report", move |context, job| {
             let reports = reports.clone();
             async move { reports.make(&context, &job).await }
         });
-        tokio::spawn(worker.run_until(until_stop(stopping.clone())))
-    });
-    let api = match config.role {
-        Role::Worker => None,
-        Role::Api | Role::Both => {
-            let policy = HttpPolicy::new();
-            let policy = if config.final_answers { policy.continued_by(Arc::new(jobs.clone())) } else { policy };
-            let layer = IdempotencyLayer::new(requests).policy(policy).scope(tenant);
-            let app = Router::new()
-                .route("/reports", post(ask).route_layer(layer))
-                .route("/jobs/{id}", get(show))
-                .with_state(jobs);
-            let listener = TcpListener::bind(&config.listen).await?;
-            println!("listening on http://{}", listener.local_addr()?);
-            let serving = axum::serve(listener, app).with_graceful_shutdown(until_stop(stopping));
-            Some(tokio::spawn(serving.into_future()))
-        }
-    };
-    if config.role == Role::Worker {
+        tasks.spawn(worker.run_until(until_stop(stopping.clone())).map(Ok));
+    }
+    if config.role != Role::Worker {
+        let policy = HttpPolicy::new();
+        let policy = if config.final_answers { policy.continued_by(Arc::new(jobs.clone())) } else { policy };
+        let layer = IdempotencyLayer::new(requests).policy(policy).scope(tenant);
+        let app = Router::new()
+            .route("/reports", post(ask).route_layer(layer))
+            .route("/jobs/{id}", get(show))
+            .with_state(jobs);
+        let listener = TcpListener::bind(&config.listen).await?;
+        println!("listening on http://{}", listener.local_addr()?);
+        tasks.spawn(axum::serve(listener, app).with_graceful_shutdown(until_stop(stopping)).into_future());
+    } else {
         println!("working");
     }
     tokio::select! {
         _ = stopped.recv() => {}
         interrupted = tokio::signal::ctrl_c() => interrupted?,
+        // None of them ends by itself.
+        Some(ended) = tasks.join_next() => ended??,
     }
     drop(stop);
-    if let Some(api) = api {
-        api.await??;
-    }
-    if let Some(worker) = worker {
-        // A job that runs for longer is settled by the engine, or delivered again.
-        let _ = tokio::time::timeout(Duration::from_secs(20), worker).await;
-    }
+    // A job that runs for longer is settled by the engine, or delivered again.
+    let _ = tokio::time::timeout(Duration::from_secs(20), tasks.join_all()).await;
     engine.shutdown(Duration::from_secs(5)).await?;
     Ok(())
 }
@@ -130,11 +130,16 @@ async fn ask(
     IdempotencyContext(request): IdempotencyContext,
     axum::Json(report): axum::Json<NewReport>,
 ) -> Response {
+    if !report.is_valid() {
+        return (StatusCode::UNPROCESSABLE_ENTITY, "a year has four digits").into_response();
+    }
     match jobs.enqueue(&request, "report", &report).await {
         Ok(accepted) => accepted.into_http().into_response(),
         Err(error) => {
-            eprintln!("a job was not enqueued: {error}");
-            StatusCode::SERVICE_UNAVAILABLE.into_response()
+            tracing::error!(error = &error as &dyn Error, "a job was not enqueued");
+            let is_retryable = error.is_retryable();
+            if is_retryable { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::INTERNAL_SERVER_ERROR }
+                .into_response()
         }
     }
 }

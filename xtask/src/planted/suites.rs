@@ -142,7 +142,12 @@ pub(super) const SUITES: &[Suite] = &[
     suite("hybrid-lies", "idem-hybrid", Test("store"), &["lies::"]),
     suite("jobs", "idem-jobs", Test("jobs"), &["working::sqlite::", "api::sqlite::"]),
     suite("jobs-sqlite", "idem-jobs", Test("jobs"), &["queues::sqlite::"]),
-    suite("jobs-postgres", "idem-jobs", Test("jobs"), &["queues::postgres::", "api::postgres::"]),
+    suite(
+        "jobs-postgres",
+        "idem-jobs",
+        Test("jobs"),
+        &["queues::postgres::", "api::postgres::", "working::postgres::a_run_that"],
+    ),
     suite("jobs-redis", "idem-jobs", Test("jobs"), &["queues::redis::"]),
     suite("system", "payments", Test("system"), SYSTEM),
     suite("clients", "payments", Test("system"), &["slow_clients::", "::strangers_learn"]),

@@ -182,6 +182,9 @@ async fn a_job_whose_result_has_expired_is_gone_and_not_overdue(kind: Kind) {
     let short = place.engine(Contract::Transactional, engine_settings().retention(Duration::from_secs(1)));
     let settings = job_settings().start_deadline(Duration::from_secs(1));
     let jobs = Jobs::new(std::sync::Arc::clone(&place.queue), short, settings).unwrap();
+    // A worker settles this one, and dies before it reports.
+    let forgotten = place.request(&jobs, "k2").await.accepted.unwrap().unwrap().id;
+    place.queue.claim(crate::support::most(1), true, Duration::from_millis(1300)).await.unwrap();
     let asked = place.request(&jobs, "k1").await;
     let first = place.request(&jobs, "k1").await.first.unwrap();
     let id = asked.accepted.unwrap().unwrap().id;
@@ -192,6 +195,11 @@ async fn a_job_whose_result_has_expired_is_gone_and_not_overdue(kind: Kind) {
     assert_eq!(jobs.status(Some("acme"), id.as_str()).await.status(), 404);
     let last = jobs.final_answer(&asked.request, &first).await.unwrap().unwrap();
     assert_eq!((last.kind, last.response.status), (ReplayKind::OutcomeUnknown, 504));
+    // Nobody knows whether it ran, so it does not run again.
+    assert_eq!(jobs.state(Some("acme"), &forgotten).await.unwrap(), None);
+    work(&jobs, |_| panic!("it may have run")).await;
+    let standing = place.queue.find(&forgotten).await.unwrap().unwrap().standing;
+    assert_eq!(standing, idem_jobs::Standing::Ended);
 }
 
 async fn a_claimed_job_is_shown_as_running(kind: Kind) {
@@ -213,7 +221,10 @@ async fn jobs_that_cannot_work_are_refused(kind: Kind) {
         assert_eq!(refused.err(), Some(InvalidJobs::Location(location.to_owned())));
     }
     let engine = place.engine(Contract::AtLeastOnce, engine_settings());
-    let slow = job_settings().queue_timeout(Duration::from_secs(1));
+    let slow = job_settings().queue_timeout(Duration::from_millis(334));
     let refused = Jobs::new(std::sync::Arc::clone(&place.queue), engine, slow);
     assert!(matches!(refused, Err(InvalidJobs::QueueTimeout { .. })));
+    let engine = place.engine(Contract::AtLeastOnce, engine_settings().retention(Duration::from_secs(59)));
+    let refused = Jobs::new(std::sync::Arc::clone(&place.queue), engine, job_settings());
+    assert!(matches!(refused, Err(InvalidJobs::Retention { .. })));
 }

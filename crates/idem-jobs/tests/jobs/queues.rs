@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use idem_core::RecordId;
 use idem_core::engine::Contract;
-use idem_jobs::{Delivery, EnqueueError, Job, JobId, Jobs, QueuedJob, SUSPECT_FROM, Standing};
+use idem_jobs::{Delivery, EnqueueError, Job, JobId, Jobs, SUSPECT_FROM, Standing};
 use tokio::time::sleep;
 
 use crate::support::{Kind, Place, engine_settings, job_settings, most, on_each, request};
@@ -45,13 +45,15 @@ async fn a_job_is_delivered_once_while_it_is_held(kind: Kind) {
     let id = enqueue(&place, "k1").await;
     let [delivery] = &claim(&place, HOLD).await[..] else { panic!("one job is due") };
     let expected = Job::new(id.clone(), "report".into(), Some("acme".into()), Bytes::from_static(b"\"k1\""));
-    assert_eq!((&delivery.job, delivery.number, delivery.lost, delivery.is_suspect), (&expected, 1, 1, false));
+    assert_eq!((&delivery.job, delivery.number, delivery.lost, delivery.is_suspect), (&expected, 1, 0, false));
+    assert!(delivery.age < Duration::from_secs(10));
     assert!(delivery.remaining > Duration::from_secs(50) && delivery.remaining <= Duration::from_secs(60));
     assert_eq!(claim(&place, HOLD).await, []);
     assert!(place.queue.hold(delivery, HOLD).await.unwrap());
     assert_eq!(claim(&place, HOLD).await, []);
     let found = place.queue.find(&id).await.unwrap().unwrap();
-    assert_eq!(found, QueuedJob::new(expected, false, Standing::Claimed));
+    assert_eq!((found.job, found.standing), (expected, Standing::Claimed));
+    assert!(!found.times.remaining.is_zero());
 }
 
 async fn a_job_whose_worker_disappears_is_delivered_again(kind: Kind) {
@@ -59,8 +61,8 @@ async fn a_job_whose_worker_disappears_is_delivered_again(kind: Kind) {
     enqueue(&place, "k1").await;
     for number in 1..4 {
         let [delivery] = &claim(&place, NOW).await[..] else { panic!("the job is due") };
-        // The third is that of a suspect, and does not count yet.
-        assert_eq!((delivery.number, delivery.lost), (number, number.min(2) as u32));
+        // The third is that of a suspect.
+        assert_eq!((delivery.number, delivery.lost, delivery.is_suspect), (number, number as u32 - 1, number == 3));
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -70,15 +72,15 @@ async fn a_report_takes_back_the_count(kind: Kind) {
     enqueue(&place, "k1").await;
     for number in 1..4 {
         let [delivery] = &claim(&place, HOLD).await[..] else { panic!("the job is due") };
-        assert_eq!((delivery.number, delivery.lost), (number, 1));
+        assert_eq!((delivery.number, delivery.lost), (number, 0));
         // A report whose answer was lost is repeated.
         for _ in 0..3 {
-            place.queue.put_back(delivery, NOW, false).await.unwrap();
+            place.queue.put_back(delivery, NOW, delivery.lost).await.unwrap();
         }
         sleep(Duration::from_millis(5)).await;
     }
     let [delivery] = &claim(&place, HOLD).await[..] else { panic!("the job is due") };
-    place.queue.put_back(delivery, HOLD, false).await.unwrap();
+    place.queue.put_back(delivery, HOLD, 0).await.unwrap();
     assert_eq!(claim(&place, HOLD).await, [], "it waits for the delay");
     let found = place.queue.find(&delivery.job.id).await.unwrap().unwrap();
     assert_eq!(found.standing, Standing::Waiting);
@@ -90,14 +92,14 @@ async fn a_late_report_changes_nothing(kind: Kind) {
     let first = claim(&place, NOW).await.remove(0);
     sleep(Duration::from_millis(5)).await;
     let second = claim(&place, HOLD).await.remove(0);
-    place.queue.put_back(&first, NOW, false).await.unwrap();
+    place.queue.put_back(&first, NOW, 0).await.unwrap();
     assert!(!place.queue.hold(&first, NOW).await.unwrap());
     sleep(Duration::from_millis(5)).await;
     assert_eq!(claim(&place, HOLD).await, [], "the second worker holds it");
-    place.queue.put_back(&second, NOW, false).await.unwrap();
+    place.queue.put_back(&second, NOW, second.lost).await.unwrap();
     assert!(!place.queue.hold(&second, HOLD).await.unwrap(), "it was put back");
     sleep(Duration::from_millis(5)).await;
-    assert_eq!(claim(&place, HOLD).await[0].lost, 2, "the first delivery stays lost");
+    assert_eq!(claim(&place, HOLD).await[0].lost, 1, "the first delivery stays lost");
 }
 
 async fn suspects_are_delivered_one_by_one(kind: Kind) {
@@ -144,15 +146,21 @@ async fn a_suspect_counts_when_it_begins(kind: Kind) {
     assert!(!place.queue.begin(&begun).await.unwrap(), "it was delivered again");
     // It ran, and left nothing in its record.
     assert!(place.queue.begin(&next).await.unwrap());
-    place.queue.put_back(&next, NOW, true).await.unwrap();
+    place.queue.put_back(&next, NOW, next.lost + 1).await.unwrap();
     assert!(!place.queue.begin(&next).await.unwrap(), "it was put back");
     sleep(Duration::from_millis(5)).await;
     let last = claim(&place, HOLD).await.remove(0);
     assert_eq!(last.lost, SUSPECT_FROM + 2);
-    assert!(place.queue.begin(&last).await.unwrap());
-    place.queue.put_back(&last, NOW, false).await.unwrap();
+    // An answer was lost, and the worker begins again.
+    assert!(place.queue.begin(&last).await.unwrap() && place.queue.begin(&last).await.unwrap());
+    place.queue.put_back(&last, NOW, last.lost).await.unwrap();
     sleep(Duration::from_millis(5)).await;
-    assert_eq!(claim(&place, HOLD).await[0].lost, SUSPECT_FROM + 2, "a report takes its own delivery back");
+    let last = claim(&place, HOLD).await.remove(0);
+    assert_eq!(last.lost, SUSPECT_FROM + 2, "a report takes its own delivery back");
+    place.queue.put_back(&last, NOW, 0).await.unwrap();
+    sleep(Duration::from_millis(5)).await;
+    let cleared = place.queue.claim(most(1), false, HOLD).await.unwrap();
+    assert_eq!((cleared[0].lost, cleared[0].is_suspect), (0, false));
 }
 
 async fn an_ended_job_is_found_and_never_delivered(kind: Kind) {
@@ -164,7 +172,7 @@ async fn an_ended_job_is_found_and_never_delivered(kind: Kind) {
     // A second end changes nothing, and neither does a report.
     place.queue.end(&parked, false, NOW).await.unwrap();
     for delivery in &deliveries {
-        place.queue.put_back(delivery, NOW, false).await.unwrap();
+        place.queue.put_back(delivery, NOW, 0).await.unwrap();
         assert!(!place.queue.hold(delivery, NOW).await.unwrap());
     }
     sleep(Duration::from_millis(5)).await;
@@ -201,7 +209,7 @@ async fn a_job_that_was_kept_for_its_time_is_absent(kind: Kind) {
         let by = context.lease().unwrap().owner;
         assert_eq!(there.queue.enqueue(&context, &again, by, HOLD).await.unwrap(), None);
         let [delivery] = &claim(&there, HOLD).await[..] else { panic!("it is a new job") };
-        assert_eq!((&delivery.job, delivery.lost), (&again, 1));
+        assert_eq!((&delivery.job, delivery.lost), (&again, 0));
         Ok::<_, std::io::Error>(())
     });
     ran.await.unwrap();
@@ -229,6 +237,20 @@ async fn a_request_has_one_job(kind: Kind) {
     assert_eq!(deliveries.len(), 1);
     assert_eq!(deliveries[0].job.payload, "1", "the job of the first attempt stays");
 
+    // The rerun of a request that enqueues two jobs.
+    let twice = |jobs: Jobs| {
+        engine.run(request("k3"), move |context| async move {
+            jobs.enqueue(&context, "report", &1).await.unwrap();
+            let second = jobs.enqueue(&context, "report", &2).await;
+            assert!(matches!(second, Err(EnqueueError::OtherJob { .. })), "{second:?}");
+            Err::<(), _>(std::io::Error::other("500"))
+        })
+    };
+    for _ in 0..2 {
+        twice(jobs.clone()).await.unwrap_err();
+        sleep(Duration::from_millis(250)).await;
+    }
+
     let engine = place.engine(Contract::Transactional, engine_settings());
     let ran = engine.run(request("k2"), move |context| async move {
         let first = jobs.enqueue(&context, "report", &1).await.unwrap();
@@ -248,9 +270,10 @@ async fn a_deadline_is_over_by_the_clock_of_the_queue(kind: Kind) {
     let place = Place::new(kind).await;
     let jobs = place.jobs(Contract::Transactional, job_settings().start_deadline(Duration::from_secs(1)));
     let id = place.request(&jobs, "k1").await.accepted.unwrap().unwrap().id;
-    assert!(!place.queue.find(&id).await.unwrap().unwrap().is_overdue);
+    assert!(!place.queue.find(&id).await.unwrap().unwrap().times.remaining.is_zero());
     sleep(Duration::from_millis(1050)).await;
-    assert!(place.queue.find(&id).await.unwrap().unwrap().is_overdue);
+    let times = place.queue.find(&id).await.unwrap().unwrap().times;
+    assert!(times.remaining.is_zero() && times.age > Duration::from_secs(1));
     assert_eq!(claim(&place, HOLD).await[0].remaining, Duration::ZERO);
 }
 

@@ -177,7 +177,7 @@ pub(crate) fn engine_settings() -> Settings {
 pub(crate) fn job_settings() -> JobSettings {
     JobSettings::new()
         .visibility_timeout(Duration::from_secs(1))
-        .queue_timeout(Duration::from_millis(900))
+        .queue_timeout(Duration::from_millis(330))
         .poll_interval(Duration::from_millis(20))
         .start_deadline(Duration::from_secs(60))
 }

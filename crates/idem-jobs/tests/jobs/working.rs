@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::engine::{Conclusion, Context, Contract, Disposition, Operation};
-use idem_core::{OwnerToken, ReplayKind, StoreError, StoredBody, StoredResponse, Writes};
+use idem_core::engine::{Context, Contract, Operation};
+use idem_core::{OwnerToken, ReplayKind, StoreError, StoredBody, StoredResponse};
 use idem_jobs::{
     Delivery, EnqueueError, EnqueuedBefore, Job, JobError, JobId, JobQueue, JobState, Jobs, QueuedJob, Standing, Worker,
 };
@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::support::{Database, Kind, Place, engine_settings, job_settings, most, on_each};
 
 /// How long a job may take to get its result on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 on_each!(
     a_job_runs_once_and_has_its_result,
@@ -38,7 +38,10 @@ on_each!(
     steps_that_were_interrupted_are_not_forgotten,
     what_a_crash_means_is_up_to_the_contract,
     a_job_waits_for_a_worker_that_knows_its_name,
-    innocent_jobs_survive_beside_a_poison,
+    suspects_run_one_at_a_time,
+    a_stranger_leaves_a_started_job_as_it_is,
+    a_run_that_loses_its_session_is_lost,
+    a_handler_that_hangs_takes_no_slot_for_ever,
     a_job_does_not_start_after_its_deadline,
     a_job_that_was_claimed_before_its_deadline_does_not_start_after_it,
     a_long_run_is_held,
@@ -117,9 +120,13 @@ async fn a_job_runs_once_and_has_its_result(kind: Kind) {
     }
 }
 
-/// A queue that forgets to hold jobs, so that another worker gets one that runs.
+/// A queue that forgets to hold jobs, so that another worker gets one that runs, and whose claims answer late.
 #[derive(Debug)]
-struct Forgetful(Arc<dyn JobQueue>);
+struct Forgetful {
+    queue: Arc<dyn JobQueue>,
+    late: Duration,
+    deliveries: Arc<AtomicU32>,
+}
 
 #[async_trait]
 impl JobQueue for Forgetful {
@@ -130,41 +137,46 @@ impl JobQueue for Forgetful {
         by: OwnerToken,
         deadline: Duration,
     ) -> Result<Option<EnqueuedBefore>, EnqueueError> {
-        self.0.enqueue(run, job, by, deadline).await
+        self.queue.enqueue(run, job, by, deadline).await
     }
 
     async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {
-        self.0.begin(suspect).await
+        self.queue.begin(suspect).await
     }
 
     async fn claim(&self, most: NonZeroU32, suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError> {
-        self.0.claim(most, suspect, hold).await
+        let claimed = self.queue.claim(most, suspect, hold).await;
+        self.deliveries.fetch_add(claimed.as_ref().map_or(0, Vec::len) as u32, Ordering::SeqCst);
+        sleep(self.late).await;
+        claimed
     }
 
     async fn hold(&self, _: &Delivery, _: Duration) -> Result<bool, StoreError> {
         Ok(false)
     }
 
-    async fn put_back(&self, delivery: &Delivery, delay: Duration, was_lost: bool) -> Result<(), StoreError> {
-        self.0.put_back(delivery, delay, was_lost).await
+    async fn put_back(&self, delivery: &Delivery, delay: Duration, lost: u32) -> Result<(), StoreError> {
+        self.queue.put_back(delivery, delay, lost).await
     }
 
     async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError> {
-        self.0.end(id, is_parked, keep).await
+        self.queue.end(id, is_parked, keep).await
     }
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
-        self.0.find(id).await
+        self.queue.find(id).await
     }
 
     async fn purge(&self, most: NonZeroU32) -> Result<u32, StoreError> {
-        self.0.purge(most).await
+        self.queue.purge(most).await
     }
 }
 
 async fn a_job_that_was_delivered_twice_runs_once(kind: Kind) {
     let place = Place::new(kind).await;
-    let queue = Arc::new(Forgetful(Arc::clone(&place.queue)));
+    let deliveries = Arc::new(AtomicU32::new(0));
+    let (queue, counted) = (Arc::clone(&place.queue), Arc::clone(&deliveries));
+    let queue = Arc::new(Forgetful { queue, late: Duration::ZERO, deliveries: counted });
     let jobs = Jobs::new(queue, place.engine(Contract::Transactional, engine_settings()), job_settings()).unwrap();
     let id = enqueue(&place, &jobs, "k1").await;
     let (began, go_on, runs) = (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(AtomicU32::new(0)));
@@ -190,6 +202,7 @@ async fn a_job_that_was_delivered_twice_runs_once(kind: Kind) {
     first.stop().await;
     second.stop().await;
     assert_eq!(runs.load(Ordering::SeqCst), 1);
+    assert!(deliveries.load(Ordering::SeqCst) > 1, "it was delivered while it ran");
 }
 
 /// Writes an effect in the transaction of the run.
@@ -516,7 +529,7 @@ async fn a_job_waits_for_a_worker_that_knows_its_name(kind: Kind) {
     loop {
         let is_claimed = place.queue.find(&id).await.unwrap().unwrap().standing == Standing::Claimed;
         match &place.queue.claim(most(1), true, Duration::ZERO).await.unwrap()[..] {
-            [mine] => place.queue.put_back(mine, Duration::ZERO, false).await.unwrap(),
+            [mine] => place.queue.put_back(mine, Duration::ZERO, mine.lost).await.unwrap(),
             _ if is_claimed => {}
             _ => break,
         }
@@ -527,8 +540,8 @@ async fn a_job_waits_for_a_worker_that_knows_its_name(kind: Kind) {
     assert_eq!(jobs.state(Some("acme"), &id).await.unwrap(), Some(JobState::Waiting { failed_attempts: 0 }));
 }
 
-/// A poison that was lost twice, with innocent jobs of the same worker: each runs, while one suspect after the other begins.
-async fn innocent_jobs_survive_beside_a_poison(kind: Kind) {
+/// Six jobs of one worker that was lost twice.
+async fn suspects_run_one_at_a_time(kind: Kind) {
     let place = Place::new(kind).await;
     let jobs = place.jobs(Contract::Transactional, job_settings());
     let mut ids = Vec::new();
@@ -576,29 +589,118 @@ async fn a_job_does_not_start_after_its_deadline(kind: Kind) {
     assert_eq!(runs.load(Ordering::SeqCst), 0);
 }
 
-/// It is claimed in time, and the store is slow.
+/// The claim is made in time, and its answer is late.
 async fn a_job_that_was_claimed_before_its_deadline_does_not_start_after_it(kind: Kind) {
     let place = Place::new(kind).await;
-    let jobs = place.jobs(Contract::AtLeastOnce, job_settings().start_deadline(Duration::from_secs(1)));
+    let queue = Arc::clone(&place.queue);
+    let late = Duration::from_millis(1500);
+    let queue = Arc::new(Forgetful { queue, late, deliveries: Arc::default() });
+    let settings = job_settings()
+        .start_deadline(Duration::from_secs(1))
+        .queue_timeout(Duration::from_secs(5))
+        .visibility_timeout(Duration::from_secs(16));
+    let jobs = Jobs::new(queue, place.engine(Contract::AtLeastOnce, engine_settings()), settings).unwrap();
     let id = enqueue(&place, &jobs, "k1").await;
-    // Somebody else has the record until the deadline is over, and leaves nothing.
-    let job = place.queue.find(&id).await.unwrap().unwrap().job;
-    let engine = place.engine(Contract::AtLeastOnce, engine_settings());
-    let released = tokio::spawn(engine.execute(
-        operation_of(&job),
-        |_| async {
-            sleep(Duration::from_millis(1200)).await;
-            let disposition = Disposition::Release { writes: Writes::Discard };
-            Conclusion { value: (), disposition, retention: None }
-        },
-        || panic!("it does not panic"),
-    ));
     let (worker, runs) = counting(&jobs);
     let working = Working::start(worker);
-    released.await.unwrap().unwrap();
+    standing(&place, &id, Standing::Ended).await;
     assert_eq!(ended(&jobs, &id).await.1, 504);
     working.stop().await;
     assert_eq!(runs.load(Ordering::SeqCst), 0);
+}
+
+/// Under AtLeastOnce, the worker asks the record of a job that it does not know, and does not touch it.
+async fn a_stranger_leaves_a_started_job_as_it_is(kind: Kind) {
+    let place = Place::new(kind).await;
+    for contract in [Contract::AtMostOnce, Contract::AtLeastOnce] {
+        let jobs = place.jobs(contract, job_settings().start_deadline(Duration::from_secs(1)));
+        let id = enqueue(&place, &jobs, &format!("{contract:?}")).await;
+        let later = Worker::new(jobs.clone()).handle("report", |context: Context, _| async move {
+            match context.attempt() {
+                1 => Err(JobError::Retry { after: Some(Duration::from_millis(1500)), why: "busy".into() }),
+                attempt => made(&format!("attempt {attempt}")),
+            }
+        });
+        let working = Working::start(later);
+        let expected = Some(JobState::Waiting { failed_attempts: 1 });
+        let give_up_at = Instant::now() + PATIENCE;
+        while jobs.state(Some("acme"), &id).await.unwrap() != expected {
+            assert!(Instant::now() < give_up_at);
+            sleep(Duration::from_millis(5)).await;
+        }
+        working.stop().await;
+        // The deadline passes.
+        sleep(Duration::from_millis(1600)).await;
+        let (queue, deliveries) = (Arc::clone(&place.queue), Arc::new(AtomicU32::new(0)));
+        let queue = Arc::new(Forgetful { queue, late: Duration::ZERO, deliveries: Arc::clone(&deliveries) });
+        let engine = place.engine(contract, engine_settings());
+        let stranger = Worker::new(Jobs::new(queue, engine, job_settings()).unwrap());
+        let stranger = Working::start(stranger);
+        while deliveries.load(Ordering::SeqCst) == 0 {
+            assert!(Instant::now() < give_up_at);
+            sleep(Duration::from_millis(5)).await;
+        }
+        stranger.stop().await;
+        assert_eq!(jobs.state(Some("acme"), &id).await.unwrap(), expected, "{contract:?}");
+    }
+}
+
+/// A handler whose session the server ends, in each run.
+async fn a_run_that_loses_its_session_is_lost(kind: Kind) {
+    if kind != Kind::Postgres {
+        // The others have no session that ends.
+        return;
+    }
+    let place = Place::new(kind).await;
+    let jobs = place.jobs(Contract::Transactional, job_settings().max_lost_deliveries(3));
+    let id = enqueue(&place, &jobs, "k1").await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&runs);
+    let worker = Worker::new(jobs.clone()).handle("report", move |context: Context, _| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            let mut transaction = context.transaction::<PostgresTransaction>()?;
+            sqlx::raw_sql("SELECT pg_terminate_backend(pg_backend_pid())").execute(&mut **transaction).await?;
+            made("never")
+        }
+    });
+    let working = Working::start(worker);
+    let (kind, _, body) = ended(&jobs, &id).await;
+    assert_eq!(kind, ReplayKind::Failed);
+    assert!(body.contains("job-parked"), "{body}");
+    working.stop().await;
+    assert_eq!(runs.load(Ordering::SeqCst), 3);
+}
+
+/// The handler of a suspect never returns. Other suspects get their turn all the same.
+async fn a_handler_that_hangs_takes_no_slot_for_ever(kind: Kind) {
+    let place = Place::new(kind).await;
+    let settings = engine_settings().renewal_limit(Duration::from_secs(2));
+    let engine = place.engine(Contract::AtLeastOnce, settings);
+    let jobs = Jobs::new(Arc::clone(&place.queue), engine, job_settings()).unwrap();
+    let hanging = enqueue(&place, &jobs, "hanging").await;
+    let innocent = enqueue(&place, &jobs, "innocent").await;
+    for _ in 0..2 {
+        assert_eq!(place.queue.claim(most(9), true, Duration::ZERO).await.unwrap().len(), 2);
+        sleep(Duration::from_millis(5)).await;
+    }
+    let (first, hangs) = (Arc::new(Notify::new()), hanging.clone());
+    let began = Arc::clone(&first);
+    let worker = Worker::new(jobs.clone()).handle("report", move |_, job: Job| {
+        let (began, hangs) = (Arc::clone(&began), hangs.clone());
+        async move {
+            if job.id == hangs {
+                began.notify_one();
+                std::future::pending::<()>().await;
+            }
+            made("innocent")
+        }
+    });
+    let working = Working::start(worker);
+    assert_eq!(ended(&jobs, &innocent).await.1, 201);
+    timeout(PATIENCE, first.notified()).await.unwrap();
+    assert!(matches!(jobs.state(Some("acme"), &hanging).await.unwrap(), Some(JobState::Running { .. })));
+    working.stop().await;
 }
 
 async fn a_long_run_is_held(kind: Kind) {

@@ -13,11 +13,13 @@ pub(super) const PATCHES: &[Patch] = &[
         "job-ended-before-its-result",
         &["jobs"],
         WORKER,
-        "        let mut run = pin!(self.run(&delivery, claimed_at));",
+        "        tokio::select! {
+            report = self.run(&delivery, claimed_at) =>",
         "        if PLANTED {
             self.report(&delivery, Report::Ended { is_parked: false }).await;
         }
-        let mut run = pin!(self.run(&delivery, claimed_at));",
+        tokio::select! {
+            report = self.run(&delivery, claimed_at) =>",
     ),
     patch(
         "poison-never-parked",
@@ -30,8 +32,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "job-parked-in-spite-of-its-result",
         &["jobs"],
         WORKER,
-        "let is_parked = replay.kind == ReplayKind::Failed;",
-        "let is_parked = PLANTED || replay.kind == ReplayKind::Failed;",
+        "                    replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;",
+        "                    PLANTED || replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;",
     ),
     patch(
         "deadline-ignored",
@@ -44,8 +46,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "run-that-cannot-commit-not-counted",
         &["jobs"],
         WORKER,
-        "            ) => again(job, &error, true),",
-        "            ) => again(job, &error, !PLANTED),",
+        "            ) => again(job, &error, Counts::Lost),",
+        "            ) => again(job, &error, if PLANTED { Counts::Nothing } else { Counts::Lost }),",
     ),
     patch(
         "settlement-of-a-job-not-confirmed",
@@ -72,22 +74,57 @@ pub(super) const PATCHES: &[Patch] = &[
         "deadline-ignored-by-those-who-ask",
         &["jobs"],
         JOBS,
-        "            None if queued.is_overdue =>",
-        "            None if !PLANTED && queued.is_overdue =>",
+        "            None if queued.is_overdue() =>",
+        "            None if !PLANTED && queued.is_overdue() =>",
     ),
     patch(
         "expired-result-taken-for-overdue",
         &["jobs"],
         JOBS,
-        "        if queued.has_ended() {",
-        "        if !PLANTED && queued.has_ended() {",
+        "        if queued.has_ended() || is_forgotten {",
+        "        if !PLANTED && (queued.has_ended() || is_forgotten) {",
+    ),
+    patch(
+        "forgotten-job-runs-again",
+        &["jobs"],
+        WORKER,
+        "        if self.jobs.may_be_forgotten(delivery.age) {",
+        "        if !PLANTED && self.jobs.may_be_forgotten(delivery.age) {",
+    ),
+    patch(
+        "started-job-given-up-by-a-stranger",
+        &["jobs"],
+        WORKER,
+        "            Ok(Some(_)) => return waits,",
+        "            Ok(Some(_)) if !PLANTED => return waits,
+            Ok(Some(_)) => {}",
+    ),
+    patch(
+        "unclear-commit-of-a-job-not-counted",
+        &["jobs-postgres"],
+        WORKER,
+        "            Err(error @ ExecuteError::CommitUnclear(_)) if contract == Contract::Transactional => {",
+        "            Err(error @ ExecuteError::CommitUnclear(_)) if !PLANTED && contract == Contract::Transactional => {",
+    ),
+    patch(
+        "hanging-job-keeps-its-slot",
+        &["jobs"],
+        WORKER,
+        "        sleep(hold).await;\n    }",
+        "        if PLANTED {
+            std::future::pending::<()>().await;
+        }
+        sleep(hold).await;\n    }",
     ),
     patch(
         "job-not-held-while-it-runs",
         &["jobs"],
         WORKER,
-        "                _ = due.tick(), if Instant::now() < held_until => {",
-        "                _ = due.tick(), if !PLANTED && Instant::now() < held_until => {",
+        "            sleep(hold / 3).await;",
+        "            sleep(hold / 3).await;
+            if PLANTED {
+                continue;
+            }",
     ),
     patch(
         "fault-of-a-transaction-not-counted",
@@ -200,7 +237,7 @@ pub(super) const PATCHES: &[Patch] = &[
         REDIS,
         "enqueue: Script::new(include_str!(\"../lua/enqueue.lua\")),",
         "enqueue: if PLANTED {
-                Script::new(&include_str!(\"../lua/enqueue.lua\").replacen(\"if before[1] then return before end\", \"\", 1))
+                Script::new(&include_str!(\"../lua/enqueue.lua\").replacen(\"if before[1] then\", \"if false then\", 1))
             } else {
                 Script::new(include_str!(\"../lua/enqueue.lua\"))
             },",
