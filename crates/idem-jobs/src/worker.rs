@@ -147,7 +147,7 @@ impl Worker {
         let settings = self.jobs.shared.settings.clone();
         let worker = Arc::new(self);
         let slots = Arc::new(Semaphore::new(settings.concurrency.get() as usize));
-        let mut eager = EAGER.into_iter();
+        let mut eager = [].iter();
         // One suspect at a time, besides the others.
         let suspect = Arc::new(Semaphore::new(1));
         let mut running = JoinSet::new();
@@ -169,10 +169,10 @@ impl Worker {
             let claimed_at = Instant::now();
             let claimed = worker.claim(slot, &slots, &suspect).await;
             if claimed.is_empty() {
-                let pause = eager.next().unwrap_or(settings.poll_interval).min(settings.poll_interval);
+                let pause = eager.next().copied().unwrap_or(settings.poll_interval).min(settings.poll_interval);
                 tokio::select! {
                     () = &mut shutdown => break,
-                    () = enqueued => eager = EAGER.into_iter(),
+                    () = enqueued => eager = EAGER.iter(),
                     () = sleep(pause) => {}
                 }
             }

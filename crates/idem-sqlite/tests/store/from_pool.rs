@@ -338,7 +338,9 @@ async fn a_pool_with_a_shared_cache_does_not_turn_new_keys_away() {
     let Begin::Acquired { mut transaction, .. } = store.begin(&request()).await.unwrap() else { panic!() };
     connection(&mut transaction).execute(INSERT).await.unwrap();
     let waiting = store.clone();
-    let next = tokio::spawn(async move { waiting.acquire(&request()).await });
+    let mut next = tokio::spawn(async move { waiting.acquire(&request()).await });
+    let early = tokio::time::timeout(Duration::from_millis(100), &mut next).await;
+    assert!(early.is_err(), "it waits for the write lock: {early:?}");
     assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
     let outcome = next.await.unwrap().unwrap();
     assert!(matches!(outcome, AcquireOutcome::Acquired(_)), "{outcome:?}");
