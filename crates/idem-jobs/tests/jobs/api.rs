@@ -200,6 +200,7 @@ async fn a_job_whose_result_has_expired_is_gone_and_not_overdue(kind: Kind) {
     work(&jobs, |_| panic!("it may have run")).await;
     let standing = place.queue.find(&forgotten).await.unwrap().unwrap().standing;
     assert_eq!(standing, idem_jobs::Standing::Ended);
+    assert_eq!(jobs.state(Some("acme"), &forgotten).await.unwrap(), None, "it has no result");
 }
 
 async fn a_claimed_job_is_shown_as_running(kind: Kind) {
