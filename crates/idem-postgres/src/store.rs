@@ -140,8 +140,9 @@ impl PostgresStore {
     /// The caller is responsible for what the store's own transactions guarantee:
     ///
     /// - Answer the client after COMMIT. Until then other callers are answered that the operation is in progress.
-    /// - The key is taken until the transaction ends. Set `idle_in_transaction_session_timeout` and TCP keepalives, so that
-    ///   it ends when this process or its machine is gone.
+    /// - The key is taken until the transaction ends. Set `idle_in_transaction_session_timeout`, TCP keepalives and
+    ///   `client_connection_check_interval`, so that it ends when this process or its machine is gone, also in a statement that
+    ///   waits.
     /// - Writes after the end of the transaction commit without a record, because the store does not control the connection.
     ///   `settle` detects that the transaction has ended.
     /// - The session's settings stay as they are. Its `statement_timeout` holds for the record as well. If its statements are
