@@ -81,7 +81,7 @@ async fn enqueue(place: &Place, jobs: &Jobs, key: &str) -> JobId {
 async fn ended(jobs: &Jobs, id: &JobId) -> (ReplayKind, u16, String) {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
-        if let Some(JobState::Ended(replay)) = jobs.state(Some("acme"), &id).await.unwrap() {
+        if let Some(JobState::Ended(replay)) = jobs.state(Some("acme"), id).await.unwrap() {
             let StoredBody::Retained(body) = replay.response.body else { panic!("the body is kept") };
             return (replay.kind, replay.response.status, String::from_utf8_lossy(&body).into_owned());
         }
