@@ -79,8 +79,8 @@ pub enum JobState {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidJobs {
-    /// The engine of the jobs runs them without a record if its store is away, and then nobody knows whether they ran.
-    #[error("the engine of the jobs fails open; without a record nobody knows whether a job ran, so leave that out")]
+    /// The engine runs jobs without a record if its store is unavailable. It is then unknown whether they ran.
+    #[error("the engine of the jobs has dangerous_fail_open, by which a job can run without a record; remove it")]
     FailsOpen,
     /// The location is no path.
     #[error("`{0}` cannot begin a Location; it has visible ASCII characters, as in /jobs/")]
@@ -352,7 +352,7 @@ impl Jobs {
         })
     }
 
-    /// Whether the record of a job of this age may have had its time. Without a record, nobody knows then whether the job ran.
+    /// Whether a job of this age may have had a record that has expired. If there is no record, it is then unknown whether the job ran.
     pub(crate) fn may_be_forgotten(&self, age: Duration) -> bool {
         age >= self.shared.engine.settings().record_retention()
     }
@@ -394,7 +394,7 @@ impl Continuation for Jobs {
     }
 }
 
-/// The answer about a job that is gone: nobody can say how it ended.
+/// The answer about a job that is gone: its outcome is unknown.
 fn lost() -> Replay {
     Replay {
         response: StoredResponse::outcome_unknown(),

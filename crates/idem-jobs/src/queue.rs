@@ -35,7 +35,8 @@ pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
     ) -> Result<Option<EnqueuedBefore>, EnqueueError>;
 
     /// Claims up to `most` jobs that are due, the oldest first. Each is due again after `hold`, unless it is held again, put
-    /// back, or ended. The delivery counts as lost from now on, in a transaction of its own.
+    /// back, or ended. The delivery counts as lost from now on. The count commits
+    /// before the job runs.
     ///
     /// Suspects, which have [`SUSPECT_FROM`](crate::SUSPECT_FROM) lost deliveries or more, are not among them. With
     /// `with_suspect`, the oldest suspect that is due comes in addition. Its delivery does not count as lost yet.

@@ -74,7 +74,8 @@ impl JobSettings {
     /// After how many lost deliveries a job is parked, at least 2. Default 5: restarts of workers must not park an innocent job,
     /// and a job that kills its process must not kill it for ever.
     ///
-    /// A delivery is lost if its worker disappears, or if its transaction cannot be committed. Under AtLeastOnce,
+    /// A delivery is lost if its worker disappears, or if its transaction cannot be committed. A run that leaves an attempt in the
+    /// record starts the count again, because the record limits attempts. Under AtLeastOnce,
     /// [`max_attempts`](idem_core::engine::Settings::max_attempts) is added, so that steps can be undone first.
     #[must_use]
     pub fn max_lost_deliveries(mut self, limit: u32) -> Self {

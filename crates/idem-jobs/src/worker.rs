@@ -255,7 +255,7 @@ impl Worker {
             match self.jobs.shared.engine.find(&operation).await {
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    tracing::error!(job = %job.id, name = job.name, "a job has no record any more; nobody knows whether it ran");
+                    tracing::error!(job = %job.id, name = job.name, "a job has no record any more, so it is unknown whether it ran; it is not run again");
                     return Report::Ended { is_parked: false };
                 }
                 Err(error) => return again(job, &error, Counts::Nothing),

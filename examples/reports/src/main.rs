@@ -108,8 +108,10 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         Some(ended) = tasks.join_next() => ended??,
     }
     drop(stop);
-    // A job that runs for longer is settled by the engine, or delivered again.
-    let _ = tokio::time::timeout(Duration::from_secs(20), tasks.join_all()).await;
+    match tokio::time::timeout(Duration::from_secs(20), tasks.join_all()).await {
+        Ok(ended) => ended.into_iter().collect::<Result<(), _>>()?,
+        Err(_) => tracing::warn!("a job still runs; it is delivered again unless the engine settles it in time"),
+    }
     engine.shutdown(Duration::from_secs(5)).await?;
     Ok(())
 }
