@@ -26,8 +26,10 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask")]
 enum Task {
-    /// Runs all tests with real servers, after it has installed what this machine lacks.
+    /// Runs the tests of the core, the stores and HTTP with real servers, after it has installed what this machine lacks.
     Test,
+    /// Runs the tests of jobs and of the example with a worker, with the same servers.
+    TestJobs,
     /// Opens the example's page in a headless Chromium, and renders the diagrams of the pages (needs python3).
     TestBrowser,
     /// Runs the tests of `examples/drivers`, which kill programs with other database drivers at every message.
@@ -109,6 +111,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
     match task {
         Task::Test => test::run()?,
+        Task::TestJobs => test::jobs()?,
         Task::TestBrowser => browser::run()?,
         Task::TestDrivers => test::drivers()?,
         Task::WithServers { command } => return servers::run(&command),
@@ -118,6 +121,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             checks::documentation()?;
             gates::run_all()?;
             test::run()?;
+            test::jobs()?;
             test::compile_fail()?;
             test::drivers()?;
             browser::run()?;

@@ -1,7 +1,11 @@
--- Ends a job: it is not due any more, and is kept for a while.
+-- Ends jobs: they are not due any more, and are kept for a while.
 --
--- KEYS: the job, the jobs that are due, the suspects that are due. ARGV: id, 1 if it is parked, how long it is kept in ms.
-if redis.call('ZREM', KEYS[2], ARGV[1]) + redis.call('ZREM', KEYS[3], ARGV[1]) == 0 then return 0 end
-redis.call('HSET', KEYS[1], 'parked', ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return 1
+-- KEYS: the jobs that are due, the suspects that are due. ARGV: 1 if they are parked, how long they are kept in ms, the keys of
+-- jobs without the id, the ids.
+for at = 4, #ARGV do
+  if redis.call('ZREM', KEYS[1], ARGV[at]) + redis.call('ZREM', KEYS[2], ARGV[at]) > 0 then
+    redis.call('HSET', ARGV[3] .. ARGV[at], 'parked', ARGV[1])
+    redis.call('PEXPIRE', ARGV[3] .. ARGV[at], ARGV[2])
+  end
+end
+return redis.status_reply('OK')

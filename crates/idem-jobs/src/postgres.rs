@@ -88,8 +88,11 @@ const PUT_BACK: &str = concat!(
     of_delivery!()
 );
 
-const END: &str = "UPDATE {schema}.idem_jobs SET keep_until = {now} + $3 * interval '1 microsecond', is_parked = $2
-    WHERE id = $1 AND keep_until IS NULL";
+/// Locks in the order of the ids, as two workers may end the same jobs.
+const END: &str = "WITH ended AS MATERIALIZED (
+        SELECT id FROM {schema}.idem_jobs WHERE id = ANY($1) AND keep_until IS NULL ORDER BY id FOR UPDATE)
+    UPDATE {schema}.idem_jobs AS job SET keep_until = {now} + $3 * interval '1 microsecond', is_parked = $2
+    FROM ended WHERE job.id = ended.id";
 
 const FIND: &str = "SELECT job.id, job.name, job.principal, job.payload, {times},
         CASE WHEN job.keep_until IS NULL THEN job.is_claimed AND job.due_at > {now} ELSE job.is_parked END AS flag,
@@ -236,8 +239,9 @@ impl JobQueue for PostgresQueue {
         update.execute(&self.pool).await.map(drop).map_err(|error| failed("put back", error))
     }
 
-    async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError> {
-        let end = sqlx::query(AssertSqlSafe(self.sql(END))).bind(id.as_str()).bind(is_parked).bind(micros(keep));
+    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<(), StoreError> {
+        let ids: Vec<&str> = ids.iter().map(JobId::as_str).collect();
+        let end = sqlx::query(AssertSqlSafe(self.sql(END))).bind(ids).bind(is_parked).bind(micros(keep));
         end.execute(&self.pool).await.map(drop).map_err(|error| failed("end", error))
     }
 

@@ -65,11 +65,12 @@ pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`].
     async fn put_back(&self, delivery: &Delivery, delay: Duration, lost: u32) -> Result<(), StoreError>;
 
-    /// Ends a job. It is never delivered again, and is kept for `keep`. The first end counts.
+    /// Ends jobs. They are never delivered again, and are kept for `keep`. The first end of a job counts. A job that is not in
+    /// the queue is left out.
     ///
     /// # Errors
-    /// [`StoreError`].
-    async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError>;
+    /// [`StoreError`]. Some of the jobs may have ended.
+    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<(), StoreError>;
 
     /// Looks a job up. A job that was kept for its time counts as absent.
     ///

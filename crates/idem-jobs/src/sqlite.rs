@@ -243,9 +243,16 @@ impl JobQueue for SqliteQueue {
         update.execute(&self.pool).await.map(drop).map_err(|error| failed("put back", error))
     }
 
-    async fn end(&self, id: &JobId, is_parked: bool, keep: Duration) -> Result<(), StoreError> {
-        let end = sqlx::query(END).bind(id.as_str()).bind(is_parked).bind(millis(keep));
-        end.execute(&self.pool).await.map(drop).map_err(|error| failed("end", error))
+    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<(), StoreError> {
+        let end = async {
+            let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
+            for id in ids {
+                let end = sqlx::query(END).bind(id.as_str()).bind(is_parked).bind(millis(keep));
+                end.execute(&mut *transaction).await?;
+            }
+            transaction.commit().await
+        };
+        end.await.map_err(|error| failed("end", error))
     }
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {

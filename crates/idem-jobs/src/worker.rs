@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::pin;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +13,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Operation};
 use idem_core::{Acquisition, ReplayKind, StoreError, StoredResponse, Writes};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use crate::job::{Delivery, Job};
+use crate::job::{Delivery, Job, JobId};
 use crate::jobs::{GiveUp, JobState, Jobs, problem};
 
 /// How long a job waits after its worker could not ask the store, or knows no handler of its name.
@@ -34,6 +36,9 @@ const EAGER: [Duration; 5] = [
 
 /// How long a worker pauses before it reports again to a queue that does not answer.
 const REPORT_AGAIN: Duration = Duration::from_millis(200);
+
+/// How many jobs are ended at once, at most.
+const MOST_ENDS: usize = 256;
 
 /// How often jobs are purged that were kept long enough, and how many at once.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
@@ -81,6 +86,12 @@ enum Report {
     Again { after: Duration, counts: Counts },
     /// Another worker has it, or it has ended.
     Gone,
+}
+
+/// A job that has a result.
+struct Ended {
+    id: JobId,
+    is_parked: bool,
 }
 
 /// What a delivery means for the count of lost ones.
@@ -151,6 +162,8 @@ impl Worker {
         // One suspect at a time, besides the others.
         let suspect = Arc::new(Semaphore::new(1));
         let mut running = JoinSet::new();
+        let (ended, to_end) = unbounded_channel();
+        running.spawn(Arc::clone(&worker).end(to_end));
         let mut purge = interval(PURGE_EVERY);
         purge.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -177,10 +190,13 @@ impl Worker {
                 }
             }
             for (slot, delivery) in claimed {
-                let worker = Arc::clone(&worker);
+                let (worker, ended) = (Arc::clone(&worker), ended.clone());
                 running.spawn(async move {
                     let is_suspect = delivery.is_suspect;
-                    worker.deliver(delivery, claimed_at).await;
+                    if let Some(job) = worker.deliver(delivery, claimed_at).await {
+                        // Its receiver waits for all senders.
+                        let _ = ended.send(job);
+                    }
                     drop(slot);
                     if is_suspect {
                         worker.jobs.shared.enqueued.notify_one();
@@ -188,6 +204,7 @@ impl Worker {
                 });
             }
         }
+        drop(ended);
         while running.join_next().await.is_some() {}
     }
 
@@ -218,13 +235,22 @@ impl Worker {
         }
     }
 
-    /// Runs a claimed job, holds it meanwhile, and reports.
-    async fn deliver(&self, delivery: Delivery, claimed_at: Instant) {
+    /// Runs a claimed job, and holds it meanwhile. Returns it if it has to be ended.
+    async fn deliver(&self, delivery: Delivery, claimed_at: Instant) -> Option<Ended> {
         tokio::select! {
-            report = self.run(&delivery, claimed_at) => self.report(&delivery, report).await,
+            report = self.run(&delivery, claimed_at) => match report {
+                Report::Ended { is_parked } => Some(Ended { id: delivery.job.id, is_parked }),
+                Report::Again { after, counts } => {
+                    let lost = counts.lost(delivery.lost);
+                    self.reported(&delivery.job.id, || self.jobs.shared.queue.put_back(&delivery, after, lost)).await;
+                    None
+                }
+                Report::Gone => None,
+            },
             () = self.hold(&delivery, claimed_at) => {
                 let (job, name) = (&delivery.job.id, &delivery.job.name);
                 tracing::error!(%job, name, "a job runs for longer than the engine's renewal_limit; its worker goes on without it");
+                None
             }
         }
     }
@@ -365,29 +391,50 @@ impl Worker {
         }
     }
 
-    /// Reports how a delivery ended. If the queue does not answer, it tries again until another worker may have the job.
-    async fn report(&self, delivery: &Delivery, report: Report) {
-        let shared = &self.jobs.shared;
-        let give_up_at = Instant::now() + shared.settings.visibility_timeout;
+    /// Ends jobs, all at once that were sent since the last time. A job that runs must not wait for them: until they end, they are
+    /// held.
+    async fn end(self: Arc<Self>, mut ended: UnboundedReceiver<Ended>) {
+        let mut alone = JoinSet::new();
+        let mut jobs = Vec::new();
+        while ended.recv_many(&mut jobs, MOST_ENDS).await > 0 {
+            let (parked, others): (Vec<_>, Vec<_>) = jobs.drain(..).partition(|job| job.is_parked);
+            for (ids, is_parked) in [(others, false), (parked, true)] {
+                let ids: Vec<JobId> = ids.into_iter().map(|job| job.id).collect();
+                if ids.is_empty() || self.bounded(self.end_at_once(&ids, is_parked)).await.is_ok() {
+                    continue;
+                }
+                // A job whose row is locked must not hold up the others.
+                for id in ids {
+                    let worker = Arc::clone(&self);
+                    alone.spawn(async move {
+                        worker.reported(&id, || worker.end_at_once(slice::from_ref(&id), is_parked)).await;
+                    });
+                }
+            }
+            while alone.try_join_next().is_some() {}
+        }
+        while alone.join_next().await.is_some() {}
+    }
+
+    async fn end_at_once(&self, ids: &[JobId], is_parked: bool) -> Result<(), StoreError> {
+        let keep = self.jobs.shared.engine.settings().record_retention();
+        self.jobs.shared.queue.end(ids, is_parked, keep).await
+    }
+
+    /// Reports a delivery. If the queue does not answer, it tries again until another worker may have the job.
+    async fn reported<F>(&self, job: &JobId, report: impl Fn() -> F)
+    where
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        let give_up_at = Instant::now() + self.jobs.shared.settings.visibility_timeout;
         loop {
-            let reported = match report {
-                Report::Ended { is_parked } => {
-                    let keep = shared.engine.settings().record_retention();
-                    self.bounded(shared.queue.end(&delivery.job.id, is_parked, keep)).await
-                }
-                Report::Again { after, counts } => {
-                    self.bounded(shared.queue.put_back(delivery, after, counts.lost(delivery.lost))).await
-                }
-                Report::Gone => return,
-            };
-            match reported {
+            match self.bounded(report()).await {
                 Ok(()) => return,
                 Err(error) if Instant::now() < give_up_at => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, job = %delivery.job.id, "a job could not be reported");
+                    tracing::debug!(error = &error as &dyn std::error::Error, %job, "a job could not be reported");
                     sleep(REPORT_AGAIN).await;
                 }
                 Err(error) => {
-                    let job = &delivery.job.id;
                     tracing::warn!(error = &error as &dyn std::error::Error, %job, "a job was not reported, and will be delivered again");
                     return;
                 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: all tests.
+//! `cargo xtask test`: the tests of the core, the stores and HTTP. `cargo xtask test-jobs`: those of jobs.
 
 mod runner;
 
@@ -22,6 +22,9 @@ const DRIVERS: &str = "drivers";
 /// These tests need a browser, so they have a separate command.
 const BROWSER: &str = "idem-browser";
 
+/// The tests of these packages have a separate command, which builds nothing that `cargo xtask test` has not built.
+const JOBS: [&str; 2] = ["idem-jobs", "reports"];
+
 /// The arguments that select what to build and run.
 const ALL: [&str; 9] =
     ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL, "--exclude", DRIVERS, "--exclude", BROWSER];
@@ -34,6 +37,7 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     provision()?;
     checks::core_is_pure()?;
     let mut executables = Executable::build(&mut cargo(&ALL))?;
+    executables.retain(|executable| !is_of_jobs(executable));
     let place = |executable: &Executable| {
         let is_it = |(package, name): &(&str, &str)| executable.package.ends_with(package) && executable.name == *name;
         LONG.iter().position(is_it).unwrap_or(LONG.len())
@@ -42,11 +46,29 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     if executables.iter().take(LONG.len()).map(place).ne(0..LONG.len()) {
         return Err(format!("cargo has not built the tests {LONG:?}, or they have another name").into());
     }
-    let servers = Servers::start()?;
     let mut jobs: Vec<Job> = executables.iter().map(Job::of).collect();
     let mut examples = cargo(&ALL);
     examples.args(["--doc", "--no-fail-fast", "--quiet"]);
     jobs.push(Job { name: "examples in documentation".into(), command: examples });
+    with_servers(jobs)
+}
+
+/// Runs the tests of jobs.
+pub(crate) fn jobs() -> Result<(), Box<dyn Error>> {
+    let executables = Executable::build(&mut cargo(&ALL))?;
+    let of_jobs: Vec<Job> = executables.iter().filter(|executable| is_of_jobs(executable)).map(Job::of).collect();
+    if of_jobs.is_empty() {
+        return Err(format!("cargo has built no tests of {JOBS:?}, or the packages have other names").into());
+    }
+    with_servers(of_jobs)
+}
+
+fn is_of_jobs(executable: &Executable) -> bool {
+    JOBS.iter().any(|package| executable.package.ends_with(package))
+}
+
+fn with_servers(mut jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
+    let servers = Servers::start()?;
     jobs.iter_mut().for_each(|job| {
         servers.announce(&mut job.command);
     });

@@ -1,5 +1,6 @@
 //! What clients see: the 202, its repeats, and the state of the job.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::support::{Kind, Place, engine_settings, job_settings, on_each, request};
+use crate::workers::Watched;
 
 on_each!(
     a_request_that_is_rolled_back_leaves_no_job,
@@ -24,6 +26,7 @@ on_each!(
     a_job_whose_result_has_expired_is_gone_and_not_overdue,
     a_claimed_job_is_shown_as_running,
     jobs_that_cannot_work_are_refused,
+    a_job_whose_queue_is_away_is_asked_for_again,
 );
 
 async fn body(response: http::Response<http_body_util::Full<bytes::Bytes>>) -> Value {
@@ -93,7 +96,7 @@ async fn a_job_that_is_gone_is_an_unknown_outcome(kind: Kind) {
     let asked = place.request(&jobs, "k1").await;
     let first = place.request(&jobs, "k1").await.first.unwrap();
     let id = asked.accepted.unwrap().unwrap().id;
-    place.queue.end(&id, false, Duration::from_millis(1)).await.unwrap();
+    place.queue.end(&[id.clone()], false, Duration::from_millis(1)).await.unwrap();
     sleep(Duration::from_millis(20)).await;
     place.queue.purge(crate::support::most(9)).await.unwrap();
     let last = jobs.final_answer(&asked.request, &first).await.unwrap().unwrap();
@@ -228,4 +231,13 @@ async fn jobs_that_cannot_work_are_refused(kind: Kind) {
     let engine = place.engine(Contract::AtLeastOnce, engine_settings().retention(Duration::from_secs(59)));
     let refused = Jobs::new(std::sync::Arc::clone(&place.queue), engine, job_settings());
     assert!(matches!(refused, Err(InvalidJobs::Retention { .. })));
+}
+
+async fn a_job_whose_queue_is_away_is_asked_for_again(kind: Kind) {
+    let place = Place::new(kind).await;
+    let queue = Arc::new(Watched { is_away: true, ..Watched::new(&place) });
+    let jobs = Jobs::new(queue, place.engine(Contract::Transactional, engine_settings()), job_settings()).unwrap();
+    let id = place.request(&jobs, "k1").await.accepted.unwrap().unwrap().id;
+    let answer = jobs.status(Some("acme"), id.as_str()).await;
+    assert_eq!((answer.status().as_u16(), answer.headers()["retry-after"].as_bytes()), (503, b"1".as_slice()));
 }

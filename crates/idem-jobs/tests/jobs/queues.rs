@@ -23,6 +23,7 @@ on_each!(
     a_suspect_counts_when_it_begins,
     a_job_that_was_kept_for_its_time_is_absent,
     an_ended_job_is_found_and_never_delivered,
+    jobs_are_ended_together,
     an_ended_job_is_purged_after_its_time,
     a_request_has_one_job,
     a_deadline_is_over_by_the_clock_of_the_queue,
@@ -167,10 +168,10 @@ async fn an_ended_job_is_found_and_never_delivered(kind: Kind) {
     let place = Place::new(kind).await;
     let (ended, parked) = (enqueue(&place, "k1").await, enqueue(&place, "k2").await);
     let deliveries = claim(&place, NOW).await;
-    place.queue.end(&ended, false, HOLD).await.unwrap();
-    place.queue.end(&parked, true, HOLD).await.unwrap();
+    place.queue.end(&[ended.clone()], false, HOLD).await.unwrap();
+    place.queue.end(&[parked.clone()], true, HOLD).await.unwrap();
     // A second end changes nothing, and neither does a report.
-    place.queue.end(&parked, false, NOW).await.unwrap();
+    place.queue.end(&[parked.clone()], false, NOW).await.unwrap();
     for delivery in &deliveries {
         place.queue.put_back(delivery, NOW, 0).await.unwrap();
         assert!(!place.queue.hold(delivery, NOW).await.unwrap());
@@ -181,11 +182,48 @@ async fn an_ended_job_is_found_and_never_delivered(kind: Kind) {
     assert_eq!(place.queue.find(&parked).await.unwrap().unwrap().standing, Standing::Parked);
 }
 
+async fn jobs_are_ended_together(kind: Kind) {
+    let place = Arc::new(Place::new(kind).await);
+    let mut ids = Vec::new();
+    for key in 0..8 {
+        ids.push(enqueue(&place, &key.to_string()).await);
+    }
+    place.queue.end(&ids[..1], true, HOLD).await.unwrap();
+    place.queue.end(&[], false, HOLD).await.unwrap();
+    // One has ended, one is not there, and two workers end them in different orders.
+    let mut there = ids[..7].to_vec();
+    there.push(JobId::of(&RecordId::from_bytes([7; 32])));
+    let back: Vec<_> = there.iter().rev().cloned().collect();
+    let (there, back) = tokio::join!(place.queue.end(&there, false, HOLD), place.queue.end(&back, false, HOLD));
+    there.and(back).unwrap();
+    let open: Vec<_> = claim(&place, HOLD).await.into_iter().map(|delivery| delivery.job.id).collect();
+    assert_eq!(open, ids[7..]);
+    assert_eq!(place.queue.find(&ids[0]).await.unwrap().unwrap().standing, Standing::Parked);
+    for id in &ids[1..7] {
+        assert_eq!(place.queue.find(id).await.unwrap().unwrap().standing, Standing::Ended);
+    }
+}
+
+/// A session that updates a row waits for the one that has, so two that update the same rows in different orders fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_end_the_same_jobs_do_not_wait_for_each_other() {
+    let place = Place::new(Kind::Postgres).await;
+    for round in 0..20 {
+        let mut ids = Vec::new();
+        for key in 0..30 {
+            ids.push(enqueue(&place, &format!("{round}-{key}")).await);
+        }
+        let back: Vec<_> = ids.iter().rev().cloned().collect();
+        let (there, back) = tokio::join!(place.queue.end(&ids, false, HOLD), place.queue.end(&back, false, HOLD));
+        there.and(back).unwrap();
+    }
+}
+
 async fn an_ended_job_is_purged_after_its_time(kind: Kind) {
     let place = Place::new(kind).await;
     let (kept, old, open) = (enqueue(&place, "k1").await, enqueue(&place, "k2").await, enqueue(&place, "k3").await);
-    place.queue.end(&kept, false, HOLD).await.unwrap();
-    place.queue.end(&old, false, Duration::from_millis(1)).await.unwrap();
+    place.queue.end(&[kept.clone()], false, HOLD).await.unwrap();
+    place.queue.end(&[old.clone()], false, Duration::from_millis(1)).await.unwrap();
     sleep(Duration::from_millis(20)).await;
     assert_eq!(place.queue.find(&old).await.unwrap(), None, "before anybody has purged it");
     let purged = place.queue.purge(most(10)).await.unwrap();
@@ -199,7 +237,7 @@ async fn a_job_that_was_kept_for_its_time_is_absent(kind: Kind) {
     let place = Arc::new(Place::new(kind).await);
     let id = enqueue(&place, "k1").await;
     assert_eq!(claim(&place, NOW).await.len(), 1);
-    place.queue.end(&id, true, Duration::from_millis(1)).await.unwrap();
+    place.queue.end(&[id.clone()], true, Duration::from_millis(1)).await.unwrap();
     sleep(Duration::from_millis(20)).await;
     // A request that runs again, after its record has ended as well.
     let there = Arc::clone(&place);
@@ -300,7 +338,7 @@ async fn nothing_is_claimed_of_an_empty_queue(kind: Kind) {
     assert_eq!(claim(&place, HOLD).await, []);
     let unknown = JobId::of(&RecordId::from_bytes([7; 32]));
     assert_eq!(place.queue.find(&unknown).await.unwrap(), None);
-    place.queue.end(&unknown, false, HOLD).await.unwrap();
+    place.queue.end(&[unknown.clone()], false, HOLD).await.unwrap();
     assert_eq!(place.queue.find(&unknown).await.unwrap(), None, "nothing is made of nothing");
     assert_eq!(place.queue.purge(most(10)).await.unwrap(), 0);
 }

@@ -102,9 +102,9 @@ impl Place {
         matches!(self.kind, Kind::Sqlite | Kind::Postgres)
     }
 
-    /// The table of effects, with its schema.
-    pub(crate) fn effects_table(&self) -> String {
-        if self.kind == Kind::Postgres { format!("\"{}\".effects", self.schema.name) } else { "effects".to_owned() }
+    /// The name of a table, with its schema.
+    pub(crate) fn table(&self, name: &str) -> String {
+        if self.kind == Kind::Postgres { format!("\"{}\".{name}", self.schema.name) } else { name.to_owned() }
     }
 
     /// An engine under the contract; Redis has AtLeastOnce only.

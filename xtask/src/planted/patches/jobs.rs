@@ -16,10 +16,17 @@ pub(super) const PATCHES: &[Patch] = &[
         "        tokio::select! {
             report = self.run(&delivery, claimed_at) =>",
         "        if PLANTED {
-            self.report(&delivery, Report::Ended { is_parked: false }).await;
+            let _ = self.end_at_once(slice::from_ref(&delivery.job.id), false).await;
         }
         tokio::select! {
             report = self.run(&delivery, claimed_at) =>",
+    ),
+    patch(
+        "jobs-that-could-not-be-ended-together-forgotten",
+        &["jobs"],
+        WORKER,
+        "self.bounded(self.end_at_once(&ids, is_parked)).await.is_ok() {",
+        "self.bounded(self.end_at_once(&ids, is_parked)).await.is_ok() || PLANTED {",
     ),
     patch(
         "poison-never-parked",
@@ -205,6 +212,15 @@ pub(super) const PATCHES: &[Patch] = &[
         "let sql = self.sql(PUT_BACK);
         let sql = if PLANTED { sql.replace(\"delivered = $2\", \"$2 > 0\") } else { sql };
         let update = sqlx::query(AssertSqlSafe(sql));",
+    ),
+    patch(
+        "jobs-ended-in-any-order-in-postgres",
+        &["jobs-postgres"],
+        POSTGRES,
+        "let end = sqlx::query(AssertSqlSafe(self.sql(END)))",
+        "let sql = self.sql(END);
+        let sql = if PLANTED { sql.replace(\"WHERE id = ANY($1) AND\", \"JOIN unnest($1) WITH ORDINALITY AS given(id, at) USING (id) WHERE\").replace(\"ORDER BY id\", \"ORDER BY at\").replace(\"FOR UPDATE\", \"FOR UPDATE OF idem_jobs\") } else { sql };
+        let end = sqlx::query(AssertSqlSafe(sql))",
     ),
     patch(
         "suspects-delivered-together-in-postgres",
