@@ -45,9 +45,10 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     for in_flight in IN_FLIGHT {
         let contestants = Contestants::open(server.port(), pace, in_flight).await?;
         let how = if in_flight == 1 { "1 in flight".to_owned() } else { format!("{in_flight} in flight") };
-        let ours = Contestant::new("idem", |_| contestants.ours());
+        let ours = Contestant::new("idem", |_| contestants.ours(&contestants.store));
+        let from_pool = Contestant::new("idem, the application's pool", |_| contestants.ours(&contestants.store_from_pool));
         let by_hand = Contestant::new("by hand", |_| contestants.by_hand());
-        let outcome = hold(&format!("jobs on Postgres, {how}"), pace.rounds, vec![ours, by_hand]).await?;
+        let outcome = hold(&format!("jobs on Postgres, {how}"), pace.rounds, vec![ours, from_pool, by_hand]).await?;
         let ratio = outcome.ratio("idem", "by hand", per_second);
         report.judge(&format!("Postgres jobs/s against a hand-written worker, {how}"), Goal::AtLeast(0.7), ratio);
         report.add(outcome);
@@ -59,6 +60,8 @@ struct Contestants {
     pool: PgPool,
     queue: Arc<PostgresQueue>,
     store: PostgresStore,
+    /// Its transactions come from the application's pool, where it prepares no statements.
+    store_from_pool: PostgresStore,
     in_flight: NonZeroU32,
     /// The jobs of a turn.
     jobs: u64,
@@ -72,11 +75,13 @@ impl Contestants {
         let pool = PgPoolOptions::new().max_connections(in_flight + 8).connect(&url).await?;
         let queue = Arc::new(PostgresQueue::open(pool.clone(), "public").await?);
         let in_flight = NonZeroU32::new(in_flight).unwrap_or(NonZeroU32::MIN);
-        let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).max_transactions(in_flight)).await?;
+        let store = PostgresStore::open(PostgresConfig::new(&url).max_transactions(in_flight)).await?;
+        let from_pool = PostgresConfig::from_pool(pool.clone()).max_transactions(in_flight);
+        let store_from_pool = PostgresStore::open(from_pool).await?;
         let jobs = if pace.quick { 500 } else { 3000 };
         let jobs = if in_flight == NonZeroU32::MIN { jobs / 2 } else { jobs };
         let next = AtomicU64::new(u64::from(in_flight.get()) << 32);
-        Ok(Self { pool, queue, store, in_flight, jobs, next })
+        Ok(Self { pool, queue, store, store_from_pool, in_flight, jobs, next })
     }
 
     /// Enqueues the jobs of a turn, and measures until `work` has ended all of them.
@@ -103,8 +108,8 @@ impl Contestants {
         }
     }
 
-    async fn ours(&self) -> Result<Sample, Error> {
-        let engine = Idempotency::transactional(Arc::new(self.store.clone()), Settings::new());
+    async fn ours(&self, store: &PostgresStore) -> Result<Sample, Error> {
+        let engine = Idempotency::transactional(Arc::new(store.clone()), Settings::new());
         let settings = JobSettings::new().concurrency(self.in_flight);
         let jobs = Jobs::new(Arc::clone(&self.queue) as Arc<dyn JobQueue>, engine, settings)?;
         let worker = Worker::new(jobs).handle("effect", |context, job| async move {

@@ -140,7 +140,12 @@ pub(super) const SUITES: &[Suite] = &[
     suite("hybrid-transactions", "idem-hybrid", Test("store"), &["transactions::a_run_that_its_handler_settled"]),
     suite("hybrid-cache", "idem-hybrid", Test("store"), &["cache::"]),
     suite("hybrid-lies", "idem-hybrid", Test("store"), &["lies::"]),
-    suite("jobs", "idem-jobs", Test("jobs"), &["working::sqlite::", "losing::sqlite::", "deadlines::sqlite::", "api::sqlite::"]),
+    suite(
+        "jobs",
+        "idem-jobs",
+        Test("jobs"),
+        &["working::sqlite::", "losing::sqlite::", "deadlines::sqlite::", "api::sqlite::"],
+    ),
     suite("jobs-sqlite", "idem-jobs", Test("jobs"), &["queues::sqlite::"]),
     suite(
         "jobs-postgres",

@@ -1,5 +1,6 @@
 //! What clients see: the 202, its repeats, and the state of the job.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,7 +97,7 @@ async fn a_job_that_is_gone_is_an_unknown_outcome(kind: Kind) {
     let asked = place.request(&jobs, "k1").await;
     let first = place.request(&jobs, "k1").await.first.unwrap();
     let id = asked.accepted.unwrap().unwrap().id;
-    place.queue.end(&[id.clone()], false, Duration::from_millis(1)).await.unwrap();
+    place.queue.end(slice::from_ref(&id), false, Duration::from_millis(1)).await.unwrap();
     sleep(Duration::from_millis(20)).await;
     place.queue.purge(crate::support::most(9)).await.unwrap();
     let last = jobs.final_answer(&asked.request, &first).await.unwrap().unwrap();

@@ -1,5 +1,6 @@
 //! What a queue keeps of its promise, whatever holds it.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -168,10 +169,10 @@ async fn an_ended_job_is_found_and_never_delivered(kind: Kind) {
     let place = Place::new(kind).await;
     let (ended, parked) = (enqueue(&place, "k1").await, enqueue(&place, "k2").await);
     let deliveries = claim(&place, NOW).await;
-    place.queue.end(&[ended.clone()], false, HOLD).await.unwrap();
-    place.queue.end(&[parked.clone()], true, HOLD).await.unwrap();
+    place.queue.end(slice::from_ref(&ended), false, HOLD).await.unwrap();
+    place.queue.end(slice::from_ref(&parked), true, HOLD).await.unwrap();
     // A second end changes nothing, and neither does a report.
-    place.queue.end(&[parked.clone()], false, NOW).await.unwrap();
+    place.queue.end(slice::from_ref(&parked), false, NOW).await.unwrap();
     for delivery in &deliveries {
         place.queue.put_back(delivery, NOW, 0).await.unwrap();
         assert!(!place.queue.hold(delivery, NOW).await.unwrap());
@@ -222,8 +223,8 @@ async fn workers_that_end_the_same_jobs_do_not_wait_for_each_other() {
 async fn an_ended_job_is_purged_after_its_time(kind: Kind) {
     let place = Place::new(kind).await;
     let (kept, old, open) = (enqueue(&place, "k1").await, enqueue(&place, "k2").await, enqueue(&place, "k3").await);
-    place.queue.end(&[kept.clone()], false, HOLD).await.unwrap();
-    place.queue.end(&[old.clone()], false, Duration::from_millis(1)).await.unwrap();
+    place.queue.end(slice::from_ref(&kept), false, HOLD).await.unwrap();
+    place.queue.end(slice::from_ref(&old), false, Duration::from_millis(1)).await.unwrap();
     sleep(Duration::from_millis(20)).await;
     assert_eq!(place.queue.find(&old).await.unwrap(), None, "before anybody has purged it");
     let purged = place.queue.purge(most(10)).await.unwrap();
@@ -237,7 +238,7 @@ async fn a_job_that_was_kept_for_its_time_is_absent(kind: Kind) {
     let place = Arc::new(Place::new(kind).await);
     let id = enqueue(&place, "k1").await;
     assert_eq!(claim(&place, NOW).await.len(), 1);
-    place.queue.end(&[id.clone()], true, Duration::from_millis(1)).await.unwrap();
+    place.queue.end(slice::from_ref(&id), true, Duration::from_millis(1)).await.unwrap();
     sleep(Duration::from_millis(20)).await;
     // A request that runs again, after its record has ended as well.
     let there = Arc::clone(&place);
@@ -338,7 +339,7 @@ async fn nothing_is_claimed_of_an_empty_queue(kind: Kind) {
     assert_eq!(claim(&place, HOLD).await, []);
     let unknown = JobId::of(&RecordId::from_bytes([7; 32]));
     assert_eq!(place.queue.find(&unknown).await.unwrap(), None);
-    place.queue.end(&[unknown.clone()], false, HOLD).await.unwrap();
+    place.queue.end(slice::from_ref(&unknown), false, HOLD).await.unwrap();
     assert_eq!(place.queue.find(&unknown).await.unwrap(), None, "nothing is made of nothing");
     assert_eq!(place.queue.purge(most(10)).await.unwrap(), 0);
 }
