@@ -8,8 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::Either;
 use futures_util::{FutureExt, Stream, StreamExt};
-use idem_core::engine::{Answer, Conclusion, Context, ExecuteError, Idempotency, Operation};
-use idem_core::{RecordId, Replay, ReplayKind};
+use idem_core::engine::{Answer, Conclusion, Context, Idempotency, Operation};
 use scopeguard::ScopeGuard;
 
 use crate::head::{KeyedHead, RequestHead};
@@ -200,33 +199,6 @@ impl<S> Protection<S> {
                 (answer, _) => Either::Left(ready(policy.reply(answer))),
             }
         })
-    }
-}
-
-impl HttpPolicy {
-    /// The handler's answer, or the reply that takes its place.
-    fn reply<T>(&self, answer: Result<Answer<Result<T, Reply>>, ExecuteError>) -> Result<T, Reply> {
-        let problem = match answer {
-            Ok(Answer::Ran { value, .. }) => return value,
-            Ok(Answer::Replay(replay)) => return Err(self.replay(&replay)),
-            Err(error) => return Err(self.failure(&error)),
-            Ok(Answer::InProgress { retry_after }) => Problem::new(ProblemKind::InProgress).retry_after(retry_after),
-            Ok(Answer::Backoff { retry_after }) => Problem::new(ProblemKind::Backoff).retry_after(retry_after),
-            Ok(Answer::Mismatch) => Problem::new(ProblemKind::Mismatch),
-        };
-        Err(self.problem(&problem))
-    }
-
-    /// The reply to a repeat whose first answer may have a continuation.
-    async fn final_reply(&self, request: &RecordId, first: &Replay) -> Reply {
-        let Some(continuation) = self.continuation.as_ref().filter(|_| first.kind == ReplayKind::Completed) else {
-            return self.replay(first);
-        };
-        match continuation.final_answer(request, &first.response).await {
-            Ok(Some(last)) => self.replay(&last),
-            Ok(None) => self.replay(first),
-            Err(error) => self.failure(&error),
-        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use idem_core::engine::{Conclusion, Disposition, ExecuteError};
-use idem_core::{HeaderField, Replay, ReplayKind, StoreError, StoreErrorKind, StoredBody, StoredResponse};
+use idem_core::engine::{Answer, Conclusion, Disposition, ExecuteError};
+use idem_core::{HeaderField, RecordId, Replay, ReplayKind, StoreError, StoreErrorKind, StoredBody, StoredResponse};
 
 use crate::headers::HeaderFields;
 use crate::policy::HttpPolicy;
@@ -55,6 +55,31 @@ const REPRESENTATION: &[&str] =
     &["etag", "last-modified", "accept-ranges", "digest", "repr-digest", "cache-control", "expires"];
 
 impl HttpPolicy {
+    /// The handler's answer, or the reply that takes its place.
+    pub(crate) fn reply<T>(&self, answer: Result<Answer<Result<T, Reply>>, ExecuteError>) -> Result<T, Reply> {
+        let problem = match answer {
+            Ok(Answer::Ran { value, .. }) => return value,
+            Ok(Answer::Replay(replay)) => return Err(self.replay(&replay)),
+            Err(error) => return Err(self.failure(&error)),
+            Ok(Answer::InProgress { retry_after }) => Problem::new(ProblemKind::InProgress).retry_after(retry_after),
+            Ok(Answer::Backoff { retry_after }) => Problem::new(ProblemKind::Backoff).retry_after(retry_after),
+            Ok(Answer::Mismatch) => Problem::new(ProblemKind::Mismatch),
+        };
+        Err(self.problem(&problem))
+    }
+
+    /// The reply to a repeat whose first answer may have a continuation.
+    pub(crate) async fn final_reply(&self, request: &RecordId, first: &Replay) -> Reply {
+        let Some(continuation) = self.continuation.as_ref().filter(|_| first.kind == ReplayKind::Completed) else {
+            return self.replay(first);
+        };
+        match continuation.final_answer(request, &first.response).await {
+            Ok(Some(last)) => self.replay(&last),
+            Ok(None) => self.replay(first),
+            Err(error) => self.failure(&error),
+        }
+    }
+
     /// The answer to a repeat of a settled operation: the stored response, byte for byte, and the field that marks replays.
     /// The stored fields decide whether caches may keep it.
     #[must_use]

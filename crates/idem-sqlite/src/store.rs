@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use idem_core::codec::decode_sequence;
 use idem_core::memory::Clock;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, Durability, DurableStore, IdempotencyStore,
@@ -16,7 +17,7 @@ use sqlx::{ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
 use tokio::time::Instant;
 
 use crate::config::{SqliteConfig, in_memory};
-use crate::error::{is_busy, opening_error, store_error};
+use crate::error::{is_busy, opening_error, store_error, unreadable};
 use crate::handler_connection::{ConnectionState, HandlerPool};
 use crate::migrate::migrate;
 use crate::permits::TransactionPermits;
@@ -248,7 +249,8 @@ impl SqliteStore {
         let stored = sqlx::query_scalar("SELECT substr(checkpoint_data, 1, 4) FROM main.idem_records WHERE id = ?");
         let stored = stored.bind(lease.id.as_bytes().as_slice()).fetch_optional(&mut *connection).await;
         let stored: Option<Vec<u8>> = stored.map_err(|error| store_error("write a checkpoint", error))?.flatten();
-        if stored.is_some_and(|stored| stored.as_slice() >= checkpoint.sequence.to_be_bytes().as_slice()) {
+        let stored = stored.as_deref().map(decode_sequence).transpose().map_err(unreadable)?;
+        if !machine::follows(checkpoint, stored) {
             return Ok(OwnerOutcome::LeaseLost);
         }
         let command = Command::Owner(lease.owner, OwnerAction::Checkpoint(checkpoint));

@@ -176,6 +176,14 @@ pub fn decode_checkpoint(name: Option<String>, encoded: Option<Vec<u8>>) -> Resu
     }
 }
 
+/// Reads the sequence of a checkpoint from the start of what [`encode_checkpoint`] wrote.
+///
+/// # Errors
+/// [`CodecError::Damaged`] when it is too short.
+pub fn decode_sequence(mut encoded: &[u8]) -> Result<u32, CodecError> {
+    encoded.try_get_u32().map_err(|_| CodecError::Damaged("checkpoint"))
+}
+
 /// Decodes an attempt. The first one is 1: a smaller number would not fence any owner off.
 fn decode_attempt(number: i64) -> Result<u32, CodecError> {
     u32::try_from(number).ok().filter(|attempt| *attempt > 0).ok_or(CodecError::Damaged("attempt"))

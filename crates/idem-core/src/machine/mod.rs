@@ -17,7 +17,7 @@ pub use command::{
     ReplayKind, Settlement, Term,
 };
 pub use expiry::current;
-pub use owner::apply;
+pub use owner::{apply, follows};
 
 use crate::record::Record;
 use crate::timestamp::Timestamp;

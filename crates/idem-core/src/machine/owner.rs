@@ -76,7 +76,16 @@ pub fn apply(
 /// Then a stalled store delivered this checkpoint late, or its run lost the lease and got it back unknowingly, by a
 /// late acquire.
 fn is_superseded(record: &Record, checkpoint: &Checkpoint) -> bool {
-    record.checkpoint.as_ref().is_some_and(|stored| stored.sequence >= checkpoint.sequence)
+    !follows(checkpoint, record.checkpoint.as_ref().map(|stored| stored.sequence))
+}
+
+/// Whether a checkpoint is later than the stored one, whose sequence is `stored`.
+///
+/// A checkpoint that commits together with business writes has to be later. If it is the stored one, an earlier transaction
+/// was committed although its COMMIT got no answer, and the writes must not be made again.
+#[must_use]
+pub fn follows(checkpoint: &Checkpoint, stored: Option<u32>) -> bool {
+    stored.is_none_or(|stored| stored < checkpoint.sequence)
 }
 
 /// The record after a release: `None`, unless an earlier run may have had effects.

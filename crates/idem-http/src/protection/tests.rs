@@ -3,8 +3,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream;
-use idem_core::engine::{Event, Observer, Settings};
-use idem_core::{DurableStore, MemoryStore, StoredResponse, Writes};
+use idem_core::engine::{Event, ExecuteError, Observer, Settings};
+use idem_core::{DurableStore, MemoryStore, RecordId, Replay, ReplayKind, StoredResponse, Writes};
 use tokio::sync::oneshot;
 
 use super::*;

@@ -1,10 +1,10 @@
 //! Business writes outside of the store's transactions, only while the operation is still owned.
 
-use idem_core::codec::encode_checkpoint;
-use idem_core::{Checkpoint, Lease, OwnerOutcome, StoreError};
+use idem_core::codec::{decode_sequence, encode_checkpoint};
+use idem_core::{Checkpoint, Lease, OwnerOutcome, StoreError, machine};
 use sqlx::{PgConnection, Row as _};
 
-use crate::error::outage;
+use crate::error::{outage, unreadable};
 use crate::records::Records;
 use crate::sql::{Sql, own_rows};
 
@@ -83,7 +83,8 @@ impl Guard {
         let found = own_rows(connection, sql.into_text()).await.map_err(|error| outage(what, error))?;
         let stored = found.first().map(|row| row.try_get::<Option<Vec<u8>>, _>(0)).transpose();
         let stored = stored.map_err(|error| outage(what, error))?.flatten();
-        if stored.is_some_and(|stored| stored.as_slice() >= checkpoint.sequence.to_be_bytes().as_slice()) {
+        let stored = stored.as_deref().map(decode_sequence).transpose().map_err(unreadable)?;
+        if !machine::follows(checkpoint, stored) {
             return Ok(OwnerOutcome::LeaseLost);
         }
         let mut sql = Sql::default();

@@ -189,7 +189,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "continuation-ignored",
         &["http"],
-        "crates/idem-http/src/protection.rs",
+        "crates/idem-http/src/reply.rs",
         "self.continuation.as_ref().filter(|_| first.kind == ReplayKind::Completed)",
         "self.continuation.as_ref().filter(|_| !PLANTED && first.kind == ReplayKind::Completed)",
     ),
