@@ -88,11 +88,15 @@ const PUT_BACK: &str = concat!(
     of_delivery!()
 );
 
-/// Locks in the order of the ids, as two workers may end the same jobs.
-const END: &str = "WITH ended AS MATERIALIZED (
-        SELECT id FROM {schema}.idem_jobs WHERE id = ANY($1) AND keep_until IS NULL ORDER BY id FOR UPDATE)
-    UPDATE {schema}.idem_jobs AS job SET keep_until = {now} + $3 * interval '1 microsecond', is_parked = $2
-    FROM ended WHERE job.id = ended.id";
+/// Returns the jobs that another session has locked.
+const END: &str = "WITH open AS MATERIALIZED (
+        SELECT id FROM {schema}.idem_jobs WHERE id = ANY($1) AND keep_until IS NULL),
+    mine AS MATERIALIZED (
+        SELECT id FROM {schema}.idem_jobs WHERE id = ANY($1) AND keep_until IS NULL FOR UPDATE SKIP LOCKED),
+    ended AS (
+        UPDATE {schema}.idem_jobs AS job SET keep_until = {now} + $3 * interval '1 microsecond', is_parked = $2
+        FROM mine WHERE job.id = mine.id)
+    SELECT id FROM open EXCEPT SELECT id FROM mine";
 
 const FIND: &str = "SELECT job.id, job.name, job.principal, job.payload, {times},
         CASE WHEN job.keep_until IS NULL THEN job.is_claimed AND job.due_at > {now} ELSE job.is_parked END AS flag,
@@ -239,10 +243,12 @@ impl JobQueue for PostgresQueue {
         update.execute(&self.pool).await.map(drop).map_err(|error| failed("put back", error))
     }
 
-    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<(), StoreError> {
+    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<Vec<JobId>, StoreError> {
         let ids: Vec<&str> = ids.iter().map(JobId::as_str).collect();
         let end = sqlx::query(AssertSqlSafe(self.sql(END))).bind(ids).bind(is_parked).bind(micros(keep));
-        end.execute(&self.pool).await.map(drop).map_err(|error| failed("end", error))
+        let locked = end.fetch_all(&self.pool).await.map_err(|error| failed("end", error))?;
+        let locked: Result<_, _> = locked.iter().map(read_id).collect();
+        locked.map_err(|error| failed("end", error))
     }
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
@@ -268,9 +274,13 @@ impl JobQueue for PostgresQueue {
     }
 }
 
-fn read_job(row: &PgRow) -> Result<(Job, Times), sqlx::Error> {
+fn read_id(row: &PgRow) -> Result<JobId, sqlx::Error> {
     let id: String = row.try_get("id")?;
-    let id = id.parse().map_err(|error| unreadable("id", error))?;
+    id.parse().map_err(|error| unreadable("id", error))
+}
+
+fn read_job(row: &PgRow) -> Result<(Job, Times), sqlx::Error> {
+    let id = read_id(row)?;
     let principal: Option<Vec<u8>> = row.try_get("principal")?;
     let principal = principal.map(String::from_utf8).transpose().map_err(|error| unreadable("principal", error))?;
     let payload: Vec<u8> = row.try_get("payload")?;

@@ -65,12 +65,15 @@ pub trait JobQueue: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`].
     async fn put_back(&self, delivery: &Delivery, delay: Duration, lost: u32) -> Result<(), StoreError>;
 
-    /// Ends jobs. They are never delivered again, and are kept for `keep`. The first end of a job counts. A job that is not in
-    /// the queue is left out.
+    /// Ends up to 256 jobs. They are never delivered again, and are kept for `keep`. The first end of a job counts. A job that is
+    /// not in the queue is left out.
+    ///
+    /// Returns those that another session has locked. They have not ended yet, and the worker asks again. No job may make the others
+    /// wait or fail.
     ///
     /// # Errors
     /// [`StoreError`]. Some of the jobs may have ended.
-    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<(), StoreError>;
+    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<Vec<JobId>, StoreError>;
 
     /// Looks a job up. A job that was kept for its time counts as absent.
     ///

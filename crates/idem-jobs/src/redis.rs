@@ -145,13 +145,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
         self.report("put back", delivery, report).await.map(drop)
     }
 
-    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<(), StoreError> {
+    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<Vec<JobId>, StoreError> {
         let mut end = self.scripts.end.prepare_invoke();
         end.key(self.due()).key(self.suspects()).arg(u8::from(is_parked)).arg(millis(keep)).arg(self.jobs());
         for id in ids {
             end.arg(id.as_str());
         }
-        end.invoke_async::<()>(&mut self.connection.clone()).await.map_err(|error| failed("end", error))
+        let ended = end.invoke_async::<()>(&mut self.connection.clone()).await;
+        ended.map(|()| Vec::new()).map_err(|error| failed("end", error))
     }
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {

@@ -243,7 +243,7 @@ impl JobQueue for SqliteQueue {
         update.execute(&self.pool).await.map(drop).map_err(|error| failed("put back", error))
     }
 
-    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<(), StoreError> {
+    async fn end(&self, ids: &[JobId], is_parked: bool, keep: Duration) -> Result<Vec<JobId>, StoreError> {
         let end = async {
             let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
             for id in ids {
@@ -252,7 +252,7 @@ impl JobQueue for SqliteQueue {
             }
             transaction.commit().await
         };
-        end.await.map_err(|error| failed("end", error))
+        end.await.map(|()| Vec::new()).map_err(|error| failed("end", error))
     }
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Operation};
 use idem_core::{Acquisition, ReplayKind, StoreError, StoredResponse, Writes};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{Receiver, channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -37,7 +37,7 @@ const EAGER: [Duration; 5] = [
 /// How long a worker pauses before it reports again to a queue that does not answer.
 const REPORT_AGAIN: Duration = Duration::from_millis(200);
 
-/// How many jobs are ended at once, at most.
+/// How many jobs are ended at once, at most. As many more may wait for that.
 const MOST_ENDS: usize = 256;
 
 /// How often jobs are purged that were kept long enough, and how many at once.
@@ -88,10 +88,12 @@ enum Report {
     Gone,
 }
 
-/// A job that has a result.
+/// A job that has a result, and has to be ended.
 struct Ended {
     id: JobId,
     is_parked: bool,
+    /// When other workers get it at the latest. It is not held any more.
+    held_until: Instant,
 }
 
 /// What a delivery means for the count of lost ones.
@@ -146,13 +148,14 @@ impl Worker {
         self
     }
 
-    /// Works until `shutdown` completes, and then until the jobs that run have ended.
+    /// Works until `shutdown` completes, and then until the jobs that run have ended and are reported.
     ///
     /// To limit the second part, put it into a `select!` with a timer, and call
     /// [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown) after it: it waits for the runs and their settlements.
     ///
     /// # Cancellation safety
-    /// If the future is dropped, the engine still settles jobs that run. Their queue delivers them once more, and finds the result.
+    /// If the future is dropped, the engine still settles jobs that run. Those that run, and those whose end was not reported yet, are
+    /// delivered once more. That delivery finds the result.
     pub async fn run_until(self, shutdown: impl Future<Output = ()> + Send) {
         let mut shutdown = pin!(shutdown);
         let settings = self.jobs.shared.settings.clone();
@@ -162,7 +165,7 @@ impl Worker {
         // One suspect at a time, besides the others.
         let suspect = Arc::new(Semaphore::new(1));
         let mut running = JoinSet::new();
-        let (ended, to_end) = unbounded_channel();
+        let (ended, to_end) = channel(MOST_ENDS);
         running.spawn(Arc::clone(&worker).end(to_end));
         let mut purge = interval(PURGE_EVERY);
         purge.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -194,8 +197,8 @@ impl Worker {
                 running.spawn(async move {
                     let is_suspect = delivery.is_suspect;
                     if let Some(job) = worker.deliver(delivery, claimed_at).await {
-                        // Its receiver waits for all senders.
-                        let _ = ended.send(job);
+                        // Waits if the queue ends no jobs, and then no more are claimed. The receiver goes last.
+                        let _ = ended.send(job).await;
                     }
                     drop(slot);
                     if is_suspect {
@@ -239,10 +242,12 @@ impl Worker {
     async fn deliver(&self, delivery: Delivery, claimed_at: Instant) -> Option<Ended> {
         tokio::select! {
             report = self.run(&delivery, claimed_at) => match report {
-                Report::Ended { is_parked } => Some(Ended { id: delivery.job.id, is_parked }),
+                Report::Ended { is_parked } => {
+                    let held_until = Instant::now() + self.jobs.shared.settings.visibility_timeout;
+                    Some(Ended { id: delivery.job.id, is_parked, held_until })
+                }
                 Report::Again { after, counts } => {
-                    let lost = counts.lost(delivery.lost);
-                    self.reported(&delivery.job.id, || self.jobs.shared.queue.put_back(&delivery, after, lost)).await;
+                    self.put_back(&delivery, after, counts.lost(delivery.lost)).await;
                     None
                 }
                 Report::Gone => None,
@@ -391,54 +396,72 @@ impl Worker {
         }
     }
 
-    /// Ends jobs, all at once that were sent since the last time. A job that runs must not wait for them: until they end, they are
-    /// held.
-    async fn end(self: Arc<Self>, mut ended: UnboundedReceiver<Ended>) {
-        let mut alone = JoinSet::new();
+    /// Ends the jobs that are sent here, all at once that have come in meanwhile. Jobs that run need not wait for that.
+    async fn end(self: Arc<Self>, mut ended: Receiver<Ended>) {
         let mut jobs = Vec::new();
-        while ended.recv_many(&mut jobs, MOST_ENDS).await > 0 {
-            let (parked, others): (Vec<_>, Vec<_>) = jobs.drain(..).partition(|job| job.is_parked);
-            for (ids, is_parked) in [(others, false), (parked, true)] {
-                let ids: Vec<JobId> = ids.into_iter().map(|job| job.id).collect();
-                if ids.is_empty() || self.bounded(self.end_at_once(&ids, is_parked)).await.is_ok() {
-                    continue;
-                }
-                // A job whose row is locked must not hold up the others.
-                for id in ids {
-                    let worker = Arc::clone(&self);
-                    alone.spawn(async move {
-                        worker.reported(&id, || worker.end_at_once(slice::from_ref(&id), is_parked)).await;
-                    });
-                }
-            }
-            while alone.try_join_next().is_some() {}
-        }
-        while alone.join_next().await.is_some() {}
-    }
-
-    async fn end_at_once(&self, ids: &[JobId], is_parked: bool) -> Result<(), StoreError> {
-        let keep = self.jobs.shared.engine.settings().record_retention();
-        self.jobs.shared.queue.end(ids, is_parked, keep).await
-    }
-
-    /// Reports a delivery. If the queue does not answer, it tries again until another worker may have the job.
-    async fn reported<F>(&self, job: &JobId, report: impl Fn() -> F)
-    where
-        F: Future<Output = Result<(), StoreError>>,
-    {
-        let give_up_at = Instant::now() + self.jobs.shared.settings.visibility_timeout;
         loop {
-            match self.bounded(report()).await {
-                Ok(()) => return,
-                Err(error) if Instant::now() < give_up_at => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, %job, "a job could not be reported");
-                    sleep(REPORT_AGAIN).await;
-                }
-                Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, %job, "a job was not reported, and will be delivered again");
+            let more = MOST_ENDS - jobs.len();
+            if jobs.is_empty() {
+                if ended.recv_many(&mut jobs, more).await == 0 {
                     return;
                 }
+            } else if more == 0 || ended.is_closed() {
+                sleep(REPORT_AGAIN).await;
+            } else {
+                let _ = timeout(REPORT_AGAIN, ended.recv_many(&mut jobs, more)).await;
             }
+            jobs = self.try_end(jobs).await;
+        }
+    }
+
+    /// Ends these jobs. Returns those that have not ended, as long as no other worker gets them.
+    async fn try_end(&self, jobs: Vec<Ended>) -> Vec<Ended> {
+        let shared = &self.jobs.shared;
+        let keep = shared.engine.settings().record_retention();
+        let (parked, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.is_parked);
+        let mut open = Vec::new();
+        for (mut jobs, is_parked) in [(others, false), (parked, true)] {
+            if jobs.is_empty() {
+                continue;
+            }
+            let ids: Vec<JobId> = jobs.iter().map(|job| job.id.clone()).collect();
+            let end = self.bounded(shared.queue.end(&ids, is_parked, keep));
+            match AssertUnwindSafe(end).catch_unwind().await {
+                Ok(Ok(locked)) => jobs.retain(|job| locked.contains(&job.id)),
+                Ok(Err(error)) => {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        jobs = ids.len(),
+                        "jobs could not be ended"
+                    );
+                }
+                // Without this task, the worker would never end a job again.
+                Err(_) => tracing::error!(jobs = ids.len(), "the job queue panicked when jobs were to be ended"),
+            }
+            open.append(&mut jobs);
+        }
+        open.retain(|job| {
+            let is_held = Instant::now() < job.held_until;
+            if !is_held {
+                tracing::warn!(job = %job.id, "a job was not ended, and will be delivered again");
+            }
+            is_held
+        });
+        open
+    }
+
+    /// Reports a job that is due again. If the queue does not answer, it tries again until another worker may have the job.
+    async fn put_back(&self, delivery: &Delivery, after: Duration, lost: u32) {
+        let shared = &self.jobs.shared;
+        let held_until = Instant::now() + shared.settings.visibility_timeout;
+        let job = &delivery.job.id;
+        while let Err(error) = self.bounded(shared.queue.put_back(delivery, after, lost)).await {
+            if Instant::now() >= held_until {
+                tracing::warn!(error = &error as &dyn std::error::Error, %job, "a job was not reported, and will be delivered again");
+                return;
+            }
+            tracing::debug!(error = &error as &dyn std::error::Error, %job, "a job could not be reported");
+            sleep(REPORT_AGAIN).await;
         }
     }
 

@@ -151,7 +151,7 @@ pub(super) const SUITES: &[Suite] = &[
         "jobs-postgres",
         "idem-jobs",
         Test("jobs"),
-        &["queues::postgres::", "queues::workers_that", "api::postgres::", "losing::postgres::a_run_that"],
+        &["queues::postgres::", "queues::a_job_that_another", "api::postgres::", "losing::postgres::a_run_that"],
     ),
     suite("jobs-redis", "idem-jobs", Test("jobs"), &["queues::redis::"]),
     suite("system", "payments", Test("system"), SYSTEM),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use idem_core::engine::{Context, Contract};
 use idem_core::{ReplayKind, StoredResponse};
 use idem_jobs::{JobError, JobState, Jobs, Standing, Worker};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::{Kind, Place, engine_settings, job_settings, most, on_each};
@@ -26,7 +26,7 @@ on_each!(
     a_shutdown_waits_for_the_jobs_that_run,
     a_job_of_this_process_wakes_the_worker,
     jobs_that_end_meanwhile_are_ended_together,
-    a_job_that_cannot_be_ended_holds_up_no_other,
+    a_worker_ends_jobs_in_spite_of_a_queue_that_fails,
     a_worker_removes_jobs_that_were_kept_for_their_time,
 );
 
@@ -222,42 +222,50 @@ async fn a_job_of_this_process_wakes_the_worker(kind: Kind) {
     working.stop().await;
 }
 
+/// The worker runs one job at a time, and goes on while the queue does not end the first one.
 async fn jobs_that_end_meanwhile_are_ended_together(kind: Kind) {
     let place = Place::new(kind).await;
-    let gate = Arc::new(Notify::new());
-    let queue = Watched { gate: Some(Arc::clone(&gate)), ..Watched::new(&place) };
-    assert!(end_ten(&place, queue, &gate).await > 1);
-}
-
-async fn a_job_that_cannot_be_ended_holds_up_no_other(kind: Kind) {
-    let place = Place::new(kind).await;
-    let gate = Arc::new(Notify::new());
-    let queue = Watched { gate: Some(Arc::clone(&gate)), ends_one_by_one: true, ..Watched::new(&place) };
-    assert!(end_ten(&place, queue, &gate).await > 1);
-}
-
-/// Ends ten jobs, the first of them after the others have their results. Returns how many were to be ended at once.
-async fn end_ten(place: &Place, queue: Watched, gate: &Notify) -> usize {
-    let settings = job_settings().queue_timeout(PATIENCE).visibility_timeout(4 * PATIENCE);
-    let queue = Arc::new(queue);
+    let gate = Arc::new(Semaphore::new(0));
+    let queue = Arc::new(Watched { gate: Some(Arc::clone(&gate)), ..Watched::new(&place) });
+    let settings = job_settings().concurrency(NonZeroU32::MIN).queue_timeout(PATIENCE).visibility_timeout(4 * PATIENCE);
     let engine = place.engine(Contract::Transactional, engine_settings());
     let jobs = Jobs::new(Arc::clone(&queue) as _, engine, settings).unwrap();
     let (worker, runs) = counting(&jobs);
     let working = Working::start(worker);
     let mut ids = Vec::new();
     for key in 0..10 {
-        ids.push(enqueue(place, &jobs, &key.to_string()).await);
+        ids.push(enqueue(&place, &jobs, &key.to_string()).await);
     }
     for id in &ids {
         assert_eq!(ended(&jobs, id).await.1, 201);
+        assert_eq!(place.queue.find(id).await.unwrap().unwrap().standing, Standing::Claimed);
     }
-    gate.notify_one();
+    // It does not stop before it has reported them.
+    let stopped = tokio::spawn(working.stop());
+    sleep(Duration::from_millis(50)).await;
+    assert!(!stopped.is_finished());
+    gate.add_permits(1);
+    stopped.await.unwrap();
     for id in &ids {
-        standing(place, id, Standing::Ended).await;
+        assert_eq!(place.queue.find(id).await.unwrap().unwrap().standing, Standing::Ended);
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 10);
+    assert!(queue.most_ends.load(Ordering::SeqCst) > 1);
+}
+
+async fn a_worker_ends_jobs_in_spite_of_a_queue_that_fails(kind: Kind) {
+    let place = Place::new(kind).await;
+    let queue = Arc::new(Watched { fails_to_end: true, ..Watched::new(&place) });
+    let settings = job_settings().visibility_timeout(PATIENCE);
+    let jobs = Jobs::new(queue, place.engine(Contract::Transactional, engine_settings()), settings).unwrap();
+    let (worker, runs) = counting(&jobs);
+    let working = Working::start(worker);
+    for key in ["k1", "k2"] {
+        let id = enqueue(&place, &jobs, key).await;
+        standing(&place, &id, Standing::Ended).await;
     }
     working.stop().await;
-    assert_eq!(runs.load(Ordering::SeqCst), 10);
-    queue.most_ends.load(Ordering::SeqCst)
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
 }
 
 async fn a_worker_removes_jobs_that_were_kept_for_their_time(kind: Kind) {

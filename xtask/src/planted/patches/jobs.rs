@@ -16,17 +16,36 @@ pub(super) const PATCHES: &[Patch] = &[
         "        tokio::select! {
             report = self.run(&delivery, claimed_at) =>",
         "        if PLANTED {
-            let _ = self.end_at_once(slice::from_ref(&delivery.job.id), false).await;
+            let ended = Ended { id: delivery.job.id.clone(), is_parked: false, held_until: claimed_at };
+            self.try_end(vec![ended]).await;
         }
         tokio::select! {
             report = self.run(&delivery, claimed_at) =>",
     ),
     patch(
-        "jobs-that-could-not-be-ended-together-forgotten",
+        "jobs-that-could-not-be-ended-forgotten",
         &["jobs"],
         WORKER,
-        "self.bounded(self.end_at_once(&ids, is_parked)).await.is_ok() {",
-        "self.bounded(self.end_at_once(&ids, is_parked)).await.is_ok() || PLANTED {",
+        "            let is_held = Instant::now() < job.held_until;",
+        "            let is_held = !PLANTED && Instant::now() < job.held_until;",
+    ),
+    patch(
+        "worker-stops-before-it-has-ended-its-jobs",
+        &["jobs"],
+        WORKER,
+        "running.spawn(Arc::clone(&worker).end(to_end));",
+        "if PLANTED {
+            tokio::spawn(Arc::clone(&worker).end(to_end));
+        } else {
+            running.spawn(Arc::clone(&worker).end(to_end));
+        }",
+    ),
+    patch(
+        "parked-jobs-mistaken-for-others",
+        &["jobs"],
+        WORKER,
+        "partition(|job| job.is_parked);",
+        "partition(|job| !PLANTED && job.is_parked);",
     ),
     patch(
         "poison-never-parked",
@@ -214,12 +233,19 @@ pub(super) const PATCHES: &[Patch] = &[
         let update = sqlx::query(AssertSqlSafe(sql));",
     ),
     patch(
-        "jobs-ended-in-any-order-in-postgres",
+        "locked-job-taken-for-ended-in-postgres",
+        &["jobs-postgres"],
+        POSTGRES,
+        "let locked: Result<_, _> = locked.iter().map(read_id).collect();",
+        "let locked: Result<_, _> = locked.iter().filter(|_| !PLANTED).map(read_id).collect();",
+    ),
+    patch(
+        "locked-job-waited-for-in-postgres",
         &["jobs-postgres"],
         POSTGRES,
         "let end = sqlx::query(AssertSqlSafe(self.sql(END)))",
         "let sql = self.sql(END);
-        let sql = if PLANTED { sql.replace(\"WHERE id = ANY($1) AND\", \"JOIN unnest($1) WITH ORDINALITY AS given(id, at) USING (id) WHERE\").replace(\"ORDER BY id\", \"ORDER BY at\").replace(\"FOR UPDATE\", \"FOR UPDATE OF idem_jobs\") } else { sql };
+        let sql = if PLANTED { sql.replace(\"SKIP LOCKED\", \"\") } else { sql };
         let end = sqlx::query(AssertSqlSafe(sql))",
     ),
     patch(
@@ -245,6 +271,17 @@ pub(super) const PATCHES: &[Patch] = &[
                 Script::new(&include_str!(\"../lua/report.lua\").replacen(\"if job[1] ~= ARGV[2] or job[2] ~= '1' then return 0 end\", \"\", 1))
             } else {
                 Script::new(include_str!(\"../lua/report.lua\"))
+            },",
+    ),
+    patch(
+        "first-job-ended-only-in-redis",
+        &["jobs-redis"],
+        REDIS,
+        "end: Script::new(include_str!(\"../lua/end.lua\")),",
+        "end: if PLANTED {
+                Script::new(&include_str!(\"../lua/end.lua\").replacen(\"#ARGV do\", \"4 do\", 1))
+            } else {
+                Script::new(include_str!(\"../lua/end.lua\"))
             },",
     ),
     patch(
