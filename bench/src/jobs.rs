@@ -51,6 +51,8 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         let outcome = hold(&format!("jobs on Postgres, {how}"), pace.rounds, vec![ours, from_pool, by_hand]).await?;
         let ratio = outcome.ratio("idem", "by hand", per_second);
         report.judge(&format!("Postgres jobs/s against a hand-written worker, {how}"), Goal::AtLeast(0.7), ratio);
+        let ratio = outcome.ratio("idem, the application's pool", "by hand", per_second);
+        report.judge(&format!("the same in the application's pool, {how}"), Goal::AtLeast(0.7), ratio);
         report.add(outcome);
     }
     Ok(())

@@ -44,8 +44,8 @@ pub(crate) async fn open(config: &Config, settings: Settings) -> Result<Opened, 
         return Ok(Opened { requests, jobs, queue, reports: Reports::Sqlite, purge: Some(store) });
     }
     if url.starts_with("postgres") {
-        let pool = PgPoolOptions::new().max_connections(17).connect(url).await?;
-        let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).schema(schema.as_str())).await?;
+        let pool = PgPoolOptions::new().max_connections(4).connect(url).await?;
+        let store = PostgresStore::open(PostgresConfig::new(url).schema(schema.as_str())).await?;
         let table = TABLE.replace("{schema}", &format!("\"{schema}\"."));
         // Two processes that start at once could make the table together. A service with migrations makes it there.
         let table = format!("BEGIN; SELECT pg_advisory_xact_lock(7); {table}; COMMIT");
