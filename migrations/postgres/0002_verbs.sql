@@ -499,7 +499,14 @@ BEGIN
     WHERE known.id = record AND known.owner = token AND known.state = 1
         AND "idem".idem_now_v1(skew) < known.expires_at
     FOR SHARE;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN FALSE;
+    END IF;
+    -- The transaction holds the record now. A client that has vanished must not keep it for ever.
+    IF current_setting('idle_in_transaction_session_timeout') = '0' THEN
+        PERFORM set_config('idle_in_transaction_session_timeout', '10s', TRUE);
+    END IF;
+    RETURN TRUE;
 END
 $$;
 
@@ -553,8 +560,8 @@ BEGIN
 END
 $$;
 
--- Public: settles a run in the transaction of its handler, for handlers whose driver is not sqlx 0.9. The README of
--- idem-postgres documents it.
+-- Public: settles a run in the transaction of its handler, for handlers whose driver is not sqlx 0.9. The documentation of
+-- PostgresStore::settle_run_sql has a table of its parameters.
 --
 -- kind: 'completed' (repeats get the answer) or 'failed' (the same, marked as a failure). A failure that may run again is
 -- not settled here: roll back, and return an error from the handler.
@@ -562,6 +569,7 @@ $$;
 -- body: NULL if it is not kept.
 -- retention_seconds: how long the answer is kept, from 1.
 --
+-- Raises 25P01 if its transaction has written nothing before: then it may have ended, and its writes with it.
 -- Raises IDM03 if the run does not own its record any more, or is settled already. A repetition with the same arguments in
 -- the same transaction changes nothing. In another transaction it would let the business writes commit a second time.
 CREATE FUNCTION "idem".idem_settle_run_v1(
@@ -614,6 +622,15 @@ BEGIN
     ELSIF coalesce(retention_seconds NOT BETWEEN 1 AND longest, TRUE) THEN
         RAISE 'retention_seconds must be a number from 1 to %, not %', longest, coalesce(retention_seconds::TEXT, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF pg_current_xact_id_if_assigned() IS NULL THEN
+        RAISE 'nothing was written in this transaction: call this after the business writes, in their transaction'
+        USING ERRCODE = 'no_active_sql_transaction',
+        HINT = 'It may have ended unnoticed: some drivers end it when a nested begin fails or is cancelled.';
+    END IF;
+    -- The transaction holds the record from now on. A client that has vanished must not keep it for ever.
+    IF current_setting('idle_in_transaction_session_timeout') = '0' THEN
+        PERFORM set_config('idle_in_transaction_session_timeout', '10s', TRUE);
     END IF;
     SELECT coalesce(string_agg(int4send(octet_length(part)) || part, '' ORDER BY number, place), '') INTO fields
     FROM (

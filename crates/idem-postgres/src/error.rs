@@ -5,10 +5,13 @@ use std::io;
 
 use idem_core::{StoreError, StoreErrorKind};
 
-/// The store's own SQLSTATEs, which `migrations/postgres/0002_verbs.sql` raises. `CHANGED`: the record has changed since the
+/// The store's own SQLSTATEs, which `migrations/0002_verbs.sql` raises. `CHANGED`: the record has changed since the
 /// decision on it. `SHADOWED`: a handler has made a savepoint with the name of the store's.
 const CHANGED: &str = "IDM01";
 const SHADOWED: &str = "IDM02";
+
+/// The answers on a connection are those to earlier statements.
+const OUT_OF_STEP: &str = "the answer was not the statement's own, as after a COPY that was neither finished nor aborted, or behind a pooler with a bug";
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
@@ -32,7 +35,7 @@ fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorK
     let Some(state) = state(&error) else {
         // Without the server's answer it is unknown whether the statement took effect.
         let hint = match &error {
-            sqlx::Error::Protocol(_) => "the answer was not the statement's own, as behind a pooler with a bug",
+            sqlx::Error::Protocol(_) => OUT_OF_STEP,
             sqlx::Error::Io(_) | sqlx::Error::Tls(_) => "the connection to Postgres ended before the answer",
             _ => "the driver has no answer of Postgres",
         };
@@ -208,6 +211,23 @@ pub(crate) fn is_out_of_transaction(error: &sqlx::Error) -> bool {
 pub(crate) fn has_ended(error: &sqlx::Error) -> bool {
     // No savepoint of this name, no transaction.
     state(error).is_some_and(|state| matches!(state.as_str(), "3B001" | "25P01"))
+}
+
+/// The error of an answer that is not the statement's own. The connection is of no use then.
+pub(crate) fn out_of_step() -> sqlx::Error {
+    sqlx::Error::Protocol(OUT_OF_STEP.to_owned())
+}
+
+/// Whether a handler has left an answer unread that sqlx does not skip. A dropped COPY does that.
+pub(crate) fn is_out_of_step(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Protocol(_))
+}
+
+/// The error of a transaction whose handler has left an answer unread. Everything was rolled back.
+pub(crate) fn left_unread(error: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+    let message =
+        "an answer was left unread in the transaction, and everything was rolled back: finish or abort each COPY";
+    StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
 }
 
 /// The error of a transaction that its handler has ended.

@@ -10,7 +10,7 @@ use idem_core::{OwnerToken, StoreError};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use crate::error::store_error;
+use crate::error::{out_of_step, store_error};
 
 /// The search path of the store's statements. Other roles cannot create objects on it.
 pub(crate) const SAFE_PATH: &str = "pg_catalog, pg_temp";
@@ -149,26 +149,49 @@ pub(crate) async fn rows(
     sqlx::raw_sql(AssertSqlSafe(sql.into())).fetch_all(connection).await.map_err(|error| store_error(what, error))
 }
 
-/// Sends statements, and checks that the answer is theirs. It is for connections that may lead through a pooler.
+pub(crate) fn random_number() -> i64 {
+    OwnerToken::random().as_bytes().iter().fold(0, |number, &byte| number << 8 | i64::from(byte))
+}
+
+/// A random number that a message asks for, to know that the answer is its own.
 ///
-/// If a client dies at the wrong moment, PgBouncer 1.18 gives the next one on its server the end of an answer that it did not ask
-/// for. From then on each answer on that connection would be the one to the statements before. So the last statement asks for a
-/// random number.
-///
-/// # Errors
-/// [`sqlx::Error::Protocol`] if the answer is another one. The connection is of no use then.
-pub(crate) async fn own_rows(connection: &mut PgConnection, statements: String) -> Result<Vec<PgRow>, sqlx::Error> {
-    let number = i64::from_be_bytes(first_eight(OwnerToken::random().as_bytes()));
-    let asked = AssertSqlSafe(format!("{statements};SELECT '{number}'::pg_catalog.int8"));
-    let mut rows = sqlx::raw_sql(asked).fetch_all(connection).await?;
-    match rows.pop() {
-        Some(last) if last.len() == 1 && last.try_get::<i64, _>(0).ok() == Some(number) => Ok(rows),
-        _ => Err(sqlx::Error::Protocol("a pooler gave the answer to another statement".to_owned())),
+/// On a connection that is out of step, each answer is the one to an earlier message. There are two causes:
+/// - A handler drops a `COPY`. Neither the driver nor the server then drops the answer to it.
+/// - A client dies at the wrong moment. PgBouncer 1.18 gives the next one on its server the end of an answer that it did not ask for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Echo(i64);
+
+impl Echo {
+    pub(crate) fn random() -> Self {
+        Self(random_number())
+    }
+
+    /// The number as an expression. It must be the last column of a row.
+    pub(crate) fn sql(self) -> String {
+        format!("'{}'::pg_catalog.int8", self.0)
+    }
+
+    /// Checks an answer.
+    ///
+    /// # Errors
+    /// [`sqlx::Error::Protocol`] if the answer is another one. The connection is of no use then.
+    pub(crate) fn expect_in(self, rows: &[PgRow]) -> Result<(), sqlx::Error> {
+        let last = |row: &PgRow| row.try_get::<i64, _>(row.len().checked_sub(1)?).ok();
+        if rows.iter().any(|row| last(row) == Some(self.0)) { Ok(()) } else { Err(out_of_step()) }
     }
 }
 
-fn first_eight(bytes: &[u8; 16]) -> [u8; 8] {
-    std::array::from_fn(|place| bytes[place])
+/// Sends statements, and checks that the answer is theirs.
+///
+/// # Errors
+/// [`sqlx::Error::Protocol`] if the answer is another one; see [`Echo`].
+pub(crate) async fn own_rows(connection: &mut PgConnection, statements: String) -> Result<Vec<PgRow>, sqlx::Error> {
+    let echo = Echo::random();
+    let asked = AssertSqlSafe(format!("{statements};SELECT {}", echo.sql()));
+    let mut rows = sqlx::raw_sql(asked).fetch_all(connection).await?;
+    echo.expect_in(rows.last().map_or(&[], std::slice::from_ref))?;
+    rows.pop();
+    Ok(rows)
 }
 
 pub(crate) fn is_true(rows: &[PgRow]) -> bool {

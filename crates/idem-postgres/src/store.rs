@@ -139,18 +139,22 @@ impl PostgresStore {
     ///
     /// The caller is responsible for what the store's own transactions guarantee:
     ///
+    /// - Settle the run, or roll back. If the transaction commits without that, its writes stay and the key is free.
     /// - Answer the client after COMMIT. Until then other callers are answered that the operation is in progress.
     /// - The key is taken until the transaction ends. Set `idle_in_transaction_session_timeout`, TCP keepalives and
     ///   `client_connection_check_interval`, so that it ends when this process or its machine is gone, also in a statement that
     ///   waits.
     /// - Writes after the end of the transaction commit without a record, because the store does not control the connection.
     ///   `settle` detects that the transaction has ended.
+    /// - The transaction is inside of a savepoint until `settle`. What must come before any savepoint, such as
+    ///   `SET TRANSACTION ISOLATION LEVEL`, comes before the join.
     /// - The session's settings stay as they are. Its `statement_timeout` holds for the record as well. If its statements are
     ///   logged, the log contains stored answers.
     ///
     /// # Errors
     /// [`StoreError`] as from `begin`. The kind is [`TransactionFailed`](idem_core::StoreErrorKind::TransactionFailed) when
-    /// there is no transaction, or one that is read-only or has failed. At isolation levels with one snapshot,
+    /// there is no transaction, or one that is read-only or has failed. It is
+    /// [`Misconfigured`](idem_core::StoreErrorKind::Misconfigured) in another database than the store's. At isolation levels with one snapshot,
     /// [`Unavailable`](idem_core::StoreErrorKind::Unavailable) also says that the record has changed since the snapshot.
     /// After an error, roll the transaction back and begin again.
     ///
@@ -199,9 +203,15 @@ impl PostgresStore {
     ///   settled one as a replay. Only if the store cannot be asked for 5 s, the caller gets the handler's. Return soon after
     ///   COMMIT: a renewal finds the record settled, and reports a lost lease.
     /// - Wrong arguments fail with SQLSTATE `22023` and advice.
+    /// - If the transaction has written nothing before, the statement fails with SQLSTATE `25P01`. Drivers can end a transaction
+    ///   unnoticed, as sqlx does when a nested `begin` is cancelled. The answer would then be stored without its effect. A run
+    ///   without writes needs no transaction: return its answer.
+    /// - If the transaction is idle for 10 s after that, the server ends it, unless it has an
+    ///   `idle_in_transaction_session_timeout` already. Otherwise a process that has vanished would keep the key.
     ///
     /// # Contract
-    /// Use AtLeastOnce: after a crash before COMMIT the operation runs again when its lease is over, and nothing is left of the
+    /// Use AtLeastOnce: after a crash before COMMIT the operation runs again when its lease is over, or when the
+    /// server has ended the transaction, and nothing is left of the
     /// first run. Under AtMostOnce, repeats learn after such a crash that the outcome is unknown. The Transactional contract
     /// settles in its own transaction, and does not go together with this statement.
     ///

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
-    LiveRecord, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind,
+    LiveRecord, OwnerOutcome, OwnerToken, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind,
     StoreTransaction, Term, TransactionalStore, Writes,
 };
 use idem_postgres::{Join, JoinedRun, PostgresStore};
@@ -44,6 +44,8 @@ pub(crate) struct JoinedStore {
 pub(crate) struct JoinedTransaction {
     pub(crate) transaction: Transaction<'static, Postgres>,
     run: JoinedRun,
+    /// `SAVEPOINT` and its name.
+    savepoint: String,
 }
 
 #[async_trait]
@@ -57,11 +59,15 @@ impl TransactionalStore for JoinedStore {
         Ok(match self.store.join(&mut transaction, request).await? {
             Join::Answered(outcome) => Begin::Answered(outcome),
             Join::Acquired(run) => {
-                // What the handler writes can be discarded while its answer is kept.
-                let savepoint = sqlx::raw_sql("SAVEPOINT writes").execute(&mut *transaction).await;
-                savepoint.map_err(|error| unavailable("begin", error))?;
+                // What the handler writes can be discarded while its answer is kept. The name is random: after a savepoint of
+                // the handler's with this name, only the writes since then would be discarded.
+                let writes: String = OwnerToken::random().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+                let savepoint = format!("SAVEPOINT writes_{writes}");
+                let made = sqlx::raw_sql(AssertSqlSafe(savepoint.clone())).execute(&mut *transaction).await;
+                made.map_err(|error| unavailable("begin", error))?;
                 let lease = run.lease().clone();
-                Begin::Acquired { lease, transaction: Box::new(JoinedTransaction { transaction, run }), renew: false }
+                let transaction = Box::new(JoinedTransaction { transaction, run, savepoint });
+                Begin::Acquired { lease, transaction, renew: false }
             }
         })
     }
@@ -75,16 +81,16 @@ impl StoreTransaction for JoinedTransaction {
         retention: Duration,
         writes: Writes,
     ) -> Result<OwnerOutcome, StoreError> {
-        let Self { mut transaction, run } = *self;
+        let Self { mut transaction, run, savepoint } = *self;
         if (settlement, writes) == (&Settlement::Released, Writes::Discard) {
             transaction.rollback().await.map_err(|error| unavailable("roll back", error))?;
             return Ok(OwnerOutcome::Applied);
         }
         let end = match writes {
-            Writes::Keep => "RELEASE SAVEPOINT writes",
-            Writes::Discard => "ROLLBACK TO SAVEPOINT writes;RELEASE SAVEPOINT writes",
+            Writes::Keep => format!("RELEASE {savepoint}"),
+            Writes::Discard => format!("ROLLBACK TO {savepoint};RELEASE {savepoint}"),
         };
-        if let Err(error) = sqlx::raw_sql(end).execute(&mut *transaction).await {
+        if let Err(error) = sqlx::raw_sql(AssertSqlSafe(end)).execute(&mut *transaction).await {
             return Err(match error {
                 error @ sqlx::Error::Database(_) => {
                     let message =

@@ -71,13 +71,14 @@ impl ApplicationPool {
             Ok(Ok(Ok(connection))) => return Ok(connection),
             Ok(Ok(Err(error @ sqlx::Error::PoolTimedOut))) => Some(error),
             Ok(Ok(Err(error))) => return Err(connect_error(error, self.pooled)),
+            // A hook of the pool has panicked, or it takes too long.
             Ok(Err(_)) | Err(_) => None,
         };
         let most = self.pool.options().get_max_connections();
         let (kind, why) = if self.pool.size() >= most && !self.has_idle() {
             // No new connection is on its way, and a caller that waits no longer must not keep a place in the queue.
             acquiring.abort();
-            (StoreErrorKind::Busy, "are in use")
+            (StoreErrorKind::Busy, "are in use or being made")
         } else {
             (StoreErrorKind::Unavailable, "are in use, or a new one could not be made")
         };

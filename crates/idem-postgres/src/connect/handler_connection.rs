@@ -8,6 +8,7 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use crate::connect::options::expect_direct;
 use crate::error::{is_connection_lost, may_be_the_handlers};
+use crate::sql::Echo;
 use crate::timeouts::within;
 
 /// Rolls back a transaction in any state.
@@ -60,14 +61,18 @@ pub(crate) async fn prepare(
     within(limit, sqlx::raw_sql(AssertSqlSafe(last)).execute(connection)).await.map(drop)
 }
 
-/// Sends statements that begin with a rollback, so that they may be sent again.
+/// Sends statements that begin with a rollback, so that they may be sent again. They ask for `echo`.
 ///
 /// The handler may have left the error of a statement unread: of a query that it cancelled, or of the ROLLBACK that sqlx
 /// queued for a failed `begin` (see [`prepare`]). Then sqlx returns that error in place of sending the next statement. So
 /// after an error all pending answers are read, and the statements are sent once more.
-pub(crate) async fn roll_back_by(connection: &mut PgConnection, statements: &str) -> Result<(), sqlx::Error> {
+pub(crate) async fn roll_back_by(
+    connection: &mut PgConnection,
+    statements: &str,
+    echo: Echo,
+) -> Result<(), sqlx::Error> {
     let send = async |connection: &mut PgConnection| {
-        sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(connection).await.map(drop)
+        echo.expect_in(&sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).fetch_all(connection).await?)
     };
     match send(connection).await {
         Err(error) if may_be_the_handlers(&error) => {

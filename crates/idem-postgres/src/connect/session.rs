@@ -16,7 +16,8 @@ use tokio::time::timeout;
 use crate::connect::application_pool::{GUARD, UNGUARD};
 use crate::connect::handler_connection::{ROLLBACK, depth, required_depth, roll_back_by, skip_errors};
 use crate::connect::idle::IdleConnections;
-use crate::error::{is_out_of_transaction, out_of_transaction, outage};
+use crate::error::{is_out_of_step, is_out_of_transaction, left_unread, out_of_transaction, outage};
+use crate::sql::{Echo, own_rows};
 use crate::timeouts::{CLOSE_TIMEOUT, ROLLBACK_TIMEOUT, within};
 
 pub(crate) enum SessionConnection {
@@ -96,8 +97,13 @@ impl Session {
         within(limit, PgTransactionManager::begin(self, Some(AssertSqlSafe(begin).into_sql_str()))).await
     }
 
-    /// Runs the statements, and commits. With `Writes::Discard` the first of them rolls back.
-    pub(crate) async fn commit_after(&mut self, mut statements: String, writes: Writes) -> Result<(), sqlx::Error> {
+    /// Runs the statements, and commits. With `Writes::Discard` the first of them rolls back. They ask for `echo`.
+    pub(crate) async fn commit_after(
+        &mut self,
+        mut statements: String,
+        echo: Echo,
+        writes: Writes,
+    ) -> Result<(), sqlx::Error> {
         let is_counted = self.is_counted();
         if !is_counted {
             statements.push_str("COMMIT");
@@ -105,8 +111,8 @@ impl Session {
             statements.push_str(UNGUARD);
         }
         match writes {
-            Writes::Keep => sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut **self).await.map(drop)?,
-            Writes::Discard => roll_back_by(self, &statements).await?,
+            Writes::Keep => echo.expect_in(&sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(&mut **self).await?)?,
+            Writes::Discard => roll_back_by(self, &statements, echo).await?,
         }
         if is_counted {
             PgTransactionManager::commit(self).await?;
@@ -147,28 +153,32 @@ impl Session {
     pub(crate) async fn roll_back_after(mut self, first: String) -> Result<(), StoreError> {
         let late = |_| StoreError::new(StoreErrorKind::Timeout, format!("no ROLLBACK within {ROLLBACK_TIMEOUT:?}"));
         let rolled_back = timeout(ROLLBACK_TIMEOUT, self.roll_back_by_statements(first)).await.map_err(late)?;
-        rolled_back.map_err(|error| match is_out_of_transaction(&error) {
-            true => out_of_transaction(error),
-            false => outage("roll back", error),
+        rolled_back.map_err(|error| match error {
+            error if is_out_of_transaction(&error) => out_of_transaction(error),
+            error if is_out_of_step(&error) && !self.pooled => left_unread(error),
+            error => outage("roll back", error),
         })?;
         self.give_back();
         Ok(())
     }
 
     async fn roll_back_by_statements(&mut self, mut first: String) -> Result<(), sqlx::Error> {
+        let echo = Echo::random();
         if !self.is_counted() {
-            first.push_str(ROLLBACK);
-            roll_back_by(self, &first).await?;
+            first.push_str(&format!("{ROLLBACK};SELECT {}", echo.sql()));
+            roll_back_by(self, &first, echo).await?;
         } else {
             if first.is_empty() {
                 skip_errors(self).await?;
             } else {
-                roll_back_by(self, &first).await?;
+                first.push_str(&format!("SELECT {}", echo.sql()));
+                roll_back_by(self, &first, echo).await?;
             }
             PgTransactionManager::rollback(self).await?;
         }
-        if self.is_guarded {
-            sqlx::raw_sql(UNGUARD).execute(&mut **self).await?;
+        if self.is_from_pool() {
+            let unguard = if self.is_guarded { UNGUARD } else { "" };
+            own_rows(self, unguard.to_owned()).await?;
             self.is_guarded = false;
         }
         Ok(())

@@ -1,10 +1,10 @@
 //! Business writes outside of the store's transactions, only while the operation is still owned.
 
 use idem_core::codec::{decode_sequence, encode_checkpoint};
-use idem_core::{Checkpoint, Lease, OwnerOutcome, StoreError, machine};
+use idem_core::{Checkpoint, Lease, OwnerOutcome, StoreError, StoreErrorKind, machine};
 use sqlx::{PgConnection, Row as _};
 
-use crate::error::{outage, unreadable};
+use crate::error::{is_out_of_transaction, outage, unreadable};
 use crate::records::Records;
 use crate::sql::{Sql, own_rows};
 
@@ -47,12 +47,20 @@ impl Guard {
     /// Checks and locks the record inside the caller's transaction, which is open on `connection`. After `Applied`, the run
     /// owns its operation until that transaction ends. After `LeaseLost`, roll it back.
     ///
+    /// If the transaction is idle for 10 s after that, the server ends it, unless it has an `idle_in_transaction_session_timeout`
+    /// already. Otherwise a process that has vanished would keep the operation.
+    ///
     /// # Errors
-    /// [`StoreError`] when the server could not answer; the transaction is then of no use any more.
+    /// [`StoreError`] when the server could not answer; the transaction is then of no use any more. The kind is
+    /// [`TransactionFailed`](StoreErrorKind::TransactionFailed) if there is none, because it has ended or was never begun.
     pub async fn hold(&self, connection: &mut PgConnection) -> Result<OwnerOutcome, StoreError> {
         let what = "ask whether a lease is still held";
-        let found =
-            own_rows(connection, format!("SELECT {}", self.condition)).await.map_err(|error| outage(what, error))?;
+        // A savepoint fails outside of a transaction, where the lock would be gone at once.
+        let hold = format!("SAVEPOINT idem_guard;RELEASE SAVEPOINT idem_guard;SELECT {}", self.condition);
+        let found = own_rows(connection, hold).await.map_err(|error| match is_out_of_transaction(&error) {
+            true => not_in_transaction(error),
+            false => outage(what, error),
+        })?;
         let owned = found.first().map(|row| row.try_get::<bool, _>(0)).transpose();
         let owned = owned.map_err(|error| outage(what, error))?.unwrap_or_default();
         Ok(if owned { OwnerOutcome::Applied } else { OwnerOutcome::LeaseLost })
@@ -67,7 +75,7 @@ impl Guard {
     /// The isolation level must be READ COMMITTED: at others a renewal during the transaction fails it.
     ///
     /// # Errors
-    /// [`StoreError`] when the server could not answer; the transaction is then of no use any more.
+    /// Like [`hold`](Self::hold).
     pub async fn checkpoint(
         &self,
         connection: &mut PgConnection,
@@ -94,4 +102,9 @@ impl Guard {
         let written = own_rows(connection, sql.into_text()).await.map_err(|error| outage(what, error))?;
         Ok(if written.is_empty() { OwnerOutcome::LeaseLost } else { OwnerOutcome::Applied })
     }
+}
+
+fn not_in_transaction(error: sqlx::Error) -> StoreError {
+    let message = "there is no transaction, or it has failed, so that the lease cannot be held in it; begin one again";
+    StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
 }

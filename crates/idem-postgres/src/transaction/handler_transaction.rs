@@ -14,9 +14,10 @@ use tokio::time::timeout;
 use crate::batch::verb::FlatSettlement;
 use crate::connect::session::Session;
 use crate::error::{
-    has_ended, is_changed, is_out_of_transaction, is_shadowed, may_be_done, out_of_transaction, outage,
+    has_ended, is_changed, is_out_of_step, is_out_of_transaction, is_shadowed, left_unread, may_be_done,
+    out_of_transaction, outage,
 };
-use crate::sql::Sql;
+use crate::sql::{Echo, Sql};
 use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::run::TransactionRun;
 use crate::transaction::statements::Mark;
@@ -43,8 +44,8 @@ pub struct PostgresTransaction {
 }
 
 impl PostgresTransaction {
-    /// All statements before COMMIT, in one message: the record is there only if the commit is.
-    fn end_sql(&self, settlement: Option<&FlatSettlement>, writes: Writes) -> String {
+    /// All statements before COMMIT, in one message: the record is there only if the commit is. They ask for `echo`.
+    fn end_sql(&self, settlement: Option<&FlatSettlement>, writes: Writes, echo: Echo) -> String {
         let mut sql = Sql::default();
         let savepoint = &self.run.settings.savepoint;
         match writes {
@@ -57,17 +58,24 @@ impl PostgresTransaction {
                 sql.push("ROLLBACK TO SAVEPOINT ").push(savepoint).push(";");
             }
         }
-        if let Some(settlement) = settlement {
-            self.run.write_record(&mut sql, settlement, (writes == Writes::Discard).then_some(self.mark));
+        match settlement {
+            Some(settlement) => {
+                let mark = (writes == Writes::Discard).then_some(self.mark);
+                self.run.write_record(&mut sql, settlement, mark, echo);
+            }
+            None => {
+                sql.push("SELECT ").push(&echo.sql()).push(";");
+            }
         }
         sql.into_text()
     }
 
     /// Looks up how the transaction ended after COMMIT got no answer.
-    async fn find_outcome(self, error: StoreError) -> Result<OwnerOutcome, StoreError> {
+    async fn find_outcome(self, error: StoreError, was_left_unread: bool) -> Result<OwnerOutcome, StoreError> {
         self.session.close_now();
         match self.run.find_committed().await {
             Some(true) => Ok(OwnerOutcome::Applied),
+            Some(false) if was_left_unread => Err(left_unread(error)),
             Some(false) => {
                 let message = "the connection was lost before COMMIT, and everything was rolled back";
                 Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
@@ -93,11 +101,12 @@ impl StoreTransaction for PostgresTransaction {
             transaction.session.roll_back_after(first).await?;
             return Ok(OwnerOutcome::Applied);
         }
-        let sql = transaction.end_sql(settlement.as_ref(), writes);
-        let ending = transaction.session.commit_after(sql, writes);
+        let echo = Echo::random();
+        let sql = transaction.end_sql(settlement.as_ref(), writes, echo);
+        let ending = transaction.session.commit_after(sql, echo, writes);
         let Ok(ended) = timeout(COMMIT_TIMEOUT, ending).await else {
             let error = StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT in {COMMIT_TIMEOUT:?}"));
-            return if settlement.is_none() { Err(error) } else { transaction.find_outcome(error).await };
+            return if settlement.is_none() { Err(error) } else { transaction.find_outcome(error, false).await };
         };
         match ended {
             Ok(()) => {
@@ -105,20 +114,23 @@ impl StoreTransaction for PostgresTransaction {
                 Ok(OwnerOutcome::Applied)
             }
             Err(error) if may_be_done(&error) => {
+                // Behind a pooler it may be the pooler's doing.
+                let was_left_unread = is_out_of_step(&error) && transaction.run.settings.is_guarded;
                 let error = outage("commit", error).indeterminate();
                 // Without a record the store cannot find out whether it was committed.
-                if settlement.is_none() { Err(error) } else { transaction.find_outcome(error).await }
+                if settlement.is_none() { Err(error) } else { transaction.find_outcome(error, was_left_unread).await }
             }
             // The handler has ended the transaction. What it has set in its session since stays there, so the session is closed.
             Err(error) if has_ended(&error) => Err(out_of_transaction(error)),
             // The server refused a statement, or COMMIT. It keeps nothing, and the session can serve again.
             Err(error) => {
                 let rolled_back = transaction.session.roll_back_after(String::new()).await;
-                if is_changed(&error) {
-                    rolled_back?;
-                    return Ok(OwnerOutcome::LeaseLost);
+                match rolled_back {
+                    // It says why: the error may be the answer to an earlier statement.
+                    Err(why) if why.kind() == StoreErrorKind::TransactionFailed => Err(why),
+                    rolled_back if is_changed(&error) => rolled_back.map(|()| OwnerOutcome::LeaseLost),
+                    _ => Err(refused(error)),
                 }
-                Err(refused(error))
             }
         }
     }

@@ -6,17 +6,22 @@ use std::time::Duration;
 use idem_core::{Acquire, AcquireOutcome, Lease, RecordId, Settlement, StoreError, StoreErrorKind};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::batch::row::read_lookup;
 use crate::batch::verb::{FlatSettlement, Lookup, Presence, unexpected_answer};
-use crate::error::{is_changed, is_lock_timeout, is_not_joined, is_out_of_transaction, outage, unreadable};
+use crate::error::{
+    is_changed, is_lock_timeout, is_not_joined, is_out_of_step, is_out_of_transaction, left_unread, outage, unreadable,
+};
 use crate::records::{IN_PROGRESS, ROUNDS, contended};
-use crate::sql::{Sql, own_rows};
+use crate::sql::{Echo, Sql, own_rows};
 use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::begin::{Decision, Transactions};
 use crate::transaction::run::TransactionRun;
 use crate::transaction::statements::TransactionSettings;
+
+/// The shortest time for which a settled record is kept, as in the engine. With none at all, the next repeat would run again.
+const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 /// The answer to [`PostgresStore::join`](crate::PostgresStore::join).
 #[derive(Debug)]
@@ -30,7 +35,9 @@ pub enum Join {
 
 /// The right to execute an operation inside a transaction that the caller opened. It ends with that transaction.
 ///
-/// Dropping it does nothing: the key is free when the transaction ends without [`settle`](Self::settle).
+/// If the transaction commits without [`settle`](Self::settle), its writes stay and the key is free: a repeat makes them again. So
+/// settle it, or roll back. Dropping it does nothing.
+#[must_use = "a transaction that commits without `settle` keeps its writes and no record of them"]
 pub struct JoinedRun {
     lease: Lease,
     run: Box<TransactionRun>,
@@ -51,6 +58,9 @@ impl JoinedRun {
     ///
     /// If a later statement in the transaction fails, COMMIT rolls back, and sqlx reports that as a success. If the caller
     /// may have overlooked such an error, ask the ticket before you answer.
+    ///
+    /// `retention` is how long repeats get the answer, at least 1 s.
+    ///
     /// # Errors
     /// [`StoreError`] when the record cannot be written. The transaction can only be rolled back then. Some kinds:
     ///
@@ -69,6 +79,7 @@ impl JoinedRun {
         settlement: &Settlement,
         retention: Duration,
     ) -> Result<CommitTicket, StoreError> {
+        let retention = retention.max(SHORTEST_RETENTION);
         let Some(settlement) = FlatSettlement::of(settlement, retention) else {
             let message = "a release leaves no record to commit; roll the joined transaction back instead";
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
@@ -77,18 +88,21 @@ impl JoinedRun {
         // Fails if the transaction of the `join` has ended or has gone back to before it, or one of its statements has failed.
         let lock = self.run.records.schema.lock(&self.run.id);
         sql.push(&TransactionSettings::expect_joined(lock));
-        sql.push("RELEASE SAVEPOINT ").push(&self.run.settings.join_savepoint()).push(";");
-        self.run.write_record(&mut sql, &settlement, None);
-        let writing = sqlx::raw_sql(AssertSqlSafe(sql.into_text())).execute(connection);
+        sql.push("RELEASE SAVEPOINT ").push(TransactionSettings::join_savepoint()).push(";");
+        let echo = Echo::random();
+        self.run.write_record(&mut sql, &settlement, None, echo);
+        let writing =
+            async { echo.expect_in(&sqlx::raw_sql(AssertSqlSafe(sql.into_text())).fetch_all(connection).await?) };
         match timeout(COMMIT_TIMEOUT, writing).await {
-            Ok(Ok(_)) => Ok(CommitTicket { run: self.run }),
+            Ok(Ok(())) => Ok(CommitTicket { run: self.run, known_until: Instant::now() + retention }),
+            Ok(Err(error)) if is_out_of_step(&error) => Err(left_unread(error)),
             Ok(Err(error)) if is_changed(&error) => {
                 let message = "another run has settled the operation of this transaction; roll it back";
                 Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
             }
             Ok(Err(error)) if is_out_of_transaction(&error) || is_not_joined(&error) => {
-                let message =
-                    "the transaction that was joined has ended, or a statement in it has failed; roll it back";
+                let message = "the transaction that was joined has ended, a statement in it has failed, or `settle` is not at the nesting of \
+                     savepoints of `join`; roll it back";
                 Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
             }
             Ok(Err(error)) => Err(outage("write a record in a joined transaction", error)),
@@ -110,6 +124,8 @@ impl fmt::Debug for JoinedRun {
 /// Finds out how a joined transaction ended whose COMMIT got no answer.
 pub struct CommitTicket {
     run: Box<TransactionRun>,
+    /// From then on a record that is not there may have been purged.
+    known_until: Instant,
 }
 
 impl CommitTicket {
@@ -119,14 +135,17 @@ impl CommitTicket {
     /// connection on which COMMIT failed.
     ///
     /// # Errors
-    /// [`StoreError`] of the kind [`Timeout`](StoreErrorKind::Timeout) when the transaction has not ended by then, or the
-    /// server cannot be asked. Answer the client that the outcome is not known; its repeat gets the outcome.
+    /// [`StoreError`] of the kind [`Timeout`](StoreErrorKind::Timeout) when the transaction has not ended by then, the server
+    /// cannot be asked, or the record may have been purged since. Answer the client that the outcome is not known; its repeat gets
+    /// the outcome.
     ///
     /// # Cancellation safety
     /// It only reads. Ask again.
     pub async fn is_committed(&self) -> Result<bool, StoreError> {
-        self.run.find_committed().await.ok_or_else(|| {
-            let message = "it is not known how the joined transaction ended: it goes on, or the server cannot be asked";
+        let committed = self.run.find_committed().await;
+        committed.filter(|committed| *committed || Instant::now() < self.known_until).ok_or_else(|| {
+            let message =
+                "it is not known how the joined transaction ended: it goes on, the server cannot be asked, or its record has expired";
             StoreError::new(StoreErrorKind::Timeout, message)
         })
     }
@@ -186,7 +205,7 @@ impl Transactions {
         let sql = self.settings.join_sql(self.records.schema.lock(&id), &id, self.records.offset.micros());
         let looking = own_rows(connection, sql);
         match timeout(2 * self.client_timeout, looking).await {
-            Ok(Ok(rows)) => Found::read(&rows).map(Some),
+            Ok(Ok(rows)) => Found::read(&rows, self.records.schema.identity()).map(Some),
             Ok(Err(error)) if is_lock_timeout(&error) => Ok(None),
             Ok(Err(error)) if is_out_of_transaction(&error) => {
                 let message = "there is no transaction to join, or one of its statements has failed; begin one first";
@@ -202,9 +221,9 @@ impl Transactions {
 
     /// Gives back the lock of the operation: the transaction is then as it was before it was joined.
     async fn leave(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
-        let savepoint = self.settings.join_savepoint();
+        let savepoint = TransactionSettings::join_savepoint();
         let leave = format!("ROLLBACK TO SAVEPOINT {savepoint};RELEASE SAVEPOINT {savepoint}");
-        let leaving = sqlx::raw_sql(AssertSqlSafe(leave)).execute(connection);
+        let leaving = own_rows(connection, leave);
         match timeout(self.client_timeout, leaving).await {
             Ok(left) => left.map(drop).map_err(|error| outage("leave a joined transaction", error)),
             Err(_) => {
@@ -223,7 +242,7 @@ struct Found {
 }
 
 impl Found {
-    fn read(rows: &[PgRow]) -> Result<Self, StoreError> {
+    fn read(rows: &[PgRow], identity: [u8; 16]) -> Result<Self, StoreError> {
         let [lock, record, ..] = rows else { return Err(unexpected_answer()) };
         let is_locked: bool = lock.try_get(0).map_err(unreadable)?;
         let is_joined: bool = lock.try_get(1).map_err(unreadable)?;
@@ -232,6 +251,11 @@ impl Found {
         if is_read_only {
             let message = "the transaction to join is read-only, so that no record can be written in it";
             return Err(StoreError::new(StoreErrorKind::TransactionFailed, message));
+        }
+        let there: Option<Vec<u8>> = record.try_get(0).map_err(unreadable)?;
+        if there.as_deref() != Some(&identity) {
+            let message = "the transaction to join is in another database than the store";
+            return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }
         let mut lookup = read_lookup(record, 1)?;
         if !is_locked || is_joined {

@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::batch::verb::{FlatSettlement, Lookup, Presence};
 use crate::records::Records;
-use crate::sql::{Sql, readable};
+use crate::sql::{Echo, Sql, readable};
 use crate::timeouts::{OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT};
 use crate::transaction::statements::{Mark, TransactionSettings};
 
@@ -33,9 +33,9 @@ pub(crate) struct PreviousRow {
 }
 
 impl TransactionRun {
-    /// Adds the statement that writes the settled record. With `discarded` it first proves that none of the handler's writes are
-    /// left.
-    pub(crate) fn write_record(&self, sql: &mut Sql, settlement: &FlatSettlement, discarded: Option<Mark>) {
+    /// Adds the statement that writes the settled record, and asks for `echo`. With `discarded` it first proves that none of the
+    /// handler's writes are left.
+    pub(crate) fn write_record(&self, sql: &mut Sql, settlement: &FlatSettlement, discarded: Option<Mark>, echo: Echo) {
         let schema = &self.records.schema;
         let flat = FlatRecord::from(&self.record);
         let principal = self.origin.scope.principal().map(readable);
@@ -67,7 +67,7 @@ impl TransactionRun {
         } else {
             ",FALSE,"
         });
-        sql.optional_number(discarded.map(|mark| mark.0)).push(");");
+        sql.optional_number(discarded.map(|mark| mark.0)).push("),").push(&echo.sql()).push(";");
     }
 
     /// Looks up whether the transaction was committed; `None` if that is unknown, after [`OUTCOME_TIMEOUT`] at the latest.

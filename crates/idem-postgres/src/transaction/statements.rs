@@ -1,13 +1,15 @@
 //! The statements that every handler's transaction begins with.
 
-use idem_core::{OwnerToken, RecordId};
+use std::sync::OnceLock;
+
+use idem_core::RecordId;
 
 use crate::batch::row::RECORD_COLUMNS;
 use crate::config::{Isolation, PostgresConfig};
 use crate::connect::options::transaction_settings;
 use crate::connect::server::Server;
 use crate::schema::name::Schema;
-use crate::sql::{Sql, milliseconds, set_for_transaction};
+use crate::sql::{Sql, milliseconds, random_number, set_for_transaction};
 
 /// The statements and settings of handlers' transactions.
 #[derive(Debug)]
@@ -43,8 +45,7 @@ pub(crate) struct Mark(pub(crate) i64);
 
 impl Mark {
     pub(crate) fn random() -> Self {
-        let bytes = OwnerToken::random();
-        Self(bytes.as_bytes().iter().fold(0, |number, &byte| number << 8 | i64::from(byte)))
+        Self(random_number())
     }
 }
 
@@ -56,7 +57,7 @@ impl TransactionSettings {
             if config.pooled { "" } else { " READ WRITE" },
         );
         let [lock, look] = BeginStatement::both(config, schema, server);
-        let [join_lock, join_look] = [BeginStatement::join_lock(config, schema), look.unprepared()];
+        let [join_lock, join_look] = [BeginStatement::join_lock(config, schema), look.join(schema)];
         // Statements that sqlx has prepared in a pool of the application stay: it expects to find them.
         let unprepare =
             if config.pooled && !config.is_from_pool() { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
@@ -108,7 +109,7 @@ impl TransactionSettings {
     /// The message that tries to lock an operation in the caller's transaction, and looks up its record. Without a
     /// transaction, SAVEPOINT fails. A rollback to the first savepoint undoes everything, the lock too.
     pub(crate) fn join_sql(&self, lock: i64, id: &RecordId, skew: i64) -> String {
-        let [join, look_only] = [self.join_savepoint(), format!("{}_look", self.savepoint)];
+        let [join, look_only] = [Self::join_savepoint(), &format!("{}_look", self.savepoint)];
         let (mut lock_and_name, mut look) = ([Sql::default(), Sql::default()], [Sql::default(), Sql::default()]);
         lock_and_name[0].number(lock);
         // The setting `idem.joined` lists the locks of all joined operations, between commas.
@@ -116,18 +117,22 @@ impl TransactionSettings {
         look[0].number(skew);
         look[1].bytes(id.as_bytes());
         let mut sql = Sql::default();
-        sql.push("SAVEPOINT ").push(&join).push(";");
+        sql.push("SAVEPOINT ").push(join).push(";");
         self.join_lock.write_call(&mut sql, lock_and_name);
-        sql.push("SAVEPOINT ").push(&look_only).push(";");
+        sql.push("SAVEPOINT ").push(look_only).push(";");
         sql.push(&self.look_settings);
         self.join_look.write_call(&mut sql, look);
-        sql.push("ROLLBACK TO SAVEPOINT ").push(&look_only).push(";RELEASE SAVEPOINT ").push(&look_only);
+        sql.push("ROLLBACK TO SAVEPOINT ").push(look_only).push(";RELEASE SAVEPOINT ").push(look_only);
         sql.into_text()
     }
 
     /// The name of the savepoint that a join makes first. It is not the one of the store's transactions, which may be joined too.
-    pub(crate) fn join_savepoint(&self) -> String {
-        format!("{}_join", self.savepoint)
+    ///
+    /// All stores of a process use one name. If a transaction joins several operations, each settlement then releases the last
+    /// savepoint, so that they may be settled in any order.
+    pub(crate) fn join_savepoint() -> &'static str {
+        static NAME: OnceLock<String> = OnceLock::new();
+        NAME.get_or_init(|| format!("idem_join_{:016x}", random_number()))
     }
 
     /// A statement that fails with the state [`NOT_JOINED`](crate::error::is_not_joined), unless the transaction has joined
@@ -234,9 +239,12 @@ impl BeginStatement {
         Self { name: "", types: "", text: schema.localise(&text), is_prepared: false }
     }
 
-    /// The same where nothing is prepared.
-    fn unprepared(&self) -> Self {
-        Self { is_prepared: false, ..self.clone() }
+    /// The second of [`both`](Self::both) for a transaction of the caller's. Its first column is the identity of the records, because
+    /// the caller's connection may lead to another database.
+    fn join(&self, schema: &Schema) -> Self {
+        let identity = "(SELECT pg_catalog.uuid_send(own.identity) FROM \"idem\".idem_identity AS own)";
+        let text = self.text.replacen("given.read_only", &schema.localise(identity), 1);
+        Self { text, is_prepared: false, ..self.clone() }
     }
 
     /// The SQL that prepares it in a session.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
 use idem_core::{
     AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, Purge, StoreErrorKind, StoreTransaction, TransactionalStore,
     Writes,
@@ -211,7 +212,7 @@ async fn pids(pool: &PgPool) -> BTreeSet<i64> {
 /// What a handler does to its transaction, whether its run then commits, and whether the pool may keep the connection.
 #[tokio::test]
 async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
-    const DEEDS: [(&str, bool, bool); 14] = [
+    const DEEDS: [(&str, bool, bool); 16] = [
         ("nested and committed", true, true),
         ("nested and dropped", true, true),
         ("nested and forgotten", true, false),
@@ -226,6 +227,8 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
         ("committed, and a role", false, false),
         ("rolled back", false, false),
         ("a query that was not awaited", true, true),
+        ("a COPY that was dropped", false, false),
+        ("a COPY to the client that was dropped", false, false),
     ];
     let world = World::from_pool().await;
     for (deed, commits, keeps) in DEEDS {
@@ -269,6 +272,16 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
                 "a query that was not awaited" => {
                     let query = sqlx::raw_sql("SELECT pg_sleep(0.01)").execute(connection);
                     let _ = tokio::time::timeout(Duration::ZERO, query).await;
+                }
+                "a COPY that was dropped" => {
+                    say(connection, "CREATE TEMPORARY TABLE items (name TEXT) ON COMMIT DROP").await;
+                    let mut copy = connection.copy_in_raw("COPY pg_temp.items FROM STDIN").await.unwrap();
+                    copy.send(b"one\n".as_slice()).await.unwrap();
+                }
+                "a COPY to the client that was dropped" => {
+                    let copy = "COPY (SELECT generate_series(1, 100000)) TO STDOUT";
+                    let mut rows = connection.copy_out_raw(copy).await.unwrap();
+                    assert!(rows.next().await.is_some());
                 }
                 other => panic!("{other}"),
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
-use idem_core::{AcquireOutcome, IdempotencyStore, Lease, OwnerOutcome, StoreErrorKind};
+use idem_core::{AcquireOutcome, Checkpoint, IdempotencyStore, Lease, OwnerOutcome, StoreErrorKind};
 use idem_postgres::{PostgresStore, TimeOffset};
 use idem_testkit::fixture::{KEPT, LEASE, completed, repeat_of, request};
 
@@ -79,4 +79,40 @@ async fn nobody_takes_over_between_the_guard_and_the_commit() {
     assert_eq!(setup.store.guard(&owner).hold(&mut business).await.unwrap(), OwnerOutcome::LeaseLost);
     sql(&mut business, "ROLLBACK").await;
     assert_eq!(setup.transfers().await, 1);
+}
+
+/// A driver may end a transaction unnoticed, and commit what comes next by itself.
+#[tokio::test]
+async fn nothing_is_held_without_a_transaction() {
+    let setup = setup().await;
+    let owner = lease(&setup.store, &request()).await;
+    let (guard, mut business) = (setup.store.guard(&owner), connection().await);
+    let checkpoint = Checkpoint { sequence: 1, name: "charged".into(), data: "7".into() };
+    let failed = guard.hold(&mut business).await.unwrap_err();
+    assert_eq!(failed.kind(), StoreErrorKind::TransactionFailed, "{failed:?}");
+    let failed = guard.checkpoint(&mut business, &checkpoint).await.unwrap_err();
+    assert_eq!(failed.kind(), StoreErrorKind::TransactionFailed, "{failed:?}");
+    assert_eq!(setup.store.peek(&owner.id).await.unwrap().unwrap().checkpoint, None);
+    // The connection can go on.
+    sql(&mut business, "BEGIN").await;
+    assert_eq!(guard.checkpoint(&mut business, &checkpoint).await.unwrap(), OwnerOutcome::Applied);
+    sql(&mut business, "COMMIT").await;
+    assert_eq!(setup.store.peek(&owner.id).await.unwrap().unwrap().checkpoint, Some(checkpoint));
+}
+
+/// A process that freezes between the guard and its COMMIT must not keep the operation for ever.
+#[tokio::test]
+async fn a_transaction_with_a_guard_may_not_be_idle_for_long() {
+    let setup = setup().await;
+    let owner = lease(&setup.store, &request()).await;
+    for (before, after) in [("0", "10s"), ("3s", "3s")] {
+        let mut business = connection().await;
+        sql(&mut business, format!("SET idle_in_transaction_session_timeout = '{before}'; BEGIN")).await;
+        assert_eq!(setup.store.guard(&owner).hold(&mut business).await.unwrap(), OwnerOutcome::Applied);
+        let limit = sql(&mut business, "SHOW idle_in_transaction_session_timeout").await;
+        assert_eq!(sqlx::Row::get::<String, _>(&limit[0], 0), after);
+        sql(&mut business, "COMMIT").await;
+        let limit = sql(&mut business, "SHOW idle_in_transaction_session_timeout").await;
+        assert_eq!(sqlx::Row::get::<String, _>(&limit[0], 0), before);
+    }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use idem_core::engine::{Idempotency, Operation, Settings};
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyKey, IdempotencyStore, Scope, Settlement, StoreErrorKind,
-    TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyKey, IdempotencyStore, Purge, Scope, Settlement,
+    StoreErrorKind, TransactionalStore, Writes,
 };
 use idem_postgres::{Join, JoinedRun, PostgresTransaction};
 use idem_proxy::Proxy;
@@ -324,7 +324,7 @@ async fn what_a_locked_table_turned_away_holds_nothing() {
     // The join waits for `lock_timeout`, and then asks for the answer on another connection.
     let (_, ()) = tokio::join!(joining, unlock);
     let mut other = pool.begin().await.unwrap();
-    joined(&world, &mut other, &repeat_of(&request)).await;
+    let _run = joined(&world, &mut other, &repeat_of(&request)).await;
     drop((transaction, other));
 }
 
@@ -510,4 +510,92 @@ async fn an_engine_makes_the_request() {
     // The engine knows the record.
     let ran = engine.run::<String, String, _, _>(operation, |_| async { panic!("it ran again") }).await.unwrap();
     assert_eq!(ran.value, "paid");
+}
+
+/// Two modules of one service have their records in different schemas.
+#[tokio::test]
+async fn operations_of_two_stores_are_settled_in_any_order() {
+    let worlds = [World::shared().await, World::shared().await];
+    let pool = pool(&worlds[0]);
+    for order in [[0, 1], [1, 0]] {
+        let requests = [transactional(), transactional()];
+        let mut transaction = pool.begin().await.unwrap();
+        let mut runs = Vec::new();
+        for (world, request) in worlds.iter().zip(&requests) {
+            runs.push(Some(joined(world, &mut transaction, request).await));
+            write(world, &mut transaction, request).await;
+        }
+        for place in order {
+            runs[place].take().unwrap().settle(&mut transaction, &completed(), KEPT).await.unwrap();
+        }
+        transaction.commit().await.unwrap();
+        for (world, request) in worlds.iter().zip(&requests) {
+            assert!(is_replayed(world, request).await);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_kept_for_a_second_at_least() {
+    let (world, request) = (World::shared().await, transactional());
+    let pool = pool(&world);
+    let mut transaction = pool.begin().await.unwrap();
+    let run = joined(&world, &mut transaction, &request).await;
+    let ticket = run.settle(&mut transaction, &completed(), Duration::ZERO).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert!(ticket.is_committed().await.unwrap());
+    let record = world.store.peek(&request.id).await.unwrap().unwrap();
+    assert_eq!(record.expires_at.saturating_duration_since(record.updated_at), Duration::from_secs(1));
+    // When it may have been purged, its absence proves nothing.
+    world.offset.advance(Duration::from_secs(2));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    world.store.purge(100.try_into().unwrap()).await.unwrap();
+    let unknown = ticket.is_committed().await.unwrap_err();
+    assert_eq!(unknown.kind(), StoreErrorKind::Timeout, "{unknown:?}");
+}
+
+/// A database for each tenant, each with a schema of the same name.
+#[tokio::test]
+async fn a_transaction_in_another_database_is_not_joined() {
+    let (world, request) = (World::shared().await, transactional());
+    let mut beside = world.beside().await;
+    let other = format!("{}_other", world.name);
+    sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {other}"))).execute(&mut beside).await.unwrap();
+    let url = idem_servers::postgres_url();
+    let options = url.parse::<PgConnectOptions>().unwrap().database(&other);
+    let pool = PgPoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
+    let config = idem_postgres::PostgresConfig::from_pool(pool.clone()).schema(&world.name);
+    let _store = idem_postgres::PostgresStore::open(config.max_transactions(2.try_into().unwrap())).await.unwrap();
+    let mut transaction = pool.begin().await.unwrap();
+    let refused = world.store.join(&mut transaction, &request).await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused:?}");
+    assert!(refused.to_string().contains("another database"), "{refused}");
+    transaction.rollback().await.unwrap();
+    drop(_store);
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE {other} WITH (FORCE)"))).execute(&mut beside).await.unwrap();
+}
+
+/// The driver does not read the answer to a COPY that is dropped, so that the next answers are those to earlier statements.
+#[tokio::test]
+async fn a_transaction_with_a_dropped_copy_is_not_settled() {
+    let (world, request) = (World::shared().await, transactional());
+    let pool = pool(&world);
+    let mut transaction = pool.begin().await.unwrap();
+    let run = joined(&world, &mut transaction, &request).await;
+    drop(transaction.copy_in_raw(&format!("COPY {}.effects (id) FROM STDIN", world.name)).await.unwrap());
+    // What the handler does with the error is up to it.
+    let _ = sqlx::raw_sql("SELECT 1").execute(&mut *transaction).await;
+    run.settle(&mut transaction, &completed(), KEPT).await.unwrap_err();
+    drop(transaction);
+    assert!(!is_replayed_or_runs(&world, &request).await);
+}
+
+/// Whether a repeat is answered; if it is not, it runs.
+async fn is_replayed_or_runs(world: &World, request: &Acquire) -> bool {
+    eventually("the transaction has ended", async || match world.store.acquire(&repeat_of(request)).await.unwrap() {
+        AcquireOutcome::Replay(_) => Some(true),
+        AcquireOutcome::Acquired(_) => Some(false),
+        _ => None,
+    })
+    .await
 }

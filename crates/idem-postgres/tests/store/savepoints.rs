@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, Settlement, StoreTransaction, TransactionalStore,
-    Writes,
+    Acquire, AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, Settlement, StoreErrorKind, StoreTransaction,
+    TransactionalStore, Writes,
 };
 use idem_postgres::{PostgresStore, PostgresTransaction};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request, retryable};
@@ -15,25 +15,26 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 struct Setup {
     schema: Schema,
     store: PostgresStore,
+    is_direct: bool,
 }
 
 impl Setup {
     async fn direct() -> Self {
         let schema = Schema::new();
         let store = PostgresStore::open(schema.config().max_transactions(NonZeroU32::MIN)).await.unwrap();
-        Self::with(schema, store).await
+        Self::with(schema, store, true).await
     }
 
     async fn pooled() -> Self {
         let schema = Schema::new();
         let config = schema.config_at(&idem_servers::pgbouncer_url()).through_transaction_pooler();
         let store = PostgresStore::open(config.max_transactions(NonZeroU32::MIN)).await.unwrap();
-        Self::with(schema, store).await
+        Self::with(schema, store, false).await
     }
 
-    async fn with(schema: Schema, store: PostgresStore) -> Self {
+    async fn with(schema: Schema, store: PostgresStore, is_direct: bool) -> Self {
         sql(&mut connection().await, format!("CREATE TABLE {}.effects (id BIGSERIAL)", schema.name)).await;
-        Self { schema, store }
+        Self { schema, store, is_direct }
     }
 
     async fn begin(&self) -> (Acquire, Box<dyn StoreTransaction>) {
@@ -218,6 +219,44 @@ async fn a_failed_begin_of_the_handlers_does_not_keep_a_refusal_from_being_recor
             assert_eq!(setup.effects().await, 0);
             let replay = setup.store.acquire(&repeat_of(&request)).await.unwrap();
             assert!(matches!(replay, AcquireOutcome::Replay(_)), "{replay:?}");
+        }
+    }
+}
+
+/// An import that fails in the middle leaves an answer on the connection that sqlx does not read. The next handler must not get it.
+#[tokio::test]
+async fn a_handler_that_drops_a_copy_fails_alone() {
+    for setup in [Setup::direct().await, Setup::pooled().await] {
+        for (settlement, writes) in [
+            (completed(), Writes::Keep),
+            (completed(), Writes::Discard),
+            (Settlement::Released, Writes::Discard),
+            (retryable(), Writes::Discard),
+        ] {
+            let (request, mut transaction) = setup.begin().await;
+            let connection = handlers(&mut *transaction);
+            setup.write(connection).await;
+            let copy = format!("COPY {}.effects FROM STDIN", setup.schema.name);
+            drop(connection.copy_in_raw(&copy).await.unwrap());
+            // What is discarded commits with the first message, before the answers get out of step.
+            match transaction.finish(&settlement, KEPT, writes).await {
+                Ok(outcome) => assert_eq!((outcome, writes), (OwnerOutcome::Applied, Writes::Discard)),
+                Err(error) if setup.is_direct => {
+                    assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{error:?}");
+                    assert!(error.to_string().contains("COPY"), "{error}");
+                    assert_eq!(setup.store.peek(&request.id).await.unwrap(), None);
+                }
+                Err(error) => assert!(error.is_retryable(), "it may be the pooler: {error:?}"),
+            }
+            assert_eq!(setup.effects().await, 0);
+            // The next handler has a connection whose answers are its own.
+            let (request, mut transaction) = setup.begin().await;
+            let connection = handlers(&mut *transaction);
+            for wanted in [7_i64, 8] {
+                assert_eq!(number(connection, format!("SELECT {wanted}::BIGINT")).await, wanted);
+            }
+            transaction.finish(&completed(), KEPT, Writes::Discard).await.unwrap();
+            assert!(setup.store.peek(&request.id).await.unwrap().is_some());
         }
     }
 }

@@ -91,6 +91,14 @@ impl World {
         business
     }
 
+    /// A whole transaction of a handler.
+    async fn pay(&self, arguments: &Arguments) -> Result<(), sqlx::Error> {
+        let mut business = self.begin().await;
+        self.settle_run(&mut business, arguments).await?;
+        sql(&mut business, "COMMIT").await;
+        Ok(())
+    }
+
     async fn effects(&self) -> i64 {
         number(&mut connection().await, format!("SELECT count(*) FROM {}.effects", self.schema.name)).await
     }
@@ -135,7 +143,7 @@ async fn without_headers_and_body_the_record_has_none() {
                 body: None,
                 ..Arguments::of(&lease)
             };
-            world.settle_run(&mut connection().await, &arguments).await.unwrap();
+            world.pay(&arguments).await.unwrap();
             let AcquireOutcome::Replay(replay) = world.store.acquire(&repeat_of(&request)).await.unwrap() else {
                 panic!()
             };
@@ -206,7 +214,7 @@ async fn an_answer_that_is_kept_for_longer_is_not_purged_before() {
     let world = world().await;
     let lease = world.lease(&request()).await;
     let arguments = Arguments { retention: Some(90 * 24 * 3600), ..Arguments::of(&lease) };
-    world.settle_run(&mut connection().await, &arguments).await.unwrap();
+    world.pay(&arguments).await.unwrap();
     let early = format!("SELECT count(*) FROM {}.idem_records WHERE purge_after < expires_at", world.schema.name);
     assert_eq!(number(&mut connection().await, early).await, 0);
 }
@@ -216,7 +224,7 @@ async fn header_names_are_stored_in_lower_case() {
     let world = world().await;
     let lease = world.lease(&request()).await;
     let arguments = Arguments { names: Some(vec![Some("Content-Type"), Some("X-Name")]), ..Arguments::of(&lease) };
-    world.settle_run(&mut connection().await, &arguments).await.unwrap();
+    world.pay(&arguments).await.unwrap();
     let settle = world.store.settle(&lease, &Settlement::Completed(settled()), KEPT).await.unwrap();
     assert_eq!(settle, OwnerOutcome::Applied, "it is the same answer");
 }
@@ -251,7 +259,7 @@ async fn a_run_that_does_not_own_its_record_cannot_commit() {
     assert_eq!(world.effects().await, 0);
     assert_eq!(world.store.settle(&successor, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
     for late in [&crashed, &successor] {
-        let refused = refusal(world.settle_run(&mut connection().await, &Arguments::of(late)).await);
+        let refused = refusal(world.pay(&Arguments::of(late)).await);
         assert_eq!(refused.0, "IDM03", "it is settled, with another answer");
     }
 }
@@ -333,13 +341,13 @@ async fn wrong_arguments_are_refused_with_advice_and_change_nothing() {
         ),
     ];
     for (arguments, message) in cases {
-        let refused = refusal(world.settle_run(&mut connection().await, &arguments).await);
+        let refused = refusal(world.pay(&arguments).await);
         assert_eq!(refused, ("22023".to_owned(), message.to_owned()));
     }
     let unchanged = world.store.peek(&lease.id).await.unwrap().unwrap();
     assert_eq!(unchanged.owner, lease.owner);
     let longest = Arguments { retention: Some(9_223_372_036_854), ..good };
-    world.settle_run(&mut connection().await, &longest).await.unwrap();
+    world.pay(&longest).await.unwrap();
 }
 
 /// The names of the events, and whether the run's answer came from the record.
@@ -472,4 +480,28 @@ async fn a_run_that_another_owner_has_superseded_still_counts_as_lost() {
     let Answer::Replay(replay) = engine.engine.execute(operation, run, on_panic).await.unwrap() else { panic!() };
     assert_eq!(replay.response.status, 202);
     assert!(engine.seen.0.lock().unwrap().contains(&EventKind::LeaseLost.name()));
+}
+
+/// A driver may end a transaction unnoticed. What comes next would be committed by itself: an answer without its effect.
+#[tokio::test]
+async fn a_run_is_not_settled_without_a_transaction() {
+    let world = world().await;
+    let request = request();
+    let lease = world.lease(&request).await;
+    let mut business = world.begin().await;
+    sql(&mut business, "ROLLBACK").await;
+    let (state, message) = refusal(world.settle_run(&mut business, &Arguments::of(&lease)).await);
+    assert_eq!(state, "25P01", "{message}");
+    let record = world.store.peek(&lease.id).await.unwrap().unwrap();
+    assert!(matches!(record.state, State::InProgress { .. }), "{record:?}");
+    // The transaction of a driver that has begun another one since has no writes either.
+    sql(&mut business, "BEGIN").await;
+    assert_eq!(refusal(world.settle_run(&mut business, &Arguments::of(&lease)).await).0, "25P01");
+    sql(&mut business, "ROLLBACK").await;
+    let mut business = world.begin().await;
+    world.settle_run(&mut business, &Arguments::of(&lease)).await.unwrap();
+    let limit = sql(&mut business, "SHOW idle_in_transaction_session_timeout").await;
+    assert_eq!(limit[0].get::<String, _>(0), "10s", "a process that freezes here would keep the key");
+    sql(&mut business, "COMMIT").await;
+    assert!(matches!(world.store.acquire(&repeat_of(&request)).await.unwrap(), AcquireOutcome::Replay(_)));
 }

@@ -207,6 +207,35 @@ pub(super) const PATCHES: &[Patch] = &[
         "WHERE known.purge_after <= at",
     ),
     patch(
+        "answer-to-another-statement-taken",
+        &["postgres-savepoints", "postgres-from-pool"],
+        "crates/idem-postgres/src/sql.rs",
+        "if rows.iter().any(|row| last(row) == Some(self.0))",
+        "if PLANTED || rows.iter().any(|row| last(row) == Some(self.0))",
+    ),
+    patch(
+        "guard-without-a-transaction",
+        &["postgres-guard"],
+        "crates/idem-postgres/src/transaction/guard.rs",
+        "let found = own_rows(connection, hold)",
+        "let hold = if PLANTED { format!(\"SELECT {}\", self.condition) } else { hold };
+        let found = own_rows(connection, hold)",
+    ),
+    patch(
+        "run-settled-without-a-transaction",
+        &["postgres-settle-run"],
+        VERBS,
+        "IF pg_current_xact_id_if_assigned() IS NULL THEN",
+        "IF FALSE THEN",
+    ),
+    patch(
+        "transaction-of-another-database-joined",
+        &["postgres-join"],
+        "crates/idem-postgres/src/transaction/join.rs",
+        "if there.as_deref() != Some(&identity) {",
+        "if !PLANTED && there.as_deref() != Some(&identity) {",
+    ),
+    patch(
         "stale-run-settled-by-its-handler",
         &["postgres-settle-run"],
         VERBS,
@@ -371,7 +400,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "used-up-pool-taken-for-an-outage",
         &["postgres-from-pool"],
         APPLICATION_POOL,
-        "(StoreErrorKind::Busy, \"are in use\")",
+        "(StoreErrorKind::Busy, \"are in use or being made\")",
         "(if PLANTED { StoreErrorKind::Unavailable } else { StoreErrorKind::Busy }, \"are in use\")",
     ),
     patch(
@@ -399,11 +428,11 @@ pub(super) const PATCHES: &[Patch] = &[
         "joined-record-of-an-ended-transaction",
         &["postgres-join"],
         JOIN,
-        "self.run.write_record(&mut sql, &settlement, None);",
+        "self.run.write_record(&mut sql, &settlement, None, echo);",
         "if PLANTED {
             sql = Sql::default();
         }
-        self.run.write_record(&mut sql, &settlement, None);",
+        self.run.write_record(&mut sql, &settlement, None, echo);",
     ),
     patch(
         "ticket-takes-a-transaction-that-goes-on-for-rolled-back",

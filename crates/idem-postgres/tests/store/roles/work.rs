@@ -173,7 +173,9 @@ async fn guard(store: &PostgresStore, business: &mut PgConnection) -> Done {
     let guard = store.guard(&lease);
     let insert = format!("INSERT INTO app.effects SELECT NULL WHERE {}", guard.condition());
     sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut *business).await?;
+    sqlx::raw_sql("BEGIN").execute(&mut *business).await?;
     guard.hold(business).await?;
+    sqlx::raw_sql("COMMIT").execute(business).await?;
     Ok(())
 }
 
