@@ -405,7 +405,7 @@ impl Worker {
                 if ended.recv_many(&mut jobs, more).await == 0 {
                     return;
                 }
-            } else if more == 0 || ended.is_closed() {
+            } else if more == 0 || ended.is_closed() && ended.is_empty() {
                 sleep(REPORT_AGAIN).await;
             } else {
                 let _ = timeout(REPORT_AGAIN, ended.recv_many(&mut jobs, more)).await;

@@ -101,8 +101,8 @@ impl PostgresStore {
             }
             migrate::identity(&mut connection, &schema).await
         };
-        let identity = blockers::log_while_waiting(&options, backend_pid, wait, identity).await?;
-        let schema = schema.identified(identity);
+        let (identity, database) = blockers::log_while_waiting(&options, backend_pid, wait, identity).await?;
+        let schema = schema.identified(identity, database);
         rows(&mut connection, "open the store", "COMMIT").await?;
         let goodbye = connection.close().await;
         goodbye.map_err(|error| store_error("close the first connection", error))?;

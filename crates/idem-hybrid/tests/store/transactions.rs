@@ -107,10 +107,14 @@ async fn a_run_that_its_handler_settled_by_sql_is_replayed() {
         let (process, request) = (process().await, request());
         let AcquireOutcome::Acquired(lease) = process.hybrid.acquire(&request).await.unwrap() else { panic!() };
         let mut connection = PgConnection::connect(&idem_servers::postgres_url()).await.unwrap();
+        let mut business = connection.begin().await.unwrap();
+        // Counts as a write.
+        sqlx::raw_sql("SELECT pg_current_xact_id()").execute(&mut *business).await.unwrap();
         let settle = sqlx::query(AssertSqlSafe(process.postgres.settle_run_sql()));
         let settle = settle.bind(lease.id.as_bytes().as_slice()).bind(lease.owner.as_bytes().as_slice());
         let settle = settle.bind("completed").bind(201_i32).bind(Vec::<String>::new()).bind(Vec::<String>::new());
-        settle.bind(b"paid".as_slice()).bind(3600_i64).execute(&mut connection).await.unwrap();
+        settle.bind(b"paid".as_slice()).bind(3600_i64).execute(&mut *business).await.unwrap();
+        business.commit().await.unwrap();
         let paid = StoredResponse::new(201, "paid");
         let (answer, expected) = match end {
             End::Same => (Some(paid.clone()), OwnerOutcome::Applied),

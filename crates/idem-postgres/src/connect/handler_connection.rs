@@ -8,7 +8,7 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use crate::connect::options::expect_direct;
 use crate::error::{is_connection_lost, may_be_the_handlers};
-use crate::sql::Echo;
+use crate::sql::{Echo, own_rows};
 use crate::timeouts::within;
 
 /// Rolls back a transaction in any state.
@@ -71,15 +71,14 @@ pub(crate) async fn roll_back_by(
     statements: &str,
     echo: Echo,
 ) -> Result<(), sqlx::Error> {
-    let send = async |connection: &mut PgConnection| {
-        echo.expect_in(&sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).fetch_all(connection).await?)
-    };
-    match send(connection).await {
+    match sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).fetch_all(&mut *connection).await {
+        Ok(rows) => echo.expect_in(&rows),
         Err(error) if may_be_the_handlers(&error) => {
             skip_errors(connection).await?;
-            send(connection).await
+            // With another number, as the answer to the first message may still come.
+            own_rows(connection, statements.to_owned()).await.map(drop)
         }
-        answer => answer,
+        Err(error) => Err(error),
     }
 }
 

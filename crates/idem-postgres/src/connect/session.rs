@@ -164,11 +164,12 @@ impl Session {
 
     async fn roll_back_by_statements(&mut self, mut first: String) -> Result<(), sqlx::Error> {
         let echo = Echo::random();
+        let skipped = self.is_counted() && first.is_empty();
         if !self.is_counted() {
             first.push_str(&format!("{ROLLBACK};SELECT {}", echo.sql()));
             roll_back_by(self, &first, echo).await?;
         } else {
-            if first.is_empty() {
+            if skipped {
                 skip_errors(self).await?;
             } else {
                 first.push_str(&format!("SELECT {}", echo.sql()));
@@ -176,7 +177,8 @@ impl Session {
             }
             PgTransactionManager::rollback(self).await?;
         }
-        if self.is_from_pool() {
+        // What was skipped may have left the answers out of step.
+        if self.is_guarded || skipped {
             let unguard = if self.is_guarded { UNGUARD } else { "" };
             own_rows(self, unguard.to_owned()).await?;
             self.is_guarded = false;

@@ -159,18 +159,21 @@ async fn apply(
 }
 
 /// Reads the random identity of the schema, which distinguishes its records from all others.
-pub(crate) async fn identity(connection: &mut PgConnection, schema: &Schema) -> Result<[u8; 16], StoreError> {
+pub(crate) async fn identity(connection: &mut PgConnection, schema: &Schema) -> Result<([u8; 16], String), StoreError> {
     let what = "read the identity of the schema";
     // As text, which is read the same way through every proxy.
-    let sql =
-        format!("SELECT pg_catalog.replace(identity::pg_catalog.text, '-', '') FROM {}.idem_identity", schema.quoted());
+    let sql = format!(
+        "SELECT pg_catalog.replace(identity::pg_catalog.text, '-', ''), pg_catalog.current_database()::pg_catalog.text FROM {}.idem_identity",
+        schema.quoted()
+    );
     let found = rows(connection, what, sql).await?;
     let digits: String = found.first().and_then(|row| row.try_get(0).ok()).unwrap_or_default();
     let identity = u128::from_str_radix(&digits, 16).map_err(|error| {
         let message = format!("the table idem_identity of the schema {} is empty; restore its row", schema.quoted());
         StoreError::new(StoreErrorKind::Misconfigured, message).with_source(error)
     })?;
-    Ok(identity.to_be_bytes())
+    let database = found.first().and_then(|row| row.try_get(1).ok()).unwrap_or_default();
+    Ok((identity.to_be_bytes(), database))
 }
 
 /// Refuses a database whose schema is missing or has another version.

@@ -53,9 +53,9 @@ impl Schema {
         sql
     }
 
-    /// This schema, with the identity that was read in it.
-    pub(crate) fn identified(self, identity: [u8; 16]) -> IdentifiedSchema {
-        IdentifiedSchema { schema: self, identity }
+    /// This schema, with the identity that was read in it, and the name of its database.
+    pub(crate) fn identified(self, identity: [u8; 16], database: String) -> IdentifiedSchema {
+        IdentifiedSchema { schema: self, identity, database }
     }
 }
 
@@ -64,9 +64,19 @@ impl Schema {
 pub(crate) struct IdentifiedSchema {
     schema: Schema,
     identity: [u8; 16],
+    database: String,
 }
 
 impl IdentifiedSchema {
+    /// Where the records are: the identity, which a copied database shares, and the database.
+    pub(crate) fn place(&self) -> Vec<u8> {
+        [&self.identity, self.database.as_bytes()].concat()
+    }
+
+    /// An expression for [`place`](Self::place) on another connection.
+    pub(crate) const PLACE: &str = "(SELECT pg_catalog.uuid_send(own.identity) OPERATOR(pg_catalog.||) \
+        pg_catalog.convert_to(pg_catalog.current_database()::pg_catalog.text, 'UTF8') FROM \"idem\".idem_identity AS own)";
+
     pub(crate) fn identity(&self) -> [u8; 16] {
         self.identity
     }
@@ -113,7 +123,7 @@ mod tests {
 
     #[test]
     fn locks_differ_by_record_by_schema_and_by_identity_and_never_change() {
-        let schema = |name, identity| Schema::new(name).unwrap().identified([identity; 16]);
+        let schema = |name, identity| Schema::new(name).unwrap().identified([identity; 16], String::new());
         let (one, id) = (schema("idem", 1), RecordId::from_bytes([7; 32]));
         for other in [schema("other", 1), schema("idem", 2)] {
             assert_ne!(one.lock(&id), other.lock(&id));
@@ -126,7 +136,8 @@ mod tests {
     #[test]
     fn the_lock_of_a_known_record_says_nothing_about_that_of_another() {
         let lock = |identity, id| {
-            Schema::new("idem").unwrap().identified([identity; 16]).lock(&RecordId::from_bytes([id; 32]))
+            let schema = Schema::new("idem").unwrap().identified([identity; 16], String::new());
+            schema.lock(&RecordId::from_bytes([id; 32]))
         };
         assert_ne!(lock(1, 7) ^ lock(1, 8), lock(2, 7) ^ lock(2, 8));
     }

@@ -38,7 +38,7 @@ impl Guard {
 
     /// An SQL expression that is true while the run owns its operation, for the `WHERE` of a statement:
     /// `INSERT INTO transfers SELECT $1, $2 WHERE …`. If no row is written, the lease is lost. It contains only quoted names,
-    /// numbers and hexadecimal digits.
+    /// numbers and hexadecimal digits. It limits how long the transaction may be idle, like [`hold`](Self::hold).
     #[must_use]
     pub fn condition(&self) -> &str {
         &self.condition

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use crate::batch::row::read_lookup;
 use crate::batch::verb::{FlatSettlement, Lookup, Presence, unexpected_answer};
 use crate::error::{
-    is_changed, is_lock_timeout, is_not_joined, is_out_of_step, is_out_of_transaction, left_unread, outage, unreadable,
+    is_changed, is_lock_timeout, is_not_joined, is_out_of_step, is_out_of_transaction, outage, store_error, unreadable,
 };
 use crate::records::{IN_PROGRESS, ROUNDS, contended};
 use crate::sql::{Echo, Sql, own_rows};
@@ -89,13 +89,18 @@ impl JoinedRun {
         let lock = self.run.records.schema.lock(&self.run.id);
         sql.push(&TransactionSettings::expect_joined(lock));
         sql.push("RELEASE SAVEPOINT ").push(TransactionSettings::join_savepoint()).push(";");
+        let known_until = Instant::now().checked_add(retention);
         let echo = Echo::random();
         self.run.write_record(&mut sql, &settlement, None, echo);
-        let writing =
-            async { echo.expect_in(&sqlx::raw_sql(AssertSqlSafe(sql.into_text())).fetch_all(connection).await?) };
+        let sql = AssertSqlSafe(sql.into_text());
+        let writing = async { echo.expect_in(&sqlx::raw_sql(sql).fetch_all(connection).await?) };
         match timeout(COMMIT_TIMEOUT, writing).await {
-            Ok(Ok(())) => Ok(CommitTicket { run: self.run, known_until: Instant::now() + retention }),
-            Ok(Err(error)) if is_out_of_step(&error) => Err(left_unread(error)),
+            Ok(Ok(())) => Ok(CommitTicket { run: self.run, known_until }),
+            // Behind a pooler it may be the pooler's doing.
+            Ok(Err(error)) if is_out_of_step(&error) && self.run.settings.is_guarded => {
+                let message = "an answer was left unread in the transaction, as of a dropped COPY; roll it back";
+                Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
+            }
             Ok(Err(error)) if is_changed(&error) => {
                 let message = "another run has settled the operation of this transaction; roll it back";
                 Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
@@ -125,7 +130,7 @@ impl fmt::Debug for JoinedRun {
 pub struct CommitTicket {
     run: Box<TransactionRun>,
     /// From then on a record that is not there may have been purged.
-    known_until: Instant,
+    known_until: Option<Instant>,
 }
 
 impl CommitTicket {
@@ -143,7 +148,8 @@ impl CommitTicket {
     /// It only reads. Ask again.
     pub async fn is_committed(&self) -> Result<bool, StoreError> {
         let committed = self.run.find_committed().await;
-        committed.filter(|committed| *committed || Instant::now() < self.known_until).ok_or_else(|| {
+        let is_kept = self.known_until.is_none_or(|until| Instant::now() < until);
+        committed.filter(|committed| *committed || is_kept).ok_or_else(|| {
             let message =
                 "it is not known how the joined transaction ended: it goes on, the server cannot be asked, or its record has expired";
             StoreError::new(StoreErrorKind::Timeout, message)
@@ -205,13 +211,14 @@ impl Transactions {
         let sql = self.settings.join_sql(self.records.schema.lock(&id), &id, self.records.offset.micros());
         let looking = own_rows(connection, sql);
         match timeout(2 * self.client_timeout, looking).await {
-            Ok(Ok(rows)) => Found::read(&rows, self.records.schema.identity()).map(Some),
+            Ok(Ok(rows)) => Found::read(&rows, &self.records.schema.place()).map(Some),
             Ok(Err(error)) if is_lock_timeout(&error) => Ok(None),
             Ok(Err(error)) if is_out_of_transaction(&error) => {
                 let message = "there is no transaction to join, or one of its statements has failed; begin one first";
                 Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
             }
-            Ok(Err(error)) => Err(outage("join a transaction", error)),
+            // A missing schema too: the connection leads to another database.
+            Ok(Err(error)) => Err(store_error("join a transaction", error)),
             Err(_) => {
                 let message = "the server did not answer in a joined transaction; roll it back";
                 Err(StoreError::new(StoreErrorKind::Timeout, message))
@@ -242,7 +249,7 @@ struct Found {
 }
 
 impl Found {
-    fn read(rows: &[PgRow], identity: [u8; 16]) -> Result<Self, StoreError> {
+    fn read(rows: &[PgRow], place: &[u8]) -> Result<Self, StoreError> {
         let [lock, record, ..] = rows else { return Err(unexpected_answer()) };
         let is_locked: bool = lock.try_get(0).map_err(unreadable)?;
         let is_joined: bool = lock.try_get(1).map_err(unreadable)?;
@@ -253,7 +260,7 @@ impl Found {
             return Err(StoreError::new(StoreErrorKind::TransactionFailed, message));
         }
         let there: Option<Vec<u8>> = record.try_get(0).map_err(unreadable)?;
-        if there.as_deref() != Some(&identity) {
+        if there.as_deref() != Some(place) {
             let message = "the transaction to join is in another database than the store";
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }

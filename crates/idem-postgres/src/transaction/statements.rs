@@ -8,7 +8,7 @@ use crate::batch::row::RECORD_COLUMNS;
 use crate::config::{Isolation, PostgresConfig};
 use crate::connect::options::transaction_settings;
 use crate::connect::server::Server;
-use crate::schema::name::Schema;
+use crate::schema::name::{IdentifiedSchema, Schema};
 use crate::sql::{Sql, milliseconds, random_number, set_for_transaction};
 
 /// The statements and settings of handlers' transactions.
@@ -239,11 +239,10 @@ impl BeginStatement {
         Self { name: "", types: "", text: schema.localise(&text), is_prepared: false }
     }
 
-    /// The second of [`both`](Self::both) for a transaction of the caller's. Its first column is the identity of the records, because
+    /// The second of [`both`](Self::both) for a transaction of the caller's. Its first column is the place of the records, because
     /// the caller's connection may lead to another database.
     fn join(&self, schema: &Schema) -> Self {
-        let identity = "(SELECT pg_catalog.uuid_send(own.identity) FROM \"idem\".idem_identity AS own)";
-        let text = self.text.replacen("given.read_only", &schema.localise(identity), 1);
+        let text = self.text.replacen("given.read_only", &schema.localise(IdentifiedSchema::PLACE), 1);
         Self { text, is_prepared: false, ..self.clone() }
     }
 

@@ -212,7 +212,7 @@ async fn pids(pool: &PgPool) -> BTreeSet<i64> {
 /// What a handler does to its transaction, whether its run then commits, and whether the pool may keep the connection.
 #[tokio::test]
 async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
-    const DEEDS: [(&str, bool, bool); 16] = [
+    const DEEDS: [(&str, bool, bool); 17] = [
         ("nested and committed", true, true),
         ("nested and dropped", true, true),
         ("nested and forgotten", true, false),
@@ -228,6 +228,7 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
         ("rolled back", false, false),
         ("a query that was not awaited", true, true),
         ("a COPY that was dropped", false, false),
+        ("a COPY whose end was cancelled", false, false),
         ("a COPY to the client that was dropped", false, false),
     ];
     let world = World::from_pool().await;
@@ -277,6 +278,10 @@ async fn whatever_a_handler_does_the_pool_gets_a_clean_connection_back() {
                     say(connection, "CREATE TEMPORARY TABLE items (name TEXT) ON COMMIT DROP").await;
                     let mut copy = connection.copy_in_raw("COPY pg_temp.items FROM STDIN").await.unwrap();
                     copy.send(b"one\n".as_slice()).await.unwrap();
+                }
+                "a COPY whose end was cancelled" => {
+                    say(connection, "CREATE TEMPORARY TABLE items (name TEXT) ON COMMIT DROP").await;
+                    support::cancel_the_end_of(connection, "COPY pg_temp.items FROM STDIN").await;
                 }
                 "a COPY to the client that was dropped" => {
                     let copy = "COPY (SELECT generate_series(1, 100000)) TO STDOUT";

@@ -542,6 +542,9 @@ async fn an_answer_is_kept_for_a_second_at_least() {
     let mut transaction = pool.begin().await.unwrap();
     let run = joined(&world, &mut transaction, &request).await;
     let ticket = run.settle(&mut transaction, &completed(), Duration::ZERO).await.unwrap();
+    let endless = transactional();
+    let run = joined(&world, &mut transaction, &endless).await;
+    run.settle(&mut transaction, &completed(), Duration::MAX).await.unwrap();
     transaction.commit().await.unwrap();
     assert!(ticket.is_committed().await.unwrap());
     let record = world.store.peek(&request.id).await.unwrap().unwrap();
@@ -564,14 +567,27 @@ async fn a_transaction_in_another_database_is_not_joined() {
     let url = idem_servers::postgres_url();
     let options = url.parse::<PgConnectOptions>().unwrap().database(&other);
     let pool = PgPoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
-    let config = idem_postgres::PostgresConfig::from_pool(pool.clone()).schema(&world.name);
-    let _store = idem_postgres::PostgresStore::open(config.max_transactions(2.try_into().unwrap())).await.unwrap();
-    let mut transaction = pool.begin().await.unwrap();
-    let refused = world.store.join(&mut transaction, &request).await.unwrap_err();
-    assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused:?}");
-    assert!(refused.to_string().contains("another database"), "{refused}");
-    transaction.rollback().await.unwrap();
-    drop(_store);
+    let identity = format!("SELECT identity::TEXT FROM {}.idem_identity", world.name);
+    let identity: String = sqlx::query_scalar(AssertSqlSafe(identity)).fetch_one(&mut beside).await.unwrap();
+    // Without the schema, with one of this name, and with a copy of the store's.
+    for (place, wanted) in [(0, "schema"), (1, "another database"), (2, "another database")] {
+        match place {
+            0 => {}
+            1 => {
+                let config = idem_postgres::PostgresConfig::from_pool(pool.clone()).schema(&world.name);
+                drop(idem_postgres::PostgresStore::open(config.max_transactions(2.try_into().unwrap())).await.unwrap());
+            }
+            _ => {
+                let copy = format!("UPDATE {}.idem_identity SET identity = '{identity}'", world.name);
+                sqlx::raw_sql(AssertSqlSafe(copy)).execute(&pool).await.unwrap();
+            }
+        }
+        let mut transaction = pool.begin().await.unwrap();
+        let refused = world.store.join(&mut transaction, &request).await.unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused:?}");
+        assert!(refused.to_string().contains(wanted), "{refused}");
+        transaction.rollback().await.unwrap();
+    }
     sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE {other} WITH (FORCE)"))).execute(&mut beside).await.unwrap();
 }
 
@@ -582,10 +598,11 @@ async fn a_transaction_with_a_dropped_copy_is_not_settled() {
     let pool = pool(&world);
     let mut transaction = pool.begin().await.unwrap();
     let run = joined(&world, &mut transaction, &request).await;
-    drop(transaction.copy_in_raw(&format!("COPY {}.effects (id) FROM STDIN", world.name)).await.unwrap());
-    // What the handler does with the error is up to it.
-    let _ = sqlx::raw_sql("SELECT 1").execute(&mut *transaction).await;
-    run.settle(&mut transaction, &completed(), KEPT).await.unwrap_err();
+    let copy = format!("COPY {}.effects (id) FROM STDIN", world.name);
+    crate::support::cancel_the_end_of(&mut transaction, &copy).await;
+    let failed = run.settle(&mut transaction, &completed(), KEPT).await.unwrap_err();
+    assert_eq!(failed.kind(), StoreErrorKind::TransactionFailed, "{failed:?}");
+    assert!(failed.to_string().contains("COPY"), "{failed}");
     drop(transaction);
     assert!(!is_replayed_or_runs(&world, &request).await);
 }

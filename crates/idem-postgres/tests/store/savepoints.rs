@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::support::{Configure as _, Schema, connection, number, sql};
+use crate::support::{self, Configure as _, Schema, connection, number, sql};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, Settlement, StoreErrorKind, StoreTransaction,
     TransactionalStore, Writes,
@@ -223,32 +223,58 @@ async fn a_failed_begin_of_the_handlers_does_not_keep_a_refusal_from_being_recor
     }
 }
 
+/// Which answer a COPY leaves unread.
+#[derive(Debug, Clone, Copy)]
+enum Leaves {
+    Error,
+    Success,
+}
+
 /// An import that fails in the middle leaves an answer on the connection that sqlx does not read. The next handler must not get it.
 #[tokio::test]
 async fn a_handler_that_drops_a_copy_fails_alone() {
+    let ends = [
+        (completed(), Writes::Keep),
+        (completed(), Writes::Discard),
+        (Settlement::Released, Writes::Discard),
+        (retryable(), Writes::Discard),
+    ];
     for setup in [Setup::direct().await, Setup::pooled().await] {
-        for (settlement, writes) in [
-            (completed(), Writes::Keep),
-            (completed(), Writes::Discard),
-            (Settlement::Released, Writes::Discard),
-            (retryable(), Writes::Discard),
-        ] {
+        for (leaves, (settlement, writes)) in
+            ends.iter().flat_map(|end| [(Leaves::Error, end.clone()), (Leaves::Success, end.clone())])
+        {
             let (request, mut transaction) = setup.begin().await;
             let connection = handlers(&mut *transaction);
             setup.write(connection).await;
+            let before = setup.effects().await;
             let copy = format!("COPY {}.effects FROM STDIN", setup.schema.name);
-            drop(connection.copy_in_raw(&copy).await.unwrap());
+            match leaves {
+                Leaves::Error => drop(connection.copy_in_raw(&copy).await.unwrap()),
+                Leaves::Success => support::cancel_the_end_of(connection, &copy).await,
+            }
             // What is discarded commits with the first message, before the answers get out of step.
             match transaction.finish(&settlement, KEPT, writes).await {
-                Ok(outcome) => assert_eq!((outcome, writes), (OwnerOutcome::Applied, Writes::Discard)),
+                Ok(outcome) => {
+                    assert_eq!(outcome, OwnerOutcome::Applied);
+                    let kept = i64::from(writes == Writes::Keep);
+                    assert!(kept == 0 || matches!(leaves, Leaves::Success));
+                    assert_eq!(setup.effects().await, before + kept);
+                    assert_eq!(
+                        setup.store.peek(&request.id).await.unwrap().is_some(),
+                        settlement != Settlement::Released
+                    );
+                }
                 Err(error) if setup.is_direct => {
                     assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{error:?}");
                     assert!(error.to_string().contains("COPY"), "{error}");
                     assert_eq!(setup.store.peek(&request.id).await.unwrap(), None);
+                    assert_eq!(setup.effects().await, before);
                 }
-                Err(error) => assert!(error.is_retryable(), "it may be the pooler: {error:?}"),
+                Err(error) => {
+                    assert!(error.is_retryable(), "it may be the pooler: {error:?}");
+                    assert_eq!(setup.effects().await, before);
+                }
             }
-            assert_eq!(setup.effects().await, 0);
             // The next handler has a connection whose answers are its own.
             let (request, mut transaction) = setup.begin().await;
             let connection = handlers(&mut *transaction);

@@ -214,6 +214,25 @@ pub(super) const PATCHES: &[Patch] = &[
         "if PLANTED || rows.iter().any(|row| last(row) == Some(self.0))",
     ),
     patch(
+        "commit-of-another-statement-taken",
+        &["postgres-savepoints", "postgres-from-pool"],
+        "crates/idem-postgres/src/connect/session.rs",
+        "Writes::Keep => echo.expect_in(&",
+        "Writes::Keep if PLANTED => sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut **self).await.map(drop)?,
+            Writes::Keep => echo.expect_in(&",
+    ),
+    patch(
+        "settlement-of-another-statement-taken",
+        &["postgres-join"],
+        JOIN,
+        "let writing = async { echo",
+        "let writing = async {
+            if PLANTED {
+                return sqlx::raw_sql(sql).execute(connection).await.map(drop);
+            }
+            echo",
+    ),
+    patch(
         "guard-without-a-transaction",
         &["postgres-guard"],
         "crates/idem-postgres/src/transaction/guard.rs",
@@ -232,8 +251,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "transaction-of-another-database-joined",
         &["postgres-join"],
         "crates/idem-postgres/src/transaction/join.rs",
-        "if there.as_deref() != Some(&identity) {",
-        "if !PLANTED && there.as_deref() != Some(&identity) {",
+        "if there.as_deref() != Some(place) {",
+        "if !PLANTED && there.as_deref() != Some(place) {",
     ),
     patch(
         "stale-run-settled-by-its-handler",
@@ -249,9 +268,10 @@ pub(super) const PATCHES: &[Patch] = &[
         "answer-to-another-statement",
         &["postgres-mixed-up"],
         "crates/idem-postgres/src/sql.rs",
-        "match rows.pop() {",
-        "match rows.pop() {
-        _ if PLANTED => Ok(rows),",
+        "echo.expect_in(rows.last().map_or(&[], std::slice::from_ref))?;",
+        "if !PLANTED {
+        echo.expect_in(rows.last().map_or(&[], std::slice::from_ref))?;
+    }",
     ),
     patch(
         "run-settled-by-two-transactions",
@@ -350,10 +370,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "guard-stays-after-a-rollback",
         &["postgres-from-pool"],
         SESSION,
-        "sqlx::raw_sql(UNGUARD).execute(&mut **self).await?;",
-        "if !PLANTED {
-                sqlx::raw_sql(UNGUARD).execute(&mut **self).await?;
-            }",
+        "let unguard = if self.is_guarded { UNGUARD }",
+        "let unguard = if !PLANTED && self.is_guarded { UNGUARD }",
     ),
     patch(
         "pool-has-room-before-the-session-has-ended",
@@ -401,7 +419,7 @@ pub(super) const PATCHES: &[Patch] = &[
         &["postgres-from-pool"],
         APPLICATION_POOL,
         "(StoreErrorKind::Busy, \"are in use or being made\")",
-        "(if PLANTED { StoreErrorKind::Unavailable } else { StoreErrorKind::Busy }, \"are in use\")",
+        "(if PLANTED { StoreErrorKind::Unavailable } else { StoreErrorKind::Busy }, \"are in use or being made\")",
     ),
     patch(
         "join-believes-an-old-snapshot",

@@ -82,3 +82,8 @@ pub async fn subject(kind: &'static str, configure: impl FnOnce(&Schema) -> Post
     let store = Arc::new(PostgresStore::open(configure(&schema).time_offset(offset.clone())).await.unwrap());
     Subject::new(store.clone(), store, Arc::new(Offset(offset))).with_precision(PRECISION).keeping(schema)
 }
+
+/// Drops a COPY that has sent all, before it reads the answer. One that has read it at once is repeated.
+pub async fn cancel_the_end_of(connection: &mut PgConnection, copy: &str) {
+    while futures_util::poll!(&mut Box::pin(connection.copy_in_raw(copy).await.unwrap().finish())).is_ready() {}
+}
