@@ -235,13 +235,22 @@ impl SqliteStore {
     /// run was committed although its COMMIT got no answer, and this one would make its writes again.
     ///
     /// # Errors
-    /// [`StoreError`] when the database does not answer; roll back.
+    /// [`StoreError`] when the database does not answer; roll back. The kind is
+    /// [`TransactionFailed`](StoreErrorKind::TransactionFailed) if there is no transaction, because it has ended or was never begun.
     pub async fn checkpoint_within(
         &self,
         connection: &mut SqliteConnection,
         lease: &Lease,
         checkpoint: &Checkpoint,
     ) -> Result<OwnerOutcome, StoreError> {
+        // SQLite begins one transaction at a time. A driver may have ended the caller's unnoticed; without one, each statement
+        // here would be committed by itself.
+        if sqlx::raw_sql("BEGIN").execute(&mut *connection).await.is_ok() {
+            let ended = sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await;
+            ended.map_err(|error| store_error("write a checkpoint", error))?;
+            let message = "there is no transaction, so that no checkpoint can be written in it; begin one again";
+            return Err(StoreError::new(StoreErrorKind::TransactionFailed, message));
+        }
         // Takes the write lock, so that the row cannot change between being read and being written.
         let lock = sqlx::query("UPDATE main.idem_records SET updated_at = updated_at WHERE id = ?");
         let locked = lock.bind(lease.id.as_bytes().as_slice()).execute(&mut *connection).await;

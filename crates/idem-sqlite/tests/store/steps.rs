@@ -6,7 +6,7 @@ use std::sync::Arc;
 use idem_core::engine::{
     Context, ErrorMeaning, Idempotency, Operation, Ran, RunError, Settings, StepError, StepRecord, StepToUndo,
 };
-use idem_core::{Fingerprint, OwnerOutcome, Scope};
+use idem_core::{AcquireOutcome, Checkpoint, Fingerprint, IdempotencyStore as _, OwnerOutcome, Scope, StoreErrorKind};
 use idem_testkit::fixture::LEASE;
 use sqlx::{Connection as _, SqliteConnection};
 use tokio::sync::Notify;
@@ -195,4 +195,23 @@ async fn a_run_whose_lease_was_taken_over_commits_no_step() {
     let ended = world.run(End::TakenOver).await;
     assert!(matches!(&ended, Ok(ran) if ran.value == 7 && ran.replayed), "{ended:?}");
     assert_eq!(world.seats().await, 1);
+}
+
+/// A driver may end a transaction unnoticed, and commit what comes next by itself.
+#[tokio::test]
+async fn no_checkpoint_is_written_without_a_transaction() {
+    let world = World::new().await;
+    let (store, request) = (&world.database.store, idem_testkit::fixture::request());
+    let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!("it is free") };
+    let checkpoint = Checkpoint { sequence: 1, name: "booked".into(), data: "7".into() };
+    let mut connection = world.connection().await;
+    let failed = store.checkpoint_within(&mut connection, &lease, &checkpoint).await.unwrap_err();
+    assert_eq!(failed.kind(), StoreErrorKind::TransactionFailed, "{failed:?}");
+    assert_eq!(store.peek(&lease.id).await.unwrap().unwrap().checkpoint, None);
+    // The connection can go on.
+    let mut transaction = connection.begin().await.unwrap();
+    let written = store.checkpoint_within(&mut transaction, &lease, &checkpoint).await.unwrap();
+    assert_eq!(written, OwnerOutcome::Applied);
+    transaction.commit().await.unwrap();
+    assert_eq!(store.peek(&lease.id).await.unwrap().unwrap().checkpoint, Some(checkpoint));
 }

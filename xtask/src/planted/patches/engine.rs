@@ -171,6 +171,13 @@ pub(super) const PATCHES: &[Patch] = &[
         "if !PLANTED && !machine::follows(",
     ),
     patch(
+        "sqlite-checkpoint-without-a-transaction",
+        &["sqlite-steps"],
+        "crates/idem-sqlite/src/store.rs",
+        "if sqlx::raw_sql(\"BEGIN\").execute(&mut *connection).await.is_ok() {",
+        "if !PLANTED && sqlx::raw_sql(\"BEGIN\").execute(&mut *connection).await.is_ok() {",
+    ),
+    patch(
         "sqlite-checkpoint-of-a-step-written-twice",
         &["sqlite-steps"],
         "crates/idem-sqlite/src/store.rs",
