@@ -91,6 +91,11 @@ pub(crate) fn is_constraint(error: &sqlx::Error) -> bool {
     primary_code(error) == Some(CONSTRAINT)
 }
 
+/// Whether SQLite refuses the statement in this place.
+pub(crate) fn is_refused(error: &sqlx::Error) -> bool {
+    primary_code(error) == Some(ERROR)
+}
+
 /// Whether another connection holds a lock.
 pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
     primary_code(error) == Some(BUSY)

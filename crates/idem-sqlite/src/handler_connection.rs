@@ -9,7 +9,7 @@ use sqlx::{Connection as _, Row as _, Sqlite, SqliteConnection, SqlitePool};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::{is_constraint, store_error, transaction_failed};
+use crate::error::{is_constraint, is_refused, store_error, transaction_failed};
 use crate::permits::TransactionPermit;
 
 /// How long a caller waits for a connection of the pool at least, however late it got its permit. With the default
@@ -72,24 +72,44 @@ impl HandlerPool {
         permit: TransactionPermit,
         deadline: Instant,
     ) -> Result<HandlerConnection, StoreError> {
-        let failed = |error| store_error("begin a transaction", error);
         let deadline = deadline.max(Instant::now() + LEAST_ACQUIRE_WAIT);
-        let connection = timeout_at(deadline, self.acquire()).await.map_err(|_| {
+        let begun = timeout_at(deadline, self.begun()).await.map_err(|_| {
             let (wait, most) = (self.wait, self.pool.options().get_max_connections());
             let message = format!(
                 "the pool gave no connection within {wait:?}: its {most} are in use, or a new one could not be opened"
             );
             StoreError::new(StoreErrorKind::Busy, message)
         })?;
-        let mut connection = connection.map_err(failed)?;
-        let state = match self.initial {
-            Some(state) => state,
-            None => ConnectionState::of(&mut connection).await.map_err(failed)?,
-        };
+        let (connection, state) = begun.map_err(|error| store_error("begin a transaction", error))?;
         let is_shared = self.initial.is_none();
-        let mut begun = HandlerConnection { connection, state, is_shared, is_clean: false, _permit: permit };
-        begun.begin().await.map_err(failed)?;
-        Ok(begun)
+        Ok(HandlerConnection { connection, state, is_shared, is_clean: false, _permit: permit })
+    }
+
+    /// A connection with a transaction, and how it was before. If the application has left one of its connections so that nothing
+    /// can be written, it is closed, and the next one serves.
+    async fn begun(&self) -> Result<(PoolConnection<Sqlite>, ConnectionState), sqlx::Error> {
+        loop {
+            let mut connection = self.acquire().await?;
+            let Some(initial) = self.initial else {
+                let state = ConnectionState::of(&mut connection).await?;
+                let begun = match state.query_only {
+                    0 => begin(&mut connection).await,
+                    _ => Ok(false),
+                };
+                if begun? {
+                    return Ok((connection, state));
+                }
+                tracing::warn!(
+                    "a connection of the application's pool was left read-only or in a transaction, and is closed"
+                );
+                connection.close_on_drop();
+                continue;
+            };
+            if !begin(&mut connection).await? {
+                return Err(sqlx::Error::BeginFailed);
+            }
+            return Ok((connection, initial));
+        }
     }
 
     /// Takes a connection that is in no transaction. The application can leave one open: if SQLite has ended a transaction after
@@ -107,19 +127,24 @@ impl HandlerPool {
     }
 }
 
-impl HandlerConnection {
-    async fn begin(&mut self) -> Result<(), sqlx::Error> {
-        SqliteTransactionManager::begin(&mut self.connection, None).await?;
-        sqlx::raw_sql("SAVEPOINT idem").execute(&mut *self.connection).await?;
-        // Until the record is written, nothing commits on this connection, even if the handler ends the transaction.
-        self.connection.lock_handle().await?.set_commit_hook(|| false);
-        Ok(())
+/// Begins a transaction. False if SQLite refuses that: by plain SQL, one was begun before.
+async fn begin(connection: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
+    match SqliteTransactionManager::begin(connection, None).await {
+        Err(error) if is_refused(&error) => return Ok(false),
+        begun => begun?,
     }
+    sqlx::raw_sql("SAVEPOINT idem").execute(&mut *connection).await?;
+    // Until the record is written, nothing commits on this connection, even if the handler ends the transaction.
+    connection.lock_handle().await?.set_commit_hook(|| false);
+    Ok(true)
+}
 
-    /// Whether the transaction, which failed to get the write lock because its snapshot is old, may still have written: into
-    /// an attached database.
-    pub(crate) fn may_have_written_elsewhere(&self) -> bool {
-        self.state.attached_databases > 0
+impl HandlerConnection {
+    /// Whether the transaction, which did not get the write lock, may still have written: into an attached database. The handler may
+    /// have attached it.
+    pub(crate) async fn may_have_written_elsewhere(&mut self) -> Result<bool, sqlx::Error> {
+        let attached = "SELECT count(*) FROM pragma_database_list WHERE seq > 1";
+        Ok(sqlx::query_scalar::<_, i64>(attached).fetch_one(&mut *self.connection).await? > 0)
     }
 
     /// Commits the transaction.

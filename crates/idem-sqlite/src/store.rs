@@ -13,7 +13,7 @@ use idem_core::{
     Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
 use tokio::time::Instant;
 
 use crate::config::{SqliteConfig, in_memory};
@@ -231,6 +231,8 @@ impl SqliteStore {
     /// The connection's main database must be the store's. The transaction then has the write lock, and all writes of the store
     /// wait for it: make this the last statement before COMMIT.
     ///
+    /// Begin no other transaction inside of it: if that fails or is cancelled, sqlx ends the outer one unnoticed.
+    ///
     /// After `LeaseLost`, roll back. It also says that the record has this checkpoint already: then an earlier transaction of the
     /// run was committed although its COMMIT got no answer, and this one would make its writes again.
     ///
@@ -243,11 +245,13 @@ impl SqliteStore {
         lease: &Lease,
         checkpoint: &Checkpoint,
     ) -> Result<OwnerOutcome, StoreError> {
-        // SQLite begins one transaction at a time. A driver may have ended the caller's unnoticed; without one, each statement
-        // here would be committed by itself.
-        if sqlx::raw_sql("BEGIN").execute(&mut *connection).await.is_ok() {
-            let ended = sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await;
-            ended.map_err(|error| store_error("write a checkpoint", error))?;
+        // A driver may have ended the caller's transaction unnoticed; without one, each statement here would be committed by itself.
+        // In a transaction SQLite refuses to set this setting, and elsewhere it stays as it is.
+        let setting =
+            sqlx::query_scalar::<_, i64>("SELECT * FROM pragma_synchronous").fetch_one(&mut *connection).await;
+        let setting = setting.map_err(|error| store_error("write a checkpoint", error))?;
+        let set = format!("PRAGMA main.synchronous = {setting}");
+        if sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *connection).await.is_ok() {
             let message = "there is no transaction, so that no checkpoint can be written in it; begin one again";
             return Err(StoreError::new(StoreErrorKind::TransactionFailed, message));
         }

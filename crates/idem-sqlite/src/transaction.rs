@@ -11,7 +11,7 @@ use idem_core::memory::Clock;
 use idem_core::{Command, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, StoreError, StoreTransaction, Writes};
 use sqlx::SqliteConnection;
 
-use crate::error::{is_old_snapshot, store_error, transaction_failed};
+use crate::error::{is_busy, is_old_snapshot, store_error, transaction_failed};
 use crate::handler_connection::{HandlerConnection, HandlerPool};
 use crate::permits::Waiting;
 use crate::writer::{Writer, misanswered, transitions};
@@ -43,8 +43,8 @@ impl SqliteTransaction {
         Ok(Self { connection, writer, clock, lease })
     }
 
-    /// Writes the record and commits. `None` if the handler has only read, and another connection has written since: then
-    /// there is nothing to keep. If it is not committed, the transaction is still open.
+    /// Writes the record and commits. `None` if the handler has only read, and another connection writes now or has written since:
+    /// then there is nothing to keep. If it is not committed, the transaction is still open.
     async fn keep(&mut self, settlement: &Settlement, retention: Duration) -> Result<Option<OwnerOutcome>, StoreError> {
         // Fails if the handler, or an error that it ignored, has ended the transaction: a commit here would not contain all
         // its writes.
@@ -57,11 +57,14 @@ impl SqliteTransaction {
         let lock = sqlx::query("UPDATE main.idem_records SET updated_at = updated_at WHERE id = ?");
         let locked = lock.bind(self.lease.id.as_bytes().as_slice()).execute(&mut *self.connection).await;
         match locked {
-            Err(error) if is_old_snapshot(&error) && self.connection.may_have_written_elsewhere() => {
-                let why = "another connection has written since the transaction began to read, and the handler may have written into an attached database";
-                return Err(transaction_failed(why, error));
+            // In write-ahead mode the first write takes the lock. So nothing of the handler's is in the main database.
+            Err(error) if is_old_snapshot(&error) || is_busy(&error) => {
+                if self.connection.may_have_written_elsewhere().await.map_err(|error| store_error("settle", error))? {
+                    let why = "another connection writes, or has written since the transaction began to read, and the handler may have written into an attached database";
+                    return Err(transaction_failed(why, error));
+                }
+                return Ok(None);
             }
-            Err(error) if is_old_snapshot(&error) => return Ok(None),
             locked => locked.map_err(|error| store_error("settle", error))?,
         };
         let command = Command::Owner(self.lease.owner, OwnerAction::Settle(settlement, retention));

@@ -77,8 +77,10 @@ impl IdentifiedSchema {
     pub(crate) const PLACE: &str = "(SELECT pg_catalog.uuid_send(own.identity) OPERATOR(pg_catalog.||) \
         pg_catalog.convert_to(pg_catalog.current_database()::pg_catalog.text, 'UTF8') FROM \"idem\".idem_identity AS own)";
 
+    /// Distinguishes these records from those of every other store, also in a copy of the database.
     pub(crate) fn identity(&self) -> [u8; 16] {
-        self.identity
+        let digest = Sha256::digest(self.place());
+        std::array::from_fn(|place| digest[place])
     }
 
     /// The key of the advisory lock that stands for a record: 64 bits of a digest. If two operations share a key by

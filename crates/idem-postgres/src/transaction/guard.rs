@@ -72,6 +72,8 @@ impl Guard {
     /// After `LeaseLost`, roll the transaction back. It also says that the record has this checkpoint already: then an earlier
     /// transaction of the run was committed although its COMMIT got no answer, and this one would make its writes again.
     ///
+    /// Begin no other transaction inside of it: if that fails or is cancelled, sqlx ends the outer one unnoticed.
+    ///
     /// The isolation level must be READ COMMITTED: at others a renewal during the transaction fails it.
     ///
     /// # Errors

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use idem_core::engine::{Idempotency, Operation, Settings};
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyKey, IdempotencyStore, Purge, Scope, Settlement,
-    StoreErrorKind, TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Begin, DurableStore, Fingerprint, IdempotencyKey, IdempotencyStore, Purge, Scope,
+    Settlement, StoreErrorKind, TransactionalStore, Writes,
 };
 use idem_postgres::{Join, JoinedRun, PostgresTransaction};
 use idem_proxy::Proxy;
@@ -577,10 +577,18 @@ async fn a_transaction_in_another_database_is_not_joined() {
                 let config = idem_postgres::PostgresConfig::from_pool(pool.clone()).schema(&world.name);
                 drop(idem_postgres::PostgresStore::open(config.max_transactions(2.try_into().unwrap())).await.unwrap());
             }
+            // Then it differs by its database alone.
             _ => {
                 let copy = format!("UPDATE {}.idem_identity SET identity = '{identity}'", world.name);
                 sqlx::raw_sql(AssertSqlSafe(copy)).execute(&pool).await.unwrap();
             }
+        }
+        if place > 0 {
+            // Redis in front of both must not take the records of one for those of the other.
+            let config = idem_postgres::PostgresConfig::from_pool(pool.clone()).schema(&world.name);
+            let copy =
+                idem_postgres::PostgresStore::open(config.max_transactions(2.try_into().unwrap())).await.unwrap();
+            assert_ne!(copy.identity(), world.store.identity());
         }
         let mut transaction = pool.begin().await.unwrap();
         let refused = world.store.join(&mut transaction, &request).await.unwrap_err();

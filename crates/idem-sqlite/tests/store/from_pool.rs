@@ -259,6 +259,62 @@ async fn a_handler_that_has_only_read_is_settled() {
     assert!(matches!(store.acquire(&repeat_of(&reads)).await.unwrap(), AcquireOutcome::Replay(_)));
 }
 
+/// A transaction that has read gets the write lock at once or not at all, however long `busy_timeout` is.
+#[tokio::test]
+async fn a_handler_that_has_only_read_is_settled_while_another_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = SqliteConnectOptions::new().filename(folder.path().join("shop.db")).create_if_missing(true);
+    let pool = SqlitePoolOptions::new().max_connections(3).connect_lazy_with(file);
+    let store = SqliteStore::open(SqliteConfig::from_pool(pool.clone())).await.unwrap();
+    let reads = request();
+    let Begin::Acquired { mut transaction, .. } = store.begin(&reads).await.unwrap() else { panic!() };
+    connection(&mut transaction).execute("SELECT count(*) FROM idem_records").await.unwrap();
+    let writer = pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let finishing = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!finishing.is_finished(), "it waits for the other one");
+    writer.rollback().await.unwrap();
+    assert_eq!(finishing.await.unwrap().unwrap(), OwnerOutcome::Applied);
+    assert!(matches!(store.acquire(&repeat_of(&reads)).await.unwrap(), AcquireOutcome::Replay(_)));
+}
+
+/// The handler attaches the database itself.
+#[tokio::test]
+async fn a_write_into_a_database_that_the_handler_attached_is_not_lost_in_silence() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = SqliteConnectOptions::new().filename(folder.path().join("shop.db")).create_if_missing(true);
+    let pool = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(file);
+    let store = SqliteStore::open(SqliteConfig::from_pool(pool)).await.unwrap();
+    let written = request();
+    let Begin::Acquired { mut transaction, .. } = store.begin(&written).await.unwrap() else { panic!() };
+    let attached = "ATTACH ':memory:' AS audit; SELECT count(*) FROM idem_records; CREATE TABLE audit.log (id INTEGER); \
+        INSERT INTO audit.log VALUES (1)";
+    connection(&mut transaction).execute(attached).await.unwrap();
+    store.acquire(&request()).await.unwrap();
+    let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{error:?}");
+    let outcome = store.acquire(&repeat_of(&written)).await.unwrap();
+    assert!(!matches!(outcome, AcquireOutcome::Replay(_)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_connection_that_cannot_write_as_the_application_left_it_is_not_used() {
+    for left in ["BEGIN", "PRAGMA query_only = ON"] {
+        let world = world(2).await;
+        let (mut one, other) = (world.pool.acquire().await.unwrap(), world.pool.acquire().await.unwrap());
+        one.execute(left).await.unwrap();
+        drop(one);
+        eventually("it is given back", || world.pool.num_idle() == 1).await;
+        let request = request();
+        let mut transaction = world.begin(&request).await;
+        connection(&mut transaction).execute(INSERT).await.unwrap();
+        assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+        drop(other);
+        world.settle_down().await;
+        assert_eq!(world.effects().await, 1, "{left}");
+    }
+}
+
 /// sqlx counts a transaction that SQLite has ended as open, and opens savepoints in it from then on.
 #[tokio::test]
 async fn a_connection_that_the_application_left_in_a_transaction_is_not_used() {

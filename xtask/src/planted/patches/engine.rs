@@ -174,8 +174,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "sqlite-checkpoint-without-a-transaction",
         &["sqlite-steps"],
         "crates/idem-sqlite/src/store.rs",
-        "if sqlx::raw_sql(\"BEGIN\").execute(&mut *connection).await.is_ok() {",
-        "if !PLANTED && sqlx::raw_sql(\"BEGIN\").execute(&mut *connection).await.is_ok() {",
+        "if sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *connection).await.is_ok() {",
+        "if !PLANTED && sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *connection).await.is_ok() {",
     ),
     patch(
         "sqlite-checkpoint-of-a-step-written-twice",

@@ -99,6 +99,28 @@ pub(super) const PATCHES: &[Patch] = &[
                 .max_lifetime(if PLANTED { Duration::from_secs(1_800) } else { LIFETIME })",
     ),
     patch(
+        "reader-fails-while-another-writes",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/transaction.rs",
+        "if is_old_snapshot(&error) || is_busy(&error) => {",
+        "if is_old_snapshot(&error) || (!PLANTED && is_busy(&error)) => {",
+    ),
+    patch(
+        "sqlite-attached-write-is-lost",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/handler_connection.rs",
+        "fetch_one(&mut *self.connection).await? > 0)",
+        "fetch_one(&mut *self.connection).await? > if PLANTED { 9 } else { 0 })",
+    ),
+    patch(
+        "read-only-connection-of-the-application-used",
+        &["sqlite-from-pool"],
+        "crates/idem-sqlite/src/handler_connection.rs",
+        "                    0 => begin(&mut connection).await,",
+        "                    0 => begin(&mut connection).await,
+                    _ if PLANTED => begin(&mut connection).await,",
+    ),
+    patch(
         "sqlite-waits-for-a-transaction-for-ever",
         &["sqlite-from-pool"],
         "crates/idem-sqlite/src/permits.rs",
@@ -125,13 +147,6 @@ pub(super) const PATCHES: &[Patch] = &[
         "crates/idem-sqlite/src/handler_connection.rs",
         "if !connection.is_in_transaction() {",
         "if PLANTED || !connection.is_in_transaction() {",
-    ),
-    patch(
-        "sqlite-attached-write-is-lost",
-        &["sqlite-from-pool"],
-        "crates/idem-sqlite/src/handler_connection.rs",
-        "self.state.attached_databases > 0",
-        "!PLANTED && self.state.attached_databases > 0",
     ),
     patch(
         "sqlite-changed-setting-stays",
