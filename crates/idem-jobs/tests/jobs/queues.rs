@@ -8,7 +8,7 @@ use bytes::Bytes;
 use idem_core::RecordId;
 use idem_core::engine::Contract;
 use idem_jobs::{Delivery, EnqueueError, Job, JobId, Jobs, SUSPECT_FROM, Standing};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::support::{Database, Kind, Place, engine_settings, job_settings, most, on_each, request};
 
@@ -216,7 +216,8 @@ async fn a_job_that_another_session_has_locked_holds_up_no_other() {
     let mut other = pool.begin().await.unwrap();
     let lock = format!("SELECT FROM {} WHERE id = $1 FOR UPDATE", place.table("idem_jobs"));
     sqlx::query(sqlx::AssertSqlSafe(lock)).bind(locked.as_str()).execute(&mut *other).await.unwrap();
-    assert_eq!(place.queue.end(&ids, false, HOLD).await.unwrap(), slice::from_ref(locked));
+    let ending = timeout(Duration::from_secs(10), place.queue.end(&ids, false, HOLD));
+    assert_eq!(ending.await.expect("it waits for the lock").unwrap(), slice::from_ref(locked));
     for id in &ids {
         let expected = if id == locked { Standing::Waiting } else { Standing::Ended };
         assert_eq!(place.queue.find(id).await.unwrap().unwrap().standing, expected);
