@@ -172,5 +172,6 @@ async fn process(pool: &PgPool, queue: &PostgresQueue, delivery: &Delivery) -> R
         sqlx::query(EFFECT).bind(id).execute(&mut *transaction).await?;
     }
     transaction.commit().await?;
-    Ok(queue.end(std::slice::from_ref(&delivery.job.id), false, DAY).await?)
+    queue.end(std::slice::from_ref(&delivery.job.id), false, DAY).await?;
+    Ok(())
 }
