@@ -40,7 +40,8 @@ pub(crate) struct HandlerConnection {
     state: ConnectionState,
     is_shared: bool,
     is_clean: bool,
-    _permit: TransactionPermit,
+    /// Held until the connection is given back or closed.
+    permit: Option<TransactionPermit>,
 }
 
 /// What a handler can change on its connection, and its next user would notice.
@@ -80,35 +81,34 @@ impl HandlerPool {
             );
             StoreError::new(StoreErrorKind::Busy, message)
         })?;
-        let (connection, state) = begun.map_err(|error| store_error("begin a transaction", error))?;
-        let is_shared = self.initial.is_none();
-        Ok(HandlerConnection { connection, state, is_shared, is_clean: false, _permit: permit })
+        let mut begun = begun.map_err(|error| store_error("begin a transaction", error))?;
+        begun.permit = Some(permit);
+        Ok(begun)
     }
 
-    /// A connection with a transaction, and how it was before. If the application has left one of its connections so that nothing
-    /// can be written, it is closed, and the next one serves.
-    async fn begun(&self) -> Result<(PoolConnection<Sqlite>, ConnectionState), sqlx::Error> {
+    /// A connection with a transaction. If the application has left one of its connections so that nothing can be written, it is
+    /// closed, and the next one serves.
+    ///
+    /// # Cancellation safety
+    /// A connection on which a transaction may have begun is closed.
+    async fn begun(&self) -> Result<HandlerConnection, sqlx::Error> {
         loop {
             let mut connection = self.acquire().await?;
-            let Some(initial) = self.initial else {
-                let state = ConnectionState::of(&mut connection).await?;
-                let begun = match state.query_only {
-                    0 => begin(&mut connection).await,
-                    _ => Ok(false),
-                };
-                if begun? {
-                    return Ok((connection, state));
-                }
-                tracing::warn!(
-                    "a connection of the application's pool was left read-only or in a transaction, and is closed"
-                );
-                connection.close_on_drop();
-                continue;
+            let state = match self.initial {
+                Some(state) => state,
+                None => ConnectionState::of(&mut connection).await?,
             };
-            if !begin(&mut connection).await? {
+            let is_shared = self.initial.is_none();
+            let mut begun = HandlerConnection { connection, state, is_shared, is_clean: false, permit: None };
+            if is_shared && state.query_only != 0 {
+                tracing::warn!("a connection of the application's pool was left read-only, and is closed");
+            } else if begun.begin().await? {
+                return Ok(begun);
+            } else if is_shared {
+                tracing::warn!("a connection of the application's pool was left in a transaction, and is closed");
+            } else {
                 return Err(sqlx::Error::BeginFailed);
             }
-            return Ok((connection, initial));
         }
     }
 
@@ -127,19 +127,19 @@ impl HandlerPool {
     }
 }
 
-/// Begins a transaction. False if SQLite refuses that: by plain SQL, one was begun before.
-async fn begin(connection: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
-    match SqliteTransactionManager::begin(connection, None).await {
-        Err(error) if is_refused(&error) => return Ok(false),
-        begun => begun?,
-    }
-    sqlx::raw_sql("SAVEPOINT idem").execute(&mut *connection).await?;
-    // Until the record is written, nothing commits on this connection, even if the handler ends the transaction.
-    connection.lock_handle().await?.set_commit_hook(|| false);
-    Ok(true)
-}
-
 impl HandlerConnection {
+    /// Begins a transaction. False if SQLite refuses that: by plain SQL, one was begun before.
+    async fn begin(&mut self) -> Result<bool, sqlx::Error> {
+        match SqliteTransactionManager::begin(&mut self.connection, None).await {
+            Err(error) if is_refused(&error) => return Ok(false),
+            begun => begun?,
+        }
+        sqlx::raw_sql("SAVEPOINT idem").execute(&mut *self.connection).await?;
+        // Until the record is written, nothing commits on this connection, even if the handler ends the transaction.
+        self.connection.lock_handle().await?.set_commit_hook(|| false);
+        Ok(true)
+    }
+
     /// Whether the transaction, which did not get the write lock, may still have written: into an attached database. The handler may
     /// have attached it.
     pub(crate) async fn may_have_written_elsewhere(&mut self) -> Result<bool, sqlx::Error> {

@@ -116,9 +116,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "read-only-connection-of-the-application-used",
         &["sqlite-from-pool"],
         "crates/idem-sqlite/src/handler_connection.rs",
-        "                    0 => begin(&mut connection).await,",
-        "                    0 => begin(&mut connection).await,
-                    _ if PLANTED => begin(&mut connection).await,",
+        "if is_shared && state.query_only != 0 {",
+        "if !PLANTED && is_shared && state.query_only != 0 {",
     ),
     patch(
         "sqlite-waits-for-a-transaction-for-ever",
