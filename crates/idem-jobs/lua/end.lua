@@ -4,9 +4,9 @@
 -- the keys of jobs, the ids.
 for at = 4, #ARGV do
   if redis.call('ZREM', KEYS[1], ARGV[at]) + redis.call('ZREM', KEYS[2], ARGV[at]) > 0 then
-    -- If something else is in the place of the job, the others end all the same.
-    redis.pcall('HSET', ARGV[3] .. ARGV[at], 'parked', ARGV[1])
-    redis.call('PEXPIRE', ARGV[3] .. ARGV[at], ARGV[2])
+    -- A key of another type in the place of the job is left as it is, and the other jobs end.
+    local marked = redis.pcall('HSET', ARGV[3] .. ARGV[at], 'parked', ARGV[1])
+    if type(marked) == 'number' then redis.call('PEXPIRE', ARGV[3] .. ARGV[at], ARGV[2]) end
   end
 end
 return redis.status_reply('OK')
