@@ -37,15 +37,6 @@ impl Servers {
             servers => servers.clone(),
         }
     }
-
-    /// Whether the connections are made outside the application's pool.
-    pub(crate) fn are_beside_pool(&self) -> bool {
-        match self {
-            #[cfg(feature = "deadpool")]
-            Self::BesidePool(_) => true,
-            _ => false,
-        }
-    }
 }
 
 /// A Sentinel, and what it is asked for.

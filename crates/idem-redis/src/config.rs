@@ -51,9 +51,8 @@ impl RedisConfig {
     /// Uses the application's connection pool. Each verb takes a connection for a moment. The store has no subscription then,
     /// so waiters learn of settlements by polling.
     ///
-    /// Every connection must stay in the pool's database. If the application sends `SELECT` on one and leaves it so, the store looks for
-    /// records in the other database there, and runs operations again. Give the pool a hook that selects the database before
-    /// each use, or the store a pool of its own.
+    /// The store uses the database that the pool's URL names, and selects it before each use: the application may have left a
+    /// connection in another one. A hook of the pool that selects another database has no effect on the store.
     #[cfg(feature = "deadpool")]
     #[must_use]
     pub fn from_pool(pool: deadpool_redis::Pool) -> Self {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, OwnerAction,
-    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, StoreErrorKind, Term,
+    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, Term,
 };
 
 use crate::config::{RedisConfig, TIMEOUT};
@@ -150,13 +150,7 @@ struct RedisRenewer(RedisStore);
 #[async_trait]
 impl LeaseRenewer for RedisRenewer {
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        match self.0.renew(lease, term).await? {
-            OwnerOutcome::LeaseLost if self.0.transport.is_beside_pool() => {
-                let message = "a connection outside of the pool finds no lease; the pool's hooks may have chosen another database";
-                Err(StoreError::new(StoreErrorKind::Unavailable, message))
-            }
-            outcome => Ok(outcome),
-        }
+        self.0.renew(lease, term).await
     }
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 use deadpool::managed::Manager as _;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+#[cfg(feature = "deadpool")]
+use redis::aio::ConnectionLike as _;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
@@ -98,11 +100,6 @@ impl Transport {
     /// Whether the servers are reached as a Cluster.
     pub(crate) fn is_cluster(&self) -> bool {
         matches!(self.servers, Servers::Cluster(..))
-    }
-
-    /// Whether the connections are made outside the application's pool, so that the pool's hooks have not run on them.
-    pub(crate) fn is_beside_pool(&self) -> bool {
-        self.servers.are_beside_pool()
     }
 
     /// Sends a command to every primary, and returns all replies.
@@ -315,7 +312,8 @@ impl Held<'_> {
             #[cfg(feature = "deadpool")]
             Self::Pooled(connection) => {
                 // The clone is another handle of the same connection.
-                Connection::One(MultiplexedConnection::clone(connection)).send(commands, key, asking).await
+                let connection = MultiplexedConnection::clone(connection);
+                in_database(connection.get_db(), commands, Connection::One(connection), key).await
             }
         }
     }
@@ -334,6 +332,25 @@ impl Held<'_> {
             #[cfg(feature = "deadpool")]
             Self::Pooled(connection) => drop(deadpool_redis::Connection::take(connection)),
         }
+    }
+}
+
+/// Sends commands to a database. The application may have left a connection of its pool in another one.
+#[cfg(feature = "deadpool")]
+async fn in_database(
+    database: i64,
+    mut commands: Vec<Cmd>,
+    mut connection: Connection,
+    key: &[u8],
+) -> RedisResult<Vec<Value>> {
+    let mut select = redis::cmd("SELECT");
+    select.arg(database);
+    commands.insert(0, select);
+    let mut answers = connection.send(commands, key, None).await?;
+    match answers.remove(0).extract_error() {
+        // The application has the same login, so it cannot have selected another database.
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(answers),
+        selected => selected.map(|_| answers),
     }
 }
 

@@ -64,24 +64,41 @@ async fn a_pool_may_await_replicas() {
     assert_eq!(crate::world::stored_state(replica.port(), &world.key(&lease.id)), 2);
 }
 
-/// A renewal outside the pool uses a connection on which the pool's hooks have not run.
+/// The application selects another database on a connection, or a hook of its pool does. Records stay where they are.
 #[tokio::test]
-async fn a_hook_that_chooses_another_database_loses_no_lease() {
+async fn a_connection_left_in_another_database_finds_the_records() {
     let manager = deadpool_redis::Manager::new(redis_url()).unwrap();
-    let choose = Hook::async_fn(|connection: &mut MultiplexedConnection, _| {
-        Box::pin(async move {
-            let chosen: RedisResult<()> = redis::cmd("SELECT").arg(1).query_async(connection).await;
-            chosen.map_err(HookError::Backend)
-        })
+    let hook = Hook::async_fn(|connection: &mut MultiplexedConnection, _| {
+        Box::pin(async move { select(connection, 1).await.map_err(HookError::Backend) })
     });
-    let builder = deadpool_redis::Pool::builder(manager).max_size(1).post_create(choose);
-    let config = RedisConfig::from_pool(builder.runtime(deadpool_redis::Runtime::Tokio1).build().unwrap());
-    let store = RedisStore::open(config.key_prefix(fresh_prefix())).await.unwrap();
+    let builder = deadpool_redis::Pool::builder(manager).max_size(1).post_create(hook);
+    let pool = builder.runtime(deadpool_redis::Runtime::Tokio1).build().unwrap();
+    let config = RedisConfig::from_pool(pool.clone()).key_prefix(fresh_prefix());
+    let store = RedisStore::open(config).await.unwrap();
     let request = request();
     let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!("it is new") };
-    let beside = store.renewer().unwrap().renew(&lease, request.term).await.unwrap_err();
-    assert_eq!(beside.kind(), StoreErrorKind::Unavailable, "{beside:?}");
+    select(&mut pool.get().await.unwrap(), 2).await.unwrap();
+    assert!(store.peek(&lease.id).await.unwrap().is_some());
+    select(&mut pool.get().await.unwrap(), 3).await.unwrap();
     assert_eq!(store.renew(&lease, request.term).await.unwrap(), OwnerOutcome::Applied);
+    assert_eq!(store.renewer().unwrap().renew(&lease, request.term).await.unwrap(), OwnerOutcome::Applied);
+}
+
+async fn select(connection: &mut MultiplexedConnection, database: i64) -> RedisResult<()> {
+    redis::cmd("SELECT").arg(database).query_async(connection).await
+}
+
+/// A login that may not send `SELECT` has never left the database.
+#[tokio::test]
+async fn a_pool_needs_no_permission_for_select() {
+    let server = Redis::start().unwrap();
+    let mut admin = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let rules = ["on", ">secret", "~*", "&*", "+@all", "-select"];
+    let () = redis::cmd("ACL").arg("SETUSER").arg("app").arg(&rules).query_async(&mut admin).await.unwrap();
+    let url = server.url().replace("redis://", "redis://app:secret@");
+    let prefix = fresh_prefix();
+    let store = RedisStore::open(RedisConfig::from_pool(pool(&url, 2)).key_prefix(&prefix)).await.unwrap();
+    World { store, prefix, port: server.port() }.is_whole().await;
 }
 
 #[test]
