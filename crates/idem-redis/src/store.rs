@@ -31,9 +31,9 @@ impl RedisStore {
     /// Connects, and checks that the servers can hold records.
     ///
     /// # Errors
-    /// - [`StoreErrorKind::Misconfigured`] when the URL is invalid, or the server refuses the login. Also when a server cannot
-    ///   hold records: it is older than 7.0, a 32-bit build, or would evict live records.
-    /// - [`StoreErrorKind::Unavailable`] when the server cannot be reached, and when it is a replica.
+    /// - [`Misconfigured`](idem_core::StoreErrorKind::Misconfigured) when the URL is invalid, or the server refuses the login. Also
+    ///   when a server cannot hold records: it is older than 7.0, a 32-bit build, or would evict live records.
+    /// - [`Unavailable`](idem_core::StoreErrorKind::Unavailable) when the server cannot be reached, and when it is a replica.
     pub async fn open(config: RedisConfig) -> Result<Self, StoreError> {
         let timeout = config.timeout.unwrap_or(TIMEOUT);
         let transport = Transport::new(config.servers(timeout)?, timeout, config.replica_connections.get());

@@ -198,11 +198,11 @@ pub(super) const PATCHES: &[Patch] = &[
          self.heard(self.durable.renew(lease, term).await) }?",
     ),
     patch(
-        "a-connection-beside-a-pool-loses-leases",
+        "a-pool-stays-in-the-database-it-was-left-in",
         &["redis-pool"],
-        "crates/idem-redis/src/store.rs",
-        "OwnerOutcome::LeaseLost if self.0.transport.is_beside_pool()",
-        "OwnerOutcome::LeaseLost if !PLANTED && self.0.transport.is_beside_pool()",
+        "crates/idem-redis/src/transport.rs",
+        "let mut select = redis::cmd(\"SELECT\");",
+        "let mut select = redis::cmd(if PLANTED { \"ECHO\" } else { \"SELECT\" });",
     ),
     patch(
         "hybrid-late-lock-stays",
