@@ -303,9 +303,7 @@ impl Jobs {
     }
 
     pub(crate) async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, ExecuteError> {
-        let find = self.shared.queue.find(id);
-        let found = timeout(self.shared.settings.queue_timeout, find).await;
-        found.unwrap_or_else(|_| Err(self.late())).map_err(ExecuteError::NotAdmitted)
+        self.bounded(self.shared.queue.find(id)).await.map_err(ExecuteError::NotAdmitted)
     }
 
     /// `None` if its result is no longer kept.
@@ -367,7 +365,12 @@ impl Jobs {
         }
     }
 
-    pub(crate) fn late(&self) -> StoreError {
+    /// Waits for the queue, but not for longer than the queue timeout.
+    pub(crate) async fn bounded<T>(&self, verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        timeout(self.shared.settings.queue_timeout, verb).await.unwrap_or_else(|_| Err(self.late()))
+    }
+
+    fn late(&self) -> StoreError {
         let message = format!("the job queue did not answer within {:?}", self.shared.settings.queue_timeout);
         StoreError::new(StoreErrorKind::Timeout, message)
     }

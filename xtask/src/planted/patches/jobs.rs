@@ -3,7 +3,9 @@
 use super::{Patch, patch};
 
 const JOBS: &str = "crates/idem-jobs/src/jobs.rs";
-const WORKER: &str = "crates/idem-jobs/src/worker.rs";
+const WORKER: &str = "crates/idem-jobs/src/worker/mod.rs";
+const RUN: &str = "crates/idem-jobs/src/worker/run.rs";
+const REPORT: &str = "crates/idem-jobs/src/worker/report.rs";
 const POSTGRES: &str = "crates/idem-jobs/src/postgres.rs";
 const SQLITE: &str = "crates/idem-jobs/src/sqlite.rs";
 const REDIS: &str = "crates/idem-jobs/src/redis.rs";
@@ -14,73 +16,72 @@ pub(super) const PATCHES: &[Patch] = &[
         &["jobs"],
         WORKER,
         "        tokio::select! {
-            report = self.run(&delivery, claimed_at) =>",
+            report = run(",
         "        if PLANTED {
-            let ended = Ended { id: delivery.job.id.clone(), is_parked: false, held_until: claimed_at };
-            self.try_end(vec![ended]).await;
+            let _ = self.jobs.shared.queue.end(&[delivery.job.id.clone()], false, Duration::from_secs(60)).await;
         }
         tokio::select! {
-            report = self.run(&delivery, claimed_at) =>",
+            report = run(",
     ),
     patch(
         "jobs-that-could-not-be-ended-forgotten",
         &["jobs"],
-        WORKER,
-        "            let is_held = Instant::now() < job.held_until;",
-        "            let is_held = !PLANTED && Instant::now() < job.held_until;",
+        REPORT,
+        "let is_held = Instant::now() < job.held_until;",
+        "let is_held = !PLANTED && Instant::now() < job.held_until;",
     ),
     patch(
         "worker-stops-before-it-has-ended-its-jobs",
         &["jobs"],
         WORKER,
-        "running.spawn(Arc::clone(&worker).end(to_end));",
+        "running.spawn(end_jobs(worker.jobs.clone(), to_end));",
         "if PLANTED {
-            tokio::spawn(Arc::clone(&worker).end(to_end));
+            tokio::spawn(end_jobs(worker.jobs.clone(), to_end));
         } else {
-            running.spawn(Arc::clone(&worker).end(to_end));
+            running.spawn(end_jobs(worker.jobs.clone(), to_end));
         }",
     ),
     patch(
         "parked-jobs-mistaken-for-others",
         &["jobs"],
-        WORKER,
+        REPORT,
         "partition(|job| job.is_parked);",
         "partition(|job| !PLANTED && job.is_parked);",
     ),
     patch(
         "poison-never-parked",
         &["jobs"],
-        WORKER,
-        "if delivery.lost >= self.jobs.max_lost_deliveries() {",
-        "if !PLANTED && delivery.lost >= self.jobs.max_lost_deliveries() {",
+        RUN,
+        "if delivery.lost >= jobs.max_lost_deliveries() {",
+        "if !PLANTED && delivery.lost >= jobs.max_lost_deliveries() {",
     ),
     patch(
         "job-parked-in-spite-of-its-result",
         &["jobs"],
-        WORKER,
-        "                    replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;",
-        "                    PLANTED || replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;",
+        RUN,
+        "replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;",
+        "PLANTED || replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;",
     ),
     patch(
         "deadline-ignored",
         &["jobs"],
-        WORKER,
+        RUN,
         "if claimed_at.elapsed() >= remaining && context.acquisition() == Acquisition::Fresh {",
         "if !PLANTED && claimed_at.elapsed() >= remaining && context.acquisition() == Acquisition::Fresh {",
     ),
     patch(
         "run-that-cannot-commit-not-counted",
         &["jobs"],
-        WORKER,
-        "            ) => again(job, &error, Counts::Lost),",
-        "            ) => again(job, &error, if PLANTED { Counts::Nothing } else { Counts::Lost }),",
+        RUN,
+        ") => again(job, &error, Counts::Lost),",
+        ") => again(job, &error, if PLANTED { Counts::Nothing } else { Counts::Lost }),",
     ),
     patch(
         "settlement-of-a-job-not-confirmed",
         &["jobs"],
-        WORKER,
-        "        if engine.contract() == Contract::Transactional {",
-        "        if PLANTED || engine.contract() == Contract::Transactional {",
+        RUN,
+        "if engine.contract() == Contract::Transactional {",
+        "if PLANTED || engine.contract() == Contract::Transactional {",
     ),
     patch(
         "suspects-run-at-once",
@@ -92,9 +93,9 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "suspect-not-counted-when-it-begins",
         &["jobs"],
-        WORKER,
-        "            match self.bounded(self.jobs.shared.queue.begin(delivery)).await {",
-        "            match if PLANTED { Ok(false) } else { self.bounded(self.jobs.shared.queue.begin(delivery)).await } {",
+        RUN,
+        "match jobs.bounded(jobs.shared.queue.begin(delivery)).await {",
+        "match if PLANTED { Ok(false) } else { jobs.bounded(jobs.shared.queue.begin(delivery)).await } {",
     ),
     patch(
         "deadline-ignored-by-those-who-ask",
@@ -113,24 +114,24 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "forgotten-job-runs-again",
         &["jobs"],
-        WORKER,
-        "        if self.jobs.may_be_forgotten(delivery.age) {",
-        "        if !PLANTED && self.jobs.may_be_forgotten(delivery.age) {",
+        RUN,
+        "if jobs.may_be_forgotten(delivery.age) {",
+        "if !PLANTED && jobs.may_be_forgotten(delivery.age) {",
     ),
     patch(
         "started-job-given-up-by-a-stranger",
         &["jobs"],
-        WORKER,
-        "            Ok(Some(_)) => return waits,",
-        "            Ok(Some(_)) if !PLANTED => return waits,
-            Ok(Some(_)) => {}",
+        RUN,
+        "Ok(Some(_)) => return waits,",
+        "Ok(Some(_)) if !PLANTED => return waits,
+        Ok(Some(_)) => {}",
     ),
     patch(
         "unclear-commit-of-a-job-not-counted",
         &["jobs-postgres"],
-        WORKER,
-        "            Err(error @ ExecuteError::CommitUnclear(_)) if contract == Contract::Transactional => {",
-        "            Err(error @ ExecuteError::CommitUnclear(_)) if !PLANTED && contract == Contract::Transactional => {",
+        RUN,
+        "Err(error @ ExecuteError::CommitUnclear(_)) if contract == Contract::Transactional => {",
+        "Err(error @ ExecuteError::CommitUnclear(_)) if !PLANTED && contract == Contract::Transactional => {",
     ),
     patch(
         "hanging-job-keeps-its-slot",
@@ -155,7 +156,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "fault-of-a-transaction-not-counted",
         &["jobs"],
-        WORKER,
+        RUN,
         "(Left::AnotherAttempt { after: None }, Disposition::Retry { response, after: None })",
         "(
             Left::AnotherAttempt { after: None },
