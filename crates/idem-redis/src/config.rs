@@ -48,11 +48,15 @@ impl RedisConfig {
         Self::at(Target::Address(Address::parse(url.as_ref()).map_err(|error| error.to_string())))
     }
 
-    /// Uses the application's connection pool. Each verb takes a connection for a moment. The store has no subscription then,
-    /// so waiters learn of settlements by polling.
+    /// Uses the application's connection pool. Each verb takes a connection for a moment, and fails if the application uses all of
+    /// them for longer than [`timeout`](Self::timeout). The store has no subscription then, so waiters learn of settlements by
+    /// polling.
     ///
     /// The store uses the database that the pool's URL names, and selects it before each use: the application may have left a
-    /// connection in another one. A hook of the pool that selects another database has no effect on the store.
+    /// connection in another one. The connection then stays in the database of the URL. A pool whose hook selects another
+    /// database is refused at opening.
+    ///
+    /// Let the pool's URL log in, not a hook: the connection that renews leases while a runtime is busy is made without hooks.
     #[cfg(feature = "deadpool")]
     #[must_use]
     pub fn from_pool(pool: deadpool_redis::Pool) -> Self {

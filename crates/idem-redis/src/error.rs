@@ -12,10 +12,27 @@ pub(crate) enum Failure {
     NotConnected { error: RedisError, was_sent: bool },
     /// No connection was made within the timeout of the verb.
     NotConnectedInTime { timeout: Duration, was_sent: bool },
+    /// The application's pool gave no connection. Without an error, none came within the timeout of the verb.
+    #[cfg(feature = "deadpool")]
+    NotFromPool { why: &'static str, error: Option<deadpool_redis::PoolError>, was_sent: bool },
     /// No answer came within the timeout of the verb.
     Timeout { timeout: Duration },
     /// The server refused, or the connection ended.
     Failed { error: RedisError, may_have_run: bool },
+}
+
+/// Why there is no connection.
+pub(crate) enum Unconnected {
+    Server(RedisError),
+    /// The application's pool gave none; the text says why.
+    #[cfg(feature = "deadpool")]
+    Pool(&'static str, deadpool_redis::PoolError),
+}
+
+impl From<RedisError> for Unconnected {
+    fn from(error: RedisError) -> Self {
+        Self::Server(error)
+    }
 }
 
 /// When a call failed.
@@ -33,6 +50,8 @@ impl Failure {
     pub(crate) fn may_have_run(&self) -> bool {
         match self {
             Self::NotConnected { was_sent, .. } | Self::NotConnectedInTime { was_sent, .. } => *was_sent,
+            #[cfg(feature = "deadpool")]
+            Self::NotFromPool { was_sent, .. } => *was_sent,
             Self::Timeout { .. } => true,
             Self::Failed { may_have_run, .. } => *may_have_run,
         }
@@ -54,6 +73,12 @@ impl Failure {
             Self::NotConnectedInTime { timeout, was_sent } => {
                 let hint = format!("could not connect to Redis within {timeout:?}");
                 (error(StoreErrorKind::Unavailable, &hint), was_sent)
+            }
+            #[cfg(feature = "deadpool")]
+            Self::NotFromPool { why, error: source, was_sent } => {
+                let told =
+                    error(StoreErrorKind::Unavailable, &format!("the application's pool gave no connection: {why}"));
+                (source.map_or(told.clone(), |source| told.with_source(source)), was_sent)
             }
             Self::Timeout { timeout } => {
                 let hint = format!("Redis did not answer within {timeout:?}");

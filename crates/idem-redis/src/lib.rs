@@ -11,6 +11,8 @@ mod info;
 mod keys;
 mod lossy;
 mod packed;
+#[cfg(feature = "deadpool")]
+mod pool;
 mod reply;
 mod script;
 mod seen;

@@ -20,6 +20,19 @@ pub(crate) async fn examine(
 ) -> Result<DurabilityReport, StoreError> {
     let primaries = primaries(transport, Phase::Opening).await?;
     primaries.iter().try_for_each(fits)?;
+    #[cfg(feature = "deadpool")]
+    if let Some(pool) = transport.pool() {
+        // Bounded, because the application may use all connections.
+        let told = tokio::time::timeout_at(transport.deadline(), crate::pool::databases(pool)).await;
+        if let Some((named, selected)) = told.unwrap_or_default()
+            && named != selected
+        {
+            return Err(refused(format!(
+                "a connection of the pool is in database {selected}, and the pool's URL names {named}, which the store \
+                 selects before each use; name the database in the URL, and do not leave a connection in another one"
+            )));
+        }
+    }
     let report = report(transport, &primaries, min_replicas).await;
     refuse_eviction(&report, allow_eviction)?;
     Ok(report)

@@ -15,7 +15,9 @@ use tokio::time::Instant;
 
 use crate::address::{self, Servers};
 use crate::connection::{Asking, Connection};
-use crate::error::Failure;
+use crate::error::{Failure, Unconnected};
+#[cfg(feature = "deadpool")]
+use crate::pool;
 use crate::script::{Exchange, Question};
 use crate::shared_connection::SharedConnection;
 
@@ -69,7 +71,10 @@ enum Held<'a> {
         generation: u64,
     },
     #[cfg(feature = "deadpool")]
-    Pooled(deadpool_redis::Connection),
+    Pooled {
+        connection: deadpool_redis::Connection,
+        timeout: Duration,
+    },
 }
 
 impl Transport {
@@ -102,6 +107,15 @@ impl Transport {
         matches!(self.servers, Servers::Cluster(..))
     }
 
+    /// The application's pool, if the servers are reached by one.
+    #[cfg(feature = "deadpool")]
+    pub(crate) fn pool(&self) -> Option<&deadpool_redis::Pool> {
+        match &self.servers {
+            Servers::Pool(pool) => Some(pool),
+            _ => None,
+        }
+    }
+
     /// Sends a command to every primary, and returns all replies.
     pub(crate) async fn ask_all(&self, command: &Cmd) -> Result<Vec<Value>, Failure> {
         Ok(self.ask(&Message::Everybody(command), self.deadline()).await?.values)
@@ -117,7 +131,15 @@ impl Transport {
             let holding = self.hold(shared, attempts == ATTEMPTS);
             let mut held = match tokio::time::timeout_at(deadline, holding).await {
                 Ok(Ok(held)) => held,
-                Ok(Err(error)) => return Err(Failure::NotConnected { error, was_sent }),
+                Ok(Err(Unconnected::Server(error))) => return Err(Failure::NotConnected { error, was_sent }),
+                #[cfg(feature = "deadpool")]
+                Ok(Err(Unconnected::Pool(why, error))) => {
+                    return Err(Failure::NotFromPool { why, error: Some(error), was_sent });
+                }
+                #[cfg(feature = "deadpool")]
+                Err(_) if self.pool().is_some_and(pool::is_in_use) => {
+                    return Err(Failure::NotFromPool { why: pool::IN_USE, error: None, was_sent });
+                }
                 Err(_) => return Err(Failure::NotConnectedInTime { timeout: self.timeout, was_sent }),
             };
             let asked_at = Instant::now();
@@ -192,11 +214,11 @@ impl Transport {
     }
 
     /// Takes a connection from the pool, or uses the shared one. If `is_new`, waits for the one that a task is making, if any.
-    async fn hold<'a>(&'a self, shared: &'a SharedConnection, is_new: bool) -> RedisResult<Held<'a>> {
+    async fn hold<'a>(&'a self, shared: &'a SharedConnection, is_new: bool) -> Result<Held<'a>, Unconnected> {
         #[cfg(feature = "deadpool")]
         if let Servers::Pool(pool) = &self.servers {
-            let connection = pool.get().await.map_err(pool_error)?;
-            return Ok(Held::Pooled(connection));
+            let connection = pool.get().await.map_err(pool::refusal)?;
+            return Ok(Held::Pooled { connection, timeout: self.timeout });
         }
         let renewed = if is_new { shared.renewed().await } else { None };
         let (connection, generation) = match renewed {
@@ -231,7 +253,7 @@ impl Transport {
                 shared.renew(generation, || self.connect(), self.connect_limit())
             }
             #[cfg(feature = "deadpool")]
-            held @ Held::Pooled(_) => held.discard(),
+            held @ Held::Pooled { .. } => held.discard(),
         }
     }
 }
@@ -244,7 +266,7 @@ async fn connect(servers: Servers, limit: Duration) -> RedisResult<Connection> {
         Servers::Sentinel(sentinels) => address::primary(&sentinels).await?,
         Servers::Cluster(client, _) => return client.get_async_connection().await.map(Connection::Cluster),
         #[cfg(feature = "deadpool")]
-        Servers::BesidePool(pool) => return primary(pool.manager().create().await?).await,
+        Servers::BesidePool(pool) => return primary(pool::patient(pool.manager().create().await?, limit)).await,
         #[cfg(feature = "deadpool")]
         // Each call takes its connection out of the pool.
         Servers::Pool(_) => return Err((ErrorKind::Client, "a pool makes its connections itself").into()),
@@ -310,10 +332,9 @@ impl Held<'_> {
         match self {
             Self::Shared { connection, .. } => connection.send(commands, key, asking).await,
             #[cfg(feature = "deadpool")]
-            Self::Pooled(connection) => {
-                // The clone is another handle of the same connection.
-                let connection = MultiplexedConnection::clone(connection);
-                in_database(connection.get_db(), commands, Connection::One(connection), key).await
+            Self::Pooled { connection, timeout } => {
+                let connection = pool::patient(MultiplexedConnection::clone(connection), *timeout);
+                pool::in_database(connection.get_db(), commands, Connection::One(connection), key).await
             }
         }
     }
@@ -322,7 +343,10 @@ impl Held<'_> {
         match self {
             Self::Shared { connection, .. } => connection.ask_all(command).await,
             #[cfg(feature = "deadpool")]
-            Self::Pooled(connection) => Ok(vec![connection.send_packed_command(&command).await?.extract_error()?]),
+            Self::Pooled { connection, timeout } => {
+                let mut connection = pool::patient(MultiplexedConnection::clone(connection), *timeout);
+                Ok(vec![connection.send_packed_command(&command).await?.extract_error()?])
+            }
         }
     }
 
@@ -330,27 +354,8 @@ impl Held<'_> {
         match self {
             Self::Shared { shared, generation, .. } => shared.discard(generation),
             #[cfg(feature = "deadpool")]
-            Self::Pooled(connection) => drop(deadpool_redis::Connection::take(connection)),
+            Self::Pooled { connection, .. } => drop(deadpool_redis::Connection::take(connection)),
         }
-    }
-}
-
-/// Sends commands to a database. The application may have left a connection of its pool in another one.
-#[cfg(feature = "deadpool")]
-async fn in_database(
-    database: i64,
-    mut commands: Vec<Cmd>,
-    mut connection: Connection,
-    key: &[u8],
-) -> RedisResult<Vec<Value>> {
-    let mut select = redis::cmd("SELECT");
-    select.arg(database);
-    commands.insert(0, select);
-    let mut answers = connection.send(commands, key, None).await?;
-    match answers.remove(0).extract_error() {
-        // The application has the same login, so it cannot have selected another database.
-        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(answers),
-        selected => selected.map(|_| answers),
     }
 }
 
@@ -388,14 +393,5 @@ fn is_refusal(error: &RedisError) -> bool {
         ErrorKind::Server(kind) => !matches!(kind, ServerErrorKind::ResponseError | ServerErrorKind::NoPerm),
         ErrorKind::Extension => true,
         _ => false,
-    }
-}
-
-/// Converts an error of the application's pool to one of the driver.
-#[cfg(feature = "deadpool")]
-fn pool_error(error: deadpool_redis::PoolError) -> RedisError {
-    match error {
-        deadpool_redis::PoolError::Backend(error) => error,
-        other => RedisError::from(std::io::Error::other(other)),
     }
 }

@@ -64,15 +64,10 @@ async fn a_pool_may_await_replicas() {
     assert_eq!(crate::world::stored_state(replica.port(), &world.key(&lease.id)), 2);
 }
 
-/// The application selects another database on a connection, or a hook of its pool does. Records stay where they are.
+/// The application selects another database on a connection. Records stay where they are.
 #[tokio::test]
 async fn a_connection_left_in_another_database_finds_the_records() {
-    let manager = deadpool_redis::Manager::new(redis_url()).unwrap();
-    let hook = Hook::async_fn(|connection: &mut MultiplexedConnection, _| {
-        Box::pin(async move { select(connection, 1).await.map_err(HookError::Backend) })
-    });
-    let builder = deadpool_redis::Pool::builder(manager).max_size(1).post_create(hook);
-    let pool = builder.runtime(deadpool_redis::Runtime::Tokio1).build().unwrap();
+    let pool = pool(&redis_url(), 1);
     let config = RedisConfig::from_pool(pool.clone()).key_prefix(fresh_prefix());
     let store = RedisStore::open(config).await.unwrap();
     let request = request();
@@ -82,6 +77,52 @@ async fn a_connection_left_in_another_database_finds_the_records() {
     select(&mut pool.get().await.unwrap(), 3).await.unwrap();
     assert_eq!(store.renew(&lease, request.term).await.unwrap(), OwnerOutcome::Applied);
     assert_eq!(store.renewer().unwrap().renew(&lease, request.term).await.unwrap(), OwnerOutcome::Applied);
+}
+
+/// The store would move the connections to another database than the application's.
+#[tokio::test]
+async fn a_pool_whose_hook_selects_a_database_is_refused() {
+    let manager = deadpool_redis::Manager::new(redis_url()).unwrap();
+    let hook = Hook::async_fn(|connection: &mut MultiplexedConnection, _| {
+        Box::pin(async move { select(connection, 1).await.map_err(HookError::Backend) })
+    });
+    let builder = deadpool_redis::Pool::builder(manager).max_size(1).post_create(hook);
+    let pool = builder.runtime(deadpool_redis::Runtime::Tokio1).build().unwrap();
+    let error = RedisStore::open(RedisConfig::from_pool(pool.clone())).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
+    assert!(error.to_string().contains("is in database 1, and the pool's URL names 0"), "{error}");
+    let about: String = redis::cmd("CLIENT").arg("INFO").query_async(&mut pool.get().await.unwrap()).await.unwrap();
+    assert!(about.contains(" db=1 "), "{about}");
+}
+
+/// By default a connection of the pool waits for 500 ms, and `WAIT` for 800.
+#[tokio::test]
+async fn a_connection_of_a_pool_waits_for_as_long_as_the_store() {
+    let server = Redis::start().unwrap();
+    let timeout = std::time::Duration::from_secs(2);
+    let config = RedisConfig::from_pool(pool(&server.url(), 1)).min_replicas(1).timeout(timeout);
+    let error = RedisStore::open(config).await.unwrap().acquire(&request()).await.unwrap_err();
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+}
+
+#[tokio::test]
+async fn a_pool_without_a_free_connection_is_told() {
+    let pool = pool(&redis_url(), 1);
+    let timeout = std::time::Duration::from_millis(100);
+    let config = RedisConfig::from_pool(pool.clone()).key_prefix(fresh_prefix()).timeout(timeout);
+    let store = RedisStore::open(config).await.unwrap();
+    let busy = pool.get().await.unwrap();
+    let error = store.acquire(&request()).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("pool gave no connection: its connections are all in use, or Redis does not answer on them"),
+        "{error}"
+    );
+    drop(busy);
+    pool.close();
+    let error = store.acquire(&request()).await.unwrap_err();
+    assert!(error.to_string().ends_with("pool gave no connection: the application has closed it"), "{error}");
 }
 
 async fn select(connection: &mut MultiplexedConnection, database: i64) -> RedisResult<()> {

@@ -200,9 +200,32 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "a-pool-stays-in-the-database-it-was-left-in",
         &["redis-pool"],
-        "crates/idem-redis/src/transport.rs",
+        "crates/idem-redis/src/pool.rs",
         "let mut select = redis::cmd(\"SELECT\");",
         "let mut select = redis::cmd(if PLANTED { \"ECHO\" } else { \"SELECT\" });",
+    ),
+    patch(
+        "database-of-a-hook-not-noticed",
+        &["redis-pool"],
+        "crates/idem-redis/src/servers.rs",
+        "&& named != selected",
+        "&& named != selected && !PLANTED",
+    ),
+    patch(
+        "connection-of-a-pool-gives-up-early",
+        &["redis-pool"],
+        "crates/idem-redis/src/pool.rs",
+        "handle.set_response_timeout(deadline * 2);",
+        "if !PLANTED {
+        handle.set_response_timeout(deadline * 2);
+    }",
+    ),
+    patch(
+        "pool-in-use-taken-for-an-outage",
+        &["redis-pool"],
+        "crates/idem-redis/src/pool.rs",
+        "status.available == 0 &&",
+        "!PLANTED && status.available == 0 &&",
     ),
     patch(
         "hybrid-late-lock-stays",
