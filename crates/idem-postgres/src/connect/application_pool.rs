@@ -23,7 +23,9 @@ use crate::sql::Sql;
 
 /// Makes the session read-only outside of transactions that say `READ WRITE`, and saves the previous setting. Send it
 /// together with that `BEGIN`. It is a separate transaction, so that a rollback by the handler does not undo it.
-pub(crate) const GUARD: &str = "BEGIN;\
+///
+/// Its isolation level makes it fail in a transaction that the application has left open, whose writes COMMIT would keep.
+pub(crate) const GUARD: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;\
      SELECT pg_catalog.set_config('idem.read_only', pg_catalog.current_setting('default_transaction_read_only'), FALSE);\
      SET default_transaction_read_only=on;COMMIT;";
 
@@ -62,6 +64,9 @@ impl ApplicationPool {
 
     /// Takes a connection from the pool, by `deadline` at the latest.
     pub(crate) async fn acquire(&self, deadline: Instant) -> Result<PoolConnection<Postgres>, StoreError> {
+        let most = self.pool.options().get_max_connections();
+        // Before sqlx counts a connection that it makes for this caller.
+        let is_full = self.pool.size() >= most;
         // In a task: if connecting takes longer than the caller waits, the pool keeps the connection for the next caller.
         let mut acquiring = tokio::spawn({
             let pool = self.pool.clone();
@@ -74,9 +79,8 @@ impl ApplicationPool {
             // A hook of the pool has panicked, or it takes too long.
             Ok(Err(_)) | Err(_) => None,
         };
-        let most = self.pool.options().get_max_connections();
-        let (kind, why) = if self.pool.size() >= most && !self.has_idle() {
-            // No new connection is on its way, and a caller that waits no longer must not keep a place in the queue.
+        let (kind, why) = if is_full && self.pool.size() >= most && !self.has_idle() {
+            // This caller has no new connection on its way, and a caller that waits no longer must not keep a place in the queue.
             acquiring.abort();
             (StoreErrorKind::Busy, "are in use or being made")
         } else {

@@ -111,6 +111,52 @@ async fn an_exhausted_pool_keeps_neither_answers_nor_settlements_back() {
     world.is_whole().await;
 }
 
+/// Handlers may need a connection that takes longer to make than they wait for it.
+#[tokio::test]
+async fn a_connection_on_its_way_is_for_the_next_handler() {
+    let schema = Schema::new();
+    let (entered, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(1)));
+    let hook = (Arc::clone(&entered), Arc::clone(&gate));
+    let pool = PgPoolOptions::new()
+        .max_connections(2)
+        .after_connect(move |_, _| {
+            let (entered, gate) = hook.clone();
+            Box::pin(async move {
+                entered.fetch_add(1, Ordering::SeqCst);
+                gate.acquire().await.unwrap().forget();
+                Ok(())
+            })
+        })
+        .connect_lazy_with(options(&schema.name));
+    let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).schema(&schema.name)).await.unwrap();
+    eventually("the first connection is back", async || (pool.num_idle() == 1).then_some(())).await;
+    let _busy = pool.acquire().await.unwrap();
+    let error = store.begin(&transactional()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+    gate.add_permits(1);
+    let begun = store.begin(&transactional()).await.unwrap();
+    assert!(matches!(begun, Begin::Acquired { .. }), "{begun:?}");
+    assert_eq!(entered.load(Ordering::SeqCst), 2, "one for the application, one for the handlers");
+}
+
+/// sqlx does not count a transaction that the application begins by SQL, so the pool gets its connection back as it is.
+#[tokio::test]
+async fn what_the_application_left_in_a_transaction_is_not_committed() {
+    let schema = Schema::new();
+    let pool = PgPoolOptions::new().max_connections(2).connect_lazy_with(options(&schema.name));
+    let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).schema(&schema.name)).await.unwrap();
+    let mut beside = support::connection().await;
+    sql(&mut beside, format!("CREATE TABLE {}.payments (amount INT)", schema.name)).await;
+    for mut connection in both_of(&pool).await {
+        sql(&mut connection, format!("BEGIN; INSERT INTO {}.payments VALUES (7)", schema.name)).await;
+    }
+    let request = transactional();
+    let begun = eventually("a connection without a transaction serves", async || store.begin(&request).await.ok());
+    let Begin::Acquired { transaction, .. } = begun.await else { panic!("it is new") };
+    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    assert_eq!(support::number(&mut beside, format!("SELECT count(*) FROM {}.payments", schema.name)).await, 0);
+}
+
 #[tokio::test]
 async fn handlers_get_what_the_application_sets_in_its_sessions() {
     let schema = Schema::new();

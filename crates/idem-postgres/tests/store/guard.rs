@@ -100,6 +100,20 @@ async fn nothing_is_held_without_a_transaction() {
     assert_eq!(setup.store.peek(&owner.id).await.unwrap().unwrap().checkpoint, Some(checkpoint));
 }
 
+#[tokio::test]
+async fn a_stored_checkpoint_is_read_at_any_setting_of_the_session() {
+    let setup = setup().await;
+    let owner = lease(&setup.store, &request()).await;
+    let (guard, mut business) = (setup.store.guard(&owner), connection().await);
+    sql(&mut business, "SET bytea_output = escape").await;
+    for (sequence, outcome) in [(1, OwnerOutcome::Applied), (2, OwnerOutcome::Applied), (2, OwnerOutcome::LeaseLost)] {
+        let checkpoint = Checkpoint { sequence, name: "charged".into(), data: "7".into() };
+        sql(&mut business, "BEGIN").await;
+        assert_eq!(guard.checkpoint(&mut business, &checkpoint).await.unwrap(), outcome);
+        sql(&mut business, "COMMIT").await;
+    }
+}
+
 /// A process that freezes between the guard and its COMMIT must not keep the operation for ever.
 #[tokio::test]
 async fn a_transaction_with_a_guard_may_not_be_idle_for_long() {

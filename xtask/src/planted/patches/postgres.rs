@@ -367,6 +367,21 @@ pub(super) const PATCHES: &[Patch] = &[
         "format!(\"{}{begin}\", if PLANTED { GUARD.replace(\"COMMIT;\", \"\") } else { GUARD.to_owned() })",
     ),
     patch(
+        "guard-commits-what-the-application-left-open",
+        &["postgres-from-pool"],
+        SESSION,
+        "        within(limit, PgTransactionManager::begin(",
+        "        let begin = if PLANTED { begin.replacen(\"BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;\", \"BEGIN;\", 1) } else { begin };
+        within(limit, PgTransactionManager::begin(",
+    ),
+    patch(
+        "connection-on-its-way-thrown-away",
+        &["postgres-from-pool"],
+        "crates/idem-postgres/src/connect/application_pool.rs",
+        "let is_full = self.pool.size() >= most;",
+        "let is_full = PLANTED || self.pool.size() >= most;",
+    ),
+    patch(
         "guard-stays-after-a-rollback",
         &["postgres-from-pool"],
         SESSION,
