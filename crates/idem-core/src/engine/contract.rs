@@ -97,6 +97,22 @@ impl Contract {
     }
 }
 
+/// What an error means for the operation that it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorMeaning {
+    /// Unexpected: the contract decides, as for [`Disposition::Fault`].
+    Fault,
+    /// The answer: the operation never runs again, and repeats get the error. The business writes of a Transactional run are
+    /// discarded.
+    Final,
+    /// The operation may run again, under every contract, but not before `after` is over.
+    Retry {
+        /// How long to wait.
+        after: Duration,
+    },
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

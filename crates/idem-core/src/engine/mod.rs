@@ -56,10 +56,10 @@ use tokio::runtime::Handle;
 
 pub use answer::{Answer, ExecuteError};
 pub use context::{CheckpointError, Context, TransactionError, TransactionGuard};
-pub use contract::{Conclusion, Contract, Disposition};
+pub use contract::{Conclusion, Contract, Disposition, ErrorMeaning};
 pub use observer::{Durations, Event, EventKind, Observer};
 pub use probe::{CrashedRun, Probe, ProbeOutcome};
-pub use run::{ErrorMeaning, Ran, RunError};
+pub use run::{Ran, RunError};
 pub use settings::Settings;
 pub use steps::{StandingStep, Step, StepError, StepRecord, StepToUndo, Steps};
 

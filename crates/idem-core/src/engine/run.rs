@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::answer::{Answer, ExecuteError};
-use super::contract::{Conclusion, Disposition};
+use super::contract::{Conclusion, Disposition, ErrorMeaning};
 use super::{Context, Idempotency, Operation};
 use crate::machine::{Replay, ReplayKind};
 use crate::record::{StoredBody, StoredResponse};
@@ -66,22 +66,6 @@ pub enum RunError<E> {
     /// There is no answer.
     #[error(transparent)]
     Engine(#[from] ExecuteError),
-}
-
-/// What an error means for the operation that it ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ErrorMeaning {
-    /// Unexpected: the contract decides, as for [`Disposition::Fault`].
-    Fault,
-    /// The answer: the operation never runs again, and repeats get the error. The business writes of a Transactional run are
-    /// discarded.
-    Final,
-    /// The operation may run again, under every contract, but not before `after` is over.
-    Retry {
-        /// How long to wait.
-        after: Duration,
-    },
 }
 
 enum Value<T, E> {

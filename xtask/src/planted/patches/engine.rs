@@ -2,7 +2,7 @@
 
 use super::{Patch, edit, patch};
 
-const STEPS: &str = "crates/idem-core/src/engine/steps/mod.rs";
+const PROGRESS: &str = "crates/idem-core/src/engine/steps/progress.rs";
 const STEP: &str = "crates/idem-core/src/engine/steps/step.rs";
 const ENDING: &str = "crates/idem-core/src/engine/steps/ending.rs";
 
@@ -17,21 +17,21 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "failure-of-a-step-not-kept",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "failed: Some(failed.clone()), undo_attempts",
         "failed: (!PLANTED).then(|| failed.clone()), undo_attempts",
     ),
     patch(
         "undone-step-undone-again",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "all.skip(self.log.undone).collect();",
         "all.skip(if PLANTED { 0 } else { self.log.undone }).collect();",
     ),
     patch(
         "undone-in-the-order-of-the-steps",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "let all: Vec<_> = all.skip(",
         "let mut all: Vec<_> = all.collect();
         if PLANTED { all.reverse(); }
@@ -40,7 +40,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "step-in-doubt-not-undone",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "undoing.filter(|_| failed.is_in_doubt)",
         "undoing.filter(|_| !PLANTED && failed.is_in_doubt)",
     ),
@@ -54,11 +54,11 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "undo-of-crashed-attempts-not-counted",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "self.context.attempt() > self.last_attempt() && begun >= enough",
         "!PLANTED && self.context.attempt() > self.last_attempt() && begun >= enough",
     ),
-    patch("undo-not-tried-once", &["steps"], STEPS, "&& begun >= enough", "&& (PLANTED || begun >= enough)"),
+    patch("undo-not-tried-once", &["steps"], PROGRESS, "&& begun >= enough", "&& (PLANTED || begun >= enough)"),
     patch(
         "steps-that-stay-not-reported",
         &["steps"],
@@ -69,7 +69,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "late-commit-of-a-step-not-awaited",
         &["postgres-steps"],
-        STEPS,
+        PROGRESS,
         "let renewed = self.context.renew_now(PATIENCE).await",
         "let renewed = if PLANTED { Ok(OwnerOutcome::Applied) } else { self.context.renew_now(PATIENCE).await }",
     ),
@@ -85,7 +85,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "steps-in-another-order-accepted",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "&& expected != name
 ",
         "&& !PLANTED
@@ -95,7 +95,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "step-after-a-failed-one",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "if let Some(error) = &self.ended {",
         "if !PLANTED && let Some(error) = &self.ended {",
     ),
@@ -187,14 +187,14 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "record-of-a-step-not-tried-again",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "data.into(), Some(PATIENCE))",
         "data.into(), (!PLANTED).then_some(PATIENCE))",
     ),
     patch(
         "undone-steps-told-as-standing",
         &["steps"],
-        STEPS,
+        PROGRESS,
         "if !is_undone && let",
         "if (PLANTED || !is_undone) && let",
     ),

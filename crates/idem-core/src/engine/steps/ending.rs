@@ -3,23 +3,12 @@
 use std::time::Duration;
 
 use super::error::StepError;
-use super::standing::{StandingStep, log_of};
-use super::unfinished;
+use super::standing::{StandingStep, StepsState, log_of, unfinished};
 use crate::engine::context::Context;
-use crate::engine::contract::{Contract, Disposition};
+use crate::engine::contract::{Contract, Disposition, ErrorMeaning};
 use crate::engine::observer::EventKind;
-use crate::engine::run::ErrorMeaning;
 use crate::record::StoredResponse;
 use crate::store::Writes;
-
-/// How the steps of a run stand.
-#[derive(Debug, Clone, Default)]
-pub(in crate::engine) struct StepsState {
-    /// Why the operation cannot succeed as they stand.
-    pub(in crate::engine) error: Option<StepError>,
-    /// Those that are not undone, the last one first.
-    pub(in crate::engine) standing: Vec<StandingStep>,
-}
 
 /// The end of a run.
 pub(in crate::engine) struct Ending {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::engine::run::ErrorMeaning;
+use crate::engine::contract::ErrorMeaning;
 
 /// Why a step has no result. The operation must end with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::record_id::RecordId;
+
 /// The name of the checkpoint that holds the log.
 pub(in crate::engine) const CHECKPOINT: &str = "idem:steps";
 
@@ -68,4 +70,9 @@ impl FailedStep {
         let message = message.char_indices().take_while(fits).map(|(_, character)| character).collect();
         Self { step: step.to_owned(), message, is_in_doubt }
     }
+}
+
+/// The key of a step. An undo has another prefix, so that no name of a step leads to the key of an undo.
+pub(super) fn key_of(id: &RecordId, step: &str) -> String {
+    id.downstream_key(&format!("step:{step}"))
 }

@@ -1,8 +1,7 @@
-//! The steps of an operation that are not undone, as its log tells.
+//! How the steps of an operation stand, as its log tells: which are not undone, and whether it may succeed.
 
 use super::error::StepError;
-use super::key_of;
-use super::log::{CHECKPOINT, FailedStep, Log};
+use super::log::{CHECKPOINT, FailedStep, Log, key_of};
 use crate::record::{Checkpoint, Record};
 use crate::record_id::RecordId;
 
@@ -43,6 +42,15 @@ impl StandingStep {
     }
 }
 
+/// How the steps of a run stand.
+#[derive(Debug, Clone, Default)]
+pub(in crate::engine) struct StepsState {
+    /// Why the operation cannot succeed as they stand.
+    pub(in crate::engine) error: Option<StepError>,
+    /// Those that are not undone, the last one first.
+    pub(in crate::engine) standing: Vec<StandingStep>,
+}
+
 pub(in crate::engine) fn is_log(checkpoint: &Checkpoint) -> bool {
     &*checkpoint.name == CHECKPOINT
 }
@@ -51,4 +59,11 @@ pub(in crate::engine) fn is_log(checkpoint: &Checkpoint) -> bool {
 pub(super) fn log_of(checkpoint: &Checkpoint) -> Option<Result<Log, StepError>> {
     let damaged = |_| StepError::Refused("its checkpoint was written by another version, or is damaged");
     is_log(checkpoint).then(|| serde_json::from_slice(&checkpoint.data).map_err(damaged))
+}
+
+/// Why an operation that took `taken` steps has not succeeded; `None` if it may have.
+pub(super) fn unfinished(log: &Log, taken: usize) -> Option<StepError> {
+    let missing = log.completed.get(taken).map(|completed| &completed.step);
+    let missing = missing.or(log.failed.as_ref().map(|failed| &failed.step));
+    Some(StepError::OrderChanged { expected: missing?.clone(), found: "the end".to_owned() })
 }

@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::StepError;
-use super::log::{Completed, FailedStep, Log};
-use super::{StepToUndo, Steps, Undoing, key_of};
-use crate::engine::run::ErrorMeaning;
+use super::log::{CHECKPOINT, Completed, FailedStep, Log, key_of};
+use super::progress::{StepToUndo, Steps, Undoing};
+use crate::engine::contract::ErrorMeaning;
 use crate::machine::Lease;
 use crate::record::Checkpoint;
 
@@ -23,6 +23,32 @@ pub struct Step<'s, T> {
     name: String,
     undoing: Option<Undoing>,
     result: PhantomData<fn() -> T>,
+}
+
+impl Steps {
+    /// The next step. `name` is part of its key, and must be different from the others' and the same on every attempt. It has
+    /// 1 to 128 bytes.
+    ///
+    /// ```
+    /// # use idem_core::engine::{Context, StepError};
+    /// # async fn call(_: &str, _: &str) -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// async fn sign_up(context: Context) -> Result<String, StepError> {
+    ///     let mut steps = context.steps()?;
+    ///     let account = steps
+    ///         .step("account")
+    ///         .undo(|step| async move { call("DELETE /accounts", &step.step_key).await.map(drop) })
+    ///         .run(|key| async move { call("POST /accounts", &key).await })
+    ///         .await?;
+    ///     steps.step("mail").run(|key| async move { call("POST /mails", &key).await }).await?;
+    ///     Ok(account)
+    /// }
+    /// ```
+    pub fn step<T>(&mut self, name: &str) -> Step<'_, T>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+    {
+        Step { steps: self, name: name.to_owned(), undoing: None, result: PhantomData }
+    }
 }
 
 /// What a step commits together with its writes, see [`Step::run_with_record`].
@@ -61,7 +87,7 @@ impl<T: Serialize + DeserializeOwned> StepRecord<T> {
         let log = self.log.with(&self.name, result).map_err(not_kept)?;
         last_result::<T>(&self.name, &log)?;
         let data = log.encode().map_err(not_kept)?;
-        Ok(Checkpoint { sequence: self.sequence, name: super::log::CHECKPOINT.into(), data: data.into() })
+        Ok(Checkpoint { sequence: self.sequence, name: CHECKPOINT.into(), data: data.into() })
     }
 }
 
@@ -71,11 +97,7 @@ enum Stop {
     TurnBack(FailedStep),
 }
 
-impl<'s, T: Serialize + DeserializeOwned + Send + 'static> Step<'s, T> {
-    pub(super) fn new(steps: &'s mut Steps, name: String) -> Self {
-        Self { steps, name, undoing: None, result: PhantomData }
-    }
-
+impl<T: Serialize + DeserializeOwned + Send + 'static> Step<'_, T> {
     /// How to undo this step after a later one has failed. By default nothing is to be undone.
     ///
     /// An undo that fails runs again in the next attempt, with the same key. It also runs for the failed step itself, if that
