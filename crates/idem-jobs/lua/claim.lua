@@ -9,10 +9,11 @@ local claimed = {}
 local function claim(from, most, suspect)
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', from, '-inf', now, 'LIMIT', 0, most)) do
         local key = ARGV[4] .. id
-        local job = redis.call('HMGET', key, 'name', 'principal', 'payload', 'deadline', 'created')
+        -- A key of another type in the place of the job gives an error, which has no fields.
+        local job = redis.pcall('HMGET', key, 'name', 'principal', 'payload', 'deadline', 'created')
         redis.call('ZREM', from, id)
-        -- If something else has removed the job, that was all.
-        if job[1] then
+        -- If something else has removed or damaged the job, that was all.
+        if job[1] and job[2] and job[3] and tonumber(job[4]) and tonumber(job[5]) then
             local delivered = redis.call('HINCRBY', key, 'delivered', 1)
             local lost = redis.call('HINCRBY', key, 'lost', 1 - suspect)
             redis.call('HSET', key, 'claimed', 1)

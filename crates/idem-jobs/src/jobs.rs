@@ -16,7 +16,7 @@ use idem_core::{
 use idem_http::{Continuation, ResponseDirectives};
 use serde::Serialize;
 use serde_json::Value;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use crate::job::{Job, JobId, MAX_PAYLOAD_BYTES, QueuedJob, Standing};
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) settings: JobSettings,
     /// Wakes the worker of this process.
     pub(crate) enqueued: Notify,
+    /// One suspect runs at a time, besides other jobs: if it stops the process, no other suspect is lost with it.
+    pub(crate) suspect: Arc<Semaphore>,
 }
 
 /// A job that was enqueued, and the answer that says so.
@@ -85,14 +87,17 @@ pub enum InvalidJobs {
     /// The location is no path.
     #[error("`{0}` cannot begin a Location; it has visible ASCII characters, as in /jobs/")]
     Location(String),
-    /// A job whose result is no longer kept could start again.
+    /// A job could still run when results of its time are no longer kept.
     #[error(
-        "the deadline ({start_deadline:?}) is longer than results are kept ({retention:?}), so that a job could start \
-         again; set the retention of the engine of the jobs to more"
+        "the deadline ({start_deadline:?}) and the longest run ({longest_run:?}) together are longer than results are \
+         kept ({retention:?}), so that it would not be known whether a job has run; set the retention of the engine of \
+         the jobs to more"
     )]
     Retention {
         /// The deadline.
         start_deadline: Duration,
+        /// The engine's `renewal_limit`.
+        longest_run: Duration,
         /// The retention of the engine.
         retention: Duration,
     },
@@ -122,7 +127,7 @@ impl GiveUp {
     pub(crate) fn response(self) -> StoredResponse {
         let (name, title, status) = match self {
             Self::Overdue => ("job-overdue", "The job did not start before its deadline, and took no effect", 504),
-            Self::Parked => ("job-parked", "The job stopped its worker again and again, and was given up", 500),
+            Self::Parked => ("job-parked", "The job was lost again and again without a result, and was given up", 500),
         };
         problem(name, title, status)
     }
@@ -158,13 +163,15 @@ impl Jobs {
         }
         let JobSettings { queue_timeout, visibility_timeout, .. } = settings;
         let (start_deadline, retention) = (settings.start_deadline, engine.settings().record_retention());
-        if start_deadline > retention {
-            return Err(InvalidJobs::Retention { start_deadline, retention });
+        let longest_run = engine.settings().longest_lease();
+        if start_deadline.saturating_add(longest_run) > retention {
+            return Err(InvalidJobs::Retention { start_deadline, longest_run, retention });
         }
         if queue_timeout.saturating_mul(3) >= visibility_timeout {
             return Err(InvalidJobs::QueueTimeout { queue_timeout, visibility_timeout });
         }
-        Ok(Self { shared: Arc::new(Shared { queue, engine, settings, enqueued: Notify::new() }) })
+        let (enqueued, suspect) = (Notify::new(), Arc::new(Semaphore::new(1)));
+        Ok(Self { shared: Arc::new(Shared { queue, engine, settings, enqueued, suspect }) })
     }
 
     /// Enqueues the job of a request, and returns what to answer it: 202.
@@ -195,7 +202,7 @@ impl Jobs {
             return Err(EnqueueError::PayloadTooLarge { bytes: payload.len() });
         }
         let lease = run.lease().ok_or(EnqueueError::NotProtected)?;
-        let Shared { queue, engine, settings, enqueued } = &*self.shared;
+        let Shared { queue, engine, settings, enqueued, .. } = &*self.shared;
         let job = Job {
             id: JobId::of(&lease.id),
             name: name.to_owned(),
@@ -313,11 +320,12 @@ impl Jobs {
         if let Some(replay) = record.as_ref().and_then(Record::replay) {
             return Ok(Some(JobState::Ended(replay)));
         }
-        let is_forgotten = self.may_be_forgotten(queued.times.age) && record.is_none();
+        let is_claimed = queued.standing == Standing::Claimed;
+        // A run that is one transaction has no record until it commits.
+        let is_forgotten = self.may_be_forgotten(queued.times.age) && record.is_none() && !is_claimed;
         if queued.has_ended() || is_forgotten {
             return Ok(None);
         }
-        let is_claimed = queued.standing == Standing::Claimed;
         Ok(Some(match record {
             Some(Record { state: State::InProgress { .. }, attempt, .. }) => JobState::Running { attempt },
             Some(record) if is_claimed => JobState::Running { attempt: record.attempt.saturating_add(1) },

@@ -21,6 +21,9 @@ use crate::queue::{EnqueueError, JobQueue};
 /// A queue in Redis, over any asynchronous connection of the crate `redis`: use its `ConnectionManager`, or its
 /// `ClusterConnection`. All keys of a queue are in one slot.
 ///
+/// Give the connection a response timeout of [`queue_timeout`](crate::JobSettings::queue_timeout) or more. Its default of 500 ms is
+/// too short for large payloads: a claim that it cuts off counts as a lost delivery. The server must have `noeviction`.
+///
 /// A job is added before the record of its request is settled. If the process dies in between, the repeat of the request finds
 /// the job. A failover or a restart without persistence loses jobs, as it loses records.
 #[derive(Clone)]
@@ -121,10 +124,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
         let claimed = claim.invoke_async(&mut self.connection.clone()).await;
         let claimed: Vec<Claimed> = claimed.map_err(|error| failed("claim", error))?;
         let read = |(id, name, principal, payload, number, lost, is_suspect, remaining, age): Claimed| {
-            let job = job(id.parse().map_err(corrupt)?, name, &principal, payload);
-            Ok(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, times(remaining, age)))
+            let Ok(parsed) = id.parse() else {
+                tracing::error!(job = id, "the queue has a job whose id is none; it does not run");
+                return None;
+            };
+            let job = job(parsed, name, &principal, payload);
+            Some(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, times(remaining, age)))
         };
-        claimed.into_iter().map(read).collect()
+        Ok(claimed.into_iter().filter_map(read).collect())
     }
 
     async fn begin(&self, suspect: &Delivery) -> Result<bool, StoreError> {

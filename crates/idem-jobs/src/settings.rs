@@ -47,7 +47,7 @@ impl JobSettings {
     /// not started by then never does, and has failed with a 504. Started jobs go on, also with further attempts.
     ///
     /// On Postgres, a run that was rolled back counts as not started. The database's clock decides. The engine must keep results for
-    /// as long as the deadline, or longer.
+    /// at least as long as the deadline and its [`renewal_limit`](idem_core::engine::Settings::renewal_limit) together.
     #[must_use]
     pub fn start_deadline(mut self, deadline: Duration) -> Self {
         self.start_deadline = deadline.clamp(Duration::from_secs(1), LONGEST);
@@ -71,7 +71,7 @@ impl JobSettings {
         self
     }
 
-    /// After how many lost deliveries a job is parked, at least 2. Default 5: restarts of workers must not park an innocent job,
+    /// After how many lost deliveries a job is parked, at least 3: after two it runs alone, and counts from its start. Default 5: restarts of workers must not park an innocent job,
     /// and a job that kills its process must not kill it for ever.
     ///
     /// A delivery is lost if its worker disappears, or if its transaction cannot be committed. A run that leaves an attempt in the
@@ -79,7 +79,7 @@ impl JobSettings {
     /// [`max_attempts`](idem_core::engine::Settings::max_attempts) is added, so that steps can be undone first.
     #[must_use]
     pub fn max_lost_deliveries(mut self, limit: u32) -> Self {
-        self.max_lost_deliveries = limit.max(SUSPECT_FROM);
+        self.max_lost_deliveries = limit.max(SUSPECT_FROM + 1);
         self
     }
 

@@ -153,7 +153,7 @@ pub(super) const SUITES: &[Suite] = &[
         Test("jobs"),
         &["queues::postgres::", "queues::a_job_that_another", "api::postgres::", "losing::postgres::a_run_that"],
     ),
-    suite("jobs-redis", "idem-jobs", Test("jobs"), &["queues::redis::"]),
+    suite("jobs-redis", "idem-jobs", Test("jobs"), &["queues::redis::", "queues::damaged"]),
     suite("system", "payments", Test("system"), SYSTEM),
     suite("clients", "payments", Test("system"), &["slow_clients::", "::strangers_learn"]),
     suite("bodies", "payments", Test("system"), &["bodies::"]),

@@ -38,7 +38,8 @@ const EAGER: [Duration; 5] = [
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
 
-/// Runs the jobs of a queue. Any number of workers, in any number of processes, share a queue.
+/// Runs the jobs of a queue. Any number of workers, in any number of processes, share a queue. Workers of one process share one
+/// [`Jobs`], so that they run one suspect at a time.
 #[derive(Clone)]
 pub struct Worker {
     jobs: Jobs,
@@ -82,8 +83,6 @@ impl Worker {
         let worker = Arc::new(self);
         let slots = Arc::new(Semaphore::new(settings.concurrency.get() as usize));
         let mut eager = [].iter();
-        // One suspect at a time, besides the others.
-        let suspect = Arc::new(Semaphore::new(1));
         let mut running = JoinSet::new();
         let (ended, to_end) = channel(MOST_ENDS);
         running.spawn(end_jobs(worker.jobs.clone(), to_end));
@@ -103,7 +102,7 @@ impl Worker {
             while running.try_join_next().is_some() {}
             let enqueued = worker.jobs.shared.enqueued.notified();
             let claimed_at = Instant::now();
-            let claimed = worker.claim(slot, &slots, &suspect).await;
+            let claimed = worker.claim(slot, &slots).await;
             if claimed.is_empty() {
                 let pause = eager.next().copied().unwrap_or(settings.poll_interval).min(settings.poll_interval);
                 tokio::select! {
@@ -132,17 +131,12 @@ impl Worker {
     }
 
     /// Claims a job for each free slot, and a suspect if none runs here.
-    async fn claim(
-        &self,
-        slot: OwnedSemaphorePermit,
-        slots: &Arc<Semaphore>,
-        suspect: &Arc<Semaphore>,
-    ) -> Vec<(OwnedSemaphorePermit, Delivery)> {
+    async fn claim(&self, slot: OwnedSemaphorePermit, slots: &Arc<Semaphore>) -> Vec<(OwnedSemaphorePermit, Delivery)> {
         let mut free = vec![slot];
         free.extend(std::iter::from_fn(|| Arc::clone(slots).try_acquire_owned().ok()));
         let most = u32::try_from(free.len()).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
-        let mut suspect = Arc::clone(suspect).try_acquire_owned().ok();
         let shared = &self.jobs.shared;
+        let mut suspect = Arc::clone(&shared.suspect).try_acquire_owned().ok();
         match self.jobs.bounded(shared.queue.claim(most, suspect.is_some(), shared.settings.visibility_timeout)).await {
             Ok(claimed) => {
                 let slotted = claimed.into_iter().map(|delivery| {

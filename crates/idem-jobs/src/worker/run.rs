@@ -137,7 +137,7 @@ async fn park(jobs: &Jobs, job: &Job, operation: Operation) -> Report {
         Ok(JobState::Ended(replay)) => {
             let is_parked = replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;
             if is_parked {
-                tracing::error!(job = %job.id, name = job.name, "a job was parked: its deliveries were lost");
+                tracing::error!(job = %job.id, name = job.name, "a job was parked: its deliveries were lost, or its transaction could not be committed");
             }
             Report::Ended { is_parked }
         }

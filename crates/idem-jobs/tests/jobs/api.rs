@@ -183,18 +183,23 @@ async fn bad_jobs_are_refused(kind: Kind) {
 
 async fn a_job_whose_result_has_expired_is_gone_and_not_overdue(kind: Kind) {
     let place = Place::new(kind).await;
-    let short = place.engine(Contract::Transactional, engine_settings().retention(Duration::from_secs(1)));
+    let short = engine_settings().renewal_limit(Duration::from_secs(2)).retention(Duration::from_secs(3));
+    let short = place.engine(Contract::Transactional, short);
     let settings = job_settings().start_deadline(Duration::from_secs(1));
     let jobs = Jobs::new(std::sync::Arc::clone(&place.queue), short, settings).unwrap();
     // A worker settles this one, and dies before it reports.
     let forgotten = place.request(&jobs, "k2").await.accepted.unwrap().unwrap().id;
-    place.queue.claim(crate::support::most(1), true, Duration::from_millis(1300)).await.unwrap();
+    place.queue.claim(crate::support::most(1), true, Duration::from_millis(3300)).await.unwrap();
+    // A worker still runs this one, in a transaction without a record.
+    let running = place.request(&jobs, "k3").await.accepted.unwrap().unwrap().id;
+    place.queue.claim(crate::support::most(1), true, Duration::from_secs(60)).await.unwrap();
     let asked = place.request(&jobs, "k1").await;
     let first = place.request(&jobs, "k1").await.first.unwrap();
     let id = asked.accepted.unwrap().unwrap().id;
     work(&jobs, made).await;
     assert!(matches!(jobs.state(Some("acme"), &id).await.unwrap(), Some(JobState::Ended(_))));
-    sleep(Duration::from_millis(1500)).await;
+    sleep(Duration::from_millis(3500)).await;
+    assert_eq!(jobs.state(Some("acme"), &running).await.unwrap(), Some(JobState::Running { attempt: 1 }));
     assert_eq!(jobs.state(Some("acme"), &id).await.unwrap(), None);
     assert_eq!(jobs.status(Some("acme"), id.as_str()).await.status(), 404);
     let last = jobs.final_answer(&asked.request, &first).await.unwrap().unwrap();
@@ -229,8 +234,15 @@ async fn jobs_that_cannot_work_are_refused(kind: Kind) {
     let slow = job_settings().queue_timeout(Duration::from_millis(334));
     let refused = Jobs::new(std::sync::Arc::clone(&place.queue), engine, slow);
     assert!(matches!(refused, Err(InvalidJobs::QueueTimeout { .. })));
-    let engine = place.engine(Contract::AtLeastOnce, engine_settings().retention(Duration::from_secs(59)));
-    let refused = Jobs::new(std::sync::Arc::clone(&place.queue), engine, job_settings());
+    let engine = place.engine(Contract::AtLeastOnce, engine_settings().renewal_limit(Duration::from_secs(2)));
+    let day = Duration::from_secs(24 * 60 * 60);
+    Jobs::new(
+        std::sync::Arc::clone(&place.queue),
+        engine.clone(),
+        job_settings().start_deadline(day - Duration::from_secs(2)),
+    )
+    .unwrap();
+    let refused = Jobs::new(std::sync::Arc::clone(&place.queue), engine, job_settings().start_deadline(day));
     assert!(matches!(refused, Err(InvalidJobs::Retention { .. })));
 }
 

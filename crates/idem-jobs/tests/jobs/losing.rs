@@ -25,6 +25,7 @@ on_each!(
     a_result_is_not_overruled_by_parking,
     what_a_crash_means_is_up_to_the_contract,
     suspects_run_one_at_a_time,
+    deliveries_that_never_began_park_no_job,
     a_handler_that_hangs_takes_no_slot_for_ever,
 );
 
@@ -185,7 +186,7 @@ async fn a_result_is_not_overruled_by_parking(kind: Kind) {
     let place = Place::new(kind).await;
     let settings = engine_settings().max_attempts(NonZeroU32::MIN);
     let engine = place.engine(Contract::Transactional, settings);
-    let jobs = Jobs::new(Arc::clone(&place.queue), engine.clone(), job_settings().max_lost_deliveries(2)).unwrap();
+    let jobs = Jobs::new(Arc::clone(&place.queue), engine.clone(), job_settings().max_lost_deliveries(3)).unwrap();
     let id = enqueue(&place, &jobs, "k1").await;
     // Another worker has run it, and could not report.
     let job = place.queue.find(&id).await.unwrap().unwrap().job;
@@ -223,7 +224,7 @@ async fn what_a_crash_means_is_up_to_the_contract(kind: Kind) {
     }
 }
 
-/// Six jobs of one worker that was lost twice.
+/// Six jobs of one worker that was lost twice. Two workers of one process get them.
 async fn suspects_run_one_at_a_time(kind: Kind) {
     let place = Place::new(kind).await;
     let jobs = place.jobs(Contract::Transactional, job_settings());
@@ -246,12 +247,27 @@ async fn suspects_run_one_at_a_time(kind: Kind) {
             made("innocent")
         }
     });
-    let working = Working::start(worker);
+    let working = [Working::start(worker.clone()), Working::start(worker)];
     for id in &ids {
         assert_eq!(ended(&jobs, id).await.1, 201);
     }
-    working.stop().await;
+    for working in working {
+        working.stop().await;
+    }
     assert_eq!(most_at_once.load(Ordering::SeqCst), 1, "suspects run one at a time");
+}
+
+/// Claims whose answer came too late count as lost, though nothing ran.
+async fn deliveries_that_never_began_park_no_job(kind: Kind) {
+    let place = Place::new(kind).await;
+    let jobs = place.jobs(Contract::Transactional, job_settings().max_lost_deliveries(0));
+    let id = enqueue(&place, &jobs, "k1").await;
+    lose(&place, 2).await;
+    let (worker, runs) = counting(&jobs);
+    let working = Working::start(worker);
+    assert_eq!(ended(&jobs, &id).await.1, 201);
+    working.stop().await;
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
 /// The handler of a suspect never returns. Other suspects get their turn all the same.

@@ -350,3 +350,43 @@ async fn nothing_is_claimed_of_an_empty_queue(kind: Kind) {
     assert_eq!(place.queue.find(&unknown).await.unwrap(), None, "nothing is made of nothing");
     assert_eq!(place.queue.purge(most(10)).await.unwrap(), 0);
 }
+
+/// Something else has written to the keys of the queue.
+#[tokio::test]
+async fn damaged_jobs_in_redis_stop_no_other() {
+    let place = Place::new(Kind::Redis).await;
+    let client = ::redis::Client::open(idem_servers::redis_url()).unwrap();
+    let mut beside = client.get_multiplexed_async_connection().await.unwrap();
+    let (key, due) = (|id: &JobId| format!("{}job:{id}", place.keys()), format!("{}due", place.keys()));
+    let mut ids = Vec::new();
+    for name in ["another-type", "without-a-deadline", "without-an-entry", "whole"] {
+        ids.push(enqueue(&place, name).await);
+    }
+    let [of_another_type, without_a_deadline, without_an_entry, whole] = &ids[..] else { panic!("there are four") };
+    let mut damage = ::redis::pipe();
+    damage.cmd("SET").arg(key(of_another_type)).arg("a text");
+    damage.cmd("HDEL").arg(key(without_a_deadline)).arg("deadline");
+    damage.cmd("ZREM").arg(&due).arg(without_an_entry.as_str());
+    damage.cmd("ZADD").arg(&due).arg(0).arg("no id at all");
+    damage.cmd("HSET").arg(format!("{}job:no id at all", place.keys()));
+    for field in ["name", "principal", "payload", "deadline", "created"] {
+        damage.arg(field).arg(1);
+    }
+    let () = damage.query_async(&mut beside).await.unwrap();
+    let claimed: Vec<JobId> = claim(&place, HOLD).await.into_iter().map(|delivery| delivery.job.id).collect();
+    assert_eq!(claimed, slice::from_ref(whole));
+    assert_eq!(claim(&place, HOLD).await, []);
+    // The request runs again, and finds its job, which is due again.
+    let records = place.keys().replace('{', "").replace("-jobs}", "*");
+    let forget = async |mut beside: ::redis::aio::MultiplexedConnection| {
+        let records: Vec<String> = ::redis::cmd("KEYS").arg(&records).query_async(&mut beside).await.unwrap();
+        let () = ::redis::cmd("DEL").arg(&records).query_async(&mut beside).await.unwrap();
+    };
+    forget(beside.clone()).await;
+    enqueue(&place, "without-an-entry").await;
+    assert_eq!(claim(&place, HOLD).await[0].job.id, *without_an_entry);
+    place.queue.end(slice::from_ref(without_an_entry), false, HOLD).await.unwrap();
+    forget(beside).await;
+    enqueue(&place, "without-an-entry").await;
+    assert_eq!(claim(&place, HOLD).await, [], "it has ended");
+}

@@ -97,6 +97,11 @@ impl Place {
         Self { kind, queue, database, _folder: folder, schema }
     }
 
+    /// What the keys of the queue in Redis begin with.
+    pub(crate) fn keys(&self) -> String {
+        format!("{{{}:-jobs}}", self.schema.name)
+    }
+
     /// Whether the job commits with the record of its request.
     pub(crate) fn commits_both(&self) -> bool {
         matches!(self.kind, Kind::Sqlite | Kind::Postgres)

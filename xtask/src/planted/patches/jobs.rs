@@ -86,9 +86,9 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "suspects-run-at-once",
         &["jobs"],
-        WORKER,
-        "        let suspect = Arc::new(Semaphore::new(1));",
-        "        let suspect = Arc::new(Semaphore::new(if PLANTED { 9 } else { 1 }));",
+        JOBS,
+        "Arc::new(Semaphore::new(1))",
+        "Arc::new(Semaphore::new(if PLANTED { 9 } else { 1 }))",
     ),
     patch(
         "suspect-not-counted-when-it-begins",
@@ -110,6 +110,31 @@ pub(super) const PATCHES: &[Patch] = &[
         JOBS,
         "        if queued.has_ended() || is_forgotten {",
         "        if !PLANTED && (queued.has_ended() || is_forgotten) {",
+    ),
+    patch(
+        "running-job-taken-for-forgotten",
+        &["jobs"],
+        JOBS,
+        "&& record.is_none() && !is_claimed;",
+        "&& record.is_none() && (PLANTED || !is_claimed);",
+    ),
+    patch(
+        "job-parked-before-it-begins",
+        &["jobs"],
+        "crates/idem-jobs/src/settings.rs",
+        "limit.max(SUSPECT_FROM + 1);",
+        "limit.max(if PLANTED { SUSPECT_FROM } else { SUSPECT_FROM + 1 });",
+    ),
+    patch(
+        "damaged-job-stops-the-queue-in-redis",
+        &["jobs-redis"],
+        REDIS,
+        "claim: Script::new(include_str!(\"../lua/claim.lua\")),",
+        "claim: if PLANTED {
+                Script::new(&include_str!(\"../lua/claim.lua\").replacen(\"redis.pcall('HMGET'\", \"redis.call('HMGET'\", 1))
+            } else {
+                Script::new(include_str!(\"../lua/claim.lua\"))
+            },",
     ),
     patch(
         "forgotten-job-runs-again",
