@@ -22,6 +22,7 @@ mod same_reading;
 
 #[path = "../../../crates/idem-redis/src/error.rs"]
 #[allow(dead_code, reason = "what happens before there is an answer needs a connection")]
+#[allow(unexpected_cfgs, reason = "features of that crate are none of this one")]
 mod error;
 #[path = "../../../crates/idem-redis/src/info.rs"]
 mod info;
