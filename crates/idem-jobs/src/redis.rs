@@ -122,7 +122,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
         claim.key(self.due()).key(self.suspects()).arg(most.get()).arg(u8::from(with_suspect)).arg(millis(hold));
         claim.arg(self.jobs()).arg(SUSPECT_FROM);
         let claimed = claim.invoke_async(&mut self.connection.clone()).await;
-        let claimed: Vec<Claimed> = claimed.map_err(|error| failed("claim", error))?;
+        let (claimed, damaged): (Vec<Claimed>, Vec<String>) = claimed.map_err(|error| failed("claim", error))?;
+        for id in damaged {
+            tracing::error!(job = id, "a job in Redis is damaged, and does not run");
+        }
         let read = |(id, name, principal, payload, number, lost, is_suspect, remaining, age): Claimed| {
             let Ok(parsed) = id.parse() else {
                 tracing::error!(job = id, "the queue has a job whose id is none; it does not run");

@@ -71,8 +71,10 @@ impl JobSettings {
         self
     }
 
-    /// After how many lost deliveries a job is parked, at least 3: after two it runs alone, and counts from its start. Default 5: restarts of workers must not park an innocent job,
-    /// and a job that kills its process must not kill it for ever.
+    /// After how many lost deliveries a job is parked, at least 3. Default 5: restarts of workers must not park an innocent job, and
+    /// a job that kills its process must not kill it for ever.
+    ///
+    /// A job that was lost twice runs alone. Each further loss counts only if its handler was about to start.
     ///
     /// A delivery is lost if its worker disappears, or if its transaction cannot be committed. A run that leaves an attempt in the
     /// record starts the count again, because the record limits attempts. Under AtLeastOnce,

@@ -54,7 +54,7 @@ impl RedisConfig {
     ///
     /// The store uses the database that the pool's URL names, and selects it before each use: the application may have left a
     /// connection in another one. The connection then stays in the database of the URL. A pool whose hook selects another
-    /// database is refused at opening.
+    /// database is refused at opening, unless the login may not send `CLIENT INFO`.
     ///
     /// Let the pool's URL log in, not a hook: the connection that renews leases while a runtime is busy is made without hooks.
     #[cfg(feature = "deadpool")]

@@ -3,10 +3,14 @@
 use std::collections::HashMap;
 
 use idem_core::{StoreError, StoreErrorKind};
+#[cfg(feature = "deadpool")]
+use tokio::time::timeout_at;
 
 use crate::durability::{DurabilityReport, NodeDurability};
 use crate::error::Phase;
 use crate::info::{Info, served_by};
+#[cfg(feature = "deadpool")]
+use crate::pool;
 use crate::transport::Transport;
 
 /// The oldest supported version: 7.0 is the first whose scripts can return custom errors.
@@ -23,7 +27,7 @@ pub(crate) async fn examine(
     #[cfg(feature = "deadpool")]
     if let Some(pool) = transport.pool() {
         // Bounded, because the application may use all connections.
-        let told = tokio::time::timeout_at(transport.deadline(), crate::pool::databases(pool)).await;
+        let told = timeout_at(transport.deadline(), pool::databases(pool)).await;
         if let Some((named, selected)) = told.unwrap_or_default()
             && named != selected
         {

@@ -73,7 +73,8 @@ enum Held<'a> {
     #[cfg(feature = "deadpool")]
     Pooled {
         connection: deadpool_redis::Connection,
-        timeout: Duration,
+        /// Another handle of it, which waits for as long as the store does.
+        handle: MultiplexedConnection,
     },
 }
 
@@ -218,7 +219,8 @@ impl Transport {
         #[cfg(feature = "deadpool")]
         if let Servers::Pool(pool) = &self.servers {
             let connection = pool.get().await.map_err(pool::refusal)?;
-            return Ok(Held::Pooled { connection, timeout: self.timeout });
+            let handle = pool::patient(MultiplexedConnection::clone(&connection), self.timeout);
+            return Ok(Held::Pooled { connection, handle });
         }
         let renewed = if is_new { shared.renewed().await } else { None };
         let (connection, generation) = match renewed {
@@ -332,9 +334,8 @@ impl Held<'_> {
         match self {
             Self::Shared { connection, .. } => connection.send(commands, key, asking).await,
             #[cfg(feature = "deadpool")]
-            Self::Pooled { connection, timeout } => {
-                let connection = pool::patient(MultiplexedConnection::clone(connection), *timeout);
-                pool::in_database(connection.get_db(), commands, Connection::One(connection), key).await
+            Self::Pooled { handle, .. } => {
+                pool::in_database(handle.get_db(), commands, Connection::One(handle.clone()), key).await
             }
         }
     }
@@ -343,10 +344,7 @@ impl Held<'_> {
         match self {
             Self::Shared { connection, .. } => connection.ask_all(command).await,
             #[cfg(feature = "deadpool")]
-            Self::Pooled { connection, timeout } => {
-                let mut connection = pool::patient(MultiplexedConnection::clone(connection), *timeout);
-                Ok(vec![connection.send_packed_command(&command).await?.extract_error()?])
-            }
+            Self::Pooled { handle, .. } => Ok(vec![handle.send_packed_command(&command).await?.extract_error()?]),
         }
     }
 

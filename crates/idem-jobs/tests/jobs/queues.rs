@@ -359,17 +359,20 @@ async fn damaged_jobs_in_redis_stop_no_other() {
     let mut beside = client.get_multiplexed_async_connection().await.unwrap();
     let (key, due) = (|id: &JobId| format!("{}job:{id}", place.keys()), format!("{}due", place.keys()));
     let mut ids = Vec::new();
-    for name in ["another-type", "without-a-deadline", "without-an-entry", "whole"] {
+    for name in ["another-type", "without-a-deadline", "no-number", "without-an-entry", "whole"] {
         ids.push(enqueue(&place, name).await);
     }
-    let [of_another_type, without_a_deadline, without_an_entry, whole] = &ids[..] else { panic!("there are four") };
+    let [of_another_type, without_a_deadline, no_number, without_an_entry, whole] = &ids[..] else {
+        panic!("there are five")
+    };
     let mut damage = ::redis::pipe();
     damage.cmd("SET").arg(key(of_another_type)).arg("a text");
     damage.cmd("HDEL").arg(key(without_a_deadline)).arg("deadline");
+    damage.cmd("HSET").arg(key(no_number)).arg("lost").arg("often");
     damage.cmd("ZREM").arg(&due).arg(without_an_entry.as_str());
     damage.cmd("ZADD").arg(&due).arg(0).arg("no id at all");
     damage.cmd("HSET").arg(format!("{}job:no id at all", place.keys()));
-    for field in ["name", "principal", "payload", "deadline", "created"] {
+    for field in ["name", "principal", "payload", "deadline", "created", "delivered", "lost"] {
         damage.arg(field).arg(1);
     }
     let () = damage.query_async(&mut beside).await.unwrap();

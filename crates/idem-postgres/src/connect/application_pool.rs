@@ -21,12 +21,12 @@ use tokio::time::timeout_at;
 use crate::error::connect_error;
 use crate::sql::Sql;
 
-/// Makes the session read-only outside of transactions that say `READ WRITE`, and saves the previous setting. Send it
-/// together with that `BEGIN`. It is a separate transaction, so that a rollback by the handler does not undo it.
+/// Makes the session read-only outside of transactions that say `READ WRITE`, and saves the previous setting. Send
+/// [`BEGIN`](crate::sql::BEGIN) before it, and the `BEGIN` that says `READ WRITE` after it. It is a separate transaction, so that a
+/// rollback by the handler does not undo it.
 ///
-/// Its isolation level makes it fail in a transaction that the application has left open, whose writes COMMIT would keep.
-pub(crate) const GUARD: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;\
-     SELECT pg_catalog.set_config('idem.read_only', pg_catalog.current_setting('default_transaction_read_only'), FALSE);\
+/// The `NOT DEFERRABLE` of the first fails in a transaction that the application has left open. COMMIT would keep what is written there.
+pub(crate) const GUARD: &str = "SELECT pg_catalog.set_config('idem.read_only', pg_catalog.current_setting('default_transaction_read_only'), FALSE);\
      SET default_transaction_read_only=on;COMMIT;";
 
 /// Takes [`GUARD`] back. In a transaction it does so when that commits.

@@ -17,6 +17,7 @@ use crate::connect::application_pool::{GUARD, UNGUARD};
 use crate::connect::handler_connection::{ROLLBACK, depth, required_depth, roll_back_by, skip_errors};
 use crate::connect::idle::IdleConnections;
 use crate::error::{is_out_of_step, is_out_of_transaction, left_unread, out_of_transaction, outage};
+use crate::sql::BEGIN;
 use crate::sql::{Echo, own_rows};
 use crate::timeouts::{CLOSE_TIMEOUT, ROLLBACK_TIMEOUT, within};
 
@@ -93,7 +94,7 @@ impl Session {
             return Ok(());
         }
         self.is_guarded = !self.pooled;
-        let begin = if self.is_guarded { format!("{GUARD}{begin}") } else { begin.to_owned() };
+        let begin = if self.is_guarded { format!("{BEGIN}{GUARD}{begin}") } else { begin.to_owned() };
         within(limit, PgTransactionManager::begin(self, Some(AssertSqlSafe(begin).into_sql_str()))).await
     }
 

@@ -1,6 +1,6 @@
 //! Business writes outside of the store's transactions, only while the operation is still owned.
 
-use idem_core::codec::encode_checkpoint;
+use idem_core::codec::{decode_sequence, encode_checkpoint};
 use idem_core::{Checkpoint, Lease, OwnerOutcome, StoreError, StoreErrorKind, machine};
 use sqlx::{PgConnection, Row as _};
 
@@ -88,13 +88,14 @@ impl Guard {
         }
         let what = "write a checkpoint";
         let mut sql = Sql::default();
-        // As text, because the caller's session may have any bytea_output.
-        sql.push("SELECT pg_catalog.encode(pg_catalog.substr(checkpoint_data, 1, 4), 'hex') FROM ").push(&self.schema);
+        // In the form of bytea_output = hex, because the caller's session may have the other one.
+        sql.push("SELECT E'\\\\x' OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(checkpoint_data, 1, 4), 'hex') ");
+        sql.push("FROM ").push(&self.schema);
         sql.push(".idem_records WHERE id OPERATOR(pg_catalog.=) ").bytes(self.lease.id.as_bytes());
         let found = own_rows(connection, sql.into_text()).await.map_err(|error| outage(what, error))?;
-        let stored = found.first().map(|row| row.try_get::<Option<String>, _>(0)).transpose();
+        let stored = found.first().map(|row| row.try_get_unchecked::<Option<Vec<u8>>, _>(0)).transpose();
         let stored = stored.map_err(|error| outage(what, error))?.flatten();
-        let stored = stored.map(|sequence| u32::from_str_radix(&sequence, 16)).transpose().map_err(unreadable)?;
+        let stored = stored.as_deref().map(decode_sequence).transpose().map_err(unreadable)?;
         if !machine::follows(checkpoint, stored) {
             return Ok(OwnerOutcome::LeaseLost);
         }

@@ -142,6 +142,15 @@ async fn a_pool_needs_no_permission_for_select() {
     World { store, prefix, port: server.port() }.is_whole().await;
 }
 
+#[tokio::test]
+async fn a_pool_needs_no_select_at_all() {
+    let server = Redis::start_with(&["--rename-command", "SELECT", ""]).unwrap();
+    let prefix = fresh_prefix();
+    let config = RedisConfig::from_pool(pool(&server.url(), 2)).key_prefix(&prefix);
+    let store = RedisStore::open(config).await.unwrap();
+    World { store, prefix, port: server.port() }.is_whole().await;
+}
+
 #[test]
 fn an_operation_that_keeps_its_runtime_busy_keeps_its_lease() {
     let (by_a_pool, by_an_address) = (fresh_prefix(), fresh_prefix());

@@ -363,15 +363,15 @@ pub(super) const PATCHES: &[Patch] = &[
         "guard-of-a-session-ends-with-its-transaction",
         &["postgres-hostile", "postgres-from-pool"],
         SESSION,
-        "format!(\"{GUARD}{begin}\")",
-        "format!(\"{}{begin}\", if PLANTED { GUARD.replace(\"COMMIT;\", \"\") } else { GUARD.to_owned() })",
+        "format!(\"{BEGIN}{GUARD}{begin}\")",
+        "format!(\"{BEGIN}{}{begin}\", if PLANTED { GUARD.replace(\"COMMIT;\", \"\") } else { GUARD.to_owned() })",
     ),
     patch(
         "guard-commits-what-the-application-left-open",
         &["postgres-from-pool"],
         SESSION,
         "        within(limit, PgTransactionManager::begin(",
-        "        let begin = if PLANTED { begin.replacen(\"BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;\", \"BEGIN;\", 1) } else { begin };
+        "        let begin = if PLANTED { begin.replacen(BEGIN, \"BEGIN;\", 1) } else { begin };
         within(limit, PgTransactionManager::begin(",
     ),
     patch(
