@@ -4,7 +4,7 @@
 -- ARGV 1  microseconds by which the time is moved
 --      2  the rank
 --      3  how many milliseconds a claim in its place lasts; 0 for none
---      4  the channel for removals
+--      4  the channel for removals; nobody waits for a claim
 --      5  the message on that channel
 --
 -- Returns the time.
@@ -13,6 +13,8 @@ if rank() == tonumber(ARGV[2]) then
   redis.call('DEL', KEY)
 end
 claim(ARGV[3])
--- Without permission to publish, waiters poll.
-redis.pcall('PUBLISH', ARGV[4], ARGV[5])
+if ARGV[2] ~= '0' then
+  -- Without permission to publish, waiters poll.
+  redis.pcall('PUBLISH', ARGV[4], ARGV[5])
+end
 return text(NOW)

@@ -5,9 +5,9 @@ use std::future::{Ready, ready};
 use std::ops::{Deref, DerefMut};
 
 use actix_web::dev::Payload;
-use actix_web::{FromRequest, HttpMessage, HttpRequest, ResponseError};
+use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, ResponseError};
 use idem_core::engine::{Context, TransactionGuard};
-use idem_http::{NotProtected, context_of, transaction_of};
+use idem_http::{NotProtected, ResponseDirectives, context_of, transaction_of};
 
 /// The context of a protected run: attempt, checkpoints, downstream keys, loss of the lease.
 ///
@@ -25,7 +25,8 @@ pub struct IdempotencyContext(pub Context);
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor failed; answered with 500.
+/// Why an extractor failed; answered with 500. It is not stored: the route lacks a layer or a store, and may be
+/// corrected. A handler that takes it as a `Result` and has had an effect answers something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its reason")]
 pub struct Rejection(pub NotProtected);
@@ -36,8 +37,13 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// Actix answers 500 with the displayed text.
-impl ResponseError for Rejection {}
+impl ResponseError for Rejection {
+    fn error_response(&self) -> HttpResponse {
+        let mut response = HttpResponse::InternalServerError().body(self.to_string());
+        response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
+        response
+    }
+}
 
 impl FromRequest for IdempotencyContext {
     type Error = Rejection;

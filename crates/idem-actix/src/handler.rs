@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use actix_web::body::MessageBody;
+use actix_web::body::{BodySize, MessageBody};
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
 use actix_web::http::header::RETRY_AFTER;
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, rt};
@@ -96,7 +96,11 @@ async fn conclude<B: MessageBody + 'static>(
     let whole = body.size();
     let directives = head.extensions().get::<ResponseDirectives>().cloned();
     let status = head.status().as_u16();
-    let capture = policy.capture(status, &Fields(head.headers()), directives.as_ref());
+    let mut capture = policy.capture(status, &Fields(head.headers()), directives.as_ref());
+    // Actix declares the length of the body's type, whatever the header says.
+    if let BodySize::Sized(bytes) = whole {
+        capture = capture.expect_bytes(bytes);
+    }
     if let Some(seconds) = capture.retry_after_s()
         && !head.headers().contains_key(RETRY_AFTER)
     {

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
 use idem_core::engine::{Context, TransactionGuard};
-use idem_http::{NotProtected, context_of, optional_transaction_of, transaction_of};
+use idem_http::{NotProtected, ResponseDirectives, context_of, optional_transaction_of, transaction_of};
 
 /// The context of a protected run: attempt, checkpoints, downstream keys, loss of the lease.
 ///
@@ -23,14 +23,17 @@ pub struct IdempotencyContext(pub Context);
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor failed; answered with 500.
+/// Why an extractor failed; answered with 500. It is not stored: the route lacks a layer or a store, and may be
+/// corrected. A handler that takes it as a `Result` and has had an effect answers something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its reason")]
 pub struct Rejection(pub NotProtected);
 
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        (StatusCode::INTERNAL_SERVER_ERROR, self.0.to_string()).into_response()
+        let mut response = (StatusCode::INTERNAL_SERVER_ERROR, self.0.to_string()).into_response();
+        response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
+        response
     }
 }
 

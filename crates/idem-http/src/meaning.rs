@@ -30,16 +30,20 @@ impl Meaning {
     /// | status | meaning |
     /// |---|---|
     /// | 2xx, 3xx | complete |
-    /// | 101, 401, 403, 405, 407, 408, 421, 425, 429 | release: they say nothing about the operation |
-    /// | other 4xx | reject |
-    /// | 5xx and others | fault |
+    /// | 101, 401, 403, 405, 407, 421, 425, 429 | release: they say nothing about the operation |
+    /// | other 4xx, except 408 | reject |
+    /// | 408, 5xx and others | fault |
+    ///
+    /// A 408 says that the request did not arrive in time. The layer has received all of it before the handler runs, so a 408
+    /// from inside comes from a timeout that has ended the handler, perhaps after its effect.
     #[must_use]
     pub fn of_status(status: u16) -> Self {
         match status {
             200..400 => Self::Complete,
             // Authentication, timing, routing and rate limits say nothing about the operation: storing them would poison
             // the key. A protocol upgrade cannot be replayed either.
-            101 | 401 | 403 | 405 | 407 | 408 | 421 | 425 | 429 => Self::Release,
+            101 | 401 | 403 | 405 | 407 | 421 | 425 | 429 => Self::Release,
+            408 => Self::Fault,
             400..500 => Self::Reject,
             _ => Self::Fault,
         }

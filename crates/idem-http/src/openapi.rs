@@ -104,7 +104,10 @@ impl HttpPolicy {
     }
 
     fn key_parameter(&self) -> Parameter {
-        let schema = text().min_length(Some(1)).max_length(Some(KEY_MAX_CHARACTERS)).pattern(Some(KEY_PATTERN));
+        let schema = text()
+            .min_length(Some(self.min_key_length))
+            .max_length(Some(KEY_MAX_CHARACTERS))
+            .pattern(Some(KEY_PATTERN));
         ParameterBuilder::new()
             .name(&self.key_header)
             .parameter_in(ParameterIn::Header)
@@ -166,7 +169,10 @@ fn challenge() -> Header {
 
 fn replay_header() -> Header {
     let schema = text().enum_values(Some(["true"])).build();
-    HeaderBuilder::new().schema(Schema::Object(schema)).description(Some("On a replay, and on nothing else.")).build()
+    HeaderBuilder::new()
+        .schema(Schema::Object(schema))
+        .description(Some("On a replay. A first answer has it only if the handler passes on that of another server."))
+        .build()
 }
 
 fn problem_schema(kind: ProblemKind) -> Schema {

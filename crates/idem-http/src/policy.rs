@@ -11,6 +11,7 @@ use crate::continuation::Continuation;
 use crate::meaning::{AnsweredWith, Classifier, Meaning};
 use crate::problem::Problem;
 use crate::problem_style::{ProblemBody, ProblemStyle};
+use crate::syntax::{is_field_value, is_token};
 
 /// How HTTP requests are protected. Everything has a default.
 #[derive(Debug, Clone)]
@@ -90,9 +91,12 @@ impl HttpPolicy {
 
     /// The request header that carries the key. Default `Idempotency-Key`
     /// (draft-ietf-httpapi-idempotency-key-header).
+    ///
+    /// # Panics
+    /// If no header field can have this name: no client could send a key.
     #[must_use]
     pub fn key_header(mut self, name: &str) -> Self {
-        self.key_header = name.to_ascii_lowercase();
+        self.key_header = field_name(name);
         self
     }
 
@@ -152,15 +156,22 @@ impl HttpPolicy {
     }
 
     /// The response header that marks a replay. Default `Idempotency-Replayed`.
+    ///
+    /// # Panics
+    /// If no header field can have this name: no replay would be marked.
     #[must_use]
     pub fn replay_header(mut self, name: &str) -> Self {
-        self.replay_header = name.to_ascii_lowercase().into();
+        self.replay_header = field_name(name).into();
         self
     }
 
     /// The `WWW-Authenticate` challenge of a 401, which RFC 9110 section 15.5.2 demands. Default `Bearer`.
+    ///
+    /// # Panics
+    /// If it has a line break or another control character: a 401 would have no challenge.
     #[must_use]
     pub fn challenge(mut self, challenge: &str) -> Self {
+        assert!(is_field_value(challenge), "the challenge {challenge:?} cannot be the value of a header field");
         self.challenge = Bytes::copy_from_slice(challenge.as_bytes());
         self
     }
@@ -316,10 +327,20 @@ impl HttpPolicy {
         self
     }
 
-    /// Stores and replays a response header that the layer leaves out by default. Default none.
+    /// Stores and replays a response header that the layer leaves out by default. Default none. `Content-Length` and
+    /// `Transfer-Encoding` stay out: they belong to one message.
+    ///
+    /// # Panics
+    /// If no header field can have this name.
     #[must_use]
     pub fn allow_stored_header(mut self, name: &str) -> Self {
-        self.allowed_headers.push(name.to_ascii_lowercase());
+        self.allowed_headers.push(field_name(name));
         self
     }
+}
+
+/// The name of a header field in lower case.
+fn field_name(name: &str) -> String {
+    assert!(is_token(name), "{name:?} cannot be the name of a header field");
+    name.to_ascii_lowercase()
 }

@@ -326,7 +326,7 @@ pub struct Problem {
 
 /// The wait as `Retry-After` states it: whole seconds, rounded up, at least 1, because 0 means "at once".
 pub(crate) fn whole_seconds(wait: Duration) -> u64 {
-    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
 impl Problem {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use idem_core::engine::{Answer, Conclusion, Disposition, ExecuteError};
 use idem_core::{HeaderField, RecordId, Replay, ReplayKind, StoreError, StoreErrorKind, StoredBody, StoredResponse};
 
-use crate::headers::HeaderFields;
+use crate::headers::{HeaderFields, is_framing};
 use crate::policy::HttpPolicy;
 use crate::problem::{Problem, ProblemKind};
 use crate::response::{Captured, joined};
@@ -148,9 +148,10 @@ impl HttpPolicy {
     }
 
     /// A copy of a handler's answer, for frameworks that may ask for an answer several times. It has all header lines and the
-    /// chunks of the body.
+    /// chunks of the body, without the length, which the server computes.
     ///
-    /// An answer whose body was not read to its end can be sent only once. Its copy is the problem that its replays get.
+    /// An answer whose body was not read to its end can be sent only once. Its copy is the problem that its replays get, or under
+    /// [`key_only`](HttpPolicy::key_only) the answer without its body.
     #[must_use]
     pub fn copy_of(
         &self,
@@ -160,10 +161,13 @@ impl HttpPolicy {
         captured: Captured,
     ) -> Reply {
         match captured {
-            Captured::Enough => self.problem(&Problem::new(ProblemKind::BodyNotRetained).original_status(status)),
-            Captured::More => {
+            Captured::Enough if !self.key_only => {
+                self.problem(&Problem::new(ProblemKind::BodyNotRetained).original_status(status))
+            }
+            Captured::Enough | Captured::More => {
+                let chunks = if captured == Captured::More { chunks } else { &[] };
                 let mut reply = Reply { status, headers: Vec::new(), body: joined(chunks), problem: None };
-                for (name, value) in headers.lines() {
+                for (name, value) in headers.lines().filter(|(name, _)| !is_framing(name)) {
                     reply.field(Bytes::copy_from_slice(name.as_bytes()), Bytes::copy_from_slice(value));
                 }
                 reply

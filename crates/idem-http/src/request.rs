@@ -45,12 +45,14 @@ pub struct ReceivedRequest {
 }
 
 /// Why a request body ended early.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[expect(clippy::exhaustive_enums, reason = "adapters must say which it is")]
 pub enum BodyError {
     /// It broke off.
+    #[error("the body broke off")]
     Incomplete,
     /// It is over a limit that the framework sets.
+    #[error("the body is over a limit of the framework")]
     TooLarge,
 }
 

@@ -11,7 +11,7 @@ use idem_core::engine::{Conclusion, Disposition};
 use idem_core::{HeaderField, StoredBody, StoredResponse, Writes};
 
 use crate::directives::ResponseDirectives;
-use crate::headers::{HeaderFields, storable};
+use crate::headers::{HeaderFields, declared_bytes, storable};
 use crate::meaning::{AnsweredWith, Classifier, Meaning};
 use crate::policy::HttpPolicy;
 use crate::problem::whole_seconds;
@@ -36,8 +36,10 @@ pub struct ResponseCapture {
     timeout: Duration,
     length: usize,
     chunks: Vec<Bytes>,
-    /// Whether a replay has no body.
-    key_only: bool,
+    /// The length that the response declares.
+    expected: Option<u64>,
+    /// The headers of a replay that has no body.
+    key_only: Option<Vec<HeaderField>>,
     body_retained: bool,
 }
 
@@ -50,13 +52,16 @@ impl HttpPolicy {
         headers: &(impl HeaderFields + ?Sized),
         directives: Option<&ResponseDirectives>,
     ) -> ResponseCapture {
+        // A 304 declares the length of a body that it does not have.
+        let expected = declared_bytes(headers).filter(|_| !matches!(status, 204 | 304));
         let mut headers = storable(headers, &self.allowed_headers);
         // Only this policy marks replays. A mark that the handler passed on belongs to the replay of an upstream server.
         headers.retain(|field| field.name != self.replay_header);
-        if self.key_only {
+        let key_only = self.key_only.then(|| {
             let is_allowed = |name: &Bytes| self.allowed_headers.iter().any(|allowed| allowed.as_bytes() == name);
-            headers.retain(|field| field.name == "location" || is_allowed(&field.name));
-        }
+            let kept = headers.iter().filter(|field| field.name == "location" || is_allowed(&field.name));
+            kept.cloned().collect()
+        });
         let directives = directives.cloned().unwrap_or_default();
         let is_stream = |field: &HeaderField| {
             field.name == "content-type" && field.value.to_ascii_lowercase().starts_with(b"text/event-stream")
@@ -71,18 +76,26 @@ impl HttpPolicy {
             timeout: self.response_body_timeout,
             length: 0,
             chunks: Vec::new(),
-            key_only: self.key_only,
+            expected,
+            key_only,
             body_retained,
         }
     }
 }
 
 impl ResponseCapture {
+    /// Sets the length of the body, if the framework knows it otherwise than by the header `Content-Length`.
+    #[must_use]
+    pub fn expect_bytes(mut self, bytes: u64) -> Self {
+        self.expected = Some(bytes);
+        self
+    }
+
     /// Whether the body is wanted at all.
     #[must_use]
     pub fn begin(&self) -> Captured {
         // With `key_only`, the record needs no body, but a classifier does.
-        let is_needed = !self.key_only || self.classifier.is_some();
+        let is_needed = self.key_only.is_none() || self.classifier.is_some();
         if self.body_retained && is_needed { Captured::More } else { Captured::Enough }
     }
 
@@ -104,10 +117,12 @@ impl ResponseCapture {
         self.begin()
     }
 
-    /// Reads the body until the response can be settled. Returns `None` if the body breaks off before, or takes longer than
-    /// the [policy](crate::HttpPolicy::response_body_timeout) allows. After [`Captured::Enough`], send the client the rest of
-    /// the body after the chunks.
-    pub async fn read<E>(
+    /// Reads the body until the response can be settled. After [`Captured::Enough`], send the client the rest of the body after
+    /// the chunks.
+    ///
+    /// Returns `None`, and logs why, if the body breaks off before, is not as long as declared, or takes longer than the
+    /// [policy](crate::HttpPolicy::response_body_timeout) allows.
+    pub async fn read<E: fmt::Display>(
         mut self,
         body: impl Stream<Item = Result<Bytes, E>>,
     ) -> Option<(Conclusion<Vec<Bytes>>, Captured)> {
@@ -116,16 +131,33 @@ impl ResponseCapture {
             let mut wanted = self.begin();
             while wanted == Captured::More {
                 match body.next().await {
-                    None => break,
-                    Some(chunk) => wanted = self.push(chunk.ok()?),
+                    None => return self.expect_whole().map(|()| wanted),
+                    Some(Ok(chunk)) => wanted = self.push(chunk),
+                    Some(Err(error)) => return Err(format!("it broke off: {error}")),
                 }
                 // A body that is always ready, with empty chunks, would block the thread and outlast every timeout.
                 tokio::task::coop::consume_budget().await;
             }
-            Some(wanted)
+            Ok(wanted)
         };
-        let wanted = tokio::time::timeout(timeout, reading).await.ok()??;
-        Some((self.conclude(), wanted))
+        let read = tokio::time::timeout(timeout, reading).await;
+        match read.unwrap_or_else(|_| Err(format!("it took longer than {timeout:?}"))) {
+            Ok(wanted) => Some((self.conclude(), wanted)),
+            Err(reason) => {
+                tracing::warn!(status = self.status, "the body of an answer cannot be stored: {reason}");
+                None
+            }
+        }
+    }
+
+    /// A body that ends early is no answer, and one that is longer than declared would be read as a part of the next answer.
+    fn expect_whole(&self) -> Result<(), String> {
+        match self.expected {
+            Some(expected) if expected != self.length as u64 => {
+                Err(format!("it has {} bytes, and {expected} were declared", self.length))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Ends the capture: how the record settles, and the chunks that are still to be sent to the client.
@@ -143,7 +175,10 @@ impl ResponseCapture {
             }
             None => Meaning::of_status(status),
         };
-        let body = if key_only { StoredBody::Retained(Bytes::new()) } else { body };
+        let (headers, body) = match key_only {
+            Some(kept) => (kept, StoredBody::Retained(Bytes::new())),
+            None => (headers, body),
+        };
         let response = StoredResponse { status, headers: Arc::from(headers), body };
         let disposition = disposition(meaning, &directives, response);
         Conclusion { value: chunks, disposition, retention: directives.retention }

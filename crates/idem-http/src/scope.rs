@@ -43,7 +43,9 @@ where
     P: Into<String>,
 {
     fn scope_of(&self, request: &H, operation: String) -> Option<Scope> {
-        (self.0)(request).map(|principal| Scope::new(principal.into(), operation))
+        let principal = (self.0)(request).map(Into::into);
+        // A proxy may empty a header field instead of removing it. All who are nobody would then share their keys.
+        principal.filter(|principal: &String| !principal.is_empty()).map(|principal| Scope::new(principal, operation))
     }
 }
 

@@ -42,6 +42,8 @@ struct Watched {
     opened: Counter,
     skipped: Counter,
     is_open: AtomicBool,
+    /// Until the caller whose failure has opened it knows.
+    just_opened: AtomicBool,
     /// Since when a caller tries. After [`LAST`] it counts as stuck: its runtime may not be driven any more.
     tried_since: Mutex<Option<Instant>>,
 }
@@ -85,8 +87,10 @@ impl Permit<'_> {
         self.breaker.machine.on_success();
     }
 
-    pub(crate) fn failed(self) {
+    /// Returns whether this failure has opened the breaker.
+    pub(crate) fn failed(self) -> bool {
         self.breaker.machine.on_error();
+        self.breaker.watch.0.just_opened.swap(false, Ordering::AcqRel)
     }
 }
 
@@ -122,7 +126,7 @@ impl Instrument for Watch {
     fn on_open(&self) {
         if !self.0.is_open.swap(true, Ordering::AcqRel) {
             self.0.opened.count();
-            tracing::warn!("the fast store fails, so the durable one is asked alone");
+            self.0.just_opened.store(true, Ordering::Release);
         }
     }
 

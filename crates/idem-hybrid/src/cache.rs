@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::{
-    Acquire, AcquireOutcome, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp,
+    Acquire, AcquireOutcome, FastEntry, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp,
 };
 
 use crate::breaker::Breaker;
 use crate::entry::{CLAIM_RANK, Entry, lock_rank};
 use crate::metrics::{Counter, HybridMetrics};
+
+/// The rank of an entry that is put on trial, and how long it lasts if it is not removed.
+const TRIAL_RANK: u64 = 1;
+const TRIAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -99,9 +103,23 @@ impl Cache {
         self.ask(self.fast.remove(id, CLAIM_RANK, None)).await;
     }
 
-    /// Checks whether the fast store answers, even while the breaker is open.
+    /// Checks whether the fast store takes, returns and removes an entry, even while the breaker is open.
     pub(crate) async fn try_out(&self, id: &RecordId) -> Result<(), StoreError> {
-        self.bounded(self.fast.get(id, None)).await.map(|_| ())
+        let now = self.bounded(self.fast.get(id, None)).await?.now;
+        let entry =
+            FastEntry { rank: TRIAL_RANK, bytes: Bytes::from_static(b"trial"), until: now.saturating_add(TRIAL) };
+        self.bounded(self.fast.put(id, &entry)).await?;
+        let put = self.bounded(self.fast.get(id, None)).await?.bytes;
+        self.bounded(self.fast.remove(id, TRIAL_RANK, None)).await?;
+        if put.is_none_or(|bytes| bytes != entry.bytes) {
+            let message = "the fast store lost an entry that it had just taken";
+            return Err(StoreError::new(StoreErrorKind::Unavailable, message));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fast(&self) -> &Arc<dyn FastStore> {
+        &self.fast
     }
 
     /// Whether the breaker is closed, so that work for the fast store is not in vain.
@@ -121,9 +139,13 @@ impl Cache {
                 Some(answer)
             }
             Err(error) => {
-                permit.failed();
                 self.failures.count();
-                tracing::debug!(error = &error as &dyn std::error::Error, "the fast store failed");
+                let error_field = &error as &dyn std::error::Error;
+                if permit.failed() {
+                    tracing::warn!(error = error_field, "the fast store fails, so the durable one is asked alone");
+                } else {
+                    tracing::debug!(error = error_field, "the fast store failed");
+                }
                 None
             }
         }
@@ -160,6 +182,10 @@ impl Cache {
 }
 
 impl CacheRead {
+    pub(crate) fn is_lock(&self) -> bool {
+        self.entry.as_ref().is_some_and(Entry::is_lock)
+    }
+
     /// The answer to a request, if the entry suffices.
     pub(crate) fn answer(&self, request: &Acquire) -> Option<AcquireOutcome> {
         self.entry.as_ref()?.answer(request, self.now)

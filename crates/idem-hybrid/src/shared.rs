@@ -1,6 +1,6 @@
 //! How the two stores work together: which one answers, and what the fast store holds.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,6 +34,13 @@ const LAST_PAUSE: Duration = Duration::from_millis(16);
 /// stays until it ends.
 const BEHIND: usize = 1024;
 
+/// How long a record is not copied again after a copy that failed. An answer that is too large to arrive in time would cost
+/// every repeat a transfer, and the fast store's connection with it.
+const COPY_AGAIN: Duration = Duration::from_secs(5);
+
+/// Failed copies that are over are forgotten at this number.
+const MOST_COPYING: usize = 4096;
+
 /// The pauses between tries to remove a lock. Together they are the default lease, after which the lock has expired.
 const PAUSES: [Duration; 5] = [
     Duration::from_secs(1),
@@ -52,16 +59,26 @@ pub(crate) struct Shared<D: ?Sized> {
     durable_in_progress: Counter,
     pub(crate) runs: ActiveRuns,
     behind: Arc<Semaphore>,
-    /// Records that are being copied.
-    copying: Mutex<HashSet<RecordId>>,
+    /// Records that are being copied, or that could not be copied a moment ago.
+    copying: Mutex<HashMap<RecordId, CopyState>>,
     pub(crate) durable: Arc<D>,
 }
 
 /// The result of asking the fast store.
 pub(crate) enum FastDecision {
     Given(AcquireOutcome),
-    /// The durable store has to decide. Holds the fast store's time, if that answered.
-    Undecided(Option<Timestamp>),
+    /// The durable store has to decide.
+    Undecided(Undecided),
+}
+
+/// What the fast store has said of a record that the durable store has to decide about.
+#[derive(Clone, Copy)]
+pub(crate) struct Undecided {
+    /// Its time; `None` if it did not answer.
+    pub(crate) seen_at: Option<Timestamp>,
+    /// Whether it knows a record that turns the request away, although it may not answer itself. So the request must not run,
+    /// not even without protection.
+    is_turned_away: bool,
 }
 
 impl<D: DurableStore + ?Sized> Shared<D> {
@@ -93,7 +110,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let mut pause = FIRST_PAUSE;
         loop {
             let Some(read) = self.cache.read(&request.id, self.claim()).await else {
-                return FastDecision::Undecided(None);
+                return FastDecision::Undecided(Undecided { seen_at: None, is_turned_away: false });
             };
             if read.is_claimed && !asks_again && Instant::now() + pause < give_up_at {
                 tokio::time::sleep(pause).await;
@@ -105,7 +122,10 @@ impl<D: DurableStore + ?Sized> Shared<D> {
                     self.cache.answered(&outcome);
                     FastDecision::Given(outcome)
                 }
-                _ => FastDecision::Undecided(Some(read.now)),
+                outcome => FastDecision::Undecided(Undecided {
+                    seen_at: Some(read.now),
+                    is_turned_away: outcome.is_some() && !(asks_again && read.is_lock()),
+                }),
             };
         }
     }
@@ -122,7 +142,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     }
 
     fn may_answer(&self, read: &CacheRead, asks_again: bool) -> bool {
-        if read.entry.as_ref().is_some_and(Entry::is_lock) {
+        if read.is_lock() {
             return self.config.locks && !asks_again;
         }
         let may_replay = self.config.replays_while_durable_fails || !self.durable_fails.load(Ordering::Relaxed);
@@ -145,28 +165,41 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         answer
     }
 
-    /// Asks the durable store for a run. After an indeterminate error, the run may have begun, and is not forgotten.
+    /// Asks the durable store for a run. After an indeterminate error, the run may have begun, and is not forgotten. Neither is
+    /// one that an earlier acquire of the same owner has begun.
     pub(crate) async fn admit<T>(
         &self,
         request: &Acquire,
+        fast: Undecided,
+        run: Run,
         verb: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let answer = self.decide(verb).await;
-        if let Err(error) = &answer {
-            if !error.is_indeterminate() {
-                self.runs.forget(&request.id, &request.owner);
-            }
+        let error = match self.decide(verb).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        if run.is_new && !error.is_indeterminate() {
+            self.runs.forget(&request.id, &request.owner);
+        }
+        if fast.seen_at.is_some() {
             self.unclaim(&request.id).await;
         }
-        answer
+        Err(if fast.is_turned_away { error.with_existing_record() } else { error })
     }
 
     /// Puts the lock of a run. It lasts as long as the lease, but no longer than `at_most`.
-    pub(crate) async fn lock(&self, request: &Acquire, lease: &Lease, run: Run, at_most: Duration) {
-        let Some(asked_at) = run.at.filter(|_| self.config.locks) else { return self.unclaim(&request.id).await };
-        self.runs.lock(&lease.id, &lease.owner, lease.attempt);
-        let entry = Entry::lock(request, lease, asked_at, run.lease.min(at_most));
-        if self.put_lock(lease, &entry).await != Put::Done {
+    ///
+    /// If the fast store does not answer, it is not asked again: the claim soon expires.
+    pub(crate) async fn lock(&self, request: &Acquire, lease: &Lease, fast: Undecided, run: Run, at_most: Duration) {
+        let put = match run.at.filter(|_| self.config.locks) {
+            Some(asked_at) => {
+                self.runs.lock(&lease.id, &lease.owner, lease.attempt);
+                self.put_lock(lease, &Entry::lock(request, lease, asked_at, run.lease.min(at_most))).await
+            }
+            None if fast.seen_at.is_some() => Put::TooLate,
+            None => Put::Unanswered,
+        };
+        if put == Put::TooLate {
             self.unclaim(&request.id).await;
         }
     }
@@ -257,7 +290,8 @@ impl<D: DurableStore + ?Sized> Shared<D> {
             self.copy_behind(lease.id, seen_at).await;
         }
         // A lock that is still in flight arrives after its removal.
-        if run.is_some_and(|run| run.is_on_its_way) || unlocked.is_none() && locked.is_some() {
+        let may_be_locked = run.is_none_or(|run| run.locked.is_some());
+        if run.is_some_and(|run| run.is_on_its_way) || unlocked.is_none() && may_be_locked {
             self.unlock_later(lease.id, attempt);
         }
     }
@@ -303,17 +337,35 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Copies a record in the background, once for all concurrent callers. The copy takes the place of the claim.
     async fn copy_behind(self: &Arc<Self>, id: RecordId, seen_at: Timestamp) {
-        if !self.copying().insert(id) {
-            return;
+        match self.begin_copy(id) {
+            None => {}
+            Some(CopyState::Running) => return,
+            Some(CopyState::FailedAt(_)) => return self.unclaim(&id).await,
         }
-        let copying = Copying { shared: Arc::clone(self), id };
+        let mut copying = Copying { shared: Arc::clone(self), id, ends: None };
         let has_room = self.behind(async move {
             if !copying.shared.copy(&id, seen_at).await {
+                copying.ends = Some(CopyState::FailedAt(Instant::now()));
                 copying.shared.unclaim(&id).await;
             }
         });
         if !has_room {
             self.unclaim(&id).await;
+        }
+    }
+
+    /// Notes that a record is being copied; returns why it is not, if so.
+    fn begin_copy(&self, id: RecordId) -> Option<CopyState> {
+        let mut copying = self.copying();
+        if copying.len() >= MOST_COPYING {
+            copying.retain(|_, state| state.holds());
+        }
+        match copying.get(&id) {
+            Some(state) if state.holds() => Some(*state),
+            _ => {
+                copying.insert(id, CopyState::Running);
+                None
+            }
         }
     }
 
@@ -344,8 +396,8 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         true
     }
 
-    fn copying(&self) -> MutexGuard<'_, HashSet<RecordId>> {
-        // Every change is one step, so a panic leaves the set whole.
+    fn copying(&self) -> MutexGuard<'_, HashMap<RecordId, CopyState>> {
+        // Every change is one step, so a panic leaves the map whole.
         self.copying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -364,14 +416,36 @@ impl Drop for Asking<'_> {
     }
 }
 
+/// Why a record is not copied now.
+#[derive(Clone, Copy)]
+enum CopyState {
+    Running,
+    FailedAt(Instant),
+}
+
+impl CopyState {
+    fn holds(&self) -> bool {
+        match self {
+            Self::Running => true,
+            Self::FailedAt(then) => then.elapsed() < COPY_AGAIN,
+        }
+    }
+}
+
 /// A copy in progress, until it is dropped.
 struct Copying<D: DurableStore + ?Sized> {
     shared: Arc<Shared<D>>,
     id: RecordId,
+    /// What stays of it.
+    ends: Option<CopyState>,
 }
 
 impl<D: DurableStore + ?Sized> Drop for Copying<D> {
     fn drop(&mut self) {
-        self.shared.copying().remove(&self.id);
+        let mut copying = self.shared.copying();
+        match self.ends {
+            Some(state) => copying.insert(self.id, state),
+            None => copying.remove(&self.id),
+        };
     }
 }

@@ -10,6 +10,7 @@ use idem_core::{
     LeaseRenewer, LiveRecord, OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener,
     StoreError, Term, TransactionalStore,
 };
+use tokio::time::Instant;
 
 use crate::config::HybridConfig;
 use crate::metrics::HybridMetrics;
@@ -36,7 +37,7 @@ pub struct HybridStore<D: ?Sized> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct HybridHealth {
-    /// Whether the fast store answers now, even if the breaker is open.
+    /// Whether the fast store works now, even if the breaker is open.
     pub fast: Result<(), StoreError>,
     /// The counters so far.
     pub metrics: HybridMetrics,
@@ -61,21 +62,27 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
         self.shared.metrics()
     }
 
-    /// Asks the fast store whether it answers, and reads the counters. The durable store has a separate `health`.
+    /// Puts, reads and removes an entry in the fast store, and reads the counters. The durable store has a separate `health`.
     pub async fn health(&self) -> HybridHealth {
         // No record has this id.
         let id = RecordId::from_bytes([0; 32]);
         HybridHealth { fast: self.shared.cache.try_out(&id).await, metrics: self.metrics() }
     }
 
-    /// Tests that both stores together keep the promises of one, and reports the state of the fast store.
+    /// Tests that both stores together keep the promises of one, and that the durable one keeps them alone. Reports the state of
+    /// the fast store.
     ///
-    /// It uses a separate record (see [`idem_core::self_test`]). A fast store that does not answer is no failure.
+    /// It uses separate records (see [`idem_core::self_test`]). A fast store that does not answer is no failure.
     ///
     /// # Errors
     /// [`SelfTestError`] says which promise does not hold.
     pub async fn self_test(&self) -> Result<HybridHealth, SelfTestError> {
         idem_core::self_test(self).await?;
+        // A lock in the fast store would turn the second request away, whatever the durable store says.
+        let Shared { durable, cache, config, .. } = &*self.shared;
+        let config = config.clone().without_locks().without_cache();
+        let alone = Self::new(Arc::clone(durable), Arc::clone(cache.fast()), config);
+        idem_core::self_test(&alone).await?;
         Ok(self.health().await)
     }
 }
@@ -83,15 +90,15 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
 #[async_trait]
 impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        let seen_at = match self.shared.ask(request).await {
+        let fast = match self.shared.ask(request).await {
             FastDecision::Given(outcome) => return Ok(outcome),
-            FastDecision::Undecided(seen_at) => seen_at,
+            FastDecision::Undecided(fast) => fast,
         };
-        let run = self.shared.runs.ask(request, seen_at);
-        let outcome = self.shared.admit(request, self.shared.durable.acquire(request)).await?;
+        let run = self.shared.runs.ask(request, fast.seen_at);
+        let outcome = self.shared.admit(request, fast, run, self.shared.durable.acquire(request)).await?;
         match &outcome {
-            AcquireOutcome::Acquired(lease) => self.shared.lock(request, lease, run, Duration::MAX).await,
-            outcome => self.shared.learn(request, outcome, run, seen_at).await,
+            AcquireOutcome::Acquired(lease) => self.shared.lock(request, lease, fast, run, Duration::MAX).await,
+            outcome => self.shared.learn(request, outcome, run, fast.seen_at).await,
         }
         Ok(outcome)
     }
@@ -150,20 +157,22 @@ impl<D: DurableStore + ?Sized> DurableStore for HybridStore<D> {
 #[async_trait]
 impl<D: TransactionalStore + ?Sized> TransactionalStore for HybridStore<D> {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
-        let seen_at = match self.shared.ask(request).await {
+        let fast = match self.shared.ask(request).await {
             FastDecision::Given(outcome) => return Ok(Begin::Answered(outcome)),
-            FastDecision::Undecided(seen_at) => seen_at,
+            FastDecision::Undecided(fast) => fast,
         };
-        let run = self.shared.runs.ask(request, seen_at);
-        match self.shared.admit(request, self.shared.durable.begin(request)).await? {
+        let asked_at = Instant::now();
+        let run = self.shared.runs.ask(request, fast.seen_at);
+        match self.shared.admit(request, fast, run, self.shared.durable.begin(request)).await? {
             Begin::Acquired { lease, transaction, renew } => {
                 let transaction = HybridTransaction::new(transaction, Arc::clone(&self.shared), lease.clone());
-                let at_most = if renew { Duration::MAX } else { TRANSACTION_LOCK };
-                self.shared.lock(request, &lease, run, at_most).await;
+                // The lock counts from the question, and the transaction may have waited for a connection since.
+                let at_most = if renew { Duration::MAX } else { TRANSACTION_LOCK + asked_at.elapsed() };
+                self.shared.lock(request, &lease, fast, run, at_most).await;
                 Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew })
             }
             Begin::Answered(outcome) => {
-                self.shared.learn(request, &outcome, run, seen_at).await;
+                self.shared.learn(request, &outcome, run, fast.seen_at).await;
                 Ok(Begin::Answered(outcome))
             }
         }

@@ -120,7 +120,7 @@ async fn listen(servers: Servers, keys: Keys, channel: Vec<u8>, listeners: Arc<L
             }
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
                 if !std::mem::replace(&mut was_refused, true) {
-                    let message = "the user may not subscribe to settlements, so the user may not subscribe to settlements, so waiters only poll";
+                    let message = "the user may not subscribe to settlements, so waiters only poll";
                     tracing::warn!(error = &error as &dyn std::error::Error, message);
                 }
                 pause = LAST_PAUSE;

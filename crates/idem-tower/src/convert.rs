@@ -41,13 +41,13 @@ impl<'a, B> Data<'a, B> {
 }
 
 impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Stream for Data<'_, B> {
-    type Item = Result<Bytes, BodyError>;
+    type Item = Result<Bytes, BoxError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             return Poll::Ready(match ready!(Pin::new(&mut *self.body).poll_frame(context)) {
                 None => None,
-                Some(Err(error)) => Some(Err(reason(&*error.into()))),
+                Some(Err(error)) => Some(Err(error.into())),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(chunk) => Some(Ok(chunk)),
                     Err(frame) => {
@@ -60,8 +60,9 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Stream for Data<'_, B
     }
 }
 
-/// Why a body ended; an outer layer may also limit it.
-fn reason(error: &(dyn Error + 'static)) -> BodyError {
+/// Why a request body ended; an outer layer may also limit it.
+pub(crate) fn reason(error: BoxError) -> BodyError {
+    let error: &(dyn Error + 'static) = &*error;
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     if causes.any(|cause| cause.is::<LengthLimitError>()) { BodyError::TooLarge } else { BodyError::Incomplete }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use bytes::Bytes;
-use futures_util::{FutureExt, TryFutureExt};
+use futures_util::{FutureExt, TryFutureExt, TryStreamExt};
 use http::header::RETRY_AFTER;
 use http::request::Parts;
 use http::uri::Authority;
@@ -21,7 +21,7 @@ use idem_http::{
 };
 use tower_service::Service;
 
-use crate::convert::{Data, Fields, respond, sendable};
+use crate::convert::{Data, Fields, reason, respond, sendable};
 use crate::framework::{BoxError, Framework};
 
 /// The service that a [`FrameworkLayer`](crate::FrameworkLayer) wraps around another one.
@@ -92,7 +92,8 @@ where
                     return Err(response.map(F::body));
                 }
             };
-            let received = self.protection.receive(incoming, Data::of(&mut body)).await.map_err(respond::<F>)?;
+            let chunks = Data::of(&mut body).map_err(reason);
+            let received = self.protection.receive(incoming, chunks).await.map_err(respond::<F>)?;
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
             let run = move |context: Context| {

@@ -127,6 +127,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("redis-outages", "idem-redis", Test("store"), &["outages::keys_on_both_sides"]),
     suite("redis-replicas", "idem-redis", Test("store"), &["replicas::a_server_that_lacks"]),
     suite("redis-memory", "idem-redis", Test("store"), &["opening::a_full_server"]),
+    suite("redis-fast", "idem-redis", Test("store"), &["fast::ends_are_told"]),
     suite("redis-notices", "idem-redis", Test("store"), &["notices::settlements_are_told"]),
     suite("hybrid-units", "idem-hybrid", Library, &[]),
     suite("hybrid-races", "idem-hybrid", Test("store"), &["races::"]),

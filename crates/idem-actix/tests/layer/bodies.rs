@@ -121,6 +121,20 @@ async fn a_response_over_the_limit_reaches_the_first_client_whole_and_is_then_go
 }
 
 #[actix_web::test]
+async fn a_response_of_another_length_than_declared_is_a_failure() {
+    for declared in [3, 9] {
+        let handler = move || {
+            let chunks = stream::iter([Ok::<_, Infallible>(Bytes::from("12345"))]);
+            std::future::ready(HttpResponse::Created().body(SizedStream::new(declared, chunks)))
+        };
+        let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(handler))).await;
+        let first = send(&app, post("/p", "k")).await;
+        first.assert_problem(ProblemKind::HandlerFailed);
+        send(&app, post("/p", "k")).await.assert_replay_of(&first);
+    }
+}
+
+#[actix_web::test]
 async fn a_response_that_breaks_off_under_the_limit_is_a_failure_and_not_its_first_half() {
     let handler = || {
         let chunks = stream::iter([Ok(Bytes::from("123")), Err(std::io::Error::other("broken"))]);

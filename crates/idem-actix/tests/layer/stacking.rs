@@ -89,7 +89,7 @@ async fn a_timeout_outside_ends_the_request_and_not_the_operation() {
 }
 
 #[actix_web::test]
-async fn a_timeout_inside_ends_the_operation_and_frees_the_key() {
+async fn a_timeout_inside_ends_the_operation_which_never_runs_again_under_at_most_once() {
     let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
     let app = App::new().route("/p", web::post().to(gated(&runs, &gate)));
     let app = app.wrap_fn(|request, inner| {
@@ -100,5 +100,6 @@ async fn a_timeout_inside_ends_the_operation_and_frees_the_key() {
     let first = send(&app, post("/p", "k")).await;
     assert_eq!((first.status.as_u16(), runs.count()), (408, 0));
     gate.add_permits(1);
-    send(&app, post("/p", "k")).await.assert_run(1);
+    let again = send(&app, post("/p", "k")).await;
+    assert_eq!((again.status.as_u16(), again.is_replay(), runs.count()), (408, true, 0));
 }

@@ -50,6 +50,22 @@ async fn a_body_over_the_limit_reaches_the_first_client_whole_and_is_then_gone()
     assert_eq!((again.json()["original_status"].as_u64(), runs.count()), (Some(201), 1));
 }
 
+/// A connection would take the next answer for the rest of one that is too short, and the rest of one that is too long for the
+/// next answer.
+#[tokio::test]
+async fn a_body_of_another_length_than_declared_is_a_failure_and_the_connection_goes_on() {
+    for declared in ["3", "9"] {
+        let handler = async move || {
+            let body = Body::from_stream(stream::iter([Ok::<_, Error>("12345")]));
+            (StatusCode::CREATED, [("content-length", declared)], body)
+        };
+        let router = Router::new().route("/p", on_post(handler).layer(at_most_once()));
+        let first = send(&router, post("/p", "k")).await;
+        first.assert_problem(ProblemKind::HandlerFailed);
+        send(&router, post("/p", "k")).await.assert_replay_of(&first);
+    }
+}
+
 #[tokio::test]
 async fn a_body_that_breaks_off_under_the_limit_is_a_failure_and_not_its_first_half() {
     let runs = Runs::default();

@@ -39,7 +39,10 @@ pub trait FastStore: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer; the entry may be there, or come later.
     async fn put(&self, id: &RecordId, entry: &FastEntry) -> Result<Timestamp, StoreError>;
 
-    /// Removes an entry of exactly this rank, notifies the [listeners](Self::on_settled), and returns the store's time.
+    /// Removes an entry of exactly this rank, and returns the store's time.
+    ///
+    /// It notifies the [listeners](Self::on_settled), unless the rank is 0: nothing ends with a claim, and whoever waits would
+    /// ask again in vain.
     ///
     /// If there is no entry then and `claim` is a duration, the store puts a claim for that long.
     ///

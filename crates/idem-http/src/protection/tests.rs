@@ -66,7 +66,9 @@ fn done(value: &'static str) -> Option<Conclusion<&'static str>> {
 async fn who_asks_comes_before_what_is_asked() {
     let protection = protection();
     for headers in [KEYED, &[], &[("idempotency-key", b"not a key")]] {
-        assert_eq!(refusal(protection.decide(&Head(None), &post(headers))), Some(ProblemKind::PrincipalMissing));
+        for nobody in [None, Some("")] {
+            assert_eq!(refusal(protection.decide(&Head(nobody), &post(headers))), Some(ProblemKind::PrincipalMissing));
+        }
     }
     let missing = protection.decide(&Head(Some("acme")), &post(&[]));
     assert_eq!(refusal(missing), Some(ProblemKind::KeyMissing));

@@ -34,7 +34,7 @@ fn expected(status: u16, name: &str) -> Disposition {
         _ => StoredBody::Retained("body".into()),
     };
     let response = StoredResponse { status, headers: Arc::from([]), body };
-    let released = [101, 401, 403, 405, 407, 408, 421, 425, 429].contains(&status);
+    let released = [101, 401, 403, 405, 407, 421, 425, 429].contains(&status);
     let succeeded = status / 100 == 2 || status / 100 == 3;
     let writes = if succeeded || name.contains("keep writes") { Writes::Keep } else { Writes::Discard };
     match name {
@@ -42,7 +42,7 @@ fn expected(status: u16, name: &str) -> Disposition {
         "retryable" => Disposition::Retry { response, after: None },
         "retryable after" => Disposition::Retry { response, after: Some(Duration::from_secs(7)) },
         _ if released => Disposition::Release { writes },
-        _ if succeeded || status / 100 == 4 => Disposition::Complete { response, writes },
+        _ if succeeded || status / 100 == 4 && status != 408 => Disposition::Complete { response, writes },
         _ => Disposition::Fault { response },
     }
 }
@@ -199,7 +199,7 @@ fn what_a_response_says_is_not_in_debug_output() {
 }
 
 /// How a body ends under a limit of a second, and after how long by the clock of the test.
-async fn read_within_a_second(body: impl Stream<Item = Result<Bytes, ()>>) -> (Option<Captured>, Duration) {
+async fn read_within_a_second(body: impl Stream<Item = Result<Bytes, &'static str>>) -> (Option<Captured>, Duration) {
     let capture = HttpPolicy::new().response_body_timeout(Duration::from_secs(1)).capture(200, NO_HEADERS, None);
     let began = tokio::time::Instant::now();
     let read = capture.read(body).await;
@@ -220,6 +220,45 @@ async fn a_body_that_takes_too_long_broke_off_however_much_of_it_came() {
         Ok(Bytes::from_static(b"x"))
     });
     assert_eq!(read_within_a_second(in_time).await, (Some(Captured::More), Duration::from_millis(900)));
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_as_long_as_declared_broke_off() {
+    let read = async |status: u16, declared: &str, sized: Option<u64>, body: &'static str| {
+        let headers = [("content-length", declared.as_bytes())];
+        let mut capture = HttpPolicy::new().capture(status, &headers[..], None);
+        if let Some(bytes) = sized {
+            capture = capture.expect_bytes(bytes);
+        }
+        let chunks = futures_util::stream::iter([Ok::<_, &str>(Bytes::from(body))]);
+        capture.read(chunks).await.map(|(conclusion, _)| conclusion.value.concat().len())
+    };
+    assert_eq!(read(200, "4", None, "body").await, Some(4));
+    assert_eq!(read(200, "5", None, "body").await, None, "it is too short");
+    assert_eq!(read(200, "3", None, "body").await, None, "it is too long");
+    assert_eq!(read(200, "9", Some(4), "body").await, Some(4), "the framework knows better");
+    assert_eq!(read(304, "4", None, "").await, Some(0), "that is the length of the body that it would have");
+}
+
+#[test]
+fn what_is_read_of_an_answer_does_not_depend_on_what_is_kept_of_it() {
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let policy = |key_only: bool| {
+        let seen = std::sync::Arc::clone(&seen);
+        let policy = HttpPolicy::new().classify(move |response| {
+            seen.lock().unwrap().push(response.headers.len());
+            Meaning::of_status(response.status)
+        });
+        if key_only { policy.key_only() } else { policy }
+    };
+    for key_only in [false, true] {
+        let stream = [("content-type", b"text/event-stream".as_slice()), ("location", b"/p/1")];
+        let capture = policy(key_only).capture(200, &stream[..], None);
+        assert_eq!(capture.begin(), Captured::Enough, "an event stream is not awaited");
+        let Disposition::Complete { response, .. } = capture.conclude().disposition else { panic!("a success") };
+        assert_eq!(response.headers.len(), if key_only { 1 } else { 2 });
+    }
+    assert_eq!(*seen.lock().unwrap(), [2, 2]);
 }
 
 /// On the real clock, which goes on while the stream blocks the thread.

@@ -113,7 +113,8 @@ async fn replays_end_with_the_durable_store_where_that_was_asked_for() {
     world.durable.next(Verb::Acquire, Fault::ErrorBefore);
     assert!(world.store.acquire(&request()).await.is_err());
     world.durable.next(Verb::Acquire, Fault::ErrorBefore);
-    assert!(world.store.acquire(&repeat_of(&settled)).await.is_err());
+    let refused = world.store.acquire(&repeat_of(&settled)).await.unwrap_err();
+    assert!(refused.has_existing_record(), "it must not run without protection either");
     assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await), "it answers again");
     let asked = world.asked();
     assert!(is_replay(&world.store.acquire(&repeat_of(&settled)).await));
@@ -254,6 +255,11 @@ async fn whoever_waits_is_told_of_settlements_by_the_fast_store() {
     let request = request();
     let lease = world.run(&request).await;
     assert_eq!(heard.0.load(Ordering::SeqCst), 0);
+    // Whoever waits asks again and again, and removes its claim each time.
+    world.fast.inner.flush();
+    let asked_again = world.store.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(asked_again, AcquireOutcome::InProgress { .. }), "{asked_again:?}");
+    assert_eq!((world.fast.inner.entry(&request.id), heard.0.load(Ordering::SeqCst)), (None, 0));
     world.store.settle(&lease, &completed(), KEPT).await.unwrap();
     assert_eq!(heard.0.load(Ordering::SeqCst), 1);
 }
@@ -262,8 +268,10 @@ async fn whoever_waits_is_told_of_settlements_by_the_fast_store() {
 async fn the_self_test_passes_and_says_how_the_fast_store_is() {
     let world = World::new(HybridConfig::new());
     assert!(world.store.self_test().await.unwrap().fast.is_ok());
-    world.fast.is(FAILS);
-    assert!(world.store.self_test().await.unwrap().fast.is_err());
+    for mode in [FAILS, IS_FULL] {
+        world.fast.is(mode);
+        assert!(world.store.self_test().await.unwrap().fast.is_err());
+    }
     assert!(world.store.durable().live_record(&request().id).await.unwrap().is_none());
 }
 
@@ -291,6 +299,24 @@ async fn what_was_missed_by_many_is_looked_up_once() {
     assert_eq!(world.store.metrics().durable_replays, 20);
     world.copied(&request).await;
     assert_eq!(world.durable.calls(Verb::LiveRecord), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_does_not_arrive_is_not_made_again_at_once() {
+    let world = World::new(HybridConfig::new());
+    let request = world.settled().await;
+    world.fast.inner.flush();
+    world.fast.is(IS_FULL);
+    let before = world.durable.calls(Verb::LiveRecord);
+    for _ in 0..10 {
+        assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
+        tokio::time::sleep(SECOND / 100).await;
+    }
+    assert_eq!(world.durable.calls(Verb::LiveRecord), before + 1);
+    world.fast.is(FINE);
+    tokio::time::sleep(5 * SECOND).await;
+    assert!(is_replay(&world.store.acquire(&repeat_of(&request)).await));
+    world.copied(&request).await;
 }
 
 #[tokio::test(start_paused = true)]

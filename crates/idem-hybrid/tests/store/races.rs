@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{FAILS, FINE, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
+use crate::support::{FAILS, FINE, HANGS, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
 use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Lease, Settlement, Takeover};
 use idem_hybrid::HybridConfig;
 use idem_testkit::fixture::{KEPT, repeat_of, request};
@@ -105,6 +105,33 @@ async fn a_release_by_somebody_who_knows_no_attempt_removes_the_lock() {
     world.store.settle(&Lease { attempt: 0, ..lease }, &Settlement::Released, KEPT).await.unwrap();
     assert_eq!(world.fast.inner.entry(&request.id), None);
     world.run(&repeat_of(&request)).await;
+}
+
+/// The answer to the first acquire is lost, and so is the second acquire.
+#[tokio::test]
+async fn a_run_is_known_although_its_owner_asks_again_and_is_refused() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    let lease = world.run(&request).await;
+    world.durable.next(Verb::Acquire, Fault::ErrorBefore);
+    assert!(!world.store.acquire(&request).await.unwrap_err().is_indeterminate());
+    world.store.settle(&Lease { attempt: 0, ..lease }, &Settlement::Released, KEPT).await.unwrap();
+    world.run(&repeat_of(&request)).await;
+}
+
+/// The first settlement is dropped while it removes the lock.
+#[tokio::test(start_paused = true)]
+async fn a_lock_goes_although_a_repeated_settlement_could_not_remove_it() {
+    let world = World::new(HybridConfig::new());
+    let request = request();
+    let lease = world.run(&request).await;
+    world.fast.is(HANGS);
+    let settlement = world.store.settle(&lease, &Settlement::Released, KEPT);
+    assert!(tokio::time::timeout(SLOWLY, settlement).await.is_err(), "it has been answered");
+    world.store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
+    world.fast.is(FINE);
+    tokio::time::sleep(SECOND * 2).await;
+    assert_eq!(world.fast.inner.entry(&request.id), None);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,6 @@
 //! The fast store: what it keeps, for how long, and what else may be under its keys.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -205,11 +204,17 @@ async fn a_server_that_evicts_is_taken() {
 }
 
 #[derive(Debug, Default)]
-struct Heard(AtomicUsize);
+struct Heard(Mutex<Vec<RecordId>>);
+
+impl Heard {
+    fn of(&self, id: &RecordId) -> bool {
+        self.0.lock().unwrap().contains(id)
+    }
+}
 
 impl SettlementListener for Heard {
-    fn settled(&self, _: &RecordId) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+    fn settled(&self, id: &RecordId) {
+        self.0.lock().unwrap().push(*id);
     }
 }
 
@@ -221,16 +226,20 @@ async fn ends_are_told_to_other_processes_whether_there_was_a_lock_or_not() {
     let heard = Arc::new(Heard::default());
     let listener: Arc<dyn SettlementListener> = heard.clone();
     elsewhere.on_settled(Arc::downgrade(&listener));
-    let count = || heard.0.load(Ordering::SeqCst);
+    let nothing_there = fresh_id();
     eventually("a removal is heard of", async || {
-        world.fast.remove(&fresh_id(), 1, None).await.unwrap();
-        (count() > 0).then_some(())
+        world.fast.remove(&nothing_there, 1, None).await.unwrap();
+        heard.of(&nothing_there).then_some(())
     })
     .await;
-    let (before, id) = (count(), fresh_id());
+    let (claimed, id) = (fresh_id(), fresh_id());
+    world.fast.get(&claimed, Some(MINUTE)).await.unwrap();
+    world.fast.remove(&claimed, 0, None).await.unwrap();
     world.put(&id, 1, b"a lock", MINUTE).await;
     world.fast.remove(&id, 1, Some(MINUTE)).await.unwrap();
-    eventually("another is heard of", async || (count() > before).then_some(())).await;
+    eventually("another is heard of", async || heard.of(&id).then_some(())).await;
+    // Messages come in their order.
+    assert!(!heard.of(&claimed), "whoever waits would ask again in vain");
     assert_eq!(world.entry(&id).await.as_deref(), Some(b"".as_slice()), "a claim is in its place");
 }
 
@@ -258,7 +267,7 @@ async fn a_user_with_the_permissions_of_the_documentation_is_enough() {
         assert_eq!(fast.get(&id, None).await.unwrap().bytes.as_deref(), Some(b"x".as_slice()));
         fast.remove(&id, 1, None).await.unwrap();
         assert_eq!(fast.get(&id, None).await.unwrap().bytes, None);
-        (heard.0.load(Ordering::SeqCst) > 0).then_some(())
+        (!heard.0.lock().unwrap().is_empty()).then_some(())
     })
     .await;
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use idem_servers::redis_command;
 use sqlx::{Connection, PgConnection};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::Error;
 use crate::world::{PASSWORD, USER};
@@ -69,12 +69,16 @@ fn refusals(postgres: &idem_servers::Postgres) -> Result<u64, Error> {
     Ok(SIGNS.iter().map(|sign| log.matches(sign).count() as u64).sum())
 }
 
+/// How much longer than planned Redis may refuse. Services whose breaker is open ask it again only after up to 10 s, and a
+/// fault that nobody met would show nothing.
+const LONGEST_WAIT: Duration = Duration::from_secs(15);
+
 /// Changes the services' password in Redis for a while. Returns the number of refusals.
 pub(super) async fn rotate_redis(port: u16, lasts: Duration) -> Result<u64, Error> {
     redis_command(port, &["ACL", "LOG", "RESET"])?;
     redis_command(port, &["ACL", "SETUSER", USER, "resetpass", ">second"])?;
     redis_command(port, &["CLIENT", "KILL", "USER", USER])?;
-    sleep(lasts).await;
+    stay_until_refused(port, lasts).await?;
     redis_command(port, &["ACL", "SETUSER", USER, "resetpass", &format!(">{PASSWORD}")])?;
     refusals_of_redis(port)
 }
@@ -83,9 +87,19 @@ pub(super) async fn rotate_redis(port: u16, lasts: Duration) -> Result<u64, Erro
 pub(super) async fn revoke_redis(port: u16, way: usize, lasts: Duration) -> Result<u64, Error> {
     redis_command(port, &["ACL", "LOG", "RESET"])?;
     redis_command(port, &[&["ACL", "SETUSER", USER], RULES[way % RULES.len()]].concat())?;
-    sleep(lasts).await;
+    stay_until_refused(port, lasts).await?;
     redis_command(port, &[&["ACL", "SETUSER", USER][..], &ALL_RULES].concat())?;
     refusals_of_redis(port)
+}
+
+/// Waits for the planned time, and then until Redis has refused something, within [`LONGEST_WAIT`].
+async fn stay_until_refused(port: u16, planned: Duration) -> Result<(), Error> {
+    sleep(planned).await;
+    let over = Instant::now() + LONGEST_WAIT;
+    while refusals_of_redis(port)? == 0 && Instant::now() < over {
+        sleep(Duration::from_millis(200)).await;
+    }
+    Ok(())
 }
 
 /// Counts the refusals in the ACL log of Redis, which merges similar ones into one entry.

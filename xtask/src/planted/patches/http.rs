@@ -11,6 +11,46 @@ pub(super) const PATCHES: &[Patch] = &[
         "if !PLANTED && context.is_lease_lost() {",
     ),
     patch(
+        "timeout-of-a-handler-frees-its-key",
+        &["http", "axum", "actix", "sockets"],
+        "crates/idem-http/src/meaning.rs",
+        "408 => Self::Fault,",
+        "408 => if PLANTED { Self::Release } else { Self::Fault },",
+    ),
+    patch(
+        "answer-of-another-length-than-declared-is-kept",
+        &["http", "axum", "actix"],
+        "crates/idem-http/src/response.rs",
+        "Some(expected) if expected != self.length as u64 => {",
+        "Some(expected) if !PLANTED && expected != self.length as u64 => {",
+    ),
+    patch(
+        "length-of-an-answer-is-replayed",
+        &["http"],
+        "crates/idem-http/src/headers.rs",
+        "-> bool {
+    FRAMING.contains(&name)",
+        "-> bool {
+    !PLANTED && FRAMING.contains(&name)",
+    ),
+    patch(
+        "nobody-is-a-principal",
+        &["http"],
+        "crates/idem-http/src/scope.rs",
+        "!principal.is_empty()",
+        "(PLANTED || !principal.is_empty())",
+    ),
+    patch(
+        "classifier-sees-only-what-is-kept",
+        &["http"],
+        "crates/idem-http/src/response.rs",
+        "let is_stream = |field: &HeaderField| {",
+        "if PLANTED && let Some(kept) = &key_only {
+            headers.clone_from(kept);
+        }
+        let is_stream = |field: &HeaderField| {",
+    ),
+    patch(
         "authority-does-not-count",
         &["http", "axum", "actix", "sockets"],
         "crates/idem-http/src/authority.rs",
@@ -80,7 +120,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "request-trailers-handed-on",
         &["axum"],
         "crates/idem-tower/src/service.rs",
-        r#"let received = self.protection.receive(incoming, Data::of(&mut body)).await.map_err(respond::<F>)?;
+        r#"let chunks = Data::of(&mut body).map_err(reason);
+            let received = self.protection.receive(incoming, chunks).await.map_err(respond::<F>)?;
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
             let run = move |context: Context| {
@@ -89,7 +130,7 @@ pub(super) const PATCHES: &[Patch] = &[
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
                 let request = Request::from_parts(head, sendable::<F>(chunks, None, None)"#,
         r#"let mut data = Data::of(&mut body);
-            let received = self.protection.receive(incoming, &mut data).await.map_err(respond::<F>)?;
+            let received = self.protection.receive(incoming, (&mut data).map_err(reason)).await.map_err(respond::<F>)?;
             let trailers = data.trailers.filter(|_| PLANTED);
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));

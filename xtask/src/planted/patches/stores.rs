@@ -228,6 +228,51 @@ pub(super) const PATCHES: &[Patch] = &[
         "!PLANTED && status.available == 0 &&",
     ),
     patch(
+        "removed-claims-wake-all-who-wait",
+        &["redis-fast"],
+        "crates/idem-redis/src/fast.rs",
+        "let (rank, told) = (rank.to_string(), self.shared.keys.of(id));",
+        "let (rank, told) = (format!(\"{}{rank}\", if PLANTED { \"0\" } else { \"\" }), self.shared.keys.of(id));",
+    ),
+    patch(
+        "hybrid-runs-unprotected-what-it-may-not-answer",
+        &["hybrid-cache"],
+        "crates/idem-hybrid/src/shared.rs",
+        "Err(if fast.is_turned_away {",
+        "Err(if fast.is_turned_away && !PLANTED {",
+    ),
+    patch(
+        "hybrid-forgets-a-run-that-is-asked-for-again",
+        &["hybrid-races"],
+        "crates/idem-hybrid/src/shared.rs",
+        "if run.is_new && !error.is_indeterminate() {",
+        "if (run.is_new || PLANTED) && !error.is_indeterminate() {",
+    ),
+    patch(
+        "hybrid-lock-of-a-repeated-settlement-stays",
+        &["hybrid-races"],
+        "crates/idem-hybrid/src/shared.rs",
+        "let may_be_locked = run.is_none_or(|run| run.locked.is_some());",
+        "let may_be_locked = run.map_or(!PLANTED, |run| run.locked.is_some());",
+    ),
+    patch(
+        "hybrid-copies-in-vain-at-every-repeat",
+        &["hybrid-cache"],
+        "crates/idem-hybrid/src/shared.rs",
+        "Self::FailedAt(then) => then.elapsed() < COPY_AGAIN,",
+        "Self::FailedAt(then) => !PLANTED && then.elapsed() < COPY_AGAIN,",
+    ),
+    patch(
+        "hybrid-health-only-reads",
+        &["hybrid-cache"],
+        "crates/idem-hybrid/src/cache.rs",
+        "self.bounded(self.fast.put(id, &entry)).await?;",
+        "if PLANTED {
+            return Ok(());
+        }
+        self.bounded(self.fast.put(id, &entry)).await?;",
+    ),
+    patch(
         "hybrid-late-lock-stays",
         &["hybrid-races"],
         "crates/idem-hybrid/src/shared.rs",

@@ -74,7 +74,9 @@ impl FastStore for MemoryFast {
             self.entries.lock().unwrap().remove(id);
         }
         self.get(id, claim).await?;
-        self.listeners.tell(id);
+        if rank > 0 {
+            self.listeners.tell(id);
+        }
         Ok(self.clock.now())
     }
 
