@@ -46,7 +46,8 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         let contestants = Contestants::open(server.port(), pace, in_flight).await?;
         let how = if in_flight == 1 { "1 in flight".to_owned() } else { format!("{in_flight} in flight") };
         let ours = Contestant::new("idem", |_| contestants.ours(&contestants.store));
-        let from_pool = Contestant::new("idem, the application's pool", |_| contestants.ours(&contestants.store_from_pool));
+        let from_pool =
+            Contestant::new("idem, the application's pool", |_| contestants.ours(&contestants.store_from_pool));
         let by_hand = Contestant::new("by hand", |_| contestants.by_hand());
         let outcome = hold(&format!("jobs on Postgres, {how}"), pace.rounds, vec![ours, from_pool, by_hand]).await?;
         let ratio = outcome.ratio("idem", "by hand", per_second);

@@ -1,5 +1,6 @@
 //! The stores, compared with hand-written code for the same servers.
 
+mod by_hand;
 mod crowd;
 mod hybrid;
 mod postgres;

@@ -8,6 +8,7 @@ use idem_core::{Begin, OwnerOutcome, TransactionalStore, Writes};
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_servers::Postgres;
 
+use super::by_hand::{self, ByHand};
 use super::crowd::{CLIENTS, crowd, replays};
 use crate::contest::{Contestant, Outcome, hold, p50, per_second};
 use crate::drive::{Work, driven};
@@ -37,10 +38,20 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
         Goal::AtMost(1.15),
         alone.ratio("idem", "by hand", p50),
     );
+    report.judge(
+        "Postgres leased cycle's p50 against two statements through sqlx, 1 client",
+        Goal::AtMost(1.15),
+        alone.ratio("idem", IN_SQLX, p50),
+    );
     report.add(alone);
 
     let transactions = contestants.transactions(CLIENTS, "").await?;
     judge(report, "Postgres transactional requests/s against six hand-written round trips", 1.8, &transactions);
+    report.judge(
+        "Postgres transactional requests/s against six round trips through sqlx",
+        Goal::AtLeast(1.15),
+        transactions.ratio("idem", IN_SQLX, per_second),
+    );
     let bare = transactions.ratio("idem", "bare write", per_second);
     report.judge("Postgres transactional requests/s against the bare business write", Goal::AtLeast(0.6), bare);
     report.add(transactions);
@@ -49,12 +60,20 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
     servers::run(&mut connection, "VACUUM ANALYZE;\nCHECKPOINT").await?;
     let alone = contestants.replays(1, "").await?;
     judge(report, "Postgres replays/s against selecting the row, 1 client", 0.9, &alone);
+    report.judge(
+        "Postgres replays/s against selecting the row through sqlx, 1 client",
+        Goal::AtLeast(0.9),
+        alone.ratio("idem", IN_SQLX, per_second),
+    );
     report.add(alone);
     let crowd = contestants.replays(CLIENTS, "").await?;
     judge(report, "Postgres replays/s against selecting the row, 64 clients", 1.5, &crowd);
     report.add(crowd);
     Ok(())
 }
+
+/// The contestant that does by sqlx what `pgbench` does.
+const IN_SQLX: &str = "by hand, sqlx";
 
 fn judge(report: &mut Report, what: &str, least: f64, outcome: &Outcome) {
     report.judge(what, Goal::AtLeast(least), outcome.ratio("idem", "by hand", per_second));
@@ -66,6 +85,7 @@ pub(crate) struct Contestants {
     pace: Pace,
     maker: Arc<Maker>,
     store: PostgresStore,
+    by_hand: ByHand,
     /// The next unused number; the smaller ones are the keys of replays.
     numbers: Arc<AtomicU64>,
 }
@@ -76,9 +96,10 @@ impl Contestants {
         // As many handlers at once as pgbench has clients, so that no handler waits for a transaction.
         let transactions = NonZeroU32::new(64).unwrap_or(NonZeroU32::MIN);
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+        let by_hand = ByHand::open(&url)?;
         let store = PostgresStore::open(PostgresConfig::new(url).max_transactions(transactions)).await?;
         let maker = Maker::new(Arc::new(store.clone()));
-        Ok(Self { port, pace, maker, store, numbers })
+        Ok(Self { port, pace, maker, store, by_hand, numbers })
     }
 
     /// Makes the records that replays ask for.
@@ -90,10 +111,31 @@ impl Contestants {
         Contestant::new(name, move |_| pgbench(self.port, script, clients, self.pace.turn))
     }
 
+    /// The same through sqlx, for as many clients as its pool has connections.
+    fn in_sqlx<W>(
+        &self,
+        clients: usize,
+        numbers: &Arc<AtomicU64>,
+        work: impl Fn(ByHand, i64) -> W + Clone + Send + 'static,
+    ) -> Option<Contestant<'_>>
+    where
+        W: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let by_hand = self.by_hand.clone();
+        let work = move |number: u64| -> Work {
+            let (by_hand, work) = (by_hand.clone(), work.clone());
+            Box::pin(async move { work(by_hand, i64::try_from(number)?).await })
+        };
+        (clients <= by_hand::CONNECTIONS).then(|| driven(IN_SQLX, clients, self.pace.turn, numbers, work))
+    }
+
     pub(crate) async fn cycles(&self, clients: usize, how: &str) -> Result<Outcome, Error> {
         let idem = driven("idem", clients, self.pace.turn, &self.numbers, self.maker.cycles());
         let name = format!("Postgres: acquire and settle, {}{how}", crowd(clients));
-        hold(&name, self.pace.rounds, vec![self.by_hand("by hand", "two_statements.sql", clients), idem]).await
+        let in_sqlx =
+            self.in_sqlx(clients, &self.numbers, |by_hand, number| async move { by_hand.cycle(number).await });
+        let by_hand = self.by_hand("by hand", "two_statements.sql", clients);
+        hold(&name, self.pace.rounds, [Some(by_hand), in_sqlx, Some(idem)].into_iter().flatten().collect()).await
     }
 
     pub(crate) async fn transactions(&self, clients: usize, how: &str) -> Result<Outcome, Error> {
@@ -106,13 +148,22 @@ impl Contestants {
         let by_hand = self.by_hand("by hand", "six_round_trips.sql", clients);
         let bare = self.by_hand("bare write", "bare_transaction.sql", clients);
         let name = format!("Postgres: a business write in a transaction, {}{how}", crowd(clients));
-        hold(&name, self.pace.rounds, vec![by_hand, idem, bare]).await
+        let in_sqlx =
+            self.in_sqlx(clients, &self.numbers, |by_hand, number| async move { by_hand.transaction(number).await });
+        let contestants = [Some(by_hand), in_sqlx, Some(idem), Some(bare)];
+        hold(&name, self.pace.rounds, contestants.into_iter().flatten().collect()).await
     }
 
     pub(crate) async fn replays(&self, clients: usize, how: &str) -> Result<Outcome, Error> {
         let idem = driven("idem", clients, self.pace.turn, &Arc::default(), self.maker.replays(replays(self.pace)));
         let name = format!("Postgres: replay, {}{how}", crowd(clients));
-        hold(&name, self.pace.rounds, vec![self.by_hand("by hand", "replay.sql", clients), idem]).await
+        let most = replays(self.pace).cast_signed();
+        let in_sqlx = self.in_sqlx(clients, &Arc::default(), move |by_hand, number| {
+            let number = number % most + 1;
+            async move { by_hand.replay(number).await }
+        });
+        let by_hand = self.by_hand("by hand", "replay.sql", clients);
+        hold(&name, self.pace.rounds, [Some(by_hand), in_sqlx, Some(idem)].into_iter().flatten().collect()).await
     }
 }
 
