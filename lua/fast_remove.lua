@@ -4,7 +4,7 @@
 -- ARGV 1  microseconds by which the time is moved
 --      2  the rank
 --      3  how many milliseconds a claim in its place lasts; 0 for none
---      4  the channel for removals; nobody waits for a claim
+--      4  the channel for removals, other than those of claims
 --      5  the message on that channel
 --
 -- Returns the time.

@@ -6,10 +6,8 @@
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
 
+use super::crowd::CLIENTS;
 use crate::error::Error;
-
-/// The connections of the pool, and so the most clients that do not wait for one.
-pub(super) const CONNECTIONS: usize = 64;
 
 const LOCK: &str = "SELECT pg_try_advisory_xact_lock($1)";
 const CLAIM: &str = "INSERT INTO hand_records (key, state, fingerprint, token, expires_at) VALUES (sha256(int8send($1)), 1, \
@@ -25,19 +23,20 @@ pub(super) struct ByHand(PgPool);
 
 impl ByHand {
     pub(super) fn open(url: &str) -> Result<Self, Error> {
-        // A careful team asks no connection whether it lives before each use: that is a round trip more.
-        let pool = PgPoolOptions::new().max_connections(CONNECTIONS as u32).test_before_acquire(false);
+        // Sqlx asks each connection that comes back whether it lives, which is one exchange more. It would ask before each use as
+        // well, which a careful team turns off.
+        let pool = PgPoolOptions::new().max_connections(CLIENTS as u32).test_before_acquire(false);
         Ok(Self(pool.connect_lazy(url)?))
     }
 
-    /// Two statements.
+    /// Two statements, and what the pool adds.
     pub(super) async fn cycle(&self, number: i64) -> Result<(), Error> {
         let mut connection = self.0.acquire().await?;
         claim(&mut connection, number).await?;
         settle(&mut connection, number).await
     }
 
-    /// Six round trips.
+    /// Six round trips, and what the pool adds.
     pub(super) async fn transaction(&self, number: i64) -> Result<(), Error> {
         let mut transaction = self.0.begin().await?;
         let locked: bool = sqlx::query_scalar(LOCK).bind(number).fetch_one(&mut *transaction).await?;

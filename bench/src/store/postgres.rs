@@ -8,7 +8,7 @@ use idem_core::{Begin, OwnerOutcome, TransactionalStore, Writes};
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_servers::Postgres;
 
-use super::by_hand::{self, ByHand};
+use super::by_hand::ByHand;
 use super::crowd::{CLIENTS, crowd, replays};
 use crate::contest::{Contestant, Outcome, hold, p50, per_second};
 use crate::drive::{Work, driven};
@@ -39,7 +39,7 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
         alone.ratio("idem", "by hand", p50),
     );
     report.judge(
-        "Postgres leased cycle's p50 against two statements through sqlx, 1 client",
+        "Postgres leased cycle's p50 against two statements through a pool of sqlx, 1 client",
         Goal::AtMost(1.15),
         alone.ratio("idem", IN_SQLX, p50),
     );
@@ -48,7 +48,7 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
     let transactions = contestants.transactions(CLIENTS, "").await?;
     judge(report, "Postgres transactional requests/s against six hand-written round trips", 1.8, &transactions);
     report.judge(
-        "Postgres transactional requests/s against six round trips through sqlx",
+        "Postgres transactional requests/s against six round trips through a pool of sqlx",
         Goal::AtLeast(1.15),
         transactions.ratio("idem", IN_SQLX, per_second),
     );
@@ -61,7 +61,7 @@ pub(crate) async fn run(server: &Postgres, pace: Pace, report: &mut Report) -> R
     let alone = contestants.replays(1, "").await?;
     judge(report, "Postgres replays/s against selecting the row, 1 client", 0.9, &alone);
     report.judge(
-        "Postgres replays/s against selecting the row through sqlx, 1 client",
+        "Postgres replays/s against selecting the row through a pool of sqlx, 1 client",
         Goal::AtLeast(0.9),
         alone.ratio("idem", IN_SQLX, per_second),
     );
@@ -94,7 +94,7 @@ impl Contestants {
     /// `numbers` begin above those of existing records.
     pub(crate) async fn open(port: u16, pace: Pace, numbers: Arc<AtomicU64>) -> Result<Self, Error> {
         // As many handlers at once as pgbench has clients, so that no handler waits for a transaction.
-        let transactions = NonZeroU32::new(64).unwrap_or(NonZeroU32::MIN);
+        let transactions = NonZeroU32::try_from(u32::try_from(CLIENTS)?)?;
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
         let by_hand = ByHand::open(&url)?;
         let store = PostgresStore::open(PostgresConfig::new(url).max_transactions(transactions)).await?;
@@ -126,7 +126,7 @@ impl Contestants {
             let (by_hand, work) = (by_hand.clone(), work.clone());
             Box::pin(async move { work(by_hand, i64::try_from(number)?).await })
         };
-        (clients <= by_hand::CONNECTIONS).then(|| driven(IN_SQLX, clients, self.pace.turn, numbers, work))
+        (clients <= CLIENTS).then(|| driven(IN_SQLX, clients, self.pace.turn, numbers, work))
     }
 
     pub(crate) async fn cycles(&self, clients: usize, how: &str) -> Result<Outcome, Error> {

@@ -5,6 +5,7 @@ use std::future::{Ready, ready};
 use std::ops::{Deref, DerefMut};
 
 use actix_web::dev::Payload;
+use actix_web::http::header::ContentType;
 use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, ResponseError};
 use idem_core::engine::{Context, TransactionGuard};
 use idem_http::{NotProtected, ResponseDirectives, context_of, transaction_of};
@@ -25,8 +26,10 @@ pub struct IdempotencyContext(pub Context);
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor failed; answered with 500. It is not stored: the route lacks a layer or a store, and may be
-/// corrected. A handler that takes it as a `Result` and has had an effect answers something else.
+/// Why an extractor failed; answered with 500.
+///
+/// If the route lacks its layer or its store, the answer is not stored, because the route may be corrected. Middleware inside of
+/// the layer that has had an effect before must answer something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its reason")]
 pub struct Rejection(pub NotProtected);
@@ -39,8 +42,11 @@ impl fmt::Display for Rejection {
 
 impl ResponseError for Rejection {
     fn error_response(&self) -> HttpResponse {
-        let mut response = HttpResponse::InternalServerError().body(self.to_string());
-        response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
+        let mut response =
+            HttpResponse::InternalServerError().content_type(ContentType::plaintext()).body(self.to_string());
+        if self.0.is_misconfiguration() {
+            response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
+        }
         response
     }
 }

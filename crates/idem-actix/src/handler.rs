@@ -96,11 +96,14 @@ async fn conclude<B: MessageBody + 'static>(
     let whole = body.size();
     let directives = head.extensions().get::<ResponseDirectives>().cloned();
     let status = head.status().as_u16();
-    let mut capture = policy.capture(status, &Fields(head.headers()), directives.as_ref());
-    // Actix declares the length of the body's type, whatever the header says.
-    if let BodySize::Sized(bytes) = whole {
-        capture = capture.expect_bytes(bytes);
-    }
+    let capture = policy.capture(status, &Fields(head.headers()), directives.as_ref());
+    // Actix sends the header `Content-Length` of a handler only for a stream that is not chunked.
+    let capture = match whole {
+        BodySize::Sized(bytes) => capture.expect_bytes(Some(bytes)),
+        BodySize::None => capture.expect_bytes(Some(0)),
+        BodySize::Stream if head.head().chunked() => capture.expect_bytes(None),
+        BodySize::Stream => capture,
+    };
     if let Some(seconds) = capture.retry_after_s()
         && !head.headers().contains_key(RETRY_AFTER)
     {

@@ -23,8 +23,10 @@ pub struct IdempotencyContext(pub Context);
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor failed; answered with 500. It is not stored: the route lacks a layer or a store, and may be
-/// corrected. A handler that takes it as a `Result` and has had an effect answers something else.
+/// Why an extractor failed; answered with 500.
+///
+/// If the route lacks its layer or its store, the answer is not stored, because the route may be corrected. Middleware inside of
+/// the layer that has had an effect before must answer something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "it is nothing but its reason")]
 pub struct Rejection(pub NotProtected);
@@ -32,7 +34,9 @@ pub struct Rejection(pub NotProtected);
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         let mut response = (StatusCode::INTERNAL_SERVER_ERROR, self.0.to_string()).into_response();
-        response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
+        if self.0.is_misconfiguration() {
+            response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
+        }
         response
     }
 }

@@ -112,7 +112,8 @@ impl Takeover {
     ///
     /// The operation runs again only if both say `Rerun`. If not, a newcomer that says `Probe` has to find out first,
     /// and for any other newcomer the outcome is unknown. So a rolling deploy that changes a route's contract breaks
-    /// neither side's promise.
+    /// neither side's promise. A retryable failure runs again under every contract: before a route changes to AtMostOnce, let those
+    /// of AtLeastOnce end.
     #[must_use]
     pub fn met_by(self, newcomer: Self) -> Self {
         match (self, newcomer) {

@@ -17,6 +17,14 @@ pub enum NotProtected {
     NoTransaction(#[from] TransactionError),
 }
 
+impl NotProtected {
+    /// Whether the route is at fault and not the handler. The answer should not be stored then: the route may be corrected.
+    #[must_use]
+    pub fn is_misconfiguration(&self) -> bool {
+        !matches!(self, Self::NoTransaction(TransactionError::Borrowed))
+    }
+}
+
 /// The context of the run, from the extensions of its request.
 ///
 /// # Errors

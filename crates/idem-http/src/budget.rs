@@ -6,6 +6,7 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::principal_limit::PrincipalPlace;
 use crate::problem::ProblemKind;
 
 /// A shared budget of bytes. Clones share it.
@@ -39,11 +40,12 @@ struct Holder {
     bytes: usize,
 }
 
-/// Bytes taken from a budget, given back when dropped.
+/// Bytes taken from a budget, given back when dropped, with the place of their request among those of its principal.
 pub struct Reservation {
     budget: ByteBudget,
     principal: Option<u64>,
     bytes: usize,
+    place: Option<PrincipalPlace>,
 }
 
 impl ByteBudget {
@@ -75,7 +77,7 @@ impl ByteBudget {
     #[must_use]
     pub fn reserve_none(&self, principal: Option<&str>) -> Reservation {
         let principal = principal.map(|principal| self.hashes.hash_one(principal));
-        Reservation { budget: self.clone(), principal, bytes: 0 }
+        Reservation { budget: self.clone(), principal, bytes: 0, place: None }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -91,6 +93,12 @@ impl ByteBudget {
 }
 
 impl Reservation {
+    /// Holds a place among the requests of a principal as long as the bytes.
+    pub(crate) fn with_place(mut self, place: Option<PrincipalPlace>) -> Self {
+        self.place = place;
+        self
+    }
+
     /// Takes `bytes` more.
     ///
     /// # Errors

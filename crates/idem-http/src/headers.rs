@@ -108,13 +108,13 @@ pub(crate) fn storable(fields: &(impl HeaderFields + ?Sized), allowed: &[String]
         .map(|name| name.trim_matches(BLANKS))
         .collect();
     let is_storable = |name: &str| {
-        let is_allowed = allowed.iter().any(|field| field == name) && !is_framing(name);
-        is_allowed
-            || !(SECRET.contains(&name)
-                || is_framing(name)
+        let is_left_out = || {
+            SECRET.contains(&name)
                 || MOMENTARY.contains(&name)
                 || MOMENTARY_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-                || named_by_connection.iter().any(|field| field.eq_ignore_ascii_case(name)))
+                || named_by_connection.iter().any(|field| field.eq_ignore_ascii_case(name))
+        };
+        !is_framing(name) && (allowed.iter().any(|field| field == name) || !is_left_out())
     };
     let copy = |bytes: &[u8]| Bytes::copy_from_slice(bytes);
     let storable = fields.lines().filter(|(name, _)| is_storable(name));

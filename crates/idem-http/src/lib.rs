@@ -15,6 +15,7 @@ mod meaning;
 mod openapi;
 mod policy;
 mod prefer;
+mod principal_limit;
 pub mod problem;
 mod problem_style;
 mod protection;

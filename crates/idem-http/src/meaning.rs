@@ -34,8 +34,8 @@ impl Meaning {
     /// | other 4xx, except 408 | reject |
     /// | 408, 5xx and others | fault |
     ///
-    /// A 408 says that the request did not arrive in time. The layer has received all of it before the handler runs, so a 408
-    /// from inside comes from a timeout that has ended the handler, perhaps after its effect.
+    /// A 408 says that the request did not arrive in time. The layer has received all of it before the handler runs. So a 408
+    /// from inside mostly comes from a timeout, which may have ended the handler after its effect.
     #[must_use]
     pub fn of_status(status: u16) -> Self {
         match status {
@@ -92,7 +92,8 @@ fn is_present<'a, D: serde::Deserializer<'a>>(member: D) -> Result<bool, D::Erro
 pub struct AnsweredWith<'a> {
     /// The status.
     pub status: u16,
-    /// The header fields that are stored, with names in lower case.
+    /// The header fields that a record may store, with names in lower case; all of them under
+    /// [`key_only`](crate::HttpPolicy::key_only), too.
     pub headers: &'a [HeaderField],
     /// The body; `None` when it is over the limit, or not to be kept.
     pub body: Option<&'a [u8]>,

@@ -9,6 +9,7 @@ use idem_core::JsonPointer;
 use crate::budget::ByteBudget;
 use crate::continuation::Continuation;
 use crate::meaning::{AnsweredWith, Classifier, Meaning};
+use crate::principal_limit::PrincipalLimit;
 use crate::problem::Problem;
 use crate::problem_style::{ProblemBody, ProblemStyle};
 use crate::syntax::{is_field_value, is_token};
@@ -28,6 +29,7 @@ pub struct HttpPolicy {
     pub(crate) key_only: bool,
     pub(crate) response_body_timeout: Duration,
     pub(crate) budget: ByteBudget,
+    pub(crate) principal_limit: Option<PrincipalLimit>,
     pub(crate) fingerprint_headers: Vec<String>,
     pub(crate) ignored_members: Arc<[JsonPointer]>,
     pub(crate) allowed_headers: Vec<String>,
@@ -78,6 +80,7 @@ impl HttpPolicy {
             key_only: false,
             response_body_timeout: Duration::from_secs(60),
             budget: ByteBudget::new(256 * 1024 * 1024),
+            principal_limit: None,
             fingerprint_headers: FINGERPRINT_HEADERS.map(str::to_owned).to_vec(),
             ignored_members: Arc::from([]),
             allowed_headers: Vec::new(),
@@ -145,12 +148,16 @@ impl HttpPolicy {
     ///     format!(r#"{{"error":{{"code":"{}"}}}}"#, problem.kind().name()).into_bytes()
     /// });
     /// ```
+    ///
+    /// # Panics
+    /// If `content_type` has a line break or another control character: no problem would have a content type.
     #[must_use]
     pub fn problem_body(
         mut self,
         content_type: &str,
         write: impl Fn(&Problem, u16) -> Vec<u8> + Send + Sync + 'static,
     ) -> Self {
+        assert!(is_field_value(content_type), "{content_type:?} cannot be the value of a header field");
         self.problems.body = Some(ProblemBody::new(content_type, write));
         self
     }
@@ -262,6 +269,18 @@ impl HttpPolicy {
         self
     }
 
+    /// How many keys of one principal may be in use at once in this process, at least 1: its requests that arrive, run, or wait
+    /// for another one's run. More are answered with 429 `share-exceeded`, and nothing runs.
+    ///
+    /// Default no limit, because one principal may stand for many clients, such as a gateway. Set one where a single client could
+    /// take all operations that the engine [runs at once](idem_core::engine::Settings::max_running), or all transactions of a
+    /// store. A layer without principals has no limit.
+    #[must_use]
+    pub fn max_keys_per_principal(mut self, most: usize) -> Self {
+        self.principal_limit = Some(PrincipalLimit::new(most));
+        self
+    }
+
     /// Adds a request header to the fingerprint. Defaults:
     ///
     /// - fields that say what the body means, or where it belongs: `Content-Type`, `Content-Encoding`, `Content-Language`,
@@ -280,10 +299,13 @@ impl HttpPolicy {
     /// with 400.
     ///
     /// `cookie` counts the same in one line and in several lines, which HTTP/2 allows (RFC 9113 section 8.2.3).
+    ///
+    /// # Panics
+    /// If no header field can have this name: it would never count.
     #[must_use]
     pub fn fingerprint_header(mut self, name: &str) -> Self {
-        let name = name.to_ascii_lowercase();
-        self.fingerprint_headers.push(if name == ":authority" { "host".to_owned() } else { name });
+        let name = if name.eq_ignore_ascii_case(":authority") { "host" } else { name };
+        self.fingerprint_headers.push(field_name(name));
         self
     }
 
@@ -337,10 +359,38 @@ impl HttpPolicy {
         self.allowed_headers.push(field_name(name));
         self
     }
+
+    /// Whether a replay under [`key_only`](Self::key_only) has this header; its name is in lower case.
+    pub(crate) fn keeps_with_key_only(&self, name: &[u8]) -> bool {
+        name == b"location" || self.allowed_headers.iter().any(|allowed| allowed.as_bytes() == name)
+    }
 }
 
 /// The name of a header field in lower case.
 fn field_name(name: &str) -> String {
     assert!(is_token(name), "{name:?} cannot be the name of a header field");
     name.to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+
+    #[test]
+    fn names_that_no_header_field_can_have_are_refused() {
+        let settings: [fn() -> HttpPolicy; 6] = [
+            || HttpPolicy::new().key_header("X Key"),
+            || HttpPolicy::new().replay_header("Replayed:"),
+            || HttpPolicy::new().fingerprint_header(""),
+            || HttpPolicy::new().allow_stored_header("x\r\n"),
+            || HttpPolicy::new().challenge("Bearer\n"),
+            || HttpPolicy::new().problem_body("text/\nplain", |_, _| Vec::new()),
+        ];
+        for (at, set) in settings.into_iter().enumerate() {
+            assert!(catch_unwind(set).is_err(), "setting {at}");
+        }
+        assert_eq!(HttpPolicy::new().fingerprint_header(":Authority").fingerprint_headers.last().unwrap(), "host");
+    }
 }

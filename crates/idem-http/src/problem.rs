@@ -192,7 +192,7 @@ impl ProblemKind {
             Self::ShareExceeded => (
                 429,
                 "share-exceeded",
-                "Too many request bodies of one principal",
+                "Too many requests of one principal",
                 "The uploads of this principal fill its share of the server's memory; nothing ran, so repeat the request later.",
             ),
             Self::InProgress => (

@@ -151,7 +151,7 @@ impl HttpPolicy {
     /// chunks of the body, without the length, which the server computes.
     ///
     /// An answer whose body was not read to its end can be sent only once. Its copy is the problem that its replays get, or under
-    /// [`key_only`](HttpPolicy::key_only) the answer without its body.
+    /// [`key_only`](HttpPolicy::key_only) what a replay has.
     #[must_use]
     pub fn copy_of(
         &self,
@@ -165,9 +165,11 @@ impl HttpPolicy {
                 self.problem(&Problem::new(ProblemKind::BodyNotRetained).original_status(status))
             }
             Captured::Enough | Captured::More => {
-                let chunks = if captured == Captured::More { chunks } else { &[] };
+                let is_whole = captured == Captured::More;
+                let chunks = if is_whole { chunks } else { &[] };
                 let mut reply = Reply { status, headers: Vec::new(), body: joined(chunks), problem: None };
-                for (name, value) in headers.lines().filter(|(name, _)| !is_framing(name)) {
+                let is_sent = |name: &str| !is_framing(name) && (is_whole || self.keeps_with_key_only(name.as_bytes()));
+                for (name, value) in headers.lines().filter(|(name, _)| is_sent(name)) {
                     reply.field(Bytes::copy_from_slice(name.as_bytes()), Bytes::copy_from_slice(value));
                 }
                 reply

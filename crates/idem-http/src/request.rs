@@ -12,6 +12,7 @@ use crate::head::{KeyedHead, long_enough};
 use crate::headers::{HeaderFields, declared_bytes};
 use crate::key_member::key_of_body;
 use crate::policy::HttpPolicy;
+use crate::principal_limit::PrincipalPlace;
 use crate::problem::{Problem, ProblemKind};
 
 /// Chunks shorter than this are copied together. Each chunk has an overhead, and keeps alive the buffer that it was cut from.
@@ -31,6 +32,7 @@ pub struct IncomingRequest {
     /// The least length that the body must have, if that is known.
     expected_bytes: Option<u64>,
     body: BodyBuffer,
+    place: Option<PrincipalPlace>,
 }
 
 /// A request that is ready to run.
@@ -40,7 +42,7 @@ pub struct ReceivedRequest {
     pub operation: Operation,
     /// The body, in one or more chunks, none of them empty.
     pub chunks: Vec<Bytes>,
-    /// Its share of the budget; drop it after the handler has read the body.
+    /// Its share of the budget, and its place among the requests of its principal; drop it when the handler has answered.
     pub reservation: Reservation,
 }
 
@@ -65,12 +67,13 @@ impl IncomingRequest {
         policy: &HttpPolicy,
     ) -> Result<Self, Problem> {
         let KeyedHead { key, wait, fingerprint } = head;
+        let place = place_of(scope.principal(), policy)?;
         let body = BodyBuffer::new(fingerprint, policy.request_body_limit, &policy.budget, scope.principal());
         let declared = declared_bytes(headers);
         body.expect(declared.unwrap_or(0))?;
         // An encoded body changes its length if an outer layer decodes it.
         let expected_bytes = declared.filter(|_| headers.values("content-encoding").next().is_none());
-        Ok(Self { scope, key, wait, expected_bytes, body })
+        Ok(Self { scope, key, wait, expected_bytes, body, place })
     }
 
     /// The name of the operation.
@@ -99,8 +102,9 @@ impl IncomingRequest {
 
     /// Ends the body; returns the request, ready to run.
     pub(crate) fn finish(self, policy: &HttpPolicy) -> Result<ReceivedRequest, Problem> {
-        let Self { scope, key, wait, body, .. } = self;
+        let Self { scope, key, wait, body, place, .. } = self;
         let (fingerprint, chunks, reservation) = body.finish();
+        let reservation = reservation.with_place(place);
         let key = match (key, &policy.key_member) {
             (Some(key), _) => key,
             (None, Some(member)) => long_enough(key_of_body(member, &chunks)?, policy)?,
@@ -113,6 +117,18 @@ impl IncomingRequest {
         };
         Ok(ReceivedRequest { operation, chunks, reservation })
     }
+}
+
+/// The request's place among those of its principal, if their number is limited.
+fn place_of(principal: Option<&str>, policy: &HttpPolicy) -> Result<Option<PrincipalPlace>, Problem> {
+    let (Some(principal), Some(limit)) = (principal, &policy.principal_limit) else { return Ok(None) };
+    limit.enter(principal).map(Some).map_err(|count| {
+        let detail = format!(
+            "{count} requests of this client are in progress, as many as it may have at once; repeat this one when one of them is \
+             answered. Nothing ran."
+        );
+        Problem::new(ProblemKind::ShareExceeded).detail(detail).retry_after(Duration::from_secs(1))
+    })
 }
 
 /// Collects a request body. The key is acquired only after the last chunk, so that a slow upload holds no lease.

@@ -57,11 +57,9 @@ impl HttpPolicy {
         let mut headers = storable(headers, &self.allowed_headers);
         // Only this policy marks replays. A mark that the handler passed on belongs to the replay of an upstream server.
         headers.retain(|field| field.name != self.replay_header);
-        let key_only = self.key_only.then(|| {
-            let is_allowed = |name: &Bytes| self.allowed_headers.iter().any(|allowed| allowed.as_bytes() == name);
-            let kept = headers.iter().filter(|field| field.name == "location" || is_allowed(&field.name));
-            kept.cloned().collect()
-        });
+        let key_only = self
+            .key_only
+            .then(|| headers.iter().filter(|field| self.keeps_with_key_only(&field.name)).cloned().collect());
         let directives = directives.cloned().unwrap_or_default();
         let is_stream = |field: &HeaderField| {
             field.name == "content-type" && field.value.to_ascii_lowercase().starts_with(b"text/event-stream")
@@ -84,10 +82,11 @@ impl HttpPolicy {
 }
 
 impl ResponseCapture {
-    /// Sets the length of the body, if the framework knows it otherwise than by the header `Content-Length`.
+    /// Sets the length that the body must have, for frameworks that do not send what the header `Content-Length` says; `None`
+    /// if any will do.
     #[must_use]
-    pub fn expect_bytes(mut self, bytes: u64) -> Self {
-        self.expected = Some(bytes);
+    pub fn expect_bytes(mut self, bytes: Option<u64>) -> Self {
+        self.expected = bytes;
         self
     }
 
@@ -118,7 +117,7 @@ impl ResponseCapture {
     }
 
     /// Reads the body until the response can be settled. After [`Captured::Enough`], send the client the rest of the body after
-    /// the chunks.
+    /// the chunks. The length of a body that is not read to its end is checked only so far.
     ///
     /// Returns `None`, and logs why, if the body breaks off before, is not as long as declared, or takes longer than the
     /// [policy](crate::HttpPolicy::response_body_timeout) allows.
@@ -132,7 +131,12 @@ impl ResponseCapture {
             while wanted == Captured::More {
                 match body.next().await {
                     None => return self.expect_whole().map(|()| wanted),
-                    Some(Ok(chunk)) => wanted = self.push(chunk),
+                    Some(Ok(chunk)) => {
+                        wanted = self.push(chunk);
+                        if self.expected.is_some_and(|expected| self.length as u64 > expected) {
+                            return self.expect_whole().map(|()| wanted);
+                        }
+                    }
                     Some(Err(error)) => return Err(format!("it broke off: {error}")),
                 }
                 // A body that is always ready, with empty chunks, would block the thread and outlast every timeout.
@@ -144,7 +148,10 @@ impl ResponseCapture {
         match read.unwrap_or_else(|_| Err(format!("it took longer than {timeout:?}"))) {
             Ok(wanted) => Some((self.conclude(), wanted)),
             Err(reason) => {
-                tracing::warn!(status = self.status, "the body of an answer cannot be stored: {reason}");
+                tracing::warn!(
+                    status = self.status,
+                    "an answer counts as a failure of its handler, because of its body: {reason}"
+                );
                 None
             }
         }

@@ -44,7 +44,7 @@ where
 {
     fn scope_of(&self, request: &H, operation: String) -> Option<Scope> {
         let principal = (self.0)(request).map(Into::into);
-        // A proxy may empty a header field instead of removing it. All who are nobody would then share their keys.
+        // A proxy may empty a header field instead of removing it. All of its anonymous clients would share their keys.
         principal.filter(|principal: &String| !principal.is_empty()).map(|principal| Scope::new(principal, operation))
     }
 }

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::{
-    Acquire, AcquireOutcome, FastEntry, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp,
+    Acquire, AcquireOutcome, FastEntry, FastStore, OwnerToken, RecordId, SettlementListener, StoreError,
+    StoreErrorKind, Timestamp,
 };
 
 use crate::breaker::Breaker;
 use crate::entry::{CLAIM_RANK, Entry, lock_rank};
 use crate::metrics::{Counter, HybridMetrics};
 
-/// The rank of an entry that is put on trial, and how long it lasts if it is not removed.
+/// The rank of an entry that is put on trial, and how long it lasts if it is not removed: longer than four calls usually take.
 const TRIAL_RANK: u64 = 1;
 const TRIAL: Duration = Duration::from_secs(1);
 
@@ -104,13 +105,18 @@ impl Cache {
     }
 
     /// Checks whether the fast store takes, returns and removes an entry, even while the breaker is open.
-    pub(crate) async fn try_out(&self, id: &RecordId) -> Result<(), StoreError> {
-        let now = self.bounded(self.fast.get(id, None)).await?.now;
+    pub(crate) async fn try_out(&self) -> Result<(), StoreError> {
+        // Of no record, and of no other trial.
+        let halves = [OwnerToken::random(), OwnerToken::random()];
+        let mut id = [0; 32];
+        id.iter_mut().zip(halves.iter().flat_map(OwnerToken::as_bytes)).for_each(|(to, from)| *to = *from);
+        let id = RecordId::from_bytes(id);
+        let now = self.bounded(self.fast.get(&id, None)).await?.now;
         let entry =
             FastEntry { rank: TRIAL_RANK, bytes: Bytes::from_static(b"trial"), until: now.saturating_add(TRIAL) };
-        self.bounded(self.fast.put(id, &entry)).await?;
-        let put = self.bounded(self.fast.get(id, None)).await?.bytes;
-        self.bounded(self.fast.remove(id, TRIAL_RANK, None)).await?;
+        self.bounded(self.fast.put(&id, &entry)).await?;
+        let put = self.bounded(self.fast.get(&id, None)).await?.bytes;
+        self.bounded(self.fast.remove(&id, TRIAL_RANK, None)).await?;
         if put.is_none_or(|bytes| bytes != entry.bytes) {
             let message = "the fast store lost an entry that it had just taken";
             return Err(StoreError::new(StoreErrorKind::Unavailable, message));

@@ -12,7 +12,7 @@ use idem_core::{
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::active_runs::{ActiveRuns, Run};
 use crate::cache::{Cache, CacheRead, Put};
@@ -35,11 +35,16 @@ const LAST_PAUSE: Duration = Duration::from_millis(16);
 const BEHIND: usize = 1024;
 
 /// How long a record is not copied again after a copy that failed. An answer that is too large to arrive in time would cost
-/// every repeat a transfer, and the fast store's connection with it.
+/// every repeat a transfer, and the fast store's connection with it. It is long beside the pauses of clients that repeat, and
+/// short beside the retention of a record.
 const COPY_AGAIN: Duration = Duration::from_secs(5);
 
-/// Failed copies that are over are forgotten at this number.
-const MOST_COPYING: usize = 4096;
+/// At this number, failed copies are forgotten. It is four times the limit of background tasks, so running ones do not reach it.
+const MOST_COPYING: usize = 4 * BEHIND;
+
+/// How long the durable store may take to answer a request that the fast store turns away but may not answer. It is below the
+/// engine's default `store_timeout` of 2 s: after that the engine may run an operation without protection, if it fails open.
+const TURNED_AWAY_WAIT: Duration = Duration::from_secs(1);
 
 /// The pauses between tries to remove a lock. Together they are the default lease, after which the lock has expired.
 const PAUSES: [Duration; 5] = [
@@ -59,8 +64,8 @@ pub(crate) struct Shared<D: ?Sized> {
     durable_in_progress: Counter,
     pub(crate) runs: ActiveRuns,
     behind: Arc<Semaphore>,
-    /// Records that are being copied, or that could not be copied a moment ago.
-    copying: Mutex<HashMap<RecordId, CopyState>>,
+    /// Records that are being copied, or when their copy has failed.
+    copying: Mutex<HashMap<RecordId, Option<Instant>>>,
     pub(crate) durable: Arc<D>,
 }
 
@@ -174,7 +179,17 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         run: Run,
         verb: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let error = match self.decide(verb).await {
+        let asked = async {
+            if !fast.is_turned_away {
+                return self.decide(verb).await;
+            }
+            // The engine's timeout would know nothing of the record.
+            timeout(TURNED_AWAY_WAIT, self.decide(verb)).await.unwrap_or_else(|_| {
+                let message = format!("the durable store did not answer within {TURNED_AWAY_WAIT:?}");
+                Err(StoreError::new(StoreErrorKind::Timeout, message).indeterminate())
+            })
+        };
+        let error = match asked.await {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
@@ -189,17 +204,17 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Puts the lock of a run. It lasts as long as the lease, but no longer than `at_most`.
     ///
-    /// If the fast store does not answer, it is not asked again: the claim soon expires.
+    /// If the fast store does not answer, it is not asked to remove the claim either: that soon expires.
     pub(crate) async fn lock(&self, request: &Acquire, lease: &Lease, fast: Undecided, run: Run, at_most: Duration) {
-        let put = match run.at.filter(|_| self.config.locks) {
+        let is_claimed = match run.at.filter(|_| self.config.locks) {
             Some(asked_at) => {
                 self.runs.lock(&lease.id, &lease.owner, lease.attempt);
-                self.put_lock(lease, &Entry::lock(request, lease, asked_at, run.lease.min(at_most))).await
+                let entry = Entry::lock(request, lease, asked_at, run.lease.min(at_most));
+                self.put_lock(lease, &entry).await == Put::TooLate
             }
-            None if fast.seen_at.is_some() => Put::TooLate,
-            None => Put::Unanswered,
+            None => fast.seen_at.is_some(),
         };
-        if put == Put::TooLate {
+        if is_claimed {
             self.unclaim(&request.id).await;
         }
     }
@@ -282,7 +297,8 @@ impl<D: DurableStore + ?Sized> Shared<D> {
             return;
         }
         let locked = run.and_then(|run| run.locked);
-        let attempt = locked.unwrap_or(lease.attempt);
+        // An owner whose acquire had no answer knows no attempt; rank 0 would be a claim's.
+        let attempt = locked.unwrap_or(lease.attempt).max(1);
         let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
         let copies = outcome == OwnerOutcome::Applied && is_final && self.config.caches;
         let unlocked = self.cache.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await;
@@ -337,15 +353,18 @@ impl<D: DurableStore + ?Sized> Shared<D> {
 
     /// Copies a record in the background, once for all concurrent callers. The copy takes the place of the claim.
     async fn copy_behind(self: &Arc<Self>, id: RecordId, seen_at: Timestamp) {
-        match self.begin_copy(id) {
-            None => {}
-            Some(CopyState::Running) => return,
-            Some(CopyState::FailedAt(_)) => return self.unclaim(&id).await,
+        if !self.cache.answers() {
+            return self.unclaim(&id).await;
         }
-        let mut copying = Copying { shared: Arc::clone(self), id, ends: None };
+        match self.begin_copy(id) {
+            CopyState::Begun => {}
+            CopyState::Running => return,
+            CopyState::Failed => return self.unclaim(&id).await,
+        }
+        let mut copying = Copying { shared: Arc::clone(self), id, failed_at: None };
         let has_room = self.behind(async move {
             if !copying.shared.copy(&id, seen_at).await {
-                copying.ends = Some(CopyState::FailedAt(Instant::now()));
+                copying.failed_at = Some(Instant::now());
                 copying.shared.unclaim(&id).await;
             }
         });
@@ -354,17 +373,19 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Notes that a record is being copied; returns why it is not, if so.
-    fn begin_copy(&self, id: RecordId) -> Option<CopyState> {
+    /// Notes that a record is being copied, unless that is so already, or failed a moment ago.
+    fn begin_copy(&self, id: RecordId) -> CopyState {
         let mut copying = self.copying();
         if copying.len() >= MOST_COPYING {
-            copying.retain(|_, state| state.holds());
+            // Scanned once in a while, and not at every copy.
+            copying.retain(|_, failed_at| failed_at.is_none());
         }
         match copying.get(&id) {
-            Some(state) if state.holds() => Some(*state),
+            Some(None) => CopyState::Running,
+            Some(Some(failed_at)) if failed_at.elapsed() < COPY_AGAIN => CopyState::Failed,
             _ => {
-                copying.insert(id, CopyState::Running);
-                None
+                copying.insert(id, None);
+                CopyState::Begun
             }
         }
     }
@@ -373,9 +394,6 @@ impl<D: DurableStore + ?Sized> Shared<D> {
     ///
     /// `seen_at` is a time of the fast store from before the record is read.
     async fn copy(&self, id: &RecordId, seen_at: Timestamp) -> bool {
-        if !self.cache.answers() {
-            return false;
-        }
         let look = tokio::time::timeout(LOOK, self.durable.live_record(id)).await;
         let Ok(Ok(look)) = look else { return false };
         match look.and_then(|look| Entry::settled(look, seen_at)) {
@@ -396,7 +414,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         true
     }
 
-    fn copying(&self) -> MutexGuard<'_, HashMap<RecordId, CopyState>> {
+    fn copying(&self) -> MutexGuard<'_, HashMap<RecordId, Option<Instant>>> {
         // Every change is one step, so a panic leaves the map whole.
         self.copying.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -416,35 +434,27 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// Why a record is not copied now.
-#[derive(Clone, Copy)]
+/// What has become of the wish to copy a record.
 enum CopyState {
+    Begun,
+    /// Another caller's copy is on its way.
     Running,
-    FailedAt(Instant),
-}
-
-impl CopyState {
-    fn holds(&self) -> bool {
-        match self {
-            Self::Running => true,
-            Self::FailedAt(then) => then.elapsed() < COPY_AGAIN,
-        }
-    }
+    /// Another caller's copy has failed a moment ago.
+    Failed,
 }
 
 /// A copy in progress, until it is dropped.
 struct Copying<D: DurableStore + ?Sized> {
     shared: Arc<Shared<D>>,
     id: RecordId,
-    /// What stays of it.
-    ends: Option<CopyState>,
+    failed_at: Option<Instant>,
 }
 
 impl<D: DurableStore + ?Sized> Drop for Copying<D> {
     fn drop(&mut self) {
         let mut copying = self.shared.copying();
-        match self.ends {
-            Some(state) => copying.insert(self.id, state),
+        match self.failed_at {
+            Some(_) => copying.insert(self.id, self.failed_at),
             None => copying.remove(&self.id),
         };
     }

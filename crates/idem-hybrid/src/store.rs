@@ -64,9 +64,7 @@ impl<D: DurableStore + ?Sized> HybridStore<D> {
 
     /// Puts, reads and removes an entry in the fast store, and reads the counters. The durable store has a separate `health`.
     pub async fn health(&self) -> HybridHealth {
-        // No record has this id.
-        let id = RecordId::from_bytes([0; 32]);
-        HybridHealth { fast: self.shared.cache.try_out(&id).await, metrics: self.metrics() }
+        HybridHealth { fast: self.shared.cache.try_out().await, metrics: self.metrics() }
     }
 
     /// Tests that both stores together keep the promises of one, and that the durable one keeps them alone. Reports the state of

@@ -9,7 +9,9 @@ use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::connect::source::ConnectSource;
-use crate::timeouts::{LOCK_TIMEOUT, LONGEST_STATEMENT_TIMEOUT, MIGRATION_WAIT, STATEMENT_TIMEOUT, TRANSACTION_WAIT};
+use crate::timeouts::{
+    LOCK_TIMEOUT, LONGEST_STATEMENT_TIMEOUT, LONGEST_WAIT, MIGRATION_WAIT, STATEMENT_TIMEOUT, TRANSACTION_WAIT,
+};
 
 /// Where the database is and how it is used.
 #[derive(Clone)]
@@ -141,7 +143,7 @@ impl PostgresConfig {
     /// and must be started again. The error names the session that holds the lock, and so does the log after some seconds.
     #[must_use]
     pub fn migration_wait(mut self, wait: Duration) -> Self {
-        self.migration_wait = wait;
+        self.migration_wait = wait.min(LONGEST_WAIT);
         self
     }
 
@@ -153,6 +155,9 @@ impl PostgresConfig {
     ///
     /// Opening the store partitions the table, once and permanently. It copies the existing records, and no other session can
     /// use them meanwhile.
+    ///
+    /// The table of the partitions and its view are new, so grant privileges on them again. Until then a role that had them is
+    /// refused.
     ///
     /// A day suits a retention of 24 h. A long-lived record keeps its whole partition, and every verb searches all
     /// partitions.
@@ -187,7 +192,7 @@ impl PostgresConfig {
     /// which would end the wait without saying why.
     #[must_use]
     pub fn transaction_wait(mut self, wait: Duration) -> Self {
-        self.transaction_wait = wait;
+        self.transaction_wait = wait.min(LONGEST_WAIT);
         self
     }
 

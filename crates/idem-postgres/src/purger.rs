@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use idem_core::{OwnerToken, Purge as _, StoreError};
+use idem_core::{OwnerToken, Purge as _, StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -80,12 +80,13 @@ impl Purger {
     pub fn start_with(store: PostgresStore, settings: PurgerSettings) -> Self {
         let (stop, mut stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let mut pause = settings.shortest_pause;
+            let (mut pause, mut batch) = (settings.shortest_pause, settings.batch);
             loop {
                 let (store, settings) = (store.clone(), settings.clone());
                 let longer = (pause * 2).min(settings.longest_pause);
                 // In a separate task, because a batch may panic, for example in the application's tracing subscriber.
-                pause = tokio::spawn(async move { work(&store, &settings, pause).await }).await.unwrap_or(longer);
+                let working = tokio::spawn(async move { work(&store, &settings, batch, pause).await });
+                (pause, batch) = working.await.unwrap_or((longer, batch));
                 tokio::select! {
                     () = sleep(jittered(pause)) => {}
                     // Stopped, or dropped.
@@ -106,22 +107,35 @@ impl Purger {
     }
 }
 
-/// Runs one batch, and returns the pause after it. `last` was the pause before it.
-async fn work(store: &PostgresStore, settings: &PurgerSettings, last: Duration) -> Duration {
+/// Removes at most `batch` records, and returns the pause after it and the next batch. `last` was the pause before it.
+async fn work(
+    store: &PostgresStore,
+    settings: &PurgerSettings,
+    batch: NonZeroU32,
+    last: Duration,
+) -> (Duration, NonZeroU32) {
     let longer = (last * 2).min(settings.longest_pause);
     let started = Instant::now();
-    let purged = match purge(store, settings.batch).await {
-        Ok(purged) => purged,
+    match purge(store, batch).await {
+        Ok(0) => (longer, settings.batch),
+        Ok(purged) if purged == batch.get() => {
+            (started.elapsed().max(settings.shortest_pause), batch.saturating_mul(TWO).min(settings.batch))
+        }
+        Ok(_) => (last.min(settings.longest_pause), settings.batch),
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "expired records could not be removed");
-            return longer;
+            // Large answers may take longer to remove than a statement may last. The same batch would fail for ever.
+            let is_too_long = error.kind() == StoreErrorKind::Timeout;
+            (longer, if is_too_long { half(batch) } else { batch })
         }
-    };
-    match purged {
-        0 => longer,
-        purged if purged == settings.batch.get() => started.elapsed().max(settings.shortest_pause),
-        _ => last.min(settings.longest_pause),
     }
+}
+
+const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+
+/// Half of a batch, at least one record.
+fn half(batch: NonZeroU32) -> NonZeroU32 {
+    NonZeroU32::new(batch.get() / 2).unwrap_or(NonZeroU32::MIN)
 }
 
 /// Removes expired records. If records are partitioned, drops past partitions, too. Returns how many single records it removed.

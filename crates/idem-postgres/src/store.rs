@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
     LiveRecord, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
-    StoreError, Term, TransactionSlots, TransactionalStore, machine,
+    State, StoreError, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::{ConnectOptions, Connection, PgConnection};
 
@@ -279,9 +279,16 @@ impl IdempotencyStore for PostgresStore {
         self.shared.records.apply(lease.id, lease.owner, OwnerAction::Settle(settlement, retention)).await
     }
 
+    /// A settled record is confirmed to be on every standby that commits wait for, because the caller may acknowledge it.
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let Lookup { now, row, .. } = self.shared.records.read(*id, None).await?;
-        Ok(row.map(|row| row.record).filter(|record| machine::current(Some(record), now).is_some()))
+        let current = |Lookup { now, row, .. }: Lookup| {
+            row.map(|row| row.record).filter(|record| machine::current(Some(record), now).is_some())
+        };
+        let found = current(self.shared.records.read(*id, None).await?);
+        if found.as_ref().is_none_or(|record| matches!(record.state, State::InProgress { .. })) {
+            return Ok(found);
+        }
+        Ok(current(self.shared.records.read_confirmed(*id, None).await?))
     }
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {

@@ -26,6 +26,9 @@ pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest `statement_timeout` that can be configured.
 pub(crate) const LONGEST_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The longest wait that a configuration may set: a sum with the time of day must not overflow.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+
 /// The default of [`lock_timeout`](crate::PostgresConfig::lock_timeout).
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 

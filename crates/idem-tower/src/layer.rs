@@ -69,7 +69,8 @@ impl<F: Framework> FrameworkLayer<ScopeMissing, F> {
         Self::of(Protection::new(engine))
     }
 
-    /// Keys belong to the principal that `principal` names from the head of the request; `None` is answered with 401.
+    /// Keys belong to the principal that `principal` names from the head of the request; `None` and an empty one are answered with
+    /// 401.
     /// Method and route are added to the scope.
     ///
     /// Take it from something authenticated, such as an extension that an outer layer has set.

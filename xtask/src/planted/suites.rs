@@ -96,6 +96,7 @@ pub(super) const SUITES: &[Suite] = &[
     ),
     suite("postgres-batch-workers", "idem-postgres", Test("store"), &["batch_workers::"]),
     suite("postgres-partitions", "idem-postgres", Test("store"), &["partitions::"]),
+    suite("postgres-purge", "idem-postgres", Test("store"), &["purge::a_batch_that_takes"]),
     suite("postgres-sessions", "idem-postgres", Test("store"), &["faults::sessions::"]),
     suite("postgres-mixed-up", "idem-postgres", Test("store"), &["faults::mixed_up::"]),
     suite("postgres-refusals", "idem-postgres", Test("store"), &["faults::refusals::"]),

@@ -42,6 +42,8 @@ pub(super) struct Admitted {
 struct AcquireAttempt<'a> {
     shared: &'a Arc<Shared>,
     request: &'a mut Acquire,
+    /// The request's own, by which a new record is made.
+    fingerprint: Fingerprint,
     by_other_algorithms: &'a [Fingerprint],
     subject: Subject,
     durations: &'a mut Durations,
@@ -81,6 +83,7 @@ impl Shared {
         let subject = Subject::of(request);
         let mut attempt = AcquireAttempt {
             shared: self,
+            fingerprint: request.fingerprint,
             request,
             by_other_algorithms,
             subject,
@@ -166,13 +169,14 @@ impl AcquireAttempt<'_> {
     /// `permit` is kept only if the operation is to run.
     async fn acquire(&mut self, permit: OwnedSemaphorePermit) -> Result<Admission, StoreError> {
         let sent = Instant::now();
+        self.request.fingerprint = self.fingerprint;
         let mut answer = self.acquire_or_repeat().await;
         if let Ok(Err(AcquireOutcome::Mismatch { stored_algorithm })) = &answer
             && let Some(fingerprint) = self.fingerprint_by(*stored_algorithm)
         {
             self.request.fingerprint = fingerprint;
             // Boxed, as only records of another version need it.
-            answer = Box::pin(self.acquire_or_repeat()).await;
+            answer = Box::pin(self.acquire_or_repeat()).await.map_err(StoreError::with_existing_record);
         }
         self.durations.store += sent.elapsed();
         Ok(match answer? {

@@ -83,7 +83,9 @@ impl Shared {
     /// something unreadable may hold the record of a run that took effect. If a store reports a wrong configuration,
     /// the engine would fail open for ever.
     fn may_fail_open(&self, error: &StoreError) -> bool {
-        let is_away = error.is_retryable() && !error.has_existing_record();
+        // A busy store was not asked.
+        let is_asked = error.kind() != StoreErrorKind::Busy;
+        let is_away = is_asked && error.is_retryable() && !error.has_existing_record();
         self.settings.fail_open && self.contract() != Contract::Transactional && is_away
     }
 

@@ -118,6 +118,11 @@ impl Context {
         &self.run.lost
     }
 
+    /// When the lease was asked for or renewed last; `None` if it is not renewed.
+    pub(super) fn renewed_at(&self) -> Option<Instant> {
+        *self.run.renewed_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Cancels the run's `lost` token, and rolls its transaction back as soon as its borrower returns it. Without this, the
     /// transaction would stay open, with its locks, as long as any clone of the context lives.
     pub(super) fn roll_back_when_given_back(&self) {
@@ -175,7 +180,8 @@ impl Context {
         self.run.transaction.as_ref()?.try_lock().ok()?.take()
     }
 
-    /// Which attempt this is: 1 for the first, larger for every further one. It can serve as a fencing token.
+    /// Which attempt this is: 1 for the first, larger for every further one of the same record. It can serve as a fencing token
+    /// while the record is kept. A release, or a rollback under Transactional, leaves no record, and the next run is attempt 1.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.run.lease.as_ref().map_or(1, |lease| lease.attempt)
@@ -218,15 +224,15 @@ impl Context {
         self.id().downstream_key(step)
     }
 
-    /// Whether this run may no longer own its record, judged by the store's answers and by the local monotonic clock.
-    /// Ask directly before starting something that must not be done twice.
+    /// Whether this run may no longer own its record, judged by the store's answers and by the local monotonic clock. So it is
+    /// after the run's end, for what the operation has left in other tasks. Ask directly before starting something that must not be done twice.
     #[must_use]
     pub fn is_lease_lost(&self) -> bool {
         self.run.lost.is_cancelled() || self.run.is_about_to_end()
     }
 
-    /// Completes when this run no longer owns its record, or is about to lose it by the local monotonic clock: stop
-    /// before doing anything that must not be done twice.
+    /// Completes when this run no longer owns its record, at its end at the latest, or is about to lose it by the local monotonic
+    /// clock: stop before doing anything that must not be done twice.
     pub fn lease_lost(&self) -> WaitForCancellationFutureOwned {
         self.run.lost.clone().cancelled_owned()
     }

@@ -12,7 +12,6 @@ use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::SHORTEST_RETENTION;
 use super::answer::{Answer, ExecuteError, ExecuteResult, Reply, current_record, not_admitted, recorded};
 use super::context::Context;
 use super::contract::{Conclusion, Contract, Disposition};
@@ -20,6 +19,7 @@ use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
 use super::probe::{CrashedRun, ProbeOutcome};
+use super::settings::SHORTEST_RETENTION;
 use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
 use super::shared::Shared;
 use super::steps::{Ending, report_steps_that_stay};

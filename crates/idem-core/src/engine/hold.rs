@@ -17,7 +17,7 @@ const ROUNDS: u32 = 3;
 pub(super) struct Held {
     /// `None` when there is no lease to renew.
     pub(super) renewal: Option<Renewal>,
-    /// Cancelled when the lease is lost, or about to end unrenewed.
+    /// Cancelled when the lease is lost or about to end unrenewed, and when this is dropped.
     pub(super) lost: CancellationToken,
     /// Whether an acquire of this run got no answer, so that the store may still execute it.
     pub(super) is_acquire_unclear: bool,
@@ -39,7 +39,24 @@ pub(super) fn is_recent(context: &Context, held_from: Instant) -> bool {
     held_from.elapsed() < context.shared().settings.lease / 3
 }
 
+/// A part of the operation that goes on after its end, such as a task that a timeout has left, owns nothing any more.
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.lost.cancel();
+    }
+}
+
 impl Held {
+    /// Gives the renewals their whole time again, from the last one on: the settlement goes on behind the answer.
+    pub(super) fn renew_behind(&mut self, context: &Context) {
+        if self.renewal.take().is_some()
+            && let Some(renewed_at) = context.renewed_at()
+        {
+            self.renewal = Some(context.start_renewal(renewed_at));
+        }
+        self.expect_the_end();
+    }
+
     /// From now on, a refused renewal is not reported: it may come after the settlement.
     pub(super) fn expect_the_end(&self) {
         if let Some(renewal) = &self.renewal {

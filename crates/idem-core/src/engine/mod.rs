@@ -70,6 +70,7 @@ use crate::record::Record;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, StoreError, TransactionalStore};
 use observer::Subject;
+use settings::SHORTEST_RETENTION;
 use shared::{Backend, Group, Shared};
 
 /// Runs operations under one contract on one store. Clones share everything.
@@ -138,9 +139,6 @@ impl Operation {
         self
     }
 }
-
-/// The shortest time for which a record is kept: a settlement is repeated when its answer is lost.
-const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 /// How long a shutdown whose time is over waits for settlements that it has given up.
 const LAST_WORDS: Duration = Duration::from_millis(100);

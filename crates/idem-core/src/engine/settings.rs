@@ -13,6 +13,9 @@ use super::probe::Probe;
 use crate::machine::{OnMismatch, Term};
 use crate::record_id::RecordIdentity;
 
+/// The shortest time for which a record is kept: a settlement is repeated when its answer is lost.
+pub(super) const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
+
 /// Longer than anything is held or awaited, and short enough that the arithmetic of every clock can take it.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -104,14 +107,14 @@ impl Settings {
         self
     }
 
-    /// How long a settled record is kept, and with it the protection. Default 24 h, which is what payment APIs keep.
+    /// How long a settled record is kept, and with it the protection, at least 1 s. Default 24 h, which is what payment APIs keep.
     ///
     /// # Panics
     /// When the retention is zero.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         assert!(!retention.is_zero(), "a retention of zero would forget every answer at once");
-        self.retention = retention;
+        self.retention = retention.max(SHORTEST_RETENTION);
         self
     }
 

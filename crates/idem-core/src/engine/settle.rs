@@ -52,7 +52,7 @@ impl Shared {
         context: &Context,
         lease: &Lease,
         plan: &SettlementPlan,
-        held: Held,
+        mut held: Held,
     ) -> Settled {
         held.expect_the_end();
         let answer = self
@@ -73,7 +73,11 @@ impl Shared {
             Err(error) => {
                 tracing::error!(record = %lease.id, error = &error as &dyn std::error::Error, "settlement is delayed");
                 context.observe(EventKind::SettlementDelayed);
-                let is_lost = held.lost.is_cancelled();
+                // The renewals may be late to say so.
+                let is_lost = context.is_lease_lost();
+                if !is_lost {
+                    held.renew_behind(context);
+                }
                 let behind = settle_behind(context.clone(), lease.clone(), plan.clone(), held);
                 self.group.tasks.spawn(behind.in_current_span());
                 if is_lost { Settled::Unclear(error) } else { Settled::Ours }

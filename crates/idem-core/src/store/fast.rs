@@ -41,8 +41,8 @@ pub trait FastStore: fmt::Debug + Send + Sync + 'static {
 
     /// Removes an entry of exactly this rank, and returns the store's time.
     ///
-    /// It notifies the [listeners](Self::on_settled), unless the rank is 0: nothing ends with a claim, and whoever waits would
-    /// ask again in vain.
+    /// It notifies the [listeners](Self::on_settled), unless the rank is 0: no run ends with a claim, and waiters would ask
+    /// again in vain.
     ///
     /// If there is no entry then and `claim` is a duration, the store puts a claim for that long.
     ///

@@ -183,6 +183,58 @@ async fn a_run_whose_lease_is_over_is_not_answered_before_its_settlement() {
     assert_replays(&world.run(&engine, Duration::ZERO, done()).await, "paid");
 }
 
+/// The renewals' runtime is busy for as long as the lease lasts.
+#[test]
+fn a_run_whose_lease_is_over_is_not_answered_although_its_renewals_are_late() {
+    let renewals = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let world = World::new();
+        let settings = world.settings().lease(Duration::from_secs(4)).renewals_on(renewals.handle().clone());
+        let engine = Idempotency::at_least_once(world.store.clone(), settings);
+        for _ in 0..10_000 {
+            world.store.next(Verb::Settle, Fault::ErrorBefore);
+        }
+        let unclear = world.run(&engine, Duration::ZERO, done()).await;
+        assert!(matches!(unclear, Err(ExecuteError::CommitUnclear(_))), "{unclear:?}");
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_behind_the_answer_although_the_run_took_as_long_as_it_may() {
+    let world = World::new();
+    let lease = Duration::from_secs(30);
+    let settings = world.settings().lease(lease).renewal_limit(2 * lease);
+    let engine = Idempotency::at_least_once(world.store.clone(), settings);
+    for _ in 0..10_000 {
+        world.store.next(Verb::Settle, Fault::ErrorBefore);
+    }
+    assert_ran(&world.run(&engine, 2 * lease - Duration::from_secs(6), done()).await);
+    // Longer than a lease after the last renewal of the run.
+    tokio::time::sleep(2 * lease - Duration::from_secs(10)).await;
+    let repeat = world.run(&engine, Duration::ZERO, done()).await;
+    assert!(matches!(repeat, Ok(Answer::InProgress { .. })), "{repeat:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_operation_has_left_behind_is_told_of_its_end() {
+    for is_repeatable in [false, true] {
+        let world = World::new();
+        let engine = if is_repeatable { world.at_least_once() } else { world.at_most_once() };
+        let (send, left) = tokio::sync::oneshot::channel();
+        let run = move |context: Context| async move {
+            assert!(!context.is_lease_lost());
+            let _ = send.send(context);
+            Conclusion { value: (), disposition: done(), retention: None }
+        };
+        let ran = engine.execute(operation(), run, || panic!("it does not panic")).await;
+        assert!(matches!(ran, Ok(Answer::Ran { .. })), "{ran:?}");
+        let context = left.await.unwrap();
+        assert!(context.is_lease_lost());
+        context.lease_lost().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_key_is_given_back_whatever_the_kind_of_error_was_at_first() {
     let world = World::new();

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use idem_core::engine::{Answer, Operation};
-use idem_core::{Algorithm, Fingerprint, Scope};
+use idem_core::engine::{Answer, Disposition, ExecuteError, Idempotency, Operation};
+use idem_core::{Algorithm, Fingerprint, Scope, Writes};
+use idem_testkit::{Fault, Verb};
 
 use crate::support::{World, assert_ran, assert_replays, done};
 
@@ -66,5 +67,38 @@ async fn a_run_of_the_other_version_is_waited_for() {
     let waiting = later().wait(Duration::from_secs(30));
     assert_replays(&world.run_as(&engine, waiting, Duration::ZERO, done()).await, "paid");
     assert_ran(&running.await.unwrap());
+    assert_eq!(world.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_runs_after_all_makes_its_record_with_its_own_algorithm() {
+    let world = World::new();
+    let running = tokio::spawn({
+        let world = world.clone();
+        async move {
+            let engine = world.at_least_once();
+            let released = Disposition::Release { writes: Writes::Discard };
+            world.run_as(&engine, earlier(), Duration::from_secs(3), released).await
+        }
+    });
+    while world.record().await.is_none() {
+        tokio::task::yield_now().await;
+    }
+    let waiting = later().wait(Duration::from_secs(30));
+    assert_ran(&world.run_as(&world.at_least_once(), waiting, Duration::ZERO, done()).await);
+    assert_ran(&running.await.unwrap());
+    assert_eq!(world.record().await.unwrap().fingerprint, by(8, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_of_another_algorithm_is_a_record_also_where_operations_run_without_protection() {
+    let world = World::new();
+    let engine = Idempotency::at_least_once(world.store.clone(), world.settings().dangerous_fail_open());
+    assert_ran(&world.run_as(&engine, earlier(), Duration::ZERO, done()).await);
+    for fault in [Fault::None, Fault::ErrorBefore, Fault::ErrorBefore] {
+        world.store.next(Verb::Acquire, fault);
+    }
+    let answer = world.run_as(&engine, later(), Duration::ZERO, done()).await;
+    assert!(matches!(answer, Err(ExecuteError::NotAdmitted(_))), "{answer:?}");
     assert_eq!(world.runs(), 1);
 }

@@ -63,6 +63,31 @@ fn done(value: &'static str) -> Option<Conclusion<&'static str>> {
 }
 
 #[tokio::test]
+async fn the_keys_of_one_principal_are_limited_until_their_requests_are_answered() {
+    let protection = protection().policy(HttpPolicy::new().max_keys_per_principal(1));
+    for is_first in [true, false] {
+        let ReceivedRequest { operation, reservation, .. } = received(&protection, "").await;
+        let Decision::Refuse(refused) = protection.decide(&Head(Some("acme")), &post(KEYED)) else { panic!("a place") };
+        assert_eq!(refused.problem, Some(ProblemKind::ShareExceeded));
+        assert!(matches!(protection.decide(&Head(Some("other")), &post(KEYED)), Decision::Receive(_)));
+        let run = move |_| async move {
+            drop(reservation);
+            done("ran")
+        };
+        // The place of a replay goes with the handler that does not run.
+        assert_eq!(protection.execute(operation, run).await.is_ok(), is_first);
+    }
+    let arriving = incoming(&protection);
+    assert_eq!(
+        refusal(protection.decide(&Head(Some("acme")), &post(KEYED))),
+        Some(ProblemKind::ShareExceeded),
+        "a request that arrives has a place"
+    );
+    drop(arriving);
+    incoming(&protection);
+}
+
+#[tokio::test]
 async fn who_asks_comes_before_what_is_asked() {
     let protection = protection();
     for headers in [KEYED, &[], &[("idempotency-key", b"not a key")]] {

@@ -180,6 +180,18 @@ fn a_transaction_that_was_kept_too_long_is_explained() {
 }
 
 #[test]
+fn a_copy_declares_no_length_and_under_key_only_has_what_a_replay_has() {
+    let headers = [("content-length", b"9".as_slice()), ("location", b"/p/1"), ("content-encoding", b"gzip")];
+    let copy = |policy: HttpPolicy, captured| {
+        let copy = policy.copy_of(201, &headers[..], &["body".into()], captured);
+        (copy.status, copy.headers.len(), copy.body.len(), copy.problem)
+    };
+    assert_eq!(copy(HttpPolicy::new(), Captured::More), (201, 2, 4, None));
+    assert_eq!(copy(HttpPolicy::new(), Captured::Enough).3, Some(ProblemKind::BodyNotRetained));
+    assert_eq!(copy(HttpPolicy::new().key_only(), Captured::Enough), (201, 1, 0, None));
+}
+
+#[test]
 fn what_a_reply_says_is_not_in_debug_output() {
     let body = StoredBody::Retained("secret".into());
     let reply = HttpPolicy::new().replay(&replay(200, &[("x-token", b"secret-value")], body, ReplayKind::Completed));

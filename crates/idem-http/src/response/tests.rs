@@ -228,7 +228,7 @@ async fn a_body_that_is_not_as_long_as_declared_broke_off() {
         let headers = [("content-length", declared.as_bytes())];
         let mut capture = HttpPolicy::new().capture(status, &headers[..], None);
         if let Some(bytes) = sized {
-            capture = capture.expect_bytes(bytes);
+            capture = capture.expect_bytes(Some(bytes));
         }
         let chunks = futures_util::stream::iter([Ok::<_, &str>(Bytes::from(body))]);
         capture.read(chunks).await.map(|(conclusion, _)| conclusion.value.concat().len())

@@ -1,15 +1,16 @@
 //! What the fast store spares the durable one, and what happens when either fails.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::support::{FAILS, FINE, HANGS, IS_FULL, MemoryFast, World, eventually};
 use idem_core::memory::{ManualClock, MemoryStore};
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, DurableStore, IdempotencyStore, RecordId, Settlement, SettlementListener,
-    StoreError, StoreTransaction, Timestamp, TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease,
+    LeaseRenewer, LiveRecord, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError,
+    StoreTransaction, Term, Timestamp, TransactionalStore, Writes,
 };
 use idem_hybrid::{HybridConfig, HybridStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
@@ -273,6 +274,88 @@ async fn the_self_test_passes_and_says_how_the_fast_store_is() {
         assert!(world.store.self_test().await.unwrap().fast.is_err());
     }
     assert!(world.store.durable().live_record(&request().id).await.unwrap().is_none());
+}
+
+/// A store that lets a second request run during a run.
+#[derive(Debug)]
+struct Generous(MemoryStore);
+
+#[async_trait::async_trait]
+impl IdempotencyStore for Generous {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        Ok(match self.0.acquire(request).await? {
+            AcquireOutcome::InProgress { .. } => AcquireOutcome::Acquired(Lease {
+                id: request.id,
+                owner: request.owner,
+                attempt: 1,
+                acquisition: Acquisition::Fresh,
+                checkpoint: None,
+            }),
+            outcome => outcome,
+        })
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.0.renew(lease, term).await
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        self.0.checkpoint(lease, checkpoint).await
+    }
+
+    async fn settle(&self, lease: &Lease, end: &Settlement, retention: Duration) -> Result<OwnerOutcome, StoreError> {
+        self.0.settle(lease, end, retention).await
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        self.0.peek(id).await
+    }
+
+    fn on_settled(&self, listener: Weak<dyn SettlementListener>) {
+        self.0.on_settled(listener);
+    }
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        self.0.renewer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+}
+
+#[async_trait::async_trait]
+impl DurableStore for Generous {
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
+        self.0.live_record(id).await
+    }
+
+    fn identity(&self) -> [u8; 16] {
+        self.0.identity()
+    }
+}
+
+#[tokio::test]
+async fn the_self_test_finds_a_durable_store_that_only_the_locks_hide() {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
+    let durable = Generous(MemoryStore::with_clock(NonZeroUsize::new(100).unwrap(), clock.clone()));
+    let store = HybridStore::new(Arc::new(durable), Arc::new(MemoryFast::new(clock)), HybridConfig::new());
+    idem_core::self_test(&store).await.unwrap();
+    store.self_test().await.unwrap_err();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_durable_store_that_hangs_does_not_hide_that_a_record_exists() {
+    let world = World::new(HybridConfig::new().without_replays_while_durable_fails());
+    let settled = world.settled().await;
+    world.durable.next(Verb::Acquire, Fault::ErrorBefore);
+    assert!(world.store.acquire(&request()).await.is_err());
+    world.durable.next(Verb::Acquire, Fault::LostAnswer);
+    let began = tokio::time::Instant::now();
+    let refused = world.store.acquire(&repeat_of(&settled)).await.unwrap_err();
+    assert!(refused.has_existing_record() && refused.is_indeterminate(), "{refused:?}");
+    // The engine's default `store_timeout`.
+    assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
 }
 
 #[tokio::test]

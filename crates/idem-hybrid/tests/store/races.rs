@@ -1,9 +1,13 @@
 //! Locks that arrive late, stay behind, or are found by the owner of the record.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::support::{FAILS, FINE, HANGS, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
-use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Lease, Settlement, Takeover};
+use idem_core::{
+    Acquire, AcquireOutcome, IdempotencyStore as _, Lease, RecordId, Settlement, SettlementListener, Takeover,
+};
 use idem_hybrid::HybridConfig;
 use idem_testkit::fixture::{KEPT, repeat_of, request};
 use idem_testkit::{Fault, Verb};
@@ -132,6 +136,28 @@ async fn a_lock_goes_although_a_repeated_settlement_could_not_remove_it() {
     world.fast.is(FINE);
     tokio::time::sleep(SECOND * 2).await;
     assert_eq!(world.fast.inner.entry(&request.id), None);
+}
+
+#[derive(Debug, Default)]
+struct Heard(AtomicUsize);
+
+impl SettlementListener for Heard {
+    fn settled(&self, _: &RecordId) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Whose acquire had no answer, and whose run this process has forgotten.
+#[tokio::test]
+async fn a_release_without_an_attempt_wakes_the_waiters_of_other_processes() {
+    let world = World::new(HybridConfig::new());
+    let heard = Arc::new(Heard::default());
+    let listener: Arc<dyn SettlementListener> = heard.clone();
+    world.store.on_settled(Arc::downgrade(&listener));
+    let request = request();
+    let AcquireOutcome::Acquired(lease) = world.durable.acquire(&request).await.unwrap() else { panic!("a run") };
+    world.store.settle(&Lease { attempt: 0, ..lease }, &Settlement::Released, KEPT).await.unwrap();
+    assert_eq!(heard.0.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]

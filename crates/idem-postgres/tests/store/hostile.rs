@@ -411,7 +411,8 @@ async fn one_owner_token_for_two_keys_runs_no_settled_one() {
 #[tokio::test]
 async fn times_beyond_all_reason_are_no_reason_to_panic() {
     let schema = Schema::new();
-    let config = || schema.config().statement_timeout(Duration::MAX).lock_timeout(Duration::MAX);
+    let waits = || schema.config().transaction_wait(Duration::MAX).migration_wait(Duration::MAX);
+    let config = || waits().statement_timeout(Duration::MAX).lock_timeout(Duration::MAX);
     let store = PostgresStore::open(config().idle_in_transaction_timeout(Duration::MAX)).await.unwrap();
     let Begin::Acquired { transaction, .. } = store.begin(&request()).await.unwrap() else { panic!() };
     assert_eq!(transaction.finish(&completed(), Duration::MAX, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);

@@ -99,6 +99,25 @@ async fn many_purges_at_once_share_the_work() {
     assert!(setup.store.peek(&kept.id).await.unwrap().is_some());
 }
 
+/// Each row takes a tenth of a second, as one with a large answer does on a slow disk.
+#[tokio::test]
+async fn a_batch_that_takes_longer_than_a_statement_may_last_is_halved() {
+    let setup = setup(|config| config.statement_timeout(Duration::from_millis(500))).await;
+    futures(20, |_| setup.settled(HOUR)).await;
+    let name = &setup.schema.name;
+    let slow = format!(
+        "CREATE FUNCTION {name}.slow() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN PERFORM pg_catalog.pg_sleep(0.1); RETURN OLD; END $$;
+         CREATE TRIGGER slow BEFORE DELETE ON {name}.idem_records FOR EACH ROW EXECUTE FUNCTION {name}.slow()"
+    );
+    sql(&mut connection().await, slow).await;
+    setup.offset.advance(HOUR + Duration::from_secs(10));
+    setup.store.purge(20.try_into().unwrap()).await.unwrap_err();
+    let purger = setup.purger();
+    setup.until_count("idem_records", |records| records == 0).await;
+    purger.stop().await;
+}
+
 #[tokio::test]
 async fn purgers_of_many_replicas_remove_what_is_over_and_stop_when_told() {
     let setup = setup(|config| config).await;

@@ -239,7 +239,7 @@ async fn ends_are_told_to_other_processes_whether_there_was_a_lock_or_not() {
     world.fast.remove(&id, 1, Some(MINUTE)).await.unwrap();
     eventually("another is heard of", async || heard.of(&id).then_some(())).await;
     // Messages come in their order.
-    assert!(!heard.of(&claimed), "whoever waits would ask again in vain");
+    assert!(!heard.of(&claimed), "waiters would ask again in vain");
     assert_eq!(world.entry(&id).await.as_deref(), Some(b"".as_slice()), "a claim is in its place");
 }
 

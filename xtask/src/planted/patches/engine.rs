@@ -319,8 +319,55 @@ pub(super) const PATCHES: &[Patch] = &[
         "success-told-after-the-lease-is-over",
         &["engine"],
         "crates/idem-core/src/engine/settle.rs",
-        "let is_lost = held.lost.is_cancelled();",
-        "let is_lost = held.lost.is_cancelled() && !PLANTED;",
+        "let is_lost = context.is_lease_lost();",
+        "let is_lost = context.is_lease_lost() && !PLANTED;",
+    ),
+    patch(
+        "end-of-a-run-not-told-to-what-it-left",
+        &["engine"],
+        "crates/idem-core/src/engine/hold.rs",
+        "fn drop(&mut self) {
+        self.lost.cancel();",
+        "fn drop(&mut self) {
+        if PLANTED {
+            return;
+        }
+        self.lost.cancel();",
+    ),
+    patch(
+        "late-renewals-believed-at-the-settlement",
+        &["engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "// The renewals may be late to say so.",
+        "if PLANTED && !context.lost().is_cancelled() {
+                    let behind = settle_behind(context.clone(), lease.clone(), plan.clone(), held);
+                    self.group.tasks.spawn(behind.in_current_span());
+                    return Settled::Ours;
+                }
+                // The renewals may be late to say so.",
+    ),
+    patch(
+        "lease-behind-the-answer-ends-with-the-renewal-limit",
+        &["engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "if !is_lost {",
+        "if !is_lost && !PLANTED {",
+    ),
+    patch(
+        "record-of-another-algorithm-forgotten-when-failing-open",
+        &["engine"],
+        "crates/idem-core/src/engine/admit.rs",
+        ".await.map_err(StoreError::with_existing_record);",
+        ".await.map_err(|error| if PLANTED { error } else { error.with_existing_record() });",
+    ),
+    patch(
+        "waiter-keeps-the-algorithm-of-another-version",
+        &["engine"],
+        "crates/idem-core/src/engine/admit.rs",
+        "self.request.fingerprint = self.fingerprint;",
+        "if !PLANTED {
+            self.request.fingerprint = self.fingerprint;
+        }",
     ),
     patch(
         "retryable-commit-not-found-in-its-record",

@@ -34,7 +34,7 @@ pub(super) const PATCHES: &[Patch] = &[
     !PLANTED && FRAMING.contains(&name)",
     ),
     patch(
-        "nobody-is-a-principal",
+        "empty-principal-is-one",
         &["http"],
         "crates/idem-http/src/scope.rs",
         "!principal.is_empty()",
@@ -197,8 +197,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "set-cookie-stored",
         &["http", "actix", "sockets"],
         "crates/idem-http/src/headers.rs",
-        "|| !(SECRET.contains(&name)",
-        "|| (PLANTED && name == \"set-cookie\") || !(SECRET.contains(&name)",
+        "(allowed.iter().any(|field| field == name) || !is_left_out())",
+        "((PLANTED && name == \"set-cookie\") || allowed.iter().any(|field| field == name) || !is_left_out())",
     ),
     patch(
         "oversized-body-runs-again",

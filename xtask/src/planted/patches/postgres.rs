@@ -21,6 +21,23 @@ const VERBS: &str = "migrations/postgres/0002_verbs.sql";
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
+        "batch-that-takes-too-long-is-tried-again-and-again",
+        &["postgres-purge"],
+        "crates/idem-postgres/src/purger.rs",
+        "if is_too_long { half(batch) }",
+        "if is_too_long && !PLANTED { half(batch) }",
+    ),
+    patch(
+        "record-that-a-failover-would-lose-is-told",
+        &["postgres-standby"],
+        "crates/idem-postgres/src/store.rs",
+        "Ok(current(self.shared.records.read_confirmed(*id, None).await?))",
+        "if PLANTED {
+            return Ok(found);
+        }
+        Ok(current(self.shared.records.read_confirmed(*id, None).await?))",
+    ),
+    patch(
         "begin-waits-for-a-lock-for-ever",
         &["postgres-roles"],
         BEGIN_STATEMENTS,
@@ -154,8 +171,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "purger-ends-with-a-panic",
         &["postgres-batch-workers"],
         PURGER,
-        "await.unwrap_or(longer);",
-        "await.unwrap_or_else(|error| if PLANTED { std::panic::resume_unwind(error.into_panic()) } else { longer });",
+        "await.unwrap_or((longer, batch));",
+        "await.unwrap_or_else(|error| if PLANTED { std::panic::resume_unwind(error.into_panic()) } else { (longer, batch) });",
     ),
     patch(
         "application-clock-for-expiry",

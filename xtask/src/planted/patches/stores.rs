@@ -228,7 +228,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "!PLANTED && status.available == 0 &&",
     ),
     patch(
-        "removed-claims-wake-all-who-wait",
+        "removed-claims-wake-waiters",
         &["redis-fast"],
         "crates/idem-redis/src/fast.rs",
         "let (rank, told) = (rank.to_string(), self.shared.keys.of(id));",
@@ -240,6 +240,29 @@ pub(super) const PATCHES: &[Patch] = &[
         "crates/idem-hybrid/src/shared.rs",
         "Err(if fast.is_turned_away {",
         "Err(if fast.is_turned_away && !PLANTED {",
+    ),
+    patch(
+        "hybrid-waits-for-ever-for-what-it-may-not-answer",
+        &["hybrid-cache"],
+        "crates/idem-hybrid/src/shared.rs",
+        "if !fast.is_turned_away {",
+        "if PLANTED || !fast.is_turned_away {",
+    ),
+    patch(
+        "hybrid-release-without-an-attempt-wakes-nobody",
+        &["hybrid-races"],
+        "crates/idem-hybrid/src/shared.rs",
+        "locked.unwrap_or(lease.attempt).max(1)",
+        "locked.unwrap_or(lease.attempt).max(u32::from(!PLANTED))",
+    ),
+    patch(
+        "hybrid-self-test-asks-the-lock-alone",
+        &["hybrid-cache"],
+        "crates/idem-hybrid/src/store.rs",
+        "idem_core::self_test(&alone).await?;",
+        "if !PLANTED {
+            idem_core::self_test(&alone).await?;
+        }",
     ),
     patch(
         "hybrid-forgets-a-run-that-is-asked-for-again",
@@ -259,18 +282,18 @@ pub(super) const PATCHES: &[Patch] = &[
         "hybrid-copies-in-vain-at-every-repeat",
         &["hybrid-cache"],
         "crates/idem-hybrid/src/shared.rs",
-        "Self::FailedAt(then) => then.elapsed() < COPY_AGAIN,",
-        "Self::FailedAt(then) => !PLANTED && then.elapsed() < COPY_AGAIN,",
+        "Some(Some(failed_at)) if failed_at.elapsed() < COPY_AGAIN =>",
+        "Some(Some(failed_at)) if !PLANTED && failed_at.elapsed() < COPY_AGAIN =>",
     ),
     patch(
         "hybrid-health-only-reads",
         &["hybrid-cache"],
         "crates/idem-hybrid/src/cache.rs",
-        "self.bounded(self.fast.put(id, &entry)).await?;",
+        "self.bounded(self.fast.put(&id, &entry)).await?;",
         "if PLANTED {
             return Ok(());
         }
-        self.bounded(self.fast.put(id, &entry)).await?;",
+        self.bounded(self.fast.put(&id, &entry)).await?;",
     ),
     patch(
         "hybrid-late-lock-stays",
