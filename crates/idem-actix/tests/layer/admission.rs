@@ -1,11 +1,15 @@
 //! Which requests are admitted: principals and keys.
 
+use std::sync::Arc;
+
 use actix_web::dev::Service;
 use actix_web::test::{TestRequest, init_service};
 use actix_web::{App, HttpMessage, HttpRequest, HttpResponse, web};
-use idem_actix::IdempotencyLayer;
+use futures_util::future::join;
+use idem_actix::{HttpPolicy, IdempotencyLayer, ProblemKind};
+use tokio::sync::Semaphore;
 
-use crate::support::{Runs, counted, memory, post, send};
+use crate::support::{Runs, counted, eventually, memory, post, send};
 
 fn user(request: &HttpRequest) -> Option<String> {
     Some(request.headers().get("x-user")?.to_str().ok()?.to_owned())
@@ -37,4 +41,33 @@ async fn what_is_not_protected_passes_untouched() {
         let answer = send(&app, put()).await;
         assert_eq!((answer.text(), answer.is_replay()), ("body", false));
     }
+}
+
+#[actix_web::test]
+async fn the_keys_of_one_principal_at_once_can_be_limited() {
+    let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
+    let handler = {
+        let (runs, gate) = (runs.clone(), Arc::clone(&gate));
+        move || {
+            let (answer, gate) = (runs.answer(), Arc::clone(&gate));
+            async move {
+                gate.acquire().await.unwrap().forget();
+                answer
+            }
+        }
+    };
+    let layer = IdempotencyLayer::at_most_once(memory()).scope(user);
+    let layer = layer.policy(HttpPolicy::new().max_keys_per_principal(1));
+    let app = init_service(App::new().wrap(layer).route("/p", web::post().to(handler))).await;
+    let by = |user: &'static str, key: &str| send(&app, post("/p", key).insert_header(("x-user", user)));
+    let second = async {
+        eventually("the first run", async || (runs.count() == 1).then_some(())).await;
+        by("acme", "k2").await.assert_problem(ProblemKind::ShareExceeded);
+        gate.add_permits(3);
+        by("other", "k1").await.assert_run(2);
+    };
+    let (first, ()) = join(by("acme", "k1"), second).await;
+    first.assert_run(1);
+    by("acme", "k2").await.assert_run(3);
+    assert!(by("acme", "k1").await.is_replay());
 }

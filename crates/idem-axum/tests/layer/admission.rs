@@ -1,9 +1,12 @@
 //! Which requests are admitted: principals and keys.
 
+use std::sync::Arc;
+
 use axum::routing::{get, post as on_post};
 use axum::{Extension, Router};
 use http::StatusCode;
 use idem_axum::{HttpPolicy, IdempotencyLayer, ProblemKind};
+use tokio::sync::Semaphore;
 
 use crate::support::{Runs, at_most_once, counted, memory, post, send};
 
@@ -65,4 +68,40 @@ async fn get_is_never_protected_even_if_it_is_named() {
     let first = send(&router, request(http::Method::PUT)).await;
     assert_eq!((first.status, first.text()), (StatusCode::CREATED, "run 3"));
     send(&router, request(http::Method::PUT)).await.assert_replay_of(&first);
+}
+
+#[tokio::test]
+async fn the_keys_of_one_principal_at_once_can_be_limited() {
+    let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
+    let handler = {
+        let (runs, gate) = (runs.clone(), Arc::clone(&gate));
+        async move || {
+            runs.next();
+            gate.acquire().await.unwrap().forget();
+            StatusCode::CREATED
+        }
+    };
+    let user = |request: &http::request::Parts| Some(request.headers.get("x-user")?.to_str().ok()?.to_owned());
+    let layer = IdempotencyLayer::at_most_once(memory()).scope(user);
+    let layer = layer.policy(HttpPolicy::new().max_keys_per_principal(1));
+    let router = Router::new().route("/p", on_post(handler).layer(layer));
+    let by = |user: &'static str, key: &str| {
+        let mut request = post("/p", key);
+        request.headers_mut().insert("x-user", http::HeaderValue::from_static(user));
+        let router = router.clone();
+        async move { send(&router, request).await }
+    };
+    let first = tokio::spawn(by("acme", "k1"));
+    while runs.count() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let refused = by("acme", "k2").await;
+    refused.assert_problem(ProblemKind::ShareExceeded);
+    assert_eq!((refused.header("retry-after"), runs.count()), (Some("1"), 1));
+    gate.add_permits(3);
+    assert_eq!(by("other", "k1").await.status, StatusCode::CREATED, "another principal is not affected");
+    assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
+    assert_eq!(by("acme", "k2").await.status, StatusCode::CREATED);
+    assert!(by("acme", "k2").await.is_replay(), "a replay leaves no place taken");
+    assert!(by("acme", "k1").await.is_replay());
 }
