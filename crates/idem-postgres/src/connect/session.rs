@@ -192,6 +192,25 @@ impl Session {
         self.close(false);
     }
 
+    /// Closes the connection when the server has answered a COMMIT, or the connection has ended. It keeps its permit until then.
+    ///
+    /// A COMMIT that waits for a standby goes on without its client. If the permit were free before, the server would get a
+    /// further session for each of them.
+    pub(crate) fn close_when_answered(mut self) {
+        let Some(mut connection) = self.connection.take() else { return };
+        let _inside = self.runtime.enter();
+        if let SessionConnection::Pool(connection) = &mut connection {
+            connection.close_on_drop();
+        }
+        let permit = self.permit.take();
+        tokio::spawn(async move {
+            // It reads the answer first. An error says that the connection has ended.
+            let _ = connection.ping().await;
+            let _ = timeout(CLOSE_TIMEOUT, connection.close()).await;
+            drop(permit);
+        });
+    }
+
     /// Closes the connection in a task. With `rolls_back` it first waits until no statement is running.
     fn close(&mut self, rolls_back: bool) {
         let Some(mut connection) = self.connection.take() else { return };

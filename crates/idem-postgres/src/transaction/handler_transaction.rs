@@ -69,19 +69,22 @@ impl PostgresTransaction {
         }
         sql.into_text()
     }
+}
 
-    /// Looks up how the transaction ended after COMMIT got no answer.
-    async fn find_outcome(self, error: StoreError, was_left_unread: bool) -> Result<OwnerOutcome, StoreError> {
-        self.session.close_now();
-        match self.run.find_committed().await {
-            Some(true) => Ok(OwnerOutcome::Applied),
-            Some(false) if was_left_unread => Err(left_unread(error)),
-            Some(false) => {
-                let message = "the connection was lost before COMMIT, and everything was rolled back";
-                Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
-            }
-            None => Err(error),
+/// Looks up how a transaction ended whose COMMIT got no answer.
+async fn find_outcome(
+    run: &TransactionRun,
+    error: StoreError,
+    was_left_unread: bool,
+) -> Result<OwnerOutcome, StoreError> {
+    match run.find_committed().await {
+        Some(true) => Ok(OwnerOutcome::Applied),
+        Some(false) if was_left_unread => Err(left_unread(error)),
+        Some(false) => {
+            let message = "the connection was lost before COMMIT, and everything was rolled back";
+            Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error))
         }
+        None => Err(error),
     }
 }
 
@@ -105,8 +108,10 @@ impl StoreTransaction for PostgresTransaction {
         let sql = transaction.end_sql(settlement.as_ref(), writes, echo);
         let ending = transaction.session.commit_after(sql, echo, writes);
         let Ok(ended) = timeout(COMMIT_TIMEOUT, ending).await else {
+            let Self { session, run, .. } = transaction;
+            session.close_when_answered();
             let error = StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT in {COMMIT_TIMEOUT:?}"));
-            return if settlement.is_none() { Err(error) } else { transaction.find_outcome(error, false).await };
+            return if settlement.is_none() { Err(error) } else { find_outcome(&run, error, false).await };
         };
         match ended {
             Ok(()) => {
@@ -117,8 +122,10 @@ impl StoreTransaction for PostgresTransaction {
                 // Behind a pooler it may be the pooler's doing.
                 let was_left_unread = is_out_of_step(&error) && transaction.run.settings.is_guarded;
                 let error = outage("commit", error).indeterminate();
+                let Self { session, run, .. } = transaction;
+                session.close_now();
                 // Without a record the store cannot find out whether it was committed.
-                if settlement.is_none() { Err(error) } else { transaction.find_outcome(error, was_left_unread).await }
+                if settlement.is_none() { Err(error) } else { find_outcome(&run, error, was_left_unread).await }
             }
             // The handler has ended the transaction. What it has set in its session since stays there, so the session is closed.
             Err(error) if has_ended(&error) => Err(out_of_transaction(error)),

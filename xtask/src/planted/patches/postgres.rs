@@ -28,6 +28,17 @@ pub(super) const PATCHES: &[Patch] = &[
         "if is_too_long && !PLANTED { half(batch) }",
     ),
     patch(
+        "commit-without-an-answer-frees-its-place",
+        &["postgres-standby"],
+        "crates/idem-postgres/src/transaction/handler_transaction.rs",
+        "session.close_when_answered();",
+        "if PLANTED {
+                session.close_now();
+            } else {
+                session.close_when_answered();
+            }",
+    ),
+    patch(
         "record-that-a-failover-would-lose-is-told",
         &["postgres-standby"],
         "crates/idem-postgres/src/store.rs",

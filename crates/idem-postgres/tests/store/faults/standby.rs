@@ -87,6 +87,7 @@ async fn a_deadline_leaves_the_commit_waiting_for_its_standby() {
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     // Had the wait been cancelled, by the deadline or by statement_timeout, both would be visible.
     assert_eq!(world.number(WAITING).await, 2);
+    assert_eq!(world.store.transactions().in_use, 1, "its session is still there");
     let record = world.store.peek(&lease.id).await.unwrap().unwrap();
     assert!(matches!(record.state, State::InProgress { .. }), "{record:?}");
     assert_eq!(world.store.peek(&ran.id).await.unwrap(), None);
@@ -94,6 +95,7 @@ async fn a_deadline_leaves_the_commit_waiting_for_its_standby() {
     assert!(matches!(held, Begin::Answered(AcquireOutcome::InProgress { .. })), "{held:?}");
     pair.reconnect_standby().unwrap();
     eventually("the commits end", async || (world.number(WAITING).await == 0).then_some(())).await;
+    eventually("its place is free", async || (world.store.transactions().in_use == 0).then_some(())).await;
     assert_eq!(world.store.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
     let replay = world.store.begin(&repeat_of(&ran)).await.unwrap();
     assert!(matches!(replay, Begin::Answered(AcquireOutcome::Replay(_))), "{replay:?}");
