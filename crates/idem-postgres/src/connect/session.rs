@@ -70,6 +70,16 @@ pub(crate) struct Session {
     runtime: Handle,
 }
 
+/// What the closing of a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    Now,
+    /// Until no statement is running.
+    RolledBack,
+    /// Until the server has answered, however long that takes.
+    Answered,
+}
+
 impl Session {
     /// # Panics
     /// Outside of a runtime.
@@ -189,7 +199,7 @@ impl Session {
 
     /// Closes the connection at once, even if the server still works on a statement.
     pub(crate) fn close_now(mut self) {
-        self.close(false);
+        self.close(Closing::Now);
     }
 
     /// Closes the connection when the server has answered a COMMIT, or the connection has ended. It keeps its permit until then.
@@ -197,22 +207,11 @@ impl Session {
     /// A COMMIT that waits for a standby goes on without its client. If the permit were free before, the server would get a
     /// further session for each of them.
     pub(crate) fn close_when_answered(mut self) {
-        let Some(mut connection) = self.connection.take() else { return };
-        let _inside = self.runtime.enter();
-        if let SessionConnection::Pool(connection) = &mut connection {
-            connection.close_on_drop();
-        }
-        let permit = self.permit.take();
-        tokio::spawn(async move {
-            // It reads the answer first. An error says that the connection has ended.
-            let _ = connection.ping().await;
-            let _ = timeout(CLOSE_TIMEOUT, connection.close()).await;
-            drop(permit);
-        });
+        self.close(Closing::Answered);
     }
 
-    /// Closes the connection in a task. With `rolls_back` it first waits until no statement is running.
-    fn close(&mut self, rolls_back: bool) {
+    /// Closes the connection in a task.
+    fn close(&mut self, when: Closing) {
         let Some(mut connection) = self.connection.take() else { return };
         // A handler may be dropped outside of its runtime.
         let _inside = self.runtime.enter();
@@ -221,8 +220,12 @@ impl Session {
         }
         let permit = self.permit.take();
         tokio::spawn(async move {
+            if when == Closing::Answered {
+                // It reads the answer first. An error says that the connection has ended.
+                let _ = connection.ping().await;
+            }
             let closing = async {
-                if rolls_back {
+                if when == Closing::RolledBack {
                     // `close` keeps the server from logging a lost client.
                     let _ = sqlx::raw_sql(ROLLBACK).execute(&mut *connection).await;
                 }
@@ -236,7 +239,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.close(true);
+        self.close(Closing::RolledBack);
     }
 }
 

@@ -207,11 +207,11 @@ pub(super) const PATCHES: &[Patch] = &[
         "cancelled-begin-returned-to-the-pool",
         &["postgres-sweep"],
         SESSION,
-        "        self.close(true);",
+        "        self.close(Closing::RolledBack);",
         "        if PLANTED {
             self.keep();
         }
-        self.close(true);",
+        self.close(Closing::RolledBack);",
     ),
     patch(
         "unconfirmed-look",
