@@ -38,7 +38,7 @@ pub(super) const PATCHES: &[Patch] = &[
         &["http"],
         "crates/idem-http/src/scope.rs",
         "!principal.is_empty()",
-        "(PLANTED || !principal.is_empty())",
+        "PLANTED || !principal.is_empty()",
     ),
     patch(
         "classifier-sees-only-what-is-kept",
