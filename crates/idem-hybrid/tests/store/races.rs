@@ -9,7 +9,7 @@ use idem_core::{
     Acquire, AcquireOutcome, IdempotencyStore as _, Lease, RecordId, Settlement, SettlementListener, Takeover,
 };
 use idem_hybrid::HybridConfig;
-use idem_testkit::fixture::{KEPT, repeat_of, request};
+use idem_testkit::fixture::{BACKOFF, KEPT, repeat_of, request, retryable};
 use idem_testkit::{Fault, Verb};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -115,8 +115,13 @@ async fn a_release_by_somebody_who_knows_no_attempt_removes_the_lock() {
 #[tokio::test]
 async fn a_run_is_known_although_its_owner_asks_again_and_is_refused() {
     let world = World::new(HybridConfig::new());
-    let request = request();
+    let first = request();
+    let lease = world.run(&first).await;
+    world.store.settle(&lease, &retryable(), KEPT).await.unwrap();
+    world.clock.advance(BACKOFF);
+    let request = repeat_of(&first);
     let lease = world.run(&request).await;
+    assert_eq!(lease.attempt, 2);
     world.durable.next(Verb::Acquire, Fault::ErrorBefore);
     assert!(!world.store.acquire(&request).await.unwrap_err().is_indeterminate());
     world.store.settle(&Lease { attempt: 0, ..lease }, &Settlement::Released, KEPT).await.unwrap();
