@@ -1,11 +1,11 @@
 //! What the fast store spares the durable one, and what happens when either fails.
 
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::support::{FAILS, FINE, HANGS, IS_FULL, MemoryFast, World, eventually};
+use crate::support::{FAILS, FINE, HANGS, Heard, IS_FULL, MemoryFast, World, eventually};
 use idem_core::memory::{ManualClock, MemoryStore};
 use idem_core::{
     Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease,
@@ -236,15 +236,6 @@ async fn the_lock_of_a_transaction_that_is_dropped_goes() {
     assert!(fast.entry(&request.id).is_some());
     drop(transaction);
     eventually("the lock goes", async || fast.entry(&request.id).is_none().then_some(())).await;
-}
-
-#[derive(Debug, Default)]
-struct Heard(AtomicU64);
-
-impl SettlementListener for Heard {
-    fn settled(&self, _: &RecordId) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
 }
 
 #[tokio::test]

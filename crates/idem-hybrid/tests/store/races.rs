@@ -1,13 +1,11 @@
 //! Locks that arrive late, stay behind, or are found by the owner of the record.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::support::{FAILS, FINE, HANGS, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
-use idem_core::{
-    Acquire, AcquireOutcome, IdempotencyStore as _, Lease, RecordId, Settlement, SettlementListener, Takeover,
-};
+use crate::support::{FAILS, FINE, HANGS, Heard, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
+use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Lease, Settlement, SettlementListener, Takeover};
 use idem_hybrid::HybridConfig;
 use idem_testkit::fixture::{BACKOFF, KEPT, repeat_of, request, retryable};
 use idem_testkit::{Fault, Verb};
@@ -143,16 +141,7 @@ async fn a_lock_goes_although_a_repeated_settlement_could_not_remove_it() {
     assert_eq!(world.fast.inner.entry(&request.id), None);
 }
 
-#[derive(Debug, Default)]
-struct Heard(AtomicUsize);
-
-impl SettlementListener for Heard {
-    fn settled(&self, _: &RecordId) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// Whose acquire had no answer, and whose run this process has forgotten.
+/// Its acquire had no answer, and this process has forgotten its run.
 #[tokio::test]
 async fn a_release_without_an_attempt_wakes_the_waiters_of_other_processes() {
     let world = World::new(HybridConfig::new());

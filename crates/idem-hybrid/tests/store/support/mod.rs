@@ -7,10 +7,11 @@ mod world;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use idem_core::Timestamp;
 use idem_core::memory::{ManualClock, MemoryStore};
+use idem_core::{RecordId, SettlementListener, Timestamp};
 use idem_hybrid::{HybridConfig, HybridStore};
 use idem_testkit::Subject;
 
@@ -24,6 +25,16 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 pub fn patient() -> HybridConfig {
     HybridConfig::new().patience(PATIENCE)
+}
+
+/// Counts the settlements that it is told of.
+#[derive(Debug, Default)]
+pub struct Heard(pub AtomicU64);
+
+impl SettlementListener for Heard {
+    fn settled(&self, _: &RecordId) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 /// A hybrid in memory, and its parts.
