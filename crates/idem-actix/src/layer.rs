@@ -50,9 +50,8 @@ impl IdempotencyLayer {
         Self(Protection::new(crate::runtime::off_the_workers(engine)))
     }
 
-    /// Keys belong to the principal that `principal` names from the head of the request; `None` and an empty one are answered with
-    /// 401.
-    /// Method and route are added to the scope.
+    /// Keys belong to the principal that `principal` names from the head of the request; without a principal, or
+    /// with an empty one, the answer is 401. Method and route are added to the scope.
     ///
     /// Take it from something authenticated, such as an extension that an outer middleware has set.
     #[must_use]

@@ -9,7 +9,7 @@ use futures_util::future::join;
 use idem_actix::{HttpPolicy, IdempotencyLayer, ProblemKind};
 use tokio::sync::Semaphore;
 
-use crate::support::{Runs, counted, eventually, memory, post, send};
+use crate::support::{Runs, counted, counted_at_gate, eventually, memory, post, send};
 
 fn user(request: &HttpRequest) -> Option<String> {
     Some(request.headers().get("x-user")?.to_str().ok()?.to_owned())
@@ -46,16 +46,7 @@ async fn what_is_not_protected_passes_untouched() {
 #[actix_web::test]
 async fn the_keys_of_one_principal_at_once_can_be_limited() {
     let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
-    let handler = {
-        let (runs, gate) = (runs.clone(), Arc::clone(&gate));
-        move || {
-            let (answer, gate) = (runs.answer(), Arc::clone(&gate));
-            async move {
-                gate.acquire().await.unwrap().forget();
-                answer
-            }
-        }
-    };
+    let handler = counted_at_gate(&runs, &gate);
     let layer = IdempotencyLayer::at_most_once(memory()).scope(user);
     let layer = layer.policy(HttpPolicy::new().max_keys_per_principal(1));
     let app = init_service(App::new().wrap(layer).route("/p", web::post().to(handler))).await;

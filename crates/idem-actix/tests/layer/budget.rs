@@ -12,7 +12,7 @@ use idem_actix::{HttpPolicy, IdempotencyLayer, ProblemKind, SingleTenant};
 use idem_http::ByteBudget;
 use tokio::sync::Semaphore;
 
-use crate::support::{Runs, at_most_once, counted, eventually, post, send, send_chunks};
+use crate::support::{Runs, at_most_once, counted, counted_at_gate, eventually, post, send, send_chunks};
 
 /// A layer that holds at most 8 bytes of request bodies.
 fn narrow() -> IdempotencyLayer<SingleTenant> {
@@ -26,16 +26,7 @@ fn with_body(key: &str, body: &'static str) -> TestRequest {
 #[actix_web::test]
 async fn bodies_over_the_budget_are_turned_away_until_a_handler_has_had_its_own() {
     let (runs, gate) = (Runs::default(), Arc::new(Semaphore::new(0)));
-    let handler = {
-        let (runs, gate) = (runs.clone(), Arc::clone(&gate));
-        move || {
-            let (answer, gate) = (runs.answer(), Arc::clone(&gate));
-            async move {
-                gate.acquire().await.unwrap().forget();
-                answer
-            }
-        }
-    };
+    let handler = counted_at_gate(&runs, &gate);
     let app = init_service(App::new().wrap(narrow()).route("/p", web::post().to(handler))).await;
     let second = async {
         eventually("the first run", async || (runs.count() == 1).then_some(())).await;

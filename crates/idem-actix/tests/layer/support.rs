@@ -15,11 +15,13 @@ use actix_web::http::header::HeaderMap;
 use actix_web::test::TestRequest;
 use actix_web::{Error, HttpResponse, rt};
 use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
 use futures_util::{Stream, StreamExt};
 use idem_actix::{IdempotencyLayer, ProblemKind, SingleTenant};
 use idem_core::MemoryStore;
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 /// A timeout far above what any test takes on a loaded machine, so that reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -190,4 +192,19 @@ pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Opti
         }
     });
     asked.await.unwrap_or_else(|_| panic!("{what} did not happen within {PATIENCE:?}"))
+}
+
+/// A handler that counts its runs, and then waits at a gate.
+pub(crate) fn counted_at_gate(
+    runs: &Runs,
+    gate: &Arc<Semaphore>,
+) -> impl Fn() -> LocalBoxFuture<'static, HttpResponse> + Clone + use<> {
+    let (runs, gate) = (runs.clone(), Arc::clone(gate));
+    move || {
+        let (answer, gate) = (runs.answer(), Arc::clone(&gate));
+        Box::pin(async move {
+            gate.acquire().await.unwrap().forget();
+            answer
+        })
+    }
 }

@@ -120,7 +120,7 @@ impl Context {
 
     /// When the lease was asked for or renewed last; `None` if it is not renewed.
     pub(super) fn renewed_at(&self) -> Option<Instant> {
-        *self.run.renewed_at.lock().unwrap_or_else(PoisonError::into_inner)
+        self.run.renewed_at()
     }
 
     /// Cancels the run's `lost` token, and rolls its transaction back as soon as its borrower returns it. Without this, the
@@ -224,8 +224,9 @@ impl Context {
         self.id().downstream_key(step)
     }
 
-    /// Whether this run may no longer own its record, judged by the store's answers and by the local monotonic clock. So it is
-    /// after the run's end, for what the operation has left in other tasks. Ask directly before starting something that must not be done twice.
+    /// Whether this run may no longer own its record, judged by the store's answers and by the local monotonic clock. After
+    /// the run's end it is lost too, which stops tasks that the operation has left behind. Ask directly before starting something
+    /// that must not be done twice.
     #[must_use]
     pub fn is_lease_lost(&self) -> bool {
         self.run.lost.is_cancelled() || self.run.is_about_to_end()
@@ -302,10 +303,14 @@ impl Context {
 }
 
 impl Run {
+    fn renewed_at(&self) -> Option<Instant> {
+        *self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the lease ends soon by this process's clock. It does not rely on the renewal task, which may be late.
     fn is_about_to_end(&self) -> bool {
-        let renewed_at = *self.renewed_at.lock().unwrap_or_else(PoisonError::into_inner);
-        renewed_at.is_some_and(|renewed_at| Instant::now() >= about_to_end(renewed_at, self.shared.settings.lease))
+        self.renewed_at()
+            .is_some_and(|renewed_at| Instant::now() >= about_to_end(renewed_at, self.shared.settings.lease))
     }
 }
 

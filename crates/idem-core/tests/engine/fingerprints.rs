@@ -5,8 +5,9 @@ use std::time::Duration;
 use idem_core::engine::{Answer, Disposition, ExecuteError, Idempotency, Operation};
 use idem_core::{Algorithm, Fingerprint, Scope, Writes};
 use idem_testkit::{Fault, Verb};
+use tokio::task::JoinHandle;
 
-use crate::support::{World, assert_ran, assert_replays, done};
+use crate::support::{Result, World, assert_ran, assert_replays, done};
 
 fn by(algorithm: u16, digest: u8) -> Fingerprint {
     Fingerprint::from_parts(Algorithm::from_number(algorithm), [digest; 32])
@@ -23,6 +24,21 @@ fn earlier() -> Operation {
 
 fn later() -> Operation {
     operation(by(8, 2)).also_fingerprinted(by(7, 1))
+}
+
+/// A run of the earlier version that has begun, takes 3 s, and ends so.
+async fn running_earlier(world: &World, end: Disposition) -> JoinHandle<Result> {
+    let running = tokio::spawn({
+        let world = world.clone();
+        async move {
+            let engine = world.at_least_once();
+            world.run_as(&engine, earlier(), Duration::from_secs(3), end).await
+        }
+    });
+    while world.record().await.is_none() {
+        tokio::task::yield_now().await;
+    }
+    running
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,16 +69,7 @@ async fn a_new_record_is_made_with_the_operations_own_algorithm() {
 #[tokio::test(start_paused = true)]
 async fn a_run_of_the_other_version_is_waited_for() {
     let world = World::new();
-    let running = tokio::spawn({
-        let world = world.clone();
-        async move {
-            let engine = world.at_least_once();
-            world.run_as(&engine, earlier(), Duration::from_secs(3), done()).await
-        }
-    });
-    while world.record().await.is_none() {
-        tokio::task::yield_now().await;
-    }
+    let running = running_earlier(&world, done()).await;
     let engine = world.at_least_once();
     let waiting = later().wait(Duration::from_secs(30));
     assert_replays(&world.run_as(&engine, waiting, Duration::ZERO, done()).await, "paid");
@@ -73,17 +80,7 @@ async fn a_run_of_the_other_version_is_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_runs_after_all_makes_its_record_with_its_own_algorithm() {
     let world = World::new();
-    let running = tokio::spawn({
-        let world = world.clone();
-        async move {
-            let engine = world.at_least_once();
-            let released = Disposition::Release { writes: Writes::Discard };
-            world.run_as(&engine, earlier(), Duration::from_secs(3), released).await
-        }
-    });
-    while world.record().await.is_none() {
-        tokio::task::yield_now().await;
-    }
+    let running = running_earlier(&world, Disposition::Release { writes: Writes::Discard }).await;
     let waiting = later().wait(Duration::from_secs(30));
     assert_ran(&world.run_as(&world.at_least_once(), waiting, Duration::ZERO, done()).await);
     assert_ran(&running.await.unwrap());

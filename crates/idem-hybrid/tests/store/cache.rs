@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::support::{FAILS, FINE, HANGS, Heard, IS_FULL, MemoryFast, World, eventually};
+use crate::support::{FAILS, FINE, HANGS, IS_FULL, MemoryFast, World, eventually};
 use idem_core::memory::{ManualClock, MemoryStore};
 use idem_core::{
     Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease,
@@ -241,13 +241,11 @@ async fn the_lock_of_a_transaction_that_is_dropped_goes() {
 #[tokio::test]
 async fn whoever_waits_is_told_of_settlements_by_the_fast_store() {
     let world = World::new(HybridConfig::new());
-    let heard = Arc::new(Heard::default());
-    let listener: Arc<dyn SettlementListener> = heard.clone();
-    world.store.on_settled(Arc::downgrade(&listener));
+    let heard = world.listener();
     let request = request();
     let lease = world.run(&request).await;
     assert_eq!(heard.0.load(Ordering::SeqCst), 0);
-    // Whoever waits asks again and again, and removes its claim each time.
+    // A waiter asks again, and removes its claim each time.
     world.fast.inner.flush();
     let asked_again = world.store.acquire(&repeat_of(&request)).await.unwrap();
     assert!(matches!(asked_again, AcquireOutcome::InProgress { .. }), "{asked_again:?}");

@@ -1,11 +1,10 @@
 //! Locks that arrive late, stay behind, or are found by the owner of the record.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::support::{FAILS, FINE, HANGS, Heard, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
-use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Lease, Settlement, SettlementListener, Takeover};
+use crate::support::{FAILS, FINE, HANGS, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
+use idem_core::{Acquire, AcquireOutcome, IdempotencyStore as _, Lease, Settlement, Takeover};
 use idem_hybrid::HybridConfig;
 use idem_testkit::fixture::{BACKOFF, KEPT, repeat_of, request, retryable};
 use idem_testkit::{Fault, Verb};
@@ -145,9 +144,7 @@ async fn a_lock_goes_although_a_repeated_settlement_could_not_remove_it() {
 #[tokio::test]
 async fn a_release_without_an_attempt_wakes_the_waiters_of_other_processes() {
     let world = World::new(HybridConfig::new());
-    let heard = Arc::new(Heard::default());
-    let listener: Arc<dyn SettlementListener> = heard.clone();
-    world.store.on_settled(Arc::downgrade(&listener));
+    let heard = world.listener();
     let request = request();
     let AcquireOutcome::Acquired(lease) = world.durable.acquire(&request).await.unwrap() else { panic!("a run") };
     world.store.settle(&Lease { attempt: 0, ..lease }, &Settlement::Released, KEPT).await.unwrap();

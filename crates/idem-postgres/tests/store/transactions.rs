@@ -398,8 +398,9 @@ async fn a_handler_that_hangs_is_ended_by_the_server() {
 async fn handlers_at_once_all_commit_through_two_connections_of_a_pooler() {
     let schema = Schema::new();
     let config = schema.config_at(&idem_servers::pgbouncer_url()).through_transaction_pooler();
-    // Half of the handlers wait for the others, however slow the machine is.
-    let store = PostgresStore::open(config.transaction_wait(Duration::from_secs(60))).await.unwrap();
+    // Half of the handlers wait for the others, and most statements for a connection of the pooler, however slow the machine is.
+    let patient = config.transaction_wait(Duration::from_secs(60)).statement_timeout(Duration::from_secs(30));
+    let store = PostgresStore::open(patient).await.unwrap();
     sql(&mut connection().await, format!("CREATE TABLE {}.effects (id BIGSERIAL PRIMARY KEY)", schema.name)).await;
     let database = std::sync::Arc::new(Database { schema, offset: TimeOffset::default(), store });
     let handlers: Vec<_> = (0..32)

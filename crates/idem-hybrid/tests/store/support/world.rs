@@ -15,7 +15,7 @@ use idem_hybrid::{HybridConfig, HybridStore};
 use idem_testkit::fixture::{KEPT, completed, request};
 use idem_testkit::{FaultyStore, Verb};
 
-use super::{MemoryFast, eventually};
+use super::{Heard, MemoryFast, eventually};
 
 /// A hybrid in memory whose parts can fail.
 pub struct World {
@@ -33,6 +33,14 @@ impl World {
         let fast = Arc::new(BrittleFast { inner: Arc::new(MemoryFast::new(clock.clone())), mode: AtomicU64::new(0) });
         let store = HybridStore::new(durable.clone(), fast.clone(), config);
         Self { store, durable, fast, clock }
+    }
+
+    /// A listener of the hybrid's settlements, for as long as it is kept.
+    pub fn listener(&self) -> Arc<Heard> {
+        let heard = Arc::new(Heard::default());
+        let listener: Arc<dyn SettlementListener> = heard.clone();
+        self.store.on_settled(Arc::downgrade(&listener));
+        heard
     }
 
     pub async fn run(&self, request: &Acquire) -> Lease {
