@@ -55,13 +55,33 @@ BEGIN
 END
 $$;
 
--- The upkeep of partitions has three steps, each in a separate transaction. One transaction that took the locks of two
+-- The upkeep of partitions has four steps, each in a separate transaction. One transaction that took the locks of two
 -- steps could deadlock with a statement that reads all partitions.
 
--- Makes the partitions of this period and the next two. Removes at most "most" expired records from idem_records_rest, and
--- returns their number. To attach a partition, it locks idem_records_rest for a moment. Past periods without a partition
--- get none: idem_records_rest has their records.
-CREATE FUNCTION "idem".idem_make_partitions_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
+-- Removes at most "most" expired records from idem_records_rest, and returns their number.
+CREATE FUNCTION "idem".idem_purge_rest_v1(skew BIGINT, most INTEGER) RETURNS INTEGER
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    removed INTEGER;
+BEGIN
+    DELETE FROM "idem".idem_records_rest WHERE id IN (
+        SELECT id FROM "idem".idem_records_rest
+        WHERE purge_after <= at AND expires_at <= at LIMIT most FOR UPDATE SKIP LOCKED
+    );
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+EXCEPTION WHEN serialization_failure THEN
+    -- An expired key was used again, and its row has moved to another partition. The next round continues.
+    RETURN 0;
+END
+$$;
+
+-- Makes the partitions of this period and the next two. Past periods without a partition get none: idem_records_rest has
+-- their records. To attach a partition, the server reads all of idem_records_rest, which is locked meanwhile.
+CREATE FUNCTION "idem".idem_make_partitions_v1(skew BIGINT) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -70,12 +90,11 @@ DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
     length BIGINT;
     next_start BIGINT;
-    removed INTEGER;
 BEGIN
     SELECT period INTO length FROM "idem".idem_partitioning FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         -- Another replica does it.
-        RETURN 0;
+        RETURN;
     END IF;
     SELECT greatest(max(end_at), at - at % length) INTO next_start FROM "idem".idem_partitions;
     WHILE next_start <= at + 2 * length LOOP
@@ -98,17 +117,6 @@ BEGIN
         next_start := next_start + length;
     END LOOP;
     DELETE FROM "idem".idem_partitions WHERE name = 'idem_records_rest' AND end_at < at;
-    BEGIN
-        DELETE FROM "idem".idem_records_rest WHERE id IN (
-            SELECT id FROM "idem".idem_records_rest
-            WHERE purge_after <= at AND expires_at <= at LIMIT most FOR UPDATE SKIP LOCKED
-        );
-        GET DIAGNOSTICS removed = ROW_COUNT;
-        RETURN removed;
-    EXCEPTION WHEN serialization_failure THEN
-        -- An expired key was used again, and its row has moved to another partition. The next round continues.
-        RETURN 0;
-    END;
 END
 $$;
 

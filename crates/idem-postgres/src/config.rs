@@ -159,6 +159,10 @@ impl PostgresConfig {
     /// The table of the partitions and its view are new, so grant privileges on them again. Until then a role that had them is
     /// refused.
     ///
+    /// While no purger runs, the records of later periods gather in one partition, `idem_records_rest`. A purger then removes them
+    /// one by one. If it has become so large that the server cannot read it within a second, the log says how to make partitions
+    /// again.
+    ///
     /// A day suits a retention of 24 h. A long-lived record keeps its whole partition, and every verb searches all
     /// partitions.
     #[must_use]

@@ -165,6 +165,11 @@ pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == LOCK_NOT_AVAILABLE)
 }
 
+/// The same of an error that was made from the driver's.
+pub(crate) fn is_of_lock_timeout(error: &StoreError) -> bool {
+    error.source().and_then(|error| error.downcast_ref()).is_some_and(is_lock_timeout)
+}
+
 /// Whether the record has changed since the decision on it.
 pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == CHANGED)

@@ -8,9 +8,10 @@ use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
     LiveRecord, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
-    State, StoreError, Term, TransactionSlots, TransactionalStore, machine,
+    State, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::{ConnectOptions, Connection, PgConnection};
+use tokio::time::timeout;
 
 use crate::batch::batcher::{Batcher, BatcherSettings};
 use crate::batch::verb::Lookup;
@@ -20,6 +21,7 @@ use crate::connect::options::handlers_options;
 use crate::connect::server::{self, DurabilityReport};
 use crate::connect::sessions::Sessions;
 use crate::connect::settings::local_settings;
+use crate::connect::unanswered::UnansweredWrites;
 use crate::error::{open_error, store_error};
 use crate::records::Records;
 use crate::schema::migrate;
@@ -62,7 +64,7 @@ impl PostgresStore {
     /// # Errors
     /// [`StoreError`] of these kinds:
     ///
-    /// - [`Unavailable`]: The server cannot be reached, or a proxy in front of it refuses or is full.
+    /// - [`Unavailable`]: The server cannot be reached or falls silent, or a proxy in front of it refuses or is full.
     /// - [`Misconfigured`]: The server is a replica, too old, or not in UTF-8; it does not let this user in; or it has no
     ///   schema, or a newer one.
     /// - [`Timeout`]: Another session holds a lock on the store's tables for longer than
@@ -85,32 +87,37 @@ impl PostgresStore {
             let connected = within(client_timeout, options.connect()).await;
             let mut connection = connected.map_err(|error| open_error(error, config.pooled))?;
             tries -= 1;
-            match migrate::begin(&mut connection, wait).await {
+            match within(client_timeout, migrate::begin(&mut connection, wait)).await {
                 Ok(backend_pid) => break (connection, backend_pid),
                 // A pooler's mistake: see `own_rows`.
                 Err(sqlx::Error::Protocol(_)) if tries > 0 => {}
                 Err(error) => return Err(store_error("begin to open the store", error)),
             }
         };
-        let server = server::examine(&mut connection).await?;
+        let server = answered(client_timeout, server::examine(&mut connection)).await?;
         let identity = async {
-            if config.migrate {
+            if !config.migrate {
+                answered(client_timeout, migrate::expect_current(&mut connection, &schema)).await?;
+            } else if !answered(client_timeout, migrate::is_current(&mut connection, &schema, config.partitioned))
+                .await?
+            {
                 migrate::migrate(&mut connection, &schema, config.partitioned, wait).await?;
-            } else {
-                migrate::expect_current(&mut connection, &schema).await?;
             }
-            migrate::identity(&mut connection, &schema).await
+            answered(client_timeout, migrate::identity(&mut connection, &schema)).await
         };
         let (identity, database) = blockers::log_while_waiting(&options, backend_pid, wait, identity).await?;
         let schema = schema.identified(identity, database);
-        rows(&mut connection, "open the store", "COMMIT").await?;
-        let goodbye = connection.close().await;
+        // After a migration it may have much to write.
+        answered(wait.max(client_timeout), rows(&mut connection, "open the store", "COMMIT")).await?;
+        let goodbye = within(client_timeout, connection.close()).await;
         goodbye.map_err(|error| store_error("close the first connection", error))?;
         let local_settings = local_settings(config.statement_timeout, config.lock_timeout);
-        let batcher = BatcherSettings::new(&config, source.clone(), &schema);
+        let unanswered = Arc::new(UnansweredWrites::new(source.clone(), client_timeout));
+        let batcher = BatcherSettings::new(&config, source.clone(), Arc::clone(&unanswered), &schema);
         let settings = Arc::new(TransactionSettings::new(&config, &schema, &server));
         let for_handlers = handlers_options(options.clone(), &config, &server);
-        let sessions = Sessions::new(for_handlers, source.pool().cloned(), &config, settings.prepare(), client_timeout);
+        let pool = source.pool().cloned();
+        let sessions = Sessions::new(for_handlers, pool, &config, settings.prepare(), client_timeout, unanswered);
         // A server that cannot serve handlers is refused here.
         sessions.open_first(&options).await?;
         let batcher = Batcher::start(batcher, config.verb_connections);
@@ -254,6 +261,14 @@ impl PostgresStore {
     pub(crate) async fn maintain_partitions(&self, most: NonZeroU32) -> Result<Option<u32>, StoreError> {
         self.shared.upkeep.maintain_partitions(most).await
     }
+}
+
+/// The answer to one step of opening, which waits for no lock.
+async fn answered<T>(limit: Duration, step: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(limit, step).await.unwrap_or_else(|_| {
+        let message = format!("could not open the store: the server did not answer within {limit:?}");
+        Err(StoreError::new(StoreErrorKind::Unavailable, message))
+    })
 }
 
 #[async_trait]

@@ -70,7 +70,7 @@ pub(crate) const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long closing a handler's connection may take. It keeps its permit until then, so that the server has no more sessions
 /// of this store than `max_transactions`. A statement that runs for longer outlives its permit, until the server notices. A
-/// COMMIT without an answer keeps its permit.
+/// COMMIT without an answer keeps its permit for longer; see [`unanswered`](crate::connect::unanswered).
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The default of [`migration_wait`](crate::PostgresConfig::migration_wait).

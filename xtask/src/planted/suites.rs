@@ -96,7 +96,7 @@ pub(super) const SUITES: &[Suite] = &[
     ),
     suite("postgres-batch-workers", "idem-postgres", Test("store"), &["batch_workers::"]),
     suite("postgres-partitions", "idem-postgres", Test("store"), &["partitions::"]),
-    suite("postgres-purge", "idem-postgres", Test("store"), &["purge::a_batch_that_takes"]),
+    suite("postgres-purge", "idem-postgres", Test("store"), &["purge::a_batch_that_takes", "purge::while_partitions"]),
     suite("postgres-sessions", "idem-postgres", Test("store"), &["faults::sessions::"]),
     suite("postgres-mixed-up", "idem-postgres", Test("store"), &["faults::mixed_up::"]),
     suite("postgres-refusals", "idem-postgres", Test("store"), &["faults::refusals::"]),
@@ -111,7 +111,11 @@ pub(super) const SUITES: &[Suite] = &[
         "postgres-lost",
         "idem-postgres",
         Test("store"),
-        &["faults::lost_answers::an_answer_lost_with_the_server", "an_error_of_a_poolers_own"],
+        &[
+            "faults::lost_answers::an_answer_lost_with_the_server",
+            "an_error_of_a_poolers_own",
+            "a_commit_whose_answer_never",
+        ],
     ),
     suite(
         "redis",

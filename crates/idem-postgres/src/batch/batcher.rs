@@ -15,21 +15,22 @@ use std::time::Duration;
 use idem_core::{StoreError, StoreErrorKind, TimeOffset};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::batch::queue::{Job, QUEUE_CAPACITY, Queue};
 use crate::batch::statement::{Batch, FunctionCalls, Message};
-use crate::batch::verb::{Verb, VerbOutcome, unexpected_answer};
+use crate::batch::verb::{Lookup, Presence, Verb, VerbOutcome, unexpected_answer};
 use crate::config::PostgresConfig;
 use crate::connect::options::{direct_options, expect_direct};
 use crate::connect::settings::{local_settings, session_settings};
 use crate::connect::source::ConnectSource;
+use crate::connect::unanswered::UnansweredWrites;
 use crate::error::{connect_error, is_connection_lost, is_of_partitions, is_unprepared, outage};
 use crate::schema::name::Schema;
 use crate::sql::{BEGIN, own_rows};
-use crate::timeouts::{RETRY_LOCK_TIMEOUT, ROUND_TRIP, client_timeout, within};
+use crate::timeouts::{CLOSE_TIMEOUT, RETRY_LOCK_TIMEOUT, ROUND_TRIP, client_timeout, within};
 
 /// The most bytes of stored data in one statement, for the same reason as [`MAX_BATCH`](super::queue::MAX_BATCH).
 const MAX_BATCH_BYTES: usize = 4 * 1024 * 1024;
@@ -48,6 +49,10 @@ const YIELD_TIMEOUT: Duration = Duration::from_millis(1);
 /// verbs.
 const STATEMENT_CACHE_CAPACITY: usize = 16;
 
+/// How many connections of a worker may wait for the answer to a write before it sends no more of them; see
+/// [`unanswered`](crate::connect::unanswered). One may be lost in the network. After two the server is likely to keep silent.
+const MOST_UNANSWERED: usize = 2;
+
 /// Hands verbs to the workers, which end when all clones are dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Batcher {
@@ -59,6 +64,7 @@ pub(crate) struct Batcher {
 #[derive(Clone)]
 pub(crate) struct BatcherSettings {
     source: ConnectSource,
+    unanswered: Arc<UnansweredWrites>,
     calls: FunctionCalls,
     /// Settings for a new exclusive session. `None` through a transaction pooler, which gives the session to another client
     /// after each transaction.
@@ -72,10 +78,16 @@ pub(crate) struct BatcherSettings {
 }
 
 impl BatcherSettings {
-    pub(crate) fn new(config: &PostgresConfig, source: ConnectSource, schema: &Schema) -> Self {
+    pub(crate) fn new(
+        config: &PostgresConfig,
+        source: ConnectSource,
+        unanswered: Arc<UnansweredWrites>,
+        schema: &Schema,
+    ) -> Self {
         let (statement_timeout, lock_timeout) = (config.statement_timeout, config.lock_timeout);
         Self {
             source,
+            unanswered,
             calls: FunctionCalls::new(schema, !config.pooled),
             session: (!config.pooled).then(|| session_settings(statement_timeout, lock_timeout)),
             begin: config.pooled.then(|| format!("{BEGIN}{}", local_settings(statement_timeout, lock_timeout))),
@@ -115,14 +127,16 @@ impl Batcher {
         let queue = Arc::new(Mutex::new(Queue::new(arriving)));
         for _ in 0..connections.get() {
             let (settings, queue) = (Arc::clone(&settings), Arc::clone(&queue));
+            let unanswered = Arc::new(Semaphore::new(MOST_UNANSWERED));
             tokio::spawn(async move {
                 // A worker may panic, for example in the application's tracing subscriber. The callers of its verbs then get an
                 // error, and a new worker replaces it.
-                while let Err(error) =
-                    tokio::spawn(BatchWorker::new(Arc::clone(&settings)).serve(Arc::clone(&queue))).await
-                    && error.is_panic()
-                {
-                    yield_now().await;
+                loop {
+                    let worker = BatchWorker::new(Arc::clone(&settings), Arc::clone(&unanswered));
+                    match tokio::spawn(worker.serve(Arc::clone(&queue))).await {
+                        Err(error) if error.is_panic() => yield_now().await,
+                        _ => break,
+                    }
                 }
             });
         }
@@ -159,13 +173,15 @@ struct BatchWorker {
     settings: Arc<BatcherSettings>,
     /// `None` before it is needed, after it was not needed for a while, and after it failed.
     connection: Option<PgConnection>,
+    /// A permit for each connection that may wait for the answer to a write.
+    unanswered: Arc<Semaphore>,
     /// `true` until the server says that records are in partitions.
     is_one_table: bool,
 }
 
 impl BatchWorker {
-    fn new(settings: Arc<BatcherSettings>) -> Self {
-        Self { settings, connection: None, is_one_table: true }
+    fn new(settings: Arc<BatcherSettings>, unanswered: Arc<Semaphore>) -> Self {
+        Self { settings, connection: None, unanswered, is_one_table: true }
     }
 
     async fn serve(mut self, queue: Arc<Mutex<Queue>>) {
@@ -197,6 +213,11 @@ impl BatchWorker {
         loop {
             // A verb whose caller was cancelled before it began is not run.
             jobs.retain(|job| !job.answer.is_closed());
+            if !self.may_write() {
+                for job in jobs.extract_if(.., |job| job.verb.always_writes()) {
+                    job.reply(Err(unanswered()));
+                }
+            }
             let mut bytes = 0;
             let fits = jobs.iter().take_while(|job| {
                 bytes += job.verb.payload_bytes();
@@ -208,6 +229,32 @@ impl BatchWorker {
             }
             self.run_and_reply(jobs.drain(..count).collect()).await;
         }
+    }
+
+    /// Whether a write may be sent. Reads go on in any case.
+    fn may_write(&self) -> bool {
+        self.unanswered.available_permits() > 0
+    }
+
+    /// Closes a connection that has not answered a write, once that is over.
+    fn close_when_answered(&self, mut connection: PgConnection) {
+        // What is not sent yet need not be executed.
+        if connection.should_flush() {
+            return;
+        }
+        let (waiting, permit) =
+            (Arc::clone(&self.settings.unanswered), Arc::clone(&self.unanswered).try_acquire_owned());
+        if !self.may_write() {
+            tracing::warn!(
+                "{MOST_UNANSWERED} writes over one connection have no answer, so only reads are sent; do commits wait for a \
+                 standby that is away?"
+            );
+        }
+        tokio::spawn(async move {
+            waiting.wait(&mut connection).await;
+            let _ = timeout(CLOSE_TIMEOUT, connection.close()).await;
+            drop(permit);
+        });
     }
 
     /// Runs a batch and answers its verbs. If one verb makes the shared statement fail, each verb gets a separate statement,
@@ -250,7 +297,8 @@ impl BatchWorker {
     /// Sends a statement. If the connection turns out to be lost, sends it once more over another one: every verb may be
     /// repeated.
     async fn run_batch(&mut self, jobs: &[Job], lock_wait: LockWait) -> Result<VerbOutcomes, SendError> {
-        let (verbs, positions) = deduplicate(jobs);
+        let may_write = self.may_write();
+        let (verbs, positions) = deduplicate(jobs, may_write);
         let answers = match self.send(&verbs, lock_wait).await {
             Err(SendError::ConnectionLost(error)) => {
                 tracing::debug!(
@@ -263,8 +311,16 @@ impl BatchWorker {
             }
             answers => answers,
         }?;
-        let answer = |&position: &usize| answers.get(position).cloned().unwrap_or_else(|| Err(unexpected_answer()));
-        Ok(positions.iter().map(answer).collect())
+        let answer = |(job, &position): (&Job, &usize)| match answers.get(position) {
+            Some(Ok(VerbOutcome::Found(Lookup { presence: Presence::Absent, .. })))
+                if !may_write && matches!(job.verb, Verb::Acquire { .. }) =>
+            {
+                Err(unanswered())
+            }
+            Some(answer) => answer.clone(),
+            None => Err(unexpected_answer()),
+        };
+        Ok(jobs.iter().zip(&positions).map(answer).collect())
     }
 
     async fn send(&mut self, verbs: &[Cow<'_, Verb>], lock_wait: LockWait) -> Result<VerbOutcomes, SendError> {
@@ -282,6 +338,7 @@ impl BatchWorker {
             LockWait::Short => Some(settings.begin_with_short_lock_wait.as_str()),
         };
         let verbs = verbs.iter().map(AsRef::as_ref);
+        let may_write = verbs.clone().any(|verb| verb.always_writes() || matches!(verb, Verb::Acquire { .. }));
         let (message, batch) = Batch::new(&settings.calls, begin, settings.offset.micros(), self.is_one_table, verbs);
         let asked = async {
             match message {
@@ -313,6 +370,9 @@ impl BatchWorker {
                 return Err(refused);
             }
             Err(_) => {
+                if may_write {
+                    self.close_when_answered(connection);
+                }
                 let message = format!("Postgres did not answer within {limit:?}");
                 return Err(SendError::Unavailable(StoreError::new(StoreErrorKind::Timeout, message)));
             }
@@ -334,13 +394,16 @@ enum LockWait {
 }
 
 /// The verbs of a batch without duplicate lookups, and for each job the position of its verb. Many repeats of one request that
-/// arrive together share one answer, which may be large. Of several acquires of one record, all but the first become lookups.
-fn deduplicate(jobs: &[Job]) -> (Vec<Cow<'_, Verb>>, Vec<usize>) {
+/// arrive together share one answer, which may be large. Of several acquires of one record, all but the first become lookups;
+/// without `may_write` the first does too.
+fn deduplicate(jobs: &[Job], may_write: bool) -> (Vec<Cow<'_, Verb>>, Vec<usize>) {
     let mut verbs: Vec<Cow<'_, Verb>> = Vec::with_capacity(jobs.len());
     let (mut acquires, mut looks) = (HashSet::new(), HashMap::new());
     let positions = jobs.iter().map(|job| {
         let look = match &job.verb {
-            Verb::Acquire { request, lock } if !acquires.insert(request.id) => Some((request.id, Some(*lock), false)),
+            Verb::Acquire { request, lock } if !acquires.insert(request.id) || !may_write => {
+                Some((request.id, Some(*lock), false))
+            }
             Verb::Lookup { id, lock, confirmed } => Some((*id, *lock, *confirmed)),
             _ => None,
         };
@@ -359,6 +422,15 @@ fn deduplicate(jobs: &[Job]) -> (Vec<Cow<'_, Verb>>, Vec<usize>) {
     });
     let positions = positions.collect();
     (verbs, positions)
+}
+
+/// The error of a write that was not sent.
+fn unanswered() -> StoreError {
+    let message = format!(
+        "{MOST_UNANSWERED} earlier writes over this connection have no answer yet, so no more are sent; do commits wait for a \
+         standby that is away?"
+    );
+    StoreError::new(StoreErrorKind::Unavailable, message)
 }
 
 fn fail_all(jobs: impl IntoIterator<Item = Job>, error: StoreError) {

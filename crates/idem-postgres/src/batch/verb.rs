@@ -61,6 +61,11 @@ impl Verb {
         }
     }
 
+    /// Whether its transaction writes, whatever the record. An acquire does so only if there is no record.
+    pub(crate) fn always_writes(&self) -> bool {
+        !matches!(self, Self::Acquire { .. } | Self::Lookup { confirmed: false, .. })
+    }
+
     /// About how many bytes of stored data it carries.
     pub(crate) fn payload_bytes(&self) -> usize {
         match self {

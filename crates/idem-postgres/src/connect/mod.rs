@@ -10,3 +10,4 @@ pub(crate) mod session;
 pub(crate) mod sessions;
 pub(crate) mod settings;
 pub(crate) mod source;
+pub(crate) mod unanswered;

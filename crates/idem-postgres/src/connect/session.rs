@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use crate::connect::application_pool::{GUARD, UNGUARD};
 use crate::connect::handler_connection::{ROLLBACK, depth, required_depth, roll_back_by, skip_errors};
 use crate::connect::idle::IdleConnections;
+use crate::connect::unanswered::UnansweredWrites;
 use crate::error::{is_out_of_step, is_out_of_transaction, left_unread, out_of_transaction, outage};
 use crate::sql::BEGIN;
 use crate::sql::{Echo, own_rows};
@@ -61,6 +62,7 @@ pub(crate) struct Session {
     /// `None` only after it was given back, closed or dropped.
     connection: Option<SessionConnection>,
     idle: Arc<IdleConnections>,
+    unanswered: Arc<UnansweredWrites>,
     /// Whether the connection leads through a transaction-pooling proxy.
     pooled: bool,
     /// Whether [`GUARD`] holds in the session.
@@ -76,7 +78,7 @@ enum Closing {
     Now,
     /// Until no statement is running.
     RolledBack,
-    /// Until the server has answered, however long that takes.
+    /// Until the server has answered, or has no answer to give. It may take as long as a standby is away.
     Answered,
 }
 
@@ -86,11 +88,12 @@ impl Session {
     pub(crate) fn new(
         connection: SessionConnection,
         idle: Arc<IdleConnections>,
+        unanswered: Arc<UnansweredWrites>,
         pooled: bool,
         permit: OwnedSemaphorePermit,
     ) -> Self {
         let (connection, permit) = (Some(connection), Some(permit));
-        Self { connection, idle, pooled, is_guarded: false, permit, runtime: Handle::current() }
+        Self { connection, idle, unanswered, pooled, is_guarded: false, permit, runtime: Handle::current() }
     }
 
     /// Whether the connection is of the application's pool.
@@ -202,10 +205,8 @@ impl Session {
         self.close(Closing::Now);
     }
 
-    /// Closes the connection when the server has answered a COMMIT, or the connection has ended. It keeps its permit until then.
-    ///
-    /// A COMMIT that waits for a standby goes on without its client. If the permit were free before, the server would get a
-    /// further session for each of them.
+    /// Closes the connection when a COMMIT is answered, or cannot be waiting for a standby; see
+    /// [`unanswered`](crate::connect::unanswered). It keeps its permit until then.
     pub(crate) fn close_when_answered(mut self) {
         self.close(Closing::Answered);
     }
@@ -219,10 +220,10 @@ impl Session {
             connection.close_on_drop();
         }
         let permit = self.permit.take();
+        let unanswered = Arc::clone(&self.unanswered);
         tokio::spawn(async move {
             if when == Closing::Answered {
-                // It reads the answer first. An error says that the connection has ended.
-                let _ = connection.ping().await;
+                unanswered.wait(&mut connection).await;
             }
             let closing = async {
                 if when == Closing::RolledBack {

@@ -38,6 +38,7 @@ use crate::connect::handler_connection::prepare;
 use crate::connect::idle::{IdleConnection, IdleConnections};
 use crate::connect::options::{NEEDS_OPTIONS, expect_direct};
 use crate::connect::session::{Session, SessionConnection};
+use crate::connect::unanswered::UnansweredWrites;
 use crate::error::{connect_error, is_not_ready, is_protocol_violation, open_error};
 use crate::timeouts::{CLOSE_TIMEOUT, within};
 
@@ -64,6 +65,7 @@ pub(crate) struct Sessions {
     permits: Arc<Semaphore>,
     waiting: AtomicU32,
     idle: Arc<IdleConnections>,
+    unanswered: Arc<UnansweredWrites>,
 }
 
 /// Counts one, until dropped.
@@ -89,6 +91,7 @@ impl Sessions {
         config: &PostgresConfig,
         prepare_sql: String,
         client_timeout: Duration,
+        unanswered: Arc<UnansweredWrites>,
     ) -> Arc<Self> {
         let most = config.max_transactions;
         let permits = usize::try_from(most.get()).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
@@ -103,6 +106,7 @@ impl Sessions {
             permits: Arc::new(Semaphore::new(permits)),
             waiting: AtomicU32::new(0),
             idle: Arc::default(),
+            unanswered,
         })
     }
 
@@ -130,7 +134,7 @@ impl Sessions {
             Ok(Ok(permit)) => Ok(Permit { permit, idle: self.idle.take(), deadline, sessions: Arc::clone(self) }),
             Ok(Err(_)) | Err(_) => {
                 let message = format!(
-                    "no transaction was free within {:?}: handlers have all {} that max_transactions allows",
+                    "no transaction was free within {:?}: all {} that max_transactions allows are in use",
                     self.transaction_wait, self.most
                 );
                 Err(StoreError::new(StoreErrorKind::Busy, message))
@@ -245,6 +249,7 @@ impl Permit {
     }
 
     fn into_session(self, connection: SessionConnection) -> Session {
-        Session::new(connection, Arc::clone(&self.sessions.idle), self.sessions.pooled, self.permit)
+        let Sessions { idle, unanswered, pooled, .. } = &*self.sessions;
+        Session::new(connection, Arc::clone(idle), Arc::clone(unanswered), *pooled, self.permit)
     }
 }

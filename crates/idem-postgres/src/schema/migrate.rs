@@ -94,10 +94,7 @@ pub(crate) async fn migrate(
 ) -> Result<(), StoreError> {
     let deadline = Instant::now() + lock_timeout;
     loop {
-        // Most starts find the schema up to date. They need neither a lock nor a privilege to change it.
-        if newest(connection, schema).await? == Some(latest())
-            && (partitioned.is_none() || partitions::is_partitioned(connection, schema).await?)
-        {
+        if is_current(connection, schema, partitioned).await? {
             return Ok(());
         }
         match apply(connection, schema, partitioned).await {
@@ -110,6 +107,16 @@ pub(crate) async fn migrate(
             Ok(()) => return Ok(()),
         }
     }
+}
+
+/// Whether the schema needs no migration. Most starts find it so. They need neither a lock nor a privilege to change it.
+pub(crate) async fn is_current(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    partitioned: Option<Duration>,
+) -> Result<bool, StoreError> {
+    Ok(newest(connection, schema).await? == Some(latest())
+        && (partitioned.is_none() || partitions::is_partitioned(connection, schema).await?))
 }
 
 const MIGRATE: &str = "bring the schema up to date";

@@ -1,7 +1,7 @@
 //! Connections for upkeep.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use idem_core::{StoreError, StoreErrorKind};
 use sqlx::PgPool;
@@ -16,6 +16,10 @@ use crate::sql::{Sql, own_rows};
 /// One connection may read a partition for minutes to see whether it has expired; the other is for everything else.
 const MAX_CONNECTIONS: u32 = 2;
 
+/// The setting of transactions that are repeated if they are lost. So they do not wait for a standby: while it is away, each
+/// would keep its locks and leave a session behind; see [`unanswered`](crate::connect::unanswered).
+pub(super) const LOCAL_COMMIT: &str = "SET LOCAL synchronous_commit=local;";
+
 /// Runs statements of the store's upkeep, on its own connections or those of the application's pool.
 #[derive(Debug)]
 pub(crate) struct Upkeep {
@@ -29,6 +33,8 @@ pub(crate) struct Upkeep {
     pub(crate) local_settings: String,
     /// How long a statement may take, including the round trip.
     pub(crate) client_timeout: Duration,
+    /// Until when no partition is made; see [`maintain_partitions`](Self::maintain_partitions).
+    pub(super) make_paused_until: Mutex<Option<Instant>>,
 }
 
 impl Upkeep {
@@ -42,7 +48,8 @@ impl Upkeep {
         let own = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(client_timeout);
         let pool = source.pool().cloned().unwrap_or_else(|| own.connect_lazy_with(source.options()));
         let is_from_pool = source.pool().is_some();
-        Self { pool, is_from_pool, pooled, records, local_settings, client_timeout }
+        let make_paused_until = Mutex::default();
+        Self { pool, is_from_pool, pooled, records, local_settings, client_timeout, make_paused_until }
     }
 
     /// Runs a statement in a separate task. If a cancelled caller dropped its future midway, the pool would get the

@@ -199,6 +199,33 @@ async fn without_a_purger_records_find_a_place_all_the_same() {
     purger.stop().await;
 }
 
+#[tokio::test]
+async fn while_partitions_cannot_be_made_in_time_records_and_partitions_are_removed_and_it_is_not_tried_in_a_loop() {
+    let setup = setup(|config| config.partitioned(HOUR)).await;
+    let slow = format!(
+        "CREATE SEQUENCE {0}.calls MINVALUE 0;CREATE SEQUENCE {0}.rounds MINVALUE 0;SELECT nextval('{0}.calls'), nextval('{0}.rounds');
+         CREATE OR REPLACE FUNCTION {0}.idem_make_partitions_v1(skew BIGINT) RETURNS VOID LANGUAGE SQL
+         AS $$ SELECT nextval('{0}.calls'); SELECT pg_sleep(60) $$;
+         ALTER FUNCTION {0}.idem_past_partition_v1 RENAME TO found;
+         CREATE FUNCTION {0}.idem_past_partition_v1(skew BIGINT) RETURNS TEXT LANGUAGE SQL
+         AS $$ SELECT nextval('{0}.rounds'); SELECT {0}.found(skew) $$",
+        setup.schema.name
+    );
+    sql(&mut connection().await, slow).await;
+    setup.settled(HOUR).await;
+    setup.offset.advance(10 * HOUR);
+    setup.settled(HOUR).await;
+    assert_eq!(setup.count("idem_records_rest").await, 1);
+    setup.offset.advance(2 * HOUR);
+    let purger = setup.purger();
+    setup.until_count("idem_records_rest", |records| records == 0).await;
+    setup.until_count("idem_partitions WHERE name = 'idem_records_first'", |partitions| partitions == 0).await;
+    setup.until_count("rounds WHERE last_value > 10", |reached| reached > 0).await;
+    let calls = format!("SELECT last_value FROM {}.calls", setup.schema.name);
+    assert_eq!(number(&mut connection().await, calls).await, 1);
+    purger.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_two_acquires_across_the_boundary_of_partitions_runs() {
     // Two processes whose statements are on either side of the boundary: their clocks differ by an hour.

@@ -235,10 +235,7 @@ async fn when_handlers_have_all_transactions_the_next_operation_is_told_which_li
     let error = turned_away.await.unwrap().unwrap_err();
     assert!(start.elapsed() >= WAIT);
     assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::Busy, false));
-    assert_eq!(
-        error.to_string(),
-        "no transaction was free within 1s: handlers have all 1 that max_transactions allows"
-    );
+    assert_eq!(error.to_string(), "no transaction was free within 1s: all 1 that max_transactions allows are in use");
     // An engine says the same, and does not let its caller wait twice. Its own limit is for stores that do not answer.
     let store = Arc::new(FaultyStore::new(Arc::new(database.store.clone())));
     let engine = Idempotency::transactional(store.clone(), Settings::new().store_timeout(Duration::from_secs(30)));

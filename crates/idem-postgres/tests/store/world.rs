@@ -77,7 +77,15 @@ impl World {
 
     /// On a private server at `beside`, which the store reaches through `url`.
     pub async fn private(url: &str, beside: &str) -> Self {
-        Self::new(url, beside, None, None, |config| config).await
+        Self::private_with(url, beside, |config| config).await
+    }
+
+    pub async fn private_with(
+        url: &str,
+        beside: &str,
+        configure: impl FnOnce(PostgresConfig) -> PostgresConfig,
+    ) -> Self {
+        Self::new(url, beside, None, None, configure).await
     }
 
     async fn new(

@@ -39,6 +39,39 @@ pub(super) const PATCHES: &[Patch] = &[
             }",
     ),
     patch(
+        "writes-go-on-without-answers",
+        &["postgres-standby"],
+        BATCHER,
+        "self.unanswered.available_permits() > 0",
+        "PLANTED || self.unanswered.available_permits() > 0",
+    ),
+    patch(
+        "upkeep-waits-for-a-standby",
+        &["postgres-standby"],
+        "crates/idem-postgres/src/upkeep/purge.rs",
+        ".push(LOCAL_COMMIT)",
+        ".push(if PLANTED { \"\" } else { LOCAL_COMMIT })",
+    ),
+    patch(
+        "silence-keeps-its-place",
+        &["postgres-lost"],
+        "crates/idem-postgres/src/connect/unanswered.rs",
+        "() = denied => {}",
+        "() = async {
+                denied.await;
+                if PLANTED {
+                    std::future::pending::<()>().await;
+                }
+            } => {}",
+    ),
+    patch(
+        "partitions-that-cannot-be-made-are-tried-in-a-loop",
+        &["postgres-purge"],
+        "crates/idem-postgres/src/upkeep/partitions.rs",
+        "*paused_until() = Some(Instant::now() + MAKE_PAUSE);",
+        "*paused_until() = Some(Instant::now() + MAKE_PAUSE).filter(|_| !PLANTED);",
+    ),
+    patch(
         "record-that-a-failover-would-lose-is-told",
         &["postgres-standby"],
         "crates/idem-postgres/src/store.rs",
@@ -175,8 +208,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "lane-that-panicked-stays-dead",
         &["postgres-batch-workers"],
         BATCHER,
-        "                    && error.is_panic()",
-        "                    && error.is_panic() && !PLANTED",
+        "Err(error) if error.is_panic() => yield_now().await,",
+        "Err(error) if error.is_panic() && !PLANTED => yield_now().await,",
     ),
     patch(
         "purger-ends-with-a-panic",

@@ -9,7 +9,9 @@ use idem_core::{
 };
 use idem_testkit::fixture::{KEPT, checkpoint, completed, repeat_of, request, retryable};
 
-use crate::world::{World, join_all, port_of_shared, transactional};
+use crate::support::{Configure as _, Schema};
+use crate::world::{World, at_port, eventually, join_all, port_of_shared, transactional};
+use idem_postgres::PostgresStore;
 use idem_proxy::Proxy;
 use idem_proxy::postgres::{Lose, Losses};
 
@@ -224,6 +226,24 @@ async fn a_server_that_falls_silent_is_given_up_in_time() {
 }
 
 #[tokio::test]
+async fn opening_gives_a_silent_server_up_in_time() {
+    // The statements of opening that wait for no lock, each by a text in it.
+    let texts = ["client_min_messages", "pg_is_in_recovery", "idem_migrations", "idem_identity"];
+    let opened = texts.map(async |marker| {
+        let schema = Schema::new();
+        drop(PostgresStore::open(schema.config()).await.unwrap());
+        let proxy = Proxy::<Losses>::to_port(port_of_shared()).await.unwrap();
+        proxy.lose(Lose::EverythingSilently, marker, 1);
+        let open = PostgresStore::open(schema.config_at(&at_port(proxy.port())));
+        let opened = tokio::time::timeout(Duration::from_secs(15), open).await.expect("it waits for ever");
+        assert!(proxy.has_lost(), "{marker}");
+        let error = opened.unwrap_err();
+        assert!(error.is_retryable() && error.to_string().contains("open the store"), "{marker}: {error}");
+    });
+    join_all(opened).await;
+}
+
+#[tokio::test]
 async fn a_commit_whose_answer_never_comes_is_looked_up_before_the_engine_gives_up() {
     /// As long as the engine waits for the end of a transaction.
     const ENGINE: Duration = Duration::from_secs(10);
@@ -234,6 +254,41 @@ async fn a_commit_whose_answer_never_comes_is_looked_up_before_the_engine_gives_
     let (request, told) = told.await.expect("finish waits for ever for a server that fell silent");
     assert_eq!(by_sql(&world, &request).await, (1, 1));
     assert!(told.is_ok_and(|outcome| outcome == OwnerOutcome::Applied), "what was committed was told as lost");
+    // No commit waits for a standby, so the server has no session of it that would not end.
+    eventually("its place is free", async || (world.store.transactions().in_use == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn after_two_writes_without_an_answer_a_worker_only_reads_until_no_commit_waits() {
+    let proxy = Proxy::<Losses>::to_port(port_of_shared()).await.unwrap();
+    let world = World::shared_through(proxy.port(), |config| config.verb_connections(NonZeroU32::MIN)).await;
+    let settled = request();
+    let lease = world.lease(&settled).await.unwrap();
+    world.settle(&lease).await.unwrap();
+    let running = world.lease(&request()).await.unwrap();
+    proxy.lose(Lose::EverythingSilently, "idem_acquire_v1", 2);
+    let new = request();
+    for _ in 0..2 {
+        let error = world.store.acquire(&request()).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
+    }
+    assert!(proxy.has_lost());
+    let refused = [
+        world.store.acquire(&new).await.unwrap_err(),
+        world.settle(&running).await.unwrap_err(),
+        world.store.peek(&settled.id).await.unwrap_err(),
+    ];
+    for error in refused {
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+        assert!(error.to_string().contains("2 earlier writes"), "{error}");
+    }
+    let replay = world.store.acquire(&repeat_of(&settled)).await.unwrap();
+    assert!(matches!(replay, AcquireOutcome::Replay(_)), "{replay:?}");
+    let held = world.store.acquire(&repeat_of(&Acquire { id: running.id, ..request() })).await.unwrap();
+    assert!(!matches!(held, AcquireOutcome::Acquired(_)), "{held:?}");
+    assert_eq!(world.store.peek(&new.id).await.unwrap(), None, "nothing was written");
+    eventually("it writes again", async || world.lease(&new).await.ok()).await;
+    world.settle(&running).await.unwrap();
 }
 
 #[tokio::test]

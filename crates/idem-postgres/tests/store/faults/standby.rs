@@ -1,26 +1,33 @@
 //! What is acknowledged, and what is not, while commits wait for a standby that is away.
 
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use idem_core::{
-    AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, State, StoreErrorKind, TransactionalStore, Writes,
+    Acquire, AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, State, StoreErrorKind, Term, TransactionalStore,
+    Writes,
 };
+use idem_postgres::Purger;
 use idem_servers::PostgresPair;
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 
 use crate::support::number;
-use crate::world::{World, at_port, connect, eventually, transactional};
+use crate::world::{World, at_port, connect, eventually, join_all, transactional};
 
 const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
-/// A pair whose standby follows, and a store on its primary.
+/// A pair whose standby follows, and a store on its primary. It has more connections for verbs than a test leaves unanswered.
 async fn pair(settings: &[&str]) -> (PostgresPair, World) {
+    pair_with(settings, NonZeroU32::new(4).unwrap()).await
+}
+
+async fn pair_with(settings: &[&str], connections: NonZeroU32) -> (PostgresPair, World) {
     let pair = PostgresPair::start_with(settings).unwrap();
     let url = at_port(pair.primary_port());
     let mut beside = connect(&url).await.unwrap();
     let streaming = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
     eventually("the standby follows", async || (number(&mut beside, streaming).await == 1).then_some(())).await;
-    (pair, World::private(&url, &url).await)
+    (pair, World::private_with(&url, &url, |config| config.verb_connections(connections)).await)
 }
 
 /// Terminates every session that waits for the standby, once there are more of them than there were.
@@ -100,6 +107,46 @@ async fn a_deadline_leaves_the_commit_waiting_for_its_standby() {
     let replay = world.store.begin(&repeat_of(&ran)).await.unwrap();
     assert!(matches!(replay, Begin::Answered(AcquireOutcome::Replay(_))), "{replay:?}");
     world.writes_and_records_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn verbs_leave_few_sessions_behind_while_a_standby_is_away_and_replays_go_on() {
+    /// The store has two connections for verbs, and each may leave two sessions.
+    const MOST: i64 = 4;
+    let (mut pair, world) = pair_with(&[PostgresPair::SYNCHRONOUS], NonZeroU32::new(2).unwrap()).await;
+    let settled = request();
+    let lease = world.lease(&settled).await.unwrap();
+    world.settle(&lease).await.unwrap();
+    let short = Duration::from_secs(1);
+    for _ in 0..3 {
+        let expiring = Acquire { term: Term { lease: short, retention: short }, ..request() };
+        let lease = world.lease(&expiring).await.unwrap();
+        assert_eq!(world.store.settle(&lease, &completed(), short).await.unwrap(), OwnerOutcome::Applied);
+    }
+    pair.cut_off_standby().unwrap();
+    let purger = Purger::start(world.store.clone());
+    // Longer than the store waits for an answer, and than it takes to ask whether commits still wait.
+    let end = Instant::now() + Duration::from_secs(16);
+    let mut refused = 0;
+    while Instant::now() < end {
+        let acquires: Vec<_> = (0..8).map(|_| request()).collect();
+        for acquired in join_all(acquires.iter().map(|asked| world.store.acquire(asked))).await {
+            let error = acquired.expect_err("no standby has the lease");
+            refused += i32::from(!error.is_indeterminate());
+        }
+        let waiting = world.number(WAITING).await;
+        assert!(waiting <= MOST, "{waiting} sessions wait");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(refused > 0, "all writes were sent");
+    purger.stop().await;
+    assert_eq!(world.number("SELECT count(*) FROM $.idem_records").await, 1, "nothing is purged");
+    let replay = world.store.acquire(&repeat_of(&settled)).await.unwrap();
+    assert!(matches!(replay, AcquireOutcome::Replay(_)), "{replay:?}");
+    pair.reconnect_standby().unwrap();
+    eventually("it writes again", async || world.lease(&request()).await.ok()).await;
+    eventually("the commits end", async || (world.number(WAITING).await == 0).then_some(())).await;
+    world.is_whole().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
