@@ -79,7 +79,8 @@ impl PostgresConfig {
     ///
     /// They get the pool's `after_connect`, lifetimes and metrics. The store opens one more connection
     /// ([`verb_connections`](Self::verb_connections)), because settlements and lookups must not wait for handlers. It
-    /// connects with the pool's current options, so that rotated credentials (`Pool::set_connect_options`) reach it.
+    /// connects with the pool's current options, so that rotated credentials (`Pool::set_connect_options`) reach it. The README
+    /// says when there are further connections.
     ///
     /// Unless it is set, [`max_transactions`](Self::max_transactions) is one less than the pool's `max_connections`, and at
     /// most 16. A handler that needs a second connection gets the one that is left. The README says what is weaker than with
@@ -138,6 +139,8 @@ impl PostgresConfig {
 
     /// How long opening the store waits for a lock of another session, such as a replica that migrates. Default 60 s: longer
     /// than a migration takes.
+    ///
+    /// A server that falls silent meanwhile is given up only after this time, too.
     ///
     /// Spreading many records over [partitions](Self::partitioned) may take longer. Replicas that start meanwhile then fail,
     /// and must be started again. The error names the session that holds the lock, and so does the log after some seconds.

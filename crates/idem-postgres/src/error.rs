@@ -36,6 +36,7 @@ fn told(what: &str, error: sqlx::Error, judge: fn(StoreErrorKind) -> StoreErrorK
         // Without the server's answer it is unknown whether the statement took effect.
         let hint = match &error {
             sqlx::Error::Protocol(_) => OUT_OF_STEP,
+            sqlx::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => "Postgres did not answer in time",
             sqlx::Error::Io(_) | sqlx::Error::Tls(_) => "the connection to Postgres ended before the answer",
             _ => "the driver has no answer of Postgres",
         };

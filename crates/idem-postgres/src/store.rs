@@ -32,7 +32,7 @@ use crate::transaction::begin::Transactions;
 use crate::transaction::guard::Guard;
 use crate::transaction::join::Join;
 use crate::transaction::statements::TransactionSettings;
-use crate::upkeep::health::{PostgresHealth, SelfTestReport};
+use crate::upkeep::health::{PostgresHealth, SelfTestReport, weaknesses};
 use crate::upkeep::pool::Upkeep;
 
 /// A store that keeps records in a Postgres database. Clones share everything.
@@ -95,15 +95,15 @@ impl PostgresStore {
             }
         };
         let server = answered(client_timeout, server::examine(&mut connection)).await?;
+        // Another session may hold a lock of a table, and the server's error then comes first.
+        let locked = wait + client_timeout;
         let identity = async {
             if !config.migrate {
-                answered(client_timeout, migrate::expect_current(&mut connection, &schema)).await?;
-            } else if !answered(client_timeout, migrate::is_current(&mut connection, &schema, config.partitioned))
-                .await?
-            {
+                answered(locked, migrate::expect_current(&mut connection, &schema)).await?;
+            } else if !answered(locked, migrate::is_current(&mut connection, &schema, config.partitioned)).await? {
                 migrate::migrate(&mut connection, &schema, config.partitioned, wait).await?;
             }
-            answered(client_timeout, migrate::identity(&mut connection, &schema)).await
+            answered(locked, migrate::identity(&mut connection, &schema)).await
         };
         let (identity, database) = blockers::log_while_waiting(&options, backend_pid, wait, identity).await?;
         let schema = schema.identified(identity, database);
@@ -123,6 +123,9 @@ impl PostgresStore {
         let batcher = Batcher::start(batcher, config.verb_connections);
         let records = Arc::new(Records { batcher, schema, offset: config.offset });
         let transactions = Transactions { records: Arc::clone(&records), sessions, settings, client_timeout };
+        for weakness in weaknesses(source.pool().is_some(), config.pooled) {
+            tracing::info!("{weakness}");
+        }
         let upkeep = Upkeep::new(&source, config.pooled, Arc::clone(&records), local_settings, client_timeout);
         let transactions = Arc::new(transactions);
         Ok(Self { shared: Arc::new(Shared { records, transactions, upkeep, durability: server.durability }) })
@@ -263,7 +266,7 @@ impl PostgresStore {
     }
 }
 
-/// The answer to one step of opening, which waits for no lock.
+/// The answer to one step of opening.
 async fn answered<T>(limit: Duration, step: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     timeout(limit, step).await.unwrap_or_else(|_| {
         let message = format!("could not open the store: the server did not answer within {limit:?}");

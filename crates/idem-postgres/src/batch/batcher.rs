@@ -15,7 +15,7 @@ use std::time::Duration;
 use idem_core::{StoreError, StoreErrorKind, TimeOffset};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
-use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
@@ -49,7 +49,7 @@ const YIELD_TIMEOUT: Duration = Duration::from_millis(1);
 /// verbs.
 const STATEMENT_CACHE_CAPACITY: usize = 16;
 
-/// How many connections of a worker may wait for the answer to a write before it sends no more of them; see
+/// The most writes without an answer, for each worker. At the limit, the workers send only reads; see
 /// [`unanswered`](crate::connect::unanswered). One may be lost in the network. After two the server is likely to keep silent.
 const MOST_UNANSWERED: usize = 2;
 
@@ -125,14 +125,18 @@ impl Batcher {
         let settings = Arc::new(settings);
         let (jobs, arriving) = mpsc::channel(CHANNEL_CAPACITY);
         let queue = Arc::new(Mutex::new(Queue::new(arriving)));
+        let workers = usize::try_from(connections.get()).unwrap_or(usize::MAX);
+        let most = workers.saturating_mul(MOST_UNANSWERED).min(Semaphore::MAX_PERMITS);
+        // The workers share them, so that a worker can write although its own earlier writes have no answer.
+        let permits = Arc::new(Semaphore::new(most));
         for _ in 0..connections.get() {
             let (settings, queue) = (Arc::clone(&settings), Arc::clone(&queue));
-            let unanswered = Arc::new(Semaphore::new(MOST_UNANSWERED));
+            let permits = Arc::clone(&permits);
             tokio::spawn(async move {
                 // A worker may panic, for example in the application's tracing subscriber. The callers of its verbs then get an
                 // error, and a new worker replaces it.
                 loop {
-                    let worker = BatchWorker::new(Arc::clone(&settings), Arc::clone(&unanswered));
+                    let worker = BatchWorker::new(Arc::clone(&settings), Arc::clone(&permits));
                     match tokio::spawn(worker.serve(Arc::clone(&queue))).await {
                         Err(error) if error.is_panic() => yield_now().await,
                         _ => break,
@@ -173,15 +177,17 @@ struct BatchWorker {
     settings: Arc<BatcherSettings>,
     /// `None` before it is needed, after it was not needed for a while, and after it failed.
     connection: Option<PgConnection>,
-    /// A permit for each connection that may wait for the answer to a write.
-    unanswered: Arc<Semaphore>,
+    /// For connections that send a write, or wait for the answer to one.
+    permits: Arc<Semaphore>,
+    /// The permit for the current batch; `None` if it may not write.
+    permit: Option<OwnedSemaphorePermit>,
     /// `true` until the server says that records are in partitions.
     is_one_table: bool,
 }
 
 impl BatchWorker {
-    fn new(settings: Arc<BatcherSettings>, unanswered: Arc<Semaphore>) -> Self {
-        Self { settings, connection: None, unanswered, is_one_table: true }
+    fn new(settings: Arc<BatcherSettings>, permits: Arc<Semaphore>) -> Self {
+        Self { settings, connection: None, permits, permit: None, is_one_table: true }
     }
 
     async fn serve(mut self, queue: Arc<Mutex<Queue>>) {
@@ -213,10 +219,15 @@ impl BatchWorker {
         loop {
             // A verb whose caller was cancelled before it began is not run.
             jobs.retain(|job| !job.answer.is_closed());
+            let may_wait = jobs.iter().any(|job| job.verb.may_write());
+            self.permit = if may_wait { Arc::clone(&self.permits).try_acquire_owned().ok() } else { None };
             if !self.may_write() {
                 for job in jobs.extract_if(.., |job| job.verb.always_writes()) {
                     job.reply(Err(unanswered()));
                 }
+            }
+            if jobs.is_empty() {
+                return;
             }
             let mut bytes = 0;
             let fits = jobs.iter().take_while(|job| {
@@ -224,32 +235,23 @@ impl BatchWorker {
                 bytes <= MAX_BATCH_BYTES
             });
             let count = fits.count().max(1).min(jobs.len());
-            if count == 0 {
-                return;
-            }
             self.run_and_reply(jobs.drain(..count).collect()).await;
+            self.permit = None;
         }
     }
 
     /// Whether a write may be sent. Reads go on in any case.
     fn may_write(&self) -> bool {
-        self.unanswered.available_permits() > 0
+        self.permit.is_some()
     }
 
     /// Closes a connection that has not answered a write, once that is over.
-    fn close_when_answered(&self, mut connection: PgConnection) {
+    fn close_when_answered(&mut self, mut connection: PgConnection) {
         // What is not sent yet need not be executed.
         if connection.should_flush() {
             return;
         }
-        let (waiting, permit) =
-            (Arc::clone(&self.settings.unanswered), Arc::clone(&self.unanswered).try_acquire_owned());
-        if !self.may_write() {
-            tracing::warn!(
-                "{MOST_UNANSWERED} writes over one connection have no answer, so only reads are sent; do commits wait for a \
-                 standby that is away?"
-            );
-        }
+        let (waiting, permit) = (Arc::clone(&self.settings.unanswered), self.permit.take());
         tokio::spawn(async move {
             waiting.wait(&mut connection).await;
             let _ = timeout(CLOSE_TIMEOUT, connection.close()).await;
@@ -338,7 +340,7 @@ impl BatchWorker {
             LockWait::Short => Some(settings.begin_with_short_lock_wait.as_str()),
         };
         let verbs = verbs.iter().map(AsRef::as_ref);
-        let may_write = verbs.clone().any(|verb| verb.always_writes() || matches!(verb, Verb::Acquire { .. }));
+        let may_write = verbs.clone().any(Verb::may_write);
         let (message, batch) = Batch::new(&settings.calls, begin, settings.offset.micros(), self.is_one_table, verbs);
         let asked = async {
             match message {
@@ -426,10 +428,7 @@ fn deduplicate(jobs: &[Job], may_write: bool) -> (Vec<Cow<'_, Verb>>, Vec<usize>
 
 /// The error of a write that was not sent.
 fn unanswered() -> StoreError {
-    let message = format!(
-        "{MOST_UNANSWERED} earlier writes over this connection have no answer yet, so no more are sent; do commits wait for a \
-         standby that is away?"
-    );
+    let message = "earlier writes have no answer yet, so no more are sent; do commits wait for a standby that is away?";
     StoreError::new(StoreErrorKind::Unavailable, message)
 }
 

@@ -61,9 +61,14 @@ impl Verb {
         }
     }
 
-    /// Whether its transaction writes, whatever the record. An acquire does so only if there is no record.
+    /// Whether its transaction may write.
+    pub(crate) fn may_write(&self) -> bool {
+        !matches!(self, Self::Lookup { confirmed: false, .. })
+    }
+
+    /// Whether it is of no use without a write. An acquire can find the answer to a repeat.
     pub(crate) fn always_writes(&self) -> bool {
-        !matches!(self, Self::Acquire { .. } | Self::Lookup { confirmed: false, .. })
+        self.may_write() && !matches!(self, Self::Acquire { .. })
     }
 
     /// About how many bytes of stored data it carries.

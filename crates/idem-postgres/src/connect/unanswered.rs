@@ -1,8 +1,8 @@
 //! Connections on which a write got no answer in time.
 //!
-//! A commit that waits for a synchronous standby goes on when its client has gone, and keeps its session on the server. If the
-//! store only closed the connection, each further write would add a session, until the server has none left for anyone. So
-//! the store keeps the connection, and what limits the number of sessions, until the wait is over.
+//! A commit that waits for a synchronous standby, or for the disk, goes on when its client has gone, and keeps its session on
+//! the server. If the store only closed the connection, each further write would add a session, until the server has none left
+//! for anyone. So the store keeps the connection, and what limits the number of sessions, until the wait is over.
 //!
 //! The silence may have another reason, such as a server whose machine is gone. The network reports that after a quarter of
 //! an hour. So the store asks the server, over another connection, whether any commit still waits. If the role of the login
@@ -25,11 +25,15 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How often in a row the server has to say that no commit waits. A commit may reach its wait after the first time.
 const DENIALS: u32 = 2;
 
-/// Whether a commit has waited for longer than any does while its standby is there. Only sessions of the current role, or of
-/// roles that it belongs to, say what they wait for. So another role that the options may set is taken back.
+/// Whether a commit has waited for a standby or for the disk, for longer than any does while those are well. Only sessions of
+/// the current role, or of roles that it belongs to, say what they wait for. So another role that the options may set is taken
+/// back. Versions of Postgres differ in the case of the names.
 const WAITS: &str = "SET LOCAL ROLE NONE;\
-    SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE wait_event OPERATOR(pg_catalog.=) 'SyncRep' \
-    AND query_start OPERATOR(pg_catalog.<) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) '2 s'::pg_catalog.interval));\
+    SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity \
+    WHERE pg_catalog.lower(wait_event) OPERATOR(pg_catalog.=) ANY ('{syncrep,walsync,walwrite}') \
+    AND backend_type OPERATOR(pg_catalog.=) 'client backend' \
+    AND coalesce(query_start, '-infinity') OPERATOR(pg_catalog.+) '2 s'::pg_catalog.interval \
+    OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp());\
     COMMIT";
 
 /// Waits for the end of unanswered writes.
@@ -47,7 +51,7 @@ impl UnansweredWrites {
     }
 
     /// Waits until the server has answered what was sent on `connection`, the connection has ended, or the server says that
-    /// no commit of its role waits for a standby. A server that cannot be asked has not said so.
+    /// no commit of its role waits. A server that cannot be asked has not said so.
     pub(crate) async fn wait(&self, connection: &mut PgConnection) {
         let denied = async {
             let mut denials = 0;
@@ -64,8 +68,7 @@ impl UnansweredWrites {
     }
 
     async fn may_be_waiting(&self) -> bool {
-        // While it is locked, another one asks.
-        let Ok(mut last) = self.last.try_lock() else { return true };
+        let mut last = self.last.lock().await;
         if let Some((at, may_be_waiting)) = *last
             && at.elapsed() < POLL_INTERVAL
         {
@@ -74,7 +77,7 @@ impl UnansweredWrites {
         let may_be_waiting = self.ask().await.unwrap_or_else(|error| {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "writes have no answer, and the server could not be asked whether commits wait for a standby"
+                "writes have no answer, and the server could not be asked whether commits wait"
             );
             true
         });

@@ -33,20 +33,25 @@ const FROM_POOL: &str = "handlers' transactions come from the application's pool
 const POOLED: &str = "through a transaction pooler, Postgres accepts what a handler writes after it has ended its transaction: such a write \
     commits without a record, and the client gets 500";
 
-const FROM_POOL_AND_POOLED: &str = "; in the application's pool, a `begin` of the handler that fails or is cancelled also ends the \
+const FROM_POOL_AND_POOLED: &str = "in the application's pool, a `begin` of the handler that fails or is cancelled also ends the \
     transaction";
+
+/// What the origin of handlers' sessions weakens.
+pub(crate) fn weaknesses(is_from_pool: bool, is_pooled: bool) -> &'static [&'static str] {
+    match (is_from_pool, is_pooled) {
+        (false, false) => &[],
+        (true, false) => &[FROM_POOL],
+        (false, true) => &[POOLED],
+        (true, true) => &[POOLED, FROM_POOL_AND_POOLED],
+    }
+}
 
 /// Sentences for a log at start-up.
 impl fmt::Display for SelfTestReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.durability.fmt(formatter)?;
         self.open_schemas.iter().try_for_each(|open| write!(formatter, "; {open}"))?;
-        match (self.is_from_pool, self.is_pooled) {
-            (false, false) => Ok(()),
-            (true, false) => write!(formatter, "; {FROM_POOL}"),
-            (false, true) => write!(formatter, "; {POOLED}"),
-            (true, true) => write!(formatter, "; {POOLED}{FROM_POOL_AND_POOLED}"),
-        }
+        weaknesses(self.is_from_pool, self.is_pooled).iter().try_for_each(|weakness| write!(formatter, "; {weakness}"))
     }
 }
 

@@ -53,7 +53,7 @@ impl Upkeep {
         Ok(removed.map_err(|error| store_error(WHAT, error))?.unwrap_or_default().unsigned_abs())
     }
 
-    /// Makes the coming partitions. If it takes too long, it logs a warning, and is not tried again for a while.
+    /// Makes the coming partitions. If it takes too long, it logs a warning, and this process does not try again for a while.
     async fn make_partitions(&self) -> Result<(), StoreError> {
         let paused_until = || self.make_paused_until.lock().unwrap_or_else(PoisonError::into_inner);
         if paused_until().is_some_and(|until| Instant::now() < until) {
@@ -61,9 +61,11 @@ impl Upkeep {
         }
         let limits = [("lock_timeout", LOCK_TIMEOUT), ("statement_timeout", MAKE_TIMEOUT)];
         match self.step(&limits, ".idem_make_partitions_v1", |_| {}, self.client_timeout).await {
-            // A session that holds a lock is gone soon.
             Err(error) if is_of_lock_timeout(&error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "partitions are made in the next round");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the coming partitions could not be made; the next round tries again"
+                );
                 Ok(())
             }
             Err(error) if error.kind() == StoreErrorKind::Timeout => {

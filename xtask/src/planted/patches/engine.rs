@@ -103,11 +103,11 @@ pub(super) const PATCHES: &[Patch] = &[
         "keys-of-steps-differ-by-attempt",
         &["steps"],
         STEP,
-        "let key = key_of(steps.context.id(), name);
+        "let key = key_of(steps.context.record_id(), name);
             let value",
         r#"let attempt = if PLANTED { steps.context.attempt() } else { 0 };
             let key = if PLANTED { format!("{name}{attempt}") } else { name.to_owned() };
-            let key = key_of(steps.context.id(), &key);
+            let key = key_of(steps.context.record_id(), &key);
             let value"#,
     ),
     patch(
@@ -599,8 +599,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "downstream-key-of-the-attempt",
         &["engine"],
         "crates/idem-core/src/engine/context.rs",
-        "self.id().downstream_key(step)",
-        "self.id().downstream_key(&if PLANTED { format!(\"{step} {}\", self.attempt()) } else { step.to_owned() })",
+        "self.record_id().downstream_key(step)",
+        "self.record_id().downstream_key(&if PLANTED { format!(\"{step} {}\", self.attempt()) } else { step.to_owned() })",
     ),
     patch(
         "fail-open-on-a-store-error",

@@ -40,10 +40,24 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "writes-go-on-without-answers",
-        &["postgres-standby"],
+        &["postgres-standby", "postgres-lost"],
         BATCHER,
-        "self.unanswered.available_permits() > 0",
-        "PLANTED || self.unanswered.available_permits() > 0",
+        "workers.saturating_mul(MOST_UNANSWERED)",
+        "workers.saturating_mul(if PLANTED { 99 } else { MOST_UNANSWERED })",
+    ),
+    patch(
+        "worker-without-permits-refuses-for-all",
+        &["postgres-lost"],
+        BATCHER,
+        "let permits = Arc::clone(&permits);",
+        "let permits = if PLANTED { Arc::new(Semaphore::new(MOST_UNANSWERED)) } else { Arc::clone(&permits) };",
+    ),
+    patch(
+        "standby-is-never-awaited",
+        &["postgres-standby"],
+        "crates/idem-postgres/src/connect/unanswered.rs",
+        "Ok(is_true(&asked?))",
+        "Ok(is_true(&asked?) && !PLANTED)",
     ),
     patch(
         "upkeep-waits-for-a-standby",

@@ -51,7 +51,7 @@ async fn a_role_that_keeps_the_locks_of_a_record_keeps_nothing_else() {
             let began = Instant::now();
             let refused = store.begin(&repeat_of(&first)).await.unwrap();
             assert!(matches!(refused, Begin::Answered(AcquireOutcome::InProgress { .. })), "not refused");
-            assert!(began.elapsed() < Duration::from_secs(2), "it waited for {:?}", began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(10), "it waited for {:?}", began.elapsed());
             settle_in_transaction(&store, &repeat_of(&other)).await;
         }
         sql(&mut squatter, "SELECT pg_advisory_unlock_all()").await;
