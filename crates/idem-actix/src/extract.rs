@@ -26,7 +26,7 @@ pub struct IdempotencyContext(pub Context);
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor failed; answered with 500.
+/// Why an extractor failed. Answered with 500; the log has the reason.
 ///
 /// If the route lacks its layer or its store, the answer is not stored, because the route may be corrected. Middleware inside of
 /// the layer that has had an effect before must answer something else.
@@ -43,7 +43,7 @@ impl fmt::Display for Rejection {
 impl ResponseError for Rejection {
     fn error_response(&self) -> HttpResponse {
         let mut response =
-            HttpResponse::InternalServerError().content_type(ContentType::plaintext()).body(self.to_string());
+            HttpResponse::InternalServerError().content_type(ContentType::plaintext()).body(self.0.report());
         if self.0.is_misconfiguration() {
             response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
         }

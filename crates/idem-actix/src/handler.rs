@@ -12,14 +12,14 @@ use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
 use actix_web::http::header::RETRY_AFTER;
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, rt};
 use idem_core::engine::{Conclusion, Context};
-use idem_http::{Captured, HttpPolicy, Reply, Reservation, ResponseDirectives, never_began};
+use idem_http::{BrokenResponse, Captured, HttpPolicy, Reply, Reservation, ResponseDirectives, never_began};
 use tokio::sync::oneshot;
 
 use crate::convert::{Data, Fields, respond, sendable};
 use crate::failure::Failure;
 
 /// What the engine runs: it starts the handler, and awaits its end.
-type Running = Pin<Box<dyn Future<Output = Option<Conclusion<()>>> + Send>>;
+type Running = Pin<Box<dyn Future<Output = Result<Conclusion<()>, BrokenResponse>> + Send>>;
 
 /// What a handler leaves on the worker when it has ended, or was not started.
 pub(crate) enum Handled {
@@ -51,7 +51,7 @@ where
         // The engine has checked the lease on its own thread, but this worker may have been busy since then.
         if context.is_lease_lost() {
             // If the engine is gone, it settles nothing.
-            let _ = end.send(Some(never_began(())));
+            let _ = end.send(Ok(never_began(())));
             return Handled::Answered(request.into_parts().0, None);
         }
         request.extensions_mut().insert::<Context>(context);
@@ -59,15 +59,17 @@ where
         // The handler has read the body.
         drop(reservation);
         let (handled, conclusion) = conclude(&policy, answered).await;
-        // If the engine is gone, it settles nothing.
-        let _ = end.send(conclusion);
+        // If the engine is gone, it settles nothing, and does not log.
+        if let Err(Err(error)) = end.send(conclusion) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "a response counts as a failure of its handler");
+        }
         handled
     });
     let run = move |context| -> Running {
         Box::pin(async move {
             if start.send(context).is_err() {
                 // The worker ended before the handler began.
-                return Some(never_began(()));
+                return Ok(never_began(()));
             }
             match ended.await {
                 Ok(conclusion) => conclusion,
@@ -83,7 +85,7 @@ where
 async fn conclude<B: MessageBody + 'static>(
     policy: &HttpPolicy,
     answered: Result<ServiceResponse<B>, Error>,
-) -> (Handled, Option<Conclusion<()>>) {
+) -> (Handled, Result<Conclusion<()>, BrokenResponse>) {
     let (request, response) = match answered {
         Ok(response) => {
             let (request, response) = response.into_parts();
@@ -109,14 +111,14 @@ async fn conclude<B: MessageBody + 'static>(
     {
         head.headers_mut().insert(RETRY_AFTER, seconds.into());
     }
-    let Some((Conclusion { value: chunks, disposition, retention }, captured)) = capture.read(Data(&mut body)).await
-    else {
-        return (Handled::of(request, None, None), None);
+    let (Conclusion { value: chunks, disposition, retention }, captured) = match capture.read(Data(&mut body)).await {
+        Ok(read) => read,
+        Err(error) => return (Handled::of(request, None, None), Err(error)),
     };
     let copy = request.is_err().then(|| policy.copy_of(status, &Fields(head.headers()), &chunks, captured));
     let rest = (captured == Captured::Enough).then_some(body);
     let response = head.set_body(sendable(chunks, whole, rest));
-    (Handled::of(request, Some(response), copy), Some(Conclusion { value: (), disposition, retention }))
+    (Handled::of(request, Some(response), copy), Ok(Conclusion { value: (), disposition, retention }))
 }
 
 impl Handled {

@@ -23,7 +23,7 @@ pub struct IdempotencyContext(pub Context);
 #[derive(Debug)]
 pub struct IdempotentTransaction<T: 'static>(TransactionGuard<T>);
 
-/// Why an extractor failed; answered with 500.
+/// Why an extractor failed. Answered with 500; the log has the reason.
 ///
 /// If the route lacks its layer or its store, the answer is not stored, because the route may be corrected. Middleware inside of
 /// the layer that has had an effect before must answer something else.
@@ -33,7 +33,7 @@ pub struct Rejection(pub NotProtected);
 
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        let mut response = (StatusCode::INTERNAL_SERVER_ERROR, self.0.to_string()).into_response();
+        let mut response = (StatusCode::INTERNAL_SERVER_ERROR, self.0.report()).into_response();
         if self.0.is_misconfiguration() {
             response.extensions_mut().insert(ResponseDirectives::new().do_not_store());
         }

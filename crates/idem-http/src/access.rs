@@ -2,7 +2,7 @@
 
 use idem_core::engine::{Context, TransactionError, TransactionGuard};
 
-/// Why an extractor fails. Adapters answer it with 500, because the server is misconfigured.
+/// Why an extractor fails. Adapters answer with 500, and [log](Self::report) the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotProtected {
@@ -18,6 +18,13 @@ pub enum NotProtected {
 }
 
 impl NotProtected {
+    /// Logs the reason as an error, and returns the text for the client, which does not contain it.
+    #[must_use]
+    pub fn report(&self) -> &'static str {
+        tracing::error!(error = self as &dyn std::error::Error, "an extractor of a handler has failed");
+        "The server cannot handle this request; its log says why."
+    }
+
     /// Whether the route is at fault and not the handler. The answer should not be stored then: the route may be corrected.
     #[must_use]
     pub fn is_misconfiguration(&self) -> bool {

@@ -38,5 +38,5 @@ pub use problem::{Problem, ProblemKind};
 pub use protection::{Decision, Protection};
 pub use reply::Reply;
 pub use request::{BodyError, IncomingRequest, ReceivedRequest};
-pub use response::{Captured, ResponseCapture, never_began};
+pub use response::{BrokenResponse, Captured, ResponseCapture, never_began};
 pub use scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};

@@ -27,6 +27,8 @@ pub struct HttpPolicy {
     pub(crate) request_body_timeout: Duration,
     pub(crate) stored_response_limit: usize,
     pub(crate) key_only: bool,
+    /// Whether only named headers are stored.
+    pub(crate) named_headers_only: bool,
     pub(crate) response_body_timeout: Duration,
     pub(crate) budget: ByteBudget,
     pub(crate) principal_limit: Option<PrincipalLimit>,
@@ -78,6 +80,7 @@ impl HttpPolicy {
             request_body_timeout: Duration::from_secs(60),
             stored_response_limit: 1024 * 1024,
             key_only: false,
+            named_headers_only: false,
             response_body_timeout: Duration::from_secs(60),
             budget: ByteBudget::new(256 * 1024 * 1024),
             principal_limit: None,
@@ -360,11 +363,30 @@ impl HttpPolicy {
         self
     }
 
-    /// Whether a replay under [`key_only`](Self::key_only) has this header; its name is in lower case.
-    pub(crate) fn keeps_with_key_only(&self, name: &[u8]) -> bool {
-        name == b"location" || self.allowed_headers.iter().any(|allowed| allowed.as_bytes() == name)
+    /// Stores and replays only these response headers: those of [`allow_stored_header`](Self::allow_stored_header), `Location`,
+    /// `Content-Type`, `Content-Encoding`, `Content-Language`, `Cache-Control`, `Expires` and `Vary`. Default: all but
+    /// credentials and what belongs to one moment, because clients may need any of them. Use it where inner middleware adds
+    /// headers that repeats must not get. Name the security headers that such middleware adds.
+    #[must_use]
+    pub fn store_named_headers_only(mut self) -> Self {
+        self.named_headers_only = true;
+        self
+    }
+
+    /// Whether a replay has a header that [`storable`](crate::headers::storable) does not leave out; its name is in lower case.
+    pub(crate) fn is_replayed(&self, name: &[u8]) -> bool {
+        let is_named = || name == b"location" || self.allowed_headers.iter().any(|allowed| allowed.as_bytes() == name);
+        match (self.key_only, self.named_headers_only) {
+            (true, _) => is_named(),
+            (false, true) => is_named() || OF_BODIES.contains(&name),
+            (false, false) => true,
+        }
     }
 }
+
+/// Headers that describe a body, and say who may keep it.
+const OF_BODIES: [&[u8]; 6] =
+    [b"content-type", b"content-encoding", b"content-language", b"cache-control", b"expires", b"vary"];
 
 /// The name of a header field in lower case.
 fn field_name(name: &str) -> String {

@@ -254,7 +254,7 @@ impl ProblemKind {
                 500,
                 "misconfigured",
                 "Idempotency layers misconfigured",
-                "The server's idempotency layers cannot work as they are put together; nothing ran.",
+                "The server's idempotency layers cannot work as they are put together; nothing ran. The server's log says why.",
             ),
         }
     }
@@ -320,6 +320,8 @@ impl ProblemKind {
 pub struct Problem {
     kind: ProblemKind,
     detail: Option<String>,
+    /// What the log says, and the client does not learn.
+    cause: Option<&'static str>,
     retry_after: Option<Duration>,
     original_status: Option<u16>,
 }
@@ -333,7 +335,16 @@ impl Problem {
     /// A problem of `kind` with its usual detail.
     #[must_use]
     pub fn new(kind: ProblemKind) -> Self {
-        Self { kind, detail: None, retry_after: None, original_status: None }
+        Self { kind, detail: None, cause: None, retry_after: None, original_status: None }
+    }
+
+    /// A problem of the server, whose cause is only for its log.
+    pub(crate) fn misconfigured(cause: &'static str) -> Self {
+        Self { cause: Some(cause), ..Self::new(ProblemKind::Misconfigured) }
+    }
+
+    pub(crate) fn cause(&self) -> Option<&'static str> {
+        self.cause
     }
 
     /// Replaces the usual detail.

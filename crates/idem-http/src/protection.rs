@@ -1,5 +1,6 @@
 //! The framework-independent part of a layer: it asks scope, policy and engine in the right order.
 
+use std::error::Error;
 use std::fmt;
 use std::future::{Future, ready};
 use std::pin::pin;
@@ -17,6 +18,7 @@ use crate::policy::HttpPolicy;
 use crate::problem::{Problem, ProblemKind};
 use crate::reply::Reply;
 use crate::request::{BodyError, IncomingRequest, ReceivedRequest};
+use crate::response::BrokenResponse;
 use crate::scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};
 
 /// The parts of every layer: an engine, a policy, and a scope. A layer without a scope does not compile.
@@ -109,8 +111,7 @@ impl<S> Protection<S> {
         S: ScopeSource<H>,
     {
         if head.is_protected {
-            let detail = "The route has two idempotency layers; give it one.";
-            return Err(Problem::new(ProblemKind::Misconfigured).detail(detail));
+            return Err(Problem::misconfigured("the route has two idempotency layers; give it one"));
         }
         let scope = self.scope.scope_of(request, operation.to_owned());
         let scope = scope.ok_or_else(|| Problem::new(ProblemKind::PrincipalMissing))?;
@@ -157,14 +158,17 @@ impl<S> Protection<S> {
 
     /// The reply to a request that is refused before it becomes an operation. The engine's observer sees the refusal.
     fn refuse(&self, operation: &str, problem: &Problem) -> Reply {
+        if let Some(cause) = problem.cause() {
+            tracing::error!(operation, cause, "a request is refused because the server is misconfigured");
+        }
         self.engine.refused(operation, problem.kind().name());
         self.policy.problem(problem)
     }
 
     /// Runs the handler, or returns the reply that takes its place.
     ///
-    /// `run` concludes the handler's answer by [`HttpPolicy::capture`]. `None` says that the answer broke off; a panic counts
-    /// as that too.
+    /// `run` concludes the handler's response by [`HttpPolicy::capture`]. A broken response, which is logged, and a panic both
+    /// count as a failure of the handler.
     ///
     /// # Errors
     /// The reply that takes the place of the handler's answer.
@@ -179,16 +183,21 @@ impl<S> Protection<S> {
     where
         T: Send + 'static,
         F: FnOnce(Context) -> R + Send + 'static,
-        R: Future<Output = Option<Conclusion<T>>> + Send + 'static,
+        R: Future<Output = Result<Conclusion<T>, BrokenResponse>> + Send + 'static,
     {
         let (policy, on_panic) = (Arc::clone(&self.policy), Arc::clone(&self.policy));
-        let conclude = move |concluded| match concluded {
-            Some(Conclusion { value, disposition, retention }) => {
-                Conclusion { value: Ok(value), disposition, retention }
-            }
-            None => policy.handler_failed(),
+        let run = move |context: Context| {
+            let record = *context.record_id();
+            run(context).map(move |concluded| match concluded {
+                Ok(Conclusion { value, disposition, retention }) => {
+                    Conclusion { value: Ok(value), disposition, retention }
+                }
+                Err(error) => {
+                    tracing::warn!(record = %record, error = &error as &dyn Error, "a response counts as a failure of its handler");
+                    policy.handler_failed()
+                }
+            })
         };
-        let run = move |context| run(context).map(conclude);
         let policy = Arc::clone(&self.policy);
         let continued = policy.continuation.as_ref().map(|_| self.engine.acquire_for(&operation).id);
         self.engine.execute(operation, run, move || on_panic.handler_failed()).then(move |answer| {

@@ -168,7 +168,7 @@ impl HttpPolicy {
                 let is_whole = captured == Captured::More;
                 let chunks = if is_whole { chunks } else { &[] };
                 let mut reply = Reply { status, headers: Vec::new(), body: joined(chunks), problem: None };
-                let is_sent = |name: &str| !is_framing(name) && (is_whole || self.keeps_with_key_only(name.as_bytes()));
+                let is_sent = |name: &str| !is_framing(name) && (is_whole || self.is_replayed(name.as_bytes()));
                 for (name, value) in headers.lines().filter(|(name, _)| is_sent(name)) {
                     reply.field(Bytes::copy_from_slice(name.as_bytes()), Bytes::copy_from_slice(value));
                 }

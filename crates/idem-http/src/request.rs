@@ -94,9 +94,9 @@ impl IncomingRequest {
         if self.expected_bytes.is_none_or(|expected| self.body.length as u64 >= expected) {
             return Ok(());
         }
-        Err(Problem::new(ProblemKind::Misconfigured).detail(
-            "The request body was consumed before it came to the idempotency layer, or a part of it. What reads it has to put \
-             all of it back for the layers inside, or to stand inside of this one; nothing ran.",
+        Err(Problem::misconfigured(
+            "the request body was consumed before it came to the idempotency layer, or a part of it; what reads it has to put \
+             all of it back for the layers inside, or to stand inside of this one",
         ))
     }
 

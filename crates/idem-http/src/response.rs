@@ -26,6 +26,21 @@ pub enum Captured {
     Enough,
 }
 
+/// A response whose body broke off, is not as long as declared, or took too long. It counts as a failure of its handler.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the body of a response with the status {status} cannot be used: {reason}")]
+pub struct BrokenResponse {
+    status: u16,
+    reason: String,
+}
+
+impl BrokenResponse {
+    /// For adapters that read bodies themselves.
+    pub fn new(status: u16, reason: impl fmt::Display) -> Self {
+        Self { status, reason: reason.to_string() }
+    }
+}
+
 /// Collects a response until its record can be settled.
 pub struct ResponseCapture {
     classifier: Option<Classifier>,
@@ -38,8 +53,10 @@ pub struct ResponseCapture {
     chunks: Vec<Bytes>,
     /// The length that the response declares.
     expected: Option<u64>,
-    /// The headers of a replay that has no body.
-    key_only: Option<Vec<HeaderField>>,
+    /// The headers of a replay, if those are not all.
+    replayed: Option<Vec<HeaderField>>,
+    /// Whether a replay has no body.
+    key_only: bool,
     body_retained: bool,
 }
 
@@ -57,9 +74,8 @@ impl HttpPolicy {
         let mut headers = storable(headers, &self.allowed_headers);
         // Only this policy marks replays. A mark that the handler passed on belongs to the replay of an upstream server.
         headers.retain(|field| field.name != self.replay_header);
-        let key_only = self
-            .key_only
-            .then(|| headers.iter().filter(|field| self.keeps_with_key_only(&field.name)).cloned().collect());
+        let replayed = (self.key_only || self.named_headers_only)
+            .then(|| headers.iter().filter(|field| self.is_replayed(&field.name)).cloned().collect());
         let directives = directives.cloned().unwrap_or_default();
         let is_stream = |field: &HeaderField| {
             field.name == "content-type" && field.value.to_ascii_lowercase().starts_with(b"text/event-stream")
@@ -75,7 +91,8 @@ impl HttpPolicy {
             length: 0,
             chunks: Vec::new(),
             expected,
-            key_only,
+            replayed,
+            key_only: self.key_only,
             body_retained,
         }
     }
@@ -94,7 +111,7 @@ impl ResponseCapture {
     #[must_use]
     pub fn begin(&self) -> Captured {
         // With `key_only`, the record needs no body, but a classifier does.
-        let is_needed = self.key_only.is_none() || self.classifier.is_some();
+        let is_needed = !self.key_only || self.classifier.is_some();
         if self.body_retained && is_needed { Captured::More } else { Captured::Enough }
     }
 
@@ -119,12 +136,13 @@ impl ResponseCapture {
     /// Reads the body until the response can be settled. After [`Captured::Enough`], send the client the rest of the body after
     /// the chunks. The length of a body that is not read to its end is checked only so far.
     ///
-    /// Returns `None`, and logs why, if the body breaks off before, is not as long as declared, or takes longer than the
+    /// # Errors
+    /// [`BrokenResponse`] if the body breaks off before, is not as long as declared, or takes longer than the
     /// [policy](crate::HttpPolicy::response_body_timeout) allows.
     pub async fn read<E: fmt::Display>(
         mut self,
         body: impl Stream<Item = Result<Bytes, E>>,
-    ) -> Option<(Conclusion<Vec<Bytes>>, Captured)> {
+    ) -> Result<(Conclusion<Vec<Bytes>>, Captured), BrokenResponse> {
         let (mut body, timeout) = (pin!(body), self.timeout);
         let reading = async {
             let mut wanted = self.begin();
@@ -146,14 +164,8 @@ impl ResponseCapture {
         };
         let read = tokio::time::timeout(timeout, reading).await;
         match read.unwrap_or_else(|_| Err(format!("it took longer than {timeout:?}"))) {
-            Ok(wanted) => Some((self.conclude(), wanted)),
-            Err(reason) => {
-                tracing::warn!(
-                    status = self.status,
-                    "an answer counts as a failure of its handler, because of its body: {reason}"
-                );
-                None
-            }
+            Ok(wanted) => Ok((self.conclude(), wanted)),
+            Err(reason) => Err(BrokenResponse::new(self.status, reason)),
         }
     }
 
@@ -170,7 +182,7 @@ impl ResponseCapture {
     /// Ends the capture: how the record settles, and the chunks that are still to be sent to the client.
     #[must_use]
     pub fn conclude(self) -> Conclusion<Vec<Bytes>> {
-        let Self { classifier, status, headers, directives, chunks, key_only, body_retained, .. } = self;
+        let Self { classifier, status, headers, directives, chunks, replayed, key_only, body_retained, .. } = self;
         let body = if body_retained { StoredBody::Retained(joined(&chunks)) } else { StoredBody::NotRetained };
         let meaning = match &classifier {
             Some(classifier) => {
@@ -182,10 +194,8 @@ impl ResponseCapture {
             }
             None => Meaning::of_status(status),
         };
-        let (headers, body) = match key_only {
-            Some(kept) => (kept, StoredBody::Retained(Bytes::new())),
-            None => (headers, body),
-        };
+        let body = if key_only { StoredBody::Retained(Bytes::new()) } else { body };
+        let headers = replayed.unwrap_or(headers);
         let response = StoredResponse { status, headers: Arc::from(headers), body };
         let disposition = disposition(meaning, &directives, response);
         Conclusion { value: chunks, disposition, retention: directives.retention }

@@ -147,6 +147,14 @@ impl RedisConfig {
             Target::Pool(pool) => Ok(Servers::Pool(pool.clone())),
         }
     }
+
+    pub(crate) fn is_from_pool(&self) -> bool {
+        match self.target {
+            Target::Address(_) => false,
+            #[cfg(feature = "deadpool")]
+            Target::Pool(_) => true,
+        }
+    }
 }
 
 /// Omits the URL, which may contain a password.

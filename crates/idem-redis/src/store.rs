@@ -40,6 +40,11 @@ impl RedisStore {
         let durability = crate::servers::examine(&transport, config.min_replicas, config.allow_eviction).await?;
         // `WAIT` must answer before the transport gives up on it, which in a Cluster is after half of the timeout.
         let patience_ms = u64::try_from(timeout.as_millis() * 2 / 5).unwrap_or(u64::MAX).max(1);
+        if config.is_from_pool() {
+            tracing::info!(
+                "the connections come from the application's pool: verbs wait for one, and waiters learn of settlements by polling"
+            );
+        }
         let keys = Keys::new(&config.key_prefix);
         let subscription = Subscription::new(config.servers(timeout)?, keys.clone(), tokio::runtime::Handle::current());
         let shared = Shared {

@@ -175,6 +175,10 @@ impl SqliteStore {
         let transactions = match config.pool() {
             Some(pool) => {
                 expect_suitable(pool, &config).await?;
+                tracing::info!(
+                    "handlers' transactions come from the application's pool: each connection loses its commit hook, and one whose \
+                     transaction does not commit is closed"
+                );
                 pool.clone()
             }
             None => SqlitePoolOptions::new()

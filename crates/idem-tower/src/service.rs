@@ -17,7 +17,8 @@ use http::{Request, Response};
 use http_body::Body;
 use idem_core::engine::{Conclusion, Context};
 use idem_http::{
-    Captured, Decision, HttpPolicy, Protection, ReceivedRequest, RequestHead, ResponseDirectives, ScopeSource,
+    BrokenResponse, Captured, Decision, HttpPolicy, Protection, ReceivedRequest, RequestHead, ResponseDirectives,
+    ScopeSource,
 };
 use tower_service::Service;
 
@@ -139,7 +140,7 @@ fn request_head<F: Framework>(head: &Parts) -> RequestHead<'_, Fields<'_>> {
 async fn conclude<F: Framework>(
     policy: Arc<HttpPolicy>,
     response: Response<F::Body>,
-) -> Option<Conclusion<Response<F::Body>>> {
+) -> Result<Conclusion<Response<F::Body>>, BrokenResponse> {
     let (mut head, mut body) = response.into_parts();
     let directives = head.extensions.get::<ResponseDirectives>();
     let capture = policy.capture(head.status.as_u16(), &Fields(&head.headers), directives);
@@ -151,7 +152,7 @@ async fn conclude<F: Framework>(
     let trailers = data.trailers;
     let rest = (captured == Captured::Enough).then_some(body);
     let value = Response::from_parts(head, sendable::<F>(chunks, trailers, rest));
-    Some(Conclusion { value, disposition, retention })
+    Ok(Conclusion { value, disposition, retention })
 }
 
 impl<I, S, F> fmt::Debug for IdempotencyService<I, S, F> {

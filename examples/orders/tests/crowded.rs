@@ -89,6 +89,6 @@ async fn of_forty_slow_requests_sixteen_run_and_the_others_are_told_to_come_late
         assert!(answer.starts_with("HTTP/1.1 201 ") && !answer.contains("idempotency-replayed"), "{answer}");
     }
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    let told = "no transaction was free within 1s: handlers have all 16 that max_transactions allows";
+    let told = "no transaction was free within 1s: all 16 that max_transactions allows are in use";
     assert_eq!(log.lines().filter(|line| line.contains(told)).count(), 40 - SLOTS, "{log}");
 }

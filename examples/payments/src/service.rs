@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::engine::{Context, Idempotency, Operation};
-use idem_core::{Fingerprint, Scope, State};
-use idem_http::HttpPolicy;
+use idem_core::{Fingerprint, JsonPointerError, Scope, State};
+use idem_http::{HttpPolicy, Meaning};
 use idem_hybrid::HybridMetrics;
 
 use crate::answer::{Answer, Body, End};
@@ -31,6 +31,9 @@ pub(crate) const RUNNING: (&str, &str) = ("/v1/running", "DELETE, GET, HEAD, POS
 /// Answers any method with what arrived. It is behind a layer with a policy unlike the default, and inside of CORS and
 /// compression. Only under `--simulate`.
 pub(crate) const MIRROR: &str = "/v1/mirror";
+/// Takes messages that have their key in the body. Its policy has the options that [`MIRROR`] does not have. Only under
+/// `--simulate`.
+pub(crate) const NOTICES: &str = "/v1/notices";
 /// Whether this process answers, for any client and without a query to the store. A page that queries the store would let
 /// clients keep it busy, and one that counts would reveal how much business there is.
 pub(crate) const HEALTH: (&str, &str) = ("/healthz", READ);
@@ -78,7 +81,7 @@ impl Service {
         HttpPolicy::new().request_body_limit(body_limit).stored_response_limit(stored_limit)
     }
 
-    /// How the mirror is protected: every option unlike its default that clients can see.
+    /// How the mirror is protected: unlike the default.
     pub(crate) fn mirror_policy(&self) -> HttpPolicy {
         self.policy()
             .key_header("X-Operation-Key")
@@ -89,6 +92,19 @@ impl Service {
             .fingerprint_header("Cookie")
             .response_body_timeout(Duration::from_millis(500))
             .allow_stored_header("X-Request-Id")
+            .store_named_headers_only()
+    }
+
+    /// How the notices are protected.
+    pub(crate) fn notices_policy(&self) -> Result<HttpPolicy, JsonPointerError> {
+        let policy = self.policy().key_only().min_key_length(8).mismatch_is_conflict();
+        let policy = policy.problem_type_base("https://errors.test/");
+        // A notice that is not valid may be corrected under its key.
+        let policy = policy.classify(|answer| match answer.status {
+            422 => Meaning::Release,
+            status => Meaning::of_status(status),
+        });
+        Ok(policy.key_member("/id".parse()?))
     }
 
     pub(crate) fn body_limit(&self) -> usize {
@@ -249,7 +265,18 @@ impl Service {
             // Enough to be worth compressing.
             "padding": "p".repeat(1500),
         });
-        Answer::json(200, &document).header("x-request-id", id)
+        Answer::json(200, &document).header("x-request-id", id).header("x-unnamed", "1")
+    }
+
+    /// Takes a notice, if it has an amount.
+    pub(crate) fn take_notice(&self, body: &[u8]) -> Answer {
+        let notice: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+        if !notice["amount"].is_u64() {
+            return Answer::json(422, &serde_json::json!({ "error": "a notice needs an amount" }));
+        }
+        let id = uuid::Uuid::new_v4().to_string();
+        let location = format!("{NOTICES}/{id}");
+        Answer::json(201, &serde_json::json!({ "id": id })).header("location", location)
     }
 
     pub(crate) fn show_description(&self) -> Answer {

@@ -3,6 +3,7 @@
 use actix_web::test::{TestRequest, init_service};
 use actix_web::{App, HttpResponse, web};
 use idem_actix::{IdempotencyContext, IdempotencyLayer, IdempotentTransaction, NotProtected, ProblemKind, Rejection};
+use idem_log::Log;
 use idem_sqlite::SqliteTransaction;
 
 use crate::support::{Answer, Database, at_most_once, memory, post, send};
@@ -12,7 +13,8 @@ type Transaction = IdempotentTransaction<SqliteTransaction>;
 #[track_caller]
 fn assert_refused(answer: &Answer, because: &str) {
     assert_eq!(answer.status, 500);
-    assert!(answer.text().contains(because), "{answer:?}");
+    assert_eq!(answer.text(), "The server cannot handle this request; its log says why.");
+    assert!(!Log::of_process().lines(&["ERROR", "an extractor", because]).is_empty(), "the log does not say {because}");
 }
 
 #[actix_web::test]
@@ -26,6 +28,7 @@ async fn a_handler_gets_the_context_of_its_run() {
 
 #[actix_web::test]
 async fn the_context_of_a_request_that_is_not_protected_is_refused_with_the_reason() {
+    Log::of_process();
     let handler = |_: IdempotencyContext| async { "ran" };
     let app = init_service(App::new().wrap(at_most_once()).route("/p", web::get().to(handler))).await;
     assert_refused(&send(&app, TestRequest::get().uri("/p")).await, "this request is not protected");
@@ -33,6 +36,7 @@ async fn the_context_of_a_request_that_is_not_protected_is_refused_with_the_reas
 
 #[actix_web::test]
 async fn the_transaction_of_a_contract_without_one_is_refused_with_the_reason() {
+    Log::of_process();
     let handler = |_: Transaction| async { "ran" };
     let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(handler))).await;
     assert_refused(&send(&app, post("/p", "k")).await, "this operation has no transaction");
@@ -53,6 +57,7 @@ async fn a_handler_that_also_serves_without_a_transaction_learns_why_it_has_none
 
 #[actix_web::test]
 async fn a_second_extractor_of_the_transaction_is_refused_and_nothing_runs() {
+    Log::of_process();
     let database = Database::new().await;
     let handler = |_: Transaction, _: Transaction| async { "ran" };
     let app = init_service(App::new().wrap(database.layer()).route("/p", web::post().to(handler))).await;

@@ -5,6 +5,7 @@ use axum::routing::post as on_post;
 use http::StatusCode;
 use idem_axum::{IdempotencyContext, IdempotentTransaction};
 use idem_core::Acquisition;
+use idem_log::Log;
 use idem_sqlite::SqliteTransaction;
 
 use crate::support::{Answer, Database, Runs, at_most_once, pay, post, send};
@@ -20,7 +21,8 @@ fn get_request() -> axum::extract::Request {
 #[track_caller]
 fn assert_refused(answer: &Answer, because: &str) {
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{answer:?}");
-    assert!(answer.text().contains(because), "{answer:?}");
+    assert_eq!(answer.text(), "The server cannot handle this request; its log says why.");
+    assert!(!Log::of_process().lines(&["ERROR", "an extractor", because]).is_empty(), "the log does not say {because}");
 }
 
 #[tokio::test]
@@ -38,6 +40,7 @@ async fn a_handler_gets_the_context_of_its_run() {
 
 #[tokio::test]
 async fn the_context_of_a_request_that_is_not_protected_is_refused_with_the_reason() {
+    Log::of_process();
     let handler = async |_: IdempotencyContext| "ran";
     let router = Router::new().route("/p", on_post(handler).get(handler).layer(at_most_once()));
     assert_refused(&send(&router, get_request()).await, "not protected");
@@ -56,6 +59,7 @@ async fn an_optional_context_is_none_where_nothing_is_protected() {
 
 #[tokio::test]
 async fn the_transaction_of_a_contract_without_one_is_refused_with_the_reason() {
+    Log::of_process();
     let router = Router::new().route("/p", on_post(async |_: Transaction| "ran").layer(at_most_once()));
     assert_refused(&send(&router, post("/p", "k")).await, "transactional(store)");
     let bare = Router::new().route("/p", on_post(async |_: Transaction| "ran"));
@@ -75,6 +79,7 @@ async fn an_optional_transaction_is_none_where_there_is_none() {
 
 #[tokio::test]
 async fn a_transaction_of_another_type_is_refused_with_its_name() {
+    Log::of_process();
     let database = Database::new().await;
     let router = Router::new()
         .route("/p", on_post(async |_: IdempotentTransaction<String>| "ran"))
@@ -88,6 +93,7 @@ async fn a_transaction_of_another_type_is_refused_with_its_name() {
 
 #[tokio::test]
 async fn a_second_extractor_of_the_transaction_is_refused_and_nothing_runs() {
+    Log::of_process();
     let (database, runs) = (Database::new().await, Runs::default());
     let handler = {
         let runs = runs.clone();

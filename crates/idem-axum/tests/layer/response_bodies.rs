@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use idem_axum::{HttpPolicy, IdempotencyLayer, ProblemKind, SingleTenant};
+use idem_log::Log;
 
 use crate::support::{Database, Runs, Wire, at_most_once, begin, memory, post, send, serve};
 
@@ -78,12 +79,15 @@ async fn a_body_that_breaks_off_under_the_limit_is_a_failure_and_not_its_first_h
 
 #[tokio::test]
 async fn a_body_that_breaks_off_is_the_fault_of_its_contract() {
-    let (runs, database) = (Runs::default(), Database::new().await);
+    let (log, runs, database) = (Log::of_process(), Runs::default(), Database::new().await);
     let router = chunked(&runs, &[Ok("1234"), Err(())], database.layer());
     for _ in 0..2 {
         send(&router, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
     }
     assert_eq!(runs.count(), 2, "under Transactional the key is free");
+    let logged =
+        log.lines(&["contract=Transactional", "a failure of its handler record=", "cannot be used: it broke off"]);
+    assert_eq!(logged.len(), 2, "{logged:?}");
     let runs = Runs::default();
     let layer = IdempotencyLayer::at_least_once(memory()).single_tenant();
     let router = chunked(&runs, &[Ok("1234"), Err(())], layer);

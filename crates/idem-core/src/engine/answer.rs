@@ -169,7 +169,7 @@ pub(super) fn answered<T>(outcome: AcquireOutcome) -> Answer<T> {
 pub(super) async fn current_record(context: &Context) -> Result<Option<Record>, ExecuteError> {
     let shared = context.shared();
     let record = shared
-        .bounded(context.subject(), shared.store().peek(context.id()))
+        .bounded(context.subject(), shared.store().peek(context.record_id()))
         .await
         .map_err(ExecuteError::CommitUnclear)?;
     Ok(record.filter(|record| record.fingerprint == *context.fingerprint()))
@@ -227,5 +227,22 @@ fn decision<T>(outcome: &ExecuteResult<T>) -> (EventKind<'_>, Option<u32>) {
         Err(ExecuteError::ShuttingDown) => (EventKind::Refused("shutting-down"), None),
         Err(ExecuteError::Overloaded { .. }) => (EventKind::Refused("overloaded"), None),
         Err(ExecuteError::Interrupted) => (EventKind::Interrupted, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_an_operation_runs_the_later_its_repeats_are_to_ask_again() {
+        for (age, expected) in
+            [(0, 1_000), (4_000, 1_000), (8_000, 2_000), (12_000, 3_000), (20_000, 5_000), (60_000, 5_000)]
+        {
+            let Answer::InProgress { retry_after } = Answer::<()>::in_progress(Duration::from_millis(age)) else {
+                panic!()
+            };
+            assert_eq!(retry_after, Duration::from_millis(expected), "{age} ms");
+        }
     }
 }

@@ -67,8 +67,10 @@ impl<T> Asked<T> {
             Ok(Admission::Gone) => Next::Answer(reply, Err(ExecuteError::Interrupted)),
             Err(error) if shared.may_fail_open(&error) => {
                 let Some(permit) = shared.permit() else { return Next::Answer(reply, Err(shared.overloaded())) };
-                tracing::error!(error = &error as &dyn std::error::Error, "an operation runs without protection");
-                shared.observe(reply.subject(), None, EventKind::FailedOpen);
+                let subject = reply.subject();
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(record = %subject.id, error, "an operation runs without protection");
+                shared.observe(subject, None, EventKind::FailedOpen);
                 let context = context(None, None);
                 Next::Run(Granted { context, renewed_from: None, is_acquire_unclear: false, permit, reply })
             }

@@ -91,7 +91,9 @@ impl Context {
         &self.run.subject
     }
 
-    pub(super) fn id(&self) -> &RecordId {
+    /// The id of the operation's record, for logs.
+    #[must_use]
+    pub fn record_id(&self) -> &RecordId {
         &self.run.subject.id
     }
 
@@ -147,7 +149,7 @@ impl Context {
 
     /// The checkpoint that the record has, while this run owns it. For `patience` it tries again.
     pub(super) async fn recorded_checkpoint(&self, patience: Duration) -> Result<Option<Checkpoint>, StoreError> {
-        let peek = || self.shared().store().peek(self.id());
+        let peek = || self.shared().store().peek(self.record_id());
         let record = self.shared().persist(self.subject(), patience, peek).await?;
         let owner = self.run.lease.as_ref().map(|lease| lease.owner);
         Ok(record.filter(|record| Some(record.owner) == owner).and_then(|record| record.checkpoint))
@@ -221,7 +223,7 @@ impl Context {
     /// A key for a call to another system, the same on every attempt, different for every `step`.
     #[must_use]
     pub fn downstream_key(&self, step: &str) -> String {
-        self.id().downstream_key(step)
+        self.record_id().downstream_key(step)
     }
 
     /// Whether this run may no longer own its record, judged by the store's answers and by the local monotonic clock. After
@@ -343,7 +345,11 @@ impl LeasedRun for Run {
 
 impl fmt::Debug for Context {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Context").field("id", self.id()).field("lease", &self.run.lease).finish_non_exhaustive()
+        formatter
+            .debug_struct("Context")
+            .field("id", self.record_id())
+            .field("lease", &self.run.lease)
+            .finish_non_exhaustive()
     }
 }
 

@@ -98,7 +98,7 @@ async fn conclude<T>(
     match AssertUnwindSafe(async move { run(own).await }).catch_unwind().await {
         Ok(conclusion) => conclusion,
         Err(_) => {
-            tracing::error!("an idempotent operation panicked");
+            tracing::error!(record = %context.record_id(), "an idempotent operation panicked");
             context.observe(EventKind::Panicked);
             on_panic()
         }
@@ -171,13 +171,14 @@ async fn find_out(context: &Context) -> Option<Settlement> {
         Ok(Ok(ProbeOutcome::Unknown)) => Some(Settlement::OutcomeUnknown),
         Ok(Err(error)) => {
             tracing::warn!(
+                record = %context.record_id(),
                 error = error.as_ref() as &dyn std::error::Error,
                 "the probe failed, so it is unknown whether the operation ran; the next repeat asks it again"
             );
             Some(Settlement::Released)
         }
         Err(_) => {
-            tracing::error!("a probe panicked");
+            tracing::error!(record = %context.record_id(), "a probe panicked");
             Some(Settlement::Released)
         }
     }
@@ -197,7 +198,7 @@ async fn settle_finding<T>(context: &Context, settlement: Settlement, held: Held
 /// The answer to an operation that does not run, because its lease may be another owner's by now.
 async fn refuse<T>(context: &Context, held: Held, refusal: Refusal) -> ExecuteResult<T> {
     let shared = context.shared();
-    tracing::warn!(record = %context.id(), "an operation did not run, because its lease was not certain to hold");
+    tracing::warn!(record = %context.record_id(), "an operation did not run, because its lease was not certain to hold");
     drop(held);
     if let Some(lease) = context.lease() {
         give_back_when_taken(shared, context.subject(), lease.clone());

@@ -180,7 +180,7 @@ impl Shared {
                 StoreErrorKind::Busy => "no transaction was free for an operation",
                 _ => "the idempotency store could not answer",
             };
-            tracing::warn!(error = error as &dyn std::error::Error, "{what}");
+            tracing::warn!(record = %subject.id, error = error as &dyn std::error::Error, "{what}");
             self.observe(subject, None, EventKind::StoreFailed(error));
         }
         answer
@@ -220,7 +220,8 @@ impl Shared {
         let Some(observer) = &self.settings.observer else { return };
         if catch_unwind(AssertUnwindSafe(|| observer.observe(event))).is_err() {
             self.observer_panics.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(event = event.kind.name(), "an observer panicked; the operation goes on");
+            let record = event.record.map(tracing::field::display);
+            tracing::error!(record, event = event.kind.name(), "an observer panicked; the operation goes on");
         }
     }
 }

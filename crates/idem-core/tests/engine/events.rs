@@ -8,8 +8,8 @@ use idem_core::{Fingerprint, Scope, StoredBody, StoredResponse, Writes};
 use idem_testkit::{Fault, Verb};
 use tokio::sync::Semaphore;
 
-use crate::log::Log;
 use crate::support::{World, assert_ran, assert_replays, done, fault, operation, operation_with, panicked};
+use idem_log::Log;
 
 const RUN: Duration = Duration::from_millis(300);
 const SLOW: Duration = Duration::from_millis(70);
@@ -83,6 +83,35 @@ async fn each_decision_is_logged_with_its_operation() {
     assert_eq!(decided.len(), 4, "{decided:?}");
     let spans = log.lines(&["decided", "idempotent_operation{operation=\"logged\" record="]);
     assert_eq!(spans.len(), 2, "two came as far as an operation: {spans:?}");
+}
+
+/// The span of an operation is of the level INFO, so that a log of warnings does not have it.
+#[tokio::test(start_paused = true)]
+async fn each_warning_names_the_record() {
+    let (world, log) = (World::new(), Log::of_process());
+    let named = |name: &str| {
+        Operation::new(Scope::new("acme", name), "k".parse().unwrap(), Fingerprint::of_bytes("warned", b""))
+    };
+    let engine = world.at_most_once();
+    let fail_twice = || [(); 2].map(|()| world.store.next(Verb::Acquire, Fault::ErrorBefore));
+    fail_twice();
+    assert!(world.run_as(&engine, named("warned: no answer"), Duration::ZERO, done()).await.is_err());
+    let open = Idempotency::at_least_once(world.store.clone(), world.settings().dangerous_fail_open());
+    fail_twice();
+    world.run_as(&open, named("warned: open"), Duration::ZERO, done()).await.unwrap();
+    let panics = named("warned: panic");
+    engine.execute(panics, |_| async { panic!("the operation") }, panicked).await.unwrap();
+    for (operation, warned) in [
+        ("warned: no answer", "the idempotency store could not answer"),
+        ("warned: open", "an operation runs without protection"),
+        ("warned: panic", "an idempotent operation panicked"),
+    ] {
+        let record = engine.acquire_for(&named(operation)).id;
+        let lines = log.lines(&[&format!("operation=\"{operation}\""), warned]);
+        assert!(!lines.is_empty(), "{operation}");
+        let (_, fields) = lines[0].split_once(warned).unwrap();
+        assert!(fields.contains(&format!("record={record}")), "{}", lines[0]);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,7 +8,6 @@ mod fingerprints;
 mod late_acquires;
 mod leases;
 mod limits;
-mod log;
 mod probes;
 mod renewals;
 mod runtimes;

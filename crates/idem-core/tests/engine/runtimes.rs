@@ -14,8 +14,8 @@ use tracing::{Instrument as _, Span};
 use tracing_subscriber::Registry;
 use tracing_subscriber::registry::LookupSpan as _;
 
-use crate::log::Log;
 use crate::support::{World, assert_ran, assert_replays, done, operation, panicked};
+use idem_log::Log;
 
 #[test]
 fn an_operation_outlives_the_runtime_of_whoever_asked() {

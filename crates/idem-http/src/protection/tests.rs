@@ -56,10 +56,10 @@ async fn received<S: ScopeSource<Head>>(protection: &Protection<S>, body: &'stat
     protection.receive(incoming(protection), stream::iter([Ok(Bytes::from(body))])).await.unwrap()
 }
 
-fn done(value: &'static str) -> Option<Conclusion<&'static str>> {
+fn done(value: &'static str) -> Result<Conclusion<&'static str>, BrokenResponse> {
     let response = StoredResponse::new(201, value);
     let disposition = idem_core::engine::Disposition::Complete { response, writes: Writes::Keep };
-    Some(Conclusion { value, disposition, retention: None })
+    Ok(Conclusion { value, disposition, retention: None })
 }
 
 #[tokio::test]
@@ -195,7 +195,8 @@ async fn an_answer_that_breaks_off_and_a_panic_are_the_same_failure() {
         let first = received(&protection, "1").await;
         let run = move |_| async move {
             assert!(!panics, "the handler panics");
-            None::<Conclusion<()>>
+            let cut = stream::iter([Err::<Bytes, _>("cut")]);
+            HttpPolicy::new().capture(200, &[][..], None).read(cut).await.map(|(conclusion, _)| conclusion)
         };
         let failed = protection.execute(first.operation, run).await.unwrap_err();
         assert_eq!(failed.problem, Some(ProblemKind::HandlerFailed));
@@ -209,7 +210,7 @@ async fn an_answer_that_breaks_off_and_a_panic_are_the_same_failure() {
 async fn a_run_that_never_began_leaves_the_key_as_it_was() {
     let protection = protection();
     let first = received(&protection, "1").await;
-    let ran = protection.execute(first.operation, |_| async { Some(crate::never_began(())) }).await;
+    let ran = protection.execute(first.operation, |_| async { Ok(crate::never_began(())) }).await;
     assert_eq!(ran, Ok(()));
     // With a record, another body would be a mismatch.
     let other = received(&protection, "2").await;
@@ -376,7 +377,7 @@ async fn a_failed_request_has_no_work_behind_it() {
         disposition: idem_core::engine::Disposition::Fail { response: StoredResponse::new(422, "failed") },
         retention: None,
     };
-    assert_eq!(protection.execute(operation.clone(), move |_| async move { Some(failed()) }).await, Ok("failed"));
+    assert_eq!(protection.execute(operation.clone(), move |_| async move { Ok(failed()) }).await, Ok("failed"));
     assert_eq!(protection.execute(operation, |_| async { done("twice") }).await.unwrap_err().status, 422);
     assert!(work.asked.lock().unwrap().is_empty());
 }

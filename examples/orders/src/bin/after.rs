@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
 use tokio::net::TcpListener;
+use tokio::signal::ctrl_c;
+use tokio::signal::unix::{SignalKind, signal};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 use tower_http::timeout::TimeoutLayer;
@@ -120,11 +122,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(env::var("LISTEN")?).await?;
     println!("{}", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(asked_to_stop()).await?;
-    engine.shutdown(Duration::from_secs(25)).await?;
     purger.stop().await;
+    engine.shutdown(Duration::from_secs(25)).await?;
     Ok(())
 }
 
+/// SIGINT, or the SIGTERM that a container is stopped by.
 async fn asked_to_stop() {
-    let _ = tokio::signal::ctrl_c().await;
+    let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
+    tokio::select! {
+        _ = ctrl_c() => {}
+        _ = terminated.recv() => {}
+    }
 }

@@ -21,8 +21,8 @@ use super::{CLOSE_CONNECTIONS_WITHIN, END_OPERATIONS_WITHIN, Signals};
 use crate::answer::{Answer, Body, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RECORD, RUNNING,
-    STORE_HEALTH, Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS, QUOTES, RECORD,
+    RUNNING, STORE_HEALTH, Service,
 };
 
 /// Shuts the engine down before the workers, because tasks on a worker end with it. Handlers run in separate tasks. Those
@@ -38,19 +38,21 @@ pub(super) async fn serve(
     let idempotency = IdempotencyLayer::new(engine.clone()).scope(tenant);
     let for_quotes = idempotency.clone().policy(service.quotes_policy());
     let for_mirror = service.is_simulating().then(|| idempotency.clone().policy(service.mirror_policy()));
+    let for_notices = idempotency.clone().policy(service.notices_policy()?);
     let idempotency = idempotency.policy(service.policy());
     let limit = PayloadConfig::new(service.body_limit());
     let client_timeout = service.client_timeout();
     let service = Data::from(service);
     let app = move || {
         let pay = web::post().to(create_payment).wrap(idempotency.clone()).wrap(from_fn(simulate_outside));
-        let mirror = for_mirror.clone();
+        let (mirror, notices) = (for_mirror.clone(), for_notices.clone());
         App::new()
             .configure(move |pages| {
                 if let Some(idempotency) = mirror {
                     let mirror =
                         web::route().to(mirror_request).wrap(idempotency).wrap(Compress::default()).wrap(cors());
                     pages.service(web::resource(MIRROR).route(mirror));
+                    pages.service(web::resource(NOTICES).route(web::post().to(take_notice).wrap(notices)));
                 }
             })
             .app_data(service.clone())
@@ -142,6 +144,10 @@ async fn mirror_request(
 ) -> Result<Answer, Problem> {
     let asked = asked(request.headers());
     Ok(service.mirror(&asked, request.method().as_str(), context.is_some(), &whole(body)?))
+}
+
+async fn take_notice(service: Data<Service>, body: Result<Bytes, Error>) -> Result<Answer, Problem> {
+    Ok(service.take_notice(&whole(body)?))
 }
 
 async fn list_payments(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {

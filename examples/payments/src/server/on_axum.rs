@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get, post};
 use http_body_util::LengthLimitError;
 use idem_axum::{IdempotencyContext, IdempotencyLayer};
+use idem_core::JsonPointerError;
 use idem_core::engine::Idempotency;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
@@ -22,8 +23,8 @@ use super::{Signals, connections};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RECORD, RUNNING,
-    STORE_HEALTH, Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS, QUOTES, RECORD,
+    RUNNING, STORE_HEALTH, Service,
 };
 
 type App = State<Arc<Service>>;
@@ -36,14 +37,14 @@ pub(super) async fn serve(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let client_timeout = service.client_timeout();
-    let router = router(engine.clone(), service);
+    let router = router(engine.clone(), service)?;
     let open = connections::serve(listener, router, client_timeout, signals.asked_to_stop()).await;
     super::end(open, engine).await;
     Ok(())
 }
 
 /// The pages. `engine` protects `POST /v1/payments`.
-fn router(engine: Idempotency, service: Arc<Service>) -> Router {
+fn router(engine: Idempotency, service: Arc<Service>) -> Result<Router, JsonPointerError> {
     let tenants = service.clone();
     let tenant = move |request: &Parts| tenants.tenant(&asked(&request.headers));
     let idempotency = IdempotencyLayer::new(engine).scope(tenant);
@@ -51,10 +52,12 @@ fn router(engine: Idempotency, service: Arc<Service>) -> Router {
     let mirror: MethodRouter<_> = any(mirror).layer(idempotency.clone().policy(service.mirror_policy()));
     let mirror: MethodRouter<_> = mirror.layer(CompressionLayer::new());
     let mirror: MethodRouter<_> = mirror.layer(cors());
-    let pages = if service.is_simulating() { Router::new().route(MIRROR, mirror) } else { Router::new() };
+    let notices = post(take_notice).layer(idempotency.clone().policy(service.notices_policy()?));
+    let pages = Router::new();
+    let pages = if service.is_simulating() { pages.route(MIRROR, mirror).route(NOTICES, notices) } else { pages };
     let idempotency = idempotency.policy(service.policy());
     let payments = post(create_payment).layer(idempotency).layer(from_fn_with_state(service.clone(), simulate_outside));
-    pages
+    let pages = pages
         .route(HOME.0, other_methods(get(async || Service::show_home()), HOME.1))
         .route(RECORD.0, other_methods(get(show_record), RECORD.1))
         .route(PAYMENTS.0, other_methods(payments.get(list_payments), PAYMENTS.1))
@@ -66,7 +69,8 @@ fn router(engine: Idempotency, service: Arc<Service>) -> Router {
         .route(STORE_HEALTH.0, other_methods(get(show_store_health), STORE_HEALTH.1))
         .route(DESCRIPTION.0, other_methods(get(show_description), DESCRIPTION.1))
         .fallback(async || Answer::from(Problem::NotFound))
-        .with_state(service)
+        .with_state(service);
+    Ok(pages)
 }
 
 /// The CORS fields of the mirror.
@@ -120,6 +124,11 @@ async fn mirror(
 ) -> Result<Answer, Problem> {
     let body = whole(&service, request.into_body()).await?;
     Ok(service.mirror(&asked(&headers), method.as_str(), context.is_some(), &body))
+}
+
+async fn take_notice(State(service): App, request: Request) -> Result<Answer, Problem> {
+    let body = whole(&service, request.into_body()).await?;
+    Ok(service.take_notice(&body))
 }
 
 async fn list_payments(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {

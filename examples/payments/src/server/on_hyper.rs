@@ -12,6 +12,7 @@ use hyper::http::header::CONTENT_LENGTH;
 use hyper::http::request::Parts;
 use hyper::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper::{Method, Request, Response};
+use idem_core::JsonPointerError;
 use idem_core::engine::Idempotency;
 use idem_tower::{Framework as _, IdempotencyLayer, NotProtected, Plain, context_of};
 use tower::util::BoxCloneSyncService;
@@ -23,8 +24,8 @@ use super::{Signals, connections};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, PAYMENT, PAYMENTS, QUOTES, RECORD, RUNNING,
-    STORE_HEALTH, Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS, QUOTES, RECORD,
+    RUNNING, STORE_HEALTH, Service,
 };
 
 type Body = <Plain as idem_tower::Framework>::Body;
@@ -38,8 +39,8 @@ struct Pages {
     service: Arc<Service>,
     payments: Protected,
     quotes: Protected,
-    /// Only under `--simulate`.
-    mirror: Option<Protected>,
+    /// The mirror and the notices, only under `--simulate`.
+    simulated: Option<(Protected, Protected)>,
 }
 
 pub(super) async fn serve(
@@ -50,7 +51,7 @@ pub(super) async fn serve(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let client_timeout = service.client_timeout();
-    let pages = Pages::new(engine.clone(), service);
+    let pages = Pages::new(engine.clone(), service)?;
     let answer = service_fn(move |request: Request<Incoming>| {
         let (pages, is_head) = (pages.clone(), request.method() == Method::HEAD);
         async move { pages.answer(request).await.map(|response| if is_head { without_body(response) } else { response }) }
@@ -61,7 +62,7 @@ pub(super) async fn serve(
 }
 
 impl Pages {
-    fn new(engine: Idempotency, service: Arc<Service>) -> Self {
+    fn new(engine: Idempotency, service: Arc<Service>) -> Result<Self, JsonPointerError> {
         let tenants = Arc::clone(&service);
         let tenant = move |request: &Parts| tenants.tenant(&asked(&request.headers));
         let idempotency = IdempotencyLayer::new(engine).scope(tenant);
@@ -76,24 +77,30 @@ impl Pages {
         let mirror = tower::ServiceExt::<Request<Incoming>>::map_response(mirror, |response: Response<_>| {
             response.map(Plain::body)
         });
-        Self {
+        let notices = idempotency.clone().policy(service.notices_policy()?).layer(of(Page::Notices));
+        Ok(Self {
             payments: BoxCloneSyncService::new(idempotency.clone().policy(payments).layer(of(Page::Payments))),
             quotes: BoxCloneSyncService::new(idempotency.policy(quotes).layer(of(Page::Quotes))),
-            mirror: service.is_simulating().then(|| BoxCloneSyncService::new(mirror)),
+            simulated: service
+                .is_simulating()
+                .then(|| (BoxCloneSyncService::new(mirror), BoxCloneSyncService::new(notices))),
             service,
-        }
+        })
     }
 
     /// Answers a request by its path and method.
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-        let Self { service, mut payments, mut quotes, mirror } = self;
+        let Self { service, mut payments, mut quotes, simulated } = self;
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let (is_read, is_post) = (method == Method::GET || method == Method::HEAD, method == Method::POST);
         let headers = request.headers().clone();
         let asked = || asked(&headers);
         let allows = |allowed| Err(Problem::MethodNotAllowed(allowed));
-        if let (Some(mut mirror), MIRROR) = (mirror, path.as_str()) {
-            return mirror.call(request).await;
+        match (simulated, path.as_str()) {
+            (Some((mut mirror, _)), MIRROR) => return mirror.call(request).await,
+            (Some((_, mut notices)), NOTICES) if is_post => return notices.call(request).await,
+            (Some(_), NOTICES) => return Ok(respond(allows("POST"))),
+            _ => {}
         }
         let answer = match path.as_str() {
             path if path == PAYMENTS.0 && is_post => {
@@ -156,6 +163,7 @@ enum Page {
     Payments,
     Quotes,
     Mirror,
+    Notices,
 }
 
 impl Page {
@@ -170,6 +178,7 @@ impl Page {
             (Self::Payments, Ok(context)) => service.create_payment(asked, context, body).await,
             (Self::Payments, Err(error)) => return Ok(without_layer(error)),
             (Self::Quotes, context) => service.make_quote(&asked, context.is_ok(), &body),
+            (Self::Notices, _) => Ok(service.take_notice(&body)),
             (Self::Mirror, context) => Ok(service.mirror(&asked, head.method.as_str(), context.is_ok(), &body)),
         };
         Ok(respond(answer))
@@ -178,7 +187,7 @@ impl Page {
 
 /// The answer without the layer: a page that moves money does not run without it.
 fn without_layer(error: NotProtected) -> Response<Body> {
-    let mut response = Response::new(Plain::body(Full::from(error.to_string())));
+    let mut response = Response::new(Plain::body(Full::from(error.report())));
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
     response
 }

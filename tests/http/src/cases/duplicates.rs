@@ -13,7 +13,7 @@ pub(super) fn a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back
     target.await_run();
     let duplicate = target.send(&target.pay("k"));
     assert_eq!((duplicate.status, duplicate.problem().as_deref()), (409, Some("in-progress")));
-    // One second if a transaction's lock is the only trace of a run; the rest of the lease elsewhere.
+    // It grows with the age of the run. If a transaction has no record yet, its age is not known, and it is one second.
     assert!((1..=5).contains(&duplicate.retry_after().unwrap()), "{duplicate:?}");
     assert!(!duplicate.is_replay());
     target.release();

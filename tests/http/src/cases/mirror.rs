@@ -87,6 +87,7 @@ pub(super) fn the_options_of_a_policy_are_obeyed(target: &Target) {
     assert!(!is_replay(&first) && is_replay(&again));
     assert!(first.header("x-request-id").is_some());
     assert_eq!(again.header("x-request-id"), first.header("x-request-id"), "it is allowed by name");
+    assert_eq!((first.header("x-unnamed"), again.header("x-unnamed")), (Some("1"), None));
     let other = send(target, &request.set("X-Version", "2"));
     assert_eq!((other.status, other.problem().as_deref()), (422, Some("mismatch")), "it counts");
 }

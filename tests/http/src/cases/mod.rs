@@ -7,6 +7,7 @@ mod fidelity;
 mod fingerprints;
 mod keys;
 mod mirror;
+mod notices;
 mod protocols;
 mod settlements;
 mod timeouts;
@@ -96,6 +97,10 @@ pub const CASES: &[Case] = table! {
         the_options_of_a_policy_are_obeyed
         cors_outside_lets_pages_send_keys_and_see_replays
         compression_outside_is_for_who_asks_now;
+    notices:
+        the_key_is_a_member_of_the_body_and_replays_have_no_body
+        a_notice_that_is_corrected_runs_under_its_key
+        a_refused_notice_says_so_as_the_policy_has_it;
     duplicates:
         a_duplicate_of_a_running_request_is_409_and_says_when_to_come_back
         a_client_may_ask_to_wait

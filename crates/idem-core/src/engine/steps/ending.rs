@@ -93,7 +93,7 @@ pub(in crate::engine) fn report_steps_that_stay(context: &Context, standing: &[S
     }
     let steps: Vec<_> = standing.iter().map(|step| format!("{} (key {})", step.step, step.key)).collect();
     tracing::error!(
-        record = %context.id(),
+        record = %context.record_id(),
         steps = steps.join(", "),
         "an operation has failed for good, and these of its steps are not undone; an operator has to undo them"
     );
@@ -109,7 +109,7 @@ fn before_they_began(context: &Context) -> Option<StepsState> {
     let log = log_of(context.last_checkpoint()?)?;
     Some(match log {
         Ok(log) => {
-            let standing = StandingStep::of_log(context.id(), &log, log.failed.as_ref(), false);
+            let standing = StandingStep::of_log(context.record_id(), &log, log.failed.as_ref(), false);
             StepsState { error: unfinished(&log, 0), standing }
         }
         Err(error) => StepsState { error: Some(error), standing: Vec::new() },

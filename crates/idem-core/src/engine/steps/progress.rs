@@ -165,7 +165,7 @@ impl Steps {
 
     fn standing(&self) -> Vec<StandingStep> {
         let failed = self.failing.as_ref().or(self.log.failed.as_ref());
-        StandingStep::of_log(self.context.id(), &self.log, failed, self.failed_has_no_undo)
+        StandingStep::of_log(self.context.record_id(), &self.log, failed, self.failed_has_no_undo)
     }
 
     /// Whether an earlier attempt may have called the step that this run is at.

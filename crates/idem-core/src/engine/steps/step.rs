@@ -108,7 +108,7 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Step<'_, T> {
         F: FnOnce(StepToUndo<T>) -> U + Send + 'static,
         U: Future<Output = Result<(), E>> + Send + 'static,
     {
-        let step_key = key_of(self.steps.context.id(), &self.name);
+        let step_key = key_of(self.steps.context.record_id(), &self.name);
         self.undoing = Some(Box::new(move |key, result| {
             Box::pin(async move {
                 let result = result.map(|json| serde_json::from_str(&json)).transpose();
@@ -158,7 +158,7 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Step<'_, T> {
         R: Future<Output = Result<T, E>>,
     {
         let advance = async |steps: &mut Steps, name: &str| {
-            let key = key_of(steps.context.id(), name);
+            let key = key_of(steps.context.record_id(), name);
             let value = caught(meaning, async move { call(key).await }).await;
             let value = value.map_err(|failure| after_failure(steps, name, failure))?;
             let log = steps.log.with(name, &value).map_err(|message| in_doubt(name, &message))?;
@@ -202,7 +202,7 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Step<'_, T> {
             };
             let sequence = steps.context.next_checkpoint().await;
             let (log, name_in_record) = (steps.log.clone(), name.to_owned());
-            let key = key_of(steps.context.id(), name);
+            let key = key_of(steps.context.record_id(), name);
             let record = StepRecord { lease, key, log, name: name_in_record, sequence, result: PhantomData };
             let value = caught(meaning, async move { call(record).await }).await;
             let recorded = steps.recorded(name, sequence).await.map_err(Stop::Now)?;

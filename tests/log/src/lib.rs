@@ -1,4 +1,5 @@
-//! What the engine logs.
+//! What all tests of one process log.
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -7,15 +8,18 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// What all tests of this process have logged since the first of them asked for it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// Logs for the whole process: other tests run the same code, and what they found out about its spans would stay.
-    pub(crate) fn of_process() -> &'static Self {
+    /// What this project logs, for the whole process: other tests run the same code, and what they found out about its spans would stay.
+    ///
+    /// # Panics
+    /// If something else has set a subscriber for the process.
+    pub fn of_process() -> &'static Self {
         static LOG: OnceLock<Log> = OnceLock::new();
         LOG.get_or_init(|| {
             let log = Log::default();
-            let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+            let subscriber = tracing_subscriber::fmt().with_env_filter("idem=debug").with_ansi(false);
             tracing::subscriber::set_global_default(subscriber.with_writer(log.clone()).finish()).unwrap();
             tracing::callsite::rebuild_interest_cache();
             log
@@ -23,7 +27,11 @@ impl Log {
     }
 
     /// The lines that contain all of `parts`.
-    pub(crate) fn lines(&self, parts: &[&str]) -> Vec<String> {
+    ///
+    /// # Panics
+    /// If the log is not UTF-8.
+    #[must_use]
+    pub fn lines(&self, parts: &[&str]) -> Vec<String> {
         let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         log.lines().filter(|line| parts.iter().all(|part| line.contains(part))).map(str::to_owned).collect()
     }
