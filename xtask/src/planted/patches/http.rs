@@ -45,7 +45,7 @@ pub(super) const PATCHES: &[Patch] = &[
         &["http"],
         "crates/idem-http/src/response.rs",
         "let is_stream = |field: &HeaderField| {",
-        "if PLANTED && let Some(kept) = &key_only {
+        "if PLANTED && let Some(kept) = &replayed {
             headers.clone_from(kept);
         }
         let is_stream = |field: &HeaderField| {",
@@ -155,7 +155,7 @@ pub(super) const PATCHES: &[Patch] = &[
         &["actix"],
         "crates/idem-actix/src/handler.rs",
         r#"Err(gone) => resume_unwind(Box::new(gone)),"#,
-        r#"Err(_) if PLANTED => Some(never_began(())),
+        r#"Err(_) if PLANTED => Ok(never_began(())),
                 Err(gone) => resume_unwind(Box::new(gone)),"#,
     ),
     patch(
