@@ -11,7 +11,8 @@ use tracing_subscriber::fmt::MakeWriter;
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// What this project logs, for the whole process: other tests run the same code, and what they found out about its spans would stay.
+    /// What this project logs, for the whole process: other tests run the same code, and what they found out about its spans
+    /// would stay.
     ///
     /// # Panics
     /// If something else has set a subscriber for the process.

@@ -19,10 +19,11 @@ const SEARCH_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long to wait for the lock of a table. All other sessions wait behind it; the next round tries again.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long it may take to make partitions. Sessions that make or look for records wait meanwhile.
+/// How long it may take to make partitions. Sessions that make or look for records wait meanwhile, and less than their own
+/// `statement_timeout`.
 const MAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long to wait after that was not enough.
+/// How long to wait after that was not enough: each try makes other sessions wait again.
 const MAKE_PAUSE: Duration = Duration::from_secs(60);
 
 /// What an error could not do.

@@ -111,7 +111,7 @@ async fn a_deadline_leaves_the_commit_waiting_for_its_standby() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn verbs_leave_few_sessions_behind_while_a_standby_is_away_and_replays_go_on() {
-    /// The store has two connections for verbs, and each may leave two sessions.
+    /// The store has two connections for verbs, and may leave two sessions for each.
     const MOST: i64 = 4;
     let (mut pair, world) = pair_with(&[PostgresPair::SYNCHRONOUS], NonZeroU32::new(2).unwrap()).await;
     let settled = request();
@@ -136,6 +136,7 @@ async fn verbs_leave_few_sessions_behind_while_a_standby_is_away_and_replays_go_
         }
         let waiting = world.number(WAITING).await;
         assert!(waiting <= MOST, "{waiting} sessions wait");
+        // Refusals come at once. The pause only keeps this loop from using up a processor.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(refused > 0, "all writes were sent");
