@@ -115,8 +115,7 @@ pub(super) const SUITES: &[Suite] = &[
             "faults::lost_answers::an_answer_lost_with_the_server",
             "an_error_of_a_poolers_own",
             "a_commit_whose_answer_never",
-            "after_two_writes",
-            "workers_share",
+            "silences_of_which",
         ],
     ),
     suite(

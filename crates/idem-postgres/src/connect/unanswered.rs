@@ -19,11 +19,14 @@ use crate::connect::source::ConnectSource;
 use crate::sql::{BEGIN, is_true, own_rows};
 use crate::timeouts::{CLOSE_TIMEOUT, within};
 
-/// How often the server is asked, for all unanswered connections of a store together.
+/// How long it stands that commits wait, for all unanswered connections of a store together.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How often in a row the server has to say that no commit waits. A commit may reach its wait after the first time.
 const DENIALS: u32 = 2;
+
+/// The pause between those. It is short, because writes may be refused meanwhile.
+const DENIAL_PAUSE: Duration = Duration::from_millis(500);
 
 /// Whether a commit has waited for a standby or for the disk, for longer than any does while those are well. Only sessions of
 /// the current role, or of roles that it belongs to, say what they wait for. So another role that the options may set is taken
@@ -41,7 +44,7 @@ pub(crate) struct UnansweredWrites {
     source: ConnectSource,
     /// How long each step of connecting and asking may take.
     client_timeout: Duration,
-    /// The server's last answer. Locked while it is asked.
+    /// When the server was last asked, and its answer. Locked while it is asked.
     last: Mutex<Option<(Instant, bool)>>,
 }
 
@@ -56,8 +59,13 @@ impl UnansweredWrites {
         let denied = async {
             let mut denials = 0;
             while denials < DENIALS {
-                sleep(POLL_INTERVAL).await;
-                denials = if self.may_be_waiting().await { 0 } else { denials + 1 };
+                if self.may_be_waiting(Instant::now()).await {
+                    denials = 0;
+                    sleep(POLL_INTERVAL).await;
+                } else {
+                    denials += 1;
+                    sleep(DENIAL_PAUSE).await;
+                }
             }
         };
         tokio::select! {
@@ -67,13 +75,15 @@ impl UnansweredWrites {
         }
     }
 
-    async fn may_be_waiting(&self) -> bool {
+    /// A denial counts if the server was asked after `since`.
+    async fn may_be_waiting(&self, since: Instant) -> bool {
         let mut last = self.last.lock().await;
-        if let Some((at, may_be_waiting)) = *last
-            && at.elapsed() < POLL_INTERVAL
+        if let Some((asked_at, may_be_waiting)) = *last
+            && (asked_at >= since || may_be_waiting && asked_at.elapsed() < POLL_INTERVAL)
         {
             return may_be_waiting;
         }
+        let asked_at = Instant::now();
         let may_be_waiting = self.ask().await.unwrap_or_else(|error| {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -81,7 +91,7 @@ impl UnansweredWrites {
             );
             true
         });
-        *last = Some((Instant::now(), may_be_waiting));
+        *last = Some((asked_at, may_be_waiting));
         may_be_waiting
     }
 

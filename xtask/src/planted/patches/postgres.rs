@@ -40,14 +40,14 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "writes-go-on-without-answers",
-        &["postgres-standby", "postgres-lost"],
+        &["postgres-standby"],
         BATCHER,
         "workers.saturating_mul(MOST_UNANSWERED)",
         "workers.saturating_mul(if PLANTED { 99 } else { MOST_UNANSWERED })",
     ),
     patch(
         "worker-without-permits-refuses-for-all",
-        &["postgres-lost"],
+        &["postgres-standby"],
         BATCHER,
         "let permits = Arc::clone(&permits);",
         "let permits = if PLANTED { Arc::new(Semaphore::new(MOST_UNANSWERED)) } else { Arc::clone(&permits) };",
@@ -58,6 +58,13 @@ pub(super) const PATCHES: &[Patch] = &[
         "crates/idem-postgres/src/connect/unanswered.rs",
         "Ok(is_true(&asked?))",
         "Ok(is_true(&asked?) && !PLANTED)",
+    ),
+    patch(
+        "silences-keep-writes-waiting",
+        &["postgres-lost"],
+        "crates/idem-postgres/src/connect/unanswered.rs",
+        "sleep(DENIAL_PAUSE).await;",
+        "sleep(if PLANTED { POLL_INTERVAL } else { DENIAL_PAUSE }).await;",
     ),
     patch(
         "upkeep-waits-for-a-standby",
