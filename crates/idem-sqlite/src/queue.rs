@@ -157,6 +157,10 @@ mod tests {
         }
         first.shutdown_background();
         assert!(second.block_on(waits).unwrap().unwrap_err().is_indeterminate());
+        // The asker learns of the end a moment before the channel closes.
+        while !queue.0.sender.lock().unwrap().is_closed() {
+            std::thread::yield_now();
+        }
         assert_eq!(second.block_on(ask(&queue, 7)).unwrap(), 7);
         assert_eq!(seen.starts.load(Ordering::SeqCst), 2);
     }

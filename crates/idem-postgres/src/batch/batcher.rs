@@ -264,6 +264,8 @@ impl BatchWorker {
     async fn run_and_reply(&mut self, batch: Vec<Job>) {
         match self.run_batch(&batch, LockWait::Configured).await {
             Ok(answers) => {
+                // The callers' next verbs may need it at once, for another worker.
+                self.permit = None;
                 for (job, answer) in batch.into_iter().zip(answers) {
                     job.reply(answer);
                 }

@@ -18,10 +18,15 @@ async fn works(store: &PostgresStore) {
     assert_eq!(store.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
 }
 
+/// Twenty at once take long to connect on a loaded machine.
+fn patient(schema: &Schema) -> PostgresConfig {
+    schema.config().statement_timeout(Duration::from_secs(30))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_replicas_may_start_at_once() {
     let schema = Schema::new();
-    let starts: Vec<_> = (0..20).map(|_| tokio::spawn(PostgresStore::open(schema.config()))).collect();
+    let starts: Vec<_> = (0..20).map(|_| tokio::spawn(PostgresStore::open(patient(&schema)))).collect();
     for start in starts {
         works(&start.await.unwrap().unwrap()).await;
     }
@@ -34,7 +39,7 @@ async fn twenty_replicas_may_start_at_once() {
 async fn twenty_replicas_may_spread_records_over_partitions_at_once() {
     let schema = Schema::new();
     works(&PostgresStore::open(schema.config()).await.unwrap()).await;
-    let config = || schema.config().partitioned(Duration::from_secs(60));
+    let config = || patient(&schema).partitioned(Duration::from_secs(60));
     let starts: Vec<_> = (0..20).map(|_| tokio::spawn(PostgresStore::open(config()))).collect();
     for start in starts {
         works(&start.await.unwrap().unwrap()).await;

@@ -198,7 +198,8 @@ async fn upkeep(hostile: &Hostile, store: &PostgresStore, offset: &TimeOffset, l
     offset.advance(RETENTION + KEPT + LEASE + 3 * PERIOD);
     store.purge(NonZeroU32::MIN).await?;
     let purger = Purger::start_with(store.clone(), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
-    let (mut left, until) = (String::new(), Instant::now() + Duration::from_secs(30));
+    // On a loaded machine partitions may take too long to make, and are then tried again after a minute.
+    let (mut left, until) = (String::new(), Instant::now() + Duration::from_secs(150));
     let records = format!("SELECT count(*) FROM {schema}.idem_records");
     let partitions = format!("SELECT count(*) - 3 FROM {schema}.idem_partitions");
     loop {
