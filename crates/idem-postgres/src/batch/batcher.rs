@@ -264,7 +264,7 @@ impl BatchWorker {
     async fn run_and_reply(&mut self, batch: Vec<Job>) {
         match self.run_batch(&batch, LockWait::Configured).await {
             Ok(answers) => {
-                // The callers' next verbs may need it at once, for another worker.
+                // Before the answers: another worker may need it for the callers' next verbs.
                 self.permit = None;
                 for (job, answer) in batch.into_iter().zip(answers) {
                     job.reply(answer);

@@ -5,7 +5,7 @@
 //! for anyone. So the store keeps the connection, and what limits the number of sessions, until the wait is over.
 //!
 //! The silence may have another reason, such as a server whose machine is gone. The network reports that after a quarter of
-//! an hour. So the store asks the server, over another connection, whether any commit still waits. If the role of the login
+//! an hour. So the store asks the server, at once and over another connection, whether any commit waits. If the role of the login
 //! was replaced meanwhile, as by rotated credentials, the server does not tell of its sessions, and they are not kept.
 
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::connect::source::ConnectSource;
 use crate::sql::{BEGIN, is_true, own_rows};
 use crate::timeouts::{CLOSE_TIMEOUT, within};
 
-/// How long it stands that commits wait, for all unanswered connections of a store together.
+/// How often the server is asked while it says that commits wait, for all unanswered connections of a store together.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How often in a row the server has to say that no commit waits. A commit may reach its wait after the first time.
@@ -75,7 +75,7 @@ impl UnansweredWrites {
         }
     }
 
-    /// A denial counts if the server was asked after `since`.
+    /// Asks the server, unless another connection has just done so. That no commit waits must have been said after `since`.
     async fn may_be_waiting(&self, since: Instant) -> bool {
         let mut last = self.last.lock().await;
         if let Some((asked_at, may_be_waiting)) = *last
