@@ -107,6 +107,7 @@ pub(super) const SUITES: &[Suite] = &[
         &["--exact", "sweep::transactions_dropped_at_every_await_leave_all_or_nothing"],
     ),
     suite("postgres-standby", "idem-postgres", Test("store"), &["faults::standby::"]),
+    suite("postgres-unanswered", "idem-postgres", Test("store"), &["faults::unanswered::"]),
     suite(
         "postgres-lost",
         "idem-postgres",
@@ -115,7 +116,6 @@ pub(super) const SUITES: &[Suite] = &[
             "faults::lost_answers::an_answer_lost_with_the_server",
             "an_error_of_a_poolers_own",
             "a_commit_whose_answer_never",
-            "silences_of_which",
         ],
     ),
     suite(

@@ -5,38 +5,47 @@
 //! for anyone. So the store keeps the connection, and what limits the number of sessions, until the wait is over.
 //!
 //! The silence may have another reason, such as a server whose machine is gone. The network reports that after a quarter of
-//! an hour. So the store asks the server, at once and over another connection, whether any commit waits. If the role of the login
-//! was replaced meanwhile, as by rotated credentials, the server does not tell of its sessions, and they are not kept.
+//! an hour. So the store asks the server over another connection which sessions are busy with a write. Once all of them have
+//! gone on, or if there are none, nothing is left that waits. If the role of the login was replaced meanwhile, as by rotated
+//! credentials, the server does not tell of its sessions, and they are not kept.
+//!
+//! A connection that is reset before its write is late is not kept. The store sends the write again, or looks it up.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sqlx::{ConnectOptions, Connection, PgConnection};
+use sqlx::{ConnectOptions, Connection, PgConnection, Row as _};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
 use crate::connect::source::ConnectSource;
-use crate::sql::{BEGIN, is_true, own_rows};
+use crate::sql::{BEGIN, own_rows};
 use crate::timeouts::{CLOSE_TIMEOUT, within};
 
-/// How often the server is asked while it says that commits wait, for all unanswered connections of a store together.
-const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// The pause before the first question, and before the second. A write ends meanwhile, unless something holds it up. Short,
+/// because other writes may be refused until then. Each later pause is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How often in a row the server has to say that no commit waits. A commit may reach its wait after the first time.
-const DENIALS: u32 = 2;
+/// The longest pause between two questions of a store. Each costs the server a connection.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The pause between those. It is short, because writes may be refused meanwhile.
-const DENIAL_PAUSE: Duration = Duration::from_millis(500);
-
-/// Whether a commit has waited for a standby or for the disk, for longer than any does while those are well. Only sessions of
-/// the current role, or of roles that it belongs to, say what they wait for. So another role that the options may set is taken
-/// back. Versions of Postgres differ in the case of the names.
-const WAITS: &str = "SET LOCAL ROLE NONE;\
-    SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity \
-    WHERE pg_catalog.lower(wait_event) OPERATOR(pg_catalog.=) ANY ('{syncrep,walsync,walwrite}') \
-    AND backend_type OPERATOR(pg_catalog.=) 'client backend' \
-    AND coalesce(query_start, '-infinity') OPERATOR(pg_catalog.+) '2 s'::pg_catalog.interval \
-    OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp());\
+/// The sessions that are busy with a write, each by its process and the beginning of its statement.
+///
+/// A commit that waits shows as one of three waits. What a disk that hangs shows as depends on where it hangs, so each statement
+/// of the store counts too, and each that ends with a COMMIT. Waits for locks end by themselves. Those for a client end when it
+/// is gone. Versions of Postgres differ in the case of the names.
+///
+/// Only sessions of the current role, or of roles that it belongs to, say what they do. So another role that the options may
+/// set is taken back.
+const BUSY_SESSIONS: &str = "SET LOCAL ROLE NONE;\
+    SELECT pg_catalog.concat(pid, ' ', query_start) FROM pg_catalog.pg_stat_activity \
+    WHERE backend_type OPERATOR(pg_catalog.=) 'client backend' AND datname OPERATOR(pg_catalog.=) pg_catalog.current_database() \
+    AND pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid() \
+    AND (pg_catalog.lower(wait_event) OPERATOR(pg_catalog.=) ANY ('{syncrep,walsync,walwrite}') \
+    OR state OPERATOR(pg_catalog.=) 'active' AND query OPERATOR(pg_catalog.~) 'idem_|COMMIT$' \
+    AND coalesce(wait_event_type, '') OPERATOR(pg_catalog.<>) ALL ('{Lock,Client}'));\
     COMMIT";
 
 /// Waits for the end of unanswered writes.
@@ -44,8 +53,14 @@ pub(crate) struct UnansweredWrites {
     source: ConnectSource,
     /// How long each step of connecting and asking may take.
     client_timeout: Duration,
-    /// When the server was last asked, and its answer. Locked while it is asked.
-    last: Mutex<Option<(Instant, bool)>>,
+    /// The last answer of the server. Locked while it is asked.
+    last: Mutex<Option<Answer>>,
+}
+
+struct Answer {
+    at: Instant,
+    /// `None` if the server could not be asked.
+    busy: Option<Arc<HashSet<String>>>,
 }
 
 impl UnansweredWrites {
@@ -53,53 +68,60 @@ impl UnansweredWrites {
         Self { source, client_timeout, last: Mutex::default() }
     }
 
-    /// Waits until the server has answered what was sent on `connection`, the connection has ended, or the server says that
-    /// no commit of its role waits. A server that cannot be asked has not said so.
+    /// Waits until the server has answered what was sent on `connection`, or until no session is left that was busy with a
+    /// write at the first question. A server that cannot be asked may have such sessions. So may one that has reset the
+    /// connection, or from which something between has cut it off.
     pub(crate) async fn wait(&self, connection: &mut PgConnection) {
-        let denied = async {
-            let mut denials = 0;
-            while denials < DENIALS {
-                if self.may_be_waiting(Instant::now()).await {
-                    denials = 0;
-                    sleep(POLL_INTERVAL).await;
-                } else {
-                    denials += 1;
-                    sleep(DENIAL_PAUSE).await;
+        tokio::select! {
+            // It reads the answer first.
+            Ok(()) | Err(sqlx::Error::Database(_)) = connection.ping() => {}
+            () = self.no_session_waits() => {}
+        }
+    }
+
+    async fn no_session_waits(&self) {
+        let mut pause = FIRST_PAUSE;
+        let mut left: Option<HashSet<String>> = None;
+        loop {
+            let since = Instant::now();
+            sleep(pause).await;
+            if let Some(busy) = self.busy_sessions(since).await {
+                let left = left.get_or_insert_with(|| HashSet::clone(&busy));
+                left.retain(|session| busy.contains(session));
+                if left.is_empty() {
+                    return;
                 }
             }
-        };
-        tokio::select! {
-            // It reads the answer first. An error says that the connection has ended.
-            _ = connection.ping() => {}
-            () = denied => {}
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    /// Asks the server, unless another connection has just done so. That no commit waits must have been said after `since`.
-    async fn may_be_waiting(&self, since: Instant) -> bool {
+    /// The sessions that were busy with a write at some time after `since`. Connections of one store share the questions.
+    async fn busy_sessions(&self, since: Instant) -> Option<Arc<HashSet<String>>> {
         let mut last = self.last.lock().await;
-        if let Some((asked_at, may_be_waiting)) = *last
-            && (asked_at >= since || may_be_waiting && asked_at.elapsed() < POLL_INTERVAL)
-        {
-            return may_be_waiting;
+        if let Some(answer) = last.as_ref().filter(|answer| answer.at >= since) {
+            return answer.busy.clone();
         }
-        let asked_at = Instant::now();
-        let may_be_waiting = self.ask().await.unwrap_or_else(|error| {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "writes have no answer, and the server could not be asked whether commits wait"
-            );
-            true
-        });
-        *last = Some((asked_at, may_be_waiting));
-        may_be_waiting
+        let at = Instant::now();
+        let answer = match self.ask().await {
+            Ok(busy) => Answer { at, busy: Some(Arc::new(busy)) },
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "writes have no answer, and the server could not be asked whether they still wait"
+                );
+                // Holds for those who have waited for it too.
+                Answer { at: Instant::now(), busy: None }
+            }
+        };
+        last.insert(answer).busy.clone()
     }
 
-    async fn ask(&self) -> Result<bool, sqlx::Error> {
+    async fn ask(&self) -> Result<HashSet<String>, sqlx::Error> {
         let mut connection = within(self.client_timeout, self.source.options().connect()).await?;
-        let asked = within(self.client_timeout, own_rows(&mut connection, format!("{BEGIN}{WAITS}"))).await;
+        let asked = within(self.client_timeout, own_rows(&mut connection, format!("{BEGIN}{BUSY_SESSIONS}"))).await;
         let _ = timeout(CLOSE_TIMEOUT, connection.close()).await;
-        Ok(is_true(&asked?))
+        asked?.iter().map(|row| row.try_get(0)).collect()
     }
 }
 

@@ -11,6 +11,7 @@ mod jobs;
 mod machine;
 mod postgres;
 mod postgres_schema;
+mod postgres_unanswered;
 mod scaffold;
 mod stores;
 
@@ -69,6 +70,7 @@ pub(super) fn patches() -> impl Iterator<Item = &'static Patch> {
         jobs::PATCHES,
         postgres::PATCHES,
         postgres_schema::PATCHES,
+        postgres_unanswered::PATCHES,
         stores::PATCHES,
     ]
     .into_iter()

@@ -28,62 +28,11 @@ pub(super) const PATCHES: &[Patch] = &[
         "if is_too_long && !PLANTED { half(batch) }",
     ),
     patch(
-        "commit-without-an-answer-frees-its-place",
-        &["postgres-standby"],
-        "crates/idem-postgres/src/transaction/handler_transaction.rs",
-        "session.close_when_answered();",
-        "if PLANTED {
-                session.close_now();
-            } else {
-                session.close_when_answered();
-            }",
-    ),
-    patch(
-        "writes-go-on-without-answers",
-        &["postgres-standby"],
-        BATCHER,
-        "workers.saturating_mul(MOST_UNANSWERED)",
-        "workers.saturating_mul(if PLANTED { 99 } else { MOST_UNANSWERED })",
-    ),
-    patch(
-        "worker-without-permits-refuses-for-all",
-        &["postgres-standby"],
-        BATCHER,
-        "let permits = Arc::clone(&permits);",
-        "let permits = if PLANTED { Arc::new(Semaphore::new(MOST_UNANSWERED)) } else { Arc::clone(&permits) };",
-    ),
-    patch(
-        "standby-is-never-awaited",
-        &["postgres-standby"],
-        "crates/idem-postgres/src/connect/unanswered.rs",
-        "Ok(is_true(&asked?))",
-        "Ok(is_true(&asked?) && !PLANTED)",
-    ),
-    patch(
-        "silences-keep-writes-waiting",
-        &["postgres-lost"],
-        "crates/idem-postgres/src/connect/unanswered.rs",
-        "sleep(DENIAL_PAUSE).await;",
-        "sleep(if PLANTED { POLL_INTERVAL } else { DENIAL_PAUSE }).await;",
-    ),
-    patch(
         "upkeep-waits-for-a-standby",
         &["postgres-standby"],
         "crates/idem-postgres/src/upkeep/purge.rs",
         ".push(LOCAL_COMMIT)",
         ".push(if PLANTED { \"\" } else { LOCAL_COMMIT })",
-    ),
-    patch(
-        "silence-keeps-its-place",
-        &["postgres-lost"],
-        "crates/idem-postgres/src/connect/unanswered.rs",
-        "() = denied => {}",
-        "() = async {
-                denied.await;
-                if PLANTED {
-                    std::future::pending::<()>().await;
-                }
-            } => {}",
     ),
     patch(
         "partitions-that-cannot-be-made-are-tried-in-a-loop",

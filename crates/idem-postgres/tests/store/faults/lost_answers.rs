@@ -226,20 +226,6 @@ async fn a_server_that_falls_silent_is_given_up_in_time() {
 }
 
 #[tokio::test]
-async fn silences_of_which_no_commit_is_the_reason_do_not_keep_the_next_write_from_being_sent() {
-    let proxy = Proxy::<Losses>::to_port(port_of_shared()).await.unwrap();
-    let world = World::shared_through(proxy.port(), |config| config.verb_connections(NonZeroU32::MIN)).await;
-    world.run().await.unwrap();
-    proxy.lose(Lose::EverythingSilently, "idem_acquire_v1", 4);
-    for _ in 0..4 {
-        let error = world.store.acquire(&request()).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
-    }
-    assert!(proxy.has_lost());
-    world.run().await.unwrap();
-}
-
-#[tokio::test]
 async fn opening_gives_a_silent_server_up_in_time() {
     // The statements of opening, each by a text in it.
     let texts = ["client_min_messages", "pg_is_in_recovery", "idem_migrations", "idem_identity"];

@@ -10,3 +10,4 @@ mod replicas;
 mod sessions;
 mod standby;
 mod terminated;
+mod unanswered;

@@ -3,28 +3,24 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
+use crate::support::number;
+use crate::world::{World, at_port, connect, eventually, join_all, transactional};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, State, StoreErrorKind, Term, TransactionalStore,
     Writes,
 };
-use idem_postgres::{PostgresConfig, Purger};
-use idem_proxy::Proxy;
-use idem_proxy::postgres::{Lose, Losses};
+use idem_postgres::Purger;
 use idem_servers::PostgresPair;
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
-use sqlx::AssertSqlSafe;
 
-use crate::support::number;
-use crate::world::{World, at_port, connect, eventually, join_all, transactional};
-
-const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+pub(super) const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
 /// A pair whose standby follows, and a store on its primary. It has more connections for verbs than a test leaves unanswered.
 async fn pair(settings: &[&str]) -> (PostgresPair, World) {
     pair_with(settings, NonZeroU32::new(4).unwrap()).await
 }
 
-async fn pair_with(settings: &[&str], connections: NonZeroU32) -> (PostgresPair, World) {
+pub(super) async fn pair_with(settings: &[&str], connections: NonZeroU32) -> (PostgresPair, World) {
     let pair = PostgresPair::start_with(settings).unwrap();
     let url = at_port(pair.primary_port());
     let mut beside = connect(&url).await.unwrap();
@@ -151,72 +147,6 @@ async fn verbs_leave_few_sessions_behind_while_a_standby_is_away_and_replays_go_
     eventually("it writes again", async || world.lease(&request()).await.ok()).await;
     eventually("the commits end", async || (world.number(WAITING).await == 0).then_some(())).await;
     world.is_whole().await;
-}
-
-/// A store behind a proxy, and the commit of another session that waits for the standby. The store's own do not.
-async fn beside_a_waiting_commit(connections: u32) -> (PostgresPair, Proxy<Losses>, World) {
-    let connections = NonZeroU32::new(connections).unwrap();
-    let (mut pair, world) = pair_with(&[PostgresPair::SYNCHRONOUS, "synchronous_commit=local"], connections).await;
-    drop(world);
-    let proxy = Proxy::<Losses>::to_port(pair.primary_port()).await.unwrap();
-    let configure = |config: PostgresConfig| config.verb_connections(connections);
-    let world = World::private_with(&at_port(proxy.port()), &at_port(pair.primary_port()), configure).await;
-    pair.cut_off_standby().unwrap();
-    let (mut beside, table) = (world.beside().await, world.name.clone());
-    tokio::spawn(async move {
-        let write = format!("SET synchronous_commit = on; CREATE TABLE {table}.waiting ()");
-        let _ = sqlx::raw_sql(AssertSqlSafe(write)).execute(&mut beside).await;
-    });
-    eventually("a commit waits", async || (world.number(WAITING).await == 1).then_some(())).await;
-    (pair, proxy, world)
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_two_writes_without_an_answer_a_worker_only_reads_until_no_commit_waits() {
-    let (mut pair, proxy, world) = beside_a_waiting_commit(1).await;
-    let settled = request();
-    let lease = world.lease(&settled).await.unwrap();
-    world.settle(&lease).await.unwrap();
-    let running = world.lease(&request()).await.unwrap();
-    proxy.lose(Lose::EverythingSilently, "idem_acquire_v1", 2);
-    let new = request();
-    for _ in 0..2 {
-        let error = world.store.acquire(&request()).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
-    }
-    assert!(proxy.has_lost());
-    let refused = [
-        world.store.acquire(&new).await.unwrap_err(),
-        world.settle(&running).await.unwrap_err(),
-        world.store.peek(&settled.id).await.unwrap_err(),
-    ];
-    for error in refused {
-        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
-        assert!(error.to_string().contains("earlier writes have no answer"), "{error}");
-    }
-    let replay = world.store.acquire(&repeat_of(&settled)).await.unwrap();
-    assert!(matches!(replay, AcquireOutcome::Replay(_)), "{replay:?}");
-    let held = world.store.acquire(&repeat_of(&Acquire { id: running.id, ..request() })).await.unwrap();
-    assert!(!matches!(held, AcquireOutcome::Acquired(_)), "{held:?}");
-    assert_eq!(world.store.peek(&new.id).await.unwrap(), None, "nothing was written");
-    pair.reconnect_standby().unwrap();
-    eventually("it writes again", async || world.lease(&new).await.ok()).await;
-    world.settle(&running).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_share_what_they_may_leave_without_an_answer() {
-    let (_pair, proxy, world) = beside_a_waiting_commit(2).await;
-    world.run().await.unwrap();
-    proxy.lose(Lose::EverythingSilently, "idem_acquire_v1", 3);
-    for _ in 0..3 {
-        let error = world.store.acquire(&request()).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
-    }
-    // One of the workers has left two, and both go on.
-    for _ in 0..4 {
-        world.run().await.unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
