@@ -205,7 +205,7 @@ impl Session {
         self.close(Closing::Now);
     }
 
-    /// Closes the connection when a COMMIT is answered, or cannot be waiting for a standby; see
+    /// Closes the connection when a COMMIT is answered, or cannot be waiting for a standby or the disk; see
     /// [`unanswered`](crate::connect::unanswered). It keeps its permit until then.
     pub(crate) fn close_when_answered(mut self) {
         self.close(Closing::Answered);

@@ -9,7 +9,8 @@
 //! gone on, or if there are none, nothing is left that waits. If the role of the login was replaced meanwhile, as by rotated
 //! credentials, the server does not tell of its sessions, and they are not kept.
 //!
-//! A connection that is reset before its write is late is not kept. The store sends the write again, or looks it up.
+//! A connection that ends before its write is late is not kept: the store sends the write again, or looks it up. Neither is one
+//! on which a read gets no answer.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -21,11 +22,12 @@ use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
 use crate::connect::source::ConnectSource;
+use crate::error::may_be_done;
 use crate::sql::{BEGIN, own_rows};
 use crate::timeouts::{CLOSE_TIMEOUT, within};
 
 /// The pause before the first question, and before the second. A write ends meanwhile, unless something holds it up. Short,
-/// because other writes may be refused until then. Each later pause is twice as long.
+/// because other writes may be refused until then. Each later pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest pause between two questions of a store. Each costs the server a connection.
@@ -34,18 +36,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The sessions that are busy with a write, each by its process and the beginning of its statement.
 ///
 /// A commit that waits shows as one of three waits. What a disk that hangs shows as depends on where it hangs, so each statement
-/// of the store counts too, and each that ends with a COMMIT. Waits for locks end by themselves. Those for a client end when it
-/// is gone. Versions of Postgres differ in the case of the names.
+/// by which the store writes counts too, and each that ends with a COMMIT. Waits for locks end after `lock_timeout`, or with the
+/// session that has the lock. Those for a client end when it is gone. Versions of Postgres differ in the case of the names.
+/// Without `track_activities` the server tells of the three waits alone. The bracket keeps the question from matching itself.
 ///
 /// Only sessions of the current role, or of roles that it belongs to, say what they do. So another role that the options may
 /// set is taken back.
 const BUSY_SESSIONS: &str = "SET LOCAL ROLE NONE;\
-    SELECT pg_catalog.concat(pid, ' ', query_start) FROM pg_catalog.pg_stat_activity \
+    SELECT pg_catalog.concat(pid, ' ', pg_catalog.date_part('epoch', query_start)) FROM pg_catalog.pg_stat_activity \
     WHERE backend_type OPERATOR(pg_catalog.=) 'client backend' AND datname OPERATOR(pg_catalog.=) pg_catalog.current_database() \
-    AND pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid() \
     AND (pg_catalog.lower(wait_event) OPERATOR(pg_catalog.=) ANY ('{syncrep,walsync,walwrite}') \
-    OR state OPERATOR(pg_catalog.=) 'active' AND query OPERATOR(pg_catalog.~) 'idem_|COMMIT$' \
-    AND coalesce(wait_event_type, '') OPERATOR(pg_catalog.<>) ALL ('{Lock,Client}'));\
+    OR state OPERATOR(pg_catalog.=) 'active' AND coalesce(wait_event_type, '') OPERATOR(pg_catalog.<>) ALL ('{Lock,Client}') \
+    AND query OPERATOR(pg_catalog.~) 'idem[_](acquire|renew|checkpoint|settle|release|replace|remove|put)[_]v|COMMIT$');\
     COMMIT";
 
 /// Waits for the end of unanswered writes.
@@ -69,12 +71,13 @@ impl UnansweredWrites {
     }
 
     /// Waits until the server has answered what was sent on `connection`, or until no session is left that was busy with a
-    /// write at the first question. A server that cannot be asked may have such sessions. So may one that has reset the
-    /// connection, or from which something between has cut it off.
+    /// write at the first question. It goes on to wait if the server cannot be asked, or if the connection ends: something
+    /// between may have cut it off, and a pooler then answers with an error of its own.
     pub(crate) async fn wait(&self, connection: &mut PgConnection) {
+        // It reads the answer first.
+        let is_answered = async { connection.ping().await.err().is_none_or(|error| !may_be_done(&error)) };
         tokio::select! {
-            // It reads the answer first.
-            Ok(()) | Err(sqlx::Error::Database(_)) = connection.ping() => {}
+            true = is_answered => {}
             () = self.no_session_waits() => {}
         }
     }
@@ -82,17 +85,18 @@ impl UnansweredWrites {
     async fn no_session_waits(&self) {
         let mut pause = FIRST_PAUSE;
         let mut left: Option<HashSet<String>> = None;
-        loop {
+        while left.as_ref().is_none_or(|left| !left.is_empty()) {
             let since = Instant::now();
             sleep(pause).await;
-            if let Some(busy) = self.busy_sessions(since).await {
-                let left = left.get_or_insert_with(|| HashSet::clone(&busy));
-                left.retain(|session| busy.contains(session));
-                if left.is_empty() {
-                    return;
+            match (&mut left, self.busy_sessions(since).await) {
+                (None, Some(busy)) => left = Some(HashSet::clone(&busy)),
+                (left, busy) => {
+                    if let (Some(left), Some(busy)) = (left, busy) {
+                        left.retain(|session| busy.contains(session));
+                    }
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

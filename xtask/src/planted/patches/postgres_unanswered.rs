@@ -61,17 +61,22 @@ pub(super) const PATCHES: &[Patch] = &[
         "reset-connection-frees-its-place",
         &["postgres-unanswered"],
         UNANSWERED,
-        "Ok(()) | Err(sqlx::Error::Database(_)) = connection.ping() => {}",
-        "true = async {
-                matches!(connection.ping().await, Ok(()) | Err(sqlx::Error::Database(_))) || PLANTED
-            } => {}",
+        "is_none_or(|error| !may_be_done(&error))",
+        "is_none_or(|error| PLANTED || !may_be_done(&error))",
+    ),
+    patch(
+        "error-of-a-pooler-frees-a-place",
+        &["postgres-unanswered"],
+        UNANSWERED,
+        "connection.ping().await.err()",
+        "connection.ping().await.err().filter(|error| !PLANTED || !matches!(error, sqlx::Error::Database(_)))",
     ),
     patch(
         "only-known-waits-count",
         &["postgres-unanswered"],
         UNANSWERED,
         "format!(\"{BEGIN}{BUSY_SESSIONS}\")",
-        "format!(\"{BEGIN}{}\", BUSY_SESSIONS.replace(\"'active'\", if PLANTED { \"''\" } else { \"'active'\" }))",
+        "format!(\"{BEGIN}{}\", BUSY_SESSIONS.replace(if PLANTED { \"'active'\" } else { \"\\0\" }, \"''\"))",
     ),
     patch(
         "permit-comes-back-after-the-answers",

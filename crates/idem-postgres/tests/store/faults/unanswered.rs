@@ -7,13 +7,13 @@ use idem_core::{Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, OwnerOutc
 use idem_postgres::PostgresConfig;
 use idem_proxy::postgres::{Lose, Losses};
 use idem_proxy::{Ended, Proxy};
-use idem_servers::{Postgres, PostgresPair};
+use idem_servers::{PgBouncer, Postgres, PostgresPair};
 use idem_testkit::fixture::{checkpoint, repeat_of, request};
 use sqlx::AssertSqlSafe;
 
 use super::standby::{WAITING, pair_with};
 use crate::support;
-use crate::world::{World, at_port, eventually, port_of_shared};
+use crate::world::{World, at_port, eventually};
 
 /// A store behind a proxy, and the commit of another session that waits for the standby. The store's own do not.
 async fn beside_a_waiting_commit(connections: u32) -> (PostgresPair, Proxy<Losses>, World) {
@@ -87,8 +87,11 @@ async fn workers_share_what_they_may_leave_without_an_answer() {
 
 #[tokio::test]
 async fn silences_of_which_no_commit_is_the_reason_do_not_keep_the_next_write_from_being_sent() {
-    let proxy = Proxy::<Losses>::to_port(port_of_shared()).await.unwrap();
-    let world = World::shared_through(proxy.port(), |config| config.verb_connections(NonZeroU32::MIN)).await;
+    // A write of another store that hangs would keep these back, so the server is not the one that tests share.
+    let postgres = Postgres::start().unwrap();
+    let proxy = Proxy::<Losses>::to_port(postgres.port()).await.unwrap();
+    let configure = |config: PostgresConfig| config.verb_connections(NonZeroU32::MIN);
+    let world = World::private_with(&at_port(proxy.port()), &postgres.url(), configure).await;
     world.run().await.unwrap();
     proxy.lose(Lose::EverythingSilently, "idem_acquire_v1", 4);
     for _ in 0..4 {
@@ -99,9 +102,9 @@ async fn silences_of_which_no_commit_is_the_reason_do_not_keep_the_next_write_fr
     world.run().await.unwrap();
 }
 
-/// Writes for a while, which must fail each time. Of `sessions` there are never more than one worker may leave.
+/// Writes for a while, which must fail each time. There are never more `sessions` than one worker may leave.
 async fn no_more_are_left(world: &World, sessions: &str) {
-    // Two writes wait for their answers for 2 s each. The rest is longer than a store asks before it goes on.
+    // Two writes wait for their answers for 2 s each, at most. The rest is longer than a store asks before it goes on.
     let end = Instant::now() + Duration::from_secs(8);
     let mut refused = 0;
     while Instant::now() < end {
@@ -153,8 +156,24 @@ async fn a_reset_connection_counts_while_its_commit_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_of_a_pooler_in_place_of_the_answer_does_not_end_the_wait() {
+    let (mut pair, world) = pair_with(&[PostgresPair::SYNCHRONOUS], NonZeroU32::MIN).await;
+    drop(world);
+    // It closes both of its connections then: later than the store gives up, and before the wait ends.
+    let primary = at_port(pair.primary_port());
+    let pooler = PgBouncer::start_with(&primary, 10, &["query_timeout=3"]).unwrap();
+    let configure = |config: PostgresConfig| {
+        config.through_transaction_pooler().verb_connections(NonZeroU32::MIN).statement_timeout(Duration::from_secs(1))
+    };
+    let world = World::private_with(pooler.url(), &primary, configure).await;
+    pair.cut_off_standby().unwrap();
+    no_more_are_left(&world, WAITING).await;
+    pair.reconnect_standby().unwrap();
+    eventually("it writes again", async || world.lease(&request()).await.ok()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_may_be_held_up_by_something_else_than_a_standby() {
-    // A write that hangs may keep those of other stores back, so the server is not the one that tests share.
     let postgres = Postgres::start().unwrap();
     let configure =
         |config: PostgresConfig| config.verb_connections(NonZeroU32::MIN).statement_timeout(Duration::from_secs(1));
@@ -176,8 +195,11 @@ async fn a_write_may_be_held_up_by_something_else_than_a_standby() {
         world.name
     );
     support::sql(&mut world.beside().await, hang).await;
-    let hanging =
-        format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}' AND state = 'active'", world.name);
+    let hanging = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}' AND state = 'active' \
+         AND query LIKE '%idem_acquire_v1%'",
+        world.name
+    );
     no_more_are_left(&world, &hanging).await;
     assert_eq!(world.number(&hanging).await, 2, "none hangs");
     support::sql(&mut world.beside().await, format!("DELETE FROM {}.hung", world.name)).await;
