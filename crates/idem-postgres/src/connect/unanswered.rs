@@ -35,9 +35,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The sessions that are busy with a write, each by its process and the beginning of its statement.
 ///
-/// A commit that waits shows as one of three waits. What a disk that hangs shows as depends on where it hangs, so each statement
-/// by which the store writes counts too, and each that ends with a COMMIT. Waits for locks end after `lock_timeout`, or with the
-/// session that has the lock. Those for a client end when it is gone. Versions of Postgres differ in the case of the names.
+/// A commit that waits shows as one of three waits. On a disk that hangs a write may show as any other, so each statement by which
+/// the store writes counts too, and each that ends with a COMMIT. Waits for locks end after `lock_timeout`, or with the session
+/// that has the lock. Those for a client end when it is gone. Versions of Postgres differ in the case of the names.
 /// Without `track_activities` the server tells of the three waits alone. The bracket keeps the question from matching itself.
 ///
 /// Only sessions of the current role, or of roles that it belongs to, say what they do. So another role that the options may
@@ -71,8 +71,8 @@ impl UnansweredWrites {
     }
 
     /// Waits until the server has answered what was sent on `connection`, or until no session is left that was busy with a
-    /// write at the first question. It goes on to wait if the server cannot be asked, or if the connection ends: something
-    /// between may have cut it off, and a pooler then answers with an error of its own.
+    /// write at the first question. It goes on to wait if the server cannot be asked, or if the connection ends: a proxy may
+    /// have cut it off, or a pooler, which then sends an error of its own.
     pub(crate) async fn wait(&self, connection: &mut PgConnection) {
         // It reads the answer first.
         let is_answered = async { connection.ping().await.err().is_none_or(|error| !may_be_done(&error)) };

@@ -3,8 +3,6 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use crate::support::number;
-use crate::world::{World, at_port, connect, eventually, join_all, transactional};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, State, StoreErrorKind, Term, TransactionalStore,
     Writes,
@@ -12,6 +10,9 @@ use idem_core::{
 use idem_postgres::Purger;
 use idem_servers::PostgresPair;
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
+
+use crate::support::number;
+use crate::world::{World, at_port, connect, eventually, join_all, transactional};
 
 pub(super) const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 

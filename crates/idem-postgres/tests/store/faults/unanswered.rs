@@ -159,7 +159,7 @@ async fn a_reset_connection_counts_while_its_commit_waits() {
 async fn an_error_of_a_pooler_in_place_of_the_answer_does_not_end_the_wait() {
     let (mut pair, world) = pair_with(&[PostgresPair::SYNCHRONOUS], NonZeroU32::MIN).await;
     drop(world);
-    // It closes both of its connections then: later than the store gives up, and before the wait ends.
+    // After 3 s it closes its connections to both sides. The store gives up after 2 s, and the commit waits for longer.
     let primary = at_port(pair.primary_port());
     let pooler = PgBouncer::start_with(&primary, 10, &["query_timeout=3"]).unwrap();
     let configure = |config: PostgresConfig| {
