@@ -1,5 +1,5 @@
 //! Real servers for tests. Private servers are [`Postgres`], [`PgBouncer`], [`PostgresPair`] (a primary with a standby),
-//! [`Redis`], [`RedisSentinel`] (a group with Sentinels) and [`RedisCluster`].
+//! [`Redis`], [`RedisSentinel`] (a group with Sentinels), [`RedisCluster`] and [`Nats`].
 //!
 //! Each server has its own folder and port, and both are gone when its value is dropped. It does not outlive the process that
 //! started it, however that process ends: a small shell waits for the end of a pipe that only this process holds.
@@ -22,6 +22,7 @@ mod clock;
 mod container;
 mod error;
 mod keeper;
+mod nats;
 mod pgbouncer;
 mod port;
 mod postgres;
@@ -34,6 +35,7 @@ mod upstream;
 
 pub use clock::Clock;
 pub use error::Error;
+pub use nats::Nats;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Postgres, PostgresPair, PostgresTemplate};
 pub use programs::find as find_program;

@@ -1,0 +1,21 @@
+#![doc = include_str!("../README.md")]
+
+mod consumer;
+mod inbox;
+mod message;
+#[cfg(feature = "nats")]
+mod nats;
+mod parking;
+mod settings;
+
+pub use self::consumer::{BrokerError, Consumer, Receipt, Subscription};
+pub use self::inbox::{Decision, Inbox, InvalidInbox, MessageError, ParkReason};
+pub use self::message::Message;
+#[cfg(feature = "nats")]
+pub use self::nats::{NatsError, NatsReceipt, NatsSubscription};
+#[cfg(feature = "postgres")]
+pub use self::parking::PostgresParking;
+#[cfg(feature = "sqlite")]
+pub use self::parking::SqliteParking;
+pub use self::parking::{ParkedMessage, Parking};
+pub use self::settings::{InboxSettings, SUSPECT_FROM};

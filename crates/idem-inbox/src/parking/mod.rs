@@ -1,0 +1,128 @@
+//! Where messages are set aside that cannot be handled.
+
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use idem_core::{IdempotencyKey, StoreError};
+
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresParking;
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteParking;
+use crate::message::Message;
+
+/// Keeps messages that were set aside, and counts runs that were lost.
+///
+/// An entry belongs to a subscriber and the [key](Message::key) of a message. Every method commits before it returns, asks the clock of its
+/// server, and may be repeated: the same report twice counts once, except for [`begin`](Self::begin).
+#[async_trait]
+pub trait Parking: fmt::Debug + Send + Sync + 'static {
+    /// Counts a run as lost until it is [reported](Self::report). Returns how many runs of the message count as lost, this one
+    /// included.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn begin(&self, subscriber: &str, key: &IdempotencyKey) -> Result<u32, StoreError>;
+
+    /// Reports how many runs of the message count as lost. With zero, the entry is removed, unless the message is parked.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn report(&self, subscriber: &str, key: &IdempotencyKey, lost: u32) -> Result<(), StoreError>;
+
+    /// Parks a message, and forgets its lost runs. If it is parked already, it stays as it is. If it was replayed, it stays replayed:
+    /// a late delivery of the first message must not bring it back.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn park(&self, subscriber: &str, message: &Message, reason: &str) -> Result<(), StoreError>;
+
+    /// Lists up to `most` parked messages of a subscriber, the oldest first, after the entry `after`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn list(
+        &self,
+        subscriber: &str,
+        after: Option<&ParkedMessage>,
+        most: NonZeroU32,
+    ) -> Result<Vec<ParkedMessage>, StoreError>;
+
+    /// Asks the consumers of the subscriber to handle a parked message again. False if it is not parked.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn request_replay(&self, subscriber: &str, key: &IdempotencyKey) -> Result<bool, StoreError>;
+
+    /// Lists up to `most` messages whose replay was requested, the oldest first.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn requested(&self, subscriber: &str, most: NonZeroU32) -> Result<Vec<ParkedMessage>, StoreError>;
+
+    /// Reports how this replay ended: well, or with another reason to park the message. A report about another replay changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn replayed(&self, subscriber: &str, parked: &ParkedMessage, failure: Option<&str>) -> Result<(), StoreError>;
+
+    /// Removes up to `most` entries that have not changed for `keep`, and returns how many. Messages that are parked stay.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn purge(&self, keep: Duration, most: NonZeroU32) -> Result<u32, StoreError>;
+}
+
+/// A message that was set aside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ParkedMessage {
+    /// The message.
+    pub message: Message,
+    /// Why it was parked.
+    pub reason: String,
+    /// When it was parked, in microseconds since 1970.
+    pub parked_at_micros: i64,
+    /// How many replays were requested.
+    pub replays: u32,
+    /// Whether the last of them has not ended.
+    pub is_requested: bool,
+}
+
+impl ParkedMessage {
+    /// A parked message, read back by its parking.
+    #[must_use]
+    pub fn new(message: Message, reason: String, parked_at_micros: i64, replays: u32, is_requested: bool) -> Self {
+        Self { message, reason, parked_at_micros, replays, is_requested }
+    }
+}
+
+/// The parts of a message that are kept besides its payload, as JSON.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Envelope {
+    id: String,
+    topic: String,
+    ordering_key: Option<String>,
+    headers: Vec<(String, Vec<u8>)>,
+}
+
+fn envelope(message: &Message) -> Result<String, serde_json::Error> {
+    let headers = message.headers.iter().map(|(name, value)| (name.clone(), value.to_vec())).collect();
+    let Message { id, topic, ordering_key, .. } = message.clone();
+    serde_json::to_string(&Envelope { id, topic, ordering_key, headers })
+}
+
+fn read_message(envelope: &str, payload: Vec<u8>) -> Result<Message, serde_json::Error> {
+    let Envelope { id, topic, ordering_key, headers } = serde_json::from_str(envelope)?;
+    let headers = headers.into_iter().map(|(name, value)| (name, Bytes::from(value))).collect();
+    Ok(Message { ordering_key, headers, ..Message::new(id, topic, payload) })
+}

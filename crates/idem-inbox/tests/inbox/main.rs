@@ -1,0 +1,9 @@
+//! The inbox on each database, and its consumers on real brokers.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod handling;
+mod losing;
+mod nats;
+mod parking;
+mod support;

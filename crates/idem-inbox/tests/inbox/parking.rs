@@ -1,0 +1,163 @@
+//! Parked messages: listed, replayed, purged.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use bytes::Bytes;
+use idem_core::engine::Contract;
+use idem_inbox::{Decision, Inbox, Message, MessageError, ParkReason, ParkedMessage};
+
+use crate::support::{Kind, Place, handle, message, on_each};
+
+on_each!(
+    a_parked_message_is_listed_whole,
+    a_replay_takes_effect_once_and_a_late_delivery_does_not_bring_it_back,
+    a_replay_that_fails_is_parked_with_its_reason,
+    only_what_is_parked_is_replayed,
+    a_list_goes_on_after_its_last_entry,
+    entries_are_purged_and_parked_messages_stay,
+    a_reason_of_any_text_is_kept,
+);
+
+fn most(count: u32) -> NonZeroU32 {
+    NonZeroU32::new(count).unwrap()
+}
+
+async fn reject(inbox: &Inbox, message: &Message, why: &str) {
+    let why = why.to_owned();
+    let decision = inbox.handle(message, |_, _| async { Err(MessageError::Reject { why }) }).await;
+    assert!(matches!(decision, Decision::Parked(_)), "{decision:?}");
+}
+
+async fn list(place: &Place) -> Vec<ParkedMessage> {
+    place.parking.list("billing", None, most(100)).await.unwrap()
+}
+
+/// Replays what was requested, with an effect.
+async fn replay(place: &Place, inbox: &Inbox) -> usize {
+    let requested = place.parking.requested("billing", most(100)).await.unwrap();
+    for parked in &requested {
+        let effects = place.effects();
+        inbox.replay(parked, |context, message| async move { effects.add(&context, &message.id).await }).await;
+    }
+    requested.len()
+}
+
+async fn a_parked_message_is_listed_whole(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::Transactional);
+    let mut whole = Message::new("nul \0 and ä", "invoices.\0", vec![0, 159, 146, 150]);
+    whole.ordering_key = Some("account 7".into());
+    whole.headers = vec![("Trace\0".into(), Bytes::from_static(&[0, 255])), ("b".into(), Bytes::new())];
+    whole.delivery = 2;
+    whole.age = Some(Duration::from_secs(1));
+    reject(&inbox, &whole, "it is broken").await;
+    reject(&inbox, &whole, "it is broken").await;
+    let [parked] = &list(&place).await[..] else { panic!("it is parked once") };
+    whole.delivery = 1;
+    whole.age = None;
+    assert_eq!(parked.message, whole);
+    assert_eq!((parked.reason.as_str(), parked.replays, parked.is_requested), ("failed: it is broken", 0, false));
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
+    let age = i64::try_from(now).unwrap() - parked.parked_at_micros;
+    assert!((-1_000_000..60_000_000).contains(&age), "{age} µs");
+    assert_eq!(place.parking.list("audit", None, most(9)).await.unwrap(), []);
+}
+
+async fn a_replay_takes_effect_once_and_a_late_delivery_does_not_bring_it_back(kind: Kind) {
+    for contract in [Contract::Transactional, Contract::AtMostOnce, Contract::AtLeastOnce] {
+        let place = Place::new(kind).await;
+        let inbox = place.inbox(contract);
+        reject(&inbox, &message("1"), "not yet").await;
+        assert_eq!(replay(&place, &inbox).await, 0, "{contract:?}: only what an operator asks for");
+        assert!(place.parking.request_replay("billing", &message("1").key()).await.unwrap());
+        let requested = place.parking.requested("billing", most(9)).await.unwrap();
+        assert_eq!(replay(&place, &inbox).await, 1);
+        assert_eq!(place.effects().all().await, ["1"], "{contract:?}");
+        assert_eq!(list(&place).await, [], "{contract:?}");
+        // The report of the replay was lost, or another consumer replays as well.
+        let effects = place.effects();
+        inbox.replay(&requested[0], |context, message| async move { effects.add(&context, &message.id).await }).await;
+        assert_eq!(place.effects().all().await, ["1"], "{contract:?}");
+        let late = handle(&inbox, &place.effects(), &message("1")).await;
+        assert_eq!(late, Decision::Parked(ParkReason::Failed("not yet".into())), "{contract:?}: its record has failed");
+        assert_eq!(list(&place).await, [], "{contract:?}: it is not parked again");
+        assert_eq!(place.effects().all().await, ["1"], "{contract:?}");
+    }
+}
+
+async fn a_replay_that_fails_is_parked_with_its_reason(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::Transactional);
+    reject(&inbox, &message("1"), "not yet").await;
+    assert!(place.parking.request_replay("billing", &message("1").key()).await.unwrap());
+    let requested = place.parking.requested("billing", most(9)).await.unwrap();
+    inbox.replay(&requested[0], |_, _| async { Err(MessageError::Reject { why: "still not".into() }) }).await;
+    let [parked] = &list(&place).await[..] else { panic!("it is parked") };
+    assert_eq!((parked.reason.as_str(), parked.replays, parked.is_requested), ("failed: still not", 1, false));
+    // The second replay has a record of its own.
+    assert!(place.parking.request_replay("billing", &message("1").key()).await.unwrap());
+    // A late report of the first one changes nothing.
+    place.parking.replayed("billing", &requested[0], None).await.unwrap();
+    assert_eq!(replay(&place, &inbox).await, 1);
+    assert_eq!((place.effects().all().await, list(&place).await), (vec!["1".to_owned()], vec![]));
+}
+
+async fn only_what_is_parked_is_replayed(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::Transactional);
+    let request = |id: &'static str| {
+        let parking = &place.parking;
+        async move { parking.request_replay("billing", &message(id).key()).await.unwrap() }
+    };
+    assert!(!request("1").await, "it is unknown");
+    place.parking.begin("billing", &message("1").key()).await.unwrap();
+    assert!(!request("1").await, "it runs");
+    reject(&inbox, &message("1"), "no").await;
+    assert!(request("1").await);
+    assert!(!request("1").await, "its replay is requested already");
+    assert_eq!(replay(&place, &inbox).await, 1);
+    assert!(!request("1").await, "it was replayed");
+}
+
+async fn a_list_goes_on_after_its_last_entry(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::Transactional);
+    let ids: Vec<String> = (0..7).map(|number| format!("m-{number}")).collect();
+    for id in &ids {
+        reject(&inbox, &message(id), "no").await;
+    }
+    let (mut found, mut last) = (Vec::new(), None);
+    loop {
+        let page = place.parking.list("billing", last.as_ref(), most(3)).await.unwrap();
+        let Some(end) = page.last() else { break };
+        last = Some(end.clone());
+        found.extend(page.into_iter().map(|parked| parked.message.id));
+    }
+    assert_eq!(found, ids);
+}
+
+async fn entries_are_purged_and_parked_messages_stay(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::Transactional);
+    reject(&inbox, &message("parked"), "no").await;
+    reject(&inbox, &message("replayed"), "no").await;
+    place.parking.request_replay("billing", &message("replayed").key()).await.unwrap();
+    replay(&place, &inbox).await;
+    place.parking.begin("billing", &message("running").key()).await.unwrap();
+    assert_eq!(place.parking.purge(Duration::from_secs(60), most(9)).await.unwrap(), 0, "they are young");
+    assert_eq!(place.parking.purge(Duration::ZERO, most(1)).await.unwrap(), 1);
+    assert_eq!(place.parking.purge(Duration::ZERO, most(9)).await.unwrap(), 1);
+    assert_eq!(place.parking.purge(Duration::ZERO, most(9)).await.unwrap(), 0);
+    assert_eq!(list(&place).await.len(), 1);
+    assert_eq!(place.parking.begin("billing", &message("running").key()).await.unwrap(), 1);
+}
+
+async fn a_reason_of_any_text_is_kept(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::Transactional);
+    reject(&inbox, &message("1"), &format!("nul \0 and {}", "ä".repeat(2_000))).await;
+    let [parked] = &list(&place).await[..] else { panic!("it is parked") };
+    assert!(parked.reason.starts_with("failed: nul  and ää"), "{}", parked.reason);
+    assert!(parked.reason.len() <= 1024, "{}", parked.reason.len());
+}

@@ -1,0 +1,21 @@
+#![doc = include_str!("../README.md")]
+
+mod message;
+#[cfg(feature = "nats")]
+mod nats;
+mod outbox;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod relay;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+pub use self::message::{InvalidMessage, MessageToSend};
+#[cfg(feature = "nats")]
+pub use self::nats::NatsPublisher;
+pub use self::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage};
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresOutbox;
+pub use self::relay::{Publisher, PublisherError, Relay};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteOutbox;

@@ -1,0 +1,194 @@
+//! An outbox in SQLite: one table, and a row that says which relay sends.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::{StoreError, StoreErrorKind};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Row as _, SqliteConnection, SqlitePool};
+use uuid::Uuid;
+
+use crate::message::MessageToSend;
+use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage};
+
+/// Times are in microseconds since 1970. `AUTOINCREMENT` gives no number a second time.
+const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS idem_outbox (
+        sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        topic TEXT NOT NULL,
+        ordering_key TEXT,
+        headers TEXT NOT NULL,
+        payload BLOB NOT NULL,
+        published_at INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS idem_outbox_relay (
+        only INTEGER PRIMARY KEY CHECK (only = 1),
+        claim TEXT NOT NULL,
+        until INTEGER NOT NULL
+    ) STRICT;";
+
+/// The clock, as an expression.
+macro_rules! now {
+    () => {
+        "CAST(unixepoch('subsec') * 1000000 AS INTEGER)"
+    };
+}
+
+const PUBLISH: &str = concat!(
+    "INSERT INTO idem_outbox (id, topic, ordering_key, headers, payload, published_at) VALUES (?1, ?2, ?3, ?4, ?5, ",
+    now!(),
+    ") ON CONFLICT (id) DO NOTHING"
+);
+
+/// A claim lasts for 30 seconds.
+const CLAIM: &str = concat!(
+    "INSERT INTO idem_outbox_relay (only, claim, until) VALUES (1, ?1, ",
+    now!(),
+    " + 30000000) ON CONFLICT (only) DO UPDATE SET claim = excluded.claim, until = excluded.until WHERE until <= ",
+    now!()
+);
+
+/// Held back messages are given as a JSON array.
+const MESSAGES: &str = "SELECT sequence, id, topic, ordering_key, headers, payload FROM idem_outbox
+    WHERE COALESCE(ordering_key, id) NOT IN (SELECT value FROM json_each(?2)) ORDER BY sequence LIMIT ?1";
+
+const SENT: &str = "DELETE FROM idem_outbox WHERE sequence IN (SELECT value FROM json_each(?1))";
+
+const END: &str = "DELETE FROM idem_outbox_relay WHERE claim = ?1";
+
+const BACKLOG: &str = concat!(
+    "SELECT count(*) AS messages, COALESCE(",
+    now!(),
+    " - min(published_at), 0) AS lag FROM idem_outbox"
+);
+
+/// An outbox in the table `idem_outbox` of a database file.
+#[derive(Debug, Clone)]
+pub struct SqliteOutbox {
+    pool: SqlitePool,
+}
+
+#[derive(Debug)]
+struct SqliteClaim {
+    pool: SqlitePool,
+    id: String,
+    messages: Vec<StoredMessage>,
+}
+
+impl SqliteOutbox {
+    /// Opens the outbox, and makes its tables if there are none. The `busy_timeout` of `pool` limits how long the relay waits for
+    /// other writers.
+    ///
+    /// If the process of a relay dies while it sends, the next relay begins after up to 30 seconds.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the file cannot be written.
+    pub async fn open(pool: SqlitePool) -> Result<Self, StoreError> {
+        sqlx::raw_sql(TABLES).execute(&pool).await.map_err(|error| failed("make its tables", error))?;
+        Ok(Self { pool })
+    }
+
+    /// Publishes a message in the transaction of `connection`, which is of this outbox's file: the relay sends it once the transaction
+    /// has committed. A message whose id is in the outbox already is not added again.
+    ///
+    /// A transaction of a run, from [`Context::transaction`](idem_core::engine::Context::transaction), dereferences to the
+    /// connection.
+    ///
+    /// # Errors
+    /// [`OutboxError`].
+    ///
+    /// # Cancellation safety
+    /// Roll the transaction back if the future is dropped.
+    pub async fn publish(&self, connection: &mut SqliteConnection, message: &MessageToSend) -> Result<(), OutboxError> {
+        message.check()?;
+        let headers = serde_json::to_string(&message.headers)
+            .map_err(|error| failed("write the header fields of a message", sqlx::Error::Encode(error.into())))?;
+        let publish = sqlx::query(PUBLISH).bind(&message.id).bind(&message.topic);
+        let publish = publish.bind(message.ordering_key.as_deref()).bind(headers).bind(message.payload.as_ref());
+        publish.execute(connection).await.map_err(|error| failed("add a message", error))?;
+        Ok(())
+    }
+
+    async fn is_empty(&self, held_back: &str) -> Result<bool, sqlx::Error> {
+        let first = sqlx::query(MESSAGES).bind(1).bind(held_back);
+        Ok(first.fetch_optional(&self.pool).await?.is_none())
+    }
+}
+
+#[async_trait]
+impl Outbox for SqliteOutbox {
+    async fn claim(&self, most: NonZeroU32, held_back: &[String]) -> Result<Option<Box<dyn Claim>>, StoreError> {
+        let claim = async {
+            let held_back = serde_json::to_string(held_back).map_err(|error| sqlx::Error::Encode(error.into()))?;
+            // A relay that finds nothing must not take the write lock.
+            if self.is_empty(&held_back).await? {
+                return Ok(None);
+            }
+            let id = Uuid::new_v4().to_string();
+            if sqlx::query(CLAIM).bind(&id).execute(&self.pool).await?.rows_affected() == 0 {
+                return Ok(None);
+            }
+            let rows = sqlx::query(MESSAGES).bind(most.get()).bind(held_back).fetch_all(&self.pool).await?;
+            // One damaged row must not hold up the others.
+            let readable =
+                |row| read(row).inspect_err(|error| tracing::error!(%error, "a row of idem_outbox is unreadable")).ok();
+            let messages = rows.iter().filter_map(readable).collect();
+            let claim: Box<dyn Claim> = Box::new(SqliteClaim { pool: self.pool.clone(), id, messages });
+            Ok(Some(claim))
+        };
+        claim.await.map_err(|error| failed("claim messages", error))
+    }
+
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
+        let backlog = async {
+            let row = sqlx::query(BACKLOG).fetch_one(&self.pool).await?;
+            let (messages, lag): (i64, i64) = (row.try_get("messages")?, row.try_get("lag")?);
+            let lag = Duration::from_micros(lag.try_into().unwrap_or(0));
+            Ok(Backlog { messages: messages.try_into().unwrap_or(0), lag })
+        };
+        backlog.await.map_err(|error| failed("count the messages", error))
+    }
+}
+
+#[async_trait]
+impl Claim for SqliteClaim {
+    fn messages(&self) -> &[StoredMessage] {
+        &self.messages
+    }
+
+    async fn finish(self: Box<Self>, sent: &[i64]) -> Result<(), StoreError> {
+        let finish = async {
+            let sent = serde_json::to_string(sent).map_err(|error| sqlx::Error::Encode(error.into()))?;
+            let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
+            sqlx::query(SENT).bind(sent).execute(&mut *transaction).await?;
+            sqlx::query(END).bind(&self.id).execute(&mut *transaction).await?;
+            transaction.commit().await
+        };
+        finish.await.map_err(|error| failed("remove sent messages", error))
+    }
+}
+
+fn read(row: &SqliteRow) -> Result<StoredMessage, sqlx::Error> {
+    let (headers, payload): (String, Vec<u8>) = (row.try_get("headers")?, row.try_get("payload")?);
+    let headers = serde_json::from_str(&headers)
+        .map_err(|error| sqlx::Error::ColumnDecode { index: "headers".to_owned(), source: error.into() })?;
+    let topic: String = row.try_get("topic")?;
+    let message = MessageToSend {
+        id: row.try_get("id")?,
+        ordering_key: row.try_get("ordering_key")?,
+        headers,
+        ..MessageToSend::new(topic, payload)
+    };
+    Ok(StoredMessage { sequence: row.try_get("sequence")?, message })
+}
+
+fn failed(what: &str, error: sqlx::Error) -> StoreError {
+    let kind = match &error {
+        sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnNotFound(_) => StoreErrorKind::Corrupt,
+        sqlx::Error::PoolTimedOut => StoreErrorKind::Busy,
+        _ => StoreErrorKind::Unavailable,
+    };
+    StoreError::new(kind, format!("the outbox in SQLite could not {what}")).with_source(error)
+}

@@ -1,0 +1,128 @@
+//! What gets into the outbox.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::engine::{Conclusion, Context, Disposition, Idempotency, Operation, Settings};
+use idem_core::{Fingerprint, Scope, StoredResponse, Writes};
+use idem_outbox::{InvalidMessage, MessageToSend, OutboxError};
+use idem_sqlite::{SqliteConfig, SqliteStore};
+
+use crate::support::{Kind, Place, Recorder, message, on_each};
+
+on_each!(
+    a_committed_message_is_sent_whole,
+    a_message_that_was_rolled_back_is_never_sent,
+    an_id_is_in_the_outbox_once,
+    what_cannot_be_sent_is_refused,
+    the_backlog_is_counted,
+);
+
+async fn a_committed_message_is_sent_whole(kind: Kind) {
+    let place = Place::new(kind).await;
+    let whole = message("1").header("traceparent", "00-ä").header("b", "").ordered_by("account 7");
+    place.publish(&whole).await;
+    let bytes = MessageToSend::new("raw", vec![0, 159, 255]);
+    place.publish(&bytes).await;
+    let recorder = Arc::new(Recorder::default());
+    let relay = place.relay(&recorder);
+    place.drained().await;
+    relay.stop().await;
+    let mut sent = recorder.sent();
+    sent.sort_by_key(|message| message.topic.clone());
+    assert_eq!(sent, [whole, bytes]);
+}
+
+async fn a_message_that_was_rolled_back_is_never_sent(kind: Kind) {
+    let place = Place::new(kind).await;
+    let recorder = Arc::new(Recorder::default());
+    let relay = place.relay(&recorder);
+    for round in 0..20 {
+        let mut business = place.begin().await;
+        business.publish(&message(&format!("lost-{round}"))).await.unwrap();
+        business.roll_back().await;
+        place.publish(&message(&format!("kept-{round}"))).await;
+    }
+    place.drained().await;
+    relay.stop().await;
+    let ids = recorder.ids();
+    assert_eq!(ids.len(), 20, "{ids:?}");
+    assert!(ids.iter().all(|id| id.starts_with("kept-")), "{ids:?}");
+}
+
+async fn an_id_is_in_the_outbox_once(kind: Kind) {
+    let place = Place::new(kind).await;
+    place.publish(&message("1")).await;
+    place.publish(&message("1")).await;
+    assert_eq!(place.outbox.backlog().await.unwrap().messages, 1);
+}
+
+async fn what_cannot_be_sent_is_refused(kind: Kind) {
+    let place = Place::new(kind).await;
+    let mut business = place.begin().await;
+    let large = MessageToSend::new("t", vec![0; 1024 * 1024 + 1]);
+    let refused = [
+        (MessageToSend::new("", ""), InvalidMessage::Empty { part: "topic" }),
+        (MessageToSend::new("a\nb", ""), InvalidMessage::ControlCharacter { part: "topic" }),
+        (MessageToSend::new("t", "").ordered_by("a\0"), InvalidMessage::ControlCharacter { part: "ordering key" }),
+        (
+            MessageToSend::new("t", "").header("a", "b\r\nc"),
+            InvalidMessage::ControlCharacter { part: "value of a header field" },
+        ),
+        (MessageToSend::new("t", "").header("", "b"), InvalidMessage::Empty { part: "name of a header field" }),
+        (large, InvalidMessage::PayloadTooLarge { bytes: 1024 * 1024 + 1 }),
+    ];
+    for (message, why) in refused {
+        let error = business.publish(&message).await.unwrap_err();
+        assert!(matches!(&error, OutboxError::Invalid(invalid) if *invalid == why), "{error:?}");
+    }
+    // The transaction is usable after a refusal.
+    business.publish(&MessageToSend::new("t", vec![0; 1024 * 1024])).await.unwrap();
+    business.commit().await;
+    assert_eq!(place.outbox.backlog().await.unwrap().messages, 1);
+}
+
+async fn the_backlog_is_counted(kind: Kind) {
+    let place = Place::new(kind).await;
+    let empty = place.outbox.backlog().await.unwrap();
+    assert_eq!((empty.messages, empty.lag), (0, Duration::ZERO));
+    place.publish(&message("1")).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    place.publish(&message("2")).await;
+    let backlog = place.outbox.backlog().await.unwrap();
+    assert_eq!(backlog.messages, 2);
+    assert!(backlog.lag >= Duration::from_millis(290), "{backlog:?}: the older one counts");
+}
+
+#[tokio::test]
+async fn a_message_of_a_run_has_one_id_in_all_attempts() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", folder.path().join("idem.db").display());
+    let store = Arc::new(SqliteStore::open(SqliteConfig::new(url)).await.unwrap());
+    let engine = Idempotency::at_least_once(store, Settings::new());
+    let operation = |key: &str| {
+        Operation::new(Scope::new("acme", "POST /payments"), key.parse().unwrap(), Fingerprint::of_bytes("", b""))
+    };
+    let id_of = async |key: &str, name: &'static str| {
+        let run = move |context: Context| async move {
+            let message = MessageToSend::of_run(&context, name, "t", "");
+            let record = context.record_id().to_string();
+            assert_eq!(message.headers, [("Idem-Record".to_owned(), record)]);
+            let disposition = Disposition::Release { writes: Writes::Discard };
+            Conclusion { value: message.id, disposition, retention: None }
+        };
+        let panicked = || Conclusion {
+            value: String::new(),
+            disposition: Disposition::Fail { response: StoredResponse::new(500, "") },
+            retention: None,
+        };
+        match engine.execute(operation(key), run, panicked).await.unwrap() {
+            idem_core::engine::Answer::Ran { value, .. } => value,
+            other => panic!("{other:?}"),
+        }
+    };
+    let first = id_of("1", "paid").await;
+    assert_eq!(id_of("1", "paid").await, first, "the next attempt");
+    assert_ne!(id_of("1", "shipped").await, first, "another message of the run");
+    assert_ne!(id_of("2", "paid").await, first, "another run");
+}
