@@ -30,6 +30,8 @@ enum Task {
     Test,
     /// Runs the tests of jobs and of the example with a worker, with the same servers.
     TestJobs,
+    /// Runs the tests of the inbox and the outbox, with real brokers.
+    TestMessaging,
     /// Opens the example's page in a headless Chromium, and renders the diagrams of the pages (needs python3).
     TestBrowser,
     /// Runs the tests of `examples/drivers`, which kill programs with other database drivers at every message.
@@ -112,6 +114,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
     match task {
         Task::Test => test::run()?,
         Task::TestJobs => test::jobs()?,
+        Task::TestMessaging => test::messaging()?,
         Task::TestBrowser => browser::run()?,
         Task::TestDrivers => test::drivers()?,
         Task::WithServers { command } => return servers::run(&command),
@@ -122,6 +125,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             gates::run_all()?;
             test::run()?;
             test::jobs()?;
+            test::messaging()?;
             test::compile_fail()?;
             test::drivers()?;
             browser::run()?;
@@ -140,6 +144,10 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             servers::provide(&options)?;
             build_example("payments")?;
             build_example("reports")?;
+            if options.iter().any(|option| option.to_string_lossy().contains("messages/")) {
+                test::provide_brokers()?;
+                command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "idem-messages"]))?;
+            }
             let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);
             command::run(faults.arg(planted::example()?).args(options))?;
         }

@@ -17,17 +17,20 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot, wat
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
-use crate::inbox::{Decision, Inbox, InvalidInbox, MessageError};
+use crate::inbox::{Decision, Inbox, InvalidInbox, MessageError, bounded};
 use crate::message::Message;
+use crate::parking::ParkedMessage;
 use crate::settings::SUSPECT_FROM;
 
 /// An error of a broker's client.
 pub type BrokerError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The longest wait for a message's next attempt in this process, if the broker can deliver it later.
-const WAIT_HERE: Duration = Duration::from_secs(5);
+/// The longest wait for a message's next attempt in this process, if the broker can deliver it later. Each delivery counts, so short
+/// waits are spent here.
+const WAIT_HERE: Duration = Duration::from_secs(60);
 
-/// How long a message is held while the store is unavailable. Then another process may have it, which may reach the store.
+/// How long a message is held while the store is unavailable. Then another process may have it, which may reach the store. Brokers that
+/// cannot delay a delivery would deliver it again at once, and drop it after some times.
 const HOLD_IN_OUTAGE: Duration = Duration::from_secs(30);
 
 /// The longest pause.
@@ -112,6 +115,7 @@ struct Shared {
     inbox: Inbox,
     handler: Handler,
     slots: Semaphore,
+    suspect: Semaphore,
     /// Messages wait until then, because the store was unavailable.
     paused_until: watch::Sender<Option<Instant>>,
     is_stopping: watch::Receiver<bool>,
@@ -184,6 +188,7 @@ impl<S: Subscription> Consumer<S> {
             inbox: self.inbox,
             handler: Arc::new(move |context, message| handler(context, message).boxed()),
             slots: Semaphore::new(self.concurrency.get() as usize),
+            suspect: Semaphore::new(1),
             paused_until: watch::Sender::new(None),
             is_stopping,
             is_ordered: self.is_ordered,
@@ -193,7 +198,8 @@ impl<S: Subscription> Consumer<S> {
         let held = Arc::new(Semaphore::new(self.max_held.get() as usize));
         let mut lanes = Lanes::default();
         let mut tasks = JoinSet::new();
-        tasks.spawn(upkeep(Arc::clone(&shared)));
+        tasks.spawn(replay(Arc::clone(&shared)));
+        tasks.spawn(purge(Arc::clone(&shared)));
         let mut shutdown = pin!(shutdown);
         loop {
             while tasks.try_join_next().is_some() {}
@@ -248,15 +254,18 @@ struct Lanes {
 impl Lanes {
     /// The next place behind the last message of this key. Without a key, nothing is awaited.
     fn turn_of(&mut self, key: Option<&String>) -> Turn {
-        /// Ended keys are removed when there are more than twice as many as after the last removal.
+        /// Below this, ended keys are not removed.
         const FEW: usize = 256;
         let (after, ended) = oneshot::channel();
         let Some(key) = key else { return Turn { before: None, after } };
         if self.last.len() >= self.last.capacity().max(FEW) {
             self.last.retain(|_, last| last.try_recv() == Err(TryRecvError::Empty));
         }
-        let before = self.last.insert(key.clone(), ended);
-        let before = before.filter(|last| !last.is_terminated());
+        let mut before = self.last.insert(key.clone(), ended);
+        // Nothing has to wait for a message that has ended. One whose task has failed cannot be waited for.
+        if before.as_mut().is_some_and(|last| last.try_recv() != Err(TryRecvError::Empty)) {
+            before = None;
+        }
         Turn { before, after }
     }
 }
@@ -288,7 +297,11 @@ async fn process<R: Receipt>(
         Outcome::GivenBack { delay } => timeout(BROKER_TIMEOUT, receipt.give_back(delay)).await,
     };
     if let Err(error) = told.unwrap_or_else(|late| Err(late.into())) {
-        tracing::debug!(error = &*error as &dyn std::error::Error, message = message.id, "the broker was not told about a message, and delivers it again");
+        tracing::debug!(
+            error = &*error as &dyn std::error::Error,
+            message = message.id,
+            "the broker was not told about a message, and delivers it again"
+        );
     }
 }
 
@@ -324,9 +337,11 @@ async fn work(shared: &Shared, message: &Message, before: Option<oneshot::Receiv
                 let pause = pause.saturating_mul(1 << pauses).min(MAX_PAUSE);
                 pauses = (pauses + 1).min(16);
                 let until = Instant::now() + pause;
-                shared.paused_until.send_modify(|paused| *paused = Some(paused.map_or(until, |other| other.max(until))));
+                shared
+                    .paused_until
+                    .send_modify(|paused| *paused = Some(paused.map_or(until, |other| other.max(until))));
                 let since = *outage.get_or_insert_with(Instant::now);
-                if since.elapsed() >= HOLD_IN_OUTAGE && !shared.is_ordered {
+                if since.elapsed() >= HOLD_IN_OUTAGE && shared.can_delay && !shared.is_ordered {
                     return Outcome::GivenBack { delay: pause };
                 }
                 pause
@@ -346,7 +361,11 @@ async fn hold<R: Receipt>(shared: &Shared, message: &Message, receipt: &R) {
         sleep(every).await;
         let held = timeout(BROKER_TIMEOUT, receipt.hold()).await;
         if let Err(error) = held.unwrap_or_else(|late| Err(late.into())) {
-            tracing::debug!(error = &*error as &dyn std::error::Error, message = message.id, "a message could not be held");
+            tracing::debug!(
+                error = &*error as &dyn std::error::Error,
+                message = message.id,
+                "a message could not be held"
+            );
         }
     }
 }
@@ -368,24 +387,35 @@ impl Shared {
         }
     }
 
-    /// Waits for a place among the messages that are handled. Suspects have one of their own in the inbox, and must not keep the
-    /// others from running while they wait for it.
+    /// Waits for a place among the messages that are handled. Suspects have one of their own, so that they do not keep the others
+    /// from running while they wait for it.
     async fn slot_for(&self, message: &Message) -> Option<SemaphorePermit<'_>> {
         self.until_unpaused().await;
         // Never closed.
-        if message.delivery >= SUSPECT_FROM { None } else { self.slots.acquire().await.ok() }
+        let places = if message.delivery >= SUSPECT_FROM { &self.suspect } else { &self.slots };
+        places.acquire().await.ok()
     }
 }
 
-/// Handles requested replays, and removes old entries of the parking.
-async fn upkeep(shared: Arc<Shared>) {
-    let mut replay = every(REPLAY_EVERY);
-    let mut purge = every(PURGE_EVERY);
+/// Handles requested replays.
+async fn replay(shared: Arc<Shared>) {
+    let mut ticks = every(REPLAY_EVERY);
+    let mut last = None;
     loop {
         tokio::select! {
             () = shared.stopping() => return,
-            _ = replay.tick() => replay_requested(&shared).await,
-            _ = purge.tick() => shared.inbox.purge(PURGE_BATCH).await,
+            _ = ticks.tick() => last = replay_requested(&shared, last).await,
+        }
+    }
+}
+
+/// Removes old entries of the parking.
+async fn purge(shared: Arc<Shared>) {
+    let mut ticks = every(PURGE_EVERY);
+    loop {
+        tokio::select! {
+            () = shared.stopping() => return,
+            _ = ticks.tick() => shared.inbox.purge(PURGE_BATCH).await,
         }
     }
 }
@@ -396,20 +426,22 @@ fn every(period: Duration) -> Interval {
     interval
 }
 
-async fn replay_requested(shared: &Shared) {
+/// Handles the requested replays that follow `last`, and returns the last of them; `None` at the end of the list.
+async fn replay_requested(shared: &Shared, last: Option<ParkedMessage>) -> Option<ParkedMessage> {
     let inbox = &shared.inbox;
-    let requested = match inbox.parking().requested(inbox.subscriber(), REPLAY_BATCH).await {
+    let requested = match bounded(inbox.parking().list(inbox.subscriber(), true, last.as_ref(), REPLAY_BATCH)).await {
         Ok(requested) => requested,
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "requested replays could not be looked up");
-            return;
+            return last;
         }
     };
-    for parked in requested {
+    for parked in &requested {
         if *shared.is_stopping.borrow() {
-            return;
+            return None;
         }
         let handler = Arc::clone(&shared.handler);
-        inbox.replay(&parked, move |context, message| handler(context, message)).await;
+        inbox.replay(parked, move |context, message| handler(context, message)).await;
     }
+    requested.into_iter().next_back()
 }

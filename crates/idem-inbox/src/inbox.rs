@@ -1,16 +1,21 @@
 //! Handles a message once: decides by its record, runs the handler, and says what the broker has to be told.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Idempotency, Operation};
-use idem_core::{Fingerprint, Replay, ReplayKind, Scope, StoreError, StoreErrorKind, StoredBody, StoredResponse, Writes};
+use idem_core::{
+    Fingerprint, OnMismatch, Replay, ReplayKind, Scope, StoreError, StoreErrorKind, StoredBody, StoredResponse, Writes,
+};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use uuid::Uuid;
 
-use crate::message::Message;
+use crate::message::{Message, hashed};
 use crate::parking::{ParkedMessage, Parking};
 use crate::settings::{InboxSettings, SUSPECT_FROM};
 
@@ -19,6 +24,9 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long a message waits whose record cannot be read, perhaps because a newer version wrote it.
 const UNREADABLE: Duration = Duration::from_secs(30);
+
+/// How long to wait for the parking's database.
+const PARKING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How much of an error's text is kept as a reason.
 const MAX_REASON_BYTES: usize = 1024;
@@ -39,6 +47,8 @@ struct Shared {
     settings: InboxSettings,
     /// One suspect runs at a time, besides other messages: if it stops the process, no other suspect is lost with it.
     suspect: Semaphore,
+    /// Messages that are no suspects and have a lost run in the parking, which is taken back when they end.
+    counted: Mutex<HashSet<String>>,
 }
 
 /// What the broker has to be told about a message.
@@ -71,6 +81,9 @@ pub enum ParkReason {
     /// Each of its runs has ended its process, or could not be committed.
     #[error("lost: its runs ended with their process, or could not be committed")]
     Lost,
+    /// It has no id, so that repeats could not be recognised.
+    #[error("no id: a repeat of the message could not be recognised")]
+    NoId,
     /// It was delivered before, and so long ago that its record may have been purged.
     #[error("forgotten: it was delivered before, and a record of that time is no longer kept")]
     Forgotten,
@@ -110,6 +123,11 @@ pub enum InvalidInbox {
     /// The name is not 1 to 64 ASCII letters, digits, `-`, `_` and `.`.
     #[error("`{0}` is no name of a subscriber: it has 1 to 64 ASCII letters, digits, '-', '_' and '.'")]
     Subscriber(String),
+    /// The engine answers a message with another payload like the first one, so that it would be acknowledged without an effect.
+    #[error(
+        "the engine of the inbox has on_mismatch(ReplayOriginal), by which another payload under an id is lost; remove it"
+    )]
+    IgnoresPayloads,
     /// The engine runs messages without a record if its store is unavailable. Their repeats would run again.
     #[error("the engine of the inbox has dangerous_fail_open, by which a message can run without a record; remove it")]
     FailsOpen,
@@ -163,8 +181,12 @@ impl Inbox {
         if engine.settings().fails_open() {
             return Err(InvalidInbox::FailsOpen);
         }
-        let (subscriber, suspect) = (subscriber.to_owned(), Semaphore::new(1));
-        Ok(Self { shared: Arc::new(Shared { subscriber, engine, parking, settings, suspect }) })
+        let probe = Operation::new(Scope::single_tenant("inbox"), hashed(""), Fingerprint::of_bytes("", b""));
+        if engine.acquire_for(&probe).on_mismatch != OnMismatch::Refuse {
+            return Err(InvalidInbox::IgnoresPayloads);
+        }
+        let (subscriber, suspect, counted) = (subscriber.to_owned(), Semaphore::new(1), Mutex::default());
+        Ok(Self { shared: Arc::new(Shared { subscriber, engine, parking, settings, suspect, counted }) })
     }
 
     /// Checks that records are kept for as long as the broker may deliver a message again. Consumers call it at their start, if
@@ -200,15 +222,24 @@ impl Inbox {
         F: FnOnce(Context, Message) -> R + Send + 'static,
         R: Future<Output = Result<(), MessageError>> + Send + 'static,
     {
-        let scope = Scope::single_tenant(format!("inbox:{}", self.shared.subscriber));
-        let operation = self.operation(scope, message);
-        let decided = self.decide(message, operation, message.delivery >= SUSPECT_FROM, handler).await;
-        let Decision::Parked(reason) = &decided else { return decided };
-        let shared = &*self.shared;
+        if message.id.is_empty() {
+            // A new id for each delivery: two messages that are equal by chance are both kept.
+            let message = Message { id: format!("without-id:{}", Uuid::new_v4()), ..message.clone() };
+            return self.park(&message, ParkReason::NoId).await;
+        }
+        let operation = self.operation(self.scope(), message);
+        match self.decide(message, operation, message.delivery >= SUSPECT_FROM, handler).await {
+            Decision::Parked(reason) => self.park(message, reason).await,
+            decision => decision,
+        }
+    }
+
+    async fn park(&self, message: &Message, reason: ParkReason) -> Decision {
+        let Shared { subscriber, parking, .. } = &*self.shared;
         let text = shortened(&reason.to_string());
-        tracing::error!(subscriber = shared.subscriber, message = message.id, reason = text, "a message is parked");
-        match shared.parking.park(&shared.subscriber, message, &text).await {
-            Ok(()) => decided,
+        tracing::error!(subscriber, message = message.id, reason = text, "a message is parked");
+        match bounded(parking.park(subscriber, message, &text)).await {
+            Ok(()) => Decision::Parked(reason),
             Err(error) => self.pause(message, &error),
         }
     }
@@ -225,23 +256,47 @@ impl Inbox {
         let shared = &*self.shared;
         let scope = Scope::single_tenant(format!("inbox:{}:replay:{}", shared.subscriber, parked.replays));
         let operation = self.operation(scope, &parked.message);
-        let failure = match self.decide(&parked.message, operation, true, handler).await {
+        let decision = match self.has_taken_effect(&parked.message).await {
+            Ok(true) => Decision::Ack,
+            Ok(false) => self.decide(&parked.message, operation, true, handler).await,
+            Err(error) => self.not_asked(&parked.message, &error),
+        };
+        let failure = match decision {
             Decision::Ack => None,
             Decision::Parked(reason) => Some(shortened(&reason.to_string())),
             Decision::RedeliverAfter(_) | Decision::Pause(_) => return,
         };
         let message = &parked.message.id;
-        if let Err(error) = shared.parking.replayed(&shared.subscriber, parked, failure.as_deref()).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, message, "a replay was not reported; its record is asked again");
+        if let Err(error) = bounded(shared.parking.replayed(&shared.subscriber, parked, failure.as_deref())).await {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                message,
+                "a replay was not reported; its record is asked again"
+            );
         }
     }
 
     /// Removes up to `most` entries of the parking that the records of their time do not outlive. Consumers call it now and then.
     pub async fn purge(&self, most: NonZeroU32) {
         let keep = self.shared.engine.settings().record_retention();
-        if let Err(error) = self.shared.parking.purge(keep, most).await {
+        let Shared { parking, subscriber, .. } = &*self.shared;
+        if let Err(error) = bounded(parking.purge(subscriber, keep, most)).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "old entries of the parking could not be removed");
         }
+    }
+
+    /// Whether a delivery of this message has completed.
+    async fn has_taken_effect(&self, message: &Message) -> Result<bool, StoreError> {
+        let operation = self.operation(self.scope(), message);
+        let record = self.shared.engine.find(&operation).await?;
+        Ok(record.is_some_and(|record| {
+            let is_completed = record.replay().is_some_and(|replay| replay.kind == ReplayKind::Completed);
+            is_completed && record.fingerprint == *operation.fingerprint()
+        }))
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::single_tenant(format!("inbox:{}", self.shared.subscriber))
     }
 
     fn operation(&self, scope: Scope, message: &Message) -> Operation {
@@ -265,12 +320,19 @@ impl Inbox {
         }
         if !is_suspect {
             let (decision, counts) = self.execute(message, operation.clone(), handler).await;
-            return if matches!(counts, Counts::Lost) { self.count_loss(message, operation).await } else { decision };
+            return match counts {
+                Counts::Lost => self.count_loss(message, operation).await,
+                Counts::Recorded => {
+                    self.take_losses_back(message).await;
+                    decision
+                }
+                Counts::Nothing => decision,
+            };
         }
         // Never closed.
         let alone = self.shared.suspect.acquire().await;
-        let key = message.key();
-        let begun = match parking.begin(subscriber, &key).await {
+        let key = message.parking_key();
+        let begun = match bounded(parking.begin(subscriber, &key)).await {
             Ok(begun) if begun > settings.max_lost_runs => return self.give_up(message, operation).await,
             Ok(begun) => begun,
             Err(error) => return self.pause(message, &error),
@@ -282,8 +344,12 @@ impl Inbox {
             Counts::Lost => begun,
             Counts::Recorded => 0,
         };
-        if let Err(error) = parking.report(subscriber, &key, lost).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, message = message.id, "a run that has ended stays counted as lost");
+        if let Err(error) = bounded(parking.report(subscriber, &key, lost)).await {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                message = message.id,
+                "a run that has ended stays counted as lost"
+            );
         }
         decision
     }
@@ -338,23 +404,47 @@ impl Inbox {
             }
             ExecuteError::ShuttingDown => return (Decision::Pause(self.shared.settings.pause), Counts::Nothing),
             // The handler has run, and nothing of it is in the record.
-            ExecuteError::TransactionFailed(_) | ExecuteError::TransactionHeld | ExecuteError::Interrupted => Counts::Lost,
+            ExecuteError::TransactionFailed(_) | ExecuteError::TransactionHeld | ExecuteError::Interrupted => {
+                Counts::Lost
+            }
             // If it was committed after all, the next delivery finds the result.
             ExecuteError::CommitUnclear(_) if self.shared.engine.contract() == Contract::Transactional => Counts::Lost,
             _ => Counts::Nothing,
         };
-        tracing::warn!(error = error as &dyn std::error::Error, message = message.id, "a message could not be handled, and will be delivered again");
+        tracing::warn!(
+            error = error as &dyn std::error::Error,
+            message = message.id,
+            "a message could not be handled, and will be delivered again"
+        );
         (Decision::RedeliverAfter(TRY_AGAIN), counts)
     }
 
-    /// Counts a run that was lost in this process, and parks its message if that was one too many.
+    /// Counts a run that could not be committed, and parks its message after as many as the engine allows attempts.
     async fn count_loss(&self, message: &Message, operation: Operation) -> Decision {
-        let Shared { parking, settings, subscriber, .. } = &*self.shared;
-        match parking.begin(subscriber, &message.key()).await {
-            Ok(lost) if lost > settings.max_lost_runs => self.give_up(message, operation).await,
+        let Shared { parking, engine, subscriber, .. } = &*self.shared;
+        let key = message.parking_key();
+        let lost = bounded(parking.begin(subscriber, &key)).await;
+        self.counted().insert(key);
+        match lost {
+            Ok(lost) if lost >= engine.settings().attempt_limit() => self.give_up(message, operation).await,
             Ok(_) => Decision::RedeliverAfter(TRY_AGAIN),
             Err(error) => self.pause(message, &error),
         }
+    }
+
+    async fn take_losses_back(&self, message: &Message) {
+        let key = message.parking_key();
+        if !self.counted().remove(&key) {
+            return;
+        }
+        let Shared { parking, subscriber, .. } = &*self.shared;
+        if let Err(error) = bounded(parking.report(subscriber, &key, 0)).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "lost runs stay counted, and are purged");
+        }
+    }
+
+    fn counted(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.shared.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fails a message whose runs were lost. Its record decides between this and a run that goes on just now.
@@ -372,7 +462,11 @@ impl Inbox {
             Ok(Answer::Mismatch) => Decision::Parked(ParkReason::OtherPayload),
             Err(ExecuteError::NotAdmitted(error) | ExecuteError::Busy(error)) => self.not_asked(message, &error),
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, message = message.id, "a lost message could not be parked yet");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    message = message.id,
+                    "a lost message could not be parked yet"
+                );
                 Decision::RedeliverAfter(TRY_AGAIN)
             }
         }
@@ -388,7 +482,11 @@ impl Inbox {
     fn not_asked(&self, message: &Message, error: &StoreError) -> Decision {
         match error.kind() {
             StoreErrorKind::Corrupt => {
-                tracing::error!(error = error as &dyn std::error::Error, message = message.id, "the record of a message cannot be read");
+                tracing::error!(
+                    error = error as &dyn std::error::Error,
+                    message = message.id,
+                    "the record of a message cannot be read"
+                );
                 Decision::RedeliverAfter(UNREADABLE)
             }
             StoreErrorKind::Busy => Decision::RedeliverAfter(TRY_AGAIN),
@@ -400,6 +498,14 @@ impl Inbox {
         tracing::warn!(error = error as &dyn std::error::Error, message = message.id, "the inbox pauses");
         Decision::Pause(self.shared.settings.pause)
     }
+}
+
+/// Waits for the parking, but not for ever.
+pub(crate) async fn bounded<T>(verb: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(PARKING_TIMEOUT, verb).await.unwrap_or_else(|_| {
+        let message = format!("the parking did not answer within {PARKING_TIMEOUT:?}");
+        Err(StoreError::new(StoreErrorKind::Timeout, message))
+    })
 }
 
 /// What a final record means for its message.

@@ -6,6 +6,10 @@ mod message;
 #[cfg(feature = "nats")]
 mod nats;
 mod parking;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
+#[cfg(feature = "redis")]
+mod redis;
 mod settings;
 
 pub use self::consumer::{BrokerError, Consumer, Receipt, Subscription};
@@ -18,4 +22,8 @@ pub use self::parking::PostgresParking;
 #[cfg(feature = "sqlite")]
 pub use self::parking::SqliteParking;
 pub use self::parking::{ParkedMessage, Parking};
+#[cfg(feature = "rabbitmq")]
+pub use self::rabbitmq::{RabbitMqReceipt, RabbitMqSubscription};
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisStreamReceipt, RedisStreamSubscription};
 pub use self::settings::{InboxSettings, SUSPECT_FROM};

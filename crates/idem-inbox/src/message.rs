@@ -16,7 +16,8 @@ const HASHED: &str = "sha256:";
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Message {
-    /// The id that its publisher chose. It stays the same however often the message is published or delivered.
+    /// The id that its publisher chose. It stays the same however often the message is published or delivered. Empty if the message
+    /// has none: it is parked.
     pub id: String,
     /// The subject, topic, stream or routing key.
     pub topic: String,
@@ -53,6 +54,17 @@ impl Message {
         self.headers.iter().find(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
+    /// The key of the message's entry in the parking: 64 lower-case hexadecimal digits, made of its id and its payload. Two messages
+    /// with one id and different payloads have two.
+    #[must_use]
+    pub fn parking_key(&self) -> String {
+        let mut hash = Sha256::new();
+        hash.update((self.id.len() as u64).to_be_bytes());
+        hash.update(&self.id);
+        hash.update(&self.payload);
+        hexadecimal(&hash.finalize())
+    }
+
     /// The key of the message's record: its id, or a hash of it if that is no valid key.
     #[must_use]
     pub fn key(&self) -> IdempotencyKey {
@@ -64,9 +76,12 @@ impl Message {
 }
 
 #[expect(clippy::expect_used, reason = "a prefix and 64 hexadecimal digits are a key")]
-fn hashed(id: &str) -> IdempotencyKey {
-    let digits: String = Sha256::digest(id).iter().map(|byte| format!("{byte:02x}")).collect();
-    IdempotencyKey::new(format!("{HASHED}{digits}")).expect("visible ASCII")
+pub(crate) fn hashed(id: &str) -> IdempotencyKey {
+    IdempotencyKey::new(format!("{HASHED}{}", hexadecimal(&Sha256::digest(id)))).expect("visible ASCII")
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl fmt::Debug for Message {

@@ -11,7 +11,7 @@ use async_nats::jetstream::{self, AckKind};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use crate::consumer::{BrokerError, Receipt, Subscription};
 use crate::message::Message;
@@ -29,12 +29,12 @@ const BATCH: usize = 32;
 /// the server would deliver to it, and wait for the `ack_wait`.
 const GIVEN_BACK: Duration = Duration::from_millis(500);
 
-/// How long no message comes before the server is asked whether others are missing.
-const QUIET: Duration = Duration::from_millis(100);
+/// The longest delay. The server takes one that is too large as none.
+const LONGEST_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The messages of a durable pull consumer of JetStream.
 ///
-/// The id of a message is its `Nats-Msg-Id`, or else the name of the stream and its sequence number, by which no message that was
+/// The id of a message is its `Nats-Msg-Id`, or else the name and creation of the stream and its sequence number, by which no message that was
 /// published twice is recognised.
 ///
 /// # Order
@@ -44,6 +44,8 @@ const QUIET: Duration = Duration::from_millis(100);
 pub struct NatsSubscription {
     consumer: PullConsumer,
     stream: String,
+    /// The name and the time of its creation: another stream of this name has other messages.
+    stream_id: String,
     max_age: Option<Duration>,
     ack_wait: Duration,
     messages: Option<pull::Stream>,
@@ -55,7 +57,7 @@ pub struct NatsSubscription {
 struct Order {
     /// The number of the delivery that has to be next; `None` if some may be missing.
     next_delivery: Option<u64>,
-    /// Stream sequences of messages that were received and not acknowledged.
+    /// Messages that were received and not acknowledged.
     held: Held,
     /// Messages that were received while others were missing.
     collected: BTreeMap<u64, jetstream::Message>,
@@ -63,8 +65,8 @@ struct Order {
     ready: VecDeque<(u64, jetstream::Message)>,
 }
 
-/// Stream sequences, shared with the receipts.
-type Held = Arc<Mutex<BTreeSet<u64>>>;
+/// Stream sequences, shared with the receipts. True for those whose acknowledgment is under way.
+type Held = Arc<Mutex<BTreeMap<u64, bool>>>;
 
 /// Tells JetStream about a message.
 pub struct NatsReceipt {
@@ -120,9 +122,12 @@ impl NatsSubscription {
             return Err(NatsError::MaxDeliver { name: name(), max_deliver: config.max_deliver });
         }
         let ack_wait = config.backoff.iter().copied().min().unwrap_or(config.ack_wait);
-        let stream = &stream.cached_info().config;
-        let max_age = Some(stream.max_age).filter(|age| !age.is_zero());
-        Ok(Self { stream: stream.name.clone(), max_age, ack_wait, consumer, messages: None, order: None })
+        let info = stream.cached_info();
+        let max_age = Some(info.config.max_age).filter(|age| !age.is_zero());
+        let stream = info.config.name.clone();
+        let created = SystemTime::from(info.created).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let stream_id = format!("{stream}:{}", created.as_micros());
+        Ok(Self { stream, stream_id, max_age, ack_wait, consumer, messages: None, order: None })
     }
 
     async fn next(&mut self) -> Result<jetstream::Message, BrokerError> {
@@ -161,7 +166,11 @@ impl NatsSubscription {
                 order.next_delivery = Some(delivery + 1);
                 return Ok((sequence, message));
             }
-            tracing::info!(stream = self.stream, sequence, "messages are missing; the subscription waits for them, to keep the order");
+            tracing::info!(
+                stream = self.stream,
+                sequence,
+                "messages are missing; the subscription waits for them, to keep the order"
+            );
             let order = self.order_mut();
             order.next_delivery = None;
             order.collected.insert(sequence, message);
@@ -169,33 +178,45 @@ impl NatsSubscription {
     }
 
     /// Receives messages until none is missing that the server has delivered before.
+    ///
+    /// A message that was delivered and is not held here is delivered again after the `ack_wait`. Twice that time is waited for at
+    /// most, as it is not always known whether a message is missing.
     async fn collect(&mut self) -> Result<(), BrokerError> {
-        let mut next_delivery = 0;
-        let mut is_complete = false;
-        loop {
-            while let Ok(message) = timeout(QUIET, self.next()).await {
-                let message = message?;
-                let info = message.info()?;
-                let sequence = info.stream_sequence;
-                next_delivery = next_delivery.max(info.consumer_sequence + 1);
-                self.order_mut().collected.insert(sequence, message);
-                is_complete = false;
+        let sure = |held: &Held| -> BTreeSet<u64> {
+            lock(held).iter().filter(|(_, is_being_told)| !**is_being_told).map(|(sequence, _)| *sequence).collect()
+        };
+        let held = Arc::clone(&self.order_mut().held);
+        let before = sure(&held);
+        let info = self.consumer.get_info().await?;
+        let (delivered, last) = (info.delivered.consumer_sequence, info.delivered.stream_sequence);
+        // What waits for an acknowledgment now, as far as it is known here.
+        let mut known: BTreeSet<u64> = before.intersection(&sure(&held)).copied().collect();
+        known.extend(self.order_mut().collected.keys());
+        known.retain(|sequence| *sequence <= last);
+        let mut next = delivered + 1;
+        let until = Instant::now() + 2 * self.ack_wait;
+        while known.len() < info.num_ack_pending {
+            let Ok(message) = timeout_at(until, self.next()).await else { break };
+            let message = message?;
+            let received = message.info()?;
+            let (sequence, delivery) = (received.stream_sequence, received.consumer_sequence);
+            let is_gap = delivery > next;
+            next = next.max(delivery + 1);
+            if sequence <= last {
+                known.insert(sequence);
             }
-            let info = self.consumer.get_info().await?;
-            let order = self.order_mut();
-            let held = lock(&order.held).clone();
-            let known = held.len() + order.collected.keys().filter(|sequence| !held.contains(sequence)).count();
-            // Twice in a row, as an acknowledgment may be under way.
-            let was_complete = std::mem::replace(&mut is_complete, info.num_ack_pending <= known);
-            next_delivery = next_delivery.max(info.delivered.consumer_sequence + 1);
-            if was_complete && is_complete {
-                order.next_delivery = Some(next_delivery);
-                let collected = std::mem::take(&mut order.collected);
-                order.ready.extend(collected.into_iter().filter(|(sequence, _)| !held.contains(sequence)));
+            self.order_mut().collected.insert(sequence, message);
+            if is_gap {
+                // Something that was delivered meanwhile is missing, so the server is asked again.
                 return Ok(());
             }
-            sleep(QUIET).await;
         }
+        let order = self.order_mut();
+        order.next_delivery = Some(next);
+        let collected = std::mem::take(&mut order.collected);
+        let held = lock(&held);
+        order.ready.extend(collected.into_iter().filter(|(sequence, _)| !held.contains_key(sequence)));
+        Ok(())
     }
 
     /// Used if order was asked for only.
@@ -211,7 +232,7 @@ impl NatsSubscription {
             .map(|(name, value)| (name, Bytes::copy_from_slice(value.as_str().as_bytes())))
             .collect();
         let text = |name: &str| message.headers.as_ref()?.get(name).map(|value| value.as_str().to_owned());
-        let id = text(ID).unwrap_or_else(|| format!("{}:{}", self.stream, info.stream_sequence));
+        let id = text(ID).unwrap_or_else(|| format!("{}:{}", self.stream_id, info.stream_sequence));
         let topic = message.subject.to_string();
         Ok(Message {
             ordering_key: Some(text(ORDERING_KEY).unwrap_or_else(|| topic.clone())),
@@ -231,7 +252,7 @@ impl Subscription for NatsSubscription {
         let (message, held) = if self.order.is_some() {
             let (sequence, message) = self.next_in_order().await?;
             let held = Arc::clone(&self.order_mut().held);
-            lock(&held).insert(sequence);
+            lock(&held).insert(sequence, false);
             (message, Some((sequence, held)))
         } else {
             (self.next().await?, None)
@@ -242,14 +263,18 @@ impl Subscription for NatsSubscription {
     async fn close(mut self) {
         let ready = self.order.take().map(|order| order.ready.into_iter().chain(order.collected));
         let mut open: Vec<_> = ready.into_iter().flatten().map(|(_, message)| message).collect();
-        while let Some(messages) = &mut self.messages
-            && let Some(Some(Ok(message))) = messages.next().now_or_never()
-        {
+        // The client asks for more while it is drained, so not without an end.
+        for _ in 0..2 * BATCH {
+            let Some(messages) = &mut self.messages else { break };
+            let Some(Some(Ok(message))) = messages.next().now_or_never() else { break };
             open.push(message);
         }
         for message in open {
-            if let Err(error) = message.ack_with(AckKind::Nak(Some(GIVEN_BACK))).await {
-                tracing::debug!(error = &*error as &dyn std::error::Error, "a message was not given back; the server delivers it again");
+            if let Err(error) = message.double_ack_with(AckKind::Nak(Some(GIVEN_BACK))).await {
+                tracing::debug!(
+                    error = &*error as &dyn std::error::Error,
+                    "a message was not given back; the server delivers it again"
+                );
             }
         }
     }
@@ -272,37 +297,35 @@ impl Subscription for NatsSubscription {
 }
 
 impl NatsReceipt {
+    /// Waits for the server's answer: what is only sent is lost if the process ends now.
     async fn tell(&self, kind: AckKind) -> Result<(), BrokerError> {
-        self.message.ack_with(kind).await
-    }
-
-    fn let_go(&self) {
+        if let Some((sequence, held)) = &self.held {
+            lock(held).insert(*sequence, true);
+        }
+        let told = self.message.double_ack_with(kind).await;
         if let Some((sequence, held)) = &self.held {
             lock(held).remove(sequence);
         }
+        told
     }
 }
 
 #[async_trait]
 impl Receipt for NatsReceipt {
     async fn ack(&self) -> Result<(), BrokerError> {
-        let told = self.tell(AckKind::Ack).await;
-        self.let_go();
-        told
+        self.tell(AckKind::Ack).await
     }
 
     async fn give_back(&self, delay: Duration) -> Result<(), BrokerError> {
-        let told = self.tell(AckKind::Nak(Some(delay.max(GIVEN_BACK)))).await;
-        self.let_go();
-        told
+        self.tell(AckKind::Nak(Some(delay.clamp(GIVEN_BACK, LONGEST_DELAY)))).await
     }
 
     async fn hold(&self) -> Result<(), BrokerError> {
-        self.tell(AckKind::Progress).await
+        self.message.ack_with(AckKind::Progress).await
     }
 }
 
-fn lock(held: &Held) -> MutexGuard<'_, BTreeSet<u64>> {
+fn lock(held: &Held) -> MutexGuard<'_, BTreeMap<u64, bool>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -6,6 +6,10 @@ mod nats;
 mod outbox;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
+#[cfg(feature = "redis")]
+mod redis;
 mod relay;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -16,6 +20,10 @@ pub use self::nats::NatsPublisher;
 pub use self::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage};
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresOutbox;
+#[cfg(feature = "rabbitmq")]
+pub use self::rabbitmq::RabbitMqPublisher;
+#[cfg(feature = "redis")]
+pub use self::redis::RedisStreamPublisher;
 pub use self::relay::{Publisher, PublisherError, Relay};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteOutbox;

@@ -1,5 +1,6 @@
 //! A message that is to be sent.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use bytes::Bytes;
@@ -9,9 +10,18 @@ use uuid::Uuid;
 /// The header field with the id of the record of the run that published a message.
 const RECORD: &str = "Idem-Record";
 
-/// The most bytes of a payload: what JetStream and Redis take by default, and far less than what Kafka takes if it is asked to. Keep a
-/// large content elsewhere, and its address in the payload.
-const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
+/// The most bytes of a payload, so that payload and header fields together fit into the mebibyte that JetStream takes by default.
+/// Keep a large content elsewhere, and its address in the payload.
+const MAX_PAYLOAD_BYTES: usize = 960 * 1024;
+
+/// The most bytes of all header fields: they have to fit into one frame of RabbitMQ.
+const MAX_HEADER_BYTES: usize = 32 * 1024;
+
+/// The most bytes of an id, a topic, an ordering key and the name of a header field: RabbitMQ takes no more.
+const MAX_NAME_BYTES: usize = 255;
+
+/// Header fields that brokers, and `idem-inbox`, give a meaning of their own.
+const RESERVED: [&str; 2] = ["nats-", "idem-ordering-key"];
 
 /// A message that is to be sent. `Debug` shows neither payload nor header fields.
 #[derive(Clone, PartialEq, Eq)]
@@ -29,7 +39,7 @@ pub struct MessageToSend {
     pub payload: Bytes,
 }
 
-/// A message that cannot be sent.
+/// A message that cannot be sent: some broker would refuse it for ever.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidMessage {
@@ -45,12 +55,24 @@ pub enum InvalidMessage {
         /// Which part.
         part: &'static str,
     },
-    /// The payload is too large.
-    #[error("the payload has {bytes} bytes; at most 1048576 are sent, so keep it elsewhere and send its address")]
-    PayloadTooLarge {
+    /// A part is too long.
+    #[error("the {part} of the message has {bytes} bytes; brokers take at most {limit}")]
+    TooLong {
+        /// Which part.
+        part: &'static str,
         /// Its size.
         bytes: usize,
+        /// The limit.
+        limit: usize,
     },
+    /// The topic has a blank, which subjects of NATS cannot have.
+    #[error("the topic `{0}` has a blank, which no subject of NATS can have")]
+    Topic(String),
+    /// The name of a header field is none in HTTP, or occurs twice, or has a meaning for a broker.
+    #[error(
+        "`{0}` cannot be the name of a header field here: it has to be a token as in HTTP, occur once, and not begin with `Nats-`"
+    )]
+    HeaderName(String),
 }
 
 impl MessageToSend {
@@ -97,22 +119,44 @@ impl MessageToSend {
     /// [`InvalidMessage`].
     pub(crate) fn check(&self) -> Result<(), InvalidMessage> {
         let named = [("id", &self.id), ("topic", &self.topic)].into_iter();
-        let named = named.chain(self.ordering_key.iter().map(|key| ("ordering key", key)));
-        let names = self.headers.iter().map(|(name, _)| ("name of a header field", name));
-        for (part, text) in named.chain(names) {
+        for (part, text) in named.chain(self.ordering_key.iter().map(|key| ("ordering key", key))) {
+            check_text(part, text)?;
             if text.is_empty() {
                 return Err(InvalidMessage::Empty { part });
             }
-            if text.contains(char::is_control) {
-                return Err(InvalidMessage::ControlCharacter { part });
+            check_length(part, text.len(), MAX_NAME_BYTES)?;
+        }
+        if self.topic.contains(char::is_whitespace) {
+            return Err(InvalidMessage::Topic(self.topic.clone()));
+        }
+        let mut names = HashSet::new();
+        let mut bytes = 0;
+        for (name, value) in &self.headers {
+            check_text("value of a header field", value)?;
+            check_length("name of a header field", name.len(), MAX_NAME_BYTES)?;
+            let lower = name.to_ascii_lowercase();
+            let is_reserved = RESERVED.iter().any(|reserved| lower.starts_with(reserved));
+            if name.is_empty() || !name.bytes().all(is_token) || is_reserved || !names.insert(lower) {
+                return Err(InvalidMessage::HeaderName(name.clone()));
             }
+            bytes += name.len() + value.len();
         }
-        if self.headers.iter().any(|(_, value)| value.contains(char::is_control)) {
-            return Err(InvalidMessage::ControlCharacter { part: "value of a header field" });
-        }
-        let bytes = self.payload.len();
-        if bytes > MAX_PAYLOAD_BYTES { Err(InvalidMessage::PayloadTooLarge { bytes }) } else { Ok(()) }
+        check_length("header", bytes, MAX_HEADER_BYTES)?;
+        check_length("payload", self.payload.len(), MAX_PAYLOAD_BYTES)
     }
+}
+
+fn check_text(part: &'static str, text: &str) -> Result<(), InvalidMessage> {
+    if text.contains(char::is_control) { Err(InvalidMessage::ControlCharacter { part }) } else { Ok(()) }
+}
+
+fn check_length(part: &'static str, bytes: usize, limit: usize) -> Result<(), InvalidMessage> {
+    if bytes > limit { Err(InvalidMessage::TooLong { part, bytes, limit }) } else { Ok(()) }
+}
+
+/// Whether a name of RFC 9110 may have the byte.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 impl fmt::Debug for MessageToSend {

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use async_nats::HeaderMap;
+use async_nats::connection::State;
 use async_nats::jetstream::Context;
+use async_nats::{HeaderMap, HeaderName, HeaderValue};
 use async_trait::async_trait;
 
 use crate::message::MessageToSend;
@@ -35,13 +36,17 @@ impl NatsPublisher {
 #[async_trait]
 impl Publisher for NatsPublisher {
     async fn publish(&self, message: &MessageToSend) -> Result<(), PublisherError> {
+        // The client would keep the message and send it later, when the relay has given it up.
+        if self.context.client().connection_state() != State::Connected {
+            return Err("there is no connection to the server".into());
+        }
         let mut headers = HeaderMap::new();
         for (name, value) in &message.headers {
-            headers.append(name.as_str(), value.as_str());
+            headers.append(name.parse::<HeaderName>()?, value.parse::<HeaderValue>()?);
         }
-        headers.insert(ID, message.id.as_str());
+        headers.insert(ID, message.id.parse::<HeaderValue>()?);
         if let Some(key) = &message.ordering_key {
-            headers.insert(ORDERING_KEY, key.as_str());
+            headers.insert(ORDERING_KEY, key.parse::<HeaderValue>()?);
         }
         let sent = self.context.publish_with_headers(message.topic.clone(), headers, message.payload.clone()).await?;
         sent.await?;

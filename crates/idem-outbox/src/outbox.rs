@@ -5,20 +5,21 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::StoreError;
+use idem_core::{StoreError, StoreErrorKind};
 
 use crate::message::{InvalidMessage, MessageToSend};
 
 /// Committed messages that have not been sent.
 #[async_trait]
 pub trait Outbox: fmt::Debug + Send + Sync + 'static {
-    /// Claims up to `most` messages, in the order of their publication, without those of the `held_back` ordering keys. `None` if
-    /// another relay has a claim: two relays that send at once would break the order.
+    /// Claims up to `most` messages, in the order of their publication, and not many more than 4 MiB. Messages whose
+    /// [key](StoredMessage::key) is `held_back` are left out. `None` if there are none, or if another relay has a claim: two relays
+    /// that send at once would break the order.
     ///
-    /// A claim ends with its value. It also ends when its process dies, and 30 seconds after its begin at the latest.
+    /// A claim ends with its value. It also ends when its process dies, and about 30 seconds after its begin at the latest.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`], also if sent messages could not be removed later.
     async fn claim(&self, most: NonZeroU32, held_back: &[String]) -> Result<Option<Box<dyn Claim>>, StoreError>;
 
     /// Counts the messages that wait.
@@ -42,13 +43,15 @@ pub trait Claim: fmt::Debug + Send + Sync {
 }
 
 /// A message of an outbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it is made by outboxes of other crates")]
 pub struct StoredMessage {
     /// Its place in the outbox.
     pub sequence: i64,
-    /// The message.
-    pub message: MessageToSend,
+    /// Its ordering key, or its id if it has none.
+    pub key: String,
+    /// The message. If it cannot be read, those behind it with the same key wait.
+    pub message: Result<MessageToSend, StoreError>,
 }
 
 /// What waits to be sent.
@@ -68,7 +71,28 @@ pub enum OutboxError {
     /// The message cannot be sent.
     #[error("the message cannot be sent")]
     Invalid(#[from] InvalidMessage),
+    /// The outbox has another message with this id.
+    #[error("the outbox has another message with the id `{id}`; each message of a run needs a name of its own")]
+    OtherMessage {
+        /// The id.
+        id: String,
+    },
     /// The database has refused it.
     #[error("the message could not be added to the outbox")]
     Database(#[from] StoreError),
+}
+
+/// Header fields, as they are kept in a row.
+pub(crate) fn write_headers(headers: &[(String, String)]) -> Result<String, StoreError> {
+    serde_json::to_string(headers).map_err(|error| {
+        let message = "the header fields of a message could not be written";
+        StoreError::new(StoreErrorKind::Corrupt, message).with_source(error)
+    })
+}
+
+pub(crate) fn read_headers(headers: &str) -> Result<Vec<(String, String)>, StoreError> {
+    serde_json::from_str(headers).map_err(|error| {
+        let message = "the header fields of a message in the outbox cannot be read";
+        StoreError::new(StoreErrorKind::Corrupt, message).with_source(error)
+    })
 }

@@ -6,14 +6,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{StoreError, StoreErrorKind};
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row as _, Transaction};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row as _};
+use tokio::time::timeout;
 
 use crate::message::MessageToSend;
-use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage};
+use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage, read_headers, write_headers};
 
 /// The lock under which the table is made: `IF NOT EXISTS` fails if two sessions make the same table at once.
 const TABLE_LOCK: i64 = 0x6964_656d_6f75_7462;
+
+/// How long to wait for the server.
+const PATIENCE: Duration = Duration::from_secs(8);
 
 const TABLE: &str = "
     CREATE SCHEMA IF NOT EXISTS {schema};
@@ -36,15 +41,25 @@ const PUBLISH: &str = "WITH locked AS MATERIALIZED (
     SELECT $1, $2, $3, $4, $5 FROM (SELECT count(*) FROM locked) AS counted
     ON CONFLICT (id) DO NOTHING";
 
-/// Ends the transaction of a relay whose machine has disappeared.
+/// Limits how long a relay whose machine has disappeared keeps its claim, and says whether it may claim. The lock is none of a key.
 const LIMIT: &str = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '30s', TRUE),
-    pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended('idem_outbox relay', pg_catalog.hashtextextended($1, 0)))
+    pg_catalog.set_config('tcp_user_timeout', '30s', TRUE),
+    pg_catalog.pg_is_in_recovery() OR pg_catalog.current_setting('transaction_read_only')::BOOLEAN AS is_read_only,
+    pg_catalog.has_table_privilege($2, 'DELETE') AS may_delete,
+    pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended('relay', pg_catalog.hashtextextended($1, 1)))
         AS is_alone";
 
-const CLAIM: &str = "SELECT sequence, id, topic, ordering_key, headers, payload FROM {schema}.idem_outbox
-    WHERE COALESCE(ordering_key, id) <> ALL($2) ORDER BY sequence LIMIT $1";
+/// As many messages as fit into 4 MiB, and at least one.
+const CLAIM: &str = "SELECT sequence, id, topic, ordering_key, headers, payload FROM (
+        SELECT *, sum(octet_length(payload)) OVER (ORDER BY sequence) - octet_length(payload) AS bytes_before FROM (
+            SELECT * FROM {schema}.idem_outbox WHERE COALESCE(ordering_key, id) <> ALL($2) ORDER BY sequence LIMIT $1
+        ) AS first
+    ) AS sized WHERE bytes_before < 4194304 ORDER BY sequence";
 
 const SENT: &str = "DELETE FROM {schema}.idem_outbox WHERE sequence = ANY($1)";
+
+const IS_SAME: &str = "SELECT topic = $2 AND ordering_key IS NOT DISTINCT FROM $3 AND headers = $4 AND payload = $5
+    FROM {schema}.idem_outbox WHERE id = $1";
 
 const BACKLOG: &str = "SELECT count(*) AS messages,
         COALESCE((extract(epoch FROM pg_catalog.statement_timestamp() - min(published_at)) * 1000000)::BIGINT, 0) AS lag
@@ -57,11 +72,21 @@ pub struct PostgresOutbox {
     schema: Arc<str>,
 }
 
+/// The connection has an open transaction with the relay's lock. If the claim is not finished, it is closed: a rollback would wait
+/// for a server that may be gone.
 #[derive(Debug)]
 struct PostgresClaim {
-    transaction: Transaction<'static, Postgres>,
+    connection: Option<PoolConnection<Postgres>>,
     messages: Vec<StoredMessage>,
     delete: String,
+}
+
+impl Drop for PostgresClaim {
+    fn drop(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.close_on_drop();
+        }
+    }
 }
 
 impl PostgresOutbox {
@@ -113,16 +138,66 @@ impl PostgresOutbox {
     /// Roll the transaction back if the future is dropped.
     pub async fn publish(&self, connection: &mut PgConnection, message: &MessageToSend) -> Result<(), OutboxError> {
         message.check()?;
-        let headers = write_headers(message)?;
-        let publish = sqlx::query(AssertSqlSafe(self.sql(PUBLISH)))
-            .bind(&message.id)
-            .bind(&message.topic)
-            .bind(message.ordering_key.as_deref())
-            .bind(headers)
-            .bind(message.payload.as_ref())
-            .bind(&*self.schema);
-        publish.execute(connection).await.map_err(|error| failed("add a message", error))?;
-        Ok(())
+        let headers = write_headers(&message.headers)?;
+        let about = |statement: &str| {
+            sqlx::query(AssertSqlSafe(self.sql(statement)))
+                .bind(message.id.clone())
+                .bind(message.topic.clone())
+                .bind(message.ordering_key.clone())
+                .bind(headers.clone())
+                .bind(message.payload.to_vec())
+        };
+        let publish = about(PUBLISH).bind(self.schema.to_string()).execute(&mut *connection).await;
+        if publish.map_err(|error| failed("add a message", error))?.rows_affected() == 1 {
+            return Ok(());
+        }
+        let same = about(IS_SAME).fetch_optional(connection).await;
+        let same = same.and_then(|row| row.map(|row| row.try_get::<bool, _>(0)).transpose());
+        match same.map_err(|error| failed("compare a message", error))? {
+            Some(false) => Err(OutboxError::OtherMessage { id: message.id.clone() }),
+            // Without a row, another transaction has added the message after this one began.
+            Some(true) | None => Ok(()),
+        }
+    }
+
+    /// Fills a claim. False if another relay has one, or if there is nothing to send.
+    async fn fill(
+        &self,
+        claim: &mut PostgresClaim,
+        most: NonZeroU32,
+        held_back: &[String],
+    ) -> Result<bool, StoreError> {
+        let Some(connection) = &mut claim.connection else { return Ok(false) };
+        let fill = async {
+            sqlx::raw_sql("BEGIN").execute(&mut **connection).await?;
+            let limit = sqlx::query(LIMIT).bind(&*self.schema).bind(self.sql("{schema}.idem_outbox"));
+            let limit = limit.fetch_one(&mut **connection).await?;
+            let (is_read_only, may_delete): (bool, bool) =
+                (limit.try_get("is_read_only")?, limit.try_get("may_delete")?);
+            let is_alone: bool = limit.try_get("is_alone")?;
+            let rows = if is_alone && !is_read_only && may_delete {
+                let claim = sqlx::query(AssertSqlSafe(self.sql(CLAIM))).bind(i64::from(most.get())).bind(held_back);
+                claim.fetch_all(&mut **connection).await?
+            } else {
+                Vec::new()
+            };
+            let messages = rows.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()?;
+            Ok((is_read_only, may_delete, messages))
+        };
+        let (is_read_only, may_delete, messages) = fill.await.map_err(|error| failed("claim messages", error))?;
+        let refused = match (is_read_only, may_delete) {
+            (true, _) => {
+                "the relay needs a server that can be written; sent messages could not be removed from this one"
+            }
+            (_, false) => {
+                "the role of the relay may not delete from idem_outbox, so that sent messages could not be removed"
+            }
+            _ => {
+                claim.messages = messages;
+                return Ok(!claim.messages.is_empty());
+            }
+        };
+        Err(StoreError::new(StoreErrorKind::Misconfigured, refused))
     }
 
     fn sql(&self, statement: &str) -> String {
@@ -133,22 +208,16 @@ impl PostgresOutbox {
 #[async_trait]
 impl Outbox for PostgresOutbox {
     async fn claim(&self, most: NonZeroU32, held_back: &[String]) -> Result<Option<Box<dyn Claim>>, StoreError> {
-        let claim = async {
-            let mut transaction = self.pool.begin().await?;
-            let limit = sqlx::query(LIMIT).bind(&*self.schema).fetch_one(&mut *transaction).await?;
-            if !limit.try_get::<bool, _>("is_alone")? {
-                return Ok(None);
-            }
-            let claim = sqlx::query(AssertSqlSafe(self.sql(CLAIM))).bind(i64::from(most.get())).bind(held_back);
-            let rows = claim.fetch_all(&mut *transaction).await?;
-            // One damaged row must not hold up the others.
-            let readable =
-                |row| read(row).inspect_err(|error| tracing::error!(%error, "a row of idem_outbox is unreadable")).ok();
-            let messages = rows.iter().filter_map(readable).collect();
-            let claim: Box<dyn Claim> = Box::new(PostgresClaim { transaction, messages, delete: self.sql(SENT) });
-            Ok(Some(claim))
-        };
-        claim.await.map_err(|error| failed("claim messages", error))
+        let connection = self.pool.acquire().await.map_err(|error| failed("claim messages", error))?;
+        // Closes the connection, unless it is finished.
+        let mut claim =
+            Box::new(PostgresClaim { connection: Some(connection), messages: Vec::new(), delete: self.sql(SENT) });
+        match timeout(PATIENCE, self.fill(&mut claim, most, held_back)).await {
+            Err(_) => Err(late("claim messages")),
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(true)) => Ok(Some(claim)),
+            Ok(Ok(false)) => claim.finish(&[]).await.map(|()| None),
+        }
     }
 
     async fn backlog(&self) -> Result<Backlog, StoreError> {
@@ -169,35 +238,42 @@ impl Claim for PostgresClaim {
     }
 
     async fn finish(mut self: Box<Self>, sent: &[i64]) -> Result<(), StoreError> {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
         let finish = async {
-            sqlx::query(AssertSqlSafe(self.delete)).bind(sent).execute(&mut *self.transaction).await?;
-            self.transaction.commit().await
+            if !sent.is_empty() {
+                sqlx::query(AssertSqlSafe(self.delete.clone())).bind(sent).execute(&mut **connection).await?;
+            }
+            sqlx::raw_sql("COMMIT").execute(&mut **connection).await
         };
-        finish.await.map_err(|error| failed("remove sent messages", error))
+        match timeout(PATIENCE, finish).await {
+            Err(_) => return Err(late("remove sent messages")),
+            Ok(Err(error)) => return Err(failed("remove sent messages", error)),
+            Ok(Ok(_)) => {}
+        }
+        // Back to the pool.
+        drop(self.connection.take());
+        Ok(())
     }
 }
 
 fn read(row: &PgRow) -> Result<StoredMessage, sqlx::Error> {
-    let (headers, payload): (String, Vec<u8>) = (row.try_get("headers")?, row.try_get("payload")?);
-    let headers = serde_json::from_str(&headers)
-        .map_err(|error| sqlx::Error::ColumnDecode { index: "headers".to_owned(), source: error.into() })?;
-    let topic: String = row.try_get("topic")?;
-    let message = MessageToSend {
-        id: row.try_get("id")?,
-        ordering_key: row.try_get("ordering_key")?,
-        headers,
-        ..MessageToSend::new(topic, payload)
-    };
-    Ok(StoredMessage { sequence: row.try_get("sequence")?, message })
-}
-
-fn write_headers(message: &MessageToSend) -> Result<String, StoreError> {
-    serde_json::to_string(&message.headers)
-        .map_err(|error| failed("write the header fields of a message", sqlx::Error::Encode(error.into())))
+    let (id, ordering_key): (String, Option<String>) = (row.try_get("id")?, row.try_get("ordering_key")?);
+    let (topic, headers, payload): (String, String, Vec<u8>) =
+        (row.try_get("topic")?, row.try_get("headers")?, row.try_get("payload")?);
+    let key = ordering_key.clone().unwrap_or_else(|| id.clone());
+    let message = read_headers(&headers).map(|headers| {
+        let message = MessageToSend::new(topic, payload);
+        MessageToSend { id, ordering_key, headers, ..message }
+    });
+    Ok(StoredMessage { sequence: row.try_get("sequence")?, key, message })
 }
 
 fn in_schema(sql: &str, schema: &str) -> String {
     sql.replace("{schema}", &format!("\"{}\"", schema.replace('"', "\"\"")))
+}
+
+fn late(what: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Timeout, format!("the outbox in Postgres could not {what} within {PATIENCE:?}"))
 }
 
 fn failed(what: &str, error: sqlx::Error) -> StoreError {

@@ -10,7 +10,7 @@ use sqlx::{Row as _, SqliteConnection, SqlitePool};
 use uuid::Uuid;
 
 use crate::message::MessageToSend;
-use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage};
+use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage, read_headers, write_headers};
 
 /// Times are in microseconds since 1970. `AUTOINCREMENT` gives no number a second time.
 const TABLES: &str = "
@@ -42,27 +42,36 @@ const PUBLISH: &str = concat!(
     ") ON CONFLICT (id) DO NOTHING"
 );
 
-/// A claim lasts for 30 seconds.
+/// A claim lasts for 30 seconds. One that ends later than that was made before the clock was set back.
 const CLAIM: &str = concat!(
     "INSERT INTO idem_outbox_relay (only, claim, until) VALUES (1, ?1, ",
     now!(),
-    " + 30000000) ON CONFLICT (only) DO UPDATE SET claim = excluded.claim, until = excluded.until WHERE until <= ",
-    now!()
+    " + 30000000) ON CONFLICT (only) DO UPDATE SET claim = excluded.claim, until = excluded.until
+    WHERE until <= ",
+    now!(),
+    " OR until > excluded.until"
 );
 
-/// Held back messages are given as a JSON array.
-const MESSAGES: &str = "SELECT sequence, id, topic, ordering_key, headers, payload FROM idem_outbox
-    WHERE COALESCE(ordering_key, id) NOT IN (SELECT value FROM json_each(?2)) ORDER BY sequence LIMIT ?1";
+/// As many messages as fit into 4 MiB, and at least one. Keys that are held back are given as a JSON array.
+const MESSAGES: &str = "SELECT sequence, id, topic, ordering_key, headers, payload FROM (
+        SELECT *, sum(length(payload)) OVER (ORDER BY sequence) - length(payload) AS bytes_before FROM (
+            SELECT * FROM idem_outbox WHERE COALESCE(ordering_key, id) NOT IN (SELECT value FROM json_each(?2))
+            ORDER BY sequence LIMIT ?1
+        )
+    ) WHERE bytes_before < 4194304 ORDER BY sequence";
+
+const IS_EMPTY: &str = "SELECT NOT EXISTS (
+        SELECT 1 FROM idem_outbox WHERE COALESCE(ordering_key, id) NOT IN (SELECT value FROM json_each(?1)))";
+
+const IS_SAME: &str =
+    "SELECT topic = ?2 AND ordering_key IS ?3 AND headers = ?4 AND payload = ?5 FROM idem_outbox WHERE id = ?1";
 
 const SENT: &str = "DELETE FROM idem_outbox WHERE sequence IN (SELECT value FROM json_each(?1))";
 
 const END: &str = "DELETE FROM idem_outbox_relay WHERE claim = ?1";
 
-const BACKLOG: &str = concat!(
-    "SELECT count(*) AS messages, COALESCE(",
-    now!(),
-    " - min(published_at), 0) AS lag FROM idem_outbox"
-);
+const BACKLOG: &str =
+    concat!("SELECT count(*) AS messages, COALESCE(", now!(), " - min(published_at), 0) AS lag FROM idem_outbox");
 
 /// An outbox in the table `idem_outbox` of a database file.
 #[derive(Debug, Clone)]
@@ -103,17 +112,25 @@ impl SqliteOutbox {
     /// Roll the transaction back if the future is dropped.
     pub async fn publish(&self, connection: &mut SqliteConnection, message: &MessageToSend) -> Result<(), OutboxError> {
         message.check()?;
-        let headers = serde_json::to_string(&message.headers)
-            .map_err(|error| failed("write the header fields of a message", sqlx::Error::Encode(error.into())))?;
-        let publish = sqlx::query(PUBLISH).bind(&message.id).bind(&message.topic);
-        let publish = publish.bind(message.ordering_key.as_deref()).bind(headers).bind(message.payload.as_ref());
-        publish.execute(connection).await.map_err(|error| failed("add a message", error))?;
-        Ok(())
-    }
-
-    async fn is_empty(&self, held_back: &str) -> Result<bool, sqlx::Error> {
-        let first = sqlx::query(MESSAGES).bind(1).bind(held_back);
-        Ok(first.fetch_optional(&self.pool).await?.is_none())
+        let headers = write_headers(&message.headers)?;
+        let about = |statement: &'static str| {
+            sqlx::query(statement)
+                .bind(message.id.clone())
+                .bind(message.topic.clone())
+                .bind(message.ordering_key.clone())
+                .bind(headers.clone())
+                .bind(message.payload.to_vec())
+        };
+        let publish = about(PUBLISH).execute(&mut *connection).await;
+        if publish.map_err(|error| failed("add a message", error))?.rows_affected() == 1 {
+            return Ok(());
+        }
+        let same = about(IS_SAME).fetch_one(connection).await.and_then(|row| row.try_get::<bool, _>(0));
+        if same.map_err(|error| failed("compare a message", error))? {
+            Ok(())
+        } else {
+            Err(OutboxError::OtherMessage { id: message.id.clone() })
+        }
     }
 }
 
@@ -123,18 +140,22 @@ impl Outbox for SqliteOutbox {
         let claim = async {
             let held_back = serde_json::to_string(held_back).map_err(|error| sqlx::Error::Encode(error.into()))?;
             // A relay that finds nothing must not take the write lock.
-            if self.is_empty(&held_back).await? {
+            let is_empty = sqlx::query(IS_EMPTY).bind(&held_back).fetch_one(&self.pool).await?;
+            if is_empty.try_get(0)? {
                 return Ok(None);
             }
             let id = Uuid::new_v4().to_string();
-            if sqlx::query(CLAIM).bind(&id).execute(&self.pool).await?.rows_affected() == 0 {
+            let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
+            if sqlx::query(CLAIM).bind(&id).execute(&mut *transaction).await?.rows_affected() == 0 {
                 return Ok(None);
             }
-            let rows = sqlx::query(MESSAGES).bind(most.get()).bind(held_back).fetch_all(&self.pool).await?;
-            // One damaged row must not hold up the others.
-            let readable =
-                |row| read(row).inspect_err(|error| tracing::error!(%error, "a row of idem_outbox is unreadable")).ok();
-            let messages = rows.iter().filter_map(readable).collect();
+            let messages = sqlx::query(MESSAGES).bind(most.get()).bind(held_back).fetch_all(&mut *transaction).await?;
+            let messages = messages.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()?;
+            // Another relay may have sent them meanwhile.
+            if messages.is_empty() {
+                return Ok(None);
+            }
+            transaction.commit().await?;
             let claim: Box<dyn Claim> = Box::new(SqliteClaim { pool: self.pool.clone(), id, messages });
             Ok(Some(claim))
         };
@@ -159,29 +180,39 @@ impl Claim for SqliteClaim {
     }
 
     async fn finish(self: Box<Self>, sent: &[i64]) -> Result<(), StoreError> {
-        let finish = async {
-            let sent = serde_json::to_string(sent).map_err(|error| sqlx::Error::Encode(error.into()))?;
-            let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
-            sqlx::query(SENT).bind(sent).execute(&mut *transaction).await?;
-            sqlx::query(END).bind(&self.id).execute(&mut *transaction).await?;
-            transaction.commit().await
-        };
-        finish.await.map_err(|error| failed("remove sent messages", error))
+        /// Each one waits for the `busy_timeout`. A claim that is not finished keeps relays from sending until it is over.
+        const ATTEMPTS: usize = 3;
+        let mut attempt = 1;
+        loop {
+            match self.try_finish(sent).await {
+                Err(error) if attempt == ATTEMPTS => return Err(failed("remove sent messages", error)),
+                Err(_) => attempt += 1,
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+}
+
+impl SqliteClaim {
+    async fn try_finish(&self, sent: &[i64]) -> Result<(), sqlx::Error> {
+        let sent = serde_json::to_string(sent).map_err(|error| sqlx::Error::Encode(error.into()))?;
+        let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
+        sqlx::query(SENT).bind(sent).execute(&mut *transaction).await?;
+        sqlx::query(END).bind(&self.id).execute(&mut *transaction).await?;
+        transaction.commit().await
     }
 }
 
 fn read(row: &SqliteRow) -> Result<StoredMessage, sqlx::Error> {
-    let (headers, payload): (String, Vec<u8>) = (row.try_get("headers")?, row.try_get("payload")?);
-    let headers = serde_json::from_str(&headers)
-        .map_err(|error| sqlx::Error::ColumnDecode { index: "headers".to_owned(), source: error.into() })?;
-    let topic: String = row.try_get("topic")?;
-    let message = MessageToSend {
-        id: row.try_get("id")?,
-        ordering_key: row.try_get("ordering_key")?,
-        headers,
-        ..MessageToSend::new(topic, payload)
-    };
-    Ok(StoredMessage { sequence: row.try_get("sequence")?, message })
+    let (id, ordering_key): (String, Option<String>) = (row.try_get("id")?, row.try_get("ordering_key")?);
+    let (topic, headers, payload): (String, String, Vec<u8>) =
+        (row.try_get("topic")?, row.try_get("headers")?, row.try_get("payload")?);
+    let key = ordering_key.clone().unwrap_or_else(|| id.clone());
+    let message = read_headers(&headers).map(|headers| {
+        let message = MessageToSend::new(topic, payload);
+        MessageToSend { id, ordering_key, headers, ..message }
+    });
+    Ok(StoredMessage { sequence: row.try_get("sequence")?, key, message })
 }
 
 fn failed(what: &str, error: sqlx::Error) -> StoreError {

@@ -2,15 +2,13 @@
 //! networks. Each job has one effect and one final answer, and the parked ones are exactly those that kill their workers.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use idem_faults::Random;
-use idem_proxy::{Network, Proxy, Weather};
+use idem_proxy::Weather;
 use idem_servers::Postgres;
 use sqlx::{Connection, Row};
 use tempfile::TempDir;
@@ -20,6 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::Error;
+use crate::process::{Process, start_the_dead};
 
 /// How long a crashed worker keeps its jobs.
 const LEASE: Duration = Duration::from_secs(1);
@@ -38,83 +37,6 @@ const POISON: u64 = 1999;
 /// How long a request, and all of them after the last fault, may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 const CALM: Duration = Duration::from_secs(180);
-
-/// A place for a process, whose port stays the same.
-struct Process {
-    name: String,
-    process: Option<Child>,
-    args: Vec<String>,
-    folder: PathBuf,
-    to_service: Proxy<Network>,
-    to_postgres: Proxy<Network>,
-}
-
-impl Process {
-    async fn start(name: String, role: &str, postgres: u16, folder: &Path) -> Result<Self, Error> {
-        let to_postgres: Proxy<Network> = Proxy::to_port(postgres).await?;
-        let url = format!("postgres://postgres@127.0.0.1:{}/postgres", to_postgres.port());
-        let lease = LEASE.as_millis().to_string();
-        let args =
-            ["--role", role, "--store", &url, "--listen", "127.0.0.1:0", "--lease-ms", &lease, "--final-answers"];
-        let args = args.map(str::to_owned).into();
-        let to_service = Proxy::to_port(0).await?;
-        let mut process = Self { name, process: None, args, folder: folder.to_owned(), to_service, to_postgres };
-        process.launch()?;
-        Ok(process)
-    }
-
-    /// Starts the process, and tries again while Postgres is not there.
-    fn launch(&mut self) -> Result<(), Error> {
-        let give_up_at = Instant::now() + Duration::from_secs(40);
-        while !self.try_launch()? {
-            if Instant::now() > give_up_at {
-                return Err(format!("{} could not start; see {}", self.name, self.folder.display()).into());
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
-    }
-
-    fn try_launch(&mut self) -> Result<bool, Error> {
-        let program = std::env::current_exe()?.with_file_name("reports");
-        let log = std::fs::File::options().create(true).append(true).open(self.folder.join(&self.name))?;
-        let mut process = Command::new(program).args(&self.args).stdout(Stdio::piped()).stderr(log).spawn()?;
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().ok_or("no output")?).read_line(&mut line)?;
-        if line.is_empty() {
-            process.kill()?;
-            process.wait()?;
-            return Ok(false);
-        }
-        if let Some(port) = line.trim().rsplit_once(':').and_then(|(_, port)| port.parse().ok()) {
-            self.to_service.lead_to(port);
-        }
-        self.process = Some(process);
-        Ok(true)
-    }
-
-    /// Whether it has ended by itself.
-    fn has_died(&mut self) -> Result<bool, Error> {
-        Ok(match &mut self.process {
-            Some(process) => process.try_wait()?.is_some(),
-            None => true,
-        })
-    }
-
-    fn kill(&mut self) -> Result<(), Error> {
-        if let Some(mut process) = self.process.take() {
-            process.kill()?;
-            process.wait()?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.kill();
-    }
-}
 
 /// What the clients share.
 struct World {
@@ -215,6 +137,13 @@ fn read(answer: &str) -> Option<Answer> {
     (body.len() == length).then(|| Answer { status, location: field("location: "), body: body.to_owned() })
 }
 
+async fn start(name: String, role: &str, postgres: u16, folder: &Path) -> Result<Process, Error> {
+    let lease = LEASE.as_millis().to_string();
+    let args = ["--role", role, "--listen", "127.0.0.1:0", "--lease-ms", &lease, "--final-answers", "--store"];
+    let args = args.map(str::to_owned).into();
+    Process::start(name, "reports", args, postgres, folder).await
+}
+
 /// Runs `jobs` jobs, and returns whether every promise was kept.
 pub(crate) async fn run(jobs: u64, seed: u64) -> Result<bool, Error> {
     let began = Instant::now();
@@ -222,10 +151,10 @@ pub(crate) async fn run(jobs: u64, seed: u64) -> Result<bool, Error> {
     let folder = TempDir::new()?;
     let mut processes = Vec::new();
     for number in 0..APIS {
-        processes.push(Process::start(format!("api-{number}"), "api", postgres.port(), folder.path()).await?);
+        processes.push(start(format!("api-{number}"), "api", postgres.port(), folder.path()).await?);
     }
     for number in 0..WORKERS {
-        processes.push(Process::start(format!("worker-{number}"), "worker", postgres.port(), folder.path()).await?);
+        processes.push(start(format!("worker-{number}"), "worker", postgres.port(), folder.path()).await?);
     }
     let world = Arc::new(World {
         ports: processes[..APIS].iter().map(|process| process.to_service.port()).collect(),
@@ -366,16 +295,6 @@ async fn cause(
         start_the_dead(processes)?;
     }
     Ok(faults)
-}
-
-/// Starts again what has killed itself, as a supervisor does.
-fn start_the_dead(processes: &mut [Process]) -> Result<(), Error> {
-    for process in processes {
-        if process.has_died()? {
-            tokio::task::block_in_place(|| process.launch())?;
-        }
-    }
-    Ok(())
 }
 
 /// What the database says against it.

@@ -3,6 +3,8 @@
 mod client;
 mod injector;
 mod jobs;
+mod messages;
+mod process;
 mod service;
 mod world;
 
@@ -42,6 +44,9 @@ struct Options {
     /// Number of jobs of the cell `jobs/transactional`, which takes as long as it takes.
     #[arg(long, default_value_t = 2000)]
     jobs: u64,
+    /// Number of orders of each cell of messages, which takes as long as it takes.
+    #[arg(long, default_value_t = 20_000)]
+    messages: u64,
     /// Number of concurrent clients.
     #[arg(long, default_value_t = 48)]
     clients: u64,
@@ -76,9 +81,13 @@ async fn run(options: &Options) -> Result<bool, Error> {
     let is_chosen = |cell: &Cell| options.cell.is_empty() || options.cell.contains(&cell.name());
     let cells: Vec<Cell> = Cell::ALL.into_iter().filter(is_chosen).collect();
     let has_jobs = options.cell.is_empty() || options.cell.iter().any(|cell| cell == JOBS);
-    if cells.is_empty() && !has_jobs {
+    // Minutes for each: they run if they are named.
+    let messages: Vec<&str> =
+        messages::CELLS.into_iter().filter(|name| options.cell.iter().any(|cell| cell == name)).collect();
+    if cells.is_empty() && !has_jobs && messages.is_empty() {
         let names = Cell::ALL.map(Cell::name);
-        return Err(format!("there is no such cell; there are {}, {JOBS}", names.join(", ")).into());
+        let messages = messages::CELLS.join(", ");
+        return Err(format!("there is no such cell; there are {}, {JOBS}, {messages}", names.join(", ")).into());
     }
     let mut passed = true;
     let mut all = Vec::new();
@@ -104,6 +113,11 @@ async fn run(options: &Options) -> Result<bool, Error> {
     }
     if !options.plan && has_jobs {
         passed &= jobs::run(options.jobs, options.seed).await?;
+    }
+    if !options.plan {
+        for cell in messages {
+            passed &= messages::run(cell, options.messages, options.seed).await?;
+        }
     }
     Ok(passed)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: the tests of the core, the stores and HTTP. `cargo xtask test-jobs`: those of jobs.
+//! `cargo xtask test`: the tests of the core, the stores and HTTP. `test-jobs`: those of jobs. `test-messaging`: those of messages.
 
 mod runner;
 
@@ -13,6 +13,9 @@ use crate::servers::Servers;
 /// Programs that tests start, with their Debian packages.
 const PROGRAMS: [(&str, &str); 1] = [("curl", "curl")];
 
+/// The same for the tests of messages.
+const BROKERS: [(&str, &str); 2] = [("nats-server", "nats-server"), ("rabbitmq-server", "rabbitmq-server")];
+
 /// This package builds a second dependency graph, so `cargo xtask ci` runs it separately.
 const COMPILE_FAIL: &str = "idem-compile-fail";
 
@@ -22,8 +25,9 @@ const DRIVERS: &str = "drivers";
 /// These tests need a browser, so they have a separate command.
 const BROWSER: &str = "idem-browser";
 
-/// The tests of these packages have a separate command, which builds nothing that `cargo xtask test` has not built.
+/// The tests of these packages have separate commands, which build nothing that `cargo xtask test` has not built.
 const JOBS: [&str; 2] = ["idem-jobs", "reports"];
+const MESSAGING: [&str; 3] = ["idem-inbox", "idem-outbox", "consumer"];
 
 /// The arguments that select what to build and run.
 const ALL: [&str; 9] =
@@ -34,10 +38,10 @@ const LONG: [(&str, &str); 4] =
     [("payments", "system"), ("payments", "http"), ("idem-postgres", "store"), ("servers", "servers")];
 
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
-    provision()?;
+    provision(&PROGRAMS)?;
     checks::core_is_pure()?;
     let mut executables = Executable::build(&mut cargo(&ALL))?;
-    executables.retain(|executable| !is_of_jobs(executable));
+    executables.retain(|executable| !is_of(executable, &JOBS) && !is_of(executable, &MESSAGING));
     let place = |executable: &Executable| {
         let is_it = |(package, name): &(&str, &str)| executable.package.ends_with(package) && executable.name == *name;
         LONG.iter().position(is_it).unwrap_or(LONG.len())
@@ -55,16 +59,30 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
 
 /// Runs the tests of jobs.
 pub(crate) fn jobs() -> Result<(), Box<dyn Error>> {
-    let executables = Executable::build(&mut cargo(&ALL))?;
-    let has_tests = |package: &&str| executables.iter().any(|executable| executable.package.ends_with(package));
-    if let Some(package) = JOBS.iter().find(|package| !has_tests(package)) {
-        return Err(format!("cargo has built no tests of {package}, or it has another name").into());
-    }
-    with_servers(executables.iter().filter(|executable| is_of_jobs(executable)).map(Job::of).collect())
+    packages(&JOBS)
 }
 
-fn is_of_jobs(executable: &Executable) -> bool {
-    JOBS.iter().any(|package| executable.package.ends_with(package))
+/// Runs the tests of messages, with real brokers.
+pub(crate) fn messaging() -> Result<(), Box<dyn Error>> {
+    provide_brokers()?;
+    packages(&MESSAGING)
+}
+
+/// Installs the brokers that this machine lacks, or fails with installation advice.
+pub(crate) fn provide_brokers() -> Result<(), Box<dyn Error>> {
+    provision(&BROKERS)
+}
+
+fn packages(packages: &[&str]) -> Result<(), Box<dyn Error>> {
+    let executables = Executable::build(&mut cargo(&ALL))?;
+    if let Some(package) = packages.iter().find(|package| !executables.iter().any(|one| is_of(one, &[package]))) {
+        return Err(format!("cargo has built no tests of {package}, or it has another name").into());
+    }
+    with_servers(executables.iter().filter(|executable| is_of(executable, packages)).map(Job::of).collect())
+}
+
+fn is_of(executable: &Executable, packages: &[&str]) -> bool {
+    packages.iter().any(|package| executable.package.ends_with(package))
 }
 
 fn with_servers(mut jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
@@ -89,9 +107,9 @@ pub(crate) fn drivers() -> Result<(), Box<dyn Error>> {
 }
 
 /// Installs programs that tests need and this machine lacks, or fails with installation advice.
-fn provision() -> Result<(), Box<dyn Error>> {
-    for (program, package) in PROGRAMS {
-        if is_installed(program) {
+fn provision(programs: &[(&str, &str)]) -> Result<(), Box<dyn Error>> {
+    for (program, package) in programs {
+        if is_installed(program) || idem_servers::find_program(program).is_some() {
             println!("{program}: found on this machine");
         } else if command::may_install() {
             println!("{program}: missing, so Debian's package {package} is installed");

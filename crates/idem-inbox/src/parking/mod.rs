@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use idem_core::{IdempotencyKey, StoreError};
+use idem_core::StoreError;
 
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresParking;
@@ -21,7 +21,7 @@ use crate::message::Message;
 
 /// Keeps messages that were set aside, and counts runs that were lost.
 ///
-/// An entry belongs to a subscriber and the [key](Message::key) of a message. Every method commits before it returns, asks the clock of its
+/// An entry belongs to a subscriber and the [key](Message::parking_key) of a message. Every method commits before it returns, asks the clock of its
 /// server, and may be repeated: the same report twice counts once, except for [`begin`](Self::begin).
 #[async_trait]
 pub trait Parking: fmt::Debug + Send + Sync + 'static {
@@ -30,13 +30,13 @@ pub trait Parking: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn begin(&self, subscriber: &str, key: &IdempotencyKey) -> Result<u32, StoreError>;
+    async fn begin(&self, subscriber: &str, key: &str) -> Result<u32, StoreError>;
 
     /// Reports how many runs of the message count as lost. With zero, the entry is removed, unless the message is parked.
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn report(&self, subscriber: &str, key: &IdempotencyKey, lost: u32) -> Result<(), StoreError>;
+    async fn report(&self, subscriber: &str, key: &str, lost: u32) -> Result<(), StoreError>;
 
     /// Parks a message, and forgets its lost runs. If it is parked already, it stays as it is. If it was replayed, it stays replayed:
     /// a late delivery of the first message must not bring it back.
@@ -45,13 +45,15 @@ pub trait Parking: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`].
     async fn park(&self, subscriber: &str, message: &Message, reason: &str) -> Result<(), StoreError>;
 
-    /// Lists up to `most` parked messages of a subscriber, the oldest first, after the entry `after`.
+    /// Lists up to `most` parked messages of a subscriber, the oldest first, after the entry `after`. With `only_requested`, those
+    /// whose replay was requested.
     ///
     /// # Errors
     /// [`StoreError`].
     async fn list(
         &self,
         subscriber: &str,
+        only_requested: bool,
         after: Option<&ParkedMessage>,
         most: NonZeroU32,
     ) -> Result<Vec<ParkedMessage>, StoreError>;
@@ -60,26 +62,22 @@ pub trait Parking: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn request_replay(&self, subscriber: &str, key: &IdempotencyKey) -> Result<bool, StoreError>;
-
-    /// Lists up to `most` messages whose replay was requested, the oldest first.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    async fn requested(&self, subscriber: &str, most: NonZeroU32) -> Result<Vec<ParkedMessage>, StoreError>;
+    async fn request_replay(&self, subscriber: &str, key: &str) -> Result<bool, StoreError>;
 
     /// Reports how this replay ended: well, or with another reason to park the message. A report about another replay changes
     /// nothing.
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn replayed(&self, subscriber: &str, parked: &ParkedMessage, failure: Option<&str>) -> Result<(), StoreError>;
+    async fn replayed(&self, subscriber: &str, parked: &ParkedMessage, failure: Option<&str>)
+    -> Result<(), StoreError>;
 
-    /// Removes up to `most` entries that have not changed for `keep`, and returns how many. Messages that are parked stay.
+    /// Removes up to `most` entries of the subscriber that have not changed for `keep`, and returns how many. Messages that are parked
+    /// stay.
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn purge(&self, keep: Duration, most: NonZeroU32) -> Result<u32, StoreError>;
+    async fn purge(&self, subscriber: &str, keep: Duration, most: NonZeroU32) -> Result<u32, StoreError>;
 }
 
 /// A message that was set aside.
@@ -125,4 +123,11 @@ fn read_message(envelope: &str, payload: Vec<u8>) -> Result<Message, serde_json:
     let Envelope { id, topic, ordering_key, headers } = serde_json::from_str(envelope)?;
     let headers = headers.into_iter().map(|(name, value)| (name, Bytes::from(value))).collect();
     Ok(Message { ordering_key, headers, ..Message::new(id, topic, payload) })
+}
+
+/// As much as every database can subtract from a time.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn micros(duration: Duration) -> i64 {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::{IdempotencyKey, StoreError, StoreErrorKind};
+use idem_core::{StoreError, StoreErrorKind};
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Row as _};
 
-use super::{ParkedMessage, Parking, envelope, read_message};
+use super::{ParkedMessage, Parking, envelope, micros, read_message};
 use crate::message::Message;
 
 /// The lock under which the table is made: `IF NOT EXISTS` fails if two sessions make the same table at once.
@@ -33,10 +33,12 @@ const TABLE: &str = "
     );
     CREATE INDEX IF NOT EXISTS idem_inbox_parked ON {schema}.idem_inbox (subscriber, parked_at, key)
         WHERE state IN ('parked', 'requested');
-    CREATE INDEX IF NOT EXISTS idem_inbox_ended ON {schema}.idem_inbox (changed_at) WHERE state IN ('running', 'replayed');
+    CREATE INDEX IF NOT EXISTS idem_inbox_ended ON {schema}.idem_inbox (subscriber, changed_at)
+        WHERE state IN ('running', 'replayed');
     COMMENT ON TABLE {schema}.idem_inbox IS 'idem-inbox 1';";
 
-const BEGIN: &str = "INSERT INTO {schema}.idem_inbox AS entry (subscriber, key, state, lost_runs) VALUES ($1, $2, 'running', 1)
+const BEGIN: &str =
+    "INSERT INTO {schema}.idem_inbox AS entry (subscriber, key, state, lost_runs) VALUES ($1, $2, 'running', 1)
     ON CONFLICT (subscriber, key) DO UPDATE SET lost_runs = entry.lost_runs + 1, changed_at = excluded.changed_at
     RETURNING lost_runs";
 
@@ -45,7 +47,8 @@ const REPORT: &str = "WITH gone AS (
     UPDATE {schema}.idem_inbox SET lost_runs = $3
     WHERE subscriber = $1 AND key = $2 AND (state <> 'running' OR $3 > 0)";
 
-const PARK: &str = "INSERT INTO {schema}.idem_inbox AS entry (subscriber, key, state, reason, envelope, payload, parked_at)
+const PARK: &str =
+    "INSERT INTO {schema}.idem_inbox AS entry (subscriber, key, state, reason, envelope, payload, parked_at)
     VALUES ($1, $2, 'parked', $3, $4, $5, pg_catalog.statement_timestamp())
     ON CONFLICT (subscriber, key) DO UPDATE SET state = 'parked', lost_runs = 0, reason = excluded.reason,
         envelope = excluded.envelope, payload = excluded.payload, parked_at = excluded.parked_at,
@@ -63,14 +66,15 @@ const REQUEST: &str = "UPDATE {schema}.idem_inbox SET state = 'requested', lost_
         changed_at = pg_catalog.statement_timestamp()
     WHERE subscriber = $1 AND key = $2 AND state = 'parked'";
 
-const REPLAYED: &str = "UPDATE {schema}.idem_inbox SET state = CASE WHEN $4::TEXT IS NULL THEN 'replayed' ELSE 'parked' END,
+const REPLAYED: &str =
+    "UPDATE {schema}.idem_inbox SET state = CASE WHEN $4::TEXT IS NULL THEN 'replayed' ELSE 'parked' END,
         reason = COALESCE($4, reason), lost_runs = 0, payload = CASE WHEN $4::TEXT IS NULL THEN '' ELSE payload END,
         changed_at = pg_catalog.statement_timestamp()
     WHERE subscriber = $1 AND key = $2 AND state = 'requested' AND replays = $3";
 
 const PURGE: &str = "DELETE FROM {schema}.idem_inbox WHERE (subscriber, key) IN (
         SELECT subscriber, key FROM {schema}.idem_inbox
-        WHERE state IN ('running', 'replayed') AND changed_at <= pg_catalog.statement_timestamp() - $1 * interval '1 microsecond'
+        WHERE subscriber = $3 AND state IN ('running', 'replayed') AND changed_at <= pg_catalog.statement_timestamp() - $1 * interval '1 microsecond'
         LIMIT $2 FOR UPDATE SKIP LOCKED)";
 
 /// Parks messages in the table `idem_inbox` of a schema.
@@ -121,8 +125,8 @@ impl PostgresParking {
     }
 
     /// A statement about one entry.
-    fn about(&self, statement: &str, subscriber: &str, key: &IdempotencyKey) -> Query<'static, Postgres, PgArguments> {
-        sqlx::query(AssertSqlSafe(self.sql(statement))).bind(subscriber.to_owned()).bind(key.as_str().to_owned())
+    fn about(&self, statement: &str, subscriber: &str, key: &str) -> Query<'static, Postgres, PgArguments> {
+        sqlx::query(AssertSqlSafe(self.sql(statement))).bind(subscriber.to_owned()).bind(key.to_owned())
     }
 
     async fn read_list(
@@ -132,7 +136,7 @@ impl PostgresParking {
         after: Option<&ParkedMessage>,
         most: NonZeroU32,
     ) -> Result<Vec<ParkedMessage>, sqlx::Error> {
-        let after_key = after.map(|parked| parked.message.key().as_str().to_owned()).unwrap_or_default();
+        let after_key = after.map(|parked| parked.message.parking_key()).unwrap_or_default();
         let list = sqlx::query(AssertSqlSafe(self.sql(LIST)))
             .bind(subscriber)
             .bind(only_requested)
@@ -148,21 +152,22 @@ impl PostgresParking {
 
 #[async_trait]
 impl Parking for PostgresParking {
-    async fn begin(&self, subscriber: &str, key: &IdempotencyKey) -> Result<u32, StoreError> {
+    async fn begin(&self, subscriber: &str, key: &str) -> Result<u32, StoreError> {
         let row = self.about(BEGIN, subscriber, key).fetch_one(&self.pool).await;
         let begun: i32 = row.and_then(|row| row.try_get(0)).map_err(|error| failed("count a run", error))?;
         Ok(begun.try_into().unwrap_or(0))
     }
 
-    async fn report(&self, subscriber: &str, key: &IdempotencyKey, lost: u32) -> Result<(), StoreError> {
+    async fn report(&self, subscriber: &str, key: &str, lost: u32) -> Result<(), StoreError> {
         let lost = i32::try_from(lost).unwrap_or(i32::MAX);
         let report = self.about(REPORT, subscriber, key).bind(lost).execute(&self.pool).await;
         report.map(drop).map_err(|error| failed("report a run", error))
     }
 
     async fn park(&self, subscriber: &str, message: &Message, reason: &str) -> Result<(), StoreError> {
-        let envelope = envelope(message).map_err(|error| failed("write a message", sqlx::Error::Encode(error.into())))?;
-        let park = self.about(PARK, subscriber, &message.key()).bind(reason.to_owned()).bind(envelope);
+        let envelope =
+            envelope(message).map_err(|error| failed("write a message", sqlx::Error::Encode(error.into())))?;
+        let park = self.about(PARK, subscriber, &message.parking_key()).bind(reason.to_owned()).bind(envelope);
         let park = park.bind(message.payload.to_vec()).execute(&self.pool).await;
         park.map(drop).map_err(|error| failed("park a message", error))
     }
@@ -170,31 +175,35 @@ impl Parking for PostgresParking {
     async fn list(
         &self,
         subscriber: &str,
+        only_requested: bool,
         after: Option<&ParkedMessage>,
         most: NonZeroU32,
     ) -> Result<Vec<ParkedMessage>, StoreError> {
-        self.read_list(subscriber, false, after, most).await.map_err(|error| failed("list the messages", error))
+        self.read_list(subscriber, only_requested, after, most)
+            .await
+            .map_err(|error| failed("list the messages", error))
     }
 
-    async fn request_replay(&self, subscriber: &str, key: &IdempotencyKey) -> Result<bool, StoreError> {
+    async fn request_replay(&self, subscriber: &str, key: &str) -> Result<bool, StoreError> {
         let request = self.about(REQUEST, subscriber, key).execute(&self.pool).await;
         Ok(request.map_err(|error| failed("request a replay", error))?.rows_affected() == 1)
     }
 
-    async fn requested(&self, subscriber: &str, most: NonZeroU32) -> Result<Vec<ParkedMessage>, StoreError> {
-        self.read_list(subscriber, true, None, most).await.map_err(|error| failed("find replays", error))
-    }
-
-    async fn replayed(&self, subscriber: &str, parked: &ParkedMessage, failure: Option<&str>) -> Result<(), StoreError> {
+    async fn replayed(
+        &self,
+        subscriber: &str,
+        parked: &ParkedMessage,
+        failure: Option<&str>,
+    ) -> Result<(), StoreError> {
         let replays = i32::try_from(parked.replays).unwrap_or(i32::MAX);
-        let report = self.about(REPLAYED, subscriber, &parked.message.key()).bind(replays);
+        let report = self.about(REPLAYED, subscriber, &parked.message.parking_key()).bind(replays);
         let report = report.bind(failure.map(str::to_owned)).execute(&self.pool).await;
         report.map(drop).map_err(|error| failed("report a replay", error))
     }
 
-    async fn purge(&self, keep: Duration, most: NonZeroU32) -> Result<u32, StoreError> {
-        let keep = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
-        let purge = sqlx::query(AssertSqlSafe(self.sql(PURGE))).bind(keep).bind(i64::from(most.get()));
+    async fn purge(&self, subscriber: &str, keep: Duration, most: NonZeroU32) -> Result<u32, StoreError> {
+        let purge =
+            sqlx::query(AssertSqlSafe(self.sql(PURGE))).bind(micros(keep)).bind(i64::from(most.get())).bind(subscriber);
         let purged = purge.execute(&self.pool).await.map_err(|error| failed("purge", error))?;
         Ok(u32::try_from(purged.rows_affected()).unwrap_or(u32::MAX))
     }

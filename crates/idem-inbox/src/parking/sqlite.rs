@@ -4,11 +4,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::{IdempotencyKey, StoreError, StoreErrorKind};
+use idem_core::{StoreError, StoreErrorKind};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqlitePool};
 
-use super::{ParkedMessage, Parking, envelope, read_message};
+use super::{ParkedMessage, Parking, envelope, micros, read_message};
 use crate::message::Message;
 
 /// Times are in microseconds since 1970.
@@ -28,7 +28,7 @@ const TABLE: &str = "
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS idem_inbox_parked ON idem_inbox (subscriber, parked_at, key)
         WHERE state IN ('parked', 'requested');
-    CREATE INDEX IF NOT EXISTS idem_inbox_ended ON idem_inbox (changed_at) WHERE state IN ('running', 'replayed');";
+    CREATE INDEX IF NOT EXISTS idem_inbox_ended ON idem_inbox (subscriber, changed_at) WHERE state IN ('running', 'replayed');";
 
 /// The clock, as an expression.
 macro_rules! now {
@@ -58,7 +58,8 @@ const PARK: &str = concat!(
     WHERE state = 'running'"
 );
 
-const LIST: &str = "SELECT reason, envelope, payload, replays, state = 'requested' AS is_requested, parked_at FROM idem_inbox
+const LIST: &str =
+    "SELECT reason, envelope, payload, replays, state = 'requested' AS is_requested, parked_at FROM idem_inbox
     WHERE subscriber = ?1 AND (state = 'requested' OR state = 'parked' AND NOT ?2) AND (parked_at, key) > (?3, ?4)
     ORDER BY parked_at, key LIMIT ?5";
 
@@ -77,7 +78,7 @@ const REPLAYED: &str = concat!(
 
 const PURGE: &str = concat!(
     "DELETE FROM idem_inbox WHERE (subscriber, key) IN (
-        SELECT subscriber, key FROM idem_inbox WHERE state IN ('running', 'replayed') AND changed_at <= ",
+        SELECT subscriber, key FROM idem_inbox WHERE subscriber = ?3 AND state IN ('running', 'replayed') AND changed_at <= ",
     now!(),
     "- ?1 LIMIT ?2)"
 );
@@ -110,7 +111,7 @@ impl SqliteParking {
             .bind(subscriber)
             .bind(only_requested)
             .bind(after.map_or(0, |parked| parked.parked_at_micros))
-            .bind(after.map(|parked| parked.message.key().as_str().to_owned()).unwrap_or_default())
+            .bind(after.map(|parked| parked.message.parking_key()).unwrap_or_default())
             .bind(i64::from(most.get()));
         // One damaged row must not hide the others.
         let readable =
@@ -121,29 +122,30 @@ impl SqliteParking {
 
 #[async_trait]
 impl Parking for SqliteParking {
-    async fn begin(&self, subscriber: &str, key: &IdempotencyKey) -> Result<u32, StoreError> {
-        let row = sqlx::query(BEGIN).bind(subscriber).bind(key.as_str()).fetch_one(&self.pool).await;
+    async fn begin(&self, subscriber: &str, key: &str) -> Result<u32, StoreError> {
+        let row = sqlx::query(BEGIN).bind(subscriber).bind(key).fetch_one(&self.pool).await;
         let begun: i64 = row.and_then(|row| row.try_get(0)).map_err(|error| failed("count a run", error))?;
         Ok(begun.try_into().unwrap_or(0))
     }
 
-    async fn report(&self, subscriber: &str, key: &IdempotencyKey, lost: u32) -> Result<(), StoreError> {
+    async fn report(&self, subscriber: &str, key: &str, lost: u32) -> Result<(), StoreError> {
         let report = async {
             if lost == 0 {
-                let forgotten = sqlx::query(FORGET).bind(subscriber).bind(key.as_str()).execute(&self.pool).await?;
+                let forgotten = sqlx::query(FORGET).bind(subscriber).bind(key).execute(&self.pool).await?;
                 if forgotten.rows_affected() == 1 {
                     return Ok(());
                 }
             }
-            let report = sqlx::query(REPORT).bind(subscriber).bind(key.as_str()).bind(i64::from(lost));
+            let report = sqlx::query(REPORT).bind(subscriber).bind(key).bind(i64::from(lost));
             report.execute(&self.pool).await.map(drop)
         };
         report.await.map_err(|error| failed("report a run", error))
     }
 
     async fn park(&self, subscriber: &str, message: &Message, reason: &str) -> Result<(), StoreError> {
-        let envelope = envelope(message).map_err(|error| failed("write a message", sqlx::Error::Encode(error.into())))?;
-        let park = sqlx::query(PARK).bind(subscriber).bind(message.key().as_str().to_owned()).bind(reason);
+        let envelope =
+            envelope(message).map_err(|error| failed("write a message", sqlx::Error::Encode(error.into())))?;
+        let park = sqlx::query(PARK).bind(subscriber).bind(message.parking_key()).bind(reason);
         let park = park.bind(envelope).bind(message.payload.as_ref()).execute(&self.pool).await;
         park.map(drop).map_err(|error| failed("park a message", error))
     }
@@ -151,30 +153,34 @@ impl Parking for SqliteParking {
     async fn list(
         &self,
         subscriber: &str,
+        only_requested: bool,
         after: Option<&ParkedMessage>,
         most: NonZeroU32,
     ) -> Result<Vec<ParkedMessage>, StoreError> {
-        self.read_list(subscriber, false, after, most).await.map_err(|error| failed("list the messages", error))
+        self.read_list(subscriber, only_requested, after, most)
+            .await
+            .map_err(|error| failed("list the messages", error))
     }
 
-    async fn request_replay(&self, subscriber: &str, key: &IdempotencyKey) -> Result<bool, StoreError> {
-        let request = sqlx::query(REQUEST).bind(subscriber).bind(key.as_str()).execute(&self.pool).await;
+    async fn request_replay(&self, subscriber: &str, key: &str) -> Result<bool, StoreError> {
+        let request = sqlx::query(REQUEST).bind(subscriber).bind(key).execute(&self.pool).await;
         Ok(request.map_err(|error| failed("request a replay", error))?.rows_affected() == 1)
     }
 
-    async fn requested(&self, subscriber: &str, most: NonZeroU32) -> Result<Vec<ParkedMessage>, StoreError> {
-        self.read_list(subscriber, true, None, most).await.map_err(|error| failed("find replays", error))
-    }
-
-    async fn replayed(&self, subscriber: &str, parked: &ParkedMessage, failure: Option<&str>) -> Result<(), StoreError> {
-        let report = sqlx::query(REPLAYED).bind(subscriber).bind(parked.message.key().as_str().to_owned());
+    async fn replayed(
+        &self,
+        subscriber: &str,
+        parked: &ParkedMessage,
+        failure: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let report = sqlx::query(REPLAYED).bind(subscriber).bind(parked.message.parking_key());
         let report = report.bind(i64::from(parked.replays)).bind(failure).execute(&self.pool).await;
         report.map(drop).map_err(|error| failed("report a replay", error))
     }
 
-    async fn purge(&self, keep: Duration, most: NonZeroU32) -> Result<u32, StoreError> {
-        let keep = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
-        let purged = sqlx::query(PURGE).bind(keep).bind(i64::from(most.get())).execute(&self.pool).await;
+    async fn purge(&self, subscriber: &str, keep: Duration, most: NonZeroU32) -> Result<u32, StoreError> {
+        let purge = sqlx::query(PURGE).bind(micros(keep)).bind(i64::from(most.get())).bind(subscriber);
+        let purged = purge.execute(&self.pool).await;
         let purged = purged.map_err(|error| failed("purge", error))?;
         Ok(u32::try_from(purged.rows_affected()).unwrap_or(u32::MAX))
     }

@@ -20,6 +20,7 @@ on_each!(
     another_payload_under_an_id_is_parked,
     subscribers_do_not_share_messages,
     an_id_that_is_no_key_is_recognised,
+    messages_without_an_id_are_parked_one_by_one,
     a_message_that_was_delivered_too_long_ago_is_not_run_again,
 );
 
@@ -44,7 +45,8 @@ async fn of_two_deliveries_at_once_one_runs(kind: Kind) {
         let (inbox, effects) = (place.inbox(contract), place.effects());
         let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let first = {
-            let (inbox, effects, begun, go_on) = (inbox.clone(), effects.clone(), Arc::clone(&begun), Arc::clone(&go_on));
+            let (inbox, effects, begun, go_on) =
+                (inbox.clone(), effects.clone(), Arc::clone(&begun), Arc::clone(&go_on));
             tokio::spawn(async move {
                 let delivered = message("1");
                 let run = inbox.handle(&delivered, |context, message| async move {
@@ -94,7 +96,8 @@ async fn a_fault_runs_again_until_its_attempts_are_used_up(kind: Kind) {
         let mut runs = 0;
         let decision = loop {
             let delivered = message("1");
-            let fault = inbox.handle(&delivered, |_, _| async { Err(std::io::Error::other("the bank is away").into()) });
+            let fault =
+                inbox.handle(&delivered, |_, _| async { Err(std::io::Error::other("the bank is away").into()) });
             match fault.await {
                 Decision::RedeliverAfter(delay) => {
                     assert!(delay <= Duration::from_secs(1), "{contract:?}: {delay:?}");
@@ -150,13 +153,24 @@ async fn an_id_that_is_no_key_is_recognised(kind: Kind) {
     let place = Place::new(kind).await;
     let (inbox, effects) = (place.inbox(Contract::Transactional), place.effects());
     let long = "x".repeat(300);
-    let hashed = Message::new("", "t", "").key();
-    let ids = ["", "with a blank", "ümlaut", &long, hashed.as_str()];
+    let hashed = Message::new("with a blank", "t", "").key();
+    let ids = ["with a blank", "ümlaut", &long, hashed.as_str()];
     for id in ids {
         assert_eq!(handle(&inbox, &effects, &message(id)).await, Decision::Ack, "{id}");
         assert_eq!(handle(&inbox, &effects, &message(id)).await, Decision::Ack, "{id}");
     }
     assert_eq!(effects.all().await.len(), ids.len(), "no two of them have one key");
+}
+
+async fn messages_without_an_id_are_parked_one_by_one(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (inbox, effects) = (place.inbox(Contract::Transactional), place.effects());
+    for _ in 0..2 {
+        assert_eq!(handle(&inbox, &effects, &message("")).await, Decision::Parked(ParkReason::NoId));
+    }
+    let parked = place.parking.list("billing", false, None, 9.try_into().unwrap()).await.unwrap();
+    assert_eq!(parked.len(), 2);
+    assert_eq!(effects.all().await, [""; 0]);
 }
 
 async fn a_message_that_was_delivered_too_long_ago_is_not_run_again(kind: Kind) {

@@ -6,4 +6,6 @@ mod handling;
 mod losing;
 mod nats;
 mod parking;
+mod rabbitmq;
+mod redis;
 mod support;

@@ -11,10 +11,9 @@ use idem_core::engine::Contract;
 use idem_inbox::{Consumer, InvalidInbox, MessageError, NatsError, NatsSubscription};
 use idem_servers::Nats;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Kind, Place, message, settings};
+use crate::support::{Kind, PATIENCE, Place, Running, message, settings};
 
 /// A stream with a durable consumer.
 struct Broker {
@@ -22,8 +21,6 @@ struct Broker {
     stream: stream::Stream,
     context: jetstream::Context,
 }
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Broker {
     async fn start(ack_wait: Duration) -> Self {
@@ -49,7 +46,8 @@ impl Broker {
     async fn publish(&self, key: &str, id: &str) {
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Msg-Id", id);
-        let sent = self.context.publish_with_headers(format!("invoices.{key}"), headers, format!("payload of {id}").into());
+        let sent =
+            self.context.publish_with_headers(format!("invoices.{key}"), headers, format!("payload of {id}").into());
         sent.await.unwrap().await.unwrap();
     }
 
@@ -77,33 +75,6 @@ impl Broker {
 
 fn durable(name: &str) -> pull::Config {
     pull::Config { durable_name: Some(name.into()), ack_policy: AckPolicy::Explicit, ..Default::default() }
-}
-
-/// A consumer that runs in the background, and adds an effect for each message.
-struct Running {
-    stop: Arc<Notify>,
-    task: JoinHandle<()>,
-}
-
-impl Running {
-    fn start<S: idem_inbox::Subscription>(consumer: Consumer<S>, place: &Place) -> Self {
-        let (stop, effects) = (Arc::new(Notify::new()), place.effects());
-        let stopped = Arc::clone(&stop);
-        let task = tokio::spawn(async move {
-            let shutdown = async move { stopped.notified().await };
-            let handler = move |context, message: idem_inbox::Message| {
-                let effects = effects.clone();
-                async move { effects.add(&context, &message.id).await }
-            };
-            consumer.run_until(shutdown, handler).await;
-        });
-        Self { stop, task }
-    }
-
-    async fn stop(self) {
-        self.stop.notify_one();
-        timeout(PATIENCE, self.task).await.unwrap().unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -249,7 +220,7 @@ async fn a_requested_replay_is_handled_by_the_consumer() {
     let place = Place::new(Kind::Sqlite).await;
     let inbox = place.inbox(Contract::Transactional);
     inbox.handle(&message("1"), |_, _| async { Err(MessageError::Reject { why: "not yet".into() }) }).await;
-    place.parking.request_replay("billing", &message("1").key()).await.unwrap();
+    place.parking.request_replay("billing", &message("1").parking_key()).await.unwrap();
     let running = Running::start(Consumer::new(inbox, broker.subscription().await).unwrap(), &place);
     let replayed = async {
         while place.effects().all().await.is_empty() {

@@ -30,12 +30,12 @@ async fn reject(inbox: &Inbox, message: &Message, why: &str) {
 }
 
 async fn list(place: &Place) -> Vec<ParkedMessage> {
-    place.parking.list("billing", None, most(100)).await.unwrap()
+    place.parking.list("billing", false, None, most(100)).await.unwrap()
 }
 
 /// Replays what was requested, with an effect.
 async fn replay(place: &Place, inbox: &Inbox) -> usize {
-    let requested = place.parking.requested("billing", most(100)).await.unwrap();
+    let requested = place.parking.list("billing", true, None, most(100)).await.unwrap();
     for parked in &requested {
         let effects = place.effects();
         inbox.replay(parked, |context, message| async move { effects.add(&context, &message.id).await }).await;
@@ -61,7 +61,7 @@ async fn a_parked_message_is_listed_whole(kind: Kind) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
     let age = i64::try_from(now).unwrap() - parked.parked_at_micros;
     assert!((-1_000_000..60_000_000).contains(&age), "{age} µs");
-    assert_eq!(place.parking.list("audit", None, most(9)).await.unwrap(), []);
+    assert_eq!(place.parking.list("audit", false, None, most(9)).await.unwrap(), []);
 }
 
 async fn a_replay_takes_effect_once_and_a_late_delivery_does_not_bring_it_back(kind: Kind) {
@@ -70,8 +70,8 @@ async fn a_replay_takes_effect_once_and_a_late_delivery_does_not_bring_it_back(k
         let inbox = place.inbox(contract);
         reject(&inbox, &message("1"), "not yet").await;
         assert_eq!(replay(&place, &inbox).await, 0, "{contract:?}: only what an operator asks for");
-        assert!(place.parking.request_replay("billing", &message("1").key()).await.unwrap());
-        let requested = place.parking.requested("billing", most(9)).await.unwrap();
+        assert!(place.parking.request_replay("billing", &message("1").parking_key()).await.unwrap());
+        let requested = place.parking.list("billing", true, None, most(9)).await.unwrap();
         assert_eq!(replay(&place, &inbox).await, 1);
         assert_eq!(place.effects().all().await, ["1"], "{contract:?}");
         assert_eq!(list(&place).await, [], "{contract:?}");
@@ -90,13 +90,13 @@ async fn a_replay_that_fails_is_parked_with_its_reason(kind: Kind) {
     let place = Place::new(kind).await;
     let inbox = place.inbox(Contract::Transactional);
     reject(&inbox, &message("1"), "not yet").await;
-    assert!(place.parking.request_replay("billing", &message("1").key()).await.unwrap());
-    let requested = place.parking.requested("billing", most(9)).await.unwrap();
+    assert!(place.parking.request_replay("billing", &message("1").parking_key()).await.unwrap());
+    let requested = place.parking.list("billing", true, None, most(9)).await.unwrap();
     inbox.replay(&requested[0], |_, _| async { Err(MessageError::Reject { why: "still not".into() }) }).await;
     let [parked] = &list(&place).await[..] else { panic!("it is parked") };
     assert_eq!((parked.reason.as_str(), parked.replays, parked.is_requested), ("failed: still not", 1, false));
     // The second replay has a record of its own.
-    assert!(place.parking.request_replay("billing", &message("1").key()).await.unwrap());
+    assert!(place.parking.request_replay("billing", &message("1").parking_key()).await.unwrap());
     // A late report of the first one changes nothing.
     place.parking.replayed("billing", &requested[0], None).await.unwrap();
     assert_eq!(replay(&place, &inbox).await, 1);
@@ -108,10 +108,10 @@ async fn only_what_is_parked_is_replayed(kind: Kind) {
     let inbox = place.inbox(Contract::Transactional);
     let request = |id: &'static str| {
         let parking = &place.parking;
-        async move { parking.request_replay("billing", &message(id).key()).await.unwrap() }
+        async move { parking.request_replay("billing", &message(id).parking_key()).await.unwrap() }
     };
     assert!(!request("1").await, "it is unknown");
-    place.parking.begin("billing", &message("1").key()).await.unwrap();
+    place.parking.begin("billing", &message("1").parking_key()).await.unwrap();
     assert!(!request("1").await, "it runs");
     reject(&inbox, &message("1"), "no").await;
     assert!(request("1").await);
@@ -129,7 +129,7 @@ async fn a_list_goes_on_after_its_last_entry(kind: Kind) {
     }
     let (mut found, mut last) = (Vec::new(), None);
     loop {
-        let page = place.parking.list("billing", last.as_ref(), most(3)).await.unwrap();
+        let page = place.parking.list("billing", false, last.as_ref(), most(3)).await.unwrap();
         let Some(end) = page.last() else { break };
         last = Some(end.clone());
         found.extend(page.into_iter().map(|parked| parked.message.id));
@@ -142,15 +142,15 @@ async fn entries_are_purged_and_parked_messages_stay(kind: Kind) {
     let inbox = place.inbox(Contract::Transactional);
     reject(&inbox, &message("parked"), "no").await;
     reject(&inbox, &message("replayed"), "no").await;
-    place.parking.request_replay("billing", &message("replayed").key()).await.unwrap();
+    place.parking.request_replay("billing", &message("replayed").parking_key()).await.unwrap();
     replay(&place, &inbox).await;
-    place.parking.begin("billing", &message("running").key()).await.unwrap();
-    assert_eq!(place.parking.purge(Duration::from_secs(60), most(9)).await.unwrap(), 0, "they are young");
-    assert_eq!(place.parking.purge(Duration::ZERO, most(1)).await.unwrap(), 1);
-    assert_eq!(place.parking.purge(Duration::ZERO, most(9)).await.unwrap(), 1);
-    assert_eq!(place.parking.purge(Duration::ZERO, most(9)).await.unwrap(), 0);
+    place.parking.begin("billing", &message("running").parking_key()).await.unwrap();
+    assert_eq!(place.parking.purge("billing", Duration::from_secs(60), most(9)).await.unwrap(), 0, "they are young");
+    assert_eq!(place.parking.purge("billing", Duration::ZERO, most(1)).await.unwrap(), 1);
+    assert_eq!(place.parking.purge("billing", Duration::ZERO, most(9)).await.unwrap(), 1);
+    assert_eq!(place.parking.purge("billing", Duration::ZERO, most(9)).await.unwrap(), 0);
     assert_eq!(list(&place).await.len(), 1);
-    assert_eq!(place.parking.begin("billing", &message("running").key()).await.unwrap(), 1);
+    assert_eq!(place.parking.begin("billing", &message("running").parking_key()).await.unwrap(), 1);
 }
 
 async fn a_reason_of_any_text_is_kept(kind: Kind) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use idem_core::TransactionalStore;
 use idem_core::engine::{Context, Contract, Idempotency, Settings};
+use idem_inbox::{Consumer, Subscription};
 use idem_inbox::{Decision, Inbox, InboxSettings, Message, MessageError, Parking, PostgresParking, SqliteParking};
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_schemas::Schema;
@@ -14,6 +15,12 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, PgPool, Row as _, SqlitePool};
 use tempfile::TempDir;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// How long a test waits for what has to happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The kinds of databases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +168,10 @@ pub(crate) async fn handle(inbox: &Inbox, effects: &Effects, message: &Message) 
 }
 
 pub(crate) fn settings() -> Settings {
-    Settings::new().lease(Duration::from_secs(2)).backoff(Duration::from_millis(50), Duration::from_millis(100)).max_attempts(NonZeroU32::new(3).unwrap())
+    Settings::new()
+        .lease(Duration::from_secs(2))
+        .backoff(Duration::from_millis(50), Duration::from_millis(100))
+        .max_attempts(NonZeroU32::new(3).unwrap())
 }
 
 pub(crate) fn inbox_settings() -> InboxSettings {
@@ -184,4 +194,31 @@ pub(crate) fn late(id: &str, number: u32, age: Duration) -> Message {
     let mut message = delivery(id, number);
     message.age = Some(age);
     message
+}
+
+/// A consumer that runs in the background, and adds an effect for each message.
+pub(crate) struct Running {
+    stop: Arc<Notify>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    pub(crate) fn start<S: Subscription>(consumer: Consumer<S>, place: &Place) -> Self {
+        let (stop, effects) = (Arc::new(Notify::new()), place.effects());
+        let stopped = Arc::clone(&stop);
+        let task = tokio::spawn(async move {
+            let shutdown = async move { stopped.notified().await };
+            let handler = move |context, message: Message| {
+                let effects = effects.clone();
+                async move { effects.add(&context, &message.id).await }
+            };
+            consumer.run_until(shutdown, handler).await;
+        });
+        Self { stop, task }
+    }
+
+    pub(crate) async fn stop(self) {
+        self.stop.notify_one();
+        timeout(PATIENCE, self.task).await.unwrap().unwrap();
+    }
 }

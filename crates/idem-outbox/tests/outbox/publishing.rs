@@ -55,29 +55,48 @@ async fn an_id_is_in_the_outbox_once(kind: Kind) {
     place.publish(&message("1")).await;
     place.publish(&message("1")).await;
     assert_eq!(place.outbox.backlog().await.unwrap().messages, 1);
+    let mut other = message("1");
+    other.payload = "other".into();
+    for other in [other, message("1").ordered_by("a"), message("1").header("a", "b")] {
+        let mut business = place.begin().await;
+        let error = business.publish(&other).await.unwrap_err();
+        assert!(matches!(&error, OutboxError::OtherMessage { id } if id == "1"), "{error:?}");
+    }
 }
 
 async fn what_cannot_be_sent_is_refused(kind: Kind) {
     let place = Place::new(kind).await;
     let mut business = place.begin().await;
-    let large = MessageToSend::new("t", vec![0; 1024 * 1024 + 1]);
+    let (large, limit) = (960 * 1024 + 1, 960 * 1024);
+    let too_long = |part, bytes, limit| InvalidMessage::TooLong { part, bytes, limit };
+    let name = |name: &str| InvalidMessage::HeaderName(name.to_owned());
+    let with = |name: &str| MessageToSend::new("t", "").header(name, "1");
     let refused = [
         (MessageToSend::new("", ""), InvalidMessage::Empty { part: "topic" }),
         (MessageToSend::new("a\nb", ""), InvalidMessage::ControlCharacter { part: "topic" }),
+        (MessageToSend::new("a b", ""), InvalidMessage::Topic("a b".into())),
+        (MessageToSend::new("t".repeat(256), ""), too_long("topic", 256, 255)),
         (MessageToSend::new("t", "").ordered_by("a\0"), InvalidMessage::ControlCharacter { part: "ordering key" }),
         (
             MessageToSend::new("t", "").header("a", "b\r\nc"),
             InvalidMessage::ControlCharacter { part: "value of a header field" },
         ),
-        (MessageToSend::new("t", "").header("", "b"), InvalidMessage::Empty { part: "name of a header field" }),
-        (large, InvalidMessage::PayloadTooLarge { bytes: 1024 * 1024 + 1 }),
+        (MessageToSend::new("t", "").header("a", "b".repeat(32 * 1024)), too_long("header", 32 * 1024 + 1, 32 * 1024)),
+        (with(""), name("")),
+        (with("X Trace"), name("X Trace")),
+        (with("größe"), name("größe")),
+        (with("a:b"), name("a:b")),
+        (with("Nats-Rollup"), name("Nats-Rollup")),
+        (with("idem-ordering-key"), name("idem-ordering-key")),
+        (with("a").header("A", "2"), name("A")),
+        (MessageToSend::new("t", vec![0; large]), too_long("payload", large, limit)),
     ];
     for (message, why) in refused {
         let error = business.publish(&message).await.unwrap_err();
         assert!(matches!(&error, OutboxError::Invalid(invalid) if *invalid == why), "{error:?}");
     }
     // The transaction is usable after a refusal.
-    business.publish(&MessageToSend::new("t", vec![0; 1024 * 1024])).await.unwrap();
+    business.publish(&MessageToSend::new("t", vec![0; limit])).await.unwrap();
     business.commit().await;
     assert_eq!(place.outbox.backlog().await.unwrap().messages, 1);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::{self, stream};
 use futures_util::StreamExt as _;
-use idem_outbox::{NatsPublisher, Relay};
+use idem_outbox::{MessageToSend, NatsPublisher, Relay};
 use idem_servers::Nats;
 use tokio::time::sleep;
 
@@ -18,6 +18,9 @@ on_each!(
     a_relay_that_crashes_loses_nothing,
     of_two_relays_one_sends,
     more_messages_than_a_batch_are_sent,
+    refused_messages_at_the_head_do_not_hold_up_the_others,
+    a_client_that_panics_ends_no_relay,
+    large_messages_are_claimed_a_few_at_a_time,
 );
 
 async fn messages_of_a_key_are_sent_in_the_order_of_their_commits(kind: Kind) {
@@ -62,7 +65,10 @@ async fn a_refused_message_holds_up_its_key_alone(kind: Kind) {
         }
     };
     tokio::time::timeout(crate::support::PATIENCE, others).await.unwrap();
-    assert_eq!(recorder.ids().iter().collect::<HashSet<_>>(), ["a-0", "b-0", "b-1", "without a key"].map(String::from).iter().collect());
+    assert_eq!(
+        recorder.ids().iter().collect::<HashSet<_>>(),
+        ["a-0", "b-0", "b-1", "without a key"].map(String::from).iter().collect()
+    );
     assert_eq!(place.outbox.backlog().await.unwrap().messages, 2);
     place.publish(&message("b-2").ordered_by("b")).await;
     recorder.refuse_no_more();
@@ -122,6 +128,75 @@ async fn more_messages_than_a_batch_are_sent(kind: Kind) {
     place.drained().await;
     relay.stop().await;
     assert_eq!(recorder.ids().into_iter().collect::<HashSet<_>>().len(), 600);
+}
+
+async fn refused_messages_at_the_head_do_not_hold_up_the_others(kind: Kind) {
+    let place = Place::new(kind).await;
+    let recorder = Arc::new(Recorder::default());
+    let mut business = place.begin().await;
+    // More than two batches of refused messages, and a key with more than a batch behind a refused one.
+    for number in 0..300 {
+        let id = format!("refused-{number}");
+        recorder.refuse(&id);
+        business.publish(&message(&id)).await.unwrap();
+    }
+    recorder.refuse("hot-0");
+    for number in 0..300 {
+        business.publish(&message(&format!("hot-{number}")).ordered_by("hot")).await.unwrap();
+    }
+    for number in 0..300 {
+        business.publish(&message(&format!("good-{number}"))).await.unwrap();
+    }
+    business.commit().await;
+    let relay = place.relay(&recorder);
+    let good = async {
+        while recorder.ids().len() < 300 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(crate::support::PATIENCE, good).await.unwrap();
+    assert!(recorder.ids().iter().all(|id| id.starts_with("good-")));
+    recorder.refuse_no_more();
+    place.drained().await;
+    relay.stop().await;
+    let hot: Vec<usize> =
+        recorder.ids().iter().filter_map(|id| id.strip_prefix("hot-")).map(|number| number.parse().unwrap()).collect();
+    assert!(hot.len() == 300 && hot.is_sorted(), "{hot:?}");
+}
+
+async fn a_client_that_panics_ends_no_relay(kind: Kind) {
+    let place = Place::new(kind).await;
+    let recorder = Arc::new(Recorder::default());
+    recorder.panic_on("1");
+    place.publish(&message("1")).await;
+    place.publish(&message("2")).await;
+    let relay = place.relay(&recorder);
+    let other = async {
+        while recorder.ids() != ["2"] {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(crate::support::PATIENCE, other).await.unwrap();
+    relay.stop().await;
+    assert_eq!(place.outbox.backlog().await.unwrap().messages, 1);
+}
+
+async fn large_messages_are_claimed_a_few_at_a_time(kind: Kind) {
+    let place = Place::new(kind).await;
+    for number in 0..8 {
+        let mut large = MessageToSend::new("invoices.paid", vec![7; 900 * 1024]);
+        large.id = format!("{number}");
+        place.publish(&large.ordered_by("one")).await;
+    }
+    let claim = place.outbox.claim(256.try_into().unwrap(), &[]).await.unwrap().unwrap();
+    let claimed = claim.messages().len();
+    assert!((1..=5).contains(&claimed), "{claimed} messages, which is {} KiB", claimed * 900);
+    claim.finish(&[]).await.unwrap();
+    let recorder = Arc::new(Recorder::default());
+    let relay = place.relay(&recorder);
+    place.drained().await;
+    relay.stop().await;
+    assert_eq!(recorder.ids(), ["0", "1", "2", "3", "4", "5", "6", "7"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -155,6 +155,7 @@ impl Running {
 pub(crate) struct Recorder {
     sent: Mutex<Vec<MessageToSend>>,
     refused: Mutex<HashSet<String>>,
+    panics: Mutex<HashSet<String>>,
 }
 
 impl Recorder {
@@ -170,6 +171,10 @@ impl Recorder {
         self.refused.lock().unwrap().insert(id.to_owned());
     }
 
+    pub(crate) fn panic_on(&self, id: &str) {
+        self.panics.lock().unwrap().insert(id.to_owned());
+    }
+
     pub(crate) fn refuse_no_more(&self) {
         self.refused.lock().unwrap().clear();
     }
@@ -181,6 +186,8 @@ impl Publisher for Recorder {
         if self.refused.lock().unwrap().contains(&message.id) {
             return Err("refused".into());
         }
+        let panics = self.panics.lock().unwrap().contains(&message.id);
+        assert!(!panics, "on purpose");
         tokio::task::yield_now().await;
         self.sent.lock().unwrap().push(message.clone());
         Ok(())

@@ -50,14 +50,18 @@ impl World {
 
     /// On the same server, with handlers' transactions from an application's pool.
     pub async fn from_pool() -> Self {
-        Self::from_pool_through(port_of_shared()).await
+        // It need not be on this machine.
+        Self::from_pool_at(&idem_servers::postgres_url()).await
     }
 
-    /// The same, reaching the server through `port`.
+    /// The same, reaching the server through `port` of this machine.
     pub async fn from_pool_through(port: u16) -> Self {
-        let schema = Schema::new();
-        let (url, two) = (at_port(port), 2.try_into().unwrap());
-        let pool = pool(&url, &schema.name);
+        Self::from_pool_at(&at_port(port)).await
+    }
+
+    async fn from_pool_at(url: &str) -> Self {
+        let (schema, two) = (Schema::new(), 2.try_into().unwrap());
+        let pool = pool(url, &schema.name);
         let config = PostgresConfig::from_pool(pool.clone()).schema(&schema.name).max_transactions(two);
         let mut world =
             Self::opened(schema.name.clone(), config, &idem_servers::postgres_url(), Some(schema), None).await;
