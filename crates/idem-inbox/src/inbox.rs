@@ -247,7 +247,7 @@ impl Inbox {
     /// Handles a parked message again whose replay was requested, and reports how that ended.
     ///
     /// Each requested replay runs once, under a record of its own. A consumer calls this for the messages that
-    /// [`Parking::requested`] lists.
+    /// [`Parking::list`] names as requested.
     pub async fn replay<F, R>(&self, parked: &ParkedMessage, handler: F)
     where
         F: FnOnce(Context, Message) -> R + Send + 'static,

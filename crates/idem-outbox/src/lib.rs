@@ -11,6 +11,8 @@ mod rabbitmq;
 #[cfg(feature = "redis")]
 mod redis;
 mod relay;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod row;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 

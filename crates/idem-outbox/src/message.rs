@@ -115,9 +115,11 @@ impl MessageToSend {
         self
     }
 
+    /// Checks that every broker can take the message. Outboxes call it before they add it.
+    ///
     /// # Errors
     /// [`InvalidMessage`].
-    pub(crate) fn check(&self) -> Result<(), InvalidMessage> {
+    pub fn check(&self) -> Result<(), InvalidMessage> {
         let named = [("id", &self.id), ("topic", &self.topic)].into_iter();
         for (part, text) in named.chain(self.ordering_key.iter().map(|key| ("ordering key", key))) {
             check_text(part, text)?;

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use idem_core::{StoreError, StoreErrorKind};
+use idem_core::StoreError;
 
 use crate::message::{InvalidMessage, MessageToSend};
 
@@ -80,19 +80,4 @@ pub enum OutboxError {
     /// The database has refused it.
     #[error("the message could not be added to the outbox")]
     Database(#[from] StoreError),
-}
-
-/// Header fields, as they are kept in a row.
-pub(crate) fn write_headers(headers: &[(String, String)]) -> Result<String, StoreError> {
-    serde_json::to_string(headers).map_err(|error| {
-        let message = "the header fields of a message could not be written";
-        StoreError::new(StoreErrorKind::Corrupt, message).with_source(error)
-    })
-}
-
-pub(crate) fn read_headers(headers: &str) -> Result<Vec<(String, String)>, StoreError> {
-    serde_json::from_str(headers).map_err(|error| {
-        let message = "the header fields of a message in the outbox cannot be read";
-        StoreError::new(StoreErrorKind::Corrupt, message).with_source(error)
-    })
 }

@@ -12,7 +12,8 @@ use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row as _};
 use tokio::time::timeout;
 
 use crate::message::MessageToSend;
-use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage, read_headers, write_headers};
+use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage};
+use crate::row::{read_headers, write_headers};
 
 /// The lock under which the table is made: `IF NOT EXISTS` fails if two sessions make the same table at once.
 const TABLE_LOCK: i64 = 0x6964_656d_6f75_7462;

@@ -10,7 +10,8 @@ use sqlx::{Row as _, SqliteConnection, SqlitePool};
 use uuid::Uuid;
 
 use crate::message::MessageToSend;
-use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage, read_headers, write_headers};
+use crate::outbox::{Backlog, Claim, Outbox, OutboxError, StoredMessage};
+use crate::row::{read_headers, write_headers};
 
 /// Times are in microseconds since 1970. `AUTOINCREMENT` gives no number a second time.
 const TABLES: &str = "

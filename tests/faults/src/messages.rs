@@ -28,7 +28,7 @@ const CLIENTS: u64 = 32;
 const ACCOUNTS: u64 = 40;
 
 /// How long a client pauses between two orders, in milliseconds: the faults shall hit all of them.
-const LONGEST_PAUSE_MS: u64 = 100;
+const LONGEST_PAUSE_MS: u64 = 250;
 
 /// One order in so many kills each consumer that handles it, and one in so many is rolled back.
 const POISON_EVERY: u64 = 2500;

@@ -71,7 +71,7 @@ async fn next_number(connection: &mut PgConnection, new: &NewOrder) -> Result<i6
     Ok(number)
 }
 
-fn failed(error: impl Error) -> Failure {
+fn failed(error: impl Error + 'static) -> Failure {
     tracing::warn!(error = &error as &dyn Error, "an order failed");
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod row;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
@@ -10,7 +12,6 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use idem_core::StoreError;
 
 #[cfg(feature = "postgres")]
@@ -102,32 +103,4 @@ impl ParkedMessage {
     pub fn new(message: Message, reason: String, parked_at_micros: i64, replays: u32, is_requested: bool) -> Self {
         Self { message, reason, parked_at_micros, replays, is_requested }
     }
-}
-
-/// The parts of a message that are kept besides its payload, as JSON.
-#[derive(serde::Serialize, serde::Deserialize)]
-struct Envelope {
-    id: String,
-    topic: String,
-    ordering_key: Option<String>,
-    headers: Vec<(String, Vec<u8>)>,
-}
-
-fn envelope(message: &Message) -> Result<String, serde_json::Error> {
-    let headers = message.headers.iter().map(|(name, value)| (name.clone(), value.to_vec())).collect();
-    let Message { id, topic, ordering_key, .. } = message.clone();
-    serde_json::to_string(&Envelope { id, topic, ordering_key, headers })
-}
-
-fn read_message(envelope: &str, payload: Vec<u8>) -> Result<Message, serde_json::Error> {
-    let Envelope { id, topic, ordering_key, headers } = serde_json::from_str(envelope)?;
-    let headers = headers.into_iter().map(|(name, value)| (name, Bytes::from(value))).collect();
-    Ok(Message { ordering_key, headers, ..Message::new(id, topic, payload) })
-}
-
-/// As much as every database can subtract from a time.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-fn micros(duration: Duration) -> i64 {
-    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-    i64::try_from(duration.min(CENTURY).as_micros()).unwrap_or(i64::MAX)
 }

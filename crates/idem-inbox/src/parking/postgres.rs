@@ -10,7 +10,8 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Row as _};
 
-use super::{ParkedMessage, Parking, envelope, micros, read_message};
+use super::row::{envelope, micros, read_message};
+use super::{ParkedMessage, Parking};
 use crate::message::Message;
 
 /// The lock under which the table is made: `IF NOT EXISTS` fails if two sessions make the same table at once.

@@ -8,7 +8,8 @@ use idem_core::{StoreError, StoreErrorKind};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqlitePool};
 
-use super::{ParkedMessage, Parking, envelope, micros, read_message};
+use super::row::{envelope, micros, read_message};
+use super::{ParkedMessage, Parking};
 use crate::message::Message;
 
 /// Times are in microseconds since 1970.
