@@ -48,7 +48,7 @@ const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
 /// The messages of a queue, as its broker's client delivers them.
 #[async_trait]
 pub trait Subscription: fmt::Debug + Send + 'static {
-    /// How the broker is told about a message.
+    /// Acknowledges a message, or gives it back.
     type Receipt: Receipt;
 
     /// Waits for the next message. After an error it connects again.

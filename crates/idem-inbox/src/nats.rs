@@ -39,8 +39,8 @@ const LONGEST_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
 ///
 /// # Order
 /// JetStream delivers newer messages before those that a stopped process had received. If order was asked for, the subscription
-/// waits at its start until it has all of them, which takes the `ack_wait` of the consumer. It does so again after a lost
-/// connection. Only one process may consume then.
+/// waits at its start until it has all of them: for the `ack_wait` of the consumer, and at most twice as long. It does so again after
+/// a lost connection. Only one process may consume then.
 pub struct NatsSubscription {
     consumer: PullConsumer,
     stream: String,

@@ -32,7 +32,8 @@ impl InboxSettings {
     /// suspect: restarts of consumers must not park an innocent message, and one that kills its process must not kill it for
     /// ever.
     ///
-    /// A run is lost if its process disappears, or if its transaction cannot be committed.
+    /// A run is lost if its process disappears. A run whose transaction cannot be committed counts too. A message that is no suspect
+    /// is parked for that after [`max_attempts`](idem_core::engine::Settings::max_attempts) of the engine.
     #[must_use]
     pub fn max_lost_runs(mut self, limit: u32) -> Self {
         self.max_lost_runs = limit.max(1);

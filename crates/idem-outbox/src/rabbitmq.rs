@@ -31,8 +31,8 @@ pub struct RabbitMqPublisher {
 
 /// A connection with its channels that are not in use.
 ///
-/// A channel has one unconfirmed message at a time. The server's notice that a message was returned does not say which one, and
-/// the client numbers two messages that are sent at once in an order of its own.
+/// A channel has one unconfirmed message at a time. The server's notice that a message was returned does not say which one. If two
+/// messages are sent at once, the client may also number them in another order than it sends them.
 struct Open {
     connection: Arc<Connection>,
     idle: Vec<Channel>,
