@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return command::run(cargo(&["bench", "--quiet"]).current_dir(folder()));
     }
     for (program, package) in PROGRAMS {
-        if is_installed(program) || idem_servers::find_program(program).is_some() {
+        if is_installed(program) {
             continue;
         }
         if !may_install() {

@@ -36,9 +36,9 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String, Box<dyn Error>>
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Whether a program is installed.
+/// Whether a program is installed. It is not run: `rabbitmq-server --version` starts a server, which does not end.
 pub(crate) fn is_installed(program: &str) -> bool {
-    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+    idem_servers::find_program(program).is_some()
 }
 
 /// Fails if this cargo tool is missing, with installation advice.

@@ -84,7 +84,8 @@ fn check(program: &Path, framework: Framework, options: &Options) -> Result<(), 
 fn install() -> Result<PathBuf, Box<dyn Error>> {
     let folder = std::env::current_exe()?.with_file_name(format!("schemathesis-{VERSION}"));
     let program = folder.join("bin/schemathesis");
-    if is_installed(&program.to_string_lossy()) {
+    // An environment whose Python has been replaced has the file, but does not run it.
+    if command::output_of(Command::new(&program).arg("--version")).is_ok() {
         return Ok(program);
     }
     if !is_installed("python3") {

@@ -109,7 +109,7 @@ pub(crate) fn drivers() -> Result<(), Box<dyn Error>> {
 /// Installs programs that tests need and this machine lacks, or fails with installation advice.
 fn provision(programs: &[(&str, &str)]) -> Result<(), Box<dyn Error>> {
     for (program, package) in programs {
-        if is_installed(program) || idem_servers::find_program(program).is_some() {
+        if is_installed(program) {
             println!("{program}: found on this machine");
         } else if command::may_install() {
             println!("{program}: missing, so Debian's package {package} is installed");
