@@ -17,6 +17,7 @@ mod judged;
 mod limits;
 mod links;
 mod memory;
+mod messages;
 mod outside;
 mod pace;
 mod page;
@@ -75,6 +76,8 @@ enum Group {
     Links,
     /// Jobs on Postgres, against a worker written by hand.
     Jobs,
+    /// Messages of JetStream with effects in Postgres, against a consumer written by hand.
+    Messages,
     /// The layers of axum and actix, and the memory of requests in flight.
     Http,
     /// The fingerprint of a request body.
@@ -128,6 +131,9 @@ async fn bench(options: &Options) -> Result<(), Error> {
     }
     if wanted(Group::Jobs) {
         jobs::run(pace, &mut report).await?;
+    }
+    if wanted(Group::Messages) {
+        messages::run(pace, &mut report).await?;
     }
     if wanted(Group::Http) {
         http::run(pace, &mut report).await?;
