@@ -297,7 +297,7 @@ impl Subscription for NatsSubscription {
 }
 
 impl NatsReceipt {
-    /// Waits for the server's answer: what is only sent is lost if the process ends now.
+    /// Waits for the server's answer.
     async fn tell(&self, kind: AckKind) -> Result<(), BrokerError> {
         if let Some((sequence, held)) = &self.held {
             lock(held).insert(*sequence, true);
@@ -312,8 +312,15 @@ impl NatsReceipt {
 
 #[async_trait]
 impl Receipt for NatsReceipt {
+    /// Without an order, the server's answer is not awaited: it costs a round trip for each message, and if the acknowledgment is
+    /// lost, the record answers the next delivery. With an order, [`collect`](NatsSubscription::collect) has to know what is told.
     async fn ack(&self) -> Result<(), BrokerError> {
-        self.tell(AckKind::Ack).await
+        if self.held.is_some() {
+            return self.tell(AckKind::Ack).await;
+        }
+        self.message.ack().await?;
+        // What is only in the client's buffer would be lost if the process ended now.
+        Ok(self.message.context.client().flush().await?)
     }
 
     async fn give_back(&self, delay: Duration) -> Result<(), BrokerError> {
