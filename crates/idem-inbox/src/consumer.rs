@@ -17,7 +17,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot, wat
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
-use crate::inbox::{Decision, Inbox, InvalidInbox, MessageError, bounded};
+use crate::decision::{Decision, InvalidInbox, MessageError};
+use crate::inbox::{Inbox, bounded};
 use crate::message::Message;
 use crate::parking::ParkedMessage;
 use crate::settings::SUSPECT_FROM;

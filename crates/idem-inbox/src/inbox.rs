@@ -4,23 +4,24 @@ use std::collections::HashSet;
 use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Idempotency, Operation};
-use idem_core::{
-    Fingerprint, OnMismatch, Replay, ReplayKind, Scope, StoreError, StoreErrorKind, StoredBody, StoredResponse, Writes,
-};
+use idem_core::engine::{Answer, Context, Contract, ExecuteError, Idempotency, Operation};
+use idem_core::{Fingerprint, OnMismatch, ReplayKind, Scope, StoreError, StoreErrorKind};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use uuid::Uuid;
 
+use crate::conclusion::{Left, concluded, faulted, replayed, shortened};
+use crate::decision::{Decision, InvalidInbox, MessageError, ParkReason};
+use crate::losses::Counts;
 use crate::message::{Message, hashed};
 use crate::parking::{ParkedMessage, Parking};
 use crate::settings::{InboxSettings, SUSPECT_FROM};
 
 /// How long a message waits that another process handles, or whose record could not be asked.
-const TRY_AGAIN: Duration = Duration::from_secs(1);
+pub(crate) const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long a message waits whose record cannot be read, perhaps because a newer version wrote it.
 const UNREADABLE: Duration = Duration::from_secs(30);
@@ -28,138 +29,24 @@ const UNREADABLE: Duration = Duration::from_secs(30);
 /// How long to wait for the parking's database.
 const PARKING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How much of an error's text is kept as a reason.
-const MAX_REASON_BYTES: usize = 1024;
-
 /// Handles each message of a subscriber once. Clones share everything.
 ///
 /// A message has an ordinary record: its operation is `inbox:<subscriber>`, its key the id of the message, and its fingerprint
 /// that of the payload. The contract of the engine says what a crash in the middle of a run means.
 #[derive(Clone)]
 pub struct Inbox {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
-struct Shared {
-    subscriber: String,
-    engine: Idempotency,
-    parking: Arc<dyn Parking>,
-    settings: InboxSettings,
+pub(crate) struct Shared {
+    pub(crate) subscriber: String,
+    pub(crate) engine: Idempotency,
+    pub(crate) parking: Arc<dyn Parking>,
+    pub(crate) settings: InboxSettings,
     /// One suspect runs at a time, besides other messages: if it stops the process, no other suspect is lost with it.
-    suspect: Semaphore,
+    pub(crate) suspect: Semaphore,
     /// Messages that are no suspects and have a lost run in the parking, which is taken back when they end.
-    counted: Mutex<HashSet<String>>,
-}
-
-/// What the broker has to be told about a message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a consumer must handle every case")]
-pub enum Decision {
-    /// The message has taken effect, now or before. Acknowledge it.
-    Ack,
-    /// The message was set aside for this reason. Acknowledge it.
-    Parked(ParkReason),
-    /// The message is handled elsewhere, or its next attempt is due later. Deliver it again after this time.
-    RedeliverAfter(Duration),
-    /// The store is unavailable, or the engine shuts down. Give the message back, and take no other one for this time.
-    Pause(Duration),
-}
-
-/// Why a message was set aside.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ParkReason {
-    /// The handler has rejected the message, or has failed in all its attempts.
-    #[error("failed: {0}")]
-    Failed(String),
-    /// A run was interrupted under AtMostOnce.
-    #[error("outcome unknown: a run was interrupted, and may have taken effect")]
-    OutcomeUnknown,
-    /// Another payload has this id.
-    #[error("another payload: a message with this id and another payload was handled before")]
-    OtherPayload,
-    /// Each of its runs has ended its process, or could not be committed.
-    #[error("lost: its runs ended with their process, or could not be committed")]
-    Lost,
-    /// It has no id, so that repeats could not be recognised.
-    #[error("no id: a repeat of the message could not be recognised")]
-    NoId,
-    /// It was delivered before, and so long ago that its record may have been purged.
-    #[error("forgotten: it was delivered before, and a record of that time is no longer kept")]
-    Forgotten,
-}
-
-/// Why a message was not handled. Every error becomes a [`Fault`](Self::Fault) by `?`.
-#[derive(Debug)]
-#[expect(clippy::exhaustive_enums, reason = "there is no fourth way to fail")]
-pub enum MessageError {
-    /// The message can never be handled: it is parked.
-    Reject {
-        /// What is wrong with it. It is kept with the parked message.
-        why: String,
-    },
-    /// It had no effect, and may run again.
-    Retry {
-        /// How long to wait; by default the engine's backoff.
-        after: Option<Duration>,
-        /// What went wrong. It is kept with the message if that is parked.
-        why: String,
-    },
-    /// An unexpected error. Under AtMostOnce the message is parked. Under the other contracts it runs again after the engine's
-    /// backoff, up to its [`max_attempts`](idem_core::engine::Settings::max_attempts), and is parked then.
-    Fault(Box<dyn std::error::Error + Send + Sync>),
-}
-
-impl<E: std::error::Error + Send + Sync + 'static> From<E> for MessageError {
-    fn from(error: E) -> Self {
-        Self::Fault(error.into())
-    }
-}
-
-/// An inbox that cannot work.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidInbox {
-    /// The name is not 1 to 64 ASCII letters, digits, `-`, `_` and `.`.
-    #[error("`{0}` is no name of a subscriber: it has 1 to 64 ASCII letters, digits, '-', '_' and '.'")]
-    Subscriber(String),
-    /// The engine answers a message with another payload like the first one, so that it would be acknowledged without an effect.
-    #[error(
-        "the engine of the inbox has on_mismatch(ReplayOriginal), by which another payload under an id is lost; remove it"
-    )]
-    IgnoresPayloads,
-    /// The engine runs messages without a record if its store is unavailable. Their repeats would run again.
-    #[error("the engine of the inbox has dangerous_fail_open, by which a message can run without a record; remove it")]
-    FailsOpen,
-    /// A message could be delivered again when the record of its first run is no longer kept.
-    #[error(
-        "the broker may deliver a message again for {redelivery:?}, and records are kept for {retention:?} only; set the \
-         retention of the inbox's engine to more"
-    )]
-    Retention {
-        /// The longest time between two deliveries of a message.
-        redelivery: Duration,
-        /// The retention of the engine.
-        retention: Duration,
-    },
-}
-
-/// What a run leaves.
-enum Left {
-    Done,
-    Failed(ParkReason),
-    AnotherAttempt { after: Option<Duration> },
-}
-
-/// What a run means for the count of lost ones.
-#[derive(Clone, Copy)]
-enum Counts {
-    /// It did not run.
-    Nothing,
-    /// Its handler may have run, and left no trace in the record.
-    Lost,
-    /// It left an attempt in the record, which counts those, or a result.
-    Recorded,
+    pub(crate) counted: Mutex<HashSet<String>>,
 }
 
 impl Inbox {
@@ -310,51 +197,28 @@ impl Inbox {
         F: FnOnce(Context, Message) -> R + Send + 'static,
         R: Future<Output = Result<(), MessageError>> + Send + 'static,
     {
-        let Shared { engine, parking, settings, subscriber, .. } = &*self.shared;
         if self.may_be_forgotten(message) {
-            match engine.find(&operation).await {
+            match self.shared.engine.find(&operation).await {
                 Ok(Some(_)) => {}
                 Ok(None) => return Decision::Parked(ParkReason::Forgotten),
                 Err(error) => return self.not_asked(message, &error),
             }
         }
-        if !is_suspect {
-            let (decision, counts) = self.execute(message, operation.clone(), handler).await;
-            return match counts {
-                Counts::Lost => self.count_loss(message, operation).await,
-                Counts::Recorded => {
-                    self.take_losses_back(message).await;
-                    decision
-                }
-                Counts::Nothing => decision,
-            };
+        if is_suspect {
+            return self.run_alone(message, operation, handler).await;
         }
-        // Never closed.
-        let alone = self.shared.suspect.acquire().await;
-        let key = message.parking_key();
-        let begun = match bounded(parking.begin(subscriber, &key)).await {
-            Ok(begun) if begun > settings.max_lost_runs => return self.give_up(message, operation).await,
-            Ok(begun) => begun,
-            Err(error) => return self.pause(message, &error),
-        };
-        let (decision, counts) = self.execute(message, operation, handler).await;
-        drop(alone);
-        let lost = match counts {
-            Counts::Nothing => begun - 1,
-            Counts::Lost => begun,
-            Counts::Recorded => 0,
-        };
-        if let Err(error) = bounded(parking.report(subscriber, &key, lost)).await {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                message = message.id,
-                "a run that has ended stays counted as lost"
-            );
+        let (decision, counts) = self.execute(message, operation.clone(), handler).await;
+        match counts {
+            Counts::Lost => self.count_loss(message, operation).await,
+            Counts::Recorded => {
+                self.take_losses_back(message).await;
+                decision
+            }
+            Counts::Nothing => decision,
         }
-        decision
     }
 
-    async fn execute<F, R>(&self, message: &Message, operation: Operation, handler: F) -> (Decision, Counts)
+    pub(crate) async fn execute<F, R>(&self, message: &Message, operation: Operation, handler: F) -> (Decision, Counts)
     where
         F: FnOnce(Context, Message) -> R + Send + 'static,
         R: Future<Output = Result<(), MessageError>> + Send + 'static,
@@ -419,59 +283,6 @@ impl Inbox {
         (Decision::RedeliverAfter(TRY_AGAIN), counts)
     }
 
-    /// Counts a run that could not be committed, and parks its message after as many as the engine allows attempts.
-    async fn count_loss(&self, message: &Message, operation: Operation) -> Decision {
-        let Shared { parking, engine, subscriber, .. } = &*self.shared;
-        let key = message.parking_key();
-        let lost = bounded(parking.begin(subscriber, &key)).await;
-        self.counted().insert(key);
-        match lost {
-            Ok(lost) if lost >= engine.settings().attempt_limit() => self.give_up(message, operation).await,
-            Ok(_) => Decision::RedeliverAfter(TRY_AGAIN),
-            Err(error) => self.pause(message, &error),
-        }
-    }
-
-    async fn take_losses_back(&self, message: &Message) {
-        let key = message.parking_key();
-        if !self.counted().remove(&key) {
-            return;
-        }
-        let Shared { parking, subscriber, .. } = &*self.shared;
-        if let Err(error) = bounded(parking.report(subscriber, &key, 0)).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "lost runs stay counted, and are purged");
-        }
-    }
-
-    fn counted(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.shared.counted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Fails a message whose runs were lost. Its record decides between this and a run that goes on just now.
-    async fn give_up(&self, message: &Message, operation: Operation) -> Decision {
-        let lost = || {
-            let response = failure(&ParkReason::Lost.to_string());
-            conclusion(Left::Failed(ParkReason::Lost), Disposition::Fail { response })
-        };
-        match self.shared.engine.execute(operation, move |_| async move { lost() }, lost).await {
-            Ok(Answer::Ran { .. }) => Decision::Parked(ParkReason::Lost),
-            Ok(Answer::Replay(replay)) => replayed(&replay),
-            Ok(Answer::InProgress { retry_after } | Answer::Backoff { retry_after }) => {
-                Decision::RedeliverAfter(retry_after)
-            }
-            Ok(Answer::Mismatch) => Decision::Parked(ParkReason::OtherPayload),
-            Err(ExecuteError::NotAdmitted(error) | ExecuteError::Busy(error)) => self.not_asked(message, &error),
-            Err(error) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    message = message.id,
-                    "a lost message could not be parked yet"
-                );
-                Decision::RedeliverAfter(TRY_AGAIN)
-            }
-        }
-    }
-
     /// Whether an earlier delivery of the message may have had a record that has been purged.
     fn may_be_forgotten(&self, message: &Message) -> bool {
         let retention = self.shared.engine.settings().record_retention();
@@ -479,7 +290,7 @@ impl Inbox {
     }
 
     /// The store did not say what to do with the message.
-    fn not_asked(&self, message: &Message, error: &StoreError) -> Decision {
+    pub(crate) fn not_asked(&self, message: &Message, error: &StoreError) -> Decision {
         match error.kind() {
             StoreErrorKind::Corrupt => {
                 tracing::error!(
@@ -494,7 +305,7 @@ impl Inbox {
         }
     }
 
-    fn pause(&self, message: &Message, error: &StoreError) -> Decision {
+    pub(crate) fn pause(&self, message: &Message, error: &StoreError) -> Decision {
         tracing::warn!(error = error as &dyn std::error::Error, message = message.id, "the inbox pauses");
         Decision::Pause(self.shared.settings.pause)
     }
@@ -506,75 +317,6 @@ pub(crate) async fn bounded<T>(verb: impl Future<Output = Result<T, StoreError>>
         let message = format!("the parking did not answer within {PARKING_TIMEOUT:?}");
         Err(StoreError::new(StoreErrorKind::Timeout, message))
     })
-}
-
-/// What a final record means for its message.
-fn replayed(replay: &Replay) -> Decision {
-    match replay.kind {
-        ReplayKind::Completed => Decision::Ack,
-        ReplayKind::OutcomeUnknown => Decision::Parked(ParkReason::OutcomeUnknown),
-        ReplayKind::Failed => {
-            let why = match &replay.response.body {
-                StoredBody::Retained(body) => String::from_utf8_lossy(body).into_owned(),
-                StoredBody::NotRetained => String::new(),
-            };
-            let is_lost = why == ParkReason::Lost.to_string();
-            Decision::Parked(if is_lost { ParkReason::Lost } else { ParkReason::Failed(why) })
-        }
-    }
-}
-
-/// What a run means for its record.
-fn concluded(contract: Contract, result: Result<(), MessageError>, log: impl FnOnce(&str)) -> Conclusion<Left> {
-    match result {
-        Ok(()) => {
-            let response = StoredResponse::new(204, "");
-            conclusion(Left::Done, Disposition::Complete { response, writes: Writes::Keep })
-        }
-        Err(MessageError::Reject { why }) => {
-            let response = failure(&why);
-            conclusion(Left::Failed(ParkReason::Failed(why)), Disposition::Fail { response })
-        }
-        Err(MessageError::Retry { after, why }) => {
-            log(&why);
-            let response = failure(&why);
-            conclusion(Left::AnotherAttempt { after }, Disposition::Retry { response, after })
-        }
-        Err(MessageError::Fault(error)) => {
-            let why = error.to_string();
-            log(&why);
-            faulted(contract, &why)
-        }
-    }
-}
-
-/// A fault counts as an attempt under every contract but AtMostOnce: a transaction that is rolled back would leave no record, and
-/// the message would be delivered without an end.
-fn faulted(contract: Contract, why: &str) -> Conclusion<Left> {
-    let response = failure(why);
-    let again = Left::AnotherAttempt { after: None };
-    match contract {
-        Contract::AtMostOnce => {
-            conclusion(Left::Failed(ParkReason::Failed(why.to_owned())), Disposition::Fault { response })
-        }
-        Contract::AtLeastOnce => conclusion(again, Disposition::Fault { response }),
-        Contract::Transactional => conclusion(again, Disposition::Retry { response, after: None }),
-    }
-}
-
-fn conclusion(value: Left, disposition: Disposition) -> Conclusion<Left> {
-    Conclusion { value, disposition, retention: None }
-}
-
-/// The result of a message that has failed. Operators see it, and no client does.
-fn failure(why: &str) -> StoredResponse {
-    StoredResponse::new(500, shortened(why))
-}
-
-/// A text that every database can keep.
-fn shortened(text: &str) -> String {
-    let end = (0..=MAX_REASON_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    text[..end].replace('\0', "")
 }
 
 impl fmt::Debug for Inbox {

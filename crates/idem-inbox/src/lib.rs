@@ -1,7 +1,12 @@
 #![doc = include_str!("../README.md")]
 
+mod conclusion;
 mod consumer;
+mod decision;
 mod inbox;
+#[cfg(feature = "kafka")]
+mod kafka;
+mod losses;
 mod message;
 #[cfg(feature = "nats")]
 mod nats;
@@ -13,7 +18,10 @@ mod redis;
 mod settings;
 
 pub use self::consumer::{BrokerError, Consumer, Receipt, Subscription};
-pub use self::inbox::{Decision, Inbox, InvalidInbox, MessageError, ParkReason};
+pub use self::decision::{Decision, InvalidInbox, MessageError, ParkReason};
+pub use self::inbox::Inbox;
+#[cfg(feature = "kafka")]
+pub use self::kafka::{KafkaReceipt, KafkaSubscription};
 pub use self::message::Message;
 #[cfg(feature = "nats")]
 pub use self::nats::{NatsError, NatsReceipt, NatsSubscription};

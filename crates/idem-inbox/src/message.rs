@@ -80,7 +80,7 @@ pub(crate) fn hashed(id: &str) -> IdempotencyKey {
     IdempotencyKey::new(format!("{HASHED}{}", hexadecimal(&Sha256::digest(id)))).expect("visible ASCII")
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -196,7 +196,14 @@ impl NatsSubscription {
         let mut next = delivered + 1;
         let until = Instant::now() + 2 * self.ack_wait;
         while known.len() < info.num_ack_pending {
-            let Ok(message) = timeout_at(until, self.next()).await else { break };
+            let Ok(message) = timeout_at(until, self.next()).await else {
+                tracing::warn!(
+                    stream = self.stream,
+                    missing = info.num_ack_pending - known.len(),
+                    "messages that were delivered before did not come again; if they come later, they are out of order"
+                );
+                break;
+            };
             let message = message?;
             let received = message.info()?;
             let (sequence, delivery) = (received.stream_sequence, received.consumer_sequence);

@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+#[cfg(feature = "kafka")]
+mod kafka;
 mod message;
 #[cfg(feature = "nats")]
 mod nats;
@@ -16,6 +18,8 @@ mod row;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+#[cfg(feature = "kafka")]
+pub use self::kafka::KafkaPublisher;
 pub use self::message::{InvalidMessage, MessageToSend};
 #[cfg(feature = "nats")]
 pub use self::nats::NatsPublisher;

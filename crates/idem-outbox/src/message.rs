@@ -21,7 +21,7 @@ const MAX_HEADER_BYTES: usize = 32 * 1024;
 const MAX_NAME_BYTES: usize = 255;
 
 /// Header fields that brokers, and `idem-inbox`, give a meaning of their own.
-const RESERVED: [&str; 2] = ["nats-", "idem-ordering-key"];
+const RESERVED: [&str; 3] = ["nats-", "idem-message-id", "idem-ordering-key"];
 
 /// A message that is to be sent. `Debug` shows neither payload nor header fields.
 #[derive(Clone, PartialEq, Eq)]

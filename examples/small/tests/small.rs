@@ -5,7 +5,10 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::SystemTime;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use sqlx::postgres::PgConnectOptions;
@@ -159,4 +162,37 @@ async fn a_webhook_receiver_handles_each_event_once() {
     server.interrupt();
     assert_eq!(count(&file, "SELECT count(*) FROM events WHERE kind = 'paid'").await, 1);
     assert_eq!(count(&file, "SELECT count(*) FROM events").await, 1);
+}
+
+#[tokio::test]
+async fn signed_webhooks_handles_each_event_of_each_sender_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("events.db");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_signed-webhooks"));
+    let server = Server::start(command.arg(&file).env("WEBHOOK_SECRETS", "acme=one,globex=two"));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let deliver = |sender: &str, secret: &str, id: &str, time: u64| {
+        let event = r#"{"kind":"paid"}"#;
+        let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+        mac.update(format!("{id}.{time}.{event}").as_bytes());
+        let signature = BASE64_STANDARD.encode(mac.finalize().into_bytes());
+        let headers = format!(
+            "Content-Type: application/json\r\nwebhook-id: {id}\r\nwebhook-timestamp: {time}\r\n\
+             webhook-signature: v1,b2xk v1,{signature}\r\n"
+        );
+        let (status, is_replay, _) = server.post(&format!("/webhooks/{sender}"), &headers, event);
+        (status, is_replay)
+    };
+    // Neither a stranger nor an old recording uses up the id.
+    assert_eq!(deliver("acme", "two", "msg_1", now), (401, false));
+    assert_eq!(deliver("acme", "one", "msg_1", now - 600), (401, false));
+    assert_eq!(deliver("nobody", "one", "msg_1", now), (401, false));
+    assert_eq!(deliver("acme", "one", "msg_1", now), (204, false));
+    assert_eq!(deliver("acme", "one", "msg_1", now), (204, true));
+    // The same id of another sender is another event.
+    assert_eq!(deliver("globex", "two", "msg_1", now), (204, false));
+    assert_eq!(deliver("acme", "one", "msg_2", now), (204, false));
+    server.interrupt();
+    assert_eq!(count(&file, "SELECT count(*) FROM events WHERE sender = 'acme'").await, 2);
+    assert_eq!(count(&file, "SELECT count(*) FROM events").await, 3);
 }

@@ -1,5 +1,6 @@
 //! `cargo xtask faults`: runs the payments example under hundreds of faults and prints the checker's verdict.
 
+mod brokers;
 mod client;
 mod injector;
 mod jobs;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use idem_faults::Random;
 use idem_proxy::Weather;
-use idem_servers::{Nats, Postgres, RabbitMq, Redis};
+use idem_servers::Postgres;
 use sqlx::{Connection, Row};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,10 +18,14 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::Error;
+use crate::brokers::Broker;
 use crate::process::{Process, start_the_dead};
 
 /// The names of the cells.
-pub(crate) const CELLS: [&str; 3] = ["messages/nats", "messages/rabbitmq", "messages/redis"];
+pub(crate) const CELLS: [&str; 4] = ["messages/nats", "messages/rabbitmq", "messages/redis", "messages/kafka-mock"];
+
+/// The topic of the service.
+const TOPIC: &str = "orders";
 
 const LEASE: Duration = Duration::from_secs(1);
 const CLIENTS: u64 = 32;
@@ -44,46 +48,6 @@ const LONGEST: Duration = Duration::from_secs(20 * 60);
 const API: usize = 0;
 const RELAYS: [usize; 2] = [1, 2];
 const CONSUMER: usize = 3;
-
-enum Broker {
-    Nats(Nats),
-    RabbitMq(RabbitMq),
-    Redis(Redis),
-}
-
-impl Broker {
-    fn start(cell: &str) -> Result<Self, Error> {
-        Ok(match cell {
-            "messages/nats" => Self::Nats(Nats::start()?),
-            "messages/rabbitmq" => Self::RabbitMq(RabbitMq::start()?),
-            // So that a crash loses nothing that was confirmed.
-            _ => Self::Redis(Redis::start_with(&["--appendonly", "yes", "--appendfsync", "always"])?),
-        })
-    }
-
-    fn url(&self) -> String {
-        match self {
-            Self::Nats(server) => server.url(),
-            Self::RabbitMq(server) => server.url(),
-            Self::Redis(server) => server.url(),
-        }
-    }
-
-    fn crash(&mut self, pause: Duration) -> Result<(), Error> {
-        match self {
-            Self::Nats(server) => server.kill()?,
-            Self::RabbitMq(server) => server.kill()?,
-            Self::Redis(server) => server.kill()?,
-        }
-        std::thread::sleep(pause);
-        match self {
-            Self::Nats(server) => server.start_again()?,
-            Self::RabbitMq(server) => server.start_again()?,
-            Self::Redis(server) => server.start_again()?,
-        }
-        Ok(())
-    }
-}
 
 /// What the clients share.
 struct World {
@@ -164,7 +128,7 @@ impl World {
 pub(crate) async fn run(cell: &str, orders: u64, seed: u64) -> Result<bool, Error> {
     let began = Instant::now();
     let mut postgres = tokio::task::block_in_place(Postgres::start)?;
-    let mut broker = tokio::task::block_in_place(|| Broker::start(cell))?;
+    let mut broker = Broker::start(cell.trim_start_matches("messages/"), TOPIC).await?;
     let folder = TempDir::new()?;
     let mut processes = Vec::new();
     for (name, role) in [("api", "api"), ("relay-0", "relay"), ("relay-1", "relay"), ("consumer", "consumer")] {
@@ -267,7 +231,7 @@ async fn cause(
         let lasts = Duration::from_millis(100 + random.below(900));
         let number = random.below(processes.len() as u64) as usize;
         let process = &mut processes[number];
-        let name = match random.below(12) {
+        let name = match random.below(16) {
             0..=4 => {
                 process.kill()?;
                 sleep(lasts / 2).await;
@@ -301,11 +265,29 @@ async fn cause(
                 processes[API].to_service.weather(Weather::Clear);
                 "lost answers of the API"
             }
-            _ => {
+            11 => {
                 process.to_postgres.weather(Weather::Reset);
                 sleep(lasts).await;
                 process.to_postgres.weather(Weather::Clear);
                 "resets before Postgres"
+            }
+            12 => {
+                process.pause()?;
+                sleep(2 * LEASE + lasts).await;
+                process.resume()?;
+                "stops of a process for longer than a lease"
+            }
+            between => {
+                let (weather, name) = match between {
+                    13 => (Weather::BlackHole, "black holes before the broker"),
+                    14 => (Weather::DropAnswer, "lost answers of the broker"),
+                    _ => (Weather::Reset, "resets before the broker"),
+                };
+                let Some(network) = &broker.network else { continue };
+                network.weather(weather);
+                sleep(2 * lasts).await;
+                network.weather(Weather::Clear);
+                name
             }
         };
         *faults.entry(name).or_default() += 1;

@@ -84,6 +84,15 @@ impl Process {
         })
     }
 
+    /// Stops it, as a machine does that is suspended.
+    pub(crate) fn pause(&self) -> Result<(), Error> {
+        self.process.as_ref().map_or(Ok(()), |process| signal(process, "STOP"))
+    }
+
+    pub(crate) fn resume(&self) -> Result<(), Error> {
+        self.process.as_ref().map_or(Ok(()), |process| signal(process, "CONT"))
+    }
+
     pub(crate) fn kill(&mut self) -> Result<(), Error> {
         if let Some(mut process) = self.process.take() {
             process.kill()?;
@@ -97,6 +106,12 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.kill();
     }
+}
+
+/// Sends the signal of this name.
+pub(crate) fn signal(process: &Child, name: &str) -> Result<(), Error> {
+    let sent = Command::new("kill").args([format!("-{name}"), process.id().to_string()]).status()?;
+    if sent.success() { Ok(()) } else { Err(format!("process {} got no {name}", process.id()).into()) }
 }
 
 /// Starts again what has killed itself, as a supervisor does.

@@ -11,6 +11,7 @@ use idem_proxy::{Network, Proxy};
 use idem_servers::Clock;
 
 use crate::Error;
+use crate::process::signal;
 use crate::world::{LEASE, PASSWORD, USER};
 
 /// How long a service may take to start or to stop.
@@ -204,8 +205,7 @@ impl Service {
 
     fn signal(&self, name: &str) -> Result<(), Error> {
         let Some(process) = &self.process else { return Err(format!("{} is not running", self.name).into()) };
-        let sent = Command::new("kill").args([format!("-{name}"), process.id().to_string()]).status()?;
-        if sent.success() { Ok(()) } else { Err(format!("{} got no {name}", self.name).into()) }
+        signal(process, name)
     }
 }
 

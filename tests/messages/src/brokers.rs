@@ -8,11 +8,15 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::{self, stream};
 use async_trait::async_trait;
-use idem_inbox::{NatsSubscription, RabbitMqSubscription, RedisStreamSubscription};
-use idem_outbox::{MessageToSend, NatsPublisher, Publisher, PublisherError, RabbitMqPublisher, RedisStreamPublisher};
+use idem_inbox::{KafkaSubscription, NatsSubscription, RabbitMqSubscription, RedisStreamSubscription};
+use idem_outbox::{
+    KafkaPublisher, MessageToSend, NatsPublisher, Publisher, PublisherError, RabbitMqPublisher, RedisStreamPublisher,
+};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ConnectionProperties};
+use rdkafka::ClientConfig;
+use rdkafka::error::KafkaError;
 
 /// The subject, the queue, or the stream.
 pub(crate) const TOPIC: &str = "orders";
@@ -23,10 +27,14 @@ const CONSUMER: &str = "effects";
 /// How long JetStream recognises a message that is sent again: so short that repeats reach the consumer.
 const DUPLICATE_WINDOW: Duration = Duration::from_millis(100);
 
+/// How long records are kept, and topics keep messages.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 pub(crate) enum Broker {
     Nats(jetstream::Context),
     RabbitMq(String),
     Redis(redis::Client),
+    Kafka(ClientConfig),
 }
 
 impl Broker {
@@ -60,12 +68,18 @@ impl Broker {
             connection.create_channel().await?.queue_declare(TOPIC.into(), options, arguments).await?;
             return Ok(Self::RabbitMq(url.to_owned()));
         }
+        if let Some(servers) = url.strip_prefix("kafka://") {
+            let mut config = ClientConfig::new();
+            config.set("bootstrap.servers", servers);
+            return Ok(Self::Kafka(config));
+        }
         Ok(Self::Redis(redis::Client::open(url)?))
     }
 
     pub(crate) async fn publisher(&self) -> Result<Arc<dyn Publisher>, Box<dyn Error + Send + Sync>> {
         Ok(match self {
             Self::Nats(context) => Arc::new(NatsPublisher::new(context.clone())),
+            Self::Kafka(config) => Arc::new(KafkaPublisher::new(config.clone())?),
             Self::RabbitMq(url) => Arc::new(RabbitMqPublisher::new(url.as_str(), "")?),
             Self::Redis(client) => Arc::new(RedisStreamPublisher::new(client.get_connection_manager().await?)),
         })
@@ -84,6 +98,12 @@ pub(crate) fn rabbitmq_subscription(url: &str) -> RabbitMqSubscription {
 
 pub(crate) fn redis_subscription(client: redis::Client, idle: Duration) -> RedisStreamSubscription {
     RedisStreamSubscription::new(client, TOPIC, CONSUMER, "only").idle_limit(idle)
+}
+
+pub(crate) fn kafka_subscription(mut config: ClientConfig, session: Duration) -> Result<KafkaSubscription, KafkaError> {
+    let (session, heartbeat) = (session.as_millis().to_string(), (session / 5).as_millis().to_string());
+    config.set("group.id", CONSUMER).set("session.timeout.ms", session).set("heartbeat.interval.ms", heartbeat);
+    KafkaSubscription::new(config, &[TOPIC], DAY)
 }
 
 /// Sends each message one to five times, as publishers do that repeat what they have no answer to.

@@ -35,7 +35,7 @@ const TABLES: &str = "
 struct Config {
     #[arg(long, value_enum)]
     role: Role,
-    /// `nats://…`, `amqp://…` or `redis://…`.
+    /// `nats://…`, `amqp://…`, `redis://…` or `kafka://…`.
     #[arg(long)]
     broker: String,
     #[arg(long)]
@@ -87,6 +87,10 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         }
         Role::Consumer => match broker {
             Broker::Nats(context) => consume(&config, pool, brokers::nats_subscription(&context).await?).await,
+            Broker::Kafka(config_of_client) => {
+                let session = 2 * Duration::from_millis(config.lease_ms);
+                consume(&config, pool, brokers::kafka_subscription(config_of_client, session)?).await
+            }
             Broker::RabbitMq(url) => consume(&config, pool, brokers::rabbitmq_subscription(&url)).await,
             Broker::Redis(client) => {
                 let idle = Duration::from_millis(config.lease_ms);

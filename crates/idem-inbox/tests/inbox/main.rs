@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod handling;
+mod kafka;
 mod losing;
 mod nats;
 mod parking;

@@ -8,8 +8,8 @@ use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::{self, stream};
 use idem_core::engine::Contract;
-use idem_inbox::{Consumer, InvalidInbox, MessageError, NatsError, NatsSubscription};
-use idem_servers::Nats;
+use idem_inbox::{Consumer, InvalidInbox, MessageError, NatsError, NatsSubscription, Subscription as _};
+use idem_servers::{Nats, Postgres};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -258,4 +258,74 @@ async fn a_consumer_that_would_lose_messages_is_refused() {
     let refused = consumer(Duration::from_secs(3600)).await;
     assert!(matches!(refused, Err(InvalidInbox::Retention { redelivery: Duration { .. }, .. })), "{refused:?}");
     assert!(consumer(Duration::from_secs(7200)).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ordered_consumer_begins_while_messages_keep_coming() {
+    let broker = Arc::new(Broker::start(Duration::from_secs(2)).await);
+    let place = Place::new(Kind::Sqlite).await;
+    // An earlier consumer has received messages, and has disappeared.
+    for number in 0..10 {
+        broker.publish("a", &format!("m-{number:04}")).await;
+    }
+    let mut earlier = broker.subscription().await;
+    let receipts = [earlier.receive().await.unwrap(), earlier.receive().await.unwrap()];
+    drop((receipts, earlier));
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let publishing = {
+        let broker = Arc::clone(&broker);
+        tokio::spawn(async move {
+            let mut number = 10;
+            let mut stopped = std::pin::pin!(stopped);
+            while timeout(Duration::from_millis(2), &mut stopped).await.is_err() {
+                broker.publish("a", &format!("m-{number:04}")).await;
+                number += 1;
+            }
+            number
+        })
+    };
+    let inbox = place.inbox(Contract::Transactional);
+    let running = Running::start(Consumer::new(inbox, broker.subscription().await).unwrap().ordered(), &place);
+    let begun = async {
+        while place.effects().all().await.len() < 50 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, begun).await.unwrap();
+    stop.send(()).unwrap();
+    let published = publishing.await.unwrap();
+    broker.drained().await;
+    running.stop().await;
+    let all = place.effects().all().await;
+    assert_eq!((all.len(), all.is_sorted()), (published, true), "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_waits_for_its_database_and_loses_nothing() {
+    let broker = Broker::start(Duration::from_secs(30)).await;
+    let mut postgres = Postgres::start().unwrap();
+    let place = Place::in_postgres(&postgres.url()).await;
+    let inbox = place.inbox(Contract::Transactional);
+    let running = Running::start(Consumer::new(inbox, broker.subscription().await).unwrap(), &place);
+    broker.publish("a", "before").await;
+    broker.drained().await;
+    postgres.kill().unwrap();
+    for number in 0..50 {
+        broker.publish("a", &format!("m-{number}")).await;
+    }
+    sleep(Duration::from_secs(3)).await;
+    let consumer: jetstream::consumer::PullConsumer = broker.stream.get_consumer("billing").await.unwrap();
+    let info = consumer.get_info().await.unwrap();
+    assert!(
+        info.num_ack_pending + usize::try_from(info.num_pending).unwrap() == 50,
+        "nothing was acknowledged: {info:?}"
+    );
+    postgres.start_again().unwrap();
+    broker.drained().await;
+    running.stop().await;
+    let all = place.effects().all().await;
+    let distinct: std::collections::BTreeSet<_> = all.iter().collect();
+    assert_eq!((all.len(), distinct.len()), (51, 51));
+    let parked = place.parking.list("billing", false, None, 9.try_into().unwrap()).await.unwrap();
+    assert!(parked.is_empty(), "{parked:?}");
 }

@@ -11,7 +11,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Kind, PATIENCE, Place, Running};
+use crate::support::{Kind, PATIENCE, Place, Running, settings};
 
 const QUEUE: &str = "invoices";
 
@@ -27,9 +27,12 @@ struct Broker {
 
 impl Broker {
     async fn start(kind: &str) -> Self {
+        Self::start_with(kind, FieldTable::default()).await
+    }
+
+    async fn start_with(kind: &str, mut arguments: FieldTable) -> Self {
         let server = RabbitMq::start().unwrap();
         let (connection, channel) = Self::connect(&server).await;
-        let mut arguments = FieldTable::default();
         arguments.insert("x-queue-type".into(), AMQPValue::LongString(kind.into()));
         arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
         let options = QueueDeclareOptions { durable: true, ..Default::default() };
@@ -49,7 +52,10 @@ impl Broker {
         headers.insert("Idem-Ordering-Key".into(), AMQPValue::LongString(key.into()));
         let properties = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
         let properties = if id.is_empty() { properties } else { properties.with_message_id(id.into()) };
-        let payload = format!("payload of {id}");
+        self.publish_with(properties, &format!("payload of {id}")).await;
+    }
+
+    async fn publish_with(&self, properties: BasicProperties, payload: &str) {
         let options = BasicPublishOptions { mandatory: true, ..Default::default() };
         let sent = self.channel.basic_publish("".into(), QUEUE.into(), options, payload.as_bytes(), properties);
         let confirmed = sent.await.unwrap().await.unwrap();
@@ -174,5 +180,48 @@ async fn a_message_without_an_id_is_parked_and_a_stopped_consumer_gives_back_wha
     let parked = place.parking.list("billing", false, None, 9.try_into().unwrap()).await.unwrap();
     assert_eq!(parked.len(), 1, "{parked:?}");
     assert!(parked[0].reason.starts_with("no id"), "{parked:?}");
+    assert!(broker.waits_nothing().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_use_up_no_delivery_limit() {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(1));
+    let broker = Broker::start_with("quorum", arguments).await;
+    let place = Place::new(Kind::Sqlite).await;
+    broker.publish("a", "1").await;
+    let settings = settings().max_attempts(9.try_into().unwrap());
+    let inbox = place.inbox_with(Contract::Transactional, settings);
+    let consumer = Consumer::new(inbox, broker.subscription()).unwrap();
+    let (table, attempts) = (place.effects(), std::sync::atomic::AtomicUsize::new(0));
+    let handler = move |context, message: idem_inbox::Message| {
+        let attempt = attempts.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let table = table.clone();
+        async move {
+            if attempt < 5 {
+                return Err(MessageError::Retry { after: Some(Duration::from_millis(50)), why: "later".into() });
+            }
+            table.add(&context, &message.id).await
+        }
+    };
+    let task = tokio::spawn(consumer.run_until(std::future::pending(), handler));
+    effects(&place, 1).await;
+    task.abort();
+    assert_eq!(place.effects().all().await, ["1"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_timestamp_ends_a_consumer() {
+    let broker = Broker::start("quorum").await;
+    let place = Place::new(Kind::Sqlite).await;
+    let seconds = [0, u64::from(u32::MAX), 1 << 63, u64::MAX];
+    for (number, seconds) in seconds.into_iter().enumerate() {
+        let properties = BasicProperties::default().with_message_id(format!("{number}").into());
+        broker.publish_with(properties.with_timestamp(seconds), "x").await;
+    }
+    let inbox = place.inbox(Contract::Transactional);
+    let running = Running::start(Consumer::new(inbox, broker.subscription()).unwrap(), &place);
+    effects(&place, seconds.len()).await;
+    running.stop().await;
     assert!(broker.waits_nothing().await);
 }

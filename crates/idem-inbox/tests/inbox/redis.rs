@@ -211,3 +211,36 @@ async fn an_entry_that_was_removed_is_acknowledged() {
     timeout(PATIENCE, handled).await.unwrap();
     running.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_are_acknowledged_after_every_connection_was_lost() {
+    let mut broker = Broker::start().await;
+    let place = Place::new(Kind::Sqlite).await;
+    broker.publish("a", "1").await;
+    let inbox = place.inbox(Contract::Transactional);
+    let running = Running::start(Consumer::new(inbox, broker.subscription("one")).unwrap(), &place);
+    broker.drained().await;
+    let mut kill = cmd("CLIENT");
+    kill.arg("KILL").arg("TYPE").arg("normal").arg("SKIPME").arg("yes");
+    let killed: usize = kill.query_async(&mut broker.connection).await.unwrap();
+    assert!(killed >= 2, "the consumer has a connection that reads and one that acknowledges");
+    broker.publish("a", "2").await;
+    broker.drained().await;
+    running.stop().await;
+    assert_eq!(place.effects().all().await, ["1", "2"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_field_whose_name_is_no_text_stops_no_consumer() {
+    let mut broker = Broker::start().await;
+    let place = Place::new(Kind::Sqlite).await;
+    let mut add = cmd("XADD");
+    add.arg(STREAM).arg("*").arg("id").arg("1").arg("payload").arg("x").arg(&b"\xff\xfe"[..]).arg(&b"\x00\xff"[..]);
+    add.query_async::<()>(&mut broker.connection).await.unwrap();
+    broker.publish("a", "2").await;
+    let inbox = place.inbox(Contract::Transactional);
+    let running = Running::start(Consumer::new(inbox, broker.subscription("one")).unwrap().ordered(), &place);
+    broker.drained().await;
+    running.stop().await;
+    assert_eq!(place.effects().all().await.into_iter().collect::<BTreeSet<_>>(), ["1", "2"].map(String::from).into());
+}

@@ -9,6 +9,7 @@ mod fingerprint;
 mod http;
 mod jobs;
 mod machine;
+mod messages;
 mod postgres;
 mod postgres_schema;
 mod postgres_unanswered;
@@ -68,6 +69,7 @@ pub(super) fn patches() -> impl Iterator<Item = &'static Patch> {
         fingerprint::PATCHES,
         http::PATCHES,
         jobs::PATCHES,
+        messages::PATCHES,
         postgres::PATCHES,
         postgres_schema::PATCHES,
         postgres_unanswered::PATCHES,
