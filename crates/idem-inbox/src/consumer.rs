@@ -230,11 +230,18 @@ impl<S: Subscription> Consumer<S> {
             }
         }
         stop.send_replace(true);
-        // Otherwise the broker would deliver here again what the tasks give back.
-        if timeout(BROKER_TIMEOUT, self.subscription.close()).await.is_err() {
+        // It begins to close before the tasks end. Otherwise the broker would deliver here again what they give back.
+        let mut closing = pin!(self.subscription.close());
+        let mut is_closed = false;
+        loop {
+            tokio::select! {
+                () = &mut closing, if !is_closed => is_closed = true,
+                ended = tasks.join_next() => if ended.is_none() { break },
+            }
+        }
+        if !is_closed && timeout(BROKER_TIMEOUT, closing).await.is_err() {
             tracing::debug!("the subscription did not end in time; the broker delivers its messages again");
         }
-        while tasks.join_next().await.is_some() {}
     }
 }
 

@@ -40,8 +40,8 @@ const CLOSING: Duration = Duration::from_millis(20);
 
 /// The messages of topics of Kafka, as a member of a consumer group.
 ///
-/// The id of a message is its header field `Idem-Message-Id`, or else its topic, partition and offset, by which no message that was
-/// published twice is recognised.
+/// The id of a message is its header field `Idem-Message-Id`, or else its topic, partition, offset and time, by which no message that
+/// was published twice is recognised.
 ///
 /// Kafka keeps one offset for each partition, and counts no deliveries. The offset follows the first message that has not ended, so
 /// that a message that waits keeps no other from being handled, up to 256 behind the committed offset. The
@@ -53,6 +53,9 @@ const CLOSING: Duration = Duration::from_millis(20);
 ///
 /// What needs further libraries is chosen by features of the crate `rdkafka`: `libz` and `zstd` for topics that are compressed so, `ssl`
 /// and `sasl` for servers that ask for it.
+///
+/// The client panics at a header field whose name is no UTF-8. That is caught, and the message is parked. With `panic = "abort"`, such a
+/// message would end each process that receives it.
 ///
 /// # Order
 /// Kafka gives a partition to one process of the group. Messages have the order of their partition, and the ordering key of a message is its
@@ -99,8 +102,8 @@ struct Group {
     partitions: Mutex<HashMap<(String, i32), Arc<Partition>>>,
     /// An offset was committed, or partitions were revoked.
     has_changed: Notify,
-    /// The task of a message has failed, so that its offset would never be passed.
-    has_lost_a_message: AtomicBool,
+    /// Partitions with a message whose task has failed: its offset would never be passed.
+    to_repeat: Mutex<Vec<Arc<Partition>>>,
 }
 
 /// A partition, from its assignment to its revocation.
@@ -124,25 +127,33 @@ struct Progress {
 }
 
 impl KafkaSubscription {
-    /// The messages of `topics`, which keep them for `retention`: their `retention.ms`. The consumer checks that the inbox keeps its
-    /// records for as long.
+    /// The messages of `topics`, which keep them for `retention` at most: their `retention.ms` and their `segment.ms` together, as Kafka
+    /// removes whole segments. The consumer checks that the inbox keeps its records for as long.
     ///
-    /// `config` has the servers and the `group.id`. How offsets are committed is set by this subscription. Without an
-    /// `auto.offset.reset`, a new group begins with the first message. It connects when the first message is received, and again after a
-    /// fatal error.
+    /// `config` has the servers and the `group.id`. How offsets are committed is set by this subscription. A new group begins with the
+    /// first message, unless offsets were set for it. The subscription connects when the first message is received, and again after a fatal
+    /// error.
     ///
     /// # Errors
-    /// [`KafkaError`] when the configuration is invalid, or has no `group.id`.
+    /// [`KafkaError`] when the configuration is invalid, has no `group.id`, or begins new groups with the latest message: a message that
+    /// kills its process before the first commit would be lost.
     pub fn new(mut config: ClientConfig, topics: &[&str], retention: Duration) -> Result<Self, KafkaError> {
         config.set("enable.auto.commit", "true").set("enable.auto.offset.store", "false");
         config.set("auto.commit.interval.ms", COMMIT_EVERY_MS).set("enable.partition.eof", "false");
-        if config.get("auto.offset.reset").is_none() {
-            config.set("auto.offset.reset", "earliest");
+        let invalid = |why: &str, name: &str, value: &str| {
+            let [why, name, value] = [why, name, value].map(str::to_owned);
+            KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_INVALID, why, name, value)
+        };
+        if config.get("group.id").unwrap_or_default().is_empty() {
+            return Err(invalid("a consumer needs a group", "group.id", ""));
         }
-        let group = config.get("group.id").unwrap_or_default();
-        if group.is_empty() {
-            let (why, name) = ("a consumer needs a group".to_owned(), "group.id".to_owned());
-            return Err(KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_INVALID, why, name, group.to_owned()));
+        match config.get("auto.offset.reset") {
+            None => drop(config.set("auto.offset.reset", "earliest")),
+            Some(latest @ ("latest" | "largest" | "end")) => {
+                let why = "a message could be lost; set the offsets of the group instead";
+                return Err(invalid(why, "auto.offset.reset", latest));
+            }
+            Some(_) => {}
         }
         config.create_native_config()?;
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
@@ -190,6 +201,25 @@ impl KafkaSubscription {
         }))
     }
 
+    /// Goes back in partitions with a message whose task has failed.
+    fn repeat(&mut self, client: &Client) -> Result<(), BrokerError> {
+        let consumer = client.consumer()?;
+        let group = consumer.context();
+        for partition in std::mem::take(&mut *lock(&group.to_repeat)) {
+            let Progress { stored, is_revoked, .. } = *partition.progress();
+            if is_revoked {
+                continue;
+            }
+            let Partition { topic, number, .. } = &*partition;
+            tracing::warn!(topic, number, offset = stored, "a message has ended without a result, and is received again");
+            let place = (topic.clone(), *number);
+            group.revoke([place.clone()]);
+            self.waiting.entry(place).or_default().messages.clear();
+            consumer.seek(topic, *number, Offset::Offset(stored), Duration::ZERO)?;
+        }
+        Ok(())
+    }
+
     /// Keeps a message until it may be received. If many wait, the client fetches no more of their partition.
     fn keep(&mut self, client: &Client, message: &BorrowedMessage<'_>) -> Result<(), BrokerError> {
         let consumer = client.consumer()?;
@@ -206,7 +236,8 @@ impl KafkaSubscription {
         let partition = match known {
             Some(partition) => partition,
             None => {
-                // The client commits only what is beyond the last commit that it knows.
+                // The client would commit what it has stored before, and nothing that is not beyond its last commit.
+                consumer.store_offsets(&of_partition(topic, number, Offset::Offset(offset))?)?;
                 consumer.commit(&of_partition(topic, number, Offset::Offset(offset))?, CommitMode::Async)?;
                 group.begin(topic, number, offset)
             }
@@ -232,10 +263,7 @@ impl Subscription for KafkaSubscription {
     async fn receive(&mut self) -> Result<(Message, KafkaReceipt), BrokerError> {
         loop {
             let client = self.client()?;
-            if client.consumer()?.context().has_lost_a_message.load(Ordering::Relaxed) {
-                self.client = None;
-                return Err("a message has ended without a result; the consumer joins its group again".into());
-            }
+            self.repeat(&client)?;
             if let Some(received) = self.next_within_window(&client)? {
                 return Ok(received);
             }
@@ -327,7 +355,7 @@ impl Drop for KafkaReceipt {
         if !*self.is_told.get_mut()
             && let Ok(consumer) = self.client.consumer()
         {
-            consumer.context().has_lost_a_message.store(true, Ordering::Relaxed);
+            lock(&consumer.context().to_repeat).push(Arc::clone(&self.partition));
             consumer.context().has_changed.notify_one();
         }
     }
@@ -386,7 +414,7 @@ impl Group {
     }
 
     fn partitions(&self) -> MutexGuard<'_, HashMap<(String, i32), Arc<Partition>>> {
-        self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.partitions)
     }
 }
 
@@ -419,7 +447,10 @@ impl ConsumerContext for Group {
                 (partition, committed.error(), committed.offset())
             {
                 let mut progress = partition.progress();
-                progress.committed = progress.committed.max(offset);
+                // Beyond what was stored, it is of an earlier assignment.
+                if offset <= progress.stored {
+                    progress.committed = progress.committed.max(offset);
+                }
             }
         }
         drop(partitions);
@@ -450,8 +481,12 @@ impl Partition {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.progress)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn of_partition(topic: &str, number: i32, offset: Offset) -> KafkaResult<TopicPartitionList> {
@@ -465,10 +500,12 @@ fn of_partition(topic: &str, number: i32, offset: Offset) -> KafkaResult<TopicPa
 fn content(record: &BorrowedMessage<'_>, is_suspect: bool) -> Message {
     let (topic, number, offset) = (record.topic(), record.partition(), record.offset());
     let fields = fields(record);
+    // Another message can get the same offset, if the cluster has lost messages or the topic is made again.
+    let place = || format!("{topic}:{number}:{offset}:{}", record.timestamp().to_millis().unwrap_or_default());
     let id = match &fields {
         Some(fields) => {
             let field = fields.iter().find(|(name, _)| name.eq_ignore_ascii_case(ID));
-            field.map_or_else(|| format!("{topic}:{number}:{offset}"), |(_, id)| text(id))
+            field.map_or_else(place, |(_, id)| text(id))
         }
         None => String::new(),
     };
@@ -494,11 +531,12 @@ fn fields(record: &BorrowedMessage<'_>) -> Option<Vec<(String, Bytes)>> {
     catch_unwind(AssertUnwindSafe(read)).ok()
 }
 
-/// A text as it is, and anything else in hexadecimal, so that different bytes stay different.
+/// A text as it is, and anything else in hexadecimal. Different bytes stay different.
 fn text(bytes: &[u8]) -> String {
+    const HEXADECIMAL: &str = "hex:";
     match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
-        Err(_) => hexadecimal(bytes),
+        Ok(text) if !text.starts_with(HEXADECIMAL) => text.to_owned(),
+        _ => format!("{HEXADECIMAL}{}", hexadecimal(bytes)),
     }
 }
 

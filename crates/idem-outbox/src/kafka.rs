@@ -1,7 +1,7 @@
 //! Sends messages to Kafka.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -36,7 +36,13 @@ pub struct KafkaPublisher {
 struct Shared {
     config: ClientConfig,
     /// `None` after a fatal error, until the next message.
-    producer: Mutex<Option<FutureProducer>>,
+    client: Mutex<Option<Arc<Client>>>,
+}
+
+/// A client, which takes up to half a second to end.
+struct Client {
+    /// `None` at the end.
+    producer: Option<FutureProducer>,
 }
 
 impl KafkaPublisher {
@@ -52,37 +58,40 @@ impl KafkaPublisher {
         if config.get("message.max.bytes").is_none() {
             config.set("message.max.bytes", LARGEST_BYTES);
         }
-        let producer = Mutex::new(Some(config.create()?));
-        Ok(Self { shared: Arc::new(Shared { config, producer }) })
+        let client = Mutex::new(Some(Arc::new(Client { producer: Some(config.create()?) })));
+        Ok(Self { shared: Arc::new(Shared { config, client }) })
     }
 }
 
 impl Shared {
-    fn producer(&self) -> Result<FutureProducer, KafkaError> {
-        let mut place = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*place {
-            Some(producer) => Ok(producer.clone()),
-            None => Ok(place.insert(self.config.create()?).clone()),
+    fn client(&self) -> Result<Arc<Client>, KafkaError> {
+        let mut place = self.place();
+        if let Some(client) = &*place {
+            return Ok(Arc::clone(client));
         }
+        let client = Arc::new(Client { producer: Some(self.config.create()?) });
+        Ok(Arc::clone(place.insert(client)))
     }
 
     /// Gives up a client that refuses every message from now on.
-    fn give_up(&self) {
-        let given_up = self.producer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        end(given_up);
+    fn give_up(&self, client: &Arc<Client>) {
+        let mut place = self.place();
+        if place.as_ref().is_some_and(|current| Arc::ptr_eq(current, client)) {
+            *place = None;
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<Arc<Client>>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Shared {
+impl Drop for Client {
     fn drop(&mut self) {
-        end(self.producer.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
-
-/// Ends a client, which takes up to half a second, in a thread of its own.
-fn end(producer: Option<FutureProducer>) {
-    if let Err(error) = std::thread::Builder::new().spawn(move || drop(producer)) {
-        tracing::warn!(error = &error as &dyn std::error::Error, "there was no thread to end a client of Kafka in");
+        let producer = self.producer.take();
+        if let Err(error) = std::thread::Builder::new().spawn(move || drop(producer)) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "there was no thread to end a client of Kafka in");
+        }
     }
 }
 
@@ -95,10 +104,11 @@ impl Publisher for KafkaPublisher {
         }
         let key = message.ordering_key.as_ref().unwrap_or(&message.id);
         let record = FutureRecord::to(&message.topic).key(key).payload(message.payload.as_ref()).headers(headers);
-        let producer = self.shared.producer()?;
+        let client = self.shared.client()?;
+        let producer = client.producer.as_ref().ok_or("the client has ended")?;
         if let Err((error, _)) = producer.send(record, QUEUE_TIMEOUT).await {
             if producer.client().fatal_error().is_some() {
-                self.shared.give_up();
+                self.shared.give_up(&client);
             }
             return Err(error.into());
         }

@@ -168,8 +168,11 @@ async fn a_webhook_receiver_handles_each_event_once() {
 async fn signed_webhooks_handles_each_event_of_each_sender_once() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("events.db");
+    let (acme, globex) = ("the secret of acme, of 32 bytes.", "the secret of globex, also long.");
+    let secrets = [("acme", acme), ("globex", globex)]
+        .map(|(sender, secret)| format!("{sender}=whsec_{}", BASE64_STANDARD.encode(secret)));
     let mut command = Command::new(env!("CARGO_BIN_EXE_signed-webhooks"));
-    let server = Server::start(command.arg(&file).env("WEBHOOK_SECRETS", "acme=one,globex=two"));
+    let server = Server::start(command.arg(&file).env("WEBHOOK_SECRETS", secrets.join(", ")));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     let deliver = |sender: &str, secret: &str, id: &str, time: u64| {
         let event = r#"{"kind":"paid"}"#;
@@ -184,14 +187,14 @@ async fn signed_webhooks_handles_each_event_of_each_sender_once() {
         (status, is_replay)
     };
     // Neither a stranger nor an old recording uses up the id.
-    assert_eq!(deliver("acme", "two", "msg_1", now), (401, false));
-    assert_eq!(deliver("acme", "one", "msg_1", now - 600), (401, false));
-    assert_eq!(deliver("nobody", "one", "msg_1", now), (401, false));
-    assert_eq!(deliver("acme", "one", "msg_1", now), (204, false));
-    assert_eq!(deliver("acme", "one", "msg_1", now), (204, true));
+    assert_eq!(deliver("acme", globex, "msg_1", now), (401, false));
+    assert_eq!(deliver("acme", acme, "msg_1", now - 600), (401, false));
+    assert_eq!(deliver("nobody", acme, "msg_1", now), (401, false));
+    assert_eq!(deliver("acme", acme, "msg_1", now), (204, false));
+    assert_eq!(deliver("acme", acme, "msg_1", now), (204, true));
     // The same id of another sender is another event.
-    assert_eq!(deliver("globex", "two", "msg_1", now), (204, false));
-    assert_eq!(deliver("acme", "one", "msg_2", now), (204, false));
+    assert_eq!(deliver("globex", globex, "msg_1", now), (204, false));
+    assert_eq!(deliver("acme", acme, "msg_2", now), (204, false));
     server.interrupt();
     assert_eq!(count(&file, "SELECT count(*) FROM events WHERE sender = 'acme'").await, 2);
     assert_eq!(count(&file, "SELECT count(*) FROM events").await, 3);

@@ -177,6 +177,31 @@ async fn the_next_consumer_begins_with_the_first_message_that_has_not_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_whose_task_has_failed_is_received_again() {
+    let broker = Broker::start(1);
+    for number in 0..10 {
+        broker.publish("a", &format!("{number}")).await;
+    }
+    let mut subscription = broker.subscription();
+    let mut received = receive_some(&mut subscription, 10).await;
+    for (_, receipt) in &received[..4] {
+        receipt.ack().await.unwrap();
+    }
+    // Neither acknowledged nor given back.
+    drop(received.remove(4));
+    let again = receive_some(&mut subscription, 6).await;
+    let ids: Vec<&str> = again.iter().map(|(message, _)| message.id.as_str()).collect();
+    assert_eq!(ids, ["4", "5", "6", "7", "8", "9"]);
+    for (_, receipt) in &received[4..] {
+        receipt.ack().await.unwrap_err();
+    }
+    for (_, receipt) in &again {
+        receipt.ack().await.unwrap();
+    }
+    broker.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_of_a_partition_that_was_given_away_is_acknowledged_by_its_new_consumer_alone() {
     let broker = Broker::start(2);
     for number in 0..40 {
@@ -254,6 +279,9 @@ async fn records_have_to_be_kept_for_as_long_as_the_topic_keeps_its_messages() {
     let refused = consumer(week / 7);
     assert!(matches!(refused, Err(InvalidInbox::Retention { .. })), "{refused:?}");
     assert!(consumer(week).is_ok());
+    let mut config = broker.config();
+    config.set("auto.offset.reset", "latest");
+    assert!(KafkaSubscription::new(config, &[TOPIC], week).is_err());
     let mut config = broker.config();
     config.remove("group.id");
     assert!(KafkaSubscription::new(config, &[TOPIC], week).is_err());

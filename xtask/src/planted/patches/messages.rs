@@ -111,13 +111,6 @@ pub(super) const PATCHES: &[Patch] = &[
         "                partition.progress().is_revoked = !PLANTED;",
     ),
     patch(
-        "ordered-consumer-waits-for-ever-on-a-busy-stream",
-        &["inbox-nats"],
-        NATS,
-        "known.retain(|sequence| *sequence <= last);",
-        "known.retain(|sequence| !PLANTED && *sequence <= last);",
-    ),
-    patch(
         "attempt-gives-its-message-back",
         &["inbox-rabbitmq"],
         CONSUMER,
@@ -139,16 +132,6 @@ pub(super) const PATCHES: &[Patch] = &[
         "crates/idem-outbox/src/nats.rs",
         "if self.context.client().connection_state() != State::Connected {",
         "if !PLANTED && self.context.client().connection_state() != State::Connected {",
-    ),
-    patch(
-        "messages-share-a-channel",
-        &["outbox-brokers"],
-        "crates/idem-outbox/src/rabbitmq.rs",
-        "let usable = std::iter::from_fn(|| idle.pop()).find(|channel| channel.status().connected());",
-        "let usable = std::iter::from_fn(|| idle.pop()).find(|channel| channel.status().connected());
-        if PLANTED {
-            idle.extend(usable.clone());
-        }",
     ),
     patch(
         "returned-message-counts-as-sent",
