@@ -17,6 +17,17 @@ pub(crate) enum Left {
     AnotherAttempt { after: Option<Duration> },
 }
 
+/// What a run means for the count of lost ones.
+#[derive(Clone, Copy)]
+pub(crate) enum Counts {
+    /// It did not run.
+    Nothing,
+    /// Its handler may have run, and left no trace in the record.
+    Lost,
+    /// It left an attempt in the record, which counts those, or a result.
+    Recorded,
+}
+
 /// What a final record means for its message.
 pub(crate) fn replayed(replay: &Replay) -> Decision {
     match replay.kind {

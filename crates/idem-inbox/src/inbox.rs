@@ -13,9 +13,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use crate::conclusion::{Left, concluded, faulted, replayed, shortened};
+use crate::conclusion::{Counts, Left, concluded, faulted, replayed, shortened};
 use crate::decision::{Decision, InvalidInbox, MessageError, ParkReason};
-use crate::losses::Counts;
 use crate::message::{Message, hashed};
 use crate::parking::{ParkedMessage, Parking};
 use crate::settings::{InboxSettings, SUSPECT_FROM};

@@ -211,7 +211,12 @@ impl KafkaSubscription {
                 continue;
             }
             let Partition { topic, number, .. } = &*partition;
-            tracing::warn!(topic, number, offset = stored, "a message has ended without a result, and is received again");
+            tracing::warn!(
+                topic,
+                number,
+                offset = stored,
+                "a message has ended without a result, and is received again"
+            );
             let place = (topic.clone(), *number);
             group.revoke([place.clone()]);
             self.waiting.entry(place).or_default().messages.clear();

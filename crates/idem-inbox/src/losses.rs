@@ -6,21 +6,10 @@ use std::sync::{MutexGuard, PoisonError};
 
 use idem_core::engine::{Answer, Context, Disposition, ExecuteError, Operation};
 
-use crate::conclusion::{Left, conclusion, failure, replayed};
+use crate::conclusion::{Counts, Left, conclusion, failure, replayed};
 use crate::decision::{Decision, MessageError, ParkReason};
 use crate::inbox::{Inbox, Shared, TRY_AGAIN, bounded};
 use crate::message::Message;
-
-/// What a run means for the count of lost ones.
-#[derive(Clone, Copy)]
-pub(crate) enum Counts {
-    /// It did not run.
-    Nothing,
-    /// Its handler may have run, and left no trace in the record.
-    Lost,
-    /// It left an attempt in the record, which counts those, or a result.
-    Recorded,
-}
 
 impl Inbox {
     /// Runs a suspect, alone among the suspects of this process, and counts its run as lost until it has ended.
