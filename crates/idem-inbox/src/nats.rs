@@ -320,7 +320,7 @@ impl NatsReceipt {
 #[async_trait]
 impl Receipt for NatsReceipt {
     /// Without an order, the server's answer is not awaited: it costs a round trip for each message, and if the acknowledgment is
-    /// lost, the record answers the next delivery. With an order, [`collect`](NatsSubscription::collect) has to know what is told.
+    /// lost, the record answers the next delivery. With an order, the subscription has to know what is acknowledged.
     async fn ack(&self) -> Result<(), BrokerError> {
         if self.held.is_some() {
             return self.tell(AckKind::Ack).await;
