@@ -45,6 +45,7 @@ impl Maker {
         Acquire {
             id: Self::id(number),
             origin: self.origin.clone(),
+            trace: None,
             fingerprint: self.fingerprint,
             owner: OwnerToken::random(),
             term: Term { lease: Duration::from_secs(30), retention: DAY },

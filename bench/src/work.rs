@@ -61,6 +61,7 @@ impl Fixture {
         let request = Acquire {
             id: identity.record_id(&scope, &key),
             origin: Origin { namespace: "bench".into(), scope: scope.clone() },
+            trace: None,
             fingerprint: Fingerprint::of_bytes("pay", b"the same"),
             owner: OwnerToken::from_bytes([7; 16]),
             term: Term { lease: Duration::from_secs(30), retention: Duration::from_secs(86_400) },

@@ -13,6 +13,7 @@ mod record_id;
 mod scope;
 mod store;
 mod timestamp;
+mod trace;
 
 pub use fingerprint::{Algorithm, BodyFormat, Fingerprint, FingerprintBuilder, JsonPointer, JsonPointerError};
 pub use key::{IdempotencyKey, KeyError, MAX_KEY_BYTES};
@@ -33,3 +34,4 @@ pub use store::{
     TimeOffset, TransactionSlots, TransactionalStore, Writes, self_test,
 };
 pub use timestamp::Timestamp;
+pub use trace::{InvalidTraceParent, TraceParent};

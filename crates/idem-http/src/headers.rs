@@ -1,7 +1,7 @@
 //! Header fields: how they are read, and which of them a record stores.
 
 use bytes::Bytes;
-use idem_core::HeaderField;
+use idem_core::{HeaderField, TraceParent};
 
 use crate::syntax::BLANKS;
 
@@ -39,6 +39,14 @@ impl HeaderFields for [(&str, &[u8])] {
 pub(crate) fn declared_bytes(fields: &(impl HeaderFields + ?Sized)) -> Option<u64> {
     let length = fields.values("content-length").next().and_then(|value| std::str::from_utf8(value).ok());
     length?.parse().ok()
+}
+
+/// The `traceparent` of a request. An invalid one, or more than one, counts as none
+/// ([W3C Trace Context](https://www.w3.org/TR/trace-context/#a-traceparent-is-received)).
+pub(crate) fn trace_parent(fields: &(impl HeaderFields + ?Sized)) -> Option<TraceParent> {
+    let mut values = fields.values("traceparent");
+    let only = values.next().filter(|_| values.next().is_none())?;
+    std::str::from_utf8(only).ok()?.parse().ok()
 }
 
 /// Never stored: cookies and credentials belong to one connection or one user agent, not to the operation.
@@ -131,6 +139,17 @@ mod tests {
             .into_iter()
             .map(|field| (String::from_utf8(field.name.to_vec()).unwrap(), field.value.to_vec()))
             .collect()
+    }
+
+    #[test]
+    fn a_trace_is_read_and_what_is_doubtful_is_none() {
+        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let field = ("traceparent", parent.as_bytes());
+        let read = |fields: &[(&str, &[u8])]| trace_parent(fields);
+        assert_eq!(read(&[field]), Some(parent.parse().unwrap()));
+        assert_eq!(read(&[]), None);
+        assert_eq!(read(&[field, field]), None);
+        assert_eq!(read(&[("traceparent", b"00-\xFF")]), None);
     }
 
     #[test]

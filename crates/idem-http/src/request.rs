@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::engine::Operation;
-use idem_core::{Fingerprint, FingerprintBuilder, IdempotencyKey, Scope};
+use idem_core::{Fingerprint, FingerprintBuilder, IdempotencyKey, Scope, TraceParent};
 
 use crate::budget::{ByteBudget, Reservation};
 use crate::head::{KeyedHead, long_enough};
-use crate::headers::{HeaderFields, declared_bytes};
+use crate::headers::{HeaderFields, declared_bytes, trace_parent};
 use crate::key_member::key_of_body;
 use crate::policy::HttpPolicy;
 use crate::principal_limit::PrincipalPlace;
@@ -29,6 +29,7 @@ pub struct IncomingRequest {
     key: Option<IdempotencyKey>,
     /// How long the client prefers to wait for another request's run.
     wait: Option<Duration>,
+    trace: Option<TraceParent>,
     /// The least length that the body must have, if that is known.
     expected_bytes: Option<u64>,
     body: BodyBuffer,
@@ -68,12 +69,13 @@ impl IncomingRequest {
     ) -> Result<Self, Problem> {
         let KeyedHead { key, wait, fingerprint } = head;
         let place = place_of(scope.principal(), policy)?;
+        let trace = trace_parent(headers);
         let body = BodyBuffer::new(fingerprint, policy.request_body_limit, &policy.budget, scope.principal());
         let declared = declared_bytes(headers);
         body.expect(declared.unwrap_or(0))?;
         // An encoded body changes its length if an outer layer decodes it.
         let expected_bytes = declared.filter(|_| headers.values("content-encoding").next().is_none());
-        Ok(Self { scope, key, wait, expected_bytes, body, place })
+        Ok(Self { scope, key, wait, trace, expected_bytes, body, place })
     }
 
     /// The name of the operation.
@@ -102,7 +104,7 @@ impl IncomingRequest {
 
     /// Ends the body; returns the request, ready to run.
     pub(crate) fn finish(self, policy: &HttpPolicy) -> Result<ReceivedRequest, Problem> {
-        let Self { scope, key, wait, body, place, .. } = self;
+        let Self { scope, key, wait, trace, body, place, .. } = self;
         let (fingerprint, chunks, reservation) = body.finish();
         let reservation = reservation.with_place(place);
         let key = match (key, &policy.key_member) {
@@ -110,7 +112,7 @@ impl IncomingRequest {
             (None, Some(member)) => long_enough(key_of_body(member, &chunks)?, policy)?,
             (None, None) => return Err(Problem::new(ProblemKind::KeyMissing)),
         };
-        let operation = Operation::new(scope, key, fingerprint);
+        let operation = Operation::new(scope, key, fingerprint).trace(trace);
         let operation = match wait {
             Some(wait) => operation.wait(wait),
             None => operation,

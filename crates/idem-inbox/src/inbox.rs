@@ -187,7 +187,7 @@ impl Inbox {
 
     fn operation(&self, scope: Scope, message: &Message) -> Operation {
         let fingerprint = Fingerprint::of_bytes(&self.shared.subscriber, &message.payload);
-        Operation::new(scope, message.key(), fingerprint).wait(Duration::ZERO)
+        Operation::new(scope, message.key(), fingerprint).wait(Duration::ZERO).trace(message.trace())
     }
 
     /// Runs the handler if the record allows it. Parks nothing.

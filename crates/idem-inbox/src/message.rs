@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use idem_core::IdempotencyKey;
+use idem_core::{IdempotencyKey, TraceParent};
 use sha2::{Digest as _, Sha256};
 
 /// What the key of a hashed id begins with. An id that begins so is hashed as well, so that no id has the key of another one.
@@ -52,6 +52,15 @@ impl Message {
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&Bytes> {
         self.headers.iter().find(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// The trace of its header field `traceparent`. An invalid one, or more than one, counts as none.
+    #[must_use]
+    pub fn trace(&self) -> Option<TraceParent> {
+        let is_it = |(name, _): &&(String, Bytes)| name.eq_ignore_ascii_case("traceparent");
+        let mut fields = self.headers.iter().filter(is_it);
+        let (_, only) = fields.next().filter(|_| fields.next().is_none())?;
+        std::str::from_utf8(only).ok()?.parse().ok()
     }
 
     /// The key of the message's entry in the parking: 64 lower-case hexadecimal digits, made of its id and its payload. Two messages

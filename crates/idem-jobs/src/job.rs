@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use idem_core::engine::Operation;
-use idem_core::{Fingerprint, KeyError, OwnerToken, RecordId, Scope, StoreError, StoreErrorKind};
+use idem_core::{Fingerprint, KeyError, OwnerToken, RecordId, Scope, StoreError, StoreErrorKind, TraceParent};
 
 /// The most bytes of a payload: a queue is no storage. Keep a large input elsewhere, and its address in the payload.
 pub(crate) const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
@@ -75,13 +75,22 @@ pub struct Job {
     pub principal: Option<String>,
     /// The input of its handler.
     pub payload: Bytes,
+    /// The trace of that request.
+    pub trace: Option<TraceParent>,
 }
 
 impl Job {
     /// A job, read back by a queue.
     #[must_use]
     pub fn new(id: JobId, name: String, principal: Option<String>, payload: Bytes) -> Self {
-        Self { id, name, principal, payload }
+        Self { id, name, principal, payload, trace: None }
+    }
+
+    /// Adds the trace of the request.
+    #[must_use]
+    pub fn trace(mut self, trace: Option<TraceParent>) -> Self {
+        self.trace = trace;
+        self
     }
 
     /// The operation that the worker runs. Its record says whether the job has run; the queue only wakes workers.
@@ -98,7 +107,7 @@ impl Job {
         let key = self.id.as_str().parse().map_err(|error: KeyError| {
             StoreError::new(StoreErrorKind::Corrupt, "the queue has a job whose id is no key").with_source(error)
         })?;
-        Ok(Operation::new(scope, key, fingerprint).wait(Duration::ZERO))
+        Ok(Operation::new(scope, key, fingerprint).wait(Duration::ZERO).trace(self.trace))
     }
 }
 
@@ -110,6 +119,7 @@ impl fmt::Debug for Job {
             .field("name", &self.name)
             .field("principal", &self.principal)
             .field("payload_bytes", &self.payload.len())
+            .field("trace", &self.trace)
             .finish()
     }
 }
@@ -231,7 +241,7 @@ mod tests {
     #[test]
     fn debug_shows_no_payload() {
         let id = JobId::of(&RecordId::from_bytes([7; 32]));
-        let job = Job { id, name: "report".into(), principal: None, payload: Bytes::from_static(b"secret") };
+        let job = Job::new(id, "report".into(), None, Bytes::from_static(b"secret"));
         assert!(!format!("{job:?}").contains("secret"));
     }
 }

@@ -208,6 +208,7 @@ impl Jobs {
             name: name.to_owned(),
             principal: run.principal().map(str::to_owned),
             payload: payload.into(),
+            trace: run.trace(),
         };
         let enqueue = queue.enqueue(run, &job, lease.owner, settings.start_deadline);
         let before = timeout(settings.queue_timeout, enqueue).await.map_err(|_| EnqueueError::Queue(self.late()))??;

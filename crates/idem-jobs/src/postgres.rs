@@ -29,6 +29,7 @@ const TABLE: &str = "
         name TEXT NOT NULL,
         principal BYTEA,
         payload BYTEA NOT NULL,
+        trace TEXT,
         enqueued_by BYTEA NOT NULL,
         created_at TIMESTAMPTZ NOT NULL DEFAULT pg_catalog.statement_timestamp(),
         deadline_at TIMESTAMPTZ NOT NULL,
@@ -46,11 +47,11 @@ const TABLE: &str = "
     COMMENT ON TABLE {schema}.idem_jobs IS 'idem-jobs 1';";
 
 /// Takes the place of a job that was kept for its time.
-const ENQUEUE: &str = "INSERT INTO {schema}.idem_jobs AS job (id, name, principal, payload, enqueued_by, deadline_at)
-    VALUES ($1, $2, $3, $4, $5, {now} + $6 * interval '1 microsecond')
+const ENQUEUE: &str = "INSERT INTO {schema}.idem_jobs AS job (id, name, principal, payload, enqueued_by, deadline_at, trace)
+    VALUES ($1, $2, $3, $4, $5, {now} + $6 * interval '1 microsecond', $7)
     ON CONFLICT (id) DO UPDATE SET name = excluded.name, principal = excluded.principal, payload = excluded.payload,
         enqueued_by = excluded.enqueued_by, created_at = excluded.created_at, deadline_at = excluded.deadline_at,
-        due_at = excluded.due_at, lost = 0, is_claimed = FALSE, is_parked = FALSE, keep_until = NULL
+        trace = excluded.trace, due_at = excluded.due_at, lost = 0, is_claimed = FALSE, is_parked = FALSE, keep_until = NULL
     WHERE job.keep_until <= {now}";
 
 const BEFORE: &str = "SELECT name, payload, enqueued_by FROM {schema}.idem_jobs WHERE id = $1";
@@ -68,7 +69,7 @@ const CLAIM: &str = "WITH ordinary AS MATERIALIZED (
     UPDATE {schema}.idem_jobs AS job SET due_at = {now} + $3 * interval '1 microsecond', is_claimed = TRUE,
         delivered = delivered + 1, lost = CASE WHEN is_suspect THEN lost ELSE lost + 1 END
     FROM (SELECT * FROM ordinary UNION ALL SELECT * FROM suspect) AS due WHERE job.id = due.id
-    RETURNING job.id, job.name, job.principal, job.payload, job.delivered, due.is_suspect, {times},
+    RETURNING job.id, job.name, job.principal, job.payload, job.trace, job.delivered, due.is_suspect, {times},
         CASE WHEN due.is_suspect THEN job.lost ELSE job.lost - 1 END AS lost";
 
 /// What a report is about: a delivery that nobody has reported yet.
@@ -98,7 +99,7 @@ const END: &str = "WITH open AS MATERIALIZED (
         FROM mine WHERE job.id = mine.id)
     SELECT id FROM open EXCEPT SELECT id FROM mine";
 
-const FIND: &str = "SELECT job.id, job.name, job.principal, job.payload, {times},
+const FIND: &str = "SELECT job.id, job.name, job.principal, job.payload, job.trace, {times},
         CASE WHEN job.keep_until IS NULL THEN job.is_claimed AND job.due_at > {now} ELSE job.is_parked END AS flag,
         job.keep_until IS NOT NULL AS has_ended
     FROM {schema}.idem_jobs AS job WHERE job.id = $1 AND (job.keep_until IS NULL OR job.keep_until > {now})";
@@ -169,7 +170,8 @@ impl PostgresQueue {
             .bind(job.principal.as_ref().map(|principal| principal.as_bytes()))
             .bind(job.payload.as_ref())
             .bind(by.as_bytes().as_slice())
-            .bind(micros(deadline));
+            .bind(micros(deadline))
+            .bind(job.trace.map(|trace| trace.to_string()));
         if insert.execute(&mut *connection).await?.rows_affected() == 1 {
             return Ok(None);
         }
@@ -286,7 +288,9 @@ fn read_job(row: &PgRow) -> Result<(Job, Times), sqlx::Error> {
     let payload: Vec<u8> = row.try_get("payload")?;
     let micros = |micros: i64| Duration::from_micros(micros.try_into().unwrap_or(0));
     let times = Times { remaining: micros(row.try_get("remaining")?), age: micros(row.try_get("age")?) };
+    let trace: Option<&str> = row.try_get("trace")?;
     let job = Job::new(id, row.try_get("name")?, principal, Bytes::from(payload));
+    let job = job.trace(trace.and_then(|trace| trace.parse().ok()));
     Ok((job, times))
 }
 

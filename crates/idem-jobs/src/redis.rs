@@ -109,6 +109,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
         let mut enqueue = self.about(&self.scripts.enqueue, &job.id);
         let principal = job.principal.as_ref().map_or_else(String::new, |principal| format!("+{principal}"));
         enqueue.arg(&job.name).arg(principal).arg(job.payload.as_ref()).arg(by.as_bytes()).arg(millis(deadline));
+        enqueue.arg(job.trace.map_or_else(String::new, |trace| trace.to_string()));
         let before = enqueue.invoke_async(&mut self.connection.clone()).await;
         let before: Option<(String, Vec<u8>, Vec<u8>)> = before.map_err(|error| failed("enqueue", error))?;
         let Some((name, payload, by)) = before else { return Ok(None) };
@@ -117,7 +118,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
     }
 
     async fn claim(&self, most: NonZeroU32, with_suspect: bool, hold: Duration) -> Result<Vec<Delivery>, StoreError> {
-        type Claimed = (String, String, String, Vec<u8>, i64, i64, bool, i64, i64);
+        type Claimed = (String, String, String, Vec<u8>, String, i64, i64, bool, i64, i64);
         let mut claim = self.scripts.claim.prepare_invoke();
         claim.key(self.due()).key(self.suspects()).arg(most.get()).arg(u8::from(with_suspect)).arg(millis(hold));
         claim.arg(self.jobs()).arg(SUSPECT_FROM);
@@ -126,12 +127,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
         for id in damaged {
             tracing::error!(job = id, "a job in Redis is damaged, and does not run");
         }
-        let read = |(id, name, principal, payload, number, lost, is_suspect, remaining, age): Claimed| {
+        let read = |(id, name, principal, payload, trace, number, lost, is_suspect, remaining, age): Claimed| {
             let Ok(parsed) = id.parse() else {
                 tracing::error!(job = id, "the queue has a job whose id is none; it does not run");
                 return None;
             };
-            let job = job(parsed, name, &principal, payload);
+            let job = job(parsed, name, &principal, payload, &trace);
             Some(Delivery::new(job, number, lost.try_into().unwrap_or(0), is_suspect, times(remaining, age)))
         };
         Ok(claimed.into_iter().filter_map(read).collect())
@@ -167,15 +168,16 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> JobQueue for RedisQueue<
 
     async fn find(&self, id: &JobId) -> Result<Option<QueuedJob>, StoreError> {
         let found = self.about(&self.scripts.find, id).invoke_async(&mut self.connection.clone()).await;
-        let found: Option<(String, String, Vec<u8>, i64, i64, u8)> = found.map_err(|error| failed("find", error))?;
-        let Some((name, principal, payload, remaining, age, standing)) = found else { return Ok(None) };
+        let found: Option<(String, String, Vec<u8>, String, i64, i64, u8)> =
+            found.map_err(|error| failed("find", error))?;
+        let Some((name, principal, payload, trace, remaining, age, standing)) = found else { return Ok(None) };
         let standing = match standing {
             0 => Standing::Waiting,
             1 => Standing::Claimed,
             2 => Standing::Ended,
             _ => Standing::Parked,
         };
-        let job = job(id.clone(), name, &principal, payload);
+        let job = job(id.clone(), name, &principal, payload, &trace);
         Ok(Some(QueuedJob::new(job, times(remaining, age), standing)))
     }
 
@@ -191,8 +193,9 @@ impl<C> fmt::Debug for RedisQueue<C> {
     }
 }
 
-fn job(id: JobId, name: String, principal: &str, payload: Vec<u8>) -> Job {
-    Job::new(id, name, principal.strip_prefix('+').map(str::to_owned), Bytes::from(payload))
+fn job(id: JobId, name: String, principal: &str, payload: Vec<u8>, trace: &str) -> Job {
+    let principal = principal.strip_prefix('+').map(str::to_owned);
+    Job::new(id, name, principal, Bytes::from(payload)).trace(trace.parse().ok())
 }
 
 /// From milliseconds; the time until the deadline is negative after it.

@@ -24,6 +24,7 @@ const TABLE: &str = "
         name TEXT NOT NULL,
         principal TEXT,
         payload BLOB NOT NULL,
+        trace TEXT,
         enqueued_by BLOB NOT NULL,
         created_at INTEGER NOT NULL,
         deadline_at INTEGER NOT NULL,
@@ -57,7 +58,7 @@ macro_rules! of_delivery {
 
 /// Takes the place of a job that was kept for its time.
 const ENQUEUE: &str = concat!(
-    "INSERT INTO idem_jobs (id, name, principal, payload, enqueued_by, created_at, due_at, deadline_at) VALUES (?1, ?2, ?3, ?4, ?5, ",
+    "INSERT INTO idem_jobs (id, name, principal, payload, enqueued_by, trace, created_at, due_at, deadline_at) VALUES (?1, ?2, ?3, ?4, ?5, ?7, ",
     now!(),
     ",",
     now!(),
@@ -65,7 +66,7 @@ const ENQUEUE: &str = concat!(
     now!(),
     "+ ?6) ON CONFLICT (id) DO UPDATE SET name = excluded.name, principal = excluded.principal, payload = excluded.payload,
         enqueued_by = excluded.enqueued_by, created_at = excluded.created_at, deadline_at = excluded.deadline_at,
-        due_at = excluded.due_at, lost = 0, is_claimed = 0, is_parked = 0, keep_until = NULL
+        trace = excluded.trace, due_at = excluded.due_at, lost = 0, is_claimed = 0, is_parked = 0, keep_until = NULL
     WHERE keep_until <= ",
     now!()
 );
@@ -81,7 +82,7 @@ const CLAIM: &str = concat!(
         SELECT id FROM idem_jobs WHERE keep_until IS NULL AND lost >= 2 AND due_at <= ",
     now!(),
     " ORDER BY due_at LIMIT ?2)
-    RETURNING id, name, principal, payload, delivered, lost, deadline_at - ",
+    RETURNING id, name, principal, payload, trace, delivered, lost, deadline_at - ",
     now!(),
     " AS remaining, ",
     now!(),
@@ -109,7 +110,7 @@ const END: &str =
     concat!("UPDATE idem_jobs SET keep_until = ", now!(), "+ ?3, is_parked = ?2 WHERE id = ?1 AND keep_until IS NULL");
 
 const FIND: &str = concat!(
-    "SELECT id, name, principal, payload, deadline_at - ",
+    "SELECT id, name, principal, payload, trace, deadline_at - ",
     now!(),
     " AS remaining, ",
     now!(),
@@ -156,7 +157,8 @@ impl SqliteQueue {
             .bind(job.principal.as_deref())
             .bind(job.payload.as_ref())
             .bind(by.as_bytes().as_slice())
-            .bind(millis(deadline));
+            .bind(millis(deadline))
+            .bind(job.trace.map(|trace| trace.to_string()));
         if insert.execute(&mut *connection).await?.rows_affected() == 1 {
             return Ok(None);
         }
@@ -284,7 +286,8 @@ fn read_job(row: &SqliteRow) -> Result<(Job, Times), sqlx::Error> {
     let millis = |millis: i64| Duration::from_millis(millis.try_into().unwrap_or(0));
     let times = Times { remaining: millis(row.try_get("remaining")?), age: millis(row.try_get("age")?) };
     let (name, principal) = (row.try_get("name")?, row.try_get("principal")?);
-    let job = Job::new(id, name, principal, Bytes::from(payload));
+    let trace: Option<&str> = row.try_get("trace")?;
+    let job = Job::new(id, name, principal, Bytes::from(payload)).trace(trace.and_then(|trace| trace.parse().ok()));
     Ok((job, times))
 }
 

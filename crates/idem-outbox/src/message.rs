@@ -10,6 +10,9 @@ use uuid::Uuid;
 /// The header field with the id of the record of the run that published a message.
 const RECORD: &str = "Idem-Record";
 
+/// The header field with the trace of the request that the run answers.
+const TRACE: &str = "traceparent";
+
 /// The most bytes of a payload, so that payload and header fields together fit into the mebibyte that JetStream takes by default.
 /// Keep a large content elsewhere, and its address in the payload.
 const MAX_PAYLOAD_BYTES: usize = 960 * 1024;
@@ -89,19 +92,25 @@ impl MessageToSend {
     }
 
     /// The message of this name of a run. Its id follows from the record of the run and the name, so that a further attempt sends no
-    /// second message. A header field `Idem-Record` names the record.
+    /// second message. The header field `Idem-Record` names the record, and `traceparent` the [trace](Context::trace) of the run.
     ///
     /// Use it for each message that a handler publishes, with a name that the handler uses once.
     #[must_use]
     pub fn of_run(run: &Context, name: &str, topic: impl Into<String>, payload: impl Into<Bytes>) -> Self {
         let id = run.downstream_key(&format!("message:{name}"));
-        Self { id, ..Self::new(topic, payload) }.header(RECORD, run.record_id().to_string())
+        let message = Self { id, ..Self::new(topic, payload) }.header(RECORD, run.record_id().to_string());
+        match run.trace() {
+            Some(trace) => message.header(TRACE, trace.to_string()),
+            None => message,
+        }
     }
 
-    /// Adds a header field, such as `traceparent`.
+    /// Sets a header field. It replaces one of this name, whose case does not count.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.headers.push((name.into(), value.into()));
+        let name = name.into();
+        self.headers.retain(|(other, _)| !other.eq_ignore_ascii_case(&name));
+        self.headers.push((name, value.into()));
         self
     }
 

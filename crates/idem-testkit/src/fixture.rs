@@ -36,6 +36,7 @@ pub fn request() -> Acquire {
     Acquire {
         id: fresh_id(),
         origin: Origin { namespace: "idem-testkit".into(), scope: Scope::new("acme", "POST /v1/payments") },
+        trace: None,
         fingerprint: Fingerprint::of_bytes("pay", b"10 EUR"),
         owner: OwnerToken::random(),
         term: Term { lease: LEASE, retention: RETENTION },

@@ -89,7 +89,8 @@ impl World {
         );
         let request = format!(
             "POST /orders HTTP/1.1\r\nHost: orders\r\nIdempotency-Key: \"order-{order}\"\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+             Traceparent: 00-{:032x}-00f067aa0ba902b7-01\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            order + 1,
             body.len()
         );
         let answer = async {
@@ -323,7 +324,7 @@ async fn settle(url: &str, orders: u64, processes: &mut [Process]) -> Result<Vec
 }
 
 /// What must hold in the end, and is not waited for.
-fn always() -> [(&'static str, &'static str, i64); 3] {
+fn always() -> [(&'static str, &'static str, i64); 4] {
     [
         (
             "orders with two effects",
@@ -333,6 +334,12 @@ fn always() -> [(&'static str, &'static str, i64); 3] {
         (
             "effects without an order",
             "SELECT count(*) FROM messages.effects WHERE id NOT IN (SELECT id FROM messages.orders)",
+            0,
+        ),
+        (
+            "effects without the trace of their order",
+            "SELECT count(*) FROM messages.effects
+             WHERE trace IS DISTINCT FROM lpad(to_hex(substr(id, 3)::BIGINT + 1), 32, '0')",
             0,
         ),
         (
@@ -365,7 +372,7 @@ async fn replay(url: &str, orders: u64, processes: &mut [Process]) -> Result<Vec
         ),
     ];
     let mut wrong = eventually(url, &expected, processes).await?;
-    wrong.extend(count(url, &always()[..2]).await?);
+    wrong.extend(count(url, &always()[..3]).await?);
     Ok(wrong)
 }
 

@@ -149,6 +149,7 @@ pub(crate) fn request() -> Acquire {
     Acquire {
         id: RecordId::from_bytes([3; 32]),
         origin: Origin { namespace: "fuzz".into(), scope: Scope::new("acme", "POST /v1/payments") },
+        trace: None,
         fingerprint: Fingerprint::from_parts(Algorithm::V1, [7; 32]),
         owner: OwnerToken::from_bytes([5; 16]),
         term: Term { lease: Duration::from_secs(30), retention: Duration::from_secs(60) },

@@ -48,6 +48,7 @@ impl Maker {
         Acquire {
             id: Self::id(number),
             origin: self.origin.clone(),
+            trace: None,
             fingerprint: Fingerprint::of_bytes("POST /v1/payments", b"the same for all, so that a row can be copied"),
             owner: OwnerToken::random(),
             term: Term { lease: Duration::from_secs(30), retention: self.retention },

@@ -28,7 +28,7 @@ const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS messages.accounts (name TEXT PRIMARY KEY, last BIGINT NOT NULL);
     CREATE TABLE IF NOT EXISTS messages.orders (id TEXT NOT NULL, account TEXT NOT NULL, number BIGINT NOT NULL);
     CREATE TABLE IF NOT EXISTS messages.effects (
-        place BIGSERIAL PRIMARY KEY, id TEXT NOT NULL, account TEXT NOT NULL, number BIGINT NOT NULL, record TEXT
+        place BIGSERIAL PRIMARY KEY, id TEXT NOT NULL, account TEXT NOT NULL, number BIGINT NOT NULL, record TEXT, trace TEXT
     );";
 
 #[derive(Debug, Clone, Parser)]
@@ -142,11 +142,12 @@ async fn handle(context: Context, message: Message, is_harmless: bool) -> Result
     }
     let record = message.header("Idem-Record").map(|record| String::from_utf8_lossy(record).into_owned());
     let mut transaction = context.transaction::<PostgresTransaction>()?;
-    sqlx::query("INSERT INTO messages.effects (id, account, number, record) VALUES ($1, $2, $3, $4)")
+    sqlx::query("INSERT INTO messages.effects (id, account, number, record, trace) VALUES ($1, $2, $3, $4, $5)")
         .bind(&order.id)
         .bind(&order.account)
         .bind(order.number)
         .bind(record)
+        .bind(context.trace().map(|trace| trace.trace_id()))
         .execute(&mut **transaction)
         .await?;
     Ok(())

@@ -61,6 +61,7 @@ impl Requests {
         Acquire {
             id: RecordId::from_bytes([0; 32]),
             origin: Origin { namespace: "model".into(), scope: Scope::single_tenant("model") },
+            trace: None,
             fingerprint: Fingerprint::from_parts(idem_core::Algorithm::V1, [0; 32]),
             owner: token(worker),
             term: self.term(),

@@ -60,6 +60,7 @@ impl Shared {
         Acquire {
             id: self.settings.identity.record_id(&operation.scope, &operation.key),
             origin: Origin { namespace: self.settings.identity.namespace().clone(), scope: operation.scope.clone() },
+            trace: operation.trace,
             fingerprint: operation.fingerprint,
             owner: OwnerToken::random(),
             term: Term { retention: operation.retention.unwrap_or(term.retention), ..term },

@@ -21,6 +21,7 @@ use crate::machine::{Lease, OwnerOutcome, Term};
 use crate::record::{Acquisition, Checkpoint};
 use crate::record_id::RecordId;
 use crate::store::{StoreError, StoreTransaction};
+use crate::trace::TraceParent;
 
 /// The longest checkpoint, in bytes of its data: it is for identifiers, not for payloads.
 const MAX_CHECKPOINT_BYTES: usize = 64 * 1024;
@@ -218,6 +219,12 @@ impl Context {
     #[must_use]
     pub fn principal(&self) -> Option<&str> {
         self.run.subject.scope.principal()
+    }
+
+    /// The trace of the request that this run answers, if its [`Operation`](super::Operation::trace) named one.
+    #[must_use]
+    pub fn trace(&self) -> Option<TraceParent> {
+        self.run.subject.trace
     }
 
     /// A key for a call to another system, the same on every attempt, different for every `step`.

@@ -69,6 +69,7 @@ use crate::machine::Acquire;
 use crate::record::Record;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, StoreError, TransactionalStore};
+use crate::trace::TraceParent;
 use observer::Subject;
 use settings::SHORTEST_RETENTION;
 use shared::{Backend, Group, Shared};
@@ -97,13 +98,14 @@ pub struct Operation {
     by_other_algorithms: Vec<Fingerprint>,
     wait: Option<Duration>,
     retention: Option<Duration>,
+    trace: Option<TraceParent>,
 }
 
 impl Operation {
     /// The operation that `key` names inside `scope`, asked for by a request with this fingerprint.
     #[must_use]
     pub fn new(scope: Scope, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
-        Self { scope, key, fingerprint, by_other_algorithms: Vec::new(), wait: None, retention: None }
+        Self { scope, key, fingerprint, by_other_algorithms: Vec::new(), wait: None, retention: None, trace: None }
     }
 
     /// Digest of the request.
@@ -136,6 +138,13 @@ impl Operation {
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = Some(retention.max(SHORTEST_RETENTION));
+        self
+    }
+
+    /// Names the trace of the request. [`Context::trace`] has it during the run.
+    #[must_use]
+    pub fn trace(mut self, trace: Option<TraceParent>) -> Self {
+        self.trace = trace;
         self
     }
 }

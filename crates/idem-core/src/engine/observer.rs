@@ -11,6 +11,7 @@ use crate::record::Acquisition;
 use crate::record_id::RecordId;
 use crate::scope::Scope;
 use crate::store::StoreError;
+use crate::trace::TraceParent;
 
 /// Something that happened to one request.
 #[derive(Debug, Clone)]
@@ -190,14 +191,11 @@ pub trait Observer: fmt::Debug + Send + Sync + 'static {
 pub(super) struct Subject {
     pub(super) scope: Scope,
     pub(super) id: RecordId,
+    pub(super) trace: Option<TraceParent>,
 }
 
 impl Subject {
-    pub(super) fn new(scope: Scope, id: RecordId) -> Self {
-        Self { scope, id }
-    }
-
     pub(super) fn of(request: &Acquire) -> Self {
-        Self::new(request.origin.scope.clone(), request.id)
+        Self { scope: request.origin.scope.clone(), id: request.id, trace: request.trace }
     }
 }

@@ -9,6 +9,7 @@ use crate::record::{Acquisition, Checkpoint, OwnerToken, StoredResponse, Takeove
 use crate::record_id::RecordId;
 use crate::scope::Scope;
 use crate::timestamp::Timestamp;
+use crate::trace::TraceParent;
 
 /// A command to the state machine.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +40,8 @@ pub struct Acquire {
     pub id: RecordId,
     /// Where the id came from, kept readable in the record for operators; no decision depends on it.
     pub origin: Origin,
+    /// The trace of the request; no decision depends on it.
+    pub trace: Option<TraceParent>,
     /// Digest of the request.
     pub fingerprint: Fingerprint,
     /// The unique token of this acquire, never [`OwnerToken::NOBODY`]. If its answer was lost, repeating the acquire

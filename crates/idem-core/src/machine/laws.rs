@@ -93,6 +93,7 @@ fn request() -> impl Strategy<Value = Acquire> {
         |(owner, term, takeover, on_mismatch, body, max_attempts)| Acquire {
             id: RecordId::from_bytes([0; 32]),
             origin: Origin { namespace: "laws".into(), scope: Scope::single_tenant("op") },
+            trace: None,
             fingerprint: Fingerprint::of_bytes("op", body.as_bytes()),
             owner,
             term,

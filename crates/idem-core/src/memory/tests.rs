@@ -9,6 +9,7 @@ fn request(id: u8) -> Acquire {
         // Ids that differ in the last byte only share a shard.
         id: RecordId::from_bytes([[0; 31].as_slice(), &[id]].concat().try_into().unwrap()),
         origin: Origin { namespace: "test".into(), scope: Scope::single_tenant("op") },
+        trace: None,
         fingerprint: Fingerprint::of_bytes("op", b"body"),
         owner: OwnerToken::random(),
         term: Term { lease: Duration::from_secs(10), retention: Duration::from_secs(100) },

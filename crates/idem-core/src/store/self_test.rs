@@ -74,6 +74,7 @@ fn probe() -> Acquire {
     Acquire {
         id: RecordId::from_bytes(id),
         origin: Origin { namespace: "idem self-test".into(), scope: Scope::single_tenant("idem self-test") },
+        trace: None,
         fingerprint: Fingerprint::of_bytes("idem self-test", &id),
         owner: OwnerToken::random(),
         term: TERM,

@@ -45,6 +45,20 @@ async fn each_request_is_decided_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_run_knows_the_trace_of_its_request() {
+    let world = World::new();
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".parse().unwrap();
+    for trace in [Some(parent), None] {
+        let run = move |context: Context| async move {
+            assert_eq!(context.trace(), trace);
+            Conclusion { value: "ran", disposition: Disposition::Release { writes: Writes::Discard }, retention: None }
+        };
+        let result = world.at_least_once().execute(operation().trace(trace), run, panicked).await;
+        assert_ran(&result);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_without_an_answer_is_decided_once_too() {
     let world = World::new();
     let engine = world.at_most_once();

@@ -84,6 +84,7 @@ async fn a_lease_that_an_earlier_look_may_have_taken_is_confirmed_before_the_ope
     let crashed = Acquire {
         id: world.record_id(),
         origin: Origin { namespace: "idem".into(), scope: Scope::new("acme", "pay") },
+        trace: None,
         fingerprint: Fingerprint::of_bytes("pay", b"12.50 EUR"),
         owner: OwnerToken::random(),
         term: Term { lease, retention: Duration::from_secs(60) },

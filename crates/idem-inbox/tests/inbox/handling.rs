@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use idem_core::engine::Contract;
 use idem_inbox::{Decision, Inbox, InvalidInbox, Message, MessageError, ParkReason};
 use tokio::sync::Notify;
@@ -13,6 +14,7 @@ const CONTRACTS: [Contract; 3] = [Contract::Transactional, Contract::AtMostOnce,
 
 on_each!(
     each_message_takes_effect_once,
+    a_run_knows_the_trace_of_its_message,
     of_two_deliveries_at_once_one_runs,
     a_rejected_message_is_parked_and_stays_so,
     a_fault_runs_again_until_its_attempts_are_used_up,
@@ -36,6 +38,25 @@ async fn each_message_takes_effect_once(kind: Kind) {
         let mut all = effects.all().await;
         all.sort_unstable();
         assert_eq!(all, ["1", "2"], "{contract:?}");
+    }
+}
+
+async fn a_run_knows_the_trace_of_its_message(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::Transactional);
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let field = || ("Traceparent".to_owned(), Bytes::from(parent));
+    let spoiled = || ("traceparent".to_owned(), Bytes::from_static(b"\xFF"));
+    let cases = [vec![field()], vec![], vec![spoiled()], vec![field(), field()]];
+    for (number, headers) in cases.into_iter().enumerate() {
+        let expected = (number == 0).then(|| parent.parse().unwrap());
+        let mut message = message(&number.to_string());
+        message.headers = headers;
+        let run = inbox.handle(&message, move |context, _| async move {
+            assert_eq!(context.trace(), expected);
+            Ok(())
+        });
+        assert_eq!(run.await, Decision::Ack);
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Database, Kind, Place};
+use crate::support::{Database, Kind, Place, trace};
 
 /// How long a job may take to get its result on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -68,8 +68,9 @@ pub(crate) async fn ended(jobs: &Jobs, id: &JobId) -> (ReplayKind, u16, String) 
 pub(crate) fn counting(jobs: &Jobs) -> (Worker, Arc<AtomicU32>) {
     let runs = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&runs);
-    let worker = Worker::new(jobs.clone()).handle("report", move |_, job: Job| {
+    let worker = Worker::new(jobs.clone()).handle("report", move |context, job: Job| {
         counted.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(context.trace(), trace(), "that of the request");
         async move { made(&format!("report {}", String::from_utf8_lossy(&job.payload))) }
     });
     (worker, runs)

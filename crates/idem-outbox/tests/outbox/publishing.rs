@@ -10,6 +10,8 @@ use idem_sqlite::{SqliteConfig, SqliteStore};
 
 use crate::support::{Kind, Place, Recorder, message, on_each};
 
+const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
 on_each!(
     a_committed_message_is_sent_whole,
     a_message_that_was_rolled_back_is_never_sent,
@@ -71,6 +73,8 @@ async fn what_cannot_be_sent_is_refused(kind: Kind) {
     let too_long = |part, bytes, limit| InvalidMessage::TooLong { part, bytes, limit };
     let name = |name: &str| InvalidMessage::HeaderName(name.to_owned());
     let with = |name: &str| MessageToSend::new("t", "").header(name, "1");
+    let mut twice = with("a");
+    twice.headers.push(("A".into(), "2".into()));
     let refused = [
         (MessageToSend::new("", ""), InvalidMessage::Empty { part: "topic" }),
         (MessageToSend::new("a\nb", ""), InvalidMessage::ControlCharacter { part: "topic" }),
@@ -88,7 +92,7 @@ async fn what_cannot_be_sent_is_refused(kind: Kind) {
         (with("a:b"), name("a:b")),
         (with("Nats-Rollup"), name("Nats-Rollup")),
         (with("idem-ordering-key"), name("idem-ordering-key")),
-        (with("a").header("A", "2"), name("A")),
+        (twice, name("A")),
         (MessageToSend::new("t", vec![0; large]), too_long("payload", large, limit)),
     ];
     for (message, why) in refused {
@@ -120,13 +124,18 @@ async fn a_message_of_a_run_has_one_id_in_all_attempts() {
     let store = Arc::new(SqliteStore::open(SqliteConfig::new(url)).await.unwrap());
     let engine = Idempotency::at_least_once(store, Settings::new());
     let operation = |key: &str| {
-        Operation::new(Scope::new("acme", "POST /payments"), key.parse().unwrap(), Fingerprint::of_bytes("", b""))
+        let scope = Scope::new("acme", "POST /payments");
+        let operation = Operation::new(scope, key.parse().unwrap(), Fingerprint::of_bytes("", b""));
+        operation.trace(Some(TRACE.parse().unwrap()))
     };
     let id_of = async |key: &str, name: &'static str| {
         let run = move |context: Context| async move {
             let message = MessageToSend::of_run(&context, name, "t", "");
             let record = context.record_id().to_string();
-            assert_eq!(message.headers, [("Idem-Record".to_owned(), record)]);
+            let field = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+            assert_eq!(message.headers, [field("Idem-Record", &record), field("traceparent", TRACE)]);
+            let own = message.clone().header("Traceparent", "of a span");
+            assert_eq!(own.headers, [field("Idem-Record", &record), field("Traceparent", "of a span")]);
             let disposition = Disposition::Release { writes: Writes::Discard };
             Conclusion { value: message.id, disposition, retention: None }
         };

@@ -98,6 +98,7 @@ pub(super) fn operation(verb: &Verb, lease: Lease, grid: Grid) -> Operation {
             Operation::Acquire(Acquire {
                 id: lease.id,
                 origin: Origin { namespace: "idem-testkit".into(), scope: Scope::new("acme", "state machine") },
+                trace: None,
                 fingerprint: Fingerprint::of_bytes("state machine", if other_body { b"b" } else { b"a" }),
                 owner: lease.owner,
                 term: term(quanta, retention),

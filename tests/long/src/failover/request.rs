@@ -25,6 +25,7 @@ pub(super) fn request(id: RecordId, owner: OwnerToken) -> Acquire {
     Acquire {
         id,
         origin: Origin { namespace: "long".into(), scope: Scope::new("tenant-4711", "POST /v1/payments") },
+        trace: None,
         fingerprint: Fingerprint::of_bytes("POST /v1/payments", b"the same for all"),
         owner,
         term: TERM,

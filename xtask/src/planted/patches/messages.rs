@@ -5,7 +5,7 @@ use super::{Patch, patch};
 const INBOX: &str = "crates/idem-inbox/src/inbox.rs";
 const LOSSES: &str = "crates/idem-inbox/src/losses.rs";
 const CONSUMER: &str = "crates/idem-inbox/src/consumer.rs";
-const KAFKA: &str = "crates/idem-inbox/src/kafka.rs";
+const KAFKA: &str = "crates/idem-inbox/src/kafka/progress.rs";
 const NATS: &str = "crates/idem-inbox/src/nats.rs";
 const RELAY: &str = "crates/idem-outbox/src/relay.rs";
 
@@ -93,15 +93,15 @@ pub(super) const PATCHES: &[Patch] = &[
         "kafka-offset-passes-a-message-that-waits",
         &["inbox-kafka"],
         KAFKA,
-        "let ended = progress.open.first().copied().unwrap_or(progress.next);",
-        "let ended = if PLANTED { self.offset + 1 } else { progress.open.first().copied().unwrap_or(progress.next) };",
+        "let ended = self.open.first().copied().unwrap_or(self.next);",
+        "let ended = if PLANTED { offset + 1 } else { self.open.first().copied().unwrap_or(self.next) };",
     ),
     patch(
         "kafka-receives-without-a-limit",
         &["inbox-kafka"],
         KAFKA,
-        "let may_open = offset < progress.committed + WINDOW;",
-        "let may_open = PLANTED || offset < progress.committed + WINDOW;",
+        "let may_open = offset < self.committed + WINDOW;",
+        "let may_open = PLANTED || offset < self.committed + WINDOW;",
     ),
     patch(
         "kafka-acknowledges-for-another-consumer",
@@ -109,6 +109,20 @@ pub(super) const PATCHES: &[Patch] = &[
         KAFKA,
         "                partition.progress().is_revoked = true;",
         "                partition.progress().is_revoked = !PLANTED;",
+    ),
+    patch(
+        "message-is-handled-without-its-trace",
+        &["inbox"],
+        INBOX,
+        "trace(message.trace())",
+        "trace(message.trace().filter(|_| !PLANTED))",
+    ),
+    patch(
+        "message-is-sent-without-the-trace-of-its-run",
+        &["outbox"],
+        "crates/idem-outbox/src/message.rs",
+        "        match run.trace() {",
+        "        match run.trace().filter(|_| !PLANTED) {",
     ),
     patch(
         "attempt-gives-its-message-back",

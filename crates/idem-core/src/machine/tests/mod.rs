@@ -36,6 +36,7 @@ fn request(owner: u8) -> Acquire {
     Acquire {
         id: RecordId::from_bytes([9; 32]),
         origin: Origin { namespace: "test".into(), scope: Scope::single_tenant("pay") },
+        trace: None,
         fingerprint: Fingerprint::of_bytes("pay", b"10 EUR"),
         owner: token(owner),
         term: TERM,

@@ -1,32 +1,27 @@
 //! Messages of topics of Kafka.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+mod content;
+mod progress;
+
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext, Rebalance, StreamConsumer};
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
+use rdkafka::consumer::{CommitMode, Consumer as _, StreamConsumer};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::types::RDKafkaConfRes;
-use rdkafka::{ClientConfig, ClientContext, Offset, TopicPartitionList};
-use tokio::sync::{Notify, oneshot};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
+use self::content::content;
+use self::progress::{Group, Partition};
 use crate::consumer::{BrokerError, Receipt, Subscription};
-use crate::message::{Message, hexadecimal};
-use crate::settings::SUSPECT_FROM;
-
-/// The header field with the id of a message.
-const ID: &str = "Idem-Message-Id";
-
-/// How far the messages of a partition that are received may be ahead of the committed offset. So after a crash, the first ones that
-/// are delivered contain all that ran.
-const WINDOW: i64 = 256;
+use crate::message::Message;
 
 /// How often offsets are committed that have changed. Ten windows in a second are enough for one partition. The client reports the
 /// commits of its timer only, so that no other commits are asked for.
@@ -96,36 +91,6 @@ struct Client {
     consumer: Option<StreamConsumer<Group>>,
 }
 
-/// What is known of the partitions that this consumer has.
-#[derive(Default)]
-struct Group {
-    partitions: Mutex<HashMap<(String, i32), Arc<Partition>>>,
-    /// An offset was committed, or partitions were revoked.
-    has_changed: Notify,
-    /// Partitions with a message whose task has failed: its offset would never be passed.
-    to_repeat: Mutex<Vec<Arc<Partition>>>,
-}
-
-/// A partition, from its assignment to its revocation.
-struct Partition {
-    topic: String,
-    number: i32,
-    /// The offset of the first message of this assignment.
-    first: i64,
-    progress: Mutex<Progress>,
-}
-
-struct Progress {
-    /// Messages that the caller has received, and that have not ended.
-    open: BTreeSet<i64>,
-    /// The offset after the last one of those that the caller has received.
-    next: i64,
-    /// The offset that is to be committed next.
-    stored: i64,
-    committed: i64,
-    is_revoked: bool,
-}
-
 impl KafkaSubscription {
     /// The messages of `topics`, which keep them for `retention` at most: their `retention.ms` and their `segment.ms` together, as Kafka
     /// removes whole segments. The consumer checks that the inbox keeps its records for as long.
@@ -175,7 +140,7 @@ impl KafkaSubscription {
         let mut found = None;
         for waiting in self.waiting.values_mut() {
             let Some(first) = waiting.messages.front() else { continue };
-            if first.partition.progress().is_revoked {
+            if first.partition.first_open().is_none() {
                 waiting.messages.clear();
             } else if first.partition.open(first.offset) {
                 found = waiting.messages.pop_front();
@@ -205,22 +170,18 @@ impl KafkaSubscription {
     fn repeat(&mut self, client: &Client) -> Result<(), BrokerError> {
         let consumer = client.consumer()?;
         let group = consumer.context();
-        for partition in std::mem::take(&mut *lock(&group.to_repeat)) {
-            let Progress { stored, is_revoked, .. } = *partition.progress();
-            if is_revoked {
-                continue;
-            }
+        for partition in group.take_to_repeat() {
+            let Some(offset) = partition.first_open() else { continue };
             let Partition { topic, number, .. } = &*partition;
-            tracing::warn!(
-                topic,
-                number,
-                offset = stored,
-                "a message has ended without a result, and is received again"
-            );
+            tracing::warn!(topic, number, offset, "a message has ended without a result, and is received again");
+            if let Err(error) = consumer.seek(topic, *number, Offset::Offset(offset), Duration::ZERO) {
+                // A new member of the group begins with the committed offsets.
+                self.client = None;
+                return Err(error.into());
+            }
             let place = (topic.clone(), *number);
             group.revoke([place.clone()]);
             self.waiting.entry(place).or_default().messages.clear();
-            consumer.seek(topic, *number, Offset::Offset(stored), Duration::ZERO)?;
         }
         Ok(())
     }
@@ -232,18 +193,14 @@ impl KafkaSubscription {
         let (topic, number, offset) = (message.topic(), message.partition(), message.offset());
         let waiting = self.waiting.entry((topic.to_owned(), number)).or_default();
         let expected = waiting.messages.back().map_or(i64::MIN, |last| last.offset + 1);
-        let mut known = group.partition(topic, number);
-        if known.as_ref().is_some_and(|known| offset < known.progress().next.max(expected)) {
-            // Offsets go back if the cluster has lost messages.
-            group.revoke([(topic.to_owned(), number)]);
-            known = None;
-        }
-        let partition = match known {
+        let partition = match group.partition(topic, number, offset, expected) {
             Some(partition) => partition,
             None => {
-                // The client would commit what it has stored before, and nothing that is not beyond its last commit.
-                consumer.store_offsets(&of_partition(topic, number, Offset::Offset(offset))?)?;
-                consumer.commit(&of_partition(topic, number, Offset::Offset(offset))?, CommitMode::Async)?;
+                // The client would commit what it has stored before, and nothing that is not beyond its last commit. If this commit
+                // fails, the timer repeats it.
+                let begin = of_partition(topic, number, Offset::Offset(offset))?;
+                consumer.store_offsets(&begin)?;
+                consumer.commit(&begin, CommitMode::Async)?;
                 group.begin(topic, number, offset)
             }
         };
@@ -251,7 +208,7 @@ impl KafkaSubscription {
             // They are of an earlier assignment.
             waiting.messages.clear();
         }
-        let message = content(message, offset < partition.first + WINDOW);
+        let message = content(message, partition.is_suspect(offset));
         waiting.messages.push_back(Received { message, partition, offset });
         if waiting.messages.len() >= PAUSE_FROM && !waiting.is_paused {
             consumer.pause(&of_partition(topic, number, Offset::Invalid)?)?;
@@ -275,7 +232,13 @@ impl Subscription for KafkaSubscription {
             let consumer = client.consumer()?;
             tokio::select! {
                 received = consumer.recv() => match received {
-                    Ok(message) => self.keep(&client, &message)?,
+                    Ok(message) => {
+                        if let Err(error) = self.keep(&client, &message) {
+                            // The next message would be taken for the first one of the assignment, and this one be passed over.
+                            self.client = None;
+                            return Err(error);
+                        }
+                    }
                     Err(error @ KafkaError::MessageConsumptionFatal(_)) => {
                         self.client = None;
                         return Err(error.into());
@@ -330,18 +293,11 @@ impl Receipt for KafkaReceipt {
         self.is_told.store(true, Ordering::Relaxed);
         let consumer = self.client.consumer()?;
         let Partition { topic, number, .. } = &*self.partition;
-        let mut progress = self.partition.progress();
-        if progress.is_revoked {
-            return Err("the partition was given to another consumer".into());
+        let store = |ended| consumer.store_offsets(&of_partition(topic, *number, Offset::Offset(ended))?);
+        if self.partition.end(self.offset, store)? {
+            return Ok(());
         }
-        progress.open.remove(&self.offset);
-        let ended = progress.open.first().copied().unwrap_or(progress.next);
-        // Under the lock, so that the stored offset does not go back.
-        if ended > progress.stored {
-            consumer.store_offsets(&of_partition(topic, *number, Offset::Offset(ended))?)?;
-            progress.stored = ended;
-        }
-        Ok(())
+        Err("the partition was given to another consumer".into())
     }
 
     /// Does nothing: the offset stays before the message, so that it is delivered again after the next assignment.
@@ -360,8 +316,7 @@ impl Drop for KafkaReceipt {
         if !*self.is_told.get_mut()
             && let Ok(consumer) = self.client.consumer()
         {
-            lock(&consumer.context().to_repeat).push(Arc::clone(&self.partition));
-            consumer.context().has_changed.notify_one();
+            consumer.context().repeat(Arc::clone(&self.partition));
         }
     }
 }
@@ -378,8 +333,8 @@ impl Drop for Client {
     }
 }
 
-/// Commits the last offsets and leaves the group. The receiver ends when that is done. It has a thread of its own: without the
-/// brokers it takes very long, and neither the runtime nor the process has to wait for it.
+/// Commits the last offsets and leaves the group. The receiver ends when that is done. It has a thread of its own: if no broker
+/// answers, the client waits for its requests to time out, and neither the runtime nor the process has to wait for that.
 fn leave(consumer: Option<StreamConsumer<Group>>) -> oneshot::Receiver<()> {
     let (leaving, left) = oneshot::channel();
     if consumer.is_some() {
@@ -394,155 +349,10 @@ fn leave(consumer: Option<StreamConsumer<Group>>) -> oneshot::Receiver<()> {
     left
 }
 
-impl Group {
-    /// What is known of a partition, if anything was received from it.
-    fn partition(&self, topic: &str, number: i32) -> Option<Arc<Partition>> {
-        self.partitions().get(&(topic.to_owned(), number)).map(Arc::clone)
-    }
-
-    /// Begins an assignment of a partition with its first message.
-    fn begin(&self, topic: &str, number: i32, first: i64) -> Arc<Partition> {
-        let partition = Arc::new(Partition::new(topic, number, first));
-        self.partitions().insert((topic.to_owned(), number), Arc::clone(&partition));
-        partition
-    }
-
-    /// Ends assignments. Their messages can be acknowledged no more.
-    fn revoke(&self, places: impl IntoIterator<Item = (String, i32)>) {
-        for place in places {
-            let revoked = self.partitions().remove(&place);
-            if let Some(partition) = revoked {
-                partition.progress().is_revoked = true;
-            }
-        }
-        self.has_changed.notify_one();
-    }
-
-    fn partitions(&self) -> MutexGuard<'_, HashMap<(String, i32), Arc<Partition>>> {
-        lock(&self.partitions)
-    }
-}
-
-impl ClientContext for Group {}
-
-impl ConsumerContext for Group {
-    fn pre_rebalance(&self, _consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
-        match rebalance {
-            Rebalance::Assign(_) => {}
-            Rebalance::Revoke(list) => {
-                self.revoke(list.elements().into_iter().map(|one| (one.topic().to_owned(), one.partition())));
-            }
-            Rebalance::Error(_) => {
-                let all: Vec<_> = self.partitions().keys().cloned().collect();
-                self.revoke(all);
-            }
-        }
-    }
-
-    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        if let Err(error) = result
-            && error.rdkafka_error_code() != Some(RDKafkaErrorCode::NoOffset)
-        {
-            tracing::warn!(error = &error as &dyn std::error::Error, "an offset was not committed; it is tried again");
-        }
-        let partitions = self.partitions();
-        for committed in offsets.elements() {
-            let partition = partitions.get(&(committed.topic().to_owned(), committed.partition()));
-            if let (Some(partition), Ok(()), Offset::Offset(offset)) =
-                (partition, committed.error(), committed.offset())
-            {
-                let mut progress = partition.progress();
-                // Beyond what was stored, it is of an earlier assignment.
-                if offset <= progress.stored {
-                    progress.committed = progress.committed.max(offset);
-                }
-            }
-        }
-        drop(partitions);
-        self.has_changed.notify_one();
-    }
-}
-
-impl Partition {
-    fn new(topic: &str, number: i32, first: i64) -> Self {
-        let progress =
-            Progress { open: BTreeSet::new(), next: first, stored: first, committed: first, is_revoked: false };
-        Self { topic: topic.to_owned(), number, first, progress: Mutex::new(progress) }
-    }
-
-    /// Notes that the caller receives this message. False if it has to wait for a commit.
-    fn open(&self, offset: i64) -> bool {
-        let mut progress = self.progress();
-        if progress.open.is_empty() && progress.committed >= progress.next {
-            // Nothing lies between: a consumer that begins at the committed offset gets this message first.
-            progress.committed = progress.committed.max(offset);
-        }
-        let may_open = offset < progress.committed + WINDOW;
-        if may_open {
-            progress.open.insert(offset);
-            progress.next = offset + 1;
-        }
-        may_open
-    }
-
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        lock(&self.progress)
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn of_partition(topic: &str, number: i32, offset: Offset) -> KafkaResult<TopicPartitionList> {
     let mut list = TopicPartitionList::with_capacity(1);
     list.add_partition_offset(topic, number, offset)?;
     Ok(list)
-}
-
-/// The message of a record. The age of a suspect is not told: it would count as forgotten, although it may be delivered for the first
-/// time. A record whose header fields cannot be read has no id.
-fn content(record: &BorrowedMessage<'_>, is_suspect: bool) -> Message {
-    let (topic, number, offset) = (record.topic(), record.partition(), record.offset());
-    let fields = fields(record);
-    // Another message can get the same offset, if the cluster has lost messages or the topic is made again.
-    let place = || format!("{topic}:{number}:{offset}:{}", record.timestamp().to_millis().unwrap_or_default());
-    let id = match &fields {
-        Some(fields) => {
-            let field = fields.iter().find(|(name, _)| name.eq_ignore_ascii_case(ID));
-            field.map_or_else(place, |(_, id)| text(id))
-        }
-        None => String::new(),
-    };
-    let published = record.timestamp().to_millis().and_then(|millis| u64::try_from(millis).ok());
-    let published = published.and_then(|millis| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)));
-    let age = published.and_then(|published| SystemTime::now().duration_since(published).ok());
-    Message {
-        ordering_key: Some(record.key().map_or_else(|| format!("{topic}:{number}"), text)),
-        headers: fields.unwrap_or_default(),
-        delivery: if is_suspect { SUSPECT_FROM } else { 1 },
-        age: age.filter(|_| !is_suspect),
-        ..Message::new(id, topic, record.payload().map(Bytes::copy_from_slice).unwrap_or_default())
-    }
-}
-
-/// The header fields of a record; `None` if they cannot be read: the client panics at a name that is no UTF-8.
-fn fields(record: &BorrowedMessage<'_>) -> Option<Vec<(String, Bytes)>> {
-    let read = || {
-        let fields = record.headers().into_iter().flat_map(|headers| headers.iter());
-        let value = |value: Option<&[u8]>| value.map(Bytes::copy_from_slice).unwrap_or_default();
-        fields.map(|field| (field.key.to_owned(), value(field.value))).collect()
-    };
-    catch_unwind(AssertUnwindSafe(read)).ok()
-}
-
-/// A text as it is, and anything else in hexadecimal. Different bytes stay different.
-fn text(bytes: &[u8]) -> String {
-    const HEXADECIMAL: &str = "hex:";
-    match std::str::from_utf8(bytes) {
-        Ok(text) if !text.starts_with(HEXADECIMAL) => text.to_owned(),
-        _ => format!("{HEXADECIMAL}{}", hexadecimal(bytes)),
-    }
 }
 
 impl fmt::Debug for KafkaSubscription {
