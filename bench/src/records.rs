@@ -124,7 +124,7 @@ fn response() -> StoredResponse {
         value: Bytes::from_static(value.as_bytes()),
     };
     let headers = Arc::from([field("content-type", "application/json")]);
-    StoredResponse { status: 200, headers, body: StoredBody::Retained(vec![b'x'; BODY].into()) }
+    StoredResponse { status: 200, headers, body: StoredBody::Retained(vec![b'x'; BODY].into()), trace: None }
 }
 
 /// A scattered number below `bound`, the same in each run.

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::fingerprint::Fingerprint;
 use crate::timestamp::Timestamp;
+use crate::trace::TraceParent;
 
 /// The format number that stores write into every record.
 ///
@@ -189,6 +190,9 @@ pub struct StoredResponse {
     pub headers: Arc<[HeaderField]>,
     /// The body.
     pub body: StoredBody,
+    /// The trace of the request whose run gave this answer, if its [`Operation`](crate::engine::Operation::trace) named one. No part
+    /// of the answer: repeats do not get it.
+    pub trace: Option<TraceParent>,
 }
 
 /// A header field as bytes: names are lower-case ASCII, values are any bytes that HTTP allows.
@@ -214,7 +218,7 @@ impl StoredResponse {
     /// A response with a body and no header fields.
     #[must_use]
     pub fn new(status: u16, body: impl Into<Bytes>) -> Self {
-        Self { status, headers: Arc::from([]), body: StoredBody::Retained(body.into()) }
+        Self { status, headers: Arc::from([]), body: StoredBody::Retained(body.into()), trace: None }
     }
 
     /// Whether clients cannot tell the two responses apart. The order of header fields with different names has no meaning
@@ -267,6 +271,7 @@ mod tests {
             status: 201,
             headers: Arc::from([HeaderField { name: "location".into(), value: "/secret".into() }]),
             body: StoredBody::Retained("secret".into()),
+            trace: None,
         };
         assert_eq!(format!("{response:?}"), "StoredResponse(201, 1 header fields, 6 bytes)");
         assert_eq!(format!("{:?}", response.headers[0]), "location: (redacted, 7 bytes)");

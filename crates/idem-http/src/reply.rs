@@ -84,7 +84,7 @@ impl HttpPolicy {
     /// The stored fields decide whether caches may keep it.
     #[must_use]
     pub fn replay(&self, replay: &Replay) -> Reply {
-        let StoredResponse { status, headers, body } = &replay.response;
+        let StoredResponse { status, headers, body, .. } = &replay.response;
         // No handler ends with such a status, so something else wrote or damaged the record.
         if !(200..1000).contains(status) {
             return self.problem(&Problem::new(ProblemKind::RecordUnreadable));

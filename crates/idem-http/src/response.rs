@@ -196,7 +196,7 @@ impl ResponseCapture {
         };
         let body = if key_only { StoredBody::Retained(Bytes::new()) } else { body };
         let headers = replayed.unwrap_or(headers);
-        let response = StoredResponse { status, headers: Arc::from(headers), body };
+        let response = StoredResponse { status, headers: Arc::from(headers), body, trace: None };
         let disposition = disposition(meaning, &directives, response);
         Conclusion { value: chunks, disposition, retention: directives.retention }
     }

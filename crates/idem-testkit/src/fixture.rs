@@ -71,7 +71,7 @@ pub fn response() -> StoredResponse {
         field("x-empty", b""),
     ]);
     let body: Vec<u8> = (0..=u8::MAX).collect();
-    StoredResponse { status: 201, headers, body: StoredBody::Retained(body.into()) }
+    StoredResponse { status: 201, headers, body: StoredBody::Retained(body.into()), trace: None }
 }
 
 /// The settlement that completes with [`response`].

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use idem_core::codec::FlatRecord;
 use idem_core::{
     Acquire, Acquisition, Algorithm, Checkpoint, Failure, Fingerprint, HeaderField, OnMismatch, Origin, OwnerToken,
-    Record, RecordId, Scope, State, StoredBody, StoredResponse, Takeover, Term, Timestamp,
+    Record, RecordId, Scope, State, StoredBody, StoredResponse, Takeover, Term, Timestamp, TraceParent,
 };
 
 use crate::bytes_of::{array, bytes, maybe, text};
@@ -57,7 +57,8 @@ fn response(input: &mut Unstructured<'_>) -> Result<StoredResponse> {
     let headers = (0..fields).map(|_| Ok(HeaderField { name: part(input)?, value: part(input)? }));
     let headers = headers.collect::<Result<Vec<_>>>()?.into();
     let body = maybe(input, part)?.map_or(StoredBody::NotRetained, StoredBody::Retained);
-    Ok(StoredResponse { status: input.arbitrary()?, headers, body })
+    let trace = maybe(input, array::<25>)?.and_then(|trace| TraceParent::from_bytes(trace).ok());
+    Ok(StoredResponse { status: input.arbitrary()?, headers, body, trace })
 }
 
 fn time(input: &mut Unstructured<'_>) -> Result<Timestamp> {
@@ -80,11 +81,19 @@ pub(crate) fn columns(input: &mut Unstructured<'_>) -> Result<FlatRecord> {
         checkpoint_name: maybe(input, |input| text(input, LONGEST))?,
         checkpoint_data: maybe(input, |input| bytes(input, LONGEST))?,
         status: maybe(input, number)?,
-        headers: maybe(input, |input| if input.ratio(1, 2)? { Ok(Vec::new()) } else { bytes(input, LONGEST) })?,
+        headers: maybe(input, headers)?,
         body: maybe(input, |input| bytes(input, LONGEST))?.map(Bytes::from),
         created_at: number(input)?,
         updated_at: number(input)?,
         expires_at: number(input)?,
+    })
+}
+
+fn headers(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    Ok(match input.int_in_range(0..=3)? {
+        0 | 1 => Vec::new(),
+        2 => [&[255; 4], nearly::<25>(input)?.as_slice()].concat(),
+        _ => bytes(input, LONGEST)?,
     })
 }
 
@@ -113,7 +122,7 @@ pub(crate) fn are_a_record(flat: &FlatRecord) -> bool {
         && flat.acquisition.is_some_and(|number| (1..=4).contains(&number))
         && flat.takeover.is_some_and(|number| (1..=3).contains(&number));
     let has_ended = flat.status.is_some_and(|status| (0..=65_535).contains(&status))
-        && flat.headers.as_deref().is_some_and(|headers| header_fields(headers).is_some());
+        && flat.headers.as_deref().is_some_and(|headers| trace_and_fields(headers).is_some());
     flat.format == 1
         && (0..=65_535).contains(&flat.fingerprint_algorithm)
         && flat.fingerprint.len() == 32
@@ -129,8 +138,22 @@ pub(crate) fn are_a_record(flat: &FlatRecord) -> bool {
         }
 }
 
+/// A trace and header fields.
+type TraceAndFields<'a> = (Option<TraceParent>, Vec<(&'a [u8], &'a [u8])>);
+
+/// Parses a trace after four bytes of 255, and then names and values; `None` if the bytes are none of that.
+pub(crate) fn trace_and_fields(bytes: &[u8]) -> Option<TraceAndFields<'_>> {
+    match bytes.strip_prefix(&[255; 4]) {
+        Some(rest) => {
+            let (trace, rest) = rest.split_first_chunk()?;
+            Some((Some(TraceParent::from_bytes(*trace).ok()?), header_fields(rest)?))
+        }
+        None => Some((None, header_fields(bytes)?)),
+    }
+}
+
 /// Parses names and values, each after its length in four bytes; `None` if the bytes do not end with one.
-pub(crate) fn header_fields(mut bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
+fn header_fields(mut bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
     fn part<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
         let (length, rest) = bytes.split_first_chunk()?;
         let (part, rest) = rest.split_at_checked(u32::from_be_bytes(*length).try_into().ok()?)?;

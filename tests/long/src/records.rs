@@ -109,5 +109,5 @@ pub(crate) fn response(bytes: usize, begin: &str) -> StoredResponse {
         field("location", "/v1/payments/0197f3c2-7d1e-7a50-9f2b-3c1d5e6f7a8b"),
     ]);
     let text = begin.bytes().chain(br#"{"status":"succeeded","amount":"12.50"}"#.iter().copied().cycle());
-    StoredResponse { status: 201, headers, body: StoredBody::Retained(text.take(bytes).collect()) }
+    StoredResponse { status: 201, headers, body: StoredBody::Retained(text.take(bytes).collect()), trace: None }
 }

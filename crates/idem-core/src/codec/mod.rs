@@ -66,7 +66,7 @@ pub struct FlatRecord {
     pub checkpoint_data: Option<Vec<u8>>,
     /// Once it ended.
     pub status: Option<i64>,
-    /// Once it ended: [`encode_headers`].
+    /// Once it ended: [`encode_headers`], the trace among them.
     pub headers: Option<Vec<u8>>,
     /// Once it ended, unless the record is a tombstone.
     pub body: Option<Bytes>,
@@ -114,7 +114,7 @@ impl From<&Record> for FlatRecord {
             checkpoint_name: record.checkpoint.as_ref().map(|checkpoint| checkpoint.name.as_ref().to_owned()),
             checkpoint_data: record.checkpoint.as_ref().map(encode_checkpoint),
             status: response.map(|response| i64::from(response.status)),
-            headers: response.map(|response| encode_headers(&response.headers)),
+            headers: response.map(|response| encode_headers(&response.headers, response.trace.as_ref())),
             body: response.and_then(|response| match &response.body {
                 StoredBody::Retained(body) => Some(body.clone()),
                 StoredBody::NotRetained => None,
@@ -212,7 +212,8 @@ fn decode_response(flat: FlatRecord) -> Result<StoredResponse, CodecError> {
     let status = flat.status.and_then(|status| u16::try_from(status).ok()).ok_or(CodecError::Damaged("status"))?;
     let headers = flat.headers.ok_or(CodecError::Damaged("header fields"))?;
     let body = flat.body.map_or(StoredBody::NotRetained, StoredBody::Retained);
-    Ok(StoredResponse { status, headers: decode_headers(headers.into())?, body })
+    let (headers, trace) = decode_headers(headers.into())?;
+    Ok(StoredResponse { status, headers, body, trace })
 }
 
 fn acquisition_number(acquisition: Acquisition) -> i64 {

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::record::HeaderField;
+use crate::trace::TraceParent;
 
 fn record(state: State) -> Record {
     Record {
@@ -22,7 +23,12 @@ fn response() -> StoredResponse {
         status: 201,
         headers: [field("location", b"/p/1"), field("x-raw", b"\xFF\x80"), field("x-raw", b"")].into(),
         body: StoredBody::Retained(Bytes::from_static(b"\0body\xFF")),
+        trace: None,
     }
+}
+
+fn trace() -> Option<TraceParent> {
+    Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".parse().unwrap())
 }
 
 fn every_state() -> Vec<Record> {
@@ -39,6 +45,7 @@ fn every_state() -> Vec<Record> {
     }
     let tombstone = StoredResponse { body: StoredBody::NotRetained, ..response() };
     states.push(State::Completed { response: tombstone });
+    states.push(State::Completed { response: StoredResponse { trace: trace(), ..response() } });
     let mut records: Vec<Record> = states.into_iter().map(record).collect();
     records.push(Record { checkpoint: None, ..records[0].clone() });
     records
@@ -89,13 +96,20 @@ fn format_1_is_read_for_ever() {
     let expected = record(State::Failed { failure, response: response() });
     assert!(FlatRecord::from(&expected) == flat);
     assert_eq!(Record::try_from(flat), Ok(expected));
+    let trace_in_bytes = [
+        &[255; 4][..],
+        b"\x4B\xF9\x2F\x35\x77\xB3\x4D\xA6\xA3\xCE\x92\x9D\x0E\x0E\x47\x36",
+        &[0, 0xF0],
+        b"\x67\xAA\x0B\xA9\x02\xB7\x01",
+    ];
+    assert_eq!(encode_headers(&response().headers, trace().as_ref()), [&trace_in_bytes.concat()[..], headers].concat());
     let numbers: Vec<_> =
         every_state().iter().map(FlatRecord::from).map(|f| (f.state, f.acquisition, f.takeover)).collect();
     let running = |acquisition, takeover| (1, Some(acquisition), Some(takeover));
     let settled = |state| (state, None, None);
     let mut expected = vec![settled(2)];
     expected.extend((1..=4).flat_map(|acquisition| (1..=3).map(move |takeover| running(acquisition, takeover))));
-    expected.extend([settled(3), settled(4), settled(5), settled(2), settled(2)]);
+    expected.extend([settled(3), settled(4), settled(5), settled(2), settled(2), settled(2)]);
     assert_eq!(numbers, expected);
 }
 
@@ -130,8 +144,18 @@ fn damage_is_named_and_never_read_as_something_else() {
 proptest! {
     #[test]
     fn any_bytes_decode_to_headers_that_encode_to_them_or_not_at_all(bytes in prop::collection::vec(0u8..4, 0..64)) {
-        if let Ok(headers) = decode_headers(bytes.clone().into()) {
-            prop_assert_eq!(encode_headers(&headers), bytes);
+        if let Ok((headers, trace)) = decode_headers(bytes.clone().into()) {
+            prop_assert_eq!(encode_headers(&headers, trace.as_ref()), bytes);
         }
+    }
+}
+
+#[test]
+fn a_damaged_trace_is_refused() {
+    let encoded = encode_headers(&response().headers, trace().as_ref());
+    assert_eq!(decode_headers(encoded.clone().into()), Ok((response().headers, trace())));
+    let of_zeros = [&[255; 4][..], &[0; 25]].concat();
+    for damaged in [&encoded[..28], &encoded[..4], &of_zeros] {
+        assert_eq!(decode_headers(Bytes::copy_from_slice(damaged)), Err(CodecError::Damaged("trace")), "{damaged:?}");
     }
 }

@@ -192,8 +192,14 @@ impl Shared {
     /// Reports the answer of a request to the observer.
     pub(super) fn decide<T>(&self, subject: &Subject, outcome: &ExecuteResult<T>, durations: Durations) {
         let (kind, attempt) = decision(outcome);
-        tracing::debug!(outcome = kind.name(), attempt, ?durations, "decided");
-        self.tell(&Event { durations, ..self.event(kind, &subject.scope, Some(&subject.id), attempt) });
+        let original_trace = match outcome {
+            Ok(Answer::Replay(replay)) => replay.response.trace,
+            _ => None,
+        };
+        let original = original_trace.map(tracing::field::display);
+        tracing::debug!(outcome = kind.name(), attempt, ?durations, original_trace = original, "decided");
+        let event = self.event(kind, &subject.scope, Some(&subject.id), attempt);
+        self.tell(&Event { durations, trace: subject.trace, original_trace, ..event });
     }
 
     /// Refuses a request before the store is asked.

@@ -119,7 +119,7 @@ fn settle<T>(
     let Ending { disposition, standing, denied, keeps_steps } = Ending::of(context, disposition);
     let usual = context.term().retention;
     let retention = retention.filter(|retention| !keeps_steps || *retention > usual).unwrap_or(usual);
-    let plan = shared.plan(disposition, retention, lease.attempt);
+    let plan = shared.plan(context, disposition, retention, lease.attempt);
     Box::pin(async move {
         let settled = if shared.contract() == Contract::Transactional {
             let Some(transaction) = context.take_transaction() else {
@@ -239,8 +239,11 @@ async fn answer_of_record<T>(context: &Context, lease: &Lease, value: T) -> Exec
 }
 
 impl Shared {
-    fn plan(&self, disposition: Disposition, retention: Duration, attempt: u32) -> SettlementPlan {
-        let (settlement, writes) = self.contract().settlement(disposition, self.settings.backoff_after(attempt));
+    fn plan(&self, context: &Context, disposition: Disposition, retention: Duration, attempt: u32) -> SettlementPlan {
+        let (mut settlement, writes) = self.contract().settlement(disposition, self.settings.backoff_after(attempt));
+        if let Some(response) = settlement.response_mut() {
+            response.trace = context.trace();
+        }
         SettlementPlan { settlement, writes, retention: retention.max(SHORTEST_RETENTION) }
     }
 }

@@ -307,6 +307,8 @@ impl Idempotency {
             contract: self.contract(),
             record: None,
             attempt: None,
+            trace: None,
+            original_trace: None,
             durations: Durations::default(),
         };
         self.shared.tell(&event);

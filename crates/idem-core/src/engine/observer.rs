@@ -30,6 +30,10 @@ pub struct Event<'a> {
     pub record: Option<&'a RecordId>,
     /// Which attempt it is about. `None` when it is about no attempt.
     pub attempt: Option<u32>,
+    /// The trace of the request, if its [`Operation`](super::Operation::trace) named one.
+    pub trace: Option<TraceParent>,
+    /// For a replay: the trace of the request whose run gave the answer.
+    pub original_trace: Option<TraceParent>,
     /// How long each part of the request took, for a [decision](EventKind::is_decision); zero for every other event.
     pub durations: Durations,
 }

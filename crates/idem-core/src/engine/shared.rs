@@ -200,7 +200,8 @@ impl Shared {
     /// Reports an event of a request to the observer.
     pub(super) fn observe(&self, subject: &Subject, attempt: Option<u32>, kind: EventKind<'_>) {
         if self.settings.observer.is_some() {
-            self.tell(&self.event(kind, &subject.scope, Some(&subject.id), attempt));
+            let event = self.event(kind, &subject.scope, Some(&subject.id), attempt);
+            self.tell(&Event { trace: subject.trace, ..event });
         }
     }
 
@@ -213,7 +214,17 @@ impl Shared {
     ) -> Event<'a> {
         let (operation, principal) = (scope.operation(), scope.principal());
         let durations = Durations::default();
-        Event { kind, operation, principal, contract: self.contract(), record, attempt, durations }
+        Event {
+            kind,
+            operation,
+            principal,
+            contract: self.contract(),
+            record,
+            attempt,
+            trace: None,
+            original_trace: None,
+            durations,
+        }
     }
 
     pub(super) fn tell(&self, event: &Event<'_>) {

@@ -45,17 +45,33 @@ async fn each_request_is_decided_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_knows_the_trace_of_its_request() {
+async fn a_replay_names_the_trace_of_the_run_that_answered() {
     let world = World::new();
-    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".parse().unwrap();
-    for trace in [Some(parent), None] {
+    let trace = |number: u8| Some(format!("00-{:032x}-{:016x}-01", number, 7).parse().unwrap());
+    let engine = world.at_least_once();
+    let traced = async |of_request, end: Disposition| {
         let run = move |context: Context| async move {
-            assert_eq!(context.trace(), trace);
-            Conclusion { value: "ran", disposition: Disposition::Release { writes: Writes::Discard }, retention: None }
+            assert_eq!(context.trace(), of_request);
+            Conclusion { value: "ran", disposition: end, retention: None }
         };
-        let result = world.at_least_once().execute(operation().trace(trace), run, panicked).await;
-        assert_ran(&result);
+        let result = engine.execute(operation().trace(of_request), run, panicked).await;
+        (result, world.events.take().iter().map(|event| event.traces).collect::<Vec<_>>())
+    };
+    let (result, events) = traced(trace(1), fault()).await;
+    assert_ran(&result);
+    assert_eq!(events, [[trace(1), None]; 2]);
+    world.clock.advance(Duration::from_secs(2));
+    assert_ran(&traced(trace(2), done()).await.0);
+    for of_request in [trace(3), None] {
+        let (result, events) = traced(of_request, done()).await;
+        assert_replays(&result, "paid");
+        assert_eq!(events, [[of_request, trace(2)]], "the second run answered");
     }
+    let world = World::new();
+    assert_ran(&world.run(&world.at_most_once(), Duration::ZERO, done()).await);
+    world.events.take();
+    assert_replays(&world.run(&world.at_most_once(), Duration::ZERO, done()).await, "paid");
+    assert_eq!(world.events.take()[0].traces, [None; 2]);
 }
 
 #[tokio::test(start_paused = true)]

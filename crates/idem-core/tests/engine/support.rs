@@ -12,7 +12,7 @@ use idem_core::engine::{
 use idem_core::memory::ManualClock;
 use idem_core::{
     Fingerprint, IdempotencyStore, MemoryStore, Record, RecordId, RecordIdentity, Scope, StoredBody, StoredResponse,
-    Timestamp, Writes,
+    Timestamp, TraceParent, Writes,
 };
 use idem_testkit::FaultyStore;
 use tokio::runtime::Handle;
@@ -41,6 +41,7 @@ pub(crate) struct Told {
     pub(crate) record: Option<RecordId>,
     pub(crate) attempt: Option<u32>,
     pub(crate) durations: Durations,
+    pub(crate) traces: [Option<TraceParent>; 2],
 }
 
 impl Observer for Events {
@@ -52,6 +53,7 @@ impl Observer for Events {
             record: event.record.copied(),
             attempt: event.attempt,
             durations: event.durations,
+            traces: [event.trace, event.original_trace],
         });
     }
 }

@@ -9,7 +9,7 @@ fn fields(fields: &[(&'static str, &'static [u8])]) -> Vec<(Bytes, Bytes)> {
 
 fn replay(status: u16, headers: &[(&'static str, &'static [u8])], body: StoredBody, kind: ReplayKind) -> Replay {
     let headers = fields(headers).into_iter().map(|(name, value)| HeaderField { name, value }).collect();
-    let response = StoredResponse { status, headers, body };
+    let response = StoredResponse { status, headers, body, trace: None };
     Replay { response, kind, attempt: 1, settled_at: Timestamp::from_unix_micros(0) }
 }
 

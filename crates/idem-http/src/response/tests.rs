@@ -33,7 +33,7 @@ fn expected(status: u16, name: &str) -> Disposition {
         "do not retain body" => StoredBody::NotRetained,
         _ => StoredBody::Retained("body".into()),
     };
-    let response = StoredResponse { status, headers: Arc::from([]), body };
+    let response = StoredResponse { status, headers: Arc::from([]), body, trace: None };
     let released = [101, 401, 403, 405, 407, 421, 425, 429].contains(&status);
     let succeeded = status / 100 == 2 || status / 100 == 3;
     let writes = if succeeded || name.contains("keep writes") { Writes::Keep } else { Writes::Discard };

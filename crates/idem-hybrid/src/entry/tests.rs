@@ -225,7 +225,7 @@ proptest! {
     ) {
         let headers = names.into_iter().map(|name| HeaderField { name: name.into(), value: value.clone().into() });
         let body = body.map_or(StoredBody::NotRetained, |body| StoredBody::Retained(body.into()));
-        let response = StoredResponse { status, headers: headers.collect(), body };
+        let response = StoredResponse { status, headers: headers.collect(), body, trace: None };
         let (request, entry) = settled(&Settlement::Completed(response.clone()));
         let entry = Entry::decode(&STORE, &request.id, &entry.unwrap().encode(&STORE, &request.id).unwrap().bytes).unwrap();
         let Some(AcquireOutcome::Replay(replay)) = entry.answer(&request, at(1_000)) else { panic!("no replay") };

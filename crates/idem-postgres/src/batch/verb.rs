@@ -139,7 +139,7 @@ impl FlatSettlement {
             state,
             retry_after,
             status: i64::from(response.status),
-            headers: encode_headers(&response.headers),
+            headers: encode_headers(&response.headers, response.trace.as_ref()),
             body,
             retention: micros(retention),
         })

@@ -125,7 +125,7 @@ async fn writes_and_record_commit_together() {
     assert_eq!(world.effects().await, 1);
     let stored = format!("SELECT headers, expires_at - updated_at FROM {}.idem_records", world.schema.name);
     let row = &sql(&mut connection().await, stored).await[0];
-    assert_eq!(row.get::<Vec<u8>, _>(0), encode_headers(&settled().headers), "as the library encodes it");
+    assert_eq!(row.get::<Vec<u8>, _>(0), encode_headers(&settled().headers, None), "as the library encodes it");
     assert_eq!(row.get::<i64, _>(1), 3_600_000_000);
 }
 

@@ -58,6 +58,14 @@ pub async fn a_tombstone_is_not_an_empty_body(subject: &Subject) {
     assert_survives(subject, StoredResponse { body: StoredBody::NotRetained, ..crate::fixture::response() }).await;
 }
 
+/// A response keeps the trace of its run.
+pub async fn a_trace_survives(subject: &Subject) {
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".parse().ok();
+    assert!(trace.is_some());
+    assert_survives(subject, StoredResponse { trace, ..crate::fixture::response() }).await;
+    assert_survives(subject, StoredResponse { trace, ..StoredResponse::new(204, "") }).await;
+}
+
 /// The largest body that is stored by default, 1 MiB, survives. Its bytes do not compress to nothing.
 pub async fn a_body_of_a_mebibyte_survives(subject: &Subject) {
     let body: Vec<u8> = (0..1 << 20).map(|at: u32| at.wrapping_mul(2_654_435_761).to_be_bytes()[1]).collect();

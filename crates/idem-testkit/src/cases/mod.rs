@@ -93,6 +93,7 @@ macro_rules! __for_every_case {
             every_status_survives
             many_and_large_header_fields_survive
             checkpoints_survive_byte_for_byte
+            a_trace_survives
             any_text_may_be_an_origin
             unknown_fingerprint_algorithms_survive
             any_bytes_may_be_an_owner_token

@@ -28,17 +28,17 @@ pub(crate) fn check(input: &[u8]) {
 }
 
 fn header_fields_are_read_as_they_were_written(bytes: &[u8]) {
-    let expected = records::header_fields(bytes);
+    let expected = records::trace_and_fields(bytes);
     match codec::decode_headers(Bytes::copy_from_slice(bytes)) {
         Err(error) => {
             assert!(expected.is_none(), "header fields are refused: {error}");
             assert!(!error.to_string().is_empty());
         }
-        Ok(read) => {
+        Ok((read, trace)) => {
             let pair = |field: &HeaderField| (field.name.clone(), field.value.clone());
-            let expected: Option<Vec<_>> = expected.map(|fields| fields.into_iter().map(copied).collect());
-            assert_eq!(Some(read.iter().map(pair).collect()), expected);
-            assert_eq!(codec::encode_headers(&read), bytes);
+            let expected = expected.map(|(trace, fields)| (trace, fields.into_iter().map(copied).collect::<Vec<_>>()));
+            assert_eq!(Some((trace, read.iter().map(pair).collect())), expected);
+            assert_eq!(codec::encode_headers(&read, trace.as_ref()), bytes);
         }
     }
 }

@@ -211,9 +211,9 @@ pub(super) const PATCHES: &[Patch] = &[
         "tombstone-without-its-status",
         &["http", "axum", "actix"],
         "crates/idem-http/src/response.rs",
-        "let response = StoredResponse { status, headers: Arc::from(headers), body };",
+        "let response = StoredResponse { status, headers: Arc::from(headers), body, trace: None };",
         "let status = if PLANTED && !body_retained { 200 } else { status };
-        let response = StoredResponse { status, headers: Arc::from(headers), body };",
+        let response = StoredResponse { status, headers: Arc::from(headers), body, trace: None };",
     ),
     patch(
         "rejection-keeps-its-writes",
