@@ -88,6 +88,37 @@ async fn the_keys_of_one_principal_are_limited_until_their_requests_are_answered
 }
 
 #[tokio::test]
+async fn a_run_knows_the_trace_of_its_request() {
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let protection = protection();
+    for (key, trace) in [("k1", Some(parent.parse().unwrap())), ("k2", None)] {
+        let field = ("traceparent", parent.as_bytes());
+        let headers: Vec<_> =
+            std::iter::once(("idempotency-key", key.as_bytes())).chain(trace.map(|_| field)).collect();
+        let Decision::Receive(incoming) = protection.decide(
+            &Head(Some("acme")),
+            &RequestHead {
+                method: "POST",
+                authority: None,
+                path: "/p/1",
+                query: None,
+                route: None,
+                headers: &headers[..],
+                is_protected: false,
+            },
+        ) else {
+            panic!("it is received");
+        };
+        let received = protection.receive(incoming, stream::iter([Ok(Bytes::new())])).await.unwrap();
+        let run = move |context: idem_core::engine::Context| async move {
+            assert_eq!(context.trace(), trace);
+            done("ran")
+        };
+        assert_eq!(protection.execute(received.operation, run).await.unwrap(), "ran");
+    }
+}
+
+#[tokio::test]
 async fn who_asks_comes_before_what_is_asked() {
     let protection = protection();
     for headers in [KEYED, &[], &[("idempotency-key", b"not a key")]] {

@@ -316,6 +316,13 @@ pub(super) const PATCHES: &[Patch] = &[
             && Instant::now() < give_up_at => {}",
     ),
     patch(
+        "answer-keeps-no-trace",
+        &["engine"],
+        "crates/idem-core/src/engine/granted.rs",
+        "response.trace = context.trace();",
+        "response.trace = context.trace().filter(|_| !PLANTED);",
+    ),
+    patch(
         "success-told-after-the-lease-is-over",
         &["engine"],
         "crates/idem-core/src/engine/settle.rs",
