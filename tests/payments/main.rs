@@ -8,6 +8,7 @@ mod decisions;
 mod disconnects;
 mod home;
 mod hybrid;
+mod metrics;
 mod postgres;
 mod readme;
 mod redis;

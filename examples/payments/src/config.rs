@@ -108,8 +108,8 @@ pub(crate) struct Config {
     /// an answer.
     #[arg(long, env = "PAYMENTS_CLIENT_TIMEOUT_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u32).range(1000..))]
     pub(crate) client_timeout_ms: u32,
-    /// The bearer token of operators. It gives access to /operator/health, which says what the store is and how much it
-    /// holds. Default: none, and no such page. Set it by the environment variable: every user of the machine can read arguments.
+    /// The bearer token of operators. It gives access to /operator/health and /metrics, which say what the store is, how much it
+    /// holds, and what requests were answered. Default: none, and no such pages. Set it by the environment variable: every user of the machine can read arguments.
     #[arg(long, env = "PAYMENTS_OPERATOR_TOKEN", hide_env_values = true)]
     pub(crate) operator_token: Option<OperatorToken>,
     /// Obey the request header X-Simulate, for tests.

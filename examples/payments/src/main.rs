@@ -4,6 +4,7 @@ mod answer;
 mod config;
 mod joined;
 mod ledger;
+mod metrics;
 mod openapi;
 mod problem;
 mod running;
@@ -25,6 +26,7 @@ use tracing_subscriber::EnvFilter;
 
 use config::Config;
 use ledger::Ledger;
+use metrics::Recorder;
 use server::Signals;
 use service::Service;
 use store::Store;
@@ -55,6 +57,8 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
         .backoff(Duration::from_millis(config.backoff_ms), LONGEST_BACKOFF)
         .runtime(Handle::current());
     let settings = if config.dangerous_fail_open { settings.dangerous_fail_open() } else { settings };
+    let recorder = config.operator_token.as_ref().map(|_| Recorder::install()).transpose()?;
+    let settings = if recorder.is_some() { Recorder::observing(settings) } else { settings };
     let engine = store.engine(&config, settings)?;
     store.self_test().await?;
     let ledger = Ledger::open(&config, store.settle_run_sql(&config)?).await?;
@@ -65,7 +69,8 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     let listener = TcpListener::bind(config.listen).await?.into_std()?;
     println!("listening on http://{}", listener.local_addr()?);
     let purge = store.start_purge();
-    let service = Service::new(config.clone(), store, ledger, engine.clone());
+    let metrics = recorder.map(|recorder| recorder.metrics(engine.clone()));
+    let service = Service::new(config.clone(), store, ledger, engine.clone(), metrics);
     server::serve(config.framework, listener, engine, service, signals).await?;
     purge.stop().await;
     Ok(())

@@ -11,6 +11,7 @@ use idem_hybrid::HybridMetrics;
 use crate::answer::{Answer, Body, End};
 use crate::config::Config;
 use crate::ledger::{Ledger, NewPayment};
+use crate::metrics::Metrics;
 use crate::openapi;
 use crate::problem::Problem;
 use crate::running::{Running, Stage};
@@ -39,6 +40,8 @@ pub(crate) const NOTICES: &str = "/v1/notices";
 pub(crate) const HEALTH: (&str, &str) = ("/healthz", READ);
 /// What the store says about itself, for operators.
 pub(crate) const STORE_HEALTH: (&str, &str) = ("/operator/health", READ);
+/// Counters, durations and gauges for Prometheus, which sends the operator's token.
+pub(crate) const METRICS: (&str, &str) = ("/metrics", READ);
 pub(crate) const DESCRIPTION: (&str, &str) = ("/openapi.json", READ);
 const READ: &str = "GET, HEAD";
 
@@ -54,6 +57,8 @@ pub(crate) struct Service {
     ledger: Ledger,
     engine: Idempotency,
     running: Running,
+    /// `None` without an operator token: no one could read them.
+    metrics: Option<Metrics>,
 }
 
 /// What a handler gets of a request.
@@ -66,8 +71,14 @@ pub(crate) struct Asked<'a> {
 type Answered = Result<Answer, Problem>;
 
 impl Service {
-    pub(crate) fn new(config: Config, store: Store, ledger: Ledger, engine: Idempotency) -> Self {
-        Self { config, store, ledger, engine, running: Running::default() }
+    pub(crate) fn new(
+        config: Config,
+        store: Store,
+        ledger: Ledger,
+        engine: Idempotency,
+        metrics: Option<Metrics>,
+    ) -> Self {
+        Self { config, store, ledger, engine, running: Running::default(), metrics }
     }
 
     /// How `POST /v1/quotes` is protected: a quote moves no money, so a client may ask for it without a key.
@@ -288,9 +299,20 @@ impl Service {
     }
 
     pub(crate) async fn show_store_health(&self, asked: Asked<'_>) -> Answered {
-        let operator = self.config.operator_token.as_ref().ok_or(Problem::NotFound)?;
-        bearer_token(&asked).filter(|token| operator.is(token)).ok_or(Problem::Unauthenticated)?;
+        self.expect_operator(&asked)?;
         Ok(self.store_health().await)
+    }
+
+    pub(crate) fn show_metrics(&self, asked: &Asked<'_>) -> Answered {
+        self.expect_operator(asked)?;
+        let page = self.metrics.as_ref().ok_or(Problem::NotFound)?.page(&self.store);
+        let headers = vec![("content-type", b"text/plain; version=0.0.4; charset=utf-8".to_vec())];
+        Ok(Answer { status: 200, headers, body: Body::Whole(page.into()), directives: None })
+    }
+
+    fn expect_operator(&self, asked: &Asked<'_>) -> Result<(), Problem> {
+        let operator = self.config.operator_token.as_ref().ok_or(Problem::NotFound)?;
+        bearer_token(asked).filter(|token| operator.is(token)).map(drop).ok_or(Problem::Unauthenticated)
     }
 
     async fn store_health(&self) -> Answer {

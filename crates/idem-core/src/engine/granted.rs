@@ -241,7 +241,10 @@ async fn answer_of_record<T>(context: &Context, lease: &Lease, value: T) -> Exec
 impl Shared {
     fn plan(&self, context: &Context, disposition: Disposition, retention: Duration, attempt: u32) -> SettlementPlan {
         let (mut settlement, writes) = self.contract().settlement(disposition, self.settings.backoff_after(attempt));
-        if let Some(response) = settlement.response_mut() {
+        if let Settlement::Completed(response)
+        | Settlement::FailedTerminal(response)
+        | Settlement::FailedRetryable { response, .. } = &mut settlement
+        {
             response.trace = context.trace();
         }
         SettlementPlan { settlement, writes, retention: retention.max(SHORTEST_RETENTION) }

@@ -107,18 +107,6 @@ pub enum Settlement {
     Released,
 }
 
-impl Settlement {
-    /// The answer that repeats get, if the run gave one.
-    pub(crate) fn response_mut(&mut self) -> Option<&mut StoredResponse> {
-        match self {
-            Self::Completed(response) | Self::FailedTerminal(response) | Self::FailedRetryable { response, .. } => {
-                Some(response)
-            }
-            Self::OutcomeUnknown | Self::Released => None,
-        }
-    }
-}
-
 /// The answer of the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "callers must handle every outcome")]

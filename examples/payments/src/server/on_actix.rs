@@ -21,8 +21,8 @@ use super::{CLOSE_CONNECTIONS_WITHIN, END_OPERATIONS_WITHIN, Signals};
 use crate::answer::{Answer, Body, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS, QUOTES, RECORD,
-    RUNNING, STORE_HEALTH, Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, METRICS, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS,
+    QUOTES, RECORD, RUNNING, STORE_HEALTH, Service,
 };
 
 /// Shuts the engine down before the workers, because tasks on a worker end with it. Handlers run in separate tasks. Those
@@ -69,6 +69,7 @@ pub(super) async fn serve(
                     .route(web::post().to(time_out_run)),
             )
             .service(page(HEALTH, read().to(show_health)))
+            .service(page(METRICS, read().to(show_metrics)))
             .service(page(STORE_HEALTH, read().to(show_store_health)))
             .service(page(DESCRIPTION, read().to(show_description)))
             .default_service(web::to(async || Answer::from(Problem::NotFound)))
@@ -180,6 +181,10 @@ async fn time_out_run(service: Data<Service>, request: HttpRequest) -> Result<An
 
 async fn show_health(service: Data<Service>) -> Answer {
     service.show_health()
+}
+
+async fn show_metrics(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {
+    service.show_metrics(&asked(request.headers()))
 }
 
 async fn show_store_health(service: Data<Service>, request: HttpRequest) -> Result<Answer, Problem> {

@@ -23,8 +23,8 @@ use super::{Signals, connections};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS, QUOTES, RECORD,
-    RUNNING, STORE_HEALTH, Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, METRICS, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS,
+    QUOTES, RECORD, RUNNING, STORE_HEALTH, Service,
 };
 
 type App = State<Arc<Service>>;
@@ -66,6 +66,7 @@ fn router(engine: Idempotency, service: Arc<Service>) -> Result<Router, JsonPoin
         .route(LEDGER.0, other_methods(get(show_ledger), LEDGER.1))
         .route(RUNNING.0, other_methods(get(show_running).delete(release_run).post(time_out_run), RUNNING.1))
         .route(HEALTH.0, other_methods(get(show_health), HEALTH.1))
+        .route(METRICS.0, other_methods(get(show_metrics), METRICS.1))
         .route(STORE_HEALTH.0, other_methods(get(show_store_health), STORE_HEALTH.1))
         .route(DESCRIPTION.0, other_methods(get(show_description), DESCRIPTION.1))
         .fallback(async || Answer::from(Problem::NotFound))
@@ -165,6 +166,10 @@ async fn show_health(State(service): App) -> Answer {
 
 async fn show_store_health(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
     service.show_store_health(asked(&headers)).await
+}
+
+async fn show_metrics(State(service): App, headers: HeaderMap) -> Result<Answer, Problem> {
+    service.show_metrics(&asked(&headers))
 }
 
 async fn show_description(State(service): App) -> Answer {

@@ -24,8 +24,8 @@ use super::{Signals, connections};
 use crate::answer::{self, Answer, chunks};
 use crate::problem::Problem;
 use crate::service::{
-    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS, QUOTES, RECORD,
-    RUNNING, STORE_HEALTH, Service,
+    Asked, DESCRIPTION, HEALTH, HOME, LEDGER, METRICS, MIRROR, MIRROR_REPLAY_HEADER, NOTICES, PAYMENT, PAYMENTS,
+    QUOTES, RECORD, RUNNING, STORE_HEALTH, Service,
 };
 
 type Body = <Plain as idem_tower::Framework>::Body;
@@ -124,6 +124,8 @@ impl Pages {
             path if path == HEALTH.0 => allows(HEALTH.1),
             path if path == STORE_HEALTH.0 && is_read => service.show_store_health(asked()).await,
             path if path == STORE_HEALTH.0 => allows(STORE_HEALTH.1),
+            path if path == METRICS.0 && is_read => service.show_metrics(&asked()),
+            path if path == METRICS.0 => allows(METRICS.1),
             path if path == DESCRIPTION.0 && is_read => Ok(service.show_description()),
             path if path == DESCRIPTION.0 => allows(DESCRIPTION.1),
             path if path == HOME.0 && is_read => Ok(Service::show_home()),
