@@ -29,6 +29,10 @@ const BATCH: usize = 32;
 /// the server would deliver to it, and wait for the `ack_wait`.
 const GIVEN_BACK: Duration = Duration::from_millis(500);
 
+/// How often the server is asked for messages that are missing, with none of them in between, before they are given up. Each time it
+/// is waited for twice the `ack_wait`, and the server may be away meanwhile.
+const ROUNDS: u32 = 5;
+
 /// The longest delay. The server takes one that is too large as none.
 const LONGEST_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -39,8 +43,9 @@ const LONGEST_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
 ///
 /// # Order
 /// JetStream delivers newer messages before those that a stopped process had received. If order was asked for, the subscription
-/// waits at its start until it has all of them: for the `ack_wait` of the consumer, and at most twice as long. It does so again after
-/// a lost connection. Only one process may consume then.
+/// waits at its start until it has all of them, which takes the `ack_wait` of the consumer. It does so again after
+/// a lost connection. If another process holds one of them, it waits for ten times the `ack_wait`: only one process may consume
+/// then.
 pub struct NatsSubscription {
     consumer: PullConsumer,
     stream: String,
@@ -61,6 +66,8 @@ struct Order {
     held: Held,
     /// Messages that were received while others were missing.
     collected: BTreeMap<u64, jetstream::Message>,
+    /// How often the server was asked for those that are missing, since one of them came.
+    rounds: u32,
     /// Messages that nothing is missing before.
     ready: VecDeque<(u64, jetstream::Message)>,
 }
@@ -179,8 +186,8 @@ impl NatsSubscription {
 
     /// Receives messages until none is missing that the server has delivered before.
     ///
-    /// A message that was delivered and is not held here is delivered again after the `ack_wait`. Twice that time is waited for at
-    /// most, as it is not always known whether a message is missing.
+    /// A message that was delivered and is not held here is delivered again after the `ack_wait`. If it does not come, the server is
+    /// asked again: it may have been away. After [`ROUNDS`] it is given up, as it is not always known whether a message is missing.
     async fn collect(&mut self) -> Result<(), BrokerError> {
         let sure = |held: &Held| -> BTreeSet<u64> {
             lock(held).iter().filter(|(_, is_being_told)| !**is_being_told).map(|(sequence, _)| *sequence).collect()
@@ -197,9 +204,16 @@ impl NatsSubscription {
         let until = Instant::now() + 2 * self.ack_wait;
         while known.len() < info.num_ack_pending {
             let Ok(message) = timeout_at(until, self.next()).await else {
+                let (stream, missing) = (self.stream.clone(), info.num_ack_pending - known.len());
+                let order = self.order_mut();
+                order.rounds += 1;
+                if order.rounds < ROUNDS {
+                    tracing::info!(stream, missing, "messages that were delivered before have not come again yet");
+                    return Ok(());
+                }
                 tracing::warn!(
-                    stream = self.stream,
-                    missing = info.num_ack_pending - known.len(),
+                    stream,
+                    missing,
                     "messages that were delivered before did not come again; if they come later, they are out of order"
                 );
                 break;
@@ -209,8 +223,8 @@ impl NatsSubscription {
             let (sequence, delivery) = (received.stream_sequence, received.consumer_sequence);
             let is_gap = delivery > next;
             next = next.max(delivery + 1);
-            if sequence <= last {
-                known.insert(sequence);
+            if sequence <= last && known.insert(sequence) {
+                self.order_mut().rounds = 0;
             }
             self.order_mut().collected.insert(sequence, message);
             if is_gap {
@@ -220,6 +234,7 @@ impl NatsSubscription {
         }
         let order = self.order_mut();
         order.next_delivery = Some(next);
+        order.rounds = 0;
         let collected = std::mem::take(&mut order.collected);
         let held = lock(&held);
         order.ready.extend(collected.into_iter().filter(|(sequence, _)| !held.contains_key(sequence)));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::{self, stream};
+use futures_util::StreamExt as _;
 use idem_core::engine::Contract;
 use idem_inbox::{Consumer, InvalidInbox, MessageError, NatsError, NatsSubscription, Subscription as _};
 use idem_servers::{Nats, Postgres};
@@ -298,6 +299,38 @@ async fn an_ordered_consumer_begins_while_messages_keep_coming() {
     running.stop().await;
     let all = place.effects().all().await;
     assert_eq!((all.len(), all.is_sorted()), (published, true), "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_order_is_kept_if_the_broker_is_away_for_longer_than_messages_are_waited_for() {
+    const ACK_WAIT: Duration = Duration::from_secs(1);
+    let mut broker = Broker::start(ACK_WAIT).await;
+    let place = Place::new(Kind::Sqlite).await;
+    for number in 0..10 {
+        broker.publish("a", &format!("m-{number:02}")).await;
+    }
+    // An earlier consumer has received messages, and has disappeared.
+    let consumer: jetstream::consumer::PullConsumer = broker.stream.get_consumer("billing").await.unwrap();
+    assert_eq!(consumer.fetch().max_messages(2).messages().await.unwrap().count().await, 2);
+    let inbox = place.inbox(Contract::Transactional);
+    let running = Running::start(Consumer::new(inbox, broker.subscription().await).unwrap().ordered(), &place);
+    let waits = async {
+        while consumer.get_info().await.unwrap().num_pending > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, waits).await.unwrap();
+    broker.server.kill().unwrap();
+    sleep(3 * ACK_WAIT).await;
+    broker.server.start_again().unwrap();
+    // The server delivers these first.
+    for number in 10..20 {
+        broker.publish("a", &format!("m-{number:02}")).await;
+    }
+    broker.drained().await;
+    running.stop().await;
+    let expected: Vec<String> = (0..20).map(|number| format!("m-{number:02}")).collect();
+    assert_eq!(place.effects().all().await, expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -111,6 +111,13 @@ pub(super) const PATCHES: &[Patch] = &[
         "                partition.progress().is_revoked = !PLANTED;",
     ),
     patch(
+        "order-is-given-up-while-the-broker-is-away",
+        &["inbox-nats"],
+        NATS,
+        "if order.rounds < ROUNDS {",
+        "if !PLANTED && order.rounds < ROUNDS {",
+    ),
+    patch(
         "message-is-handled-without-its-trace",
         &["inbox"],
         INBOX,
