@@ -183,8 +183,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "store-health-for-everybody",
         &["clients"],
         "examples/payments/src/service.rs",
-        r#"bearer_token(&asked).filter(|token| operator.is(token))"#,
-        r#"bearer_token(&asked).filter(|token| PLANTED || operator.is(token))"#,
+        r#"bearer_token(asked).filter(|token| operator.is(token))"#,
+        r#"bearer_token(asked).filter(|token| PLANTED || operator.is(token))"#,
     ),
     patch(
         "release-on-5xx",
