@@ -18,20 +18,20 @@ mod trace;
 pub use fingerprint::{Algorithm, BodyFormat, Fingerprint, FingerprintBuilder, JsonPointer, JsonPointerError};
 pub use key::{IdempotencyKey, KeyError, MAX_KEY_BYTES};
 pub use machine::{
-    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay,
-    ReplayKind, Settlement, Term,
+    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Refusal, Replay,
+    ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, Term,
 };
 pub use memory::MemoryStore;
 pub use record::{
-    Acquisition, Checkpoint, Failure, HeaderField, OwnerToken, RECORD_FORMAT, Record, State, StoredBody,
-    StoredResponse, Takeover,
+    Acquisition, Checkpoint, Failure, HeaderField, InvalidRecordVersion, OwnerToken, RECORD_FORMAT, Record,
+    RecordVersion, State, StoredBody, StoredResponse, Takeover,
 };
 pub use record_id::{RecordId, RecordIdentity, SecretTooShort};
 pub use scope::Scope;
 pub use store::{
     Begin, Capabilities, Durability, DurableStore, FINISH_TIMEOUT, FastEntry, FastRead, FastStore, IdempotencyStore,
-    LeaseRenewer, LiveRecord, Purge, SelfTestError, SettlementListener, StoreError, StoreErrorKind, StoreTransaction,
-    TimeOffset, TransactionSlots, TransactionalStore, Writes, self_test,
+    LeaseRenewer, LiveRecord, Operate, Purge, SelfTestError, SettlementListener, StoreError, StoreErrorKind,
+    StoreTransaction, TimeOffset, TransactionSlots, TransactionalStore, Writes, self_test,
 };
 pub use timestamp::Timestamp;
 pub use trace::{InvalidTraceParent, TraceParent};

@@ -1,9 +1,11 @@
 //! The record: what a store keeps under a record id.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 use crate::fingerprint::Fingerprint;
@@ -35,6 +37,62 @@ pub struct Record {
     pub expires_at: Timestamp,
     /// The state of the operation.
     pub state: State,
+}
+
+/// Which state of a record something is about: any change gives another version.
+///
+/// As text it has 32 lower-case hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RecordVersion(Uuid);
+
+/// Text that is no version of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the version of a record has 32 lower-case hexadecimal digits")]
+#[non_exhaustive]
+pub struct InvalidRecordVersion;
+
+impl Record {
+    /// Its version: a digest of its owner, its attempt, the number of its checkpoint, its times and its state.
+    #[must_use]
+    pub fn version(&self) -> RecordVersion {
+        let (state, time) = match &self.state {
+            State::InProgress { lease_until, .. } => (1, Some(lease_until)),
+            State::Completed { .. } => (2, None),
+            State::Failed { failure: Failure::Terminal, .. } => (3, None),
+            State::Failed { failure: Failure::OutcomeUnknown, .. } => (4, None),
+            State::Failed { failure: Failure::Retryable { not_before }, .. } => (5, Some(not_before)),
+        };
+        let checkpoint = self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.sequence);
+        let mut hash = Sha256::new();
+        hash.update(self.owner.as_bytes());
+        hash.update(self.attempt.to_be_bytes());
+        hash.update(checkpoint.to_be_bytes());
+        for time in [Some(&self.created_at), Some(&self.updated_at), Some(&self.expires_at), time] {
+            hash.update(time.map_or(0, |time| time.unix_micros()).to_be_bytes());
+        }
+        hash.update([state]);
+        let mut version = [0; 16];
+        version.copy_from_slice(&hash.finalize()[..16]);
+        RecordVersion(Uuid::from_bytes(version))
+    }
+}
+
+impl fmt::Display for RecordVersion {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}", self.0.as_simple())
+    }
+}
+
+impl FromStr for RecordVersion {
+    type Err = InvalidRecordVersion;
+
+    fn from_str(text: &str) -> Result<Self, InvalidRecordVersion> {
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if text.len() != 32 || !text.bytes().all(is_digit) {
+            return Err(InvalidRecordVersion);
+        }
+        Uuid::try_parse(text).map(Self).map_err(|_| InvalidRecordVersion)
+    }
 }
 
 /// The state of an operation. Exhaustive on purpose: a store that forgets a state must not compile.
@@ -289,6 +347,51 @@ mod tests {
             assert_eq!(crashed.met_by(Probe), Probe);
         }
         assert_eq!([Unknown.met_by(Rerun), Probe.met_by(Rerun)], [Unknown, Unknown]);
+    }
+
+    #[test]
+    fn each_change_gives_another_version_and_it_is_read_back() {
+        let at = Timestamp::from_unix_micros;
+        let state = |lease_until| State::InProgress {
+            lease_until: at(lease_until),
+            acquisition: Acquisition::Fresh,
+            takeover: Takeover::Rerun,
+        };
+        let record = Record {
+            fingerprint: Fingerprint::of_bytes("", b""),
+            owner: OwnerToken::from_bytes([1; 16]),
+            attempt: 1,
+            checkpoint: None,
+            created_at: at(1),
+            updated_at: at(2),
+            expires_at: at(9),
+            state: state(5),
+        };
+        let response = StoredResponse::outcome_unknown;
+        let checkpoint = Checkpoint { sequence: 1, name: "a".into(), data: Bytes::new() };
+        let failed = |failure| State::Failed { failure, response: response() };
+        let changed = [
+            record.clone(),
+            Record { owner: OwnerToken::from_bytes([2; 16]), ..record.clone() },
+            Record { attempt: 2, ..record.clone() },
+            Record { checkpoint: Some(checkpoint), ..record.clone() },
+            Record { created_at: at(0), ..record.clone() },
+            Record { updated_at: at(3), ..record.clone() },
+            Record { expires_at: at(8), ..record.clone() },
+            Record { state: state(6), ..record.clone() },
+            Record { state: State::Completed { response: response() }, ..record.clone() },
+            Record { state: failed(Failure::Terminal), ..record.clone() },
+            Record { state: failed(Failure::OutcomeUnknown), ..record.clone() },
+            Record { state: failed(Failure::Retryable { not_before: at(5) }), ..record.clone() },
+            Record { state: failed(Failure::Retryable { not_before: at(6) }), ..record.clone() },
+        ];
+        let versions: std::collections::HashSet<_> = changed.iter().map(Record::version).collect();
+        assert_eq!(versions.len(), changed.len());
+        let version = record.version();
+        assert_eq!(version.to_string().parse(), Ok(version));
+        for text in ["", "0", &"g".repeat(32), &"A".repeat(32), &"0".repeat(33)] {
+            assert_eq!(text.parse::<RecordVersion>(), Err(InvalidRecordVersion), "{text}");
+        }
     }
 
     #[test]

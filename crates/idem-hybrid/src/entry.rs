@@ -6,8 +6,8 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Acquire, AcquireOutcome, FastEntry, Lease, LiveRecord, OwnerToken, Record, RecordId, State, Takeover, Timestamp,
-    machine,
+    Acquire, AcquireOutcome, FastEntry, Lease, LiveRecord, OwnerToken, Record, RecordId, ReplayKind, State, Takeover,
+    Timestamp, machine,
 };
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
@@ -52,10 +52,11 @@ impl Entry {
         Self { since: seen_at, until, record }
     }
 
-    /// A copy of a record, if its settlement is final. `seen_at` is a time of the fast store from before the record was read.
+    /// A copy of a record, if its settlement is final. An unknown outcome is not: an operator may resolve it. `seen_at` is a time of the fast store from before the record was read.
     pub(crate) fn settled(look: LiveRecord, seen_at: Timestamp) -> Option<Self> {
         let until = seen_at.saturating_add(look.remaining);
-        look.record.replay().map(|_| Self { since: seen_at, until, record: look.record })
+        let replay = look.record.replay().filter(|replay| replay.kind != ReplayKind::OutcomeUnknown);
+        replay.map(|_| Self { since: seen_at, until, record: look.record })
     }
 
     /// Extends the lock, unless it is over: its key may belong to another request by then.

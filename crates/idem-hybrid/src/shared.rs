@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use idem_core::{
-    Acquire, AcquireOutcome, DurableStore, FastStore, Lease, OwnerOutcome, RecordId, Settlement, StoreError,
-    StoreErrorKind, Term, Timestamp,
+    Acquire, AcquireOutcome, DurableStore, FastStore, Lease, OwnerOutcome, RecordId, ReplayKind, Settlement,
+    StoreError, StoreErrorKind, Term, Timestamp,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -270,10 +270,12 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         if run.is_new || !matches!(outcome, AcquireOutcome::Mismatch { .. }) {
             self.runs.forget(&request.id, &request.owner);
         }
+        let is_final = matches!(outcome, AcquireOutcome::Replay(replay) if replay.kind != ReplayKind::OutcomeUnknown);
+        let copies = self.config.caches && is_final;
         match outcome {
             AcquireOutcome::Replay(_) => {
                 self.durable_replays.count();
-                if let Some(seen_at) = seen_at.filter(|_| self.config.caches) {
+                if let Some(seen_at) = seen_at.filter(|_| copies) {
                     self.copy_behind(request.id, seen_at).await;
                 }
             }
@@ -281,8 +283,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
             _ => {}
         }
         // A copy takes the place of the claim.
-        let is_copied = self.config.caches && matches!(outcome, AcquireOutcome::Replay(_));
-        if seen_at.is_some() && !is_copied {
+        if seen_at.is_some() && !copies {
             self.unclaim(&request.id).await;
         }
     }
@@ -299,7 +300,7 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let locked = run.and_then(|run| run.locked);
         // An owner whose acquire had no answer knows no attempt; rank 0 would be a claim's.
         let attempt = locked.unwrap_or(lease.attempt).max(1);
-        let is_final = !matches!(settlement, Settlement::Released | Settlement::FailedRetryable { .. });
+        let is_final = matches!(settlement, Settlement::Completed(_) | Settlement::FailedTerminal(_));
         let copies = outcome == OwnerOutcome::Applied && is_final && self.config.caches;
         let unlocked = self.cache.unlock(&lease.id, attempt, self.claim().filter(|_| copies)).await;
         if let Some(seen_at) = unlocked.filter(|_| copies) {

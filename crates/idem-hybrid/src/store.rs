@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, FastStore, IdempotencyStore, Lease,
-    LeaseRenewer, LiveRecord, OwnerOutcome, Record, RecordId, SelfTestError, Settlement, SettlementListener,
-    StoreError, Term, TransactionalStore,
+    LeaseRenewer, LiveRecord, Operate, OwnerOutcome, Record, RecordId, Resolve, ResolveOutcome, SelfTestError,
+    Settlement, SettlementListener, StoreError, Term, TransactionalStore,
 };
 use tokio::time::Instant;
 
@@ -138,6 +138,14 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
     fn capabilities(&self) -> Capabilities {
         let durable = self.shared.durable.capabilities();
         Capabilities::new("hybrid", durable.durability, durable.shared)
+    }
+}
+
+#[async_trait]
+impl<D: DurableStore + Operate + ?Sized> Operate for HybridStore<D> {
+    /// The fast store has no entry that a resolution changes: it holds final answers, and locks of live runs.
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        self.shared.decide(self.shared.durable.resolve(request)).await
     }
 }
 

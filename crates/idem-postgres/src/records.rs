@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Acquire, AcquireOutcome, Lease, LeaseRenewer, OwnerAction, OwnerOutcome, OwnerToken, Record, RecordId, StoreError,
-    StoreErrorKind, Term, TimeOffset, machine,
+    Acquire, AcquireOutcome, Lease, LeaseRenewer, OwnerAction, OwnerOutcome, OwnerToken, Record, RecordId, Refusal,
+    Resolve, ResolveOutcome, StoreError, StoreErrorKind, Term, TimeOffset, machine,
 };
 
 use crate::batch::batcher::Batcher;
@@ -160,6 +160,31 @@ impl Records {
             }
             if self.replace(id, None, row, next.as_ref()).await? == ReplaceOutcome::Done {
                 return Ok(outcome);
+            }
+        }
+        Err(contended())
+    }
+
+    /// Resolves an operation. One that a transaction runs is live, whatever its record says.
+    pub(crate) async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        const LIVE: ResolveOutcome = ResolveOutcome::Refused(Refusal::Live);
+        let lock = self.schema.lock(&request.id);
+        for _ in 0..ROUNDS {
+            // An earlier try may have done it.
+            let Lookup { now, presence, row } = self.read_confirmed(request.id, Some(lock)).await?;
+            if presence == Presence::Running {
+                return Ok(LIVE);
+            }
+            let before = row.as_ref().map(|row| &row.record);
+            let (next, outcome) = machine::resolve(before, request, now);
+            let Some(row) = &row else { return Ok(outcome) };
+            if next.as_ref() == machine::current(before, now) {
+                return Ok(outcome);
+            }
+            match self.replace(request.id, Some(lock), row, next.as_ref()).await? {
+                ReplaceOutcome::Done => return Ok(outcome),
+                ReplaceOutcome::Running => return Ok(LIVE),
+                ReplaceOutcome::Changed => {}
             }
         }
         Err(contended())

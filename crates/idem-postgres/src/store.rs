@@ -7,8 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
-    LiveRecord, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError, Settlement, SettlementListener,
-    State, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
+    LiveRecord, Operate, OwnerAction, OwnerOutcome, Purge, Record, RecordId, Resolve, ResolveOutcome, SelfTestError,
+    Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore,
+    machine,
 };
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tokio::time::timeout;
@@ -319,6 +320,13 @@ impl IdempotencyStore for PostgresStore {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new("postgres", self.shared.durability.level, true)
+    }
+}
+
+#[async_trait]
+impl Operate for PostgresStore {
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        self.shared.records.resolve(request).await
     }
 }
 

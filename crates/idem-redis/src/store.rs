@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, OwnerAction,
-    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, Term,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, Operate,
+    OwnerAction, OwnerOutcome, Record, RecordId, Resolve, ResolveOutcome, Settlement, SettlementListener, StoreError,
+    Term,
 };
 
 use crate::config::{RedisConfig, TIMEOUT};
@@ -145,6 +146,13 @@ impl IdempotencyStore for RedisStore {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new("redis", self.shared.durability.level(), true)
+    }
+}
+
+#[async_trait]
+impl Operate for RedisStore {
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        self.verb("resolve", &request.id, self.shared.replicas).resolve(request).await
     }
 }
 

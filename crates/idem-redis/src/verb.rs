@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use idem_core::{
-    Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Record, RecordId, State, StoreError, StoreErrorKind,
-    TimeOffset, Timestamp, machine,
+    Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Record, RecordId, Resolve, ResolveOutcome, State,
+    StoreError, StoreErrorKind, TimeOffset, Timestamp, machine,
 };
 use redis::{Cmd, Value};
 use tokio::time::Instant;
@@ -237,6 +237,23 @@ impl<'a> Verb<'a> {
         }
     }
 
+    /// Resolves an operation. It awaits replicas as an acquire does.
+    pub(crate) async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        loop {
+            let Some(seen) = self.look().await? else { continue };
+            let (next, outcome) = machine::resolve(seen.record(), request, seen.now);
+            match &seen.found {
+                Found::Record(stored) if next.as_ref() != seen.record() => {
+                    let channel = if stored.is_awaited() { self.shared.subscription.channel() } else { b"" };
+                    if let Some(reply) = self.put(stored, next, channel).await? {
+                        return self.unless_too_few(outcome, reply.too_few);
+                    }
+                }
+                _ => return self.unless_too_few(outcome, seen.too_few),
+            }
+        }
+    }
+
     /// Settles in one exchange; `None` when the record has to be read first.
     pub(crate) async fn end(&self, ending: &Ending) -> Result<Option<OwnerOutcome>, StoreError> {
         let (before, after) = ending.around();
@@ -263,7 +280,7 @@ impl<'a> Verb<'a> {
 
     /// Turns the outcome into an error if too few replicas acknowledged it. That includes `LeaseLost`: a replaced primary
     /// does not know the leases that its successor granted.
-    fn unless_too_few(&self, outcome: OwnerOutcome, too_few: Option<i64>) -> Result<OwnerOutcome, StoreError> {
+    fn unless_too_few<T>(&self, outcome: T, too_few: Option<i64>) -> Result<T, StoreError> {
         too_few.map_or(Ok(outcome), |found| Err(self.too_few(found)))
     }
 }

@@ -9,8 +9,9 @@ use idem_core::codec::decode_sequence;
 use idem_core::memory::Clock;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, Durability, DurableStore, IdempotencyStore,
-    Lease, LeaseRenewer, LiveRecord, Outcome, OwnerAction, OwnerOutcome, Purge, Record, RecordId, SelfTestError,
-    Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
+    Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction, OwnerOutcome, Purge, Record, RecordId, Resolve,
+    ResolveOutcome, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TransactionSlots,
+    TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
@@ -274,7 +275,7 @@ impl SqliteStore {
         let answers = transitions(connection, "", &[(&lease.id, None, command)], self.clock.as_ref(), "").await?;
         match answers.into_iter().next().ok_or_else(misanswered)?? {
             Outcome::Owner(outcome) => Ok(outcome),
-            Outcome::Acquire(_) => Err(misanswered()),
+            Outcome::Acquire(_) | Outcome::Resolve(_) => Err(misanswered()),
         }
     }
 
@@ -304,7 +305,7 @@ impl SqliteStore {
     async fn change(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         match self.writer.run(Verb::Acquire(request.clone())).await? {
             Outcome::Acquire(outcome) => Ok(outcome),
-            Outcome::Owner(_) => Err(misanswered()),
+            Outcome::Owner(_) | Outcome::Resolve(_) => Err(misanswered()),
         }
     }
 }
@@ -351,6 +352,16 @@ impl IdempotencyStore for SqliteStore {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new("sqlite", self.durability, true)
+    }
+}
+
+#[async_trait]
+impl Operate for SqliteStore {
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        match self.writer.run(Verb::Resolve(Box::new(request.clone()))).await? {
+            Outcome::Resolve(outcome) => Ok(outcome),
+            Outcome::Acquire(_) | Outcome::Owner(_) => Err(misanswered()),
+        }
     }
 }
 

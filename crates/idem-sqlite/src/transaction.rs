@@ -75,7 +75,9 @@ impl SqliteTransaction {
                 self.connection.commit().await?;
                 Ok(Some(OwnerOutcome::Applied))
             }
-            Outcome::Owner(OwnerOutcome::LeaseLost) | Outcome::Acquire(_) => Ok(Some(OwnerOutcome::LeaseLost)),
+            Outcome::Owner(OwnerOutcome::LeaseLost) | Outcome::Acquire(_) | Outcome::Resolve(_) => {
+                Ok(Some(OwnerOutcome::LeaseLost))
+            }
         }
     }
 }

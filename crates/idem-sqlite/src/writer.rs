@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
     Acquire, Checkpoint, Command, Lease, LeaseRenewer, Origin, Outcome, OwnerAction, OwnerOutcome, OwnerToken,
-    RecordId, Settlement, StoreError, StoreErrorKind, StoredBody, Term, machine,
+    RecordId, Resolve, Settlement, StoreError, StoreErrorKind, StoredBody, Term, machine,
 };
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
@@ -41,6 +41,7 @@ pub(crate) enum Verb {
     Renew(RecordId, OwnerToken, Term),
     Checkpoint(RecordId, OwnerToken, Checkpoint),
     Settle(RecordId, OwnerToken, Settlement, Duration),
+    Resolve(Box<Resolve>),
 }
 
 impl Verb {
@@ -59,7 +60,8 @@ impl Verb {
                 StoredBody::Retained(body) => body.len(),
                 StoredBody::NotRetained => 0,
             },
-            Self::Acquire(_) | Self::Renew(..) | Self::Settle(..) => 0,
+            // Operators resolve few records.
+            Self::Acquire(_) | Self::Renew(..) | Self::Settle(..) | Self::Resolve(_) => 0,
         }
     }
 
@@ -73,6 +75,7 @@ impl Verb {
             Self::Settle(id, owner, settlement, retention) => {
                 (id, None, Command::Owner(*owner, OwnerAction::Settle(settlement, *retention)))
             }
+            Self::Resolve(request) => (&request.id, None, Command::Resolve(request)),
         }
     }
 }
@@ -116,7 +119,7 @@ impl Writer {
     pub(crate) async fn run_as_owner(&self, verb: Verb) -> Result<OwnerOutcome, StoreError> {
         match self.run(verb).await? {
             Outcome::Owner(outcome) => Ok(outcome),
-            Outcome::Acquire(_) => Err(misanswered()),
+            Outcome::Acquire(_) | Outcome::Resolve(_) => Err(misanswered()),
         }
     }
 }

@@ -12,6 +12,7 @@ mod memory_database;
 mod model;
 #[cfg(feature = "engine")]
 pub mod renewals;
+pub mod resolving;
 pub mod state_machine;
 mod subject;
 pub mod sweep;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::memory::ManualClock;
 use idem_core::{
-    Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Lease, OwnerOutcome, Purge, Record, RecordId, Settlement,
-    Term, TimeOffset, Timestamp,
+    Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Lease, Operate, OwnerOutcome, Purge, Record, RecordId,
+    Settlement, Term, TimeOffset, Timestamp,
 };
 
 use crate::fixture::{KEPT, request};
@@ -72,6 +72,8 @@ pub struct Subject {
     /// How far the store's time may be from where the test put it. Times are compared within it. It is zero for a manual
     /// clock. For a server's clock, which goes on, it is as long as a test may take.
     pub precision: Duration,
+    /// Its repairs; `None` if it has none.
+    pub operate: Option<Arc<dyn Operate>>,
     keep: Vec<Box<dyn Any + Send + Sync>>,
 }
 
@@ -79,7 +81,14 @@ impl Subject {
     /// A subject whose time stands still unless it is moved.
     #[must_use]
     pub fn new(store: Arc<dyn IdempotencyStore>, purge: Arc<dyn Purge>, time: Arc<dyn TimeControl>) -> Self {
-        Self { store, purging: Purging::Called(purge), time, precision: Duration::ZERO, keep: Vec::new() }
+        Self {
+            store,
+            purging: Purging::Called(purge),
+            time,
+            precision: Duration::ZERO,
+            operate: None,
+            keep: Vec::new(),
+        }
     }
 
     /// A subject whose server deletes expired records. Its `time` must bring that forward as well: after
@@ -90,7 +99,14 @@ impl Subject {
         remaining: Arc<dyn Remaining>,
         time: Arc<dyn TimeControl>,
     ) -> Self {
-        Self { store, purging: Purging::OfItsOwn(remaining), time, precision: Duration::ZERO, keep: Vec::new() }
+        Self {
+            store,
+            purging: Purging::OfItsOwn(remaining),
+            time,
+            precision: Duration::ZERO,
+            operate: None,
+            keep: Vec::new(),
+        }
     }
 
     /// Sets how far the time may be off. Default zero; at most 10 s, so that a test reaches the end of a lease only by moving
@@ -102,6 +118,13 @@ impl Subject {
     pub fn with_precision(mut self, precision: Duration) -> Self {
         assert!(precision <= Duration::from_secs(10), "a precision of more than 10 s proves nothing");
         self.precision = precision;
+        self
+    }
+
+    /// Names the repairs of the store, for the cases of [`resolving`](crate::resolving).
+    #[must_use]
+    pub fn operated_by(mut self, operate: Arc<dyn Operate>) -> Self {
+        self.operate = Some(operate);
         self
     }
 

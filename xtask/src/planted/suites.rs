@@ -64,6 +64,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("sqlite-from-pool", "idem-sqlite", Test("store"), &["from_pool::"]),
     suite("postgres", "idem-postgres", Test("store"), &["conformance::on_a_read_committed_session::"]),
     suite("postgres-races", "idem-postgres", Test("store"), &["races::"]),
+    suite("postgres-resolving", "idem-postgres", Test("store"), &["resolving::an_operation_that_a_transaction"]),
     suite(
         "postgres-roles",
         "idem-postgres",
@@ -136,6 +137,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("redis-fast", "idem-redis", Test("store"), &["fast::ends_are_told"]),
     suite("redis-notices", "idem-redis", Test("store"), &["notices::settlements_are_told"]),
     suite("hybrid-units", "idem-hybrid", Library, &[]),
+    suite("hybrid-resolving", "idem-hybrid", Test("store"), &["conformance::resolving_behind_memory"]),
     suite("hybrid-races", "idem-hybrid", Test("store"), &["races::"]),
     suite("hybrid-hostile", "idem-hybrid", Test("store"), &["hostile::"]),
     suite(

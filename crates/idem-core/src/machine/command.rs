@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fingerprint::{Algorithm, Fingerprint};
-use crate::record::{Acquisition, Checkpoint, OwnerToken, StoredResponse, Takeover};
+use crate::record::{Acquisition, Checkpoint, OwnerToken, RecordVersion, StoredResponse, Takeover};
 use crate::record_id::RecordId;
 use crate::scope::Scope;
 use crate::timestamp::Timestamp;
@@ -19,6 +19,8 @@ pub enum Command<'a> {
     Acquire(&'a Acquire),
     /// Do something that only the owner may do.
     Owner(OwnerToken, OwnerAction<'a>),
+    /// Resolve an operation that ended without an answer.
+    Resolve(&'a Resolve),
 }
 
 /// What only the owner of a record may do with it.
@@ -107,6 +109,77 @@ pub enum Settlement {
     Released,
 }
 
+/// Resolves an operation that ended without an answer: its outcome is unknown, its owner has crashed, or it waits for its next attempt.
+///
+/// For operators, and for jobs that compare records with what really happened.
+#[derive(Debug, Clone)]
+pub struct Resolve {
+    /// Which record.
+    pub id: RecordId,
+    /// The unique token of this action, never [`OwnerToken::NOBODY`]. If its answer was lost, repeating it with the same token is
+    /// safe (law L8).
+    pub action: OwnerToken,
+    /// The [version](crate::Record::version) of the record that the decision is about. If it has changed since, nothing happens.
+    pub seen: RecordVersion,
+    /// How the operation ended.
+    pub resolution: Resolution,
+    /// How long the record is kept from now. For a retryable failure, the retention counts from the time of its next attempt.
+    pub retention: Duration,
+}
+
+/// How an operation ended that gave no answer itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a resolution that is not translated must not compile")]
+pub enum Resolution {
+    /// It took effect; every repeat gets this response.
+    Completed(StoredResponse),
+    /// It took no effect and never runs again; every repeat gets this response.
+    FailedTerminal(StoredResponse),
+    /// It took no effect and may run again, with its attempt and its checkpoint. If its attempts are used up, the next acquire
+    /// fails it terminally.
+    FailedRetryable {
+        /// What repeats get once the attempts are used up.
+        response: StoredResponse,
+        /// How long until it may run again.
+        retry_after: Duration,
+    },
+    /// It is not known whether it took effect. For a record whose owner has crashed.
+    OutcomeUnknown,
+}
+
+/// The answer to a [`Resolve`]. Exhaustive on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every outcome")]
+pub enum ResolveOutcome {
+    /// Done, or done before by the same action.
+    Resolved,
+    /// The record is not the one that was seen, or is gone. Nothing changed: look again.
+    Changed,
+    /// The record must not be resolved. Nothing changed.
+    Refused(Refusal),
+}
+
+/// Why a record must not be resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every outcome")]
+pub enum Refusal {
+    /// An owner runs it, under a live lease or in a transaction.
+    Live,
+    /// It has its final answer.
+    Final,
+}
+
+impl From<Resolution> for Settlement {
+    fn from(resolution: Resolution) -> Self {
+        match resolution {
+            Resolution::Completed(response) => Self::Completed(response),
+            Resolution::FailedTerminal(response) => Self::FailedTerminal(response),
+            Resolution::FailedRetryable { response, retry_after } => Self::FailedRetryable { response, retry_after },
+            Resolution::OutcomeUnknown => Self::OutcomeUnknown,
+        }
+    }
+}
+
 /// The answer of the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "callers must handle every outcome")]
@@ -115,6 +188,8 @@ pub enum Outcome {
     Acquire(AcquireOutcome),
     /// To [`Command::Owner`].
     Owner(OwnerOutcome),
+    /// To [`Command::Resolve`].
+    Resolve(ResolveOutcome),
 }
 
 /// The answer to an acquire. Exhaustive on purpose: callers must handle every outcome.

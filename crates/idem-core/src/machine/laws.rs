@@ -29,6 +29,8 @@ enum Owned {
     Renew(OwnerToken, Term),
     Checkpoint(OwnerToken, Checkpoint),
     Settle(OwnerToken, Settlement, Duration),
+    /// Of the record as it is, or of one that was never there.
+    Resolve(Resolve, bool),
 }
 
 impl Owned {
@@ -40,6 +42,7 @@ impl Owned {
             Self::Settle(owner, settlement, retention) => {
                 Command::Owner(*owner, OwnerAction::Settle(settlement, *retention))
             }
+            Self::Resolve(request, _) => Command::Resolve(request),
         }
     }
 }
@@ -60,9 +63,13 @@ fn history(start: Timestamp, steps: &[Step]) -> Vec<Seen> {
     let run = |step: &Step| {
         now = now.saturating_add(step.pause);
         let before = current(record.as_ref(), now).cloned();
-        let (after, outcome) = transition(record.as_ref(), step.command.borrow(), now);
+        let mut command = step.command.clone();
+        if let (Owned::Resolve(request, true), Some(before)) = (&mut command, &before) {
+            request.seen = before.version();
+        }
+        let (after, outcome) = transition(record.as_ref(), command.borrow(), now);
         record.clone_from(&after);
-        Seen { now, before, command: step.command.clone(), after, outcome }
+        Seen { now, before, command, after, outcome }
     };
     steps.iter().map(run).collect()
 }
@@ -117,6 +124,26 @@ fn settlement() -> impl Strategy<Value = Settlement> {
     ]
 }
 
+fn resolving() -> impl Strategy<Value = Owned> {
+    let resolution = prop_oneof![
+        response().prop_map(Resolution::Completed),
+        response().prop_map(Resolution::FailedTerminal),
+        (response(), 0..=4_u64).prop_map(|(response, seconds)| Resolution::FailedRetryable {
+            response,
+            retry_after: Duration::from_secs(seconds),
+        }),
+        Just(Resolution::OutcomeUnknown),
+    ];
+    let action = (7..=8_u8).prop_map(|number| OwnerToken::from_bytes([number; 16]));
+    (action, resolution, duration(), prop::bool::weighted(0.8)).prop_map(
+        |(action, resolution, retention, is_current)| {
+            let seen = "0".repeat(32).parse().unwrap();
+            let id = RecordId::from_bytes([0; 32]);
+            Owned::Resolve(Resolve { id, action, seen, resolution, retention }, is_current)
+        },
+    )
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let checkpoint = (0..=2_u32, "[xy]").prop_map(|(sequence, name)| Checkpoint {
         sequence,
@@ -129,6 +156,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (owner(), checkpoint).prop_map(|(owner, checkpoint)| Owned::Checkpoint(owner, checkpoint)),
         2 => (owner(), settlement(), duration())
             .prop_map(|(owner, settlement, retention)| Owned::Settle(owner, settlement, retention)),
+        1 => resolving(),
     ];
     (0..=4_u64, command).prop_map(|(seconds, command)| Step { pause: Duration::from_secs(seconds), command })
 }
@@ -151,6 +179,12 @@ fn extreme_steps() -> impl Strategy<Value = Vec<Step>> {
             Owned::Settle(_, settlement, kept) => {
                 *kept = retention;
                 if let Settlement::FailedRetryable { retry_after, .. } = settlement {
+                    *retry_after = lease;
+                }
+            }
+            Owned::Resolve(request, _) => {
+                request.retention = retention;
+                if let Resolution::FailedRetryable { retry_after, .. } = &mut request.resolution {
                     *retry_after = lease;
                 }
             }
@@ -186,7 +220,7 @@ fn acquired(seen: &Seen) -> Option<&Lease> {
 /// The owner token of a command that is not an acquire.
 fn actor(command: &Owned) -> Option<OwnerToken> {
     match command {
-        Owned::Acquire(_) => None,
+        Owned::Acquire(_) | Owned::Resolve(..) => None,
         Owned::Renew(owner, _) | Owned::Checkpoint(owner, _) | Owned::Settle(owner, ..) => Some(*owner),
     }
 }
@@ -235,6 +269,11 @@ proptest! {
         for seen in history(START, &steps) {
             let Some(before) = &seen.before else { continue };
             let Some(response) = final_response(before) else { continue };
+            if seen.outcome == Outcome::Resolve(ResolveOutcome::Resolved) && Some(before) != seen.after.as_ref() {
+                let is_unknown = matches!(before.state, State::Failed { failure: Failure::OutcomeUnknown, .. });
+                prop_assert!(is_unknown, "only an unknown outcome is resolved: {seen:?}");
+                continue;
+            }
             prop_assert_eq!(Some(before), seen.after.as_ref());
             if let Outcome::Acquire(AcquireOutcome::Replay(replay)) = &seen.outcome {
                 prop_assert_eq!(&replay.response, response);
@@ -307,7 +346,9 @@ proptest! {
         for seen in history(START, &steps) {
             if let (Some(before), Some(after)) = (&seen.before, &seen.after) {
                 prop_assert!(before.attempt <= after.attempt);
-                let same_owner = before.owner == after.owner || after.owner == OwnerToken::NOBODY;
+                let is_resolved = seen.outcome == Outcome::Resolve(ResolveOutcome::Resolved);
+                prop_assert!(!is_resolved || before.attempt == after.attempt);
+                let same_owner = is_resolved || before.owner == after.owner || after.owner == OwnerToken::NOBODY;
                 prop_assert!(same_owner || before.attempt < after.attempt);
             }
             let Some(lease) = acquired(&seen) else { continue };
@@ -346,6 +387,18 @@ proptest! {
                 }
                 (outcome, later) => prop_assert_eq!(outcome, later),
             }
+        }
+    }
+
+    #[test]
+    fn a_live_lease_is_never_resolved_and_a_crashed_run_stays_fenced_off(steps in steps()) {
+        for seen in history(START, &steps) {
+            let Owned::Resolve(request, _) = &seen.command else { continue };
+            let is_done = seen.outcome == Outcome::Resolve(ResolveOutcome::Resolved);
+            prop_assert!(is_done || seen.before == seen.after, "a refusal changes nothing");
+            let Some(before) = seen.before.as_ref().filter(|_| is_done) else { continue };
+            prop_assert!(lease_until(before).is_none_or(|until| until <= seen.now));
+            prop_assert_eq!(seen.after.as_ref().map(|after| after.owner), Some(request.action));
         }
     }
 

@@ -10,14 +10,16 @@ mod acquire;
 mod command;
 mod expiry;
 mod owner;
+mod resolve;
 
 pub use acquire::acquire;
 pub use command::{
-    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Replay,
-    ReplayKind, Settlement, Term,
+    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Refusal, Replay,
+    ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, Term,
 };
 pub use expiry::current;
 pub use owner::{apply, follows};
+pub use resolve::resolve;
 
 use crate::record::Record;
 use crate::timestamp::Timestamp;
@@ -36,6 +38,10 @@ pub fn transition(record: Option<&Record>, command: Command<'_>, now: Timestamp)
         Command::Owner(owner, action) => {
             let (next, outcome) = apply(record, owner, action, now);
             (next, Outcome::Owner(outcome))
+        }
+        Command::Resolve(request) => {
+            let (next, outcome) = resolve(record, request, now);
+            (next, Outcome::Resolve(outcome))
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The decision on what an owner does: renew, checkpoint, settle.
 
+use std::time::Duration;
+
 use super::command::{OwnerAction, OwnerOutcome, Settlement};
 use super::expiry::current;
 use crate::record::{Acquisition, Checkpoint, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
@@ -55,20 +57,23 @@ pub fn apply(
             applied(Some(Record { checkpoint: Some(checkpoint.clone()), updated_at: now, ..record.clone() }))
         }
         OwnerAction::Settle(settlement, retention) => {
-            let Some(state) = settled_state(settlement, now) else {
-                return applied(given_back(record, now));
-            };
-            // A retry needs the checkpoint, and so does an operator after the last one.
-            let checkpoint = record.checkpoint.clone().filter(|_| matches!(state, State::Failed { .. }));
-            // The record must outlast the backoff.
-            let kept_from = match state {
-                State::Failed { failure: Failure::Retryable { not_before }, .. } => not_before,
-                _ => now,
-            };
-            let expires_at = kept_from.saturating_add(retention);
-            applied(Some(Record { checkpoint, updated_at: now, expires_at, state, ..record.clone() }))
+            applied(settled(record, settlement, retention, now).or_else(|| given_back(record, now)))
         }
     }
+}
+
+/// The record after a settlement; `None` for a release.
+pub(super) fn settled(record: &Record, settlement: &Settlement, retention: Duration, now: Timestamp) -> Option<Record> {
+    let state = settled_state(settlement, now)?;
+    // A retry needs the checkpoint, and so does an operator after the last one.
+    let checkpoint = record.checkpoint.clone().filter(|_| matches!(state, State::Failed { .. }));
+    // The record must outlast the backoff.
+    let kept_from = match state {
+        State::Failed { failure: Failure::Retryable { not_before }, .. } => not_before,
+        _ => now,
+    };
+    let expires_at = kept_from.saturating_add(retention);
+    Some(Record { checkpoint, updated_at: now, expires_at, state, ..record.clone() })
 }
 
 /// Whether the stored checkpoint has the same or a later sequence.
@@ -129,7 +134,7 @@ fn settled_state(settlement: &Settlement, now: Timestamp) -> Option<State> {
 
 /// Whether `settlement` is the one that led to `state`. The time of a backoff is not compared: the repeat comes later. Nor is
 /// the order of header fields with different names, which has no meaning.
-fn is_settled_so(state: &State, settlement: &Settlement) -> bool {
+pub(super) fn is_settled_so(state: &State, settlement: &Settlement) -> bool {
     match (state, settlement) {
         (State::Completed { response: stored }, Settlement::Completed(response))
         | (State::Failed { failure: Failure::Terminal, response: stored }, Settlement::FailedTerminal(response))

@@ -12,12 +12,14 @@ mod clock;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 
-use crate::machine::{self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Settlement, Term};
+use crate::machine::{
+    self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Resolve, ResolveOutcome, Settlement, Term,
+};
 use crate::record::{Checkpoint, OwnerToken, Record};
 use crate::record_id::RecordId;
 use crate::store::{
-    Capabilities, Durability, DurableStore, IdempotencyStore, LeaseRenewer, LiveRecord, Purge, SettlementListener,
-    StoreError, StoreErrorKind,
+    Capabilities, Durability, DurableStore, IdempotencyStore, LeaseRenewer, LiveRecord, Operate, Purge,
+    SettlementListener, StoreError, StoreErrorKind,
 };
 
 /// Enough that requests on different cores seldom wait for each other, few enough to walk them all in a purge.
@@ -155,6 +157,16 @@ impl DurableStore for MemoryStore {
 
     fn identity(&self) -> [u8; 16] {
         *self.identity.as_bytes()
+    }
+}
+
+#[async_trait]
+impl Operate for MemoryStore {
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        let mut shard = self.shard(&request.id);
+        let (next, outcome) = machine::resolve(shard.get(&request.id), request, self.clock.now());
+        put(&mut shard, request.id, next);
+        Ok(outcome)
     }
 }
 

@@ -19,7 +19,7 @@ pub use offset::TimeOffset;
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, FINISH_TIMEOUT, StoreTransaction, TransactionSlots, TransactionalStore, Writes};
 
-use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Settlement, Term};
+use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Resolve, ResolveOutcome, Settlement, Term};
 use crate::record::{Checkpoint, Record};
 use crate::record_id::RecordId;
 use crate::timestamp::Timestamp;
@@ -160,6 +160,18 @@ impl LiveRecord {
         let remaining = record.expires_at.saturating_duration_since(now);
         Some(Self { record, remaining })
     }
+}
+
+/// Repairs of records by operators, and by jobs that compare records with what really happened.
+///
+/// As for verbs, a repair is one atomic step of the state machine, may be repeated, and an error means that the store could not answer.
+#[async_trait]
+pub trait Operate: fmt::Debug + Send + Sync + 'static {
+    /// Resolves an operation that ended without an answer: [`machine::resolve`](crate::machine::resolve).
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer; it is safe to repeat.
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError>;
 }
 
 /// Removal of records whose retention is over.

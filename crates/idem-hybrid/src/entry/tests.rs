@@ -52,7 +52,7 @@ fn a_lock_turns_the_same_request_away_until_it_is_over() {
 fn nothing_is_believed_by_a_clock_that_was_set_back() {
     let (request, entry) = lock();
     assert_eq!(entry.answer(&repeat_of(&request), at(999)), None);
-    let (request, entry) = settled(&Settlement::OutcomeUnknown);
+    let (request, entry) = settled(&Settlement::FailedTerminal(StoredResponse::new(422, "")));
     assert_eq!(entry.unwrap().answer(&request, at(999)), None);
 }
 
@@ -89,7 +89,6 @@ fn a_settled_record_is_replayed_for_as_long_as_it_is_one() {
     for settlement in [
         Settlement::Completed(StoredResponse::new(201, "made")),
         Settlement::FailedTerminal(StoredResponse::new(422, "")),
-        Settlement::OutcomeUnknown,
     ] {
         let (request, entry) = settled(&settlement);
         let entry = entry.unwrap();
@@ -207,9 +206,14 @@ const GOLDEN: &str = "6964656d010d0e96c50e32d4f64fe4e2bdb3811125b8096645b8f69134
     a4d7b910c12f68b38a113791ac48630d1c11ca23100505050505050505050505050505050504020104010401b817000000d00fd00fb817";
 
 #[test]
+fn an_unknown_outcome_is_not_kept_because_an_operator_may_resolve_it() {
+    assert!(settled(&Settlement::OutcomeUnknown).1.is_none());
+}
+
+#[test]
 fn a_settled_record_outranks_every_lock_and_a_later_lock_an_earlier_one() {
     let (request, lock) = lock();
-    let (_, settled) = settled(&Settlement::OutcomeUnknown);
+    let (_, settled) = settled(&Settlement::FailedTerminal(StoredResponse::new(422, "")));
     let rank = |entry: Entry| entry.encode(&STORE, &request.id).unwrap().rank;
     assert_eq!(rank(lock), lock_rank(3));
     assert!(lock_rank(3) < lock_rank(4) && lock_rank(u32::MAX) < rank(settled.unwrap()));

@@ -13,6 +13,7 @@ mod partitions;
 mod plans;
 mod purge;
 mod races;
+mod resolving;
 mod roles;
 mod savepoints;
 mod schema;

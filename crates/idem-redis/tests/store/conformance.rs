@@ -43,6 +43,10 @@ idem_testkit::conformance!(in_a_cluster, cluster);
 idem_testkit::conformance!(on_replicas_too, on_replicas);
 idem_testkit::conformance!(in_a_cluster_on_replicas_too, cluster_on_replicas);
 
+idem_testkit::resolve_conformance!(resolving_on_one_server, one_server);
+idem_testkit::resolve_conformance!(resolving_on_replicas_too, on_replicas);
+idem_testkit::resolve_conformance!(resolving_in_a_cluster, cluster);
+
 // Separate servers: the keys of other tests would disturb thousands of sequences.
 
 async fn own_server() -> Subject {

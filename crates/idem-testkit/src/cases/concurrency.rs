@@ -19,7 +19,7 @@ const CALLERS: usize = 16;
 const ROUNDS: usize = 20;
 
 /// Runs the calls at once, each in a separate task, and returns their answers in the order of the calls.
-async fn at_once<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
+pub(crate) async fn at_once<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
 where
     T: Send + 'static,
     F: Future<Output = T> + Send + 'static,

@@ -4,6 +4,7 @@ use super::{Patch, edit, patch};
 
 const ACQUIRE: &str = "crates/idem-core/src/machine/acquire.rs";
 const OWNER: &str = "crates/idem-core/src/machine/owner.rs";
+const RESOLVE: &str = "crates/idem-core/src/machine/resolve.rs";
 const RECORD_ID: &str = "crates/idem-core/src/record_id.rs";
 const SINGLE_VERBS: &str = "crates/idem-postgres/src/batch/single.rs";
 const VERBS: &str = "migrations/postgres/0002_verbs.sql";
@@ -14,6 +15,48 @@ const OWNER_CHECK: &str = "    if record.owner != owner {";
 const MACHINES: &[&str] = &["machine", "memory", "postgres", "redis"];
 
 pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "live-lease-is-resolved",
+        &["machine", "memory"],
+        RESOLVE,
+        "State::InProgress { lease_until, .. } if now < lease_until =>",
+        "State::InProgress { lease_until, .. } if !PLANTED && now < lease_until =>",
+    ),
+    patch(
+        "final-answer-is-resolved",
+        &["machine", "memory"],
+        RESOLVE,
+        "State::Completed { .. } | State::Failed { .. } => Err(Refusal::Final),",
+        "State::Completed { .. } | State::Failed { .. } => if PLANTED { Ok(()) } else { Err(Refusal::Final) },",
+    ),
+    patch(
+        "crashed-run-settles-after-its-resolution",
+        &["machine", "memory"],
+        RESOLVE,
+        "owner: request.action, ..next",
+        "owner: if PLANTED { record.owner } else { request.action }, ..next",
+    ),
+    patch(
+        "changed-record-is-resolved",
+        &["machine", "memory"],
+        RESOLVE,
+        "if record.version() != request.seen {",
+        "if !PLANTED && record.version() != request.seen {",
+    ),
+    patch(
+        "operation-is-resolved-while-a-transaction-runs-it",
+        &["postgres-resolving"],
+        "crates/idem-postgres/src/records.rs",
+        "            if presence == Presence::Running {
+                return Ok(LIVE);",
+        "            if !PLANTED && presence == Presence::Running {
+                return Ok(LIVE);",
+    )
+    .also(&[edit(
+        "crates/idem-postgres/src/records.rs",
+        "match self.replace(request.id, Some(lock), row, next.as_ref()).await? {",
+        "match self.replace(request.id, Some(lock).filter(|_| !PLANTED), row, next.as_ref()).await? {",
+    )]),
     patch(
         "earlier-checkpoint-undoes-a-later-one",
         &["machine", "memory", "postgres", "redis", "engine"],

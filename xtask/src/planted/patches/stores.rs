@@ -1,11 +1,23 @@
 //! Bugs in the other stores.
 
-use super::{Patch, patch};
+use super::{Patch, edit, patch};
 
 const SHARED_CONNECTION: &str = "crates/idem-redis/src/shared_connection.rs";
 const TRANSPORT: &str = "crates/idem-redis/src/transport.rs";
 
 pub(super) const PATCHES: &[Patch] = &[
+    patch(
+        "unknown-outcome-is-cached-as-final",
+        &["hybrid-units", "hybrid-resolving"],
+        "crates/idem-hybrid/src/entry.rs",
+        "filter(|replay| replay.kind != ReplayKind::OutcomeUnknown)",
+        "filter(|replay| PLANTED || replay.kind != ReplayKind::OutcomeUnknown)",
+    )
+    .also(&[edit(
+        "crates/idem-hybrid/src/shared.rs",
+        "matches!(outcome, AcquireOutcome::Replay(replay) if replay.kind",
+        "matches!(outcome, AcquireOutcome::Replay(replay) if PLANTED || replay.kind",
+    )]),
     patch(
         "redis-cancelled-connect-stays",
         &["redis-connecting"],

@@ -1,6 +1,7 @@
 mod acquiring;
 mod mismatching;
 mod owning;
+mod resolving;
 mod retrying;
 mod settling;
 
@@ -112,6 +113,12 @@ fn the_transition_passes_every_command_to_its_decision() {
     let renewed = apply(record.as_ref(), token(1), renewal, seconds(1));
     let (next, outcome) = transition(record.as_ref(), Command::Owner(token(1), renewal), seconds(1));
     assert_eq!((next, outcome), (renewed.0, Outcome::Owner(renewed.1)));
+    let seen = record.as_ref().unwrap().version();
+    let resolution = Resolution::OutcomeUnknown;
+    let request = Resolve { id: request(1).id, action: token(2), seen, resolution, retention: KEPT };
+    let resolved = resolve(record.as_ref(), &request, after(LEASE));
+    let (next, outcome) = transition(record.as_ref(), Command::Resolve(&request), after(LEASE));
+    assert_eq!((next, outcome), (resolved.0, Outcome::Resolve(resolved.1)));
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub async fn servers_at(url: &str, config: HybridConfig) -> Subject {
     let fast = Arc::new(RedisFastStore::new(redis).unwrap());
     let postgres = Arc::new(postgres);
     let store = Arc::new(HybridStore::new(Arc::clone(&postgres), fast, config));
-    Subject::new(store, postgres, Arc::new(time)).with_precision(PATIENCE).keeping(schema)
+    Subject::new(store.clone(), postgres, Arc::new(time)).operated_by(store).with_precision(PATIENCE).keeping(schema)
 }
 
 /// Postgres with one Redis server in front.

@@ -80,7 +80,8 @@ pub async fn subject(kind: &'static str, configure: impl FnOnce(&Schema) -> Post
     let schema = Schema::of_kind(kind);
     let offset = TimeOffset::default();
     let store = Arc::new(PostgresStore::open(configure(&schema).time_offset(offset.clone())).await.unwrap());
-    Subject::new(store.clone(), store, Arc::new(Offset(offset))).with_precision(PRECISION).keeping(schema)
+    let subject = Subject::new(store.clone(), store.clone(), Arc::new(Offset(offset))).operated_by(store);
+    subject.with_precision(PRECISION).keeping(schema)
 }
 
 /// Drops a COPY that has sent all, before it reads the answer. One that has read it at once is repeated.

@@ -1,0 +1,45 @@
+//! Resolving an operation that a transaction runs again.
+
+use std::time::Duration;
+
+use idem_core::{
+    AcquireOutcome, Begin, IdempotencyStore as _, Operate as _, OwnerOutcome, OwnerToken, Refusal, Resolution, Resolve,
+    ResolveOutcome, Settlement, StoredResponse, TransactionalStore as _, Writes,
+};
+use idem_testkit::fixture::{KEPT, repeat_of, request, response};
+
+use crate::world::World;
+
+#[tokio::test]
+async fn an_operation_that_a_transaction_runs_again_is_live() {
+    let world = World::shared().await;
+    let request = request();
+    let AcquireOutcome::Acquired(lease) = world.store.acquire(&request).await.unwrap() else { panic!("new") };
+    let retryable = Settlement::FailedRetryable { response: response(), retry_after: Duration::ZERO };
+    world.store.settle(&lease, &retryable, KEPT).await.unwrap();
+    // The record says that it waits for its next attempt.
+    let seen = world.store.peek(&request.id).await.unwrap().unwrap().version();
+    let by = Resolve {
+        id: request.id,
+        action: OwnerToken::random(),
+        seen,
+        resolution: Resolution::Completed(StoredResponse::new(201, "by an operator")),
+        retention: KEPT,
+    };
+    let Begin::Acquired { transaction, .. } = world.store.begin(&repeat_of(&request)).await.unwrap() else {
+        panic!("due")
+    };
+    assert_eq!(world.store.resolve(&by).await.unwrap(), ResolveOutcome::Refused(Refusal::Live));
+    let finished = transaction.finish(&Settlement::Completed(response()), KEPT, Writes::Keep).await.unwrap();
+    assert_eq!(finished, OwnerOutcome::Applied, "the run is not disturbed");
+    assert_eq!(world.store.resolve(&by).await.unwrap(), ResolveOutcome::Changed);
+    // Without the transaction it can be resolved.
+    let other = idem_testkit::fixture::request();
+    let AcquireOutcome::Acquired(lease) = world.store.acquire(&other).await.unwrap() else { panic!("new") };
+    world.store.settle(&lease, &retryable, KEPT).await.unwrap();
+    let seen = world.store.peek(&other.id).await.unwrap().unwrap().version();
+    let by = Resolve { id: other.id, seen, ..by };
+    assert_eq!(world.store.resolve(&by).await.unwrap(), ResolveOutcome::Resolved);
+    let Begin::Answered(answer) = world.store.begin(&repeat_of(&other)).await.unwrap() else { panic!("resolved") };
+    assert!(matches!(answer, AcquireOutcome::Replay(_)), "{answer:?}");
+}

@@ -1,0 +1,277 @@
+//! The conformance cases of [`Operate`](idem_core::Operate), for subjects that are [`operated_by`](Subject::operated_by) a store.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::{
+    Acquire, AcquireOutcome, Acquisition, Lease, Operate, OwnerOutcome, OwnerToken, Record, RecordId, Refusal,
+    ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, StoredResponse, Takeover,
+};
+
+use crate::cases::at_once;
+use crate::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, failed, repeat_of, request, response, retryable};
+use crate::subject::Subject;
+
+/// The list of these cases.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __for_every_resolving_case {
+    ($callback:path, $argument:tt) => {
+        $callback! { $argument,
+            an_unknown_outcome_becomes_an_answer
+            what_took_no_effect_runs_again_with_the_next_attempt
+            attempts_that_are_used_up_fail_for_good
+            a_crashed_run_is_resolved_after_its_lease
+            a_backoff_is_ended
+            final_answers_stay
+            what_has_changed_since_it_was_seen_stays
+            a_repeated_resolution_is_answered_as_the_first_time
+            one_of_many_operators_resolves
+            a_resolution_meets_a_takeover
+        }
+    };
+}
+
+/// Makes a `#[test]` of every case, for the store that the harness gives: as [`conformance!`](crate::conformance!).
+#[macro_export]
+macro_rules! resolve_conformance {
+    ($module:ident, $harness:expr) => {
+        #[cfg(test)]
+        mod $module {
+            use super::*;
+            $crate::__for_every_resolving_case!($crate::__test_of_every_resolving_case, ($harness));
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __test_of_every_resolving_case {
+    (($harness:expr), $($case:ident)+) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::conformance::run($harness, |subject| ::std::boxed::Box::pin($crate::resolving::$case(subject)));
+            }
+        )+
+    };
+}
+
+fn operate(subject: &Subject) -> Arc<dyn Operate> {
+    Arc::clone(subject.operate.as_ref().expect("the subject is operated by a store"))
+}
+
+async fn resolve(subject: &Subject, request: &Resolve) -> ResolveOutcome {
+    operate(subject).resolve(request).await.expect("resolve: the store could not answer")
+}
+
+/// Resolves the record as it is now, by a new action.
+async fn resolving(subject: &Subject, id: &RecordId, resolution: Resolution) -> Resolve {
+    let seen = subject.record(id).await.version();
+    Resolve { id: *id, action: OwnerToken::random(), seen, resolution, retention: KEPT }
+}
+
+/// A lease whose outcome is unknown, with a checkpoint.
+async fn unknown(subject: &Subject, request: &Acquire) -> Lease {
+    let lease = subject.lease(request).await;
+    subject.checkpoint(&lease, &checkpoint("charged")).await;
+    subject.settle(&lease, &Settlement::OutcomeUnknown).await;
+    lease
+}
+
+fn may_run_again(retry_after: Duration) -> Resolution {
+    Resolution::FailedRetryable { response: response(), retry_after }
+}
+
+#[track_caller]
+fn assert_replays(outcome: &AcquireOutcome, kind: ReplayKind, attempt: u32, response: &StoredResponse) {
+    match outcome {
+        AcquireOutcome::Replay(replay) => {
+            assert_eq!((replay.kind, replay.attempt, &replay.response), (kind, attempt, response));
+        }
+        other => panic!("expected Replay, got {other:?}"),
+    }
+}
+
+/// An unknown outcome becomes the answer that the operator gives, which repeats get byte for byte.
+pub async fn an_unknown_outcome_becomes_an_answer(subject: &Subject) {
+    for (resolution, kind) in [
+        (Resolution::Completed(response()), ReplayKind::Completed),
+        (Resolution::FailedTerminal(response()), ReplayKind::Failed),
+    ] {
+        let request = request();
+        let lease = unknown(subject, &request).await;
+        let unknown = StoredResponse::outcome_unknown();
+        // A repeat may have made a copy of it.
+        assert_replays(&subject.acquire(&repeat_of(&request)).await, ReplayKind::OutcomeUnknown, 1, &unknown);
+        let by = resolving(subject, &request.id, resolution).await;
+        assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+        for _ in 0..2 {
+            assert_replays(&subject.acquire(&repeat_of(&request)).await, kind, 1, &response());
+        }
+        assert_eq!(
+            subject.settle(&lease, &completed()).await,
+            OwnerOutcome::LeaseLost,
+            "the crashed run is fenced off"
+        );
+        subject.advance_to_end_of(KEPT);
+        assert_eq!(subject.peek(&request.id).await, None, "it is kept from the resolution on");
+    }
+}
+
+/// What took no effect runs again, with the next attempt and the checkpoint of the one before (law L7).
+pub async fn what_took_no_effect_runs_again_with_the_next_attempt(subject: &Subject) {
+    let request = request();
+    unknown(subject, &request).await;
+    let by = resolving(subject, &request.id, may_run_again(BACKOFF)).await;
+    assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+    let outcome = subject.acquire(&repeat_of(&request)).await;
+    assert!(matches!(outcome, AcquireOutcome::Backoff { .. }), "{outcome:?}");
+    subject.advance_to_end_of(BACKOFF);
+    let again = repeat_of(&request);
+    let lease = subject.lease(&again).await;
+    let expected = Lease {
+        id: request.id,
+        owner: again.owner,
+        attempt: 2,
+        acquisition: Acquisition::Retry,
+        checkpoint: Some(checkpoint("charged")),
+    };
+    assert_eq!(lease, expected);
+}
+
+/// The limit of attempts holds for what an operator has resolved, too.
+pub async fn attempts_that_are_used_up_fail_for_good(subject: &Subject) {
+    let request = Acquire { max_attempts: std::num::NonZeroU32::MIN, ..request() };
+    unknown(subject, &request).await;
+    let by = resolving(subject, &request.id, may_run_again(Duration::ZERO)).await;
+    assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+    subject.advance_to_end_of(Duration::ZERO);
+    assert_replays(&subject.acquire(&repeat_of(&request)).await, ReplayKind::Failed, 1, &response());
+}
+
+/// A live lease is refused. A crashed run is resolved once its lease is over, and is fenced off (law L3).
+pub async fn a_crashed_run_is_resolved_after_its_lease(subject: &Subject) {
+    for takeover in [Takeover::Unknown, Takeover::Rerun] {
+        for resolution in [Resolution::Completed(response()), may_run_again(BACKOFF), Resolution::OutcomeUnknown] {
+            let request = Acquire { takeover, ..request() };
+            let lease = subject.lease(&request).await;
+            let by = resolving(subject, &request.id, resolution).await;
+            subject.advance_to_just_before(LEASE);
+            assert_eq!(resolve(subject, &by).await, ResolveOutcome::Refused(Refusal::Live));
+            subject.advance_to_end_of(LEASE);
+            assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+            let resolved = subject.record(&request.id).await;
+            assert_eq!((resolved.owner, resolved.attempt), (by.action, 1));
+            assert_eq!(subject.renew(&lease, request.term).await, OwnerOutcome::LeaseLost);
+            assert_eq!(subject.settle(&lease, &completed()).await, OwnerOutcome::LeaseLost);
+            assert_eq!(subject.record(&request.id).await, resolved);
+        }
+    }
+}
+
+/// A backoff is ended by a resolution that may run again at once.
+pub async fn a_backoff_is_ended(subject: &Subject) {
+    let request = request();
+    let lease = subject.lease(&request).await;
+    subject.settle(&lease, &retryable()).await;
+    let by = resolving(subject, &request.id, may_run_again(Duration::ZERO)).await;
+    assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+    subject.advance_to_end_of(Duration::ZERO);
+    assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 2);
+}
+
+/// Final answers stay (law L2).
+pub async fn final_answers_stay(subject: &Subject) {
+    for settlement in [completed(), failed()] {
+        let request = request();
+        let lease = subject.lease(&request).await;
+        subject.settle(&lease, &settlement).await;
+        let record = subject.record(&request.id).await;
+        for resolution in [Resolution::Completed(response()), may_run_again(BACKOFF), Resolution::OutcomeUnknown] {
+            let by = resolving(subject, &request.id, resolution).await;
+            assert_eq!(resolve(subject, &by).await, ResolveOutcome::Refused(Refusal::Final));
+        }
+        assert_eq!(subject.record(&request.id).await, record);
+    }
+}
+
+/// A record that is another one than the operator has seen stays, and so does the absence of one.
+pub async fn what_has_changed_since_it_was_seen_stays(subject: &Subject) {
+    let request = request();
+    let lease = subject.lease(&request).await;
+    let early = resolving(subject, &request.id, Resolution::Completed(response())).await;
+    subject.settle(&lease, &Settlement::OutcomeUnknown).await;
+    let record = subject.record(&request.id).await;
+    assert_eq!(resolve(subject, &early).await, ResolveOutcome::Changed);
+    assert_eq!(subject.record(&request.id).await, record);
+    let absent = Resolve { id: crate::fixture::fresh_id(), ..early };
+    assert_eq!(resolve(subject, &absent).await, ResolveOutcome::Changed);
+    assert_eq!(subject.peek(&absent.id).await, None);
+}
+
+/// Law L8: the same action again gets the same answer, and changes nothing. Another action finds another record.
+pub async fn a_repeated_resolution_is_answered_as_the_first_time(subject: &Subject) {
+    for resolution in [Resolution::Completed(response()), may_run_again(BACKOFF)] {
+        let request = request();
+        unknown(subject, &request).await;
+        let by = resolving(subject, &request.id, resolution).await;
+        assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+        let record = subject.record(&request.id).await;
+        subject.time.advance(BACKOFF / 2);
+        assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+        let other = Resolve { action: OwnerToken::random(), ..by };
+        assert_eq!(resolve(subject, &other).await, ResolveOutcome::Changed);
+        assert_eq!(subject.record(&request.id).await, record);
+    }
+}
+
+/// Of many operators with the same evidence, one resolves.
+pub async fn one_of_many_operators_resolves(subject: &Subject) {
+    let request = request();
+    unknown(subject, &request).await;
+    let first = resolving(subject, &request.id, Resolution::Completed(response())).await;
+    let operators: Vec<_> = (0..16).map(|_| Resolve { action: OwnerToken::random(), ..first.clone() }).collect();
+    let resolve = |operator: &Resolve| {
+        let (operate, operator) = (operate(subject), operator.clone());
+        async move { operate.resolve(&operator).await.expect("resolve: the store could not answer") }
+    };
+    let outcomes = at_once(operators.iter().map(resolve)).await;
+    let done: Vec<_> =
+        operators.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == ResolveOutcome::Resolved).collect();
+    assert_eq!(done.len(), 1, "{outcomes:?}");
+    let Record { owner, attempt, .. } = subject.record(&request.id).await;
+    assert_eq!((owner, attempt), (done[0].0.action, 1));
+}
+
+/// If an operator resolves a crashed run while a client takes it over, one of them does, and the other one learns it.
+pub async fn a_resolution_meets_a_takeover(subject: &Subject) {
+    for _ in 0..20 {
+        let request = request();
+        subject.lease(&request).await;
+        let by = resolving(subject, &request.id, Resolution::Completed(response())).await;
+        subject.advance_to_end_of(LEASE);
+        let (operate, store, client) = (operate(subject), Arc::clone(&subject.store), repeat_of(&request));
+        let calls: [Pin<Box<dyn Future<Output = Raced> + Send>>; 2] = [
+            Box::pin(async move { Raced::Resolved(operate.resolve(&by).await.expect("resolve: no answer")) }),
+            Box::pin(async move { Raced::Acquired(store.acquire(&client).await.expect("acquire: no answer")) }),
+        ];
+        match &at_once(calls).await[..] {
+            [Raced::Resolved(ResolveOutcome::Resolved), Raced::Acquired(acquired)] => {
+                assert_replays(acquired, ReplayKind::Completed, 1, &response());
+            }
+            [Raced::Resolved(ResolveOutcome::Changed), Raced::Acquired(AcquireOutcome::Acquired(lease))] => {
+                assert_eq!(lease.attempt, 2);
+            }
+            other => panic!("both or neither: {other:?}"),
+        }
+    }
+}
+
+/// What one of two has got.
+#[derive(Debug)]
+enum Raced {
+    Resolved(ResolveOutcome),
+    Acquired(AcquireOutcome),
+}
