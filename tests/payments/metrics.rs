@@ -11,7 +11,7 @@ on_every_backend! {
 }
 
 const CLIENTS: usize = 6;
-const TURNS: usize = 12;
+const TURNS: usize = 6;
 
 /// How often each outcome was seen.
 type Seen = BTreeMap<String, u64>;
@@ -55,7 +55,7 @@ fn ask(server: &Server, client: usize) -> Seen {
     let mut count = |outcome: String| *seen.entry(outcome).or_default() += 1;
     for turn in 0..TURNS {
         // The clients meet at these keys.
-        let shared = Request::pay(&format!("shared-{turn}")).simulate("delay-before=100");
+        let shared = Request::pay(&format!("shared-{turn}")).simulate("delay-before=50");
         count(outcome(&server.send(&shared)));
         let own = Request::pay(&format!("own-{client}-{turn}"));
         count(outcome(&server.send(&own)));
