@@ -104,5 +104,7 @@ fn series<'a>(page: &'a str, metric: &'a str, label: &'a str) -> impl Iterator<I
 
 fn sum(page: &str, metric: &str) -> u64 {
     let label = if metric.ends_with("_count") { "operation" } else { "engine" };
-    series(page, metric, label).map(|(_, count)| count).sum()
+    let all: Vec<_> = series(page, metric, label).map(|(_, count)| count).collect();
+    assert!(!all.is_empty(), "there is no {metric}: {page}");
+    all.iter().sum()
 }

@@ -97,6 +97,8 @@ impl Entry {
         let (_, outcome) = machine::acquire(Some(&self.record), request, decided_at);
         match outcome {
             AcquireOutcome::InProgress { .. } => Some(outcome),
+            // An operator may have resolved it since. An earlier version of this crate kept such entries.
+            AcquireOutcome::Replay(replay) if replay.kind == ReplayKind::OutcomeUnknown => None,
             AcquireOutcome::Replay(_) | AcquireOutcome::Mismatch { .. } if !self.is_lock() => Some(outcome),
             _ => None,
         }

@@ -143,7 +143,7 @@ impl<D: DurableStore + ?Sized> IdempotencyStore for HybridStore<D> {
 
 #[async_trait]
 impl<D: DurableStore + Operate + ?Sized> Operate for HybridStore<D> {
-    /// The fast store has no entry that a resolution changes: it holds final answers, and locks of live runs.
+    /// The fast store answers by final answers and by locks of live runs only, so that no entry of it hides a resolution.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.shared.decide(self.shared.durable.resolve(request)).await
     }

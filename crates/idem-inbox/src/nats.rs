@@ -29,9 +29,8 @@ const BATCH: usize = 32;
 /// the server would deliver to it, and wait for the `ack_wait`.
 const GIVEN_BACK: Duration = Duration::from_millis(500);
 
-/// How often the server is asked for messages that are missing, with none of them in between, before they are given up. Each time it
-/// is waited for twice the `ack_wait`, and the server may be away meanwhile.
-const ROUNDS: u32 = 5;
+/// How long messages that are missing are waited for, in times of the `ack_wait`, from when one of them came last, or the server was away.
+const PATIENCE: u32 = 10;
 
 /// The longest delay. The server takes one that is too large as none.
 const LONGEST_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -66,8 +65,9 @@ struct Order {
     held: Held,
     /// Messages that were received while others were missing.
     collected: BTreeMap<u64, jetstream::Message>,
-    /// How often the server was asked for those that are missing, since one of them came.
-    rounds: u32,
+    /// Since when messages are waited for, and the last one of the stream that was delivered then; `None` if none is missing, or the
+    /// server was away.
+    waiting: Option<(Instant, u64)>,
     /// Messages that nothing is missing before.
     ready: VecDeque<(u64, jetstream::Message)>,
 }
@@ -187,27 +187,34 @@ impl NatsSubscription {
     /// Receives messages until none is missing that the server has delivered before.
     ///
     /// A message that was delivered and is not held here is delivered again after the `ack_wait`. If it does not come, the server is
-    /// asked again: it may have been away. After [`ROUNDS`] it is given up, as it is not always known whether a message is missing.
+    /// asked again: it may have been away. After [`PATIENCE`] it is given up: another process may hold it.
     async fn collect(&mut self) -> Result<(), BrokerError> {
         let sure = |held: &Held| -> BTreeSet<u64> {
             lock(held).iter().filter(|(_, is_being_told)| !**is_being_told).map(|(sequence, _)| *sequence).collect()
         };
         let held = Arc::clone(&self.order_mut().held);
         let before = sure(&held);
-        let info = self.consumer.get_info().await?;
+        let info = match self.consumer.get_info().await {
+            Ok(info) => info,
+            Err(error) => {
+                self.order_mut().waiting = None;
+                return Err(error.into());
+            }
+        };
         let (delivered, last) = (info.delivered.consumer_sequence, info.delivered.stream_sequence);
         // What waits for an acknowledgment now, as far as it is known here.
         let mut known: BTreeSet<u64> = before.intersection(&sure(&held)).copied().collect();
         known.extend(self.order_mut().collected.keys());
         known.retain(|sequence| *sequence <= last);
         let mut next = delivered + 1;
-        let until = Instant::now() + 2 * self.ack_wait;
+        let (now, patience) = (Instant::now(), PATIENCE * self.ack_wait);
+        let (_, missing_up_to) = *self.order_mut().waiting.get_or_insert((now, last));
+        let until = now + 2 * self.ack_wait;
+        let is_over = move |order: &Order| order.waiting.is_some_and(|(since, _)| since.elapsed() >= patience);
         while known.len() < info.num_ack_pending {
             let Ok(message) = timeout_at(until, self.next()).await else {
                 let (stream, missing) = (self.stream.clone(), info.num_ack_pending - known.len());
-                let order = self.order_mut();
-                order.rounds += 1;
-                if order.rounds < ROUNDS {
+                if !is_over(self.order_mut()) {
                     tracing::info!(stream, missing, "messages that were delivered before have not come again yet");
                     return Ok(());
                 }
@@ -223,18 +230,19 @@ impl NatsSubscription {
             let (sequence, delivery) = (received.stream_sequence, received.consumer_sequence);
             let is_gap = delivery > next;
             next = next.max(delivery + 1);
-            if sequence <= last && known.insert(sequence) {
-                self.order_mut().rounds = 0;
+            if sequence <= last && known.insert(sequence) && sequence <= missing_up_to {
+                self.order_mut().waiting = Some((Instant::now(), missing_up_to));
             }
-            self.order_mut().collected.insert(sequence, message);
-            if is_gap {
+            let order = self.order_mut();
+            order.collected.insert(sequence, message);
+            if is_gap && !is_over(order) {
                 // Something that was delivered meanwhile is missing, so the server is asked again.
                 return Ok(());
             }
         }
         let order = self.order_mut();
         order.next_delivery = Some(next);
-        order.rounds = 0;
+        order.waiting = None;
         let collected = std::mem::take(&mut order.collected);
         let held = lock(&held);
         order.ready.extend(collected.into_iter().filter(|(sequence, _)| !held.contains_key(sequence)));

@@ -14,7 +14,8 @@ use crate::register::{OBSERVER_PANICS, RUNNING, Register, SETTLING, WAITING};
 
 /// The gauges of an engine. Record them before each scrape, or at an interval.
 ///
-/// Engines that are [attached](Idempotency::attached_to) to each other count together: one of them has all.
+/// Engines that are [attached](Idempotency::attached_to) to each other count their running operations and late settlements together,
+/// and their waiting requests and panics alone. So take the maximum of the first two over them, and the sum of the others.
 pub struct EngineGauges {
     engine: Idempotency,
     running: Gauge,

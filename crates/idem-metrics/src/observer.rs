@@ -22,14 +22,16 @@ const OTHER: &str = "other";
 /// Give it to [`Settings::observer`](idem_core::engine::Settings::observer). Several engines can share one.
 ///
 /// # Cost
-/// A request costs two or three atomic additions and one to four samples of histograms. Handles are kept, so that the recorder is
-/// asked once for each label.
+/// A request costs two or three atomic additions and one to four samples of histograms. Handles are kept: the recorder is asked once
+/// for each label.
 pub struct MetricsObserver {
     register: Register,
     most_operations: usize,
-    operations: RwLock<HashMap<Contract, HashMap<Arc<str>, Arc<OperationMetrics>>>>,
+    operations: RwLock<Operations>,
     next: Option<Arc<dyn Observer>>,
 }
+
+type Operations = HashMap<Contract, HashMap<Arc<str>, Arc<OperationMetrics>>>;
 
 /// The metrics of one operation under one contract.
 struct OperationMetrics {
@@ -79,12 +81,19 @@ impl MetricsObserver {
     }
 
     fn operation(&self, contract: Contract, operation: &str) -> Arc<OperationMetrics> {
-        let operations = self.operations.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = operations.get(&contract).and_then(|known| known.get(operation)) {
-            return Arc::clone(known);
+        let known = |operations: &Operations| {
+            let of_contract = operations.get(&contract)?;
+            let is_full = || operations.values().map(HashMap::len).sum::<usize>() >= self.most_operations;
+            of_contract.get(operation).or_else(|| of_contract.get(OTHER).filter(|_| is_full())).map(Arc::clone)
+        };
+        if let Some(known) = known(&self.operations.read().unwrap_or_else(PoisonError::into_inner)) {
+            return known;
         }
-        drop(operations);
         let mut operations = self.operations.write().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have been here since.
+        if let Some(known) = known(&operations) {
+            return known;
+        }
         let count: usize = operations.values().map(HashMap::len).sum();
         let name = if count < self.most_operations { operation } else { OTHER };
         let of_contract = operations.entry(contract).or_default();

@@ -36,7 +36,7 @@ pub struct MessageToSend {
     pub topic: String,
     /// Messages with equal ordering keys are sent one after the other, in the order of their commits.
     pub ordering_key: Option<String>,
-    /// Names and values of the header fields.
+    /// Names and values of the header fields, each name once: set them by [`header`](Self::header).
     pub headers: Vec<(String, String)>,
     /// The content.
     pub payload: Bytes,

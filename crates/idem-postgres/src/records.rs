@@ -172,14 +172,14 @@ impl Records {
         for _ in 0..ROUNDS {
             // An earlier try may have done it.
             let Lookup { now, presence, row } = self.read_confirmed(request.id, Some(lock)).await?;
-            if presence == Presence::Running {
-                return Ok(LIVE);
-            }
             let before = row.as_ref().map(|row| &row.record);
             let (next, outcome) = machine::resolve(before, request, now);
             let Some(row) = &row else { return Ok(outcome) };
             if next.as_ref() == machine::current(before, now) {
                 return Ok(outcome);
+            }
+            if presence == Presence::Running {
+                return Ok(LIVE);
             }
             match self.replace(request.id, Some(lock), row, next.as_ref()).await? {
                 ReplaceOutcome::Done => return Ok(outcome),

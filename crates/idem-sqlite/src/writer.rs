@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
     Acquire, Checkpoint, Command, Lease, LeaseRenewer, Origin, Outcome, OwnerAction, OwnerOutcome, OwnerToken,
-    RecordId, Resolve, Settlement, StoreError, StoreErrorKind, StoredBody, Term, machine,
+    RecordId, Resolution, Resolve, Settlement, StoreError, StoreErrorKind, StoredBody, Term, machine,
 };
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
@@ -60,8 +60,17 @@ impl Verb {
                 StoredBody::Retained(body) => body.len(),
                 StoredBody::NotRetained => 0,
             },
-            // Operators resolve few records.
-            Self::Acquire(_) | Self::Renew(..) | Self::Settle(..) | Self::Resolve(_) => 0,
+            // Operators resolve few records at a time, each with an answer as large as a settlement's.
+            Self::Resolve(request) => match &request.resolution {
+                Resolution::Completed(response)
+                | Resolution::FailedTerminal(response)
+                | Resolution::FailedRetryable { response, .. } => match &response.body {
+                    StoredBody::Retained(body) => body.len(),
+                    StoredBody::NotRetained => 0,
+                },
+                Resolution::OutcomeUnknown => 0,
+            },
+            Self::Acquire(_) | Self::Renew(..) | Self::Settle(..) => 0,
         }
     }
 

@@ -116,7 +116,7 @@ pub async fn an_unknown_outcome_becomes_an_answer(subject: &Subject) {
             "the crashed run is fenced off"
         );
         subject.advance_to_end_of(KEPT);
-        assert_eq!(subject.peek(&request.id).await, None, "it is kept from the resolution on");
+        assert_eq!(subject.peek(&request.id).await, None, "it is kept for its retention");
     }
 }
 
@@ -151,23 +151,26 @@ pub async fn attempts_that_are_used_up_fail_for_good(subject: &Subject) {
     assert_replays(&subject.acquire(&repeat_of(&request)).await, ReplayKind::Failed, 1, &response());
 }
 
-/// A live lease is refused. A crashed run is resolved once its lease is over, and is fenced off (law L3).
+/// A live lease is refused. A crashed run is fenced off first, once its lease is over (law L3), and then resolved.
 pub async fn a_crashed_run_is_resolved_after_its_lease(subject: &Subject) {
     for takeover in [Takeover::Unknown, Takeover::Rerun] {
-        for resolution in [Resolution::Completed(response()), may_run_again(BACKOFF), Resolution::OutcomeUnknown] {
-            let request = Acquire { takeover, ..request() };
-            let lease = subject.lease(&request).await;
-            let by = resolving(subject, &request.id, resolution).await;
-            subject.advance_to_just_before(LEASE);
-            assert_eq!(resolve(subject, &by).await, ResolveOutcome::Refused(Refusal::Live));
-            subject.advance_to_end_of(LEASE);
-            assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
-            let resolved = subject.record(&request.id).await;
-            assert_eq!((resolved.owner, resolved.attempt), (by.action, 1));
-            assert_eq!(subject.renew(&lease, request.term).await, OwnerOutcome::LeaseLost);
-            assert_eq!(subject.settle(&lease, &completed()).await, OwnerOutcome::LeaseLost);
-            assert_eq!(subject.record(&request.id).await, resolved);
-        }
+        let request = Acquire { takeover, ..request() };
+        let lease = subject.lease(&request).await;
+        let by = resolving(subject, &request.id, Resolution::OutcomeUnknown).await;
+        subject.advance_to_just_before(LEASE);
+        assert_eq!(resolve(subject, &by).await, ResolveOutcome::Refused(Refusal::Live));
+        subject.advance_to_end_of(LEASE);
+        let early = Resolve { resolution: Resolution::Completed(response()), ..by.clone() };
+        assert_eq!(resolve(subject, &early).await, ResolveOutcome::Refused(Refusal::Unfenced));
+        assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+        let fenced = subject.record(&request.id).await;
+        assert_eq!((fenced.owner, fenced.attempt), (by.action, 1));
+        assert_eq!(subject.renew(&lease, request.term).await, OwnerOutcome::LeaseLost);
+        assert_eq!(subject.settle(&lease, &completed()).await, OwnerOutcome::LeaseLost);
+        assert_eq!(subject.record(&request.id).await, fenced);
+        let by = resolving(subject, &request.id, Resolution::Completed(response())).await;
+        assert_eq!(resolve(subject, &by).await, ResolveOutcome::Resolved);
+        assert_replays(&subject.acquire(&repeat_of(&request)).await, ReplayKind::Completed, 1, &response());
     }
 }
 
@@ -250,7 +253,7 @@ pub async fn a_resolution_meets_a_takeover(subject: &Subject) {
     for _ in 0..20 {
         let request = request();
         subject.lease(&request).await;
-        let by = resolving(subject, &request.id, Resolution::Completed(response())).await;
+        let by = resolving(subject, &request.id, Resolution::OutcomeUnknown).await;
         subject.advance_to_end_of(LEASE);
         let (operate, store, client) = (operate(subject), Arc::clone(&subject.store), repeat_of(&request));
         let calls: [Pin<Box<dyn Future<Output = Raced> + Send>>; 2] = [
@@ -259,7 +262,7 @@ pub async fn a_resolution_meets_a_takeover(subject: &Subject) {
         ];
         match &at_once(calls).await[..] {
             [Raced::Resolved(ResolveOutcome::Resolved), Raced::Acquired(acquired)] => {
-                assert_replays(acquired, ReplayKind::Completed, 1, &response());
+                assert_replays(acquired, ReplayKind::OutcomeUnknown, 1, &StoredResponse::outcome_unknown());
             }
             [Raced::Resolved(ResolveOutcome::Changed), Raced::Acquired(AcquireOutcome::Acquired(lease))] => {
                 assert_eq!(lease.attempt, 2);

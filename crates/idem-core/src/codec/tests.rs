@@ -143,7 +143,11 @@ fn damage_is_named_and_never_read_as_something_else() {
 
 proptest! {
     #[test]
-    fn any_bytes_decode_to_headers_that_encode_to_them_or_not_at_all(bytes in prop::collection::vec(0u8..4, 0..64)) {
+    fn any_bytes_decode_to_headers_that_encode_to_them_or_not_at_all(
+        has_trace in any::<bool>(),
+        bytes in prop::collection::vec(0u8..4, 0..64),
+    ) {
+        let bytes = if has_trace { [&[255; 4][..], &bytes].concat() } else { bytes };
         if let Ok((headers, trace)) = decode_headers(bytes.clone().into()) {
             prop_assert_eq!(encode_headers(&headers, trace.as_ref()), bytes);
         }

@@ -111,19 +111,24 @@ pub enum Settlement {
 
 /// Resolves an operation that ended without an answer: its outcome is unknown, its owner has crashed, or it waits for its next attempt.
 ///
-/// For operators, and for jobs that compare records with what really happened.
+/// For operators, and for jobs that compare records with what really happened. First resolve a crashed run as
+/// [`Resolution::OutcomeUnknown`], then look at what happened, then resolve that. In the other order, a run that had only stalled could
+/// take effect after the look. What it has sent to other systems may still arrive.
+///
+/// Do not let an operation run again whose client may have used another key since.
 #[derive(Debug, Clone)]
 pub struct Resolve {
     /// Which record.
     pub id: RecordId,
-    /// The unique token of this action, never [`OwnerToken::NOBODY`]. If its answer was lost, repeating it with the same token is
+    /// A new token for this action. If its answer was lost, repeating it with the same token is
     /// safe (law L8).
     pub action: OwnerToken,
     /// The [version](crate::Record::version) of the record that the decision is about. If it has changed since, nothing happens.
     pub seen: RecordVersion,
     /// How the operation ended.
     pub resolution: Resolution,
-    /// How long the record is kept from now. For a retryable failure, the retention counts from the time of its next attempt.
+    /// How long the record is kept from now, at least 1 s, and not for less than before. For a retryable failure, the retention counts from
+    /// the time of its next attempt.
     pub retention: Duration,
 }
 
@@ -153,7 +158,8 @@ pub enum Resolution {
 pub enum ResolveOutcome {
     /// Done, or done before by the same action.
     Resolved,
-    /// The record is not the one that was seen, or is gone. Nothing changed: look again.
+    /// The record is not the one that was seen, or is gone. This call changed nothing: look again. An earlier try of the same action may
+    /// have been applied, and another run have begun since.
     Changed,
     /// The record must not be resolved. Nothing changed.
     Refused(Refusal),
@@ -163,8 +169,12 @@ pub enum ResolveOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "callers must handle every outcome")]
 pub enum Refusal {
-    /// An owner runs it, under a live lease or in a transaction.
+    /// An owner runs it under a live lease, or in a transaction of Postgres.
     Live,
+    /// Its lease is over, but its owner may have stalled: resolve it as unknown first, look, and resolve it again.
+    Unfenced,
+    /// The action is no new token.
+    Token,
     /// It has its final answer.
     Final,
 }

@@ -208,6 +208,13 @@ const GOLDEN: &str = "6964656d010d0e96c50e32d4f64fe4e2bdb3811125b8096645b8f69134
 #[test]
 fn an_unknown_outcome_is_not_kept_because_an_operator_may_resolve_it() {
     assert!(settled(&Settlement::OutcomeUnknown).1.is_none());
+    // An earlier version kept it.
+    let (request, entry) = settled(&Settlement::FailedTerminal(StoredResponse::outcome_unknown()));
+    let mut entry = entry.unwrap();
+    assert!(entry.answer(&request, at(1_000)).is_some());
+    let response = StoredResponse::outcome_unknown();
+    entry.record.state = State::Failed { failure: idem_core::Failure::OutcomeUnknown, response };
+    assert_eq!(entry.answer(&request, at(1_000)), None);
 }
 
 #[test]

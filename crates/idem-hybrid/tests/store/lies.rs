@@ -20,7 +20,7 @@ const OWNERS: usize = 4;
 
 /// Steps of one run. `IDEM_STEPS` asks for more.
 const STEPS: u32 = 5_000;
-const SEEDS: u64 = 4;
+const SEEDS: u64 = 6;
 
 struct World {
     /// The stores of two processes.

@@ -135,7 +135,9 @@ async fn confirm(jobs: &Jobs, job: &Job, operation: &Operation) -> Report {
 async fn park(jobs: &Jobs, job: &Job, operation: Operation) -> Report {
     match jobs.give_up(operation, GiveUp::Parked).await {
         Ok(JobState::Ended(replay)) => {
-            let is_parked = replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;
+            // The stored answer also has a trace.
+            let parked = StoredResponse { trace: replay.response.trace, ..GiveUp::Parked.response() };
+            let is_parked = replay.response == parked || replay.kind == ReplayKind::OutcomeUnknown;
             if is_parked {
                 tracing::error!(job = %job.id, name = job.name, "a job was parked: its deliveries were lost, or its transaction could not be committed");
             }

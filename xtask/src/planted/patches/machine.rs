@@ -33,8 +33,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "crashed-run-settles-after-its-resolution",
         &["machine", "memory"],
         RESOLVE,
-        "owner: request.action, ..next",
-        "owner: if PLANTED { record.owner } else { request.action }, ..next",
+        "owner: request.action, expires_at, ..next",
+        "owner: if PLANTED { record.owner } else { request.action }, expires_at, ..next",
     ),
     patch(
         "changed-record-is-resolved",

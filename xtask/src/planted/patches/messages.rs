@@ -114,8 +114,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "order-is-given-up-while-the-broker-is-away",
         &["inbox-nats"],
         NATS,
-        "if order.rounds < ROUNDS {",
-        "if !PLANTED && order.rounds < ROUNDS {",
+        "if !is_over(self.order_mut()) {",
+        "if !PLANTED && !is_over(self.order_mut()) {",
     ),
     patch(
         "message-is-handled-without-its-trace",

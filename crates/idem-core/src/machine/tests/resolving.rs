@@ -44,7 +44,7 @@ fn an_unknown_outcome_becomes_what_it_was() {
         let expected = Record {
             owner: token(OPERATOR),
             updated_at: seconds(20),
-            expires_at: kept_from.saturating_add(KEPT),
+            expires_at: kept_from.saturating_add(KEPT).max(record.expires_at),
             checkpoint: record.checkpoint.clone().filter(|_| has_checkpoint),
             state,
             ..record.clone()
@@ -65,18 +65,46 @@ fn what_was_resolved_to_run_again_runs_with_the_next_attempt_and_its_checkpoint(
 }
 
 #[test]
-fn a_crashed_run_is_resolved_once_its_lease_is_over() {
+fn a_crashed_run_is_fenced_off_before_it_is_resolved() {
     let record = abandoned();
     for how in [completed(), may_run_again(Duration::ZERO), Resolution::OutcomeUnknown] {
         let request = resolution(&record, how);
         let live = resolve(Some(&record), &request, after(LEASE - TICK));
         assert_eq!(live, (Some(record.clone()), ResolveOutcome::Refused(Refusal::Live)));
-        let (next, outcome) = resolve(Some(&record), &request, after(LEASE));
-        assert_eq!(outcome, ResolveOutcome::Resolved);
-        let next = next.unwrap();
-        let late = OwnerAction::Settle(&Settlement::Released, KEPT);
-        assert_lease_lost(&next, 1, late, seconds(11));
-        assert_lease_lost(&next, 1, OwnerAction::Renew(TERM), seconds(11));
+    }
+    for how in [completed(), may_run_again(Duration::ZERO)] {
+        let unfenced = resolve(Some(&record), &resolution(&record, how), after(LEASE));
+        assert_eq!(unfenced, (Some(record.clone()), ResolveOutcome::Refused(Refusal::Unfenced)));
+    }
+    let (next, outcome) = resolve(Some(&record), &resolution(&record, Resolution::OutcomeUnknown), after(LEASE));
+    assert_eq!(outcome, ResolveOutcome::Resolved);
+    let next = next.unwrap();
+    assert_eq!(next.checkpoint, record.checkpoint);
+    let late = OwnerAction::Settle(&Settlement::Released, KEPT);
+    assert_lease_lost(&next, 1, late, seconds(11));
+    assert_lease_lost(&next, 1, OwnerAction::Renew(TERM), seconds(11));
+    let by = Resolve { action: token(8), ..resolution(&next, completed()) };
+    assert_eq!(resolve(Some(&next), &by, seconds(12)).1, ResolveOutcome::Resolved);
+}
+
+#[test]
+fn a_resolution_never_shortens_how_long_a_record_is_kept() {
+    let record = unknown();
+    let until = record.expires_at;
+    let request = Resolve { retention: Duration::ZERO, ..resolution(&record, completed()) };
+    assert_eq!(resolve(Some(&record), &request, seconds(20)).0.unwrap().expires_at, until);
+    let last = Timestamp::from_unix_micros(until.unix_micros() - 1);
+    let next = resolve(Some(&record), &request, last).0.unwrap();
+    assert_eq!(next.expires_at, last.saturating_add(Duration::from_secs(1)), "with none, the next repeat would run");
+}
+
+#[test]
+fn an_action_needs_a_new_token() {
+    let record = unknown();
+    for action in [OwnerToken::NOBODY, record.owner] {
+        let request = Resolve { action, ..resolution(&record, completed()) };
+        let refused = (Some(record.clone()), ResolveOutcome::Refused(Refusal::Token));
+        assert_eq!(resolve(Some(&record), &request, seconds(20)), refused);
     }
 }
 
