@@ -59,8 +59,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "job-parked-in-spite-of-its-result",
         &["jobs"],
         RUN,
-        "replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;",
-        "PLANTED || replay.response == GiveUp::Parked.response() || replay.kind == ReplayKind::OutcomeUnknown;",
+        "replay.response == parked || replay.kind == ReplayKind::OutcomeUnknown;",
+        "PLANTED || replay.response == parked || replay.kind == ReplayKind::OutcomeUnknown;",
     ),
     patch(
         "deadline-ignored",
