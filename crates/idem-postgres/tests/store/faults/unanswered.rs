@@ -79,8 +79,14 @@ async fn workers_share_what_they_may_leave_without_an_answer() {
     // frees what it has written.
     let large = Checkpoint { data: vec![0; 4 << 20].into(), ..checkpoint("large") };
     let mut written = 0;
-    for _ in 0..100 {
-        let lease = world.lease(&request()).await.unwrap();
+    for _ in 0..60 {
+        let lease = match world.lease(&request()).await {
+            Ok(lease) => lease,
+            Err(error) => {
+                assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
+                continue;
+            }
+        };
         match world.store.checkpoint(&lease, &large).await {
             Ok(outcome) => assert_eq!(outcome, OwnerOutcome::Applied),
             // A busy disk, of which the server says that it took too long. A refusal has another kind.
@@ -92,7 +98,7 @@ async fn workers_share_what_they_may_leave_without_an_answer() {
         world.settle(&lease).await.unwrap();
         written += 1;
     }
-    assert!(written > 50, "{written}");
+    assert!(written > 30, "{written}");
 }
 
 #[tokio::test]
