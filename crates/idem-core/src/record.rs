@@ -39,7 +39,7 @@ pub struct Record {
     pub state: State,
 }
 
-/// Which state of a record something is about: any change gives another version.
+/// Which state of a record a decision is about. A renewal, a checkpoint, a takeover and a settlement give another version.
 ///
 /// As text it has 32 lower-case hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -120,8 +120,7 @@ pub enum Settlement {
 pub struct Resolve {
     /// Which record.
     pub id: RecordId,
-    /// A new token for this action. If its answer was lost, repeating it with the same token is
-    /// safe (law L8).
+    /// A new token for this action. If its answer was lost, repeating it with the same token is safe (law L8).
     pub action: OwnerToken,
     /// The [version](crate::Record::version) of the record that the decision is about. If it has changed since, nothing happens.
     pub seen: RecordVersion,
