@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::{self, stream};
@@ -12,10 +12,12 @@ use idem_core::engine::{Context, Idempotency, Settings};
 use idem_inbox::{Consumer, Inbox, InboxSettings, Message, NatsSubscription, Parking, PostgresParking};
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_servers::Nats;
+use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use uuid::Uuid;
 
 use crate::contest::{Contestant, Sample, hold, per_second};
 use crate::error::Error;
@@ -36,6 +38,18 @@ const EFFECT: &str = "INSERT INTO effects (message) VALUES ($1)";
 
 const PROCESSED: &str = "INSERT INTO processed_messages (id) VALUES ($1) ON CONFLICT DO NOTHING";
 
+/// What the store keeps of a message, in a table of the same columns, indexes and checks as its own.
+const SAME_RECORDS: &str = "CREATE TABLE same_records (LIKE idem.idem_records INCLUDING ALL) WITH (fillfactor = 25)";
+
+const LOCK: &str = "SELECT pg_try_advisory_xact_lock($1)";
+
+const LOOK: &str = "SELECT fingerprint, state, status, headers, body FROM same_records WHERE id = $1";
+
+const RECORD: &str =
+    "INSERT INTO same_records (id, namespace, operation, format, fingerprint_algorithm, fingerprint, owner,
+    attempt, state, status, headers, body, created_at, updated_at, expires_at, purge_after)
+VALUES ($1, 'effects', 'inbox:effects', 1, 1, $2, $3, 1, 2, 200, '', '', $4, $4, $5, $5)";
+
 /// A message of a small order.
 const PAYLOAD: &str = r#"{"order":"42","amount":1250,"currency":"EUR"}"#;
 
@@ -51,7 +65,9 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         let from_pool =
             Contestant::new("idem, the application's pool", |_| contestants.ours(&contestants.store_from_pool));
         let by_hand = Contestant::new("by hand", |_| contestants.by_hand());
-        let outcome = hold(&format!("messages of JetStream, {how}"), pace.rounds, vec![ours, from_pool, by_hand]).await?;
+        let same = Contestant::new("by hand, with the same record", |_| contestants.with_same_record());
+        let all = vec![ours, from_pool, by_hand, same];
+        let outcome = hold(&format!("messages of JetStream, {how}"), pace.rounds, all).await?;
         let ratio = outcome.ratio("idem", "by hand", per_second);
         report.judge(&format!("messages/s against a hand-written consumer, {how}"), Goal::AtLeast(0.7), ratio);
         let ratio = outcome.ratio("idem, the application's pool", "by hand", per_second);
@@ -97,6 +113,8 @@ impl Contestants {
         let store = PostgresStore::open(PostgresConfig::new(&url).max_transactions(in_flight)).await?;
         let from_pool = PostgresConfig::from_pool(pool.clone()).max_transactions(in_flight);
         let store_from_pool = PostgresStore::open(from_pool).await?;
+        sqlx::raw_sql("DROP TABLE IF EXISTS same_records").execute(&pool).await?;
+        sqlx::raw_sql(SAME_RECORDS).execute(&pool).await?;
         let messages = if pace.quick { 1000 } else { 6000 };
         let messages = if in_flight == NonZeroU32::MIN { messages / 2 } else { messages };
         let next = AtomicU64::new(u64::from(in_flight.get()) << 32);
@@ -165,10 +183,19 @@ impl Contestants {
 
     /// A table of processed messages in the transaction of the effect.
     async fn by_hand(&self) -> Result<Sample, Error> {
-        self.measured(self.consume_by_hand()).await
+        self.measured(self.consume_by_hand(process)).await
     }
 
-    async fn consume_by_hand(&self) -> Result<(), Error> {
+    /// What the store keeps, in the transaction of the effect, behind the same kind of lock.
+    async fn with_same_record(&self) -> Result<Sample, Error> {
+        self.measured(self.consume_by_hand(process_with_same_record)).await
+    }
+
+    async fn consume_by_hand<P, F>(&self, process: P) -> Result<(), Error>
+    where
+        P: Fn(PgPool, jetstream::Message) -> F,
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
         let consumer: PullConsumer = self.stream.get_consumer(CONSUMER).await?;
         let mut messages = consumer.messages().await?;
         let slots = Arc::new(Semaphore::new(self.in_flight.get() as usize));
@@ -179,23 +206,47 @@ impl Contestants {
             while let Some(ended) = running.try_join_next() {
                 ended??;
             }
-            let pool = self.pool.clone();
+            let processing = process(self.pool.clone(), message);
             running.spawn(async move {
                 let _slot = slot;
-                process(&pool, &message).await
+                processing.await
             });
         }
         Err("the stream of messages has ended".into())
     }
 }
 
-async fn process(pool: &PgPool, message: &jetstream::Message) -> Result<(), Error> {
-    let id = message.headers.as_ref().and_then(|headers| headers.get("Nats-Msg-Id")).ok_or("a message without an id")?;
+async fn process(pool: PgPool, message: jetstream::Message) -> Result<(), Error> {
+    let id = id_of(&message)?;
     let mut transaction = pool.begin().await?;
-    let processed = sqlx::query(PROCESSED).bind(id.as_str()).execute(&mut *transaction).await?;
+    let processed = sqlx::query(PROCESSED).bind(id).execute(&mut *transaction).await?;
     if processed.rows_affected() == 1 {
-        sqlx::query(EFFECT).bind(id.as_str()).execute(&mut *transaction).await?;
+        sqlx::query(EFFECT).bind(id).execute(&mut *transaction).await?;
     }
     transaction.commit().await?;
     message.ack().await
+}
+
+async fn process_with_same_record(pool: PgPool, message: jetstream::Message) -> Result<(), Error> {
+    const DAY: i64 = 86_400_000_000;
+    let id = id_of(&message)?;
+    let (key, payload) = (Sha256::digest(id), Sha256::digest(&message.payload));
+    let mut lock = [0; 8];
+    lock.copy_from_slice(&key[..8]);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_micros() as i64;
+    let mut transaction = pool.begin().await?;
+    let lock = sqlx::query_scalar(LOCK).bind(i64::from_be_bytes(lock)).fetch_one(&mut *transaction).await?;
+    let found = sqlx::query(LOOK).bind(&key[..]).fetch_optional(&mut *transaction).await?;
+    if lock && found.is_none() {
+        sqlx::query(EFFECT).bind(id).execute(&mut *transaction).await?;
+        let record = sqlx::query(RECORD).bind(&key[..]).bind(&payload[..]).bind(Uuid::new_v4().as_bytes().as_slice());
+        record.bind(now).bind(now + DAY).execute(&mut *transaction).await?;
+    }
+    transaction.commit().await?;
+    message.ack().await
+}
+
+fn id_of(message: &jetstream::Message) -> Result<&str, Error> {
+    let id = message.headers.as_ref().and_then(|headers| headers.get("Nats-Msg-Id"));
+    Ok(id.ok_or("a message without an id")?.as_str())
 }
