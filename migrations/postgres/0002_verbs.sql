@@ -301,7 +301,7 @@ END
 $$;
 
 -- Removes the records of first runs that are released. Returns the items that it applied to. A record of a later attempt
--- is not removed: the state machine decides on it.
+-- that may have had effects before is not removed: the state machine decides on it.
 CREATE FUNCTION "idem".idem_release_v1(skew BIGINT, ids BYTEA[], owners BYTEA[]) RETURNS TABLE (item BIGINT)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -320,7 +320,7 @@ BEGIN
         AND known.owner = wanted.owner AND known.state = 1 AND at < known.expires_at
         AND CASE known.takeover
             WHEN 1 THEN known.attempt = 1 AND known.checkpoint_name IS NULL
-            ELSE known.acquisition <> 4
+            ELSE known.acquisition NOT IN (3, 4)
         END
     RETURNING wanted.number;
 END
@@ -328,8 +328,11 @@ $$;
 
 -- Replaces a row by the decision of the state machine, if the row has not changed since the decision. Returns 1: done;
 -- 2: the row has changed; 3: a transaction runs the operation (only if a lock is given).
+--
+-- A row that has expired since the decision counts as changed, unless the decision is to begin it anew. Its partition may
+-- be about to be dropped. The process may have been stopped for long after its decision.
 CREATE FUNCTION "idem".idem_replace_v1(
-    id BYTEA, lock BIGINT, version BIGINT, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA,
+    skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA,
     owner BYTEA, attempt BIGINT, state SMALLINT, acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT,
     not_before BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA,
     created_at BIGINT, updated_at BIGINT, expires_at BIGINT, purge_after BIGINT
@@ -366,7 +369,8 @@ BEGIN
             THEN least(known.purge_after, idem_replace_v1.purge_after)
             ELSE idem_replace_v1.purge_after
         END
-    WHERE known.id = idem_replace_v1.id AND known.xmin::TEXT::BIGINT = version;
+    WHERE known.id = idem_replace_v1.id AND known.xmin::TEXT::BIGINT = version
+        AND (known.created_at <> idem_replace_v1.created_at OR "idem".idem_now_v1(skew) < known.expires_at);
     RETURN CASE WHEN FOUND THEN 1 ELSE 2 END;
 EXCEPTION WHEN serialization_failure THEN
     -- The row has moved to another partition.

@@ -154,6 +154,10 @@ impl Model {
             if lease_end > now {
                 return AcquireOutcome::InProgress { lease_left: micros(lease_end - now), age: micros(now - row.born) };
             }
+            // A retry that was released is still to be retried.
+            if row.owner == OwnerToken::NOBODY && row.how == Acquisition::Retry && row.attempt < u32::MAX {
+                return row.run_again(request, Acquisition::Retry, now);
+            }
             let rerun = row.after_crash == Takeover::Rerun && request.takeover == Takeover::Rerun;
             if rerun && row.attempt < u32::MAX {
                 return row.run_again(request, Acquisition::Takeover, now);
@@ -226,7 +230,8 @@ impl Model {
             return Answer::Owner(OwnerOutcome::LeaseLost);
         }
         let reran = row.after_crash == Takeover::Rerun && (row.attempt > 1 || row.note.is_some());
-        if reran || row.after_crash != Takeover::Rerun && row.how == Acquisition::Probe {
+        let again = matches!(row.how, Acquisition::Probe | Acquisition::Retry);
+        if reran || row.after_crash != Takeover::Rerun && again {
             return self.owners(lease, now, |row| {
                 row.owner = OwnerToken::NOBODY;
                 row.changed = now;

@@ -2,7 +2,7 @@
 
 use super::command::{Acquire, AcquireOutcome, Lease, OnMismatch, Replay, ReplayKind};
 use super::expiry::current;
-use crate::record::{Acquisition, Failure, Record, State, StoredResponse, Takeover};
+use crate::record::{Acquisition, Failure, OwnerToken, Record, State, StoredResponse, Takeover};
 use crate::timestamp::Timestamp;
 
 /// Decides an acquire: returns the record afterwards, and the outcome for the caller.
@@ -13,11 +13,12 @@ use crate::timestamp::Timestamp;
 /// 3. Completed, failed terminally, or outcome unknown: `Replay`.
 /// 4. In progress by the same owner token: `Acquired` again, unchanged.
 /// 5. In progress under a live lease: `InProgress`.
-/// 6. In progress, lease over: [`Takeover::met_by`] decides. `Rerun` and `Probe` give `Acquired` with the next attempt.
+/// 6. A released retry of a failure: `Acquired` with the next attempt, under every contract, as after the failure itself.
+/// 7. In progress, lease over: [`Takeover::met_by`] decides. `Rerun` and `Probe` give `Acquired` with the next attempt.
 ///    `Unknown` fails the record with an unknown outcome, and gives `Replay` of that.
-/// 7. Failed retryably, before its time: `Backoff`.
-/// 8. Failed retryably, attempts left: `Acquired` with the next attempt.
-/// 9. Failed retryably, attempts used up: failed terminally, and `Replay` of the last response.
+/// 8. Failed retryably, before its time: `Backoff`.
+/// 9. Failed retryably, attempts left: `Acquired` with the next attempt.
+/// 10. Failed retryably, attempts used up: failed terminally, and `Replay` of the last response.
 #[must_use]
 pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (Option<Record>, AcquireOutcome) {
     let Some(record) = current(record, now) else {
@@ -40,6 +41,12 @@ pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (O
         Standing::Running { lease_until, .. } if now < lease_until => {
             let lease_left = lease_until.saturating_duration_since(now);
             unchanged(AcquireOutcome::InProgress { lease_left, age: now.saturating_duration_since(record.created_at) })
+        }
+        Standing::Running { acquisition: Acquisition::Retry, .. }
+            if record.owner == OwnerToken::NOBODY
+                && let Some(attempt) = next_attempt =>
+        {
+            start(Some(record), Acquisition::Retry, attempt, request, now)
         }
         Standing::Running { takeover, .. } => match (takeover.met_by(request.takeover), next_attempt) {
             (Takeover::Rerun, Some(attempt)) => start(Some(record), Acquisition::Takeover, attempt, request, now),

@@ -97,15 +97,15 @@ pub fn follows(checkpoint: &Checkpoint, stored: Option<u32>) -> bool {
 ///
 /// It may have had effects in these cases:
 /// - `Rerun`: this is not the first attempt, or there is a checkpoint.
-/// - `Unknown` or `Probe`: the record was acquired to probe an earlier run.
+/// - `Unknown` or `Probe`: the record was acquired to probe an earlier run, or to retry one that failed.
 ///
-/// Then the record keeps its attempt and its checkpoint. It has no owner, so that a late renewal does not hold it. Its
-/// lease is over, so that the next acquire takes it over at once.
+/// Then the record keeps its attempt, its checkpoint and how it was acquired. It has no owner, so that a late renewal does not
+/// hold it. Its lease is over, so that the next acquire decides at once.
 fn given_back(record: &Record, now: Timestamp) -> Option<Record> {
     let State::InProgress { lease_until, acquisition, takeover } = record.state else { return None };
     let ran_before = match takeover {
         Takeover::Rerun => record.attempt > 1 || record.checkpoint.is_some(),
-        Takeover::Unknown | Takeover::Probe => acquisition == Acquisition::Probe,
+        Takeover::Unknown | Takeover::Probe => matches!(acquisition, Acquisition::Probe | Acquisition::Retry),
     };
     if !ran_before {
         return None;

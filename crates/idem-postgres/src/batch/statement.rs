@@ -238,13 +238,14 @@ impl Statement<'_> {
 
     /// Writes the decisions of the state machine, one by one because they are rare.
     fn replace<'a>(&mut self, verbs: impl Iterator<Item = &'a Verb>) {
+        let skew = self.skew;
         for (item, verb) in verbs.enumerate() {
             let sql = self.sql.push("SELECT ").number(kind(verb) as i32).push(",");
             sql.number(item as i64 + 1).push("::BIGINT,").push(self.calls.schema.quoted());
             match verb {
                 Verb::Replace { id, lock, version, record } => {
-                    sql.push(".idem_replace_v1(").bytes(id.as_bytes()).push(",").optional_number(*lock).push(",");
-                    sql.number(*version).push(",");
+                    sql.push(".idem_replace_v1(").number(skew).push(",").bytes(id.as_bytes()).push(",");
+                    sql.optional_number(*lock).push(",").number(*version).push(",");
                     write_record(sql, record);
                     sql.push(",").number(purge_after(record)).push(");");
                 }

@@ -155,6 +155,31 @@ async fn a_record_that_is_extended_at_its_last_moment_keeps_its_partition() {
     purger.stop().await;
 }
 
+/// The process was stopped for long between its decision and the statement that writes it.
+#[tokio::test]
+async fn a_decision_is_not_written_if_its_record_has_expired_since() {
+    let schema = Schema::new();
+    let store = PostgresStore::open(schema.config()).await.unwrap();
+    let AcquireOutcome::Acquired(_) = store.acquire(&request()).await.unwrap() else { panic!("new") };
+    let mut connection = connection().await;
+    // The decision changes nothing but the end of the record.
+    let mut replace = async |skew: i64, created_at: &str| {
+        let name = &schema.name;
+        let sql = format!(
+            "SELECT {name}.idem_replace_v1(
+                {skew}, id, NULL, xmin::TEXT::BIGINT, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
+                acquisition, takeover, lease_until, not_before, checkpoint_name, checkpoint_data, status, headers, body,
+                {created_at}, updated_at, expires_at + 1, purge_after
+            )::BIGINT FROM {name}.idem_records"
+        );
+        number(&mut connection, sql).await
+    };
+    let long = i64::try_from((HOUR * 1000).as_micros()).unwrap();
+    assert_eq!(replace(long, "created_at").await, 2, "changed");
+    assert_eq!(replace(0, "created_at").await, 1, "done");
+    assert_eq!(replace(long, "created_at + 1").await, 1, "begun anew");
+}
+
 #[tokio::test]
 async fn a_purger_that_comes_after_a_long_time_makes_no_partitions_of_the_past() {
     let (schema, offset) = (Schema::new(), TimeOffset::default());

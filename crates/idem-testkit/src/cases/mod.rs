@@ -83,6 +83,7 @@ macro_rules! __for_every_case {
             a_settled_record_is_neither_renewed_nor_checkpointed
             a_release_removes_the_record
             a_release_keeps_the_attempt_and_the_checkpoint_of_an_earlier_run
+            a_released_retry_stays_a_retry_under_every_contract
             a_repeated_release_is_answered_as_the_first_time
             a_repeated_release_does_not_touch_the_next_owner
             a_response_survives_byte_for_byte

@@ -1,8 +1,10 @@
 //! Settle and release, once and repeated (laws L2 and L8).
 
-use idem_core::{Acquisition, Failure, OwnerOutcome, Record, Settlement, State, StoredResponse};
+use idem_core::{
+    Acquire, Acquisition, Failure, OwnerOutcome, Record, ReplayKind, Settlement, State, StoredResponse, Takeover,
+};
 
-use super::{assert_record_is, assert_time};
+use super::{assert_record_is, assert_replay, assert_time};
 use crate::fixture::{BACKOFF, KEPT, LEASE, RETENTION, checkpoint, completed, failed, repeat_of, request, retryable};
 use crate::subject::Subject;
 
@@ -168,6 +170,32 @@ pub async fn a_release_keeps_the_attempt_and_the_checkpoint_of_an_earlier_run(su
     }
     // The lease ended with the release, so the next caller need not wait for it.
     assert_eq!(subject.lease(&repeat_of(&request)).await.attempt, 4);
+}
+
+/// A failure that may run again still may after its retry was released, and its attempt and checkpoint stay. That holds under every
+/// contract: the failure itself would run again too.
+pub async fn a_released_retry_stays_a_retry_under_every_contract(subject: &Subject) {
+    for takeover in [Takeover::Rerun, Takeover::Unknown, Takeover::Probe] {
+        let request = Acquire { takeover, ..request() };
+        let lease = subject.lease(&request).await;
+        subject.checkpoint(&lease, &checkpoint("charged")).await;
+        assert_eq!(subject.settle(&lease, &retryable()).await, OwnerOutcome::Applied);
+        subject.advance_to_end_of(BACKOFF);
+        for attempt in 2..4 {
+            let lease = subject.lease(&repeat_of(&request)).await;
+            assert_eq!((lease.attempt, lease.acquisition), (attempt, Acquisition::Retry), "{takeover:?}");
+            assert_eq!(lease.checkpoint, Some(checkpoint("charged")), "{takeover:?}");
+            assert_eq!(subject.settle(&lease, &Settlement::Released).await, OwnerOutcome::Applied);
+            assert_eq!(subject.renew(&lease, request.term).await, OwnerOutcome::LeaseLost);
+        }
+        // A retry that crashes is none that was released.
+        subject.lease(&repeat_of(&request)).await;
+        subject.advance_to_end_of(LEASE);
+        if takeover == Takeover::Unknown {
+            let unknown = StoredResponse::outcome_unknown();
+            assert_replay(&subject.acquire(&repeat_of(&request)).await, ReplayKind::OutcomeUnknown, 4, &unknown);
+        }
+    }
 }
 
 /// Law L8: a release can be repeated, also after the record is forgotten.

@@ -89,6 +89,21 @@ fn a_release_before_finding_out_does_not_forget_the_crash() {
 }
 
 #[test]
+fn a_released_retry_is_retried_although_a_crash_of_it_would_be_unknown() {
+    let failed =
+        settle(&acquire(None, &never_rerun(1), START).0.unwrap(), 1, &retryable(Duration::from_secs(1)), START).0;
+    let retried = acquire(failed.as_ref(), &never_rerun(2), seconds(9)).0.unwrap();
+    let released = settle(&retried, 2, &Settlement::Released, seconds(9)).0.unwrap();
+    assert_eq!(released.owner, OwnerToken::NOBODY);
+    assert_eq!(acquire(Some(&released), &never_rerun(3), seconds(9)).1, acquired(3, 3, Acquisition::Retry, None));
+    let last = Record { attempt: u32::MAX, ..released };
+    let (_, outcome) = acquire(Some(&last), &never_rerun(3), seconds(9));
+    assert!(matches!(outcome, AcquireOutcome::Replay(replay) if replay.kind == ReplayKind::OutcomeUnknown));
+    let crashed = acquire(Some(&retried), &never_rerun(3), after(LEASE * 2)).1;
+    assert!(matches!(crashed, AcquireOutcome::Replay(replay) if replay.kind == ReplayKind::OutcomeUnknown));
+}
+
+#[test]
 fn a_release_of_what_never_runs_again_by_itself_removes_it_whatever_its_attempt() {
     let record = with_attempt(2, acquire(None, &never_rerun(1), START).0.unwrap());
     let released = settle(&record, 1, &Settlement::Released, seconds(4));
