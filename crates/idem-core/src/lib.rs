@@ -29,9 +29,10 @@ pub use record::{
 pub use record_id::{RecordId, RecordIdentity, SecretTooShort};
 pub use scope::Scope;
 pub use store::{
-    Begin, Capabilities, Durability, DurableStore, FINISH_TIMEOUT, FastEntry, FastRead, FastStore, IdempotencyStore,
-    LeaseRenewer, LiveRecord, Operate, Purge, SelfTestError, SettlementListener, StoreError, StoreErrorKind,
-    StoreTransaction, TimeOffset, TransactionSlots, TransactionalStore, Writes, self_test,
+    Begin, Capabilities, CountPage, Durability, DurableStore, FINISH_TIMEOUT, FastEntry, FastRead, FastStore,
+    IdempotencyStore, Inspect, Inspection, InvalidStateName, LeaseRenewer, LiveRecord, Operate, Purge, RecordCounts,
+    RecordFilter, RecordPage, RecordState, RecordSummary, ScanPosition, SelfTestError, SettlementListener, StateName,
+    StoreError, StoreErrorKind, StoreTransaction, TimeOffset, TransactionSlots, TransactionalStore, Writes, self_test,
 };
 pub use timestamp::Timestamp;
 pub use trace::{InvalidTraceParent, TraceParent};

@@ -1,14 +1,16 @@
 //! The hybrid store: it asks the fast store first, and the durable store decides.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, FastStore, IdempotencyStore, Lease,
-    LeaseRenewer, LiveRecord, Operate, OwnerOutcome, Record, RecordId, Resolve, ResolveOutcome, SelfTestError,
-    Settlement, SettlementListener, StoreError, Term, TransactionalStore,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, FastStore, IdempotencyStore,
+    Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerOutcome, Record, RecordFilter, RecordId,
+    RecordPage, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError, Term,
+    TransactionalStore,
 };
 use tokio::time::Instant;
 
@@ -146,6 +148,27 @@ impl<D: DurableStore + Operate + ?Sized> Operate for HybridStore<D> {
     /// The fast store answers by final answers and by locks of live runs only, so that no entry of it hides a resolution.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.shared.decide(self.shared.durable.resolve(request)).await
+    }
+}
+
+/// The durable store answers: it has every record.
+#[async_trait]
+impl<D: DurableStore + Inspect + ?Sized> Inspect for HybridStore<D> {
+    async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
+        self.shared.durable.inspect(id).await
+    }
+
+    async fn list(
+        &self,
+        filter: &RecordFilter,
+        from: Option<&ScanPosition>,
+        limit: NonZeroU32,
+    ) -> Result<RecordPage, StoreError> {
+        self.shared.durable.list(filter, from, limit).await
+    }
+
+    async fn count(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> Result<CountPage, StoreError> {
+        self.shared.durable.count(from, limit).await
     }
 }
 

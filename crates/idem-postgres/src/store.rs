@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
-    LiveRecord, Operate, OwnerAction, OwnerOutcome, Purge, Record, RecordId, Resolve, ResolveOutcome, SelfTestError,
-    Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore,
-    machine,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, IdempotencyStore, Inspect,
+    Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerAction, OwnerOutcome, Purge, Record, RecordFilter,
+    RecordId, RecordPage, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, State,
+    StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tokio::time::timeout;
@@ -327,6 +327,26 @@ impl IdempotencyStore for PostgresStore {
 impl Operate for PostgresStore {
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.shared.records.resolve(request).await
+    }
+}
+
+#[async_trait]
+impl Inspect for PostgresStore {
+    async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
+        self.shared.upkeep.inspect(id).await
+    }
+
+    async fn list(
+        &self,
+        filter: &RecordFilter,
+        from: Option<&ScanPosition>,
+        limit: NonZeroU32,
+    ) -> Result<RecordPage, StoreError> {
+        self.shared.upkeep.list(filter, from, limit).await
+    }
+
+    async fn count(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> Result<CountPage, StoreError> {
+        self.shared.upkeep.count(from, limit).await
     }
 }
 

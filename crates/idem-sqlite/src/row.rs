@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
-use idem_core::{Origin, Record, RecordId, StoreError};
+use idem_core::{Origin, Record, RecordId, RecordSummary, Scope, StoreError};
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
@@ -55,6 +55,17 @@ impl From<&Origin> for Source {
     }
 }
 
+impl From<Source> for Origin {
+    fn from(source: Source) -> Self {
+        let Source { namespace, principal, operation } = source;
+        let scope = match principal {
+            Some(principal) => Scope::new(principal, operation),
+            None => Scope::single_tenant(operation),
+        };
+        Self { namespace: namespace.into(), scope }
+    }
+}
+
 /// A record, and where it came from.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
@@ -93,6 +104,47 @@ pub(crate) async fn load(
         Ok((id, found))
     });
     found.collect()
+}
+
+/// Reads the records after `from` in the order of their ids, at most `limit`, without headers and bodies. The error of a record
+/// that cannot be read comes with its id.
+pub(crate) async fn load_part(
+    connection: impl sqlx::SqliteExecutor<'_>,
+    from: &[u8],
+    limit: u32,
+) -> Result<Vec<(RecordId, Result<RecordSummary, StoreError>)>, sqlx::Error> {
+    let columns = CHANGING.map(|column| match column {
+        "headers" => "CASE WHEN status IS NOT NULL THEN x'' END",
+        "body" => "NULL",
+        "checkpoint_data" => "substr(checkpoint_data, 1, 4)",
+        column => column,
+    });
+    let sql = format!(
+        "SELECT {}, id, namespace, principal, operation, length(body) FROM main.idem_records WHERE id > ? ORDER BY id LIMIT ?",
+        columns.join(", ")
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql)).bind(from).bind(limit).fetch_all(connection).await?;
+    let summary = |row: &SqliteRow, id: RecordId| {
+        let found = read(row)?;
+        let body_bytes: Option<i64> = row.try_get(22).map_err(unreadable)?;
+        let summary = RecordSummary::new(id, Some(found.source.into()), &found.record);
+        Ok(summary.with_body_bytes(body_bytes.map(i64::unsigned_abs)))
+    };
+    rows.iter().map(|row| id(row).map(|id| (id, summary(row, id)))).collect()
+}
+
+/// Where a record came from.
+pub(crate) async fn load_origin(
+    connection: impl sqlx::SqliteExecutor<'_>,
+    id: &RecordId,
+) -> Result<Option<Origin>, sqlx::Error> {
+    let query = sqlx::query("SELECT namespace, principal, operation FROM main.idem_records WHERE id = ?");
+    let row = query.bind(id.as_bytes().as_slice()).fetch_optional(connection).await?;
+    let origin = |row: SqliteRow| {
+        let source = Source { namespace: row.try_get(0)?, principal: row.try_get(1)?, operation: row.try_get(2)? };
+        Ok(source.into())
+    };
+    row.map(origin).transpose()
 }
 
 /// Saves these records and deletes those that are gone, then runs `after` in the same exchange.

@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use idem_core::codec::decode_sequence;
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, Durability, DurableStore, IdempotencyStore,
-    Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction, OwnerOutcome, Purge, Record, RecordId, Resolve,
-    ResolveOutcome, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TransactionSlots,
-    TransactionalStore, machine,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, Durability, DurableStore,
+    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction,
+    OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, RecordSummary, Resolve,
+    ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind, Term,
+    Timestamp, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
@@ -23,6 +24,7 @@ use crate::handler_connection::{ConnectionState, HandlerPool};
 use crate::migrate::migrate;
 use crate::permits::TransactionPermits;
 use crate::reader::Readers;
+use crate::row::{load_origin, load_part};
 use crate::transaction::SqliteTransaction;
 use crate::writer::{Verb, Writer, misanswered, transitions};
 
@@ -279,6 +281,25 @@ impl SqliteStore {
         }
     }
 
+    /// The next records in the order of their ids, where the part after them begins, and the time.
+    async fn part(
+        &self,
+        what: &'static str,
+        from: Option<&ScanPosition>,
+        limit: NonZeroU32,
+    ) -> Result<(Vec<Result<RecordSummary, StoreError>>, Option<ScanPosition>, Timestamp), StoreError> {
+        let from = from.map_or(&[][..], ScanPosition::as_bytes);
+        let part = load_part(&self.upkeep, from, limit.get()).await.map_err(|error| store_error(what, error))?;
+        for (id, record) in &part {
+            if let Err(error) = record {
+                tracing::warn!(record = %id, error = error as &dyn std::error::Error, "a record cannot be read");
+            }
+        }
+        let is_last = part.len() < limit.get() as usize;
+        let next = part.last().filter(|_| !is_last).map(|(id, _)| ScanPosition::after(id));
+        Ok((part.into_iter().map(|(_, record)| record).collect(), next, self.clock.now()))
+    }
+
     /// Asks for the health of the database.
     ///
     /// # Errors
@@ -362,6 +383,42 @@ impl Operate for SqliteStore {
             Outcome::Resolve(outcome) => Ok(outcome),
             Outcome::Acquire(_) | Outcome::Owner(_) => Err(misanswered()),
         }
+    }
+}
+
+#[async_trait]
+impl Inspect for SqliteStore {
+    /// A transaction has an ordinary lease here, so that none is reported.
+    async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
+        let record = self.peek(id).await?;
+        let failed = |error| store_error("look where a record came from", error);
+        let origin = if record.is_some() { load_origin(&self.upkeep, id).await.map_err(failed)? } else { None };
+        Ok(Inspection { record, origin, runs_in_transaction: false, now: self.clock.now() })
+    }
+
+    async fn list(
+        &self,
+        filter: &RecordFilter,
+        from: Option<&ScanPosition>,
+        limit: NonZeroU32,
+    ) -> Result<RecordPage, StoreError> {
+        let (part, next, now) = self.part("list records", from, limit).await?;
+        let (scanned, read) = (part.len() as u64, part.iter().filter(|part| part.is_ok()).count() as u64);
+        let records = part.into_iter().flatten().filter(|record| filter.selects(record, now)).collect();
+        let progress = Some(next.as_ref().map_or(1.0, ScanPosition::progress));
+        Ok(RecordPage { records, scanned, unreadable: scanned - read, next, progress, now })
+    }
+
+    async fn count(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> Result<CountPage, StoreError> {
+        let (part, next, now) = self.part("count records", from, limit).await?;
+        let mut counts = RecordCounts::default();
+        for record in part {
+            match record {
+                Ok(record) => counts.add(&record, now),
+                Err(_) => counts.unreadable += 1,
+            }
+        }
+        Ok(CountPage { counts, progress: Some(next.as_ref().map_or(1.0, ScanPosition::progress)), next, now })
     }
 }
 

@@ -8,6 +8,7 @@ pub mod fixture;
 pub mod golden;
 #[cfg(feature = "handlers")]
 pub mod handlers;
+pub mod inspecting;
 mod memory_database;
 mod model;
 #[cfg(feature = "engine")]

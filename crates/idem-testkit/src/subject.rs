@@ -10,8 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::memory::ManualClock;
 use idem_core::{
-    Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Lease, Operate, OwnerOutcome, Purge, Record, RecordId,
-    Settlement, Term, TimeOffset, Timestamp,
+    Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Inspect, Lease, Operate, OwnerOutcome, Purge, Record,
+    RecordId, Settlement, Term, TimeOffset, Timestamp,
 };
 
 use crate::fixture::{KEPT, request};
@@ -74,6 +74,10 @@ pub struct Subject {
     pub precision: Duration,
     /// Its repairs; `None` if it has none.
     pub operate: Option<Arc<dyn Operate>>,
+    /// Shows its records; `None` if it cannot.
+    pub inspect: Option<Arc<dyn Inspect>>,
+    /// Whether the store keeps where records came from.
+    pub keeps_origins: bool,
     keep: Vec<Box<dyn Any + Send + Sync>>,
 }
 
@@ -87,6 +91,8 @@ impl Subject {
             time,
             precision: Duration::ZERO,
             operate: None,
+            inspect: None,
+            keeps_origins: true,
             keep: Vec::new(),
         }
     }
@@ -105,6 +111,8 @@ impl Subject {
             time,
             precision: Duration::ZERO,
             operate: None,
+            inspect: None,
+            keeps_origins: true,
             keep: Vec::new(),
         }
     }
@@ -125,6 +133,20 @@ impl Subject {
     #[must_use]
     pub fn operated_by(mut self, operate: Arc<dyn Operate>) -> Self {
         self.operate = Some(operate);
+        self
+    }
+
+    /// Names what shows its records, for the cases of [`inspecting`](crate::inspecting).
+    #[must_use]
+    pub fn inspected_by(mut self, inspect: Arc<dyn Inspect>) -> Self {
+        self.inspect = Some(inspect);
+        self
+    }
+
+    /// Says that the store does not keep where records came from.
+    #[must_use]
+    pub fn without_origins(mut self) -> Self {
+        self.keeps_origins = false;
         self
     }
 

@@ -18,8 +18,9 @@ use crate::machine::{
 use crate::record::{Checkpoint, OwnerToken, Record};
 use crate::record_id::RecordId;
 use crate::store::{
-    Capabilities, Durability, DurableStore, IdempotencyStore, LeaseRenewer, LiveRecord, Operate, Purge,
-    SettlementListener, StoreError, StoreErrorKind,
+    Capabilities, CountPage, Durability, DurableStore, IdempotencyStore, Inspect, Inspection, LeaseRenewer, LiveRecord,
+    Operate, Purge, RecordCounts, RecordFilter, RecordPage, RecordSummary, ScanPosition, SettlementListener,
+    StoreError, StoreErrorKind,
 };
 
 /// Enough that requests on different cores seldom wait for each other, few enough to walk them all in a purge.
@@ -64,6 +65,22 @@ impl MemoryStore {
         let first = usize::from(id.as_bytes()[0]);
         // A panic cannot leave a shard half changed: every change is one insert or one remove.
         self.shards[first % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next records in the order of ids, and where the part after them begins.
+    fn part(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> (Vec<RecordSummary>, Option<ScanPosition>) {
+        let is_after = |id: &RecordId| from.is_none_or(|from| id.as_bytes().as_slice() > from.as_bytes());
+        let mut records = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let after = shard.iter().filter(|(id, _)| is_after(id));
+            records.extend(after.map(|(id, record)| RecordSummary::new(*id, None, record)));
+        }
+        records.sort_by_key(|record| record.id);
+        let is_last = records.len() <= limit.get() as usize;
+        records.truncate(limit.get() as usize);
+        let next = records.last().filter(|_| !is_last).map(|record| ScanPosition::after(&record.id));
+        (records, next)
     }
 
     fn apply(&self, lease: &Lease, action: OwnerAction<'_>) -> OwnerOutcome {
@@ -167,6 +184,39 @@ impl Operate for MemoryStore {
         let (next, outcome) = machine::resolve(shard.get(&request.id), request, self.clock.now());
         put(&mut shard, request.id, next);
         Ok(outcome)
+    }
+}
+
+/// It keeps no origins.
+#[async_trait]
+impl Inspect for MemoryStore {
+    async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
+        let now = self.clock.now();
+        let record = machine::current(self.shard(id).get(id), now).cloned();
+        Ok(Inspection { record, origin: None, runs_in_transaction: false, now })
+    }
+
+    async fn list(
+        &self,
+        filter: &RecordFilter,
+        from: Option<&ScanPosition>,
+        limit: NonZeroU32,
+    ) -> Result<RecordPage, StoreError> {
+        let now = self.clock.now();
+        let (mut records, next) = self.part(from, limit);
+        let scanned = records.len() as u64;
+        records.retain(|record| filter.selects(record, now));
+        let progress = Some(next.as_ref().map_or(1.0, ScanPosition::progress));
+        Ok(RecordPage { records, scanned, unreadable: 0, next, progress, now })
+    }
+
+    async fn count(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> Result<CountPage, StoreError> {
+        let now = self.clock.now();
+        let (records, next) = self.part(from, limit);
+        let mut counts = RecordCounts::default();
+        records.iter().for_each(|record| counts.add(record, now));
+        let progress = Some(next.as_ref().map_or(1.0, ScanPosition::progress));
+        Ok(CountPage { counts, next, progress, now })
     }
 }
 

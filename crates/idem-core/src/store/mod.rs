@@ -2,6 +2,7 @@
 
 mod error;
 mod fast;
+mod inspect;
 mod offset;
 mod self_test;
 mod transactional;
@@ -15,6 +16,10 @@ use async_trait::async_trait;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use fast::{FastEntry, FastRead, FastStore};
+pub use inspect::{
+    CountPage, Inspect, Inspection, InvalidStateName, RecordCounts, RecordFilter, RecordPage, RecordState,
+    RecordSummary, ScanPosition, StateName,
+};
 pub use offset::TimeOffset;
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, FINISH_TIMEOUT, StoreTransaction, TransactionSlots, TransactionalStore, Writes};

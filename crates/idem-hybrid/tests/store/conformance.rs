@@ -25,7 +25,7 @@ async fn on_a_file() -> Subject {
     let durable = Arc::new(SqliteStore::open(config).await.unwrap());
     let fast = Arc::new(MemoryFast::new(clock.clone()));
     let store = Arc::new(HybridStore::new(Arc::clone(&durable), fast, patient()));
-    Subject::new(store.clone(), durable, clock).operated_by(store).keeping(folder)
+    Subject::new(store.clone(), durable, clock).operated_by(store.clone()).inspected_by(store).keeping(folder)
 }
 
 async fn both_sides() -> Subject {
@@ -59,6 +59,8 @@ idem_testkit::conformance!(nothing_in_front_of_postgres, redis_away);
 
 idem_testkit::resolve_conformance!(resolving_behind_memory, on_a_file);
 idem_testkit::resolve_conformance!(resolving_behind_redis, both_sides);
+idem_testkit::inspect_conformance!(inspecting_behind_memory, on_a_file);
+idem_testkit::inspect_conformance!(inspecting_behind_redis, both_sides);
 
 #[test]
 fn an_operation_that_keeps_its_runtime_busy_keeps_its_lease() {

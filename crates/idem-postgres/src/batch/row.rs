@@ -30,14 +30,15 @@ pub(crate) fn read_lookup(row: &PgRow, first: usize) -> Result<Lookup, StoreErro
     };
     let row = match version {
         Some(version) if presence != Presence::Created => {
-            Some(Box::new(VersionedRecord { version, record: record(row, column(3))? }))
+            Some(Box::new(VersionedRecord { version, record: read_record(row, column(3))? }))
         }
         _ => None,
     };
     Ok(Lookup { now: Timestamp::from_unix_micros(now), presence, row })
 }
 
-fn record(row: &PgRow, first: usize) -> Result<Record, StoreError> {
+/// Reads the record of [`RECORD_COLUMNS`], without the version before it.
+pub(crate) fn read_record(row: &PgRow, first: usize) -> Result<Record, StoreError> {
     Record::try_from(flat(row, first).map_err(unreadable)?).map_err(unreadable)
 }
 

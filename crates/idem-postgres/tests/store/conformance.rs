@@ -49,6 +49,9 @@ idem_testkit::conformance!(with_a_pool_of_the_application, from_pool);
 idem_testkit::resolve_conformance!(resolving_on_a_session, read_committed);
 idem_testkit::resolve_conformance!(resolving_through_a_transaction_pooler, pooled);
 idem_testkit::resolve_conformance!(resolving_in_partitions, partitioned);
+idem_testkit::inspect_conformance!(inspecting_on_a_session, read_committed);
+idem_testkit::inspect_conformance!(inspecting_through_a_transaction_pooler, pooled);
+idem_testkit::inspect_conformance!(inspecting_in_partitions, partitioned);
 
 /// The table of business writes, and the schemas of other stores.
 struct Effects(World, Mutex<Vec<Schema>>);

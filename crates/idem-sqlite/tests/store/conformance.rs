@@ -16,6 +16,7 @@ const CASES: u32 = 500;
 
 idem_testkit::conformance!(Database::subject);
 idem_testkit::resolve_conformance!(resolving, Database::subject);
+idem_testkit::inspect_conformance!(inspecting, Database::subject);
 idem_testkit::state_machine!(the_store_follows_the_model, Database::subject, CASES);
 
 /// A database with a table of effects, and the folders of other databases.

@@ -148,7 +148,7 @@ fn is_close(subject: &Subject, left: Timestamp, right: Timestamp) -> bool {
 }
 
 #[track_caller]
-fn assert_time(subject: &Subject, what: &str, actual: Timestamp, expected: Timestamp) {
+pub(crate) fn assert_time(subject: &Subject, what: &str, actual: Timestamp, expected: Timestamp) {
     assert!(is_close(subject, actual, expected), "{what} is {actual}, not {expected}");
 }
 

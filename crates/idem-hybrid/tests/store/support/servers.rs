@@ -41,7 +41,11 @@ pub async fn servers_at(url: &str, config: HybridConfig) -> Subject {
     let fast = Arc::new(RedisFastStore::new(redis).unwrap());
     let postgres = Arc::new(postgres);
     let store = Arc::new(HybridStore::new(Arc::clone(&postgres), fast, config));
-    Subject::new(store.clone(), postgres, Arc::new(time)).operated_by(store).with_precision(PATIENCE).keeping(schema)
+    Subject::new(store.clone(), postgres, Arc::new(time))
+        .operated_by(store.clone())
+        .inspected_by(store)
+        .with_precision(PATIENCE)
+        .keeping(schema)
 }
 
 /// Postgres with one Redis server in front.

@@ -80,7 +80,9 @@ pub async fn subject(kind: &'static str, configure: impl FnOnce(&Schema) -> Post
     let schema = Schema::of_kind(kind);
     let offset = TimeOffset::default();
     let store = Arc::new(PostgresStore::open(configure(&schema).time_offset(offset.clone())).await.unwrap());
-    let subject = Subject::new(store.clone(), store.clone(), Arc::new(Offset(offset))).operated_by(store);
+    let subject = Subject::new(store.clone(), store.clone(), Arc::new(Offset(offset)))
+        .operated_by(store.clone())
+        .inspected_by(store);
     subject.with_precision(PRECISION).keeping(schema)
 }
 

@@ -46,6 +46,6 @@ impl Database {
     pub async fn subject() -> Subject {
         let Self { store, clock, folder } = Self::new().await;
         let store = Arc::new(store);
-        Subject::new(store.clone(), store.clone(), clock).operated_by(store).keeping(folder)
+        Subject::new(store.clone(), store.clone(), clock).operated_by(store.clone()).inspected_by(store).keeping(folder)
     }
 }
