@@ -36,6 +36,19 @@ impl Keys {
         key
     }
 
+    /// A pattern of `SCAN` that all keys of records match, and no key with another prefix.
+    pub(crate) fn pattern(&self) -> String {
+        let mut pattern = String::with_capacity(self.prefix.len() + 2);
+        for letter in self.prefix.chars() {
+            if matches!(letter, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
+                pattern.push('\\');
+            }
+            pattern.push(letter);
+        }
+        pattern.push_str("*}");
+        pattern
+    }
+
     /// The record that has this key; `None` for any other key.
     pub(crate) fn id(&self, key: &[u8]) -> Option<RecordId> {
         let digits = key.strip_prefix(self.prefix.as_bytes())?.strip_suffix(b"}")?;
@@ -61,6 +74,11 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prefix_is_no_pattern() {
+        assert_eq!(Keys::new("a*[b]?\\:").pattern(), "a\\*\\[b\\]\\?\\\\:{*}");
+    }
 
     #[test]
     fn a_key_leads_back_to_its_record() {

@@ -8,6 +8,7 @@ mod error;
 mod fast;
 mod health;
 mod info;
+mod inspect;
 mod keys;
 mod lossy;
 mod packed;

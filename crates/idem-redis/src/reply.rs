@@ -75,7 +75,7 @@ pub(crate) fn time(value: &Value) -> Result<Timestamp, StoreError> {
     number(value).map(Timestamp::from_unix_micros)
 }
 
-fn other(what: impl fmt::Display) -> StoreError {
+pub(crate) fn other(what: impl fmt::Display) -> StoreError {
     unreadable(format!("there came {what}"))
 }
 

@@ -60,7 +60,7 @@ impl RedisStore {
         Ok(Self { shared: Arc::new(shared), transport: Arc::new(transport) })
     }
 
-    fn verb<'a>(&'a self, what: &'a str, id: &RecordId, replicas: Option<(u32, u64)>) -> Verb<'a> {
+    pub(crate) fn verb<'a>(&'a self, what: &'a str, id: &RecordId, replicas: Option<(u32, u64)>) -> Verb<'a> {
         Verb::new(&self.shared, &self.transport, what, id, replicas)
     }
 

@@ -77,3 +77,6 @@ idem_testkit::state_machine!(the_store_follows_the_model_on_one_server, own_serv
 idem_testkit::state_machine!(the_store_follows_the_model_through_sentinel, own_sentinel, CASES);
 idem_testkit::state_machine!(the_store_follows_the_model_in_a_cluster, own_cluster, CASES);
 idem_testkit::state_machine!(the_store_follows_the_model_on_replicas_too, own_replicas, CASES);
+
+idem_testkit::inspect_conformance!(inspecting_on_one_server, own_server);
+idem_testkit::inspect_conformance!(inspecting_through_sentinel, own_sentinel);

@@ -102,5 +102,6 @@ pub async fn subject<A: Into<RedisAddress>>(
     let config = RedisConfig::new(url).key_prefix(&prefix).timeout(PRECISION).time_offset(offset.clone());
     let store = Arc::new(RedisStore::open(configure(config)).await.unwrap());
     let time = Arc::new(Time { offset, servers: servers.into_iter().map(Into::into).collect(), prefix });
-    Subject::purging_itself(store.clone(), time.clone(), time).operated_by(store).with_precision(PRECISION)
+    let subject = Subject::purging_itself(store.clone(), time.clone(), time).operated_by(store.clone());
+    subject.inspected_by(store).without_origins().with_precision(PRECISION)
 }
