@@ -101,6 +101,19 @@ COMMENT ON COLUMN "idem".idem_records.updated_at IS 'When it last changed.';
 COMMENT ON COLUMN "idem".idem_records.expires_at IS 'From this time on the row counts as absent and may be purged.';
 COMMENT ON COLUMN "idem".idem_records.purge_after IS 'When the purge first looks at the row: never later than expires_at. A settlement does not change it, so it can have an index.';
 
+-- What operators resolved, and why. Written before the record changes; the outcome is added after that.
+CREATE TABLE "idem".idem_repairs (
+    -- The owner of the record, if it was resolved.
+    action BYTEA NOT NULL PRIMARY KEY,
+    record BYTEA NOT NULL,
+    actor TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    resolution TEXT NOT NULL,
+    outcome TEXT,
+    at BIGINT NOT NULL
+);
+COMMENT ON TABLE "idem".idem_repairs IS 'What operators resolved, and why; never purged.';
+
 -- For the purge.
 CREATE INDEX idem_records_purge_after ON "idem".idem_records (purge_after);
 

@@ -52,5 +52,17 @@ CREATE TABLE main.idem_records (
     CHECK (lease_until IS NULL OR expires_at >= lease_until)
 ) STRICT;
 
+-- What operators resolved, and why. Written before the record changes; the outcome is added after that.
+CREATE TABLE main.idem_repairs (
+    -- The owner of the record, if it was resolved.
+    action BLOB NOT NULL PRIMARY KEY,
+    record BLOB NOT NULL,
+    actor TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    resolution TEXT NOT NULL,
+    outcome TEXT,
+    at INTEGER NOT NULL
+) STRICT;
+
 -- For the purge.
 CREATE INDEX main.idem_records_expires_at ON idem_records (expires_at);

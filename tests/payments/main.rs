@@ -9,6 +9,7 @@ mod disconnects;
 mod home;
 mod hybrid;
 mod metrics;
+mod operator;
 mod postgres;
 mod readme;
 mod redis;

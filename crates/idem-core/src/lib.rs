@@ -31,8 +31,9 @@ pub use scope::Scope;
 pub use store::{
     Begin, Capabilities, CountPage, Durability, DurableStore, FINISH_TIMEOUT, FastEntry, FastRead, FastStore,
     IdempotencyStore, Inspect, Inspection, InvalidStateName, LeaseRenewer, LiveRecord, Operate, Purge, RecordCounts,
-    RecordFilter, RecordPage, RecordState, RecordSummary, ScanPosition, SelfTestError, SettlementListener, StateName,
-    StoreError, StoreErrorKind, StoreTransaction, TimeOffset, TransactionSlots, TransactionalStore, Writes, self_test,
+    RecordFilter, RecordPage, RecordState, RecordSummary, Repair, RepairNote, ScanPosition, SelfTestError,
+    SettlementListener, StateName, StoreError, StoreErrorKind, StoreTransaction, TimeOffset, TransactionSlots,
+    TransactionalStore, Writes, repair, self_test,
 };
 pub use timestamp::Timestamp;
 pub use trace::{InvalidTraceParent, TraceParent};

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, FastStore, IdempotencyStore,
     Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerOutcome, Record, RecordFilter, RecordId,
-    RecordPage, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError, Term,
-    TransactionalStore,
+    RecordPage, Repair, RepairNote, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement,
+    SettlementListener, StoreError, Term, TransactionalStore,
 };
 use tokio::time::Instant;
 
@@ -148,6 +148,14 @@ impl<D: DurableStore + Operate + ?Sized> Operate for HybridStore<D> {
     /// The fast store answers by final answers and by locks of live runs only, so that no entry of it hides a resolution.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.shared.decide(self.shared.durable.resolve(request)).await
+    }
+
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        self.shared.durable.note(note).await
+    }
+
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        self.shared.durable.repairs(limit).await
     }
 }
 

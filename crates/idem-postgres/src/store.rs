@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, IdempotencyStore, Inspect,
     Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerAction, OwnerOutcome, Purge, Record, RecordFilter,
-    RecordId, RecordPage, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, State,
-    StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
+    RecordId, RecordPage, Repair, RepairNote, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement,
+    SettlementListener, State, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tokio::time::timeout;
@@ -327,6 +327,14 @@ impl IdempotencyStore for PostgresStore {
 impl Operate for PostgresStore {
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.shared.records.resolve(request).await
+    }
+
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        self.shared.upkeep.note(note).await
+    }
+
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        self.shared.upkeep.repairs(limit).await
     }
 }
 

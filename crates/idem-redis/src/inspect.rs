@@ -12,6 +12,7 @@ use redis::{Cmd, Value};
 
 use crate::error::Phase;
 use crate::reply;
+use crate::script::{Exchange, Question};
 use crate::seen::{Found, Seen};
 use crate::store::RedisStore;
 
@@ -87,8 +88,7 @@ impl RedisStore {
         for key in keys {
             ids.extend(reply::maybe_bytes(key)?.and_then(|key| self.shared.keys.id(&key)));
         }
-        let now = reply::server_time(self.ask_primary(what, &redis::cmd("TIME")).await?)?;
-        let now = Timestamp::from_unix_micros(now.unix_micros().saturating_add(self.shared.offset.micros()));
+        let now = self.now(what).await?;
         let read = stream::iter(ids).map(|id| self.summary(what, id)).buffer_unordered(AT_ONCE);
         let records: Vec<Option<_>> = read.try_collect().await?;
         let cursor = reply::maybe_bytes(cursor)?.unwrap_or_default();
@@ -107,6 +107,21 @@ impl RedisStore {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// The time of a server.
+    pub(crate) async fn now(&self, what: &str) -> Result<Timestamp, StoreError> {
+        let now = reply::server_time(self.ask_primary(what, &redis::cmd("TIME")).await?)?;
+        Ok(Timestamp::from_unix_micros(now.unix_micros().saturating_add(self.shared.offset.micros())))
+    }
+
+    /// Sends commands about the notes of repairs, and returns their replies.
+    pub(crate) async fn tell(&self, what: &str, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+        let key = self.shared.keys.repairs();
+        let question = Question::Commands { all: commands, writing: 0 };
+        let exchange = Exchange { key: key.as_bytes(), question, replicas: None };
+        let answer = self.transport.run(&exchange, self.transport.deadline()).await;
+        Ok(answer.map_err(|failure| failure.of(what, Phase::Serving))?.values)
     }
 
     async fn ask_primary(&self, what: &str, command: &Cmd) -> Result<Value, StoreError> {

@@ -65,6 +65,11 @@ impl Keys {
         Some(RecordId::from_bytes(id))
     }
 
+    /// The list of the notes of repairs.
+    pub(crate) fn repairs(&self) -> String {
+        format!("{}repairs}}", self.prefix)
+    }
+
     /// The pub/sub channel of settlements.
     pub(crate) fn channel(&self) -> String {
         format!("{}settled}}", self.prefix)

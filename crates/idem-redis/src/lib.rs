@@ -14,6 +14,7 @@ mod lossy;
 mod packed;
 #[cfg(feature = "deadpool")]
 mod pool;
+mod repairs;
 mod reply;
 mod script;
 mod seen;

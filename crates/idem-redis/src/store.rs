@@ -1,14 +1,15 @@
 //! The store: its verbs, and what they share.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, Operate,
-    OwnerAction, OwnerOutcome, Record, RecordId, Resolve, ResolveOutcome, Settlement, SettlementListener, StoreError,
-    Term,
+    OwnerAction, OwnerOutcome, Record, RecordId, Repair, RepairNote, Resolve, ResolveOutcome, Settlement,
+    SettlementListener, StoreError, Term,
 };
 
 use crate::config::{RedisConfig, TIMEOUT};
@@ -153,6 +154,15 @@ impl IdempotencyStore for RedisStore {
 impl Operate for RedisStore {
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.verb("resolve", &request.id, self.shared.replicas).resolve(request).await
+    }
+
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        self.write_note(note).await
+    }
+
+    /// The last 10,000 are kept.
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        self.read_notes(limit).await
     }
 }
 

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
-use idem_core::{Origin, Record, RecordId, RecordSummary, Scope, StoreError};
+use idem_core::{
+    Origin, OwnerToken, Record, RecordId, RecordSummary, Repair, RepairNote, Scope, StoreError, Timestamp,
+};
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
@@ -246,5 +248,22 @@ fn flat(row: &SqliteRow) -> Result<FlatRecord, sqlx::Error> {
         created_at: row.try_get(15)?,
         updated_at: row.try_get(16)?,
         expires_at: row.try_get(17)?,
+    })
+}
+
+/// Reads a note of a repair, and when it was made.
+pub(crate) fn repair(row: &SqliteRow) -> Result<Repair, sqlx::Error> {
+    let wrong = |_| sqlx::Error::Decode("a token or an id has another length".into());
+    let (action, record): (Vec<u8>, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?);
+    Ok(Repair {
+        at: Timestamp::from_unix_micros(row.try_get(6)?),
+        note: RepairNote {
+            action: OwnerToken::from_bytes(action.try_into().map_err(wrong)?),
+            record: RecordId::from_bytes(record.try_into().map_err(wrong)?),
+            actor: row.try_get(2)?,
+            reason: row.try_get(3)?,
+            resolution: row.try_get(4)?,
+            outcome: row.try_get(5)?,
+        },
     })
 }

@@ -10,9 +10,9 @@ use idem_core::memory::Clock;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, Durability, DurableStore,
     IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction,
-    OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, RecordSummary, Resolve,
-    ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind, Term,
-    Timestamp, TransactionSlots, TransactionalStore, machine,
+    OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, RecordSummary, Repair, RepairNote,
+    Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind,
+    Term, Timestamp, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
@@ -24,7 +24,7 @@ use crate::handler_connection::{ConnectionState, HandlerPool};
 use crate::migrate::migrate;
 use crate::permits::TransactionPermits;
 use crate::reader::Readers;
-use crate::row::{load_origin, load_part};
+use crate::row::{load_origin, load_part, repair};
 use crate::transaction::SqliteTransaction;
 use crate::writer::{Verb, Writer, misanswered, transitions};
 
@@ -383,6 +383,26 @@ impl Operate for SqliteStore {
             Outcome::Resolve(outcome) => Ok(outcome),
             Outcome::Acquire(_) | Outcome::Owner(_) => Err(misanswered()),
         }
+    }
+
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "INSERT INTO main.idem_repairs (action, record, actor, reason, resolution, outcome, at) VALUES (?, ?, ?, ?, ?, ?, ?) \
+             ON CONFLICT (action) DO UPDATE SET outcome = excluded.outcome",
+        );
+        let query = query.bind(note.action.as_bytes().as_slice()).bind(note.record.as_bytes().as_slice());
+        let query = query.bind(&note.actor).bind(&note.reason).bind(&note.resolution).bind(&note.outcome);
+        let noted = query.bind(self.clock.now().unix_micros()).execute(&self.upkeep).await;
+        noted.map(drop).map_err(|error| store_error("note a repair", error))
+    }
+
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        let query = sqlx::query(
+            "SELECT action, record, actor, reason, resolution, outcome, at FROM main.idem_repairs ORDER BY at DESC LIMIT ?",
+        );
+        let repairs = query.bind(limit.get()).fetch_all(&self.upkeep).await;
+        let repairs = repairs.and_then(|rows| rows.iter().map(repair).collect::<Result<_, _>>());
+        repairs.map_err(|error| store_error("list repairs", error))
     }
 }
 

@@ -1,15 +1,16 @@
 //! The conformance cases of [`Operate`](idem_core::Operate), for subjects that are [`operated_by`](Subject::operated_by) a store.
 
+use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::{
     Acquire, AcquireOutcome, Acquisition, Lease, Operate, OwnerOutcome, OwnerToken, Record, RecordId, Refusal,
-    ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, StoredResponse, Takeover,
+    RepairNote, ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, StoredResponse, Takeover, repair,
 };
 
-use crate::cases::at_once;
+use crate::cases::{assert_time, at_once};
 use crate::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, failed, repeat_of, request, response, retryable};
 use crate::subject::Subject;
 
@@ -29,6 +30,7 @@ macro_rules! __for_every_resolving_case {
             a_repeated_resolution_is_answered_as_the_first_time
             one_of_many_operators_resolves
             a_resolution_meets_a_takeover
+            a_repair_is_noted_with_its_reason
         }
     };
 }
@@ -277,4 +279,39 @@ pub async fn a_resolution_meets_a_takeover(subject: &Subject) {
 enum Raced {
     Resolved(ResolveOutcome),
     Acquired(AcquireOutcome),
+}
+
+/// A note of a repair is kept with its reason. Its outcome comes with a second note, which may be repeated.
+pub async fn a_repair_is_noted_with_its_reason(subject: &Subject) {
+    let store = operate(subject);
+    let most = NonZeroU32::new(10).expect("not zero");
+    assert_eq!(store.repairs(most).await.expect("repairs: the store could not answer"), []);
+    let request = request();
+    unknown(subject, &request).await;
+    let by = resolving(subject, &request.id, Resolution::Completed(response())).await;
+    let reason = "the bank's statement has it: \"O'Neill\" \\ ÄÖ";
+    let outcome = repair(&*store, &by, "an operator", reason).await.expect("repair: the store could not answer");
+    assert_eq!(outcome, ResolveOutcome::Resolved);
+    let note = RepairNote {
+        action: by.action,
+        record: request.id,
+        actor: "an operator".into(),
+        reason: reason.into(),
+        resolution: "completed".into(),
+        outcome: Some("resolved".into()),
+    };
+    store.note(&note).await.expect("note: the store could not answer");
+    let refused = resolving(subject, &request.id, Resolution::OutcomeUnknown).await;
+    let outcome = repair(&*store, &refused, "", "").await.expect("repair: the store could not answer");
+    assert_eq!(outcome, ResolveOutcome::Refused(Refusal::Final));
+    let asked = RepairNote { action: OwnerToken::random(), outcome: None, ..note.clone() };
+    store.note(&asked).await.expect("note: the store could not answer");
+    let [third, second, first] = &store.repairs(most).await.expect("repairs: the store could not answer")[..] else {
+        panic!("three repairs were noted")
+    };
+    assert_eq!((&first.note, &third.note), (&note, &asked));
+    assert_eq!(second.note.outcome.as_deref(), Some("refused: final"));
+    assert_time(subject, "at", third.at, subject.now().await);
+    let newest = store.repairs(NonZeroU32::MIN).await.expect("repairs: the store could not answer");
+    assert_eq!(newest, [third.clone()]);
 }

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 /// The records of one server. They are not removed, because they expire.
 pub(crate) struct Keys {
-    url: String,
+    pub(super) url: String,
     pub(super) prefix: String,
 }
 

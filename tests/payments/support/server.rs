@@ -204,6 +204,19 @@ impl Server {
         self.folder.path().join("payments.db")
     }
 
+    /// The arguments by which the program `idem` finds its records.
+    pub(crate) fn store_arguments(&self) -> Vec<String> {
+        match &self.records {
+            Records::Folder => vec!["--store".into(), format!("sqlite://{}", self.store().display())],
+            Records::Postgres(schemas) => {
+                vec!["--store".into(), idem_servers::postgres_url(), "--schema".into(), schemas.idem.clone()]
+            }
+            Records::Redis(keys) => {
+                vec!["--store".into(), keys.url.clone(), "--key-prefix".into(), keys.prefix.clone()]
+            }
+        }
+    }
+
     /// Kills it, as a power cut would.
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();

@@ -19,8 +19,8 @@ use crate::record::{Checkpoint, OwnerToken, Record};
 use crate::record_id::RecordId;
 use crate::store::{
     Capabilities, CountPage, Durability, DurableStore, IdempotencyStore, Inspect, Inspection, LeaseRenewer, LiveRecord,
-    Operate, Purge, RecordCounts, RecordFilter, RecordPage, RecordSummary, ScanPosition, SettlementListener,
-    StoreError, StoreErrorKind,
+    Operate, Purge, RecordCounts, RecordFilter, RecordPage, RecordSummary, Repair, RepairNote, ScanPosition,
+    SettlementListener, StoreError, StoreErrorKind,
 };
 
 /// Enough that requests on different cores seldom wait for each other, few enough to walk them all in a purge.
@@ -36,6 +36,7 @@ pub struct MemoryStore {
     records_per_shard: usize,
     clock: Arc<dyn Clock>,
     identity: OwnerToken,
+    repairs: Mutex<Vec<Repair>>,
 }
 
 impl MemoryStore {
@@ -52,7 +53,7 @@ impl MemoryStore {
     pub fn with_clock(max_records: NonZeroUsize, clock: Arc<dyn Clock>) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let records_per_shard = max_records.get().div_ceil(SHARDS);
-        Self { shards, records_per_shard, clock, identity: OwnerToken::random() }
+        Self { shards, records_per_shard, clock, identity: OwnerToken::random(), repairs: Mutex::default() }
     }
 
     /// How many records there are, expired ones among them.
@@ -184,6 +185,20 @@ impl Operate for MemoryStore {
         let (next, outcome) = machine::resolve(shard.get(&request.id), request, self.clock.now());
         put(&mut shard, request.id, next);
         Ok(outcome)
+    }
+
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        let mut repairs = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
+        match repairs.iter_mut().find(|repair| repair.note.action == note.action) {
+            Some(repair) => repair.note.outcome.clone_from(&note.outcome),
+            None => repairs.push(Repair { at: self.clock.now(), note: note.clone() }),
+        }
+        Ok(())
+    }
+
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        let repairs = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(repairs.iter().rev().take(limit.get() as usize).cloned().collect())
     }
 }
 

@@ -4,6 +4,7 @@ mod error;
 mod fast;
 mod inspect;
 mod offset;
+mod repair;
 mod self_test;
 mod transactional;
 
@@ -21,6 +22,7 @@ pub use inspect::{
     RecordSummary, ScanPosition, StateName,
 };
 pub use offset::TimeOffset;
+pub use repair::{Repair, RepairNote, repair};
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, FINISH_TIMEOUT, StoreTransaction, TransactionSlots, TransactionalStore, Writes};
 
@@ -177,6 +179,18 @@ pub trait Operate: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`StoreError`] when the store could not answer; it is safe to repeat.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError>;
+
+    /// Keeps a note of a repair. A second note of the same action only adds its outcome.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer; it is safe to repeat.
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError>;
+
+    /// The repairs that were noted last, the newest first.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer.
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError>;
 }
 
 /// Removal of records whose retention is over.

@@ -6,3 +6,4 @@ pub(crate) mod partitions;
 pub(crate) mod pool;
 pub(crate) mod privileges;
 pub(crate) mod purge;
+mod repairs;

@@ -106,4 +106,6 @@ fn a_key_is_that_of_its_record_only(input: &[u8]) {
     assert_eq!(keys.id(keys.of(&id).as_bytes()), Some(id));
     assert_eq!(keys.id(keys.fast(&id).as_bytes()), None);
     assert_eq!(keys.id(keys.channel().as_bytes()), None);
+    assert_eq!(keys.id(keys.repairs().as_bytes()), None);
+    assert!(keys.pattern().ends_with("{*}"));
 }

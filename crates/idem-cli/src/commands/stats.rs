@@ -1,0 +1,66 @@
+//! `idem stats`.
+
+use std::error::Error;
+
+use clap::Args;
+use idem_core::RecordCounts;
+use serde_json::json;
+
+use crate::Ended;
+use crate::commands::PART;
+use crate::output::{Progress, age};
+use crate::store::Store;
+
+/// No options yet.
+#[derive(Debug, Args)]
+pub(crate) struct Options {}
+
+pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
+    let (mut counts, mut from) = (RecordCounts::default(), None);
+    let progress = Progress::start("counting records");
+    let now = loop {
+        let page = store.count(from.as_ref(), PART).await?;
+        counts.merge(&page.counts);
+        progress.show(counts.scanned(), page.progress);
+        match page.next {
+            Some(next) => from = Some(next),
+            None => break page.now,
+        }
+    };
+    progress.end();
+    let RecordCounts { in_progress, abandoned, completed, failed, outcome_unknown, retryable, .. } = counts;
+    if json {
+        println!(
+            "{}",
+            json!({
+                "in_progress": in_progress, "abandoned": abandoned, "completed": completed, "failed": failed,
+                "outcome_unknown": outcome_unknown, "retryable": retryable, "expired": counts.expired,
+                "unreadable": counts.unreadable, "body_bytes": counts.body_bytes,
+                "oldest_in_progress": counts.oldest_in_progress.map(|time| time.to_string()),
+                "oldest_expired": counts.oldest_expired.map(|time| time.to_string()),
+            })
+        );
+        return Ok(Ended::Done);
+    }
+    let rows = [
+        ("in progress", in_progress, "under a live lease"),
+        ("abandoned", abandoned, "in progress, and the lease is over"),
+        ("completed", completed, ""),
+        ("failed", failed, "never to run again"),
+        ("outcome unknown", outcome_unknown, "see `idem list --state outcome-unknown`"),
+        ("retryable", retryable, "failed, and to run again"),
+        ("expired", counts.expired, "not purged yet"),
+        ("unreadable", counts.unreadable, "perhaps written by a newer version"),
+    ];
+    for (name, count, meaning) in rows {
+        println!("{}", format!("{name:<18}{count:>12}  {meaning}").trim_end());
+    }
+    println!("{:<18}{:>12}", "bytes of bodies", counts.body_bytes);
+    if let Some(oldest) = counts.oldest_in_progress {
+        println!("the oldest record in progress was made {} ago", age(now, oldest));
+    }
+    if let Some(oldest) = counts.oldest_expired {
+        println!("the oldest expired record has waited {} for the purge", age(now, oldest));
+    }
+    Ok(Ended::Done)
+}

@@ -1,0 +1,67 @@
+//! `idem sweep`.
+
+use std::error::Error;
+use std::time::Duration;
+
+use clap::Args;
+use idem_core::{OwnerToken, RecordFilter, Resolution, Resolve, ResolveOutcome, Takeover, repair};
+use serde_json::json;
+
+use crate::Ended;
+use crate::commands::PART;
+use crate::output::Progress;
+use crate::store::Store;
+
+/// What to sweep.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// How long the records are kept from now; not for less than before.
+    #[arg(long, default_value = "24h", value_name = "TIME", value_parser = humantime::parse_duration)]
+    retention: Duration,
+    /// Counts them, and changes nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
+    let filter = RecordFilter { abandoned: true, ..RecordFilter::default() };
+    let (mut found, mut swept, mut left, mut scanned, mut from) = (0_u64, 0_u64, 0_u64, 0, None);
+    let progress = Progress::start("reading records");
+    loop {
+        let page = store.list(&filter, from.as_ref(), PART).await?;
+        scanned += page.scanned;
+        progress.show(scanned, page.progress);
+        for record in page.records {
+            // Under other contracts the next caller runs it again, or its probe finds out.
+            if record.takeover != Some(Takeover::Unknown) {
+                left += 1;
+                continue;
+            }
+            found += 1;
+            if options.dry_run {
+                continue;
+            }
+            let request = Resolve {
+                id: record.id,
+                action: OwnerToken::random(),
+                seen: record.version,
+                resolution: Resolution::OutcomeUnknown,
+                retention: options.retention,
+            };
+            let outcome = repair(store, &request, "idem sweep", "its lease is over").await?;
+            swept += u64::from(outcome == ResolveOutcome::Resolved);
+        }
+        match page.next {
+            Some(next) => from = Some(next),
+            None => break,
+        }
+    }
+    progress.end();
+    if json {
+        println!("{}", json!({ "abandoned_at_most_once": found, "swept": swept, "left_to_their_next_caller": left }));
+    } else {
+        println!("{found} abandoned under AtMostOnce, {swept} of them marked as unknown");
+        println!("{left} abandoned under other contracts, left to their next caller");
+    }
+    Ok(Ended::Done)
+}

@@ -1,0 +1,117 @@
+//! The command line `idem`: finds, explains and repairs records of idempotent operations. `idem --help` explains it.
+
+mod commands;
+mod output;
+mod store;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use commands::{check, list, purge, repairs, resolve, show, stats, sweep};
+use store::StoreOptions;
+
+/// Finds, explains and repairs records of idempotent operations.
+#[derive(Debug, Parser)]
+#[command(name = "idem", version, after_help = EXIT_CODES)]
+struct Arguments {
+    #[command(flatten)]
+    store: StoreOptions,
+    /// Prints JSON, one document for each record.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 the store did not answer, or refused the login; 2 wrong arguments; \
+    3 `check` found a weakness; 4 `check` found that the store cannot be used; 5 `resolve` changed nothing, or no such record";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Makes the tables of the store, or brings them up to date. Makes the file of SQLite if it is missing.
+    Migrate,
+    /// Examines the store: login, schema, durability, clock, and whether it keeps its promises.
+    Check,
+    /// Counts all records by their state.
+    Stats(stats::Options),
+    /// Lists records, with those that are selected only.
+    List(list::Options),
+    /// Shows one record and explains its state.
+    Show(show::Options),
+    /// Says how an operation ended that gave no answer itself.
+    Resolve(resolve::Options),
+    /// Lists what was resolved, by whom and why.
+    Repairs(repairs::Options),
+    /// Marks operations under AtMostOnce as unknown whose owner has crashed, without waiting for a client.
+    Sweep(sweep::Options),
+    /// Removes expired records.
+    Purge(purge::Options),
+}
+
+/// How a command ended, as an exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Done,
+    Weak,
+    Unusable,
+    Unchanged,
+}
+
+impl From<Ended> for ExitCode {
+    fn from(ended: Ended) -> Self {
+        Self::from(match ended {
+            Ended::Done => 0,
+            Ended::Weak => 3,
+            Ended::Unusable => 4,
+            Ended::Unchanged => 5,
+        })
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(Arguments::parse()).await {
+        Ok(ended) => ended.into(),
+        Err(error) => {
+            eprintln!("idem: {}", with_causes(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: Arguments) -> Result<Ended, Box<dyn Error>> {
+    let Arguments { store, json, command } = arguments;
+    let (options, store) = match command {
+        Command::Check => return check::run(&store, json).await,
+        Command::Migrate => {
+            store.migrate().await?;
+            return Ok(Ended::Done);
+        }
+        command => (command, store.open().await?),
+    };
+    match options {
+        Command::Check | Command::Migrate => Ok(Ended::Done),
+        Command::Stats(options) => stats::run(&*store, &options, json).await,
+        Command::List(options) => list::run(&*store, &options, json).await,
+        Command::Show(options) => show::run(&*store, &options, json).await,
+        Command::Resolve(options) => resolve::run(&*store, &options, json).await,
+        Command::Repairs(options) => repairs::run(&*store, &options, json).await,
+        Command::Sweep(options) => sweep::run(&*store, &options, json).await,
+        Command::Purge(options) => purge::run(&*store, &options, json).await,
+    }
+}
+
+/// The message of an error and those of its causes.
+fn with_causes(error: &dyn Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,128 @@
+//! What the commands print.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use idem_core::{RecordState, RecordSummary, Takeover, Timestamp};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+
+/// The progress of a scan, on a terminal only.
+pub(crate) struct Progress(ProgressBar);
+
+impl Progress {
+    /// Parts of a thousand, because the bar counts in whole numbers.
+    const WHOLE: u64 = 1_000;
+
+    pub(crate) fn start(what: &'static str) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new(Self::WHOLE).with_message(what);
+        if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3} % {prefix}") {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+
+    pub(crate) fn show(&self, records: u64, done: Option<f64>) {
+        self.0.set_prefix(records.to_string());
+        if let Some(done) = done {
+            self.0.set_position((done * Self::WHOLE as f64) as u64);
+        }
+    }
+
+    /// Prints a line to standard output above the bar.
+    pub(crate) fn print(&self, line: &str) {
+        self.0.suspend(|| println!("{line}"));
+    }
+
+    pub(crate) fn end(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// How long from `earlier` to `now`, in the two largest units.
+pub(crate) fn age(now: Timestamp, earlier: Timestamp) -> String {
+    brief(now.saturating_duration_since(earlier))
+}
+
+/// A duration in the two largest units.
+pub(crate) fn brief(duration: Duration) -> String {
+    let text = humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string();
+    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+/// A record in one line.
+pub(crate) fn row(record: &RecordSummary, now: Timestamp) -> String {
+    let scope = record.origin.as_ref().map(|origin| &origin.scope);
+    let operation = scope.map_or("", |scope| scope.operation());
+    let principal = scope.and_then(|scope| scope.principal()).unwrap_or("-");
+    let state = if record.is_abandoned(now) { "abandoned" } else { record.state.name().as_str() };
+    format!(
+        "{}  {state:<15}  {:>9}  attempt {}  {}  {}",
+        record.id,
+        age(now, record.created_at),
+        record.attempt,
+        printable(principal),
+        printable(operation),
+    )
+}
+
+/// Text for a terminal. A client chooses principals and operations, and must not move the cursor or set colours.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .flat_map(|letter| if letter.is_control() { letter.escape_default().collect() } else { vec![letter] })
+        .collect()
+}
+
+/// A record as JSON. It has no stored answer.
+pub(crate) fn summary_json(record: &RecordSummary, now: Timestamp) -> Value {
+    let scope = record.origin.as_ref().map(|origin| &origin.scope);
+    let (lease_until, not_before) = match record.state {
+        RecordState::InProgress { lease_until } => (Some(lease_until.to_string()), None),
+        RecordState::Retryable { not_before } => (None, Some(not_before.to_string())),
+        RecordState::Completed | RecordState::Failed | RecordState::OutcomeUnknown => (None, None),
+    };
+    let takeover = record.takeover.map(|takeover| match takeover {
+        Takeover::Rerun => "rerun",
+        Takeover::Unknown => "unknown",
+        Takeover::Probe => "probe",
+    });
+    json!({
+        "id": record.id.to_string(),
+        "version": record.version.to_string(),
+        "state": record.state.name().as_str(),
+        "abandoned": record.is_abandoned(now),
+        "namespace": record.origin.as_ref().map(|origin| &*origin.namespace),
+        "principal": scope.and_then(|scope| scope.principal()),
+        "operation": scope.map(|scope| scope.operation()),
+        "attempt": record.attempt,
+        "takeover": takeover,
+        "lease_until": lease_until,
+        "not_before": not_before,
+        "checkpoint": record.checkpoint.as_deref(),
+        "status": record.status,
+        "body_bytes": record.body_bytes,
+        "created_at": record.created_at.to_string(),
+        "updated_at": record.updated_at.to_string(),
+        "expires_at": record.expires_at.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\u{1b}[31mb\n\u{202e}"), "a\\u{1b}[31mb\\n\u{202e}");
+    }
+
+    #[test]
+    fn durations_have_two_units() {
+        assert_eq!(brief(Duration::from_secs(90_061)), "1day 1h");
+        assert_eq!(brief(Duration::from_millis(5_900)), "5s");
+        assert_eq!(brief(Duration::ZERO), "0s");
+    }
+}

@@ -1,0 +1,340 @@
+//! The program `idem`, started as a process, on real stores.
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+use std::num::NonZeroU32;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+use idem_core::{
+    Acquire, AcquireOutcome, Fingerprint, IdempotencyStore, OnMismatch, Origin, OwnerToken, RecordIdentity, Scope,
+    Settlement, StoredResponse, Takeover, Term,
+};
+use idem_postgres::{PostgresConfig, PostgresStore};
+use idem_schemas::Schema;
+use idem_servers::{Postgres, PostgresPair, Redis};
+use idem_sqlite::{SqliteConfig, SqliteStore};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// What the program printed, and its exit code.
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+fn idem(store: &str, arguments: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_idem"));
+    let Output { status, stdout, stderr } =
+        command.args(["--store", store]).args(arguments).env("USER", "tester").output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: status.code().unwrap(), stdout: text(stdout), stderr: text(stderr) }
+}
+
+impl Ran {
+    #[track_caller]
+    fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{}\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Its lines, each a JSON document.
+    fn json(&self) -> Vec<Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// A store in a file, with the URL that the program gets.
+struct File {
+    store: SqliteStore,
+    url: String,
+    _folder: TempDir,
+}
+
+impl File {
+    async fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("records.db").display());
+        let store = SqliteStore::open(SqliteConfig::new(&url)).await.unwrap();
+        Self { store, url, _folder: folder }
+    }
+}
+
+fn scope() -> Scope {
+    Scope::new("acme", "POST /v1/payments")
+}
+
+fn request(key: &str, takeover: Takeover, lease: Duration) -> Acquire {
+    let scope = scope();
+    Acquire {
+        id: RecordIdentity::new("shop").record_id(&scope, &key.parse().unwrap()),
+        origin: Origin { namespace: "shop".into(), scope },
+        trace: None,
+        fingerprint: Fingerprint::of_bytes("pay", key.as_bytes()),
+        owner: OwnerToken::random(),
+        term: Term { lease, retention: HOUR },
+        takeover,
+        max_attempts: NonZeroU32::MIN,
+        on_mismatch: OnMismatch::Refuse,
+    }
+}
+
+/// Leaves an operation in progress as a crashed process does: its lease is over at once.
+async fn crash(store: &dyn IdempotencyStore, key: &str, takeover: Takeover) -> Acquire {
+    let request = request(key, takeover, Duration::from_millis(1));
+    assert!(matches!(store.acquire(&request).await.unwrap(), AcquireOutcome::Acquired(_)));
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    request
+}
+
+async fn complete(store: &dyn IdempotencyStore, key: &str, response: StoredResponse) -> Acquire {
+    let request = request(key, Takeover::Rerun, HOUR);
+    let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!("new") };
+    store.settle(&lease, &Settlement::Completed(response), HOUR).await.unwrap();
+    request
+}
+
+async fn answer(store: &dyn IdempotencyStore, request: &Acquire) -> AcquireOutcome {
+    store.acquire(&Acquire { owner: OwnerToken::random(), ..request.clone() }).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_stuck_operation_is_found_explained_resolved_and_replayed() {
+    let file = File::new().await;
+    complete(&file.store, "done", StoredResponse::new(201, "paid")).await;
+    let stuck = crash(&file.store, "stuck", Takeover::Unknown).await;
+    let id = stuck.id.to_string();
+    let listed = idem(&file.url, &["--json", "list", "--abandoned"]).expect(0).json();
+    assert_eq!(listed.len(), 1);
+    assert_eq!((&listed[0]["id"], &listed[0]["takeover"]), (&Value::from(&*id), &Value::from("unknown")));
+    let by_key =
+        ["show", "--namespace", "shop", "--principal", "acme", "--operation", "POST /v1/payments", "--key", "stuck"];
+    let shown = idem(&file.url, &by_key).expect(0).stdout;
+    assert!(shown.contains(&id) && shown.contains("crashed or stalled"), "{shown}");
+    let version = |ran: &Ran| ran.json()[0]["version"].as_str().unwrap().to_owned();
+    let show = || idem(&file.url, &["--json", "show", &id]).expect(0);
+    let seen = version(&show());
+    let body = file._folder.path().join("body");
+    std::fs::write(&body, "{\"paid\":true}").unwrap();
+    let resolve = |how: &str, seen: &str| {
+        let answer =
+            ["--status", "201", "--header", "Content-Type: application/json", "--body-file", body.to_str().unwrap()];
+        let given = ["resolve", &id, "--as", how, "--reason", "the bank has it", "--seen", seen, "--yes"];
+        idem(&file.url, &[&given[..], &answer[..]].concat())
+    };
+    // The process may only have stalled, so it is kept from settling first.
+    let unfenced = resolve("completed", &seen).expect(5);
+    assert!(unfenced.stdout.contains("--as unknown"), "{}", unfenced.stdout);
+    resolve("unknown", &seen).expect(0);
+    let outdated = resolve("completed", &seen).expect(5);
+    assert!(outdated.stderr.contains("look again"), "{}", outdated.stderr);
+    resolve("completed", &version(&show())).expect(0);
+    let AcquireOutcome::Replay(replay) = answer(&file.store, &stuck).await else { panic!("it is replayed") };
+    assert_eq!((replay.response.status, &replay.response.headers[0].name[..]), (201, &b"content-type"[..]));
+    assert_eq!(replay.response.body, StoredResponse::new(201, "{\"paid\":true}").body);
+    resolve("failed", &version(&show())).expect(5);
+    let repairs = idem(&file.url, &["--json", "repairs"]).expect(0).json();
+    let outcomes: Vec<_> = repairs.iter().map(|repair| repair["outcome"].as_str().unwrap()).collect();
+    assert_eq!(outcomes, ["refused: final", "resolved", "resolved", "refused: not unknown yet"]);
+    assert_eq!((&repairs[0]["actor"], &repairs[0]["reason"]), (&"tester".into(), &"the bank has it".into()));
+    assert!(idem(&file.url, &["repairs"]).expect(0).stdout.contains("by tester: the bank has it"));
+}
+
+#[tokio::test]
+async fn what_is_refused_changes_nothing() {
+    let file = File::new().await;
+    let stuck = crash(&file.store, "stuck", Takeover::Unknown).await;
+    let id = stuck.id.to_string();
+    let version = file.store.peek(&stuck.id).await.unwrap().unwrap().version().to_string();
+    let seen = ["--seen", &*version, "--yes"];
+    for (arguments, code, advice) in [
+        (vec!["resolve", &*id, "--as", "unknown", "--reason", " "], 1, "--reason is empty"),
+        (vec!["resolve", &*id, "--as", "unknown"], 2, "--reason"),
+        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r"], 1, "--yes"),
+        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--yes"], 2, "--seen"),
+        (vec!["resolve", "abc", "--as", "unknown", "--reason", "r", seen[0], seen[1], seen[2]], 1, "64 hexadecimal"),
+        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--seen", "1", "--yes"], 2, "32 lower-case"),
+        (
+            vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--header", "a", seen[0], seen[1], seen[2]],
+            1,
+            "name: value",
+        ),
+        (
+            vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--body-file", "/no", seen[0], seen[1], seen[2]],
+            1,
+            "/no",
+        ),
+        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--dry-run"], 0, "--dry-run"),
+        (vec!["show", "abc"], 1, "64 hexadecimal"),
+        (vec!["show"], 2, "<ID>"),
+        (vec!["list", "--state", "gone"], 2, "outcome-unknown"),
+        (vec!["list", "--older-than", "soon"], 2, "--older-than"),
+    ] {
+        let ran = idem(&file.url, &arguments).expect(code);
+        assert!(ran.stderr.contains(advice), "{arguments:?}: {}", ran.stderr);
+    }
+    let missing = "0".repeat(64);
+    idem(&file.url, &["show", &missing]).expect(5);
+    idem(&file.url, &["resolve", &missing, "--as", "unknown", "--reason", "r", "--seen", &version, "--yes"]).expect(5);
+    assert_eq!(file.store.peek(&stuck.id).await.unwrap().unwrap().version().to_string(), version);
+    assert_eq!(idem(&file.url, &["--json", "repairs"]).expect(0).json().len(), 0);
+}
+
+#[tokio::test]
+async fn stored_answers_are_shown_only_when_asked_for_and_control_characters_never() {
+    let file = File::new().await;
+    let origin = Origin { namespace: "shop".into(), scope: Scope::new("a\u{1b}[2Jb", "pay\nnow") };
+    let request = Acquire { origin, ..request("k", Takeover::Rerun, HOUR) };
+    let AcquireOutcome::Acquired(lease) = file.store.acquire(&request).await.unwrap() else { panic!("new") };
+    let response = StoredResponse::new(201, "secret\u{1b}[2J");
+    file.store.settle(&lease, &Settlement::Completed(response), HOUR).await.unwrap();
+    let id = request.id.to_string();
+    for (arguments, has_secret) in [
+        (vec!["show", &*id], false),
+        (vec!["show", &*id, "--answer"], true),
+        (vec!["--json", "show", &*id], false),
+        (vec!["list"], false),
+    ] {
+        let shown = idem(&file.url, &arguments).expect(0).stdout;
+        assert_eq!(shown.contains("secret"), has_secret, "{arguments:?}: {shown}");
+        assert!(!shown.contains('\u{1b}'), "{arguments:?}: {shown}");
+    }
+}
+
+#[tokio::test]
+async fn records_are_counted_listed_swept_and_purged() {
+    let file = File::new().await;
+    for number in 0..3 {
+        complete(&file.store, &format!("done-{number}"), StoredResponse::new(201, "four")).await;
+        crash(&file.store, &format!("unknown-{number}"), Takeover::Unknown).await;
+    }
+    let rerun = crash(&file.store, "rerun", Takeover::Rerun).await;
+    let counts = idem(&file.url, &["--json", "stats"]).expect(0).json();
+    assert_eq!((&counts[0]["completed"], &counts[0]["abandoned"]), (&3.into(), &4.into()));
+    assert_eq!(counts[0]["body_bytes"], 12);
+    assert!(idem(&file.url, &["stats"]).expect(0).stdout.contains("the oldest record in progress was made"));
+    let few = idem(&file.url, &["list", "--limit", "2"]).expect(0);
+    assert_eq!((few.stdout.lines().count(), few.stderr.contains("--limit")), (2, true));
+    assert_eq!(idem(&file.url, &["list", "--principal", "acme"]).expect(0).stdout.lines().count(), 7);
+    let none = idem(&file.url, &["list", "--principal", "other"]).expect(0);
+    assert_eq!((none.stdout.as_str(), none.stderr.contains("7 were read")), ("", true));
+    let swept = idem(&file.url, &["--json", "sweep", "--dry-run"]).expect(0).json();
+    assert_eq!((&swept[0]["abandoned_at_most_once"], &swept[0]["swept"]), (&3.into(), &0.into()));
+    let swept = idem(&file.url, &["--json", "sweep"]).expect(0).json();
+    assert_eq!((&swept[0]["swept"], &swept[0]["left_to_their_next_caller"]), (&3.into(), &1.into()));
+    assert_eq!(idem(&file.url, &["list", "--state", "outcome-unknown"]).expect(0).stdout.lines().count(), 3);
+    assert!(matches!(answer(&file.store, &rerun).await, AcquireOutcome::Acquired(_)), "it runs again");
+    // Nothing has expired yet.
+    assert_eq!(idem(&file.url, &["purge"]).expect(0).stdout.trim(), "0 records removed");
+    for number in 0..3 {
+        let request = request(&format!("short-{number}"), Takeover::Rerun, HOUR);
+        let AcquireOutcome::Acquired(lease) = file.store.acquire(&request).await.unwrap() else { panic!("new") };
+        file.store
+            .settle(&lease, &Settlement::Completed(StoredResponse::new(200, "")), Duration::from_millis(1))
+            .await
+            .unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(idem(&file.url, &["purge", "--limit", "2"]).expect(0).stdout.trim(), "2 records removed");
+    assert_eq!(idem(&file.url, &["purge"]).expect(0).stdout.trim(), "1 records removed");
+}
+
+#[tokio::test]
+async fn postgres_is_checked() {
+    let check = |url: &str, more: &[&str]| idem(url, &[&["check"], more].concat());
+    let server = Postgres::start().unwrap();
+    let unmigrated = check(&server.url(), &[]).expect(4);
+    assert!(
+        unmigrated.stdout.contains("unusable open") && unmigrated.stdout.contains("migrat"),
+        "{}",
+        unmigrated.stdout
+    );
+    idem(&server.url(), &["migrate"]).expect(0);
+    let good = check(&server.url(), &[]).expect(0);
+    assert!(good.stdout.contains("PostgreSQL") && good.stdout.contains("clock"), "{}", good.stdout);
+    assert!(good.stdout.lines().all(|line| line.starts_with("ok ")), "{}", good.stdout);
+    let sql = |text: &str| {
+        let mut psql = Command::new("psql");
+        assert!(psql.args([&*server.url(), "-qc", text]).status().unwrap().success(), "{text}");
+    };
+    let asynchronous = format!("{}?options=-csynchronous_commit=off", server.url());
+    let weak = check(&asynchronous, &[]).expect(3);
+    assert!(weak.stdout.contains("weak     durability  fsync=on"), "{}", weak.stdout);
+    let pair = PostgresPair::start_with(&[]).unwrap();
+    let url = |port: u16| format!("postgres://postgres@127.0.0.1:{port}/postgres");
+    PostgresStore::open(PostgresConfig::new(url(pair.primary_port()))).await.unwrap();
+    let standby = check(&url(pair.standby_port().unwrap()), &[]).expect(4);
+    assert!(standby.stdout.contains("unusable open        this server is a replica"), "{}", standby.stdout);
+    sql("DELETE FROM idem.idem_migrations WHERE version = 2");
+    let older = check(&server.url(), &[]).expect(4);
+    assert!(older.stdout.contains("version 2 is needed; apply the migrations"), "{}", older.stdout);
+    sql("INSERT INTO idem.idem_migrations VALUES (2, 'verbs')");
+    sql("CREATE ROLE outsider LOGIN");
+    let outsider = server.url().replace("postgres@", "outsider@");
+    assert_ne!(outsider, server.url());
+    let refused = check(&outsider, &[]).expect(4);
+    assert!(refused.stdout.contains("permission") || refused.stdout.contains("privilege"), "{}", refused.stdout);
+    drop(server);
+    let away = check("postgres://postgres@127.0.0.1:1/postgres", &[]).expect(1);
+    assert!(away.stderr.starts_with("idem: "), "{}", away.stderr);
+}
+
+#[tokio::test]
+async fn redis_is_checked() {
+    let weak = Redis::start_with(&["--appendonly", "no", "--save", ""]).unwrap();
+    let found = idem(&weak.url(), &["check"]).expect(3);
+    assert!(found.stdout.contains("weak     durability"), "{}", found.stdout);
+    let evicts = Redis::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).unwrap();
+    let found = idem(&evicts.url(), &["check"]).expect(4);
+    assert!(found.stdout.contains("maxmemory-policy"), "{}", found.stdout);
+    let good = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
+    idem(&good.url(), &["check"]).expect(0);
+    assert!(idem(&good.url(), &["purge"]).expect(0).stderr.contains("itself"));
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_there_is_not_made() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("missing.db");
+    let ran = idem(&format!("sqlite://{}", path.display()), &["stats"]).expect(1);
+    assert!(ran.stderr.contains("no file"), "{}", ran.stderr);
+    assert!(!path.exists());
+    let url = format!("sqlite://{}", path.display());
+    for _ in 0..2 {
+        idem(&url, &["migrate"]).expect(0);
+    }
+    idem(&url, &["stats"]).expect(0);
+    for url in ["mysql://x", ""] {
+        let ran = idem(url, &["stats"]).expect(1);
+        assert!(ran.stderr.contains("postgres://"), "{}", ran.stderr);
+    }
+    let ran = idem("postgres://user:hidden@127.0.0.1:1/x", &["stats"]).expect(1);
+    assert!(!ran.stderr.contains("hidden"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn the_same_commands_work_on_postgres() {
+    let schema = Schema::new();
+    let url = idem_servers::postgres_url();
+    let config = PostgresConfig::new(&url).schema(&schema.name);
+    let store = Arc::new(PostgresStore::open(config).await.unwrap());
+    let stuck = crash(&*store, "stuck", Takeover::Unknown).await;
+    complete(&*store, "done", StoredResponse::new(201, "paid")).await;
+    let run = |arguments: &[&str]| idem(&url, &[&["--schema", &*schema.name], arguments].concat());
+    assert_eq!(run(&["list", "--abandoned"]).expect(0).stdout.lines().count(), 1);
+    assert_eq!(run(&["--json", "stats"]).expect(0).json()[0]["completed"], 1);
+    assert_eq!(run(&["--json", "sweep"]).expect(0).json()[0]["swept"], 1);
+    let id = stuck.id.to_string();
+    let seen = run(&["--json", "show", &id]).expect(0).json()[0]["version"].as_str().unwrap().to_owned();
+    let how = ["resolve", &id, "--as", "retryable", "--reason", "the bank has nothing", "--seen", &seen, "--yes"];
+    run(&how).expect(0);
+    let AcquireOutcome::Acquired(lease) = answer(&*store, &Acquire { max_attempts: NonZeroU32::MAX, ..stuck }).await
+    else {
+        panic!("it runs again")
+    };
+    assert_eq!(lease.attempt, 2);
+    assert_eq!(run(&["--json", "repairs"]).expect(0).json().len(), 2);
+}

@@ -1,0 +1,85 @@
+//! Repairs with a reason that stays.
+
+use super::{Operate, StateName, StoreError};
+use crate::machine::{Refusal, Resolution, Resolve, ResolveOutcome};
+use crate::record::OwnerToken;
+use crate::record_id::RecordId;
+use crate::timestamp::Timestamp;
+
+/// What a store keeps of a repair: who asked for what, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "stores of other crates keep each part")]
+pub struct RepairNote {
+    /// The token of the action, which also is the owner of the resolved record.
+    pub action: OwnerToken,
+    /// Which record.
+    pub record: RecordId,
+    /// Who asked for it.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// What was asked for: the state that the record should have, as in `completed`.
+    pub resolution: String,
+    /// How it ended, as in `resolved`. `None` before it ends: if it stays so, the tool was stopped in between, and the record says
+    /// whether the action is its owner.
+    pub outcome: Option<String>,
+}
+
+/// A repair that was noted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "it is made by stores of other crates")]
+pub struct Repair {
+    /// When it was asked for, by the store's clock.
+    pub at: Timestamp,
+    /// The note.
+    pub note: RepairNote,
+}
+
+/// Resolves an operation, and keeps who asked for it and why.
+///
+/// The note is written before the resolution, so that no record is resolved without one. After it, the outcome is added.
+///
+/// # Errors
+/// [`StoreError`] when the store could not answer. If it is indeterminate, repeat with the same request.
+pub async fn repair<O: Operate + ?Sized>(
+    store: &O,
+    request: &Resolve,
+    actor: &str,
+    reason: &str,
+) -> Result<ResolveOutcome, StoreError> {
+    let note = RepairNote {
+        action: request.action,
+        record: request.id,
+        actor: actor.to_owned(),
+        reason: reason.to_owned(),
+        resolution: state_after(&request.resolution).as_str().to_owned(),
+        outcome: None,
+    };
+    store.note(&note).await?;
+    let outcome = store.resolve(request).await?;
+    store
+        .note(&RepairNote { outcome: Some(text_of(outcome).to_owned()), ..note })
+        .await
+        .map_err(StoreError::indeterminate)?;
+    Ok(outcome)
+}
+
+fn state_after(resolution: &Resolution) -> StateName {
+    match resolution {
+        Resolution::Completed(_) => StateName::Completed,
+        Resolution::FailedTerminal(_) => StateName::Failed,
+        Resolution::FailedRetryable { .. } => StateName::Retryable,
+        Resolution::OutcomeUnknown => StateName::OutcomeUnknown,
+    }
+}
+
+fn text_of(outcome: ResolveOutcome) -> &'static str {
+    match outcome {
+        ResolveOutcome::Resolved => "resolved",
+        ResolveOutcome::Changed => "changed meanwhile",
+        ResolveOutcome::Refused(Refusal::Live) => "refused: live",
+        ResolveOutcome::Refused(Refusal::Unfenced) => "refused: not unknown yet",
+        ResolveOutcome::Refused(Refusal::Token) => "refused: no new action",
+        ResolveOutcome::Refused(Refusal::Final) => "refused: final",
+    }
+}

@@ -1,0 +1,81 @@
+//! Notes of repairs: a list of lines, the newest first.
+
+use std::num::NonZeroU32;
+
+use idem_core::{OwnerToken, Repair, RepairNote, StoreError, Timestamp};
+use redis::Value;
+
+use crate::keys::Keys;
+use crate::reply;
+use crate::store::RedisStore;
+
+/// How many notes are kept. A repair makes two.
+const KEPT: i64 = 20_000;
+
+impl RedisStore {
+    pub(crate) async fn write_note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        let now = self.now("note a repair").await?;
+        let (mut push, mut trim) = (redis::cmd("LPUSH"), redis::cmd("LTRIM"));
+        push.arg(self.shared.keys.repairs()).arg(line(&self.shared.keys, now, note));
+        trim.arg(self.shared.keys.repairs()).arg(0).arg(KEPT - 1);
+        self.tell("note a repair", &[push, trim]).await.map(drop)
+    }
+
+    pub(crate) async fn read_notes(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        let what = "list repairs";
+        let mut range = redis::cmd("LRANGE");
+        range.arg(self.shared.keys.repairs()).arg(0).arg(i64::from(limit.get()) * 2);
+        let Some(Value::Array(lines)) = self.tell(what, &[range]).await?.pop() else {
+            return Err(reply::other("something else than a list"));
+        };
+        let mut repairs: Vec<Repair> = Vec::new();
+        for text in lines {
+            let text = reply::maybe_bytes(text)?.unwrap_or_default();
+            let repair = read(&self.shared.keys, &text).ok_or_else(|| reply::other("a note that cannot be read"))?;
+            match repairs.iter_mut().find(|newer| newer.note.action == repair.note.action) {
+                Some(newer) => newer.at = repair.at,
+                None => repairs.push(repair),
+            }
+        }
+        repairs.truncate(limit.get() as usize);
+        Ok(repairs)
+    }
+}
+
+/// Between the parts of a note. It is not in them: see [`part`].
+const SEPARATOR: char = '\n';
+
+fn line(keys: &Keys, at: Timestamp, note: &RepairNote) -> String {
+    let action = u128::from_be_bytes(*note.action.as_bytes());
+    let outcome = note.outcome.as_deref().unwrap_or_default();
+    let (at, action) = (at.unix_micros().to_string(), format!("{action:032x}"));
+    let parts = [
+        at,
+        action,
+        keys.of(&note.record),
+        part(&note.actor),
+        part(&note.reason),
+        part(&note.resolution),
+        part(outcome),
+    ];
+    parts.join(&SEPARATOR.to_string())
+}
+
+/// The text without line breaks.
+fn part(text: &str) -> String {
+    text.replace(SEPARATOR, " ")
+}
+
+fn read(keys: &Keys, line: &[u8]) -> Option<Repair> {
+    let parts: Vec<&str> = std::str::from_utf8(line).ok()?.split(SEPARATOR).collect();
+    let [at, action, record, actor, reason, resolution, outcome] = parts.try_into().ok()?;
+    let note = RepairNote {
+        action: OwnerToken::from_bytes(u128::from_str_radix(action, 16).ok()?.to_be_bytes()),
+        record: keys.id(record.as_bytes())?,
+        actor: actor.to_owned(),
+        reason: reason.to_owned(),
+        resolution: resolution.to_owned(),
+        outcome: Some(outcome.to_owned()).filter(|outcome| !outcome.is_empty()),
+    };
+    Some(Repair { at: Timestamp::from_unix_micros(at.parse().ok()?), note })
+}
