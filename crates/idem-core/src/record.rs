@@ -128,8 +128,8 @@ pub enum State {
 pub enum Failure {
     /// Never again: repeats get the stored response.
     Terminal,
-    /// It is not known whether it took effect, so it never runs again. Its lease ran out under [`Takeover::Unknown`],
-    /// or a probe could not find out.
+    /// It is not known whether it took effect, so it does not run again unless an operator [resolves](crate::Resolve) it. Its lease
+    /// ran out under [`Takeover::Unknown`], or a probe could not find out.
     OutcomeUnknown,
     /// It may run again.
     Retryable {
@@ -159,7 +159,7 @@ pub enum Acquisition {
 pub enum Takeover {
     /// The operation may run again: it is safe to repeat, or the crash rolled it back.
     Rerun,
-    /// It is not known whether it took effect: repeats get that answer, and it never runs again.
+    /// It is not known whether it took effect: repeats get that answer, and it does not run again.
     Unknown,
     /// As `Unknown`, but an owner that acquires under this policy has a probe, and gets the record to find out
     /// ([`Acquisition::Probe`]).

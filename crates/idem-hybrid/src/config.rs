@@ -37,7 +37,7 @@ impl HybridConfig {
     /// Serves no replays from the fast store while the durable store does not answer.
     ///
     /// A process notices that only when it asks the durable store, which it does not do for a replay. Default: the fast
-    /// store still serves replays, since a settled record does not change. Only requests that need a decision fail.
+    /// store still serves replays, since a final answer does not change. Only requests that need a decision fail.
     #[must_use]
     pub fn without_replays_while_durable_fails(mut self) -> Self {
         self.replays_while_durable_fails = false;

@@ -398,7 +398,7 @@ impl Operate for SqliteStore {
 
     async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
         let query = sqlx::query(
-            "SELECT action, record, actor, reason, resolution, outcome, at FROM main.idem_repairs ORDER BY at DESC LIMIT ?",
+            "SELECT action, record, actor, reason, resolution, outcome, at FROM main.idem_repairs ORDER BY rowid DESC LIMIT ?",
         );
         let repairs = query.bind(limit.get()).fetch_all(&self.upkeep).await;
         let repairs = repairs.and_then(|rows| rows.iter().map(repair).collect::<Result<_, _>>());

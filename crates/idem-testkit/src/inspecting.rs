@@ -11,7 +11,7 @@ use idem_core::{
 };
 
 use crate::cases::assert_time;
-use crate::fixture::{KEPT, LEASE, checkpoint, completed, failed, request, response, retryable};
+use crate::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, failed, repeat_of, request, response, retryable};
 use crate::subject::Subject;
 
 /// The list of these cases.
@@ -28,6 +28,7 @@ macro_rules! __for_every_inspecting_case {
             records_are_selected_by_their_origin
             what_has_expired_is_not_listed
             counts_are_those_of_the_listing
+            a_released_record_is_not_abandoned
             a_version_of_a_listing_is_that_of_the_record
         }
     };
@@ -278,6 +279,31 @@ pub async fn counts_are_those_of_the_listing(subject: &Subject) {
     for limit in [1, 3, 8, 100] {
         assert_eq!(counted(subject, limit).await, expected, "parts of {limit}");
     }
+}
+
+/// A record that its owner has released waits for its next attempt. It may be resolved without being made unknown first.
+pub async fn a_released_record_is_not_abandoned(subject: &Subject) {
+    let request = Acquire { takeover: Takeover::Unknown, ..request() };
+    let lease = subject.lease(&request).await;
+    subject.settle(&lease, &retryable()).await;
+    subject.advance_to_end_of(BACKOFF);
+    let lease = subject.lease(&repeat_of(&request)).await;
+    subject.settle(&lease, &Settlement::Released).await;
+    let abandoned = RecordFilter { abandoned: true, ..RecordFilter::default() };
+    assert_eq!(listed(subject, &abandoned, 10).await, []);
+    let waiting = RecordFilter { states: vec![StateName::Retryable], ..RecordFilter::default() };
+    let [seen] = &listed(subject, &waiting, 10).await[..] else { panic!("it waits for its next attempt") };
+    let counts = counted(subject, 10).await;
+    assert_eq!((counts.retryable, counts.scanned()), (1, 1));
+    let by = Resolve {
+        id: request.id,
+        action: OwnerToken::random(),
+        seen: seen.version,
+        resolution: Resolution::Completed(response()),
+        retention: KEPT,
+    };
+    let operate = subject.operate.as_ref().expect("the subject is operated by a store");
+    assert_eq!(operate.resolve(&by).await.expect("the store could not answer"), ResolveOutcome::Resolved);
 }
 
 /// An operator resolves by the version of a listing. After that the record has another one.

@@ -160,7 +160,7 @@ fn meaning(summary: &RecordSummary, runs_in_transaction: bool, now: Timestamp) -
             let left = brief(not_before.saturating_duration_since(now));
             format!("It failed, and may run again in {left}, when a request with this key comes.")
         }
-        RecordState::Retryable { .. } => "It failed. The next request with this key runs it again.".to_owned(),
+        RecordState::Retryable { .. } => "It failed, or its owner gave it back. The next request with this key runs it again.".to_owned(),
     }
 }
 

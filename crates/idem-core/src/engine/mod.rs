@@ -169,7 +169,7 @@ impl Idempotency {
         Self::new(Backend::Transactional(store), settings)
     }
 
-    /// At most one run. After a crash, repeats get an unknown outcome, and the operation never runs again.
+    /// At most one run. After a crash, repeats get an unknown outcome, and the operation does not run again unless an operator [resolves](crate::Resolve) it so.
     #[must_use]
     pub fn at_most_once(store: Arc<dyn DurableStore>, settings: Settings) -> Self {
         Self::new(Backend::Leased(store, Contract::AtMostOnce), settings)

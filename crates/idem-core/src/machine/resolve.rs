@@ -19,7 +19,8 @@ const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 /// 3. The action is no new token: refused as `Token`.
 /// 4. In progress under a live lease: refused as `Live`.
 /// 5. In progress, lease over: only to be unknown, else refused as `Unfenced`. Its owner may have stalled, and its writes may come
-///    after the operator has looked. As unknown it can do no more; then look, and resolve again.
+///    after the operator has looked. As unknown it can do no more; then look, and resolve again. A released record has no owner, so this
+///    does not hold for it.
 /// 6. Completed, or failed terminally: refused as `Final` (law L2). So is an unknown outcome that is to be unknown.
 /// 7. Otherwise `Resolved`. The record keeps its attempt, so that a further run has a larger one (law L7). Unless it completed, it also
 ///    keeps its checkpoint. Its owner is the action from now on, so that the crashed run can no longer settle it (law L3). It is not
@@ -44,7 +45,7 @@ pub fn resolve(record: Option<&Record>, request: &Resolve, now: Timestamp) -> (O
     let is_to_be_unknown = request.resolution == Resolution::OutcomeUnknown;
     let may_resolve = match record.state {
         State::InProgress { lease_until, .. } if now < lease_until => Err(Refusal::Live),
-        State::InProgress { .. } if !is_to_be_unknown => Err(Refusal::Unfenced),
+        State::InProgress { .. } if !is_to_be_unknown && record.owner != OwnerToken::NOBODY => Err(Refusal::Unfenced),
         State::InProgress { .. } | State::Failed { failure: Failure::Retryable { .. }, .. } => Ok(()),
         State::Failed { failure: Failure::OutcomeUnknown, .. } if !is_to_be_unknown => Ok(()),
         State::Completed { .. } | State::Failed { .. } => Err(Refusal::Final),

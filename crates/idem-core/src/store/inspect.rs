@@ -10,7 +10,7 @@ use async_trait::async_trait;
 
 use super::StoreError;
 use crate::machine::Origin;
-use crate::record::{Failure, Record, RecordVersion, State, StoredBody, Takeover};
+use crate::record::{Failure, OwnerToken, Record, RecordVersion, State, StoredBody, Takeover};
 use crate::record_id::RecordId;
 use crate::timestamp::Timestamp;
 
@@ -107,7 +107,7 @@ impl RecordSummary {
             id,
             origin,
             version: record.version(),
-            state: RecordState::of(&record.state),
+            state: RecordState::of(record),
             takeover,
             attempt: record.attempt,
             checkpoint: record.checkpoint.as_ref().map(|checkpoint| Arc::clone(&checkpoint.name)),
@@ -153,7 +153,7 @@ pub enum RecordState {
     Failed,
     /// It is not known whether it took effect.
     OutcomeUnknown,
-    /// It failed and may run again.
+    /// It failed and may run again, or its owner has released it after an earlier run.
     Retryable {
         /// The earliest time of the next attempt.
         not_before: Timestamp,
@@ -161,10 +161,13 @@ pub enum RecordState {
 }
 
 impl RecordState {
-    /// The state of a record in this state.
+    /// The state of a record.
     #[must_use]
-    pub fn of(state: &State) -> Self {
-        match state {
+    pub fn of(record: &Record) -> Self {
+        match &record.state {
+            State::InProgress { lease_until, .. } if record.owner == OwnerToken::NOBODY => {
+                Self::Retryable { not_before: *lease_until }
+            }
             State::InProgress { lease_until, .. } => Self::InProgress { lease_until: *lease_until },
             State::Completed { .. } => Self::Completed,
             State::Failed { failure: Failure::Terminal, .. } => Self::Failed,
@@ -375,7 +378,7 @@ pub struct RecordCounts {
     pub failed: u64,
     /// With an unknown outcome.
     pub outcome_unknown: u64,
-    /// Failed and to run again.
+    /// Failed and to run again, or released after an earlier run.
     pub retryable: u64,
     /// Expired and not purged yet.
     pub expired: u64,

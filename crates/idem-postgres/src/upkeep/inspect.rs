@@ -19,12 +19,14 @@ use crate::error::{outage, unreadable};
 use crate::sql::{BEGIN, Sql, micros, readable};
 use crate::upkeep::pool::Upkeep;
 
-/// The columns of a part, without what may be large.
+/// The columns of a part, without what may be large. `shown` is the state that [`RecordState::of`](idem_core::RecordState::of) names: a
+/// released record is no more in progress.
 const PART: &str = "WITH part AS MATERIALIZED (SELECT one.xmin AS version, one.id, one.namespace, one.principal, one.operation,
     one.format, one.fingerprint_algorithm, one.fingerprint, one.owner, one.attempt, one.state, one.acquisition, one.takeover,
     one.lease_until, one.not_before, one.checkpoint_name, substring(one.checkpoint_data, 1, 4) AS checkpoint_data, one.status,
     CASE WHEN one.status IS NOT NULL THEN ''::bytea END AS headers, NULL::bytea AS body,
-    octet_length(one.body) AS body_bytes, one.created_at, one.updated_at, one.expires_at FROM ";
+    octet_length(one.body) AS body_bytes,
+    CASE WHEN one.state = 1 AND one.owner = decode(repeat('00', 16), 'hex') THEN 5 ELSE one.state END AS shown, one.created_at, one.updated_at, one.expires_at FROM ";
 
 /// The time, the number of rows and the last id of the part.
 const WHOLE: &str = " AS at, (SELECT count(*) FROM part) AS scanned,
@@ -96,15 +98,15 @@ impl Upkeep {
         sql.push("SELECT whole.at, whole.scanned, whole.last, count(*) FILTER (WHERE NOT is_known)");
         let live = |condition: String| format!(", count(*) FILTER (WHERE is_known AND NOT is_expired AND {condition})");
         let running = state::IN_PROGRESS;
-        sql.push(&live(format!("state = {running} AND lease_until > whole.at")));
-        sql.push(&live(format!("state = {running} AND lease_until <= whole.at")));
+        sql.push(&live(format!("shown = {running} AND lease_until > whole.at")));
+        sql.push(&live(format!("shown = {running} AND lease_until <= whole.at")));
         for settled in
             [state::COMPLETED, state::FAILED_TERMINAL, state::FAILED_OUTCOME_UNKNOWN, state::FAILED_RETRYABLE]
         {
-            sql.push(&live(format!("state = {settled}")));
+            sql.push(&live(format!("shown = {settled}")));
         }
         sql.push(", count(*) FILTER (WHERE is_known AND is_expired), coalesce(sum(body_bytes), 0)::BIGINT");
-        sql.push(&format!(", min(created_at) FILTER (WHERE is_known AND NOT is_expired AND state = {running})"));
+        sql.push(&format!(", min(created_at) FILTER (WHERE is_known AND NOT is_expired AND shown = {running})"));
         sql.push(", min(expires_at) FILTER (WHERE is_known AND is_expired) FROM (SELECT ");
         self.push_now(&mut sql);
         sql.push(WHOLE)
@@ -157,14 +159,14 @@ impl Upkeep {
 /// Writes the conditions of [`RecordFilter::selects`].
 fn write_filter(sql: &mut Sql, filter: &RecordFilter) {
     if !filter.states.is_empty() {
-        sql.push(" AND known.state = ANY (").numbers(filter.states.iter().map(|name| Some(name.number())));
-        sql.push("::SMALLINT[])");
+        sql.push(" AND known.shown = ANY (").numbers(filter.states.iter().map(|name| Some(name.number())));
+        sql.push("::INTEGER[])");
     }
     if let Some(age) = filter.older_than {
         sql.push(" AND known.created_at <= whole.at - ").number(micros(age));
     }
     if filter.abandoned {
-        sql.push(" AND known.lease_until <= whole.at");
+        sql.push(" AND known.shown = 1 AND known.lease_until <= whole.at");
     }
     let wanted = [
         (" AND known.namespace = ", &filter.namespace),
