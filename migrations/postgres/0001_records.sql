@@ -124,12 +124,13 @@ SELECT
     namespace,
     principal,
     operation,
-    CASE state
-        WHEN 1 THEN 'in progress'
-        WHEN 2 THEN 'completed'
-        WHEN 3 THEN 'failed permanently'
-        WHEN 4 THEN 'outcome unknown'
-        WHEN 5 THEN 'failed, retryable'
+    CASE
+        WHEN state = 1 AND acquisition <> 4 AND owner = decode(repeat('00', 16), 'hex') THEN 'released, retryable'
+        WHEN state = 1 THEN 'in progress'
+        WHEN state = 2 THEN 'completed'
+        WHEN state = 3 THEN 'failed permanently'
+        WHEN state = 4 THEN 'outcome unknown'
+        WHEN state = 5 THEN 'failed, retryable'
     END AS state,
     attempt,
     status,

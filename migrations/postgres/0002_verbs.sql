@@ -564,6 +564,104 @@ BEGIN
 END
 $$;
 
+-- For operators: the rows after an id, in the order of their ids, at most "most" of them. Ids never change. "shown" is the state
+-- to show: a released record is not in progress any more. What may be large is left out.
+CREATE FUNCTION "idem".idem_part_v1(after BYTEA, most BIGINT) RETURNS TABLE (
+    id BYTEA, namespace TEXT, principal TEXT, operation TEXT, body_bytes BIGINT, shown INTEGER,
+    version BIGINT, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT,
+    state SMALLINT, acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT, not_before BIGINT, checkpoint_name BYTEA,
+    checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, updated_at BIGINT,
+    expires_at BIGINT
+)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT
+        known.id, known.namespace, known.principal, known.operation, octet_length(known.body)::BIGINT,
+        CASE
+            WHEN known.state = 1 AND known.acquisition <> 4 AND known.owner = decode(repeat('00', 16), 'hex') THEN 5
+            ELSE known.state
+        END,
+        known.xmin::TEXT::BIGINT, known.format, known.fingerprint_algorithm, known.fingerprint, known.owner, known.attempt,
+        known.state, known.acquisition, known.takeover, known.lease_until, known.not_before, known.checkpoint_name,
+        substring(known.checkpoint_data, 1, 4), known.status, CASE WHEN known.status IS NOT NULL THEN ''::BYTEA END,
+        NULL::BYTEA, known.created_at, known.updated_at, known.expires_at
+    FROM "idem".idem_records AS known
+    WHERE known.id > after
+    ORDER BY known.id
+    LIMIT most;
+END
+$$;
+
+-- For operators: those rows of a part that are selected, each with the time, the number of rows in the part and its last id.
+-- If none is selected, there is one row without a record.
+CREATE FUNCTION "idem".idem_list_v1(
+    skew BIGINT, after BYTEA, most BIGINT, states INTEGER[], age BIGINT, abandoned BOOLEAN, namespace BYTEA, principal BYTEA,
+    operation BYTEA
+) RETURNS TABLE (
+    now BIGINT, scanned BIGINT, last BYTEA, id BYTEA, of_namespace TEXT, of_principal TEXT, of_operation TEXT,
+    body_bytes BIGINT, shown INTEGER, version BIGINT, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA,
+    owner BYTEA, attempt BIGINT, state SMALLINT, acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT,
+    not_before BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA,
+    created_at BIGINT, updated_at BIGINT, expires_at BIGINT
+)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+BEGIN
+    RETURN QUERY WITH part AS MATERIALIZED (SELECT * FROM "idem".idem_part_v1(after, most)),
+    whole AS (SELECT count(*) AS rows, (SELECT part.id FROM part ORDER BY part.id DESC LIMIT 1) AS last_id FROM part)
+    SELECT at, whole.rows, whole.last_id, part.*
+    FROM whole LEFT JOIN part ON part.expires_at > at
+        AND (states IS NULL OR part.shown = ANY (states))
+        AND (age IS NULL OR part.created_at <= at - age)
+        AND (NOT abandoned OR part.shown = 1 AND part.lease_until <= at)
+        AND (idem_list_v1.namespace IS NULL OR part.namespace = convert_from(idem_list_v1.namespace, 'UTF8'))
+        AND (idem_list_v1.principal IS NULL OR part.principal = convert_from(idem_list_v1.principal, 'UTF8'))
+        AND (idem_list_v1.operation IS NULL OR part.operation = convert_from(idem_list_v1.operation, 'UTF8'))
+    ORDER BY part.id;
+END
+$$;
+
+-- For operators: the number of rows of a part by their state. Rows of another format than "known_format" are not readable.
+CREATE FUNCTION "idem".idem_count_v1(skew BIGINT, after BYTEA, most BIGINT, known_format INTEGER) RETURNS TABLE (
+    now BIGINT, scanned BIGINT, last BYTEA, unreadable BIGINT, in_progress BIGINT, abandoned BIGINT, completed BIGINT,
+    failed BIGINT, outcome_unknown BIGINT, retryable BIGINT, expired BIGINT, body_bytes BIGINT, oldest_in_progress BIGINT,
+    oldest_expired BIGINT
+)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+BEGIN
+    RETURN QUERY WITH part AS MATERIALIZED (
+        SELECT
+            known.*,
+            CASE
+                WHEN known.format <> known_format THEN -1
+                WHEN known.expires_at <= at THEN 0
+                WHEN known.shown = 1 AND known.lease_until <= at THEN -2
+                ELSE known.shown
+            END AS kind
+        FROM "idem".idem_part_v1(after, most) AS known
+    )
+    SELECT
+        at, count(*), (SELECT part.id FROM part ORDER BY part.id DESC LIMIT 1), count(*) FILTER (WHERE kind = -1),
+        count(*) FILTER (WHERE kind = 1), count(*) FILTER (WHERE kind = -2), count(*) FILTER (WHERE kind = 2),
+        count(*) FILTER (WHERE kind = 3), count(*) FILTER (WHERE kind = 4), count(*) FILTER (WHERE kind = 5),
+        count(*) FILTER (WHERE kind = 0), coalesce(sum(part.body_bytes), 0)::BIGINT,
+        min(part.created_at) FILTER (WHERE kind IN (1, -2)), min(part.expires_at) FILTER (WHERE kind = 0)
+    FROM part;
+END
+$$;
+
 -- Public: settles a run in the transaction of its handler, for handlers whose driver is not sqlx 0.9. The documentation of
 -- PostgresStore::settle_run_sql has a table of its parameters.
 --

@@ -10,8 +10,8 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use idem_core::engine::{Answer, Conclusion, Context, Contract, Disposition, ExecuteError, Idempotency, Operation};
 use idem_core::{
-    Acquisition, HeaderField, Record, RecordId, Replay, ReplayKind, State, StoreError, StoreErrorKind, StoredBody,
-    StoredResponse, Timestamp, Writes,
+    Acquisition, HeaderField, OwnerToken, Record, RecordId, Replay, ReplayKind, State, StoreError, StoreErrorKind,
+    StoredBody, StoredResponse, Timestamp, Writes,
 };
 use idem_http::{Continuation, ResponseDirectives};
 use serde::Serialize;
@@ -328,7 +328,9 @@ impl Jobs {
             return Ok(None);
         }
         Ok(Some(match record {
-            Some(Record { state: State::InProgress { .. }, attempt, .. }) => JobState::Running { attempt },
+            Some(Record { state: State::InProgress { .. }, attempt, owner, .. }) if owner != OwnerToken::NOBODY => {
+                JobState::Running { attempt }
+            }
             Some(record) if is_claimed => JobState::Running { attempt: record.attempt.saturating_add(1) },
             Some(record) => JobState::Waiting { failed_attempts: record.attempt },
             None if is_claimed => JobState::Running { attempt: 1 },

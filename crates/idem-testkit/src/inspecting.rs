@@ -283,11 +283,11 @@ pub async fn counts_are_those_of_the_listing(subject: &Subject) {
 
 /// A record that its owner has released waits for its next attempt. It may be resolved without being made unknown first.
 pub async fn a_released_record_is_not_abandoned(subject: &Subject) {
-    let request = Acquire { takeover: Takeover::Unknown, ..request() };
-    let lease = subject.lease(&request).await;
+    let first = Acquire { takeover: Takeover::Unknown, ..request() };
+    let lease = subject.lease(&first).await;
     subject.settle(&lease, &retryable()).await;
     subject.advance_to_end_of(BACKOFF);
-    let lease = subject.lease(&repeat_of(&request)).await;
+    let lease = subject.lease(&repeat_of(&first)).await;
     subject.settle(&lease, &Settlement::Released).await;
     let abandoned = RecordFilter { abandoned: true, ..RecordFilter::default() };
     assert_eq!(listed(subject, &abandoned, 10).await, []);
@@ -296,7 +296,7 @@ pub async fn a_released_record_is_not_abandoned(subject: &Subject) {
     let counts = counted(subject, 10).await;
     assert_eq!((counts.retryable, counts.scanned()), (1, 1));
     let by = Resolve {
-        id: request.id,
+        id: first.id,
         action: OwnerToken::random(),
         seen: seen.version,
         resolution: Resolution::Completed(response()),
@@ -304,6 +304,14 @@ pub async fn a_released_record_is_not_abandoned(subject: &Subject) {
     };
     let operate = subject.operate.as_ref().expect("the subject is operated by a store");
     assert_eq!(operate.resolve(&by).await.expect("the store could not answer"), ResolveOutcome::Resolved);
+    // A released probe has not found out whether the run before it took effect.
+    let probing = Acquire { takeover: Takeover::Probe, ..request() };
+    subject.lease(&probing).await;
+    subject.advance_to_end_of(LEASE);
+    let lease = subject.lease(&repeat_of(&probing)).await;
+    subject.settle(&lease, &Settlement::Released).await;
+    assert_eq!(ids(&listed(subject, &abandoned, 10).await), [probing.id]);
+    assert_eq!(counted(subject, 10).await.abandoned, 1);
 }
 
 /// An operator resolves by the version of a listing. After that the record has another one.

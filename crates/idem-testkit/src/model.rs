@@ -151,7 +151,7 @@ impl Model {
             if row.owner == request.owner {
                 return AcquireOutcome::Acquired(row.lease(request.id));
             }
-            if lease_end > now {
+            if lease_end > now && row.owner != OwnerToken::NOBODY {
                 return AcquireOutcome::InProgress { lease_left: micros(lease_end - now), age: micros(now - row.born) };
             }
             // A retry that was released is still to be retried.

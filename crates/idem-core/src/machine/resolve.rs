@@ -44,8 +44,9 @@ pub fn resolve(record: Option<&Record>, request: &Resolve, now: Timestamp) -> (O
     }
     let is_to_be_unknown = request.resolution == Resolution::OutcomeUnknown;
     let may_resolve = match record.state {
+        State::InProgress { .. } if record.owner == OwnerToken::NOBODY => Ok(()),
         State::InProgress { lease_until, .. } if now < lease_until => Err(Refusal::Live),
-        State::InProgress { .. } if !is_to_be_unknown && record.owner != OwnerToken::NOBODY => Err(Refusal::Unfenced),
+        State::InProgress { .. } if !is_to_be_unknown => Err(Refusal::Unfenced),
         State::InProgress { .. } | State::Failed { failure: Failure::Retryable { .. }, .. } => Ok(()),
         State::Failed { failure: Failure::OutcomeUnknown, .. } if !is_to_be_unknown => Ok(()),
         State::Completed { .. } | State::Failed { .. } => Err(Refusal::Final),

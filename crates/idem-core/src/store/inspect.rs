@@ -10,7 +10,7 @@ use async_trait::async_trait;
 
 use super::StoreError;
 use crate::machine::Origin;
-use crate::record::{Failure, OwnerToken, Record, RecordVersion, State, StoredBody, Takeover};
+use crate::record::{Acquisition, Failure, OwnerToken, Record, RecordVersion, State, StoredBody, Takeover};
 use crate::record_id::RecordId;
 use crate::timestamp::Timestamp;
 
@@ -165,7 +165,10 @@ impl RecordState {
     #[must_use]
     pub fn of(record: &Record) -> Self {
         match &record.state {
-            State::InProgress { lease_until, .. } if record.owner == OwnerToken::NOBODY => {
+            // A released probe has not found out whether the run before it took effect.
+            State::InProgress { lease_until, acquisition, .. }
+                if record.owner == OwnerToken::NOBODY && *acquisition != Acquisition::Probe =>
+            {
                 Self::Retryable { not_before: *lease_until }
             }
             State::InProgress { lease_until, .. } => Self::InProgress { lease_until: *lease_until },

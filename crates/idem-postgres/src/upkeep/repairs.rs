@@ -18,7 +18,7 @@ impl Upkeep {
         sql.bytes(note.action.as_bytes()).push(",").bytes(note.record.as_bytes());
         for text in [Some(&note.actor), Some(&note.reason), Some(&note.resolution), note.outcome.as_ref()] {
             match text {
-                Some(text) => sql.push(",convert_from(").bytes(&readable(text)).push(",'UTF8')"),
+                Some(text) => sql.push(",pg_catalog.convert_from(").bytes(&readable(text)).push(",'UTF8')"),
                 None => sql.push(",NULL"),
             };
         }

@@ -96,6 +96,8 @@ fn a_released_retry_is_retried_although_a_crash_of_it_would_be_unknown() {
     let released = settle(&retried, 2, &Settlement::Released, seconds(9)).0.unwrap();
     assert_eq!(released.owner, OwnerToken::NOBODY);
     assert_eq!(acquire(Some(&released), &never_rerun(3), seconds(9)).1, acquired(3, 3, Acquisition::Retry, None));
+    // The store's clock has gone back.
+    assert_eq!(acquire(Some(&released), &never_rerun(3), seconds(2)).1, acquired(3, 3, Acquisition::Retry, None));
     let last = Record { attempt: u32::MAX, ..released };
     let (_, outcome) = acquire(Some(&last), &never_rerun(3), seconds(9));
     assert!(matches!(outcome, AcquireOutcome::Replay(replay) if replay.kind == ReplayKind::OutcomeUnknown));
