@@ -61,8 +61,10 @@ fn a_stuck_key_is_resolved(backend: Backend) {
         let shown = operator.run(&["show", &id]);
         let seen = shown[0]["version"].as_str().unwrap();
         let given = ["resolve", &id, "--as", how, "--reason", "the ledger has it", "--seen", seen, "--yes"];
-        let answer = ["--status", "201", "--header", "content-type: application/json", "--body-file"];
-        operator.run(&[&given[..], &answer[..], &[body.to_str().unwrap()]].concat())
+        let answer =
+            ["--status", "201", "--header", "content-type: application/json", "--body-file", body.to_str().unwrap()];
+        let answer = if how == "completed" { &answer[..] } else { &[] };
+        operator.run(&[&given[..], answer].concat())
     };
     resolve("unknown");
     let unknown = retry();

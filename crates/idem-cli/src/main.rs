@@ -26,8 +26,8 @@ struct Arguments {
     command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 the store did not answer, or refused the login; 2 wrong arguments; \
-    3 `check` found a weakness; 4 `check` found that the store cannot be used; 5 `resolve` changed nothing, or no such record";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 the store did not answer, or an argument does not fit; 2 wrong arguments; \
+    3 `check` found a weakness; 4 `check` found that the store cannot be used; 5 nothing was resolved, or there is no such record";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -73,7 +73,7 @@ impl From<Ended> for ExitCode {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(Arguments::parse()).await {
         Ok(ended) => ended.into(),

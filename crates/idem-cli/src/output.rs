@@ -1,9 +1,9 @@
 //! What the commands print.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
-use idem_core::{RecordState, RecordSummary, Takeover, Timestamp};
+use idem_core::{OwnerToken, RecordState, RecordSummary, Takeover, Timestamp};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
@@ -32,9 +32,9 @@ impl Progress {
         }
     }
 
-    /// Prints a line to standard output above the bar.
-    pub(crate) fn print(&self, line: &str) {
-        self.0.suspend(|| println!("{line}"));
+    /// Prints to standard output above the bar.
+    pub(crate) fn print(&self, print: impl FnOnce()) {
+        self.0.suspend(print);
     }
 
     pub(crate) fn end(&self) {
@@ -53,6 +53,11 @@ pub(crate) fn brief(duration: Duration) -> String {
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
+/// A token in hexadecimal digits.
+pub(crate) fn token(token: &OwnerToken) -> String {
+    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
+}
+
 /// A record in one line.
 pub(crate) fn row(record: &RecordSummary, now: Timestamp) -> String {
     let scope = record.origin.as_ref().map(|origin| &origin.scope);
@@ -60,20 +65,42 @@ pub(crate) fn row(record: &RecordSummary, now: Timestamp) -> String {
     let principal = scope.and_then(|scope| scope.principal()).unwrap_or("-");
     let state = if record.is_abandoned(now) { "abandoned" } else { record.state.name().as_str() };
     format!(
-        "{}  {state:<15}  {:>9}  attempt {}  {}  {}",
+        "{}  {state:<15}  {:>9}  attempt {}  {principal:?}  {operation:?}",
         record.id,
         age(now, record.created_at),
         record.attempt,
-        printable(principal),
-        printable(operation),
     )
 }
 
-/// Text for a terminal. A client chooses principals and operations, and must not move the cursor or set colours.
+/// Text for a terminal. A client chooses principals and operations, and must neither move the cursor nor change the order of letters.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars()
-        .flat_map(|letter| if letter.is_control() { letter.escape_default().collect() } else { vec![letter] })
-        .collect()
+    text.escape_debug().to_string()
+}
+
+/// Prints a line to standard output. If nothing reads it any more, the program ends as by SIGPIPE.
+pub(crate) fn say(line: &str) {
+    if writeln!(std::io::stdout(), "{line}").is_err() {
+        std::process::exit(141);
+    }
+}
+
+/// Prints a JSON document in one line. Control characters that JSON permits are escaped too: a terminal may obey them.
+pub(crate) fn say_json(document: &Value) {
+    say(&escaped(&document.to_string()));
+}
+
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for letter in json.chars() {
+        // Outside of strings a document has only ASCII, and inside of them this is the same letter.
+        if letter.is_control() || !letter.is_ascii() && letter.escape_debug().count() > 1 {
+            let mut units = [0; 2];
+            letter.encode_utf16(&mut units).iter().for_each(|unit| text.push_str(&format!("\\u{unit:04x}")));
+        } else {
+            text.push(letter);
+        }
+    }
+    text
 }
 
 /// A record as JSON. It has no stored answer.
@@ -115,8 +142,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        assert_eq!(printable("a\u{1b}[31mb\n\u{202e}"), "a\\u{1b}[31mb\\n\u{202e}");
+    fn no_text_of_a_client_moves_the_cursor_or_turns_letters_around() {
+        assert_eq!(printable("a\u{1b}[31mb\n\u{202e}\u{9b}é"), "a\\u{1b}[31mb\\n\\u{202e}\\u{9b}é");
+        let document = json!({ "a": "\u{202e}\u{9b}\u{7f}é\n" }).to_string();
+        assert_eq!(escaped(&document), "{\"a\":\"\\u202e\\u009b\\u007fé\\n\"}");
+        assert_eq!(serde_json::from_str::<Value>(&escaped(&document)).unwrap()["a"], "\u{202e}\u{9b}\u{7f}é\n");
     }
 
     #[test]

@@ -18,6 +18,12 @@ pub(crate) struct StoreOptions {
     /// What the keys of the records in Redis begin with.
     #[arg(long, global = true, value_name = "PREFIX", default_value = "idem:")]
     pub(crate) key_prefix: String,
+    /// How many replicas of Redis must have each change, as the application says it.
+    #[arg(long, global = true, value_name = "NUMBER", default_value_t = 0)]
+    pub(crate) min_replicas: u32,
+    /// Takes a Redis that may evict records.
+    #[arg(long, global = true)]
+    pub(crate) dangerous_allow_eviction: bool,
     /// The server is behind a pooler such as PgBouncer in transaction mode.
     #[arg(long, global = true)]
     pub(crate) through_transaction_pooler: bool,
@@ -39,8 +45,11 @@ pub(crate) struct Examination {
     /// Its name and version.
     pub(crate) version: String,
     /// Lines about what is as it should be, and about weaknesses.
-    pub(crate) lines: Vec<(Level, &'static str, String)>,
+    pub(crate) lines: Vec<Line>,
 }
+
+/// How good something is, what it is, and a sentence about it.
+pub(crate) type Line = (Level, &'static str, String);
 
 /// How good a line of `check` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,7 +149,6 @@ mod postgres {
 #[cfg(feature = "sqlite")]
 mod sqlite {
     use std::error::Error;
-    use std::path::Path;
 
     use async_trait::async_trait;
     use idem_core::{Durability, Purge};
@@ -149,12 +157,9 @@ mod sqlite {
     use super::{Examination, Level, Store};
 
     pub(super) async fn open(url: &str, migrating: bool) -> Result<Box<dyn Store>, Box<dyn Error>> {
-        let path = url.trim_start_matches("sqlite:").trim_start_matches("//");
-        let path = path.split('?').next().unwrap_or_default();
-        if !migrating && !Path::new(path).is_file() {
-            return Err(format!("there is no file {path:?}; `idem migrate` makes it").into());
-        }
-        Ok(Box::new(SqliteStore::open(SqliteConfig::new(url)).await?))
+        let config = SqliteConfig::new(url);
+        let config = if migrating { config } else { config.without_migrating() };
+        Ok(Box::new(SqliteStore::open(config).await?))
     }
 
     #[async_trait]
@@ -186,7 +191,9 @@ mod redis {
     use super::{Examination, Level, Store, StoreOptions};
 
     pub(super) async fn open(url: &str, options: &StoreOptions) -> Result<Box<dyn Store>, Box<dyn Error>> {
-        Ok(Box::new(RedisStore::open(RedisConfig::new(url).key_prefix(&options.key_prefix)).await?))
+        let config = RedisConfig::new(url).key_prefix(&options.key_prefix).min_replicas(options.min_replicas);
+        let config = if options.dangerous_allow_eviction { config.dangerous_allow_eviction() } else { config };
+        Ok(Box::new(RedisStore::open(config).await?))
     }
 
     #[async_trait]

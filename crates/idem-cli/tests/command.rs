@@ -120,17 +120,30 @@ async fn a_stuck_operation_is_found_explained_resolved_and_replayed() {
     let body = file._folder.path().join("body");
     std::fs::write(&body, "{\"paid\":true}").unwrap();
     let resolve = |how: &str, seen: &str| {
-        let answer =
-            ["--status", "201", "--header", "Content-Type: application/json", "--body-file", body.to_str().unwrap()];
         let given = ["resolve", &id, "--as", how, "--reason", "the bank has it", "--seen", seen, "--yes"];
-        idem(&file.url, &[&given[..], &answer[..]].concat())
+        let mut arguments = given.to_vec();
+        match how {
+            "unknown" => {}
+            "failed" => arguments.extend(["--status", "402"]),
+            _ => arguments.extend([
+                "--status",
+                "201",
+                "--header",
+                "Content-Type: application/json",
+                "--body-file",
+                body.to_str().unwrap(),
+            ]),
+        }
+        idem(&file.url, &arguments)
     };
     // The process may only have stalled, so it is kept from settling first.
     let unfenced = resolve("completed", &seen).expect(5);
     assert!(unfenced.stdout.contains("--as unknown"), "{}", unfenced.stdout);
+    let planned = idem(&file.url, &["resolve", &id, "--as", "unknown", "--reason", "r", "--dry-run"]).expect(0).stdout;
+    assert!(planned.contains("it would be resolved") && planned.contains("crashed or stalled"), "{planned}");
     resolve("unknown", &seen).expect(0);
     let outdated = resolve("completed", &seen).expect(5);
-    assert!(outdated.stderr.contains("look again"), "{}", outdated.stderr);
+    assert!(outdated.stdout.contains("look again"), "{}", outdated.stdout);
     resolve("completed", &version(&show())).expect(0);
     let AcquireOutcome::Replay(replay) = answer(&file.store, &stuck).await else { panic!("it is replayed") };
     assert_eq!((replay.response.status, &replay.response.headers[0].name[..]), (201, &b"content-type"[..]));
@@ -138,7 +151,7 @@ async fn a_stuck_operation_is_found_explained_resolved_and_replayed() {
     resolve("failed", &version(&show())).expect(5);
     let repairs = idem(&file.url, &["--json", "repairs"]).expect(0).json();
     let outcomes: Vec<_> = repairs.iter().map(|repair| repair["outcome"].as_str().unwrap()).collect();
-    assert_eq!(outcomes, ["refused: final", "resolved", "resolved", "refused: not unknown yet"]);
+    assert_eq!(outcomes, ["refused: final", "resolved", "changed meanwhile", "resolved", "refused: not unknown yet"]);
     assert_eq!((&repairs[0]["actor"], &repairs[0]["reason"]), (&"tester".into(), &"the bank has it".into()));
     assert!(idem(&file.url, &["repairs"]).expect(0).stdout.contains("by tester: the bank has it"));
 }
@@ -158,16 +171,11 @@ async fn what_is_refused_changes_nothing() {
         (vec!["resolve", "abc", "--as", "unknown", "--reason", "r", seen[0], seen[1], seen[2]], 1, "64 hexadecimal"),
         (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--seen", "1", "--yes"], 2, "32 lower-case"),
         (
-            vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--header", "a", seen[0], seen[1], seen[2]],
-            1,
-            "name: value",
-        ),
-        (
             vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--body-file", "/no", seen[0], seen[1], seen[2]],
             1,
             "/no",
         ),
-        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--dry-run"], 0, "--dry-run"),
+        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--dry-run"], 0, ""),
         (vec!["show", "abc"], 1, "64 hexadecimal"),
         (vec!["show"], 2, "<ID>"),
         (vec!["list", "--state", "gone"], 2, "outcome-unknown"),
@@ -186,7 +194,7 @@ async fn what_is_refused_changes_nothing() {
 #[tokio::test]
 async fn stored_answers_are_shown_only_when_asked_for_and_control_characters_never() {
     let file = File::new().await;
-    let origin = Origin { namespace: "shop".into(), scope: Scope::new("a\u{1b}[2Jb", "pay\nnow") };
+    let origin = Origin { namespace: "shop".into(), scope: Scope::new("a\u{1b}[2Jb\u{9b}", "pay\nnow\u{202e}") };
     let request = Acquire { origin, ..request("k", Takeover::Rerun, HOUR) };
     let AcquireOutcome::Acquired(lease) = file.store.acquire(&request).await.unwrap() else { panic!("new") };
     let response = StoredResponse::new(201, "secret\u{1b}[2J");
@@ -197,10 +205,11 @@ async fn stored_answers_are_shown_only_when_asked_for_and_control_characters_nev
         (vec!["show", &*id, "--answer"], true),
         (vec!["--json", "show", &*id], false),
         (vec!["list"], false),
+        (vec!["--json", "list"], false),
     ] {
         let shown = idem(&file.url, &arguments).expect(0).stdout;
         assert_eq!(shown.contains("secret"), has_secret, "{arguments:?}: {shown}");
-        assert!(!shown.contains('\u{1b}'), "{arguments:?}: {shown}");
+        assert!(!shown.contains(['\u{1b}', '\u{9b}', '\u{202e}']), "{arguments:?}: {shown}");
     }
 }
 
@@ -293,6 +302,9 @@ async fn redis_is_checked() {
     let good = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
     idem(&good.url(), &["check"]).expect(0);
     assert!(idem(&good.url(), &["purge"]).expect(0).stderr.contains("itself"));
+    let by_principal = idem(&good.url(), &["list", "--principal", "acme"]).expect(1);
+    assert!(by_principal.stderr.contains("does not keep"), "{}", by_principal.stderr);
+    assert_eq!(idem(&good.url(), &["list", "--abandoned"]).expect(0).stdout, "");
 }
 
 #[tokio::test]
@@ -300,13 +312,18 @@ async fn a_store_that_is_not_there_is_not_made() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("missing.db");
     let ran = idem(&format!("sqlite://{}", path.display()), &["stats"]).expect(1);
-    assert!(ran.stderr.contains("no file"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("open the database"), "{}", ran.stderr);
     assert!(!path.exists());
     let url = format!("sqlite://{}", path.display());
     for _ in 0..2 {
         idem(&url, &["migrate"]).expect(0);
     }
     idem(&url, &["stats"]).expect(0);
+    // Another application's file stays as it is.
+    let other = folder.path().join("other.db");
+    std::fs::write(&other, "").unwrap();
+    let ran = idem(&format!("sqlite://{}", other.display()), &["check"]).expect(4);
+    assert!(ran.stdout.contains("version 0"), "{}", ran.stdout);
     for url in ["mysql://x", ""] {
         let ran = idem(url, &["stats"]).expect(1);
         assert!(ran.stderr.contains("postgres://"), "{}", ran.stderr);
@@ -329,7 +346,19 @@ async fn the_same_commands_work_on_postgres() {
     assert_eq!(run(&["--json", "sweep"]).expect(0).json()[0]["swept"], 1);
     let id = stuck.id.to_string();
     let seen = run(&["--json", "show", &id]).expect(0).json()[0]["version"].as_str().unwrap().to_owned();
-    let how = ["resolve", &id, "--as", "retryable", "--reason", "the bank has nothing", "--seen", &seen, "--yes"];
+    let how = [
+        "resolve",
+        &id,
+        "--as",
+        "retryable",
+        "--status",
+        "503",
+        "--reason",
+        "the bank has nothing",
+        "--seen",
+        &seen,
+        "--yes",
+    ];
     run(&how).expect(0);
     let AcquireOutcome::Acquired(lease) = answer(&*store, &Acquire { max_attempts: NonZeroU32::MAX, ..stuck }).await
     else {

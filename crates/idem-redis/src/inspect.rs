@@ -11,8 +11,8 @@ use idem_core::{
 use redis::{Cmd, Value};
 
 use crate::error::Phase;
+use crate::info::Info;
 use crate::reply;
-use crate::script::{Exchange, Question};
 use crate::seen::{Found, Seen};
 use crate::store::RedisStore;
 
@@ -26,7 +26,7 @@ struct Part {
     now: Timestamp,
 }
 
-/// Records have no origin here, so that no filter by namespace, principal or operation selects one.
+/// Records have no origin here, so that a filter by namespace, principal or operation is an error.
 ///
 /// `SCAN` goes through all keys of the database. A part may have more records than asked for, and a record may come twice if the server
 /// resizes its table of keys meanwhile. The records of a Redis Cluster cannot be listed: name one by its id.
@@ -43,6 +43,7 @@ impl Inspect for RedisStore {
         from: Option<&ScanPosition>,
         limit: NonZeroU32,
     ) -> Result<RecordPage, StoreError> {
+        filter.expect_no_origin("redis")?;
         let Part { records, next, now } = self.part("list records", from, limit).await?;
         let (scanned, read) = (records.len() as u64, records.iter().filter(|record| record.is_ok()).count() as u64);
         let records = records.into_iter().flatten().filter(|record| filter.selects(record, now)).collect();
@@ -79,7 +80,18 @@ impl RedisStore {
                 format!("could not {what}: the records of a Redis Cluster cannot be listed; name one by its id");
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }
-        let cursor = from.map_or(&b"0"[..], ScanPosition::as_bytes);
+        // A cursor means something to one server only.
+        let run = self.run_of_server(what).await?;
+        let (cursor, began_on) = match from.map(ScanPosition::as_bytes) {
+            Some(from) => from.split_at(from.iter().position(|byte| *byte == b'@').unwrap_or(from.len())),
+            None => (&b"0"[..], run.as_bytes()),
+        };
+        if began_on != run.as_bytes() {
+            let message = format!(
+                "could not {what}: another server answers than at the beginning, or it was restarted; begin again"
+            );
+            return Err(StoreError::new(StoreErrorKind::Unavailable, message));
+        }
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(self.shared.keys.pattern()).arg("COUNT").arg(limit.get());
         let [cursor, keys] = reply::table(self.ask_primary(what, &scan).await?)?;
@@ -92,7 +104,7 @@ impl RedisStore {
         let read = stream::iter(ids).map(|id| self.summary(what, id)).buffer_unordered(AT_ONCE);
         let records: Vec<Option<_>> = read.try_collect().await?;
         let cursor = reply::maybe_bytes(cursor)?.unwrap_or_default();
-        let next = (*cursor != *b"0").then(|| ScanPosition::from_bytes(cursor));
+        let next = (*cursor != *b"0").then(|| ScanPosition::from_bytes([&cursor[..], run.as_bytes()].concat()));
         Ok(Part { records: records.into_iter().flatten().collect(), next, now })
     }
 
@@ -109,19 +121,16 @@ impl RedisStore {
         }
     }
 
-    /// The time of a server.
-    pub(crate) async fn now(&self, what: &str) -> Result<Timestamp, StoreError> {
-        let now = reply::server_time(self.ask_primary(what, &redis::cmd("TIME")).await?)?;
-        Ok(Timestamp::from_unix_micros(now.unix_micros().saturating_add(self.shared.offset.micros())))
+    /// Names the process of the server, after an `@`.
+    async fn run_of_server(&self, what: &str) -> Result<String, StoreError> {
+        let info = Info::read(self.ask_primary(what, redis::cmd("INFO").arg("server")).await?)?;
+        Ok(format!("@{}", info.text("run_id")))
     }
 
-    /// Sends commands about the notes of repairs, and returns their replies.
-    pub(crate) async fn tell(&self, what: &str, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
-        let key = self.shared.keys.repairs();
-        let question = Question::Commands { all: commands, writing: 0 };
-        let exchange = Exchange { key: key.as_bytes(), question, replicas: None };
-        let answer = self.transport.run(&exchange, self.transport.deadline()).await;
-        Ok(answer.map_err(|failure| failure.of(what, Phase::Serving))?.values)
+    /// The time of a server.
+    async fn now(&self, what: &str) -> Result<Timestamp, StoreError> {
+        let now = reply::server_time(self.ask_primary(what, &redis::cmd("TIME")).await?)?;
+        Ok(Timestamp::from_unix_micros(now.unix_micros().saturating_add(self.shared.offset.micros())))
     }
 
     async fn ask_primary(&self, what: &str, command: &Cmd) -> Result<Value, StoreError> {

@@ -2,36 +2,39 @@
 
 use std::num::NonZeroU32;
 
-use idem_core::{OwnerToken, Repair, RepairNote, StoreError, Timestamp};
-use redis::Value;
+use idem_core::{OwnerToken, Repair, RepairNote, StoreError, StoreErrorKind, Timestamp};
+use redis::{Cmd, Value};
 
+use crate::error::Phase;
 use crate::keys::Keys;
 use crate::reply;
+use crate::script::{Exchange, Question};
 use crate::store::RedisStore;
-
-/// How many notes are kept. A repair makes two.
-const KEPT: i64 = 20_000;
 
 impl RedisStore {
     pub(crate) async fn write_note(&self, note: &RepairNote) -> Result<(), StoreError> {
-        let now = self.now("note a repair").await?;
-        let (mut push, mut trim) = (redis::cmd("LPUSH"), redis::cmd("LTRIM"));
+        let what = "note a repair";
+        let time = self.tell(what, &redis::cmd("TIME"), None).await?;
+        let now = Timestamp::from_unix_micros(reply::server_time(time)?.unix_micros() + self.shared.offset.micros());
+        let mut push = redis::cmd("LPUSH");
         push.arg(self.shared.keys.repairs()).arg(line(&self.shared.keys, now, note));
-        trim.arg(self.shared.keys.repairs()).arg(0).arg(KEPT - 1);
-        self.tell("note a repair", &[push, trim]).await.map(drop)
+        self.tell(what, &push, self.shared.replicas).await.map(drop)
     }
 
     pub(crate) async fn read_notes(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
         let what = "list repairs";
         let mut range = redis::cmd("LRANGE");
         range.arg(self.shared.keys.repairs()).arg(0).arg(i64::from(limit.get()) * 2);
-        let Some(Value::Array(lines)) = self.tell(what, &[range]).await?.pop() else {
+        let Value::Array(lines) = self.tell(what, &range, None).await? else {
             return Err(reply::other("something else than a list"));
         };
         let mut repairs: Vec<Repair> = Vec::new();
         for text in lines {
             let text = reply::maybe_bytes(text)?.unwrap_or_default();
-            let repair = read(&self.shared.keys, &text).ok_or_else(|| reply::other("a note that cannot be read"))?;
+            let Some(repair) = read(&self.shared.keys, &text) else {
+                tracing::warn!("a note of a repair cannot be read, perhaps because a newer version wrote it");
+                continue;
+            };
             match repairs.iter_mut().find(|newer| newer.note.action == repair.note.action) {
                 Some(newer) => newer.at = repair.at,
                 None => repairs.push(repair),
@@ -39,6 +42,20 @@ impl RedisStore {
         }
         repairs.truncate(limit.get() as usize);
         Ok(repairs)
+    }
+
+    /// Sends a command to the server that has the notes, and returns its reply.
+    async fn tell(&self, what: &str, command: &Cmd, replicas: Option<(u32, u64)>) -> Result<Value, StoreError> {
+        let key = self.shared.keys.repairs();
+        let question = Question::Commands { all: std::slice::from_ref(command), writing: 0 };
+        let exchange = Exchange { key: key.as_bytes(), question, replicas };
+        let answer = self.transport.run(&exchange, self.transport.deadline()).await;
+        let mut answer = answer.map_err(|failure| failure.of(what, Phase::Serving))?;
+        if let Some(found) = answer.too_few {
+            let message = format!("could not {what}: only {found} replicas have it, so a failover could lose it");
+            return Err(StoreError::new(StoreErrorKind::Unavailable, message).indeterminate());
+        }
+        answer.values.pop().ok_or_else(|| reply::other("nothing"))
     }
 }
 

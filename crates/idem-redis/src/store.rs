@@ -160,7 +160,6 @@ impl Operate for RedisStore {
         self.write_note(note).await
     }
 
-    /// The last 10,000 are kept.
     async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
         self.read_notes(limit).await
     }

@@ -26,6 +26,7 @@ pub struct SqliteConfig {
     pub(crate) transaction_wait: Duration,
     pub(crate) synchronous: SqliteSynchronous,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) migrate: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -78,6 +79,7 @@ impl SqliteConfig {
             transaction_wait: TRANSACTION_WAIT,
             synchronous: SqliteSynchronous::Full,
             clock: Arc::new(SystemClock),
+            migrate: true,
         }
     }
 
@@ -117,6 +119,14 @@ impl SqliteConfig {
         self
     }
 
+    /// Neither makes a missing file nor changes the schema: opening fails if they are not there, or of another version. For tools
+    /// that look into the database of an application, and for applications with a migration tool ([`migrations`](crate::migrations)).
+    #[must_use]
+    pub fn without_migrating(mut self) -> Self {
+        self.migrate = false;
+        self
+    }
+
     /// The clock that judges leases and retentions; tests inject time through it. Default: the system clock.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -135,7 +145,7 @@ impl SqliteConfig {
     /// The options of the store's own connections.
     pub(crate) fn connect_options(&self) -> Result<SqliteConnectOptions, StoreError> {
         let options = match &self.source {
-            Source::Url(url) => of_url(url)?.create_if_missing(true),
+            Source::Url(url) => of_url(url)?.create_if_missing(self.migrate),
             Source::Pool(pool) => {
                 let (most, limit) = (pool.options().get_max_connections(), self.max_transactions);
                 if limit.get() >= most {

@@ -69,3 +69,26 @@ async fn apply(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     }
     Ok(())
 }
+
+/// Refuses a database whose schema is missing, or of another version.
+pub(crate) async fn expect_current(connection: &mut SqliteConnection) -> Result<(), StoreError> {
+    let failed = |error| opening_error("look at the schema", error);
+    let table = "SELECT count(*) FROM main.sqlite_schema WHERE name = 'idem_migrations'";
+    let tables: u32 = sqlx::query_scalar(table).fetch_one(&mut *connection).await.map_err(failed)?;
+    let newest: u32 = match tables {
+        0 => 0,
+        _ => {
+            let newest = "SELECT coalesce(max(version), 0) FROM main.idem_migrations";
+            sqlx::query_scalar(newest).fetch_one(&mut *connection).await.map_err(failed)?
+        }
+    };
+    if newest as usize == MIGRATIONS.len() {
+        return Ok(());
+    }
+    let message = format!(
+        "the database has schema version {newest} of idem-sqlite, and version {} is needed; apply the migrations, or use the \
+         version of idem-sqlite that made it",
+        MIGRATIONS.len()
+    );
+    Err(StoreError::new(StoreErrorKind::Misconfigured, message))
+}

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::config::{SqliteConfig, in_memory};
 use crate::error::{is_busy, opening_error, store_error, unreadable};
 use crate::handler_connection::{ConnectionState, HandlerPool};
-use crate::migrate::migrate;
+use crate::migrate::{expect_current, migrate};
 use crate::permits::TransactionPermits;
 use crate::reader::Readers;
 use crate::row::{load_origin, load_part, repair};
@@ -165,7 +165,11 @@ impl SqliteStore {
         }
         let failed = |error| opening_error("open the database", error);
         let mut connection = connect(&options, config.busy_timeout).await.map_err(failed)?;
-        migrate(&mut connection).await?;
+        if config.migrate {
+            migrate(&mut connection).await?;
+        } else {
+            expect_current(&mut connection).await?;
+        }
         let identity = sqlx::query("SELECT identity FROM main.idem_identity").fetch_one(&mut connection).await;
         let identity: Vec<u8> = identity.and_then(|row| row.try_get(0)).map_err(failed)?;
         let identity = identity.try_into().map_err(|_| {

@@ -7,8 +7,8 @@ use clap::Args;
 use idem_core::{RecordFilter, StateName};
 
 use crate::Ended;
-use crate::commands::PART;
-use crate::output::{Progress, row, summary_json};
+use crate::commands::Part;
+use crate::output::{Progress, row, say, say_json, summary_json};
 use crate::store::Store;
 
 /// Which records.
@@ -47,17 +47,26 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         operation: options.operation.clone(),
     };
     let (mut listed, mut scanned, mut unreadable, mut from) = (0, 0, 0, None);
+    let mut part = Part::new();
     let progress = Progress::start("reading records");
     loop {
-        let page = store.list(&filter, from.as_ref(), PART).await?;
+        let page = match store.list(&filter, from.as_ref(), part.size()).await {
+            Ok(page) => page,
+            Err(error) => {
+                part.shrink(error)?;
+                continue;
+            }
+        };
         scanned += page.scanned;
         unreadable += page.unreadable;
         progress.show(scanned, page.progress);
         let left = options.limit - listed;
         let is_full = page.records.len() > left;
         for record in page.records.iter().take(left) {
-            let line = if json { summary_json(record, page.now).to_string() } else { row(record, page.now) };
-            progress.print(&line);
+            progress.print(|| match json {
+                true => say_json(&summary_json(record, page.now)),
+                false => say(&row(record, page.now)),
+            });
             listed += 1;
         }
         if is_full {

@@ -11,5 +11,39 @@ pub(crate) mod sweep;
 
 use std::num::NonZeroU32;
 
-/// How many records a command reads or changes at a time.
-pub(crate) const PART: NonZeroU32 = NonZeroU32::new(5_000).expect("not zero");
+use idem_core::{StoreError, StoreErrorKind};
+
+/// How many records a command reads or removes at a time.
+pub(crate) struct Part(NonZeroU32);
+
+impl Part {
+    /// Few enough that a disk finds them within the store's timeout: the rows lie all over the table.
+    const FIRST: NonZeroU32 = NonZeroU32::new(1_000).expect("not zero");
+
+    pub(crate) fn new() -> Self {
+        Self(Self::FIRST)
+    }
+
+    pub(crate) fn size(&self) -> NonZeroU32 {
+        self.0
+    }
+
+    /// The size, but at most `limit`; `None` if that is zero.
+    pub(crate) fn up_to(&self, limit: u64) -> Option<NonZeroU32> {
+        NonZeroU32::new(u32::try_from(limit).unwrap_or(u32::MAX).min(self.0.get()))
+    }
+
+    /// Halves the part after a timeout, so that a slow disk only makes the scan slower.
+    ///
+    /// # Errors
+    /// The error, if it is another one, or a smaller part would not help.
+    pub(crate) fn shrink(&mut self, error: StoreError) -> Result<(), StoreError> {
+        match NonZeroU32::new(self.0.get() / 2) {
+            Some(half) if error.kind() == StoreErrorKind::Timeout => {
+                self.0 = half;
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+}

@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::json;
 
 use crate::Ended;
-use crate::commands::PART;
-use crate::output::Progress;
+use crate::commands::Part;
+use crate::output::{Progress, say, say_json};
 use crate::store::Store;
 
 /// How much to purge.
@@ -24,24 +24,24 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         return Ok(Ended::Done);
     };
     let progress = Progress::start("removing expired records");
-    let mut removed = 0;
-    loop {
-        let left = options.limit.map_or(u64::from(PART.get()), |limit| limit.saturating_sub(removed));
-        let Some(part) = u32::try_from(left.min(PART.get().into())).ok().and_then(|part| part.try_into().ok()) else {
-            break;
-        };
-        let some = purge.purge(part).await?;
-        removed += u64::from(some);
-        progress.show(removed, None);
-        if some < part.get() {
-            break;
+    let (mut removed, mut part) = (0_u64, Part::new());
+    while let Some(most) = options.limit.map_or(Some(part.size()), |limit| part.up_to(limit - removed)) {
+        match purge.purge(most).await {
+            Ok(some) => {
+                removed += u64::from(some);
+                progress.show(removed, None);
+                if some < most.get() {
+                    break;
+                }
+            }
+            Err(error) => part.shrink(error)?,
         }
     }
     progress.end();
     if json {
-        println!("{}", json!({ "removed": removed }))
+        say_json(&json!({ "removed": removed }))
     } else {
-        println!("{removed} records removed")
+        say(&format!("{removed} records removed"))
     }
     Ok(Ended::Done)
 }

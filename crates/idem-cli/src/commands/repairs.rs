@@ -8,7 +8,7 @@ use idem_core::Repair;
 use serde_json::json;
 
 use crate::Ended;
-use crate::output::printable;
+use crate::output::{printable, say, say_json, token};
 use crate::store::Store;
 
 /// How many repairs.
@@ -21,19 +21,18 @@ pub(crate) struct Options {
 
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
     for Repair { at, note } in store.repairs(options.limit).await? {
-        let outcome = note.outcome.as_deref().unwrap_or("not known: the tool was stopped before it was noted");
+        let action = token(&note.action);
         if json {
-            println!(
-                "{}",
-                json!({
-                    "at": at.to_string(), "record": note.record.to_string(), "resolution": note.resolution,
-                    "actor": note.actor, "reason": note.reason, "outcome": note.outcome,
-                })
-            );
-        } else {
-            let (actor, reason) = (printable(&note.actor), printable(&note.reason));
-            println!("{}  {}  {}  {outcome}  by {actor}: {reason}", at, note.record, note.resolution);
+            say_json(&json!({
+                "at": at.to_string(), "record": note.record.to_string(), "action": action, "resolution": note.resolution,
+                "actor": note.actor, "reason": note.reason, "outcome": note.outcome,
+            }));
+            continue;
         }
+        let (actor, reason) = (printable(&note.actor), printable(&note.reason));
+        let outcome =
+            note.outcome.unwrap_or_else(|| format!("not known: see whether `idem show` names the owner {action}"));
+        say(&format!("{at}  {}  {}  {outcome}  by {actor}: {reason}", note.record, note.resolution));
     }
     Ok(Ended::Done)
 }

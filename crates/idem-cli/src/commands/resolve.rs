@@ -1,20 +1,21 @@
 //! `idem resolve`.
 
 use std::error::Error;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use idem_core::{
     HeaderField, OwnerToken, RecordVersion, Refusal, Resolution, Resolve, ResolveOutcome, StoredBody, StoredResponse,
-    repair,
+    machine, repair,
 };
 use serde_json::json;
 
-use crate::Ended;
-use crate::commands::show::{Which, explained};
+use crate::commands::show::{Which, answer_lines, explained, without_record};
+use crate::output::{say, say_json, token};
 use crate::store::Store;
+use crate::{Ended, with_causes};
 
 /// What to say of which record.
 #[derive(Debug, Args)]
@@ -33,9 +34,10 @@ pub(crate) struct Options {
     /// The version of the record that you have looked at, as `idem show` says it. If the record has changed since, nothing happens.
     #[arg(long, value_name = "VERSION")]
     seen: Option<RecordVersion>,
-    /// The status of the answer that repeats get.
-    #[arg(long, default_value_t = 200)]
-    status: u16,
+    /// The status of the answer that repeats get: 200 to 599 for --as completed, 400 to 599 for failed and retryable. With retryable
+    /// they get it when the attempts are used up.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(200..600))]
+    status: Option<u16>,
     /// A header field of that answer, as in "content-type: application/json". May be repeated.
     #[arg(long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
@@ -43,8 +45,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     body_file: Option<PathBuf>,
     /// With --as retryable: how long until it may run again.
-    #[arg(long, default_value = "0s", value_name = "TIME", value_parser = humantime::parse_duration)]
-    retry_after: Duration,
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    retry_after: Option<Duration>,
     /// How long the record is kept from now; not for less than before.
     #[arg(long, default_value = "24h", value_name = "TIME", value_parser = humantime::parse_duration)]
     retention: Duration,
@@ -79,39 +81,48 @@ impl How {
     }
 }
 
+/// How often a repair is tried whose answer is lost. It may be repeated, because its action stays the same.
+const TRIES: u32 = 3;
+
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
     if options.reason.trim().is_empty() {
         return Err("--reason is empty: say why, for those who look at this record later".into());
+    }
+    if json && !options.yes && !options.dry_run {
+        return Err("--json does not ask: give --yes, and --seen with the version that you have looked at".into());
     }
     let resolution = options.resolution()?;
     let id = options.which.id()?;
     let inspection = store.inspect(&id).await?;
     let Some(record) = &inspection.record else {
-        eprintln!("there is no record {id}, or its retention is over");
+        without_record(id, &inspection, json);
         return Ok(Ended::Unchanged);
     };
-    let version = record.version();
+    let seen = options.seen.unwrap_or_else(|| record.version());
+    let request = Resolve { id, action: OwnerToken::random(), seen, resolution, retention: options.retention };
     if !json {
-        println!("{}\n", explained(id, record, &inspection, false));
-        println!("To be resolved: {}.", options.how.sentence());
+        say(&explained(id, record, &inspection, false));
+        say(&format!("\nTo be resolved: {}.", options.how.sentence()));
+        if let Some(response) = options.response()? {
+            answer_lines(&response, true).iter().for_each(|line| say(line));
+        }
     }
-    if options.seen.is_some_and(|seen| seen != version) {
-        eprintln!("nothing was changed: the record is not the one that you have looked at; look again");
-        return Ok(Ended::Unchanged);
-    }
-    if options.dry_run {
-        eprintln!("nothing was changed: --dry-run");
-        return Ok(Ended::Done);
-    }
-    if !options.yes && !confirmed()? {
-        eprintln!("nothing was changed");
-        return Ok(Ended::Unchanged);
-    }
-    let request = Resolve { id, action: OwnerToken::random(), seen: version, resolution, retention: options.retention };
-    let outcome = repair(store, &request, &options.actor, &options.reason).await?;
+    let outcome = if options.dry_run {
+        match inspection.runs_in_transaction {
+            true => ResolveOutcome::Refused(Refusal::Live),
+            false => machine::resolve(Some(record), &request, inspection.now).1,
+        }
+    } else {
+        if !options.yes && !confirmed()? {
+            eprintln!("nothing was changed");
+            return Ok(Ended::Unchanged);
+        }
+        repaired(store, &request, options).await?
+    };
     let text = match outcome {
+        ResolveOutcome::Resolved if options.dry_run => "it would be resolved; nothing was changed: --dry-run",
         ResolveOutcome::Resolved => "resolved",
-        ResolveOutcome::Changed => "nothing was changed: the record has changed meanwhile; look again",
+        ResolveOutcome::Changed => "nothing was changed: the record is not the one that you have looked at; look again",
         ResolveOutcome::Refused(Refusal::Live) => "nothing was changed: a process runs the operation",
         ResolveOutcome::Refused(Refusal::Unfenced) => {
             "nothing was changed: its process may only have stalled. Resolve it with --as unknown first, which keeps that process from \
@@ -121,11 +132,30 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         ResolveOutcome::Refused(Refusal::Final) => "nothing was changed: the record has its final answer",
     };
     if json {
-        println!("{}", json!({ "id": id.to_string(), "resolved": outcome == ResolveOutcome::Resolved, "text": text }));
+        let is_resolved = outcome == ResolveOutcome::Resolved && !options.dry_run;
+        say_json(&json!({ "id": id.to_string(), "resolved": is_resolved, "text": text }));
     } else {
-        println!("{text}");
+        say(text);
     }
     Ok(if outcome == ResolveOutcome::Resolved { Ended::Done } else { Ended::Unchanged })
+}
+
+async fn repaired(store: &dyn Store, request: &Resolve, options: &Options) -> Result<ResolveOutcome, Box<dyn Error>> {
+    let mut left = TRIES;
+    loop {
+        left -= 1;
+        match repair(store, request, &options.actor, &options.reason).await {
+            Err(error) if error.is_indeterminate() && left > 0 => {}
+            Err(error) if error.is_indeterminate() => {
+                let action = token(&request.action);
+                let message = format!(
+                    "it is not known whether the record was resolved. If so, `idem show` names the owner {action}"
+                );
+                return Err(format!("{message}: {}", with_causes(&error)).into());
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
 }
 
 /// Asks on the terminal.
@@ -135,8 +165,7 @@ fn confirmed() -> Result<bool, Box<dyn Error>> {
             "there is no terminal to ask on: give --yes, and --seen with the version that you have looked at".into()
         );
     }
-    print!("Type yes to go on: ");
-    std::io::stdout().flush()?;
+    eprint!("Type yes to go on: ");
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     Ok(answer.trim() == "yes")
@@ -144,16 +173,37 @@ fn confirmed() -> Result<bool, Box<dyn Error>> {
 
 impl Options {
     fn resolution(&self) -> Result<Resolution, Box<dyn Error>> {
-        let response = self.response()?;
-        Ok(match self.how {
-            How::Completed => Resolution::Completed(response),
-            How::Failed => Resolution::FailedTerminal(response),
-            How::Retryable => Resolution::FailedRetryable { response, retry_after: self.retry_after },
-            How::Unknown => Resolution::OutcomeUnknown,
+        if self.retry_after.is_some() && self.how != How::Retryable {
+            return Err("--retry-after goes with --as retryable".into());
+        }
+        Ok(match (self.how, self.response()?) {
+            (How::Unknown, None) => Resolution::OutcomeUnknown,
+            (How::Unknown, Some(_)) => {
+                return Err(
+                    "with --as unknown, repeats get no answer of yours: leave out --status, --header and --body-file"
+                        .into(),
+                );
+            }
+            (_, None) => return Err("give --status: the status of the answer that repeats get".into()),
+            (How::Completed, Some(response)) => Resolution::Completed(response),
+            (How::Failed | How::Retryable, Some(response)) if response.status < 400 => {
+                return Err("an operation that took no effect needs a --status from 400 on: repeats would take it for a success".into());
+            }
+            (How::Failed, Some(response)) => Resolution::FailedTerminal(response),
+            (How::Retryable, Some(response)) => {
+                Resolution::FailedRetryable { response, retry_after: self.retry_after.unwrap_or_default() }
+            }
         })
     }
 
-    fn response(&self) -> Result<StoredResponse, Box<dyn Error>> {
+    /// The answer that repeats get; `None` without a status.
+    fn response(&self) -> Result<Option<StoredResponse>, Box<dyn Error>> {
+        let Some(status) = self.status else {
+            if !self.headers.is_empty() || self.body_file.is_some() {
+                return Err("give --status: the status of the answer that repeats get".into());
+            }
+            return Ok(None);
+        };
         let body = match &self.body_file {
             Some(file) => std::fs::read(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?,
             None => Vec::new(),
@@ -161,12 +211,13 @@ impl Options {
         let field = |text: &String| {
             let (name, value) = text.split_once(':')?;
             let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-            let is_field = !name.is_empty() && name.bytes().all(is_token) && !value.bytes().any(|byte| byte < b' ');
+            let is_field =
+                !name.is_empty() && name.bytes().all(is_token) && !value.bytes().any(|byte| byte < b' ' || byte == 127);
             is_field
                 .then(|| HeaderField { name: name.to_ascii_lowercase().into(), value: value.trim().to_owned().into() })
         };
         let headers: Option<Vec<_>> = self.headers.iter().map(field).collect();
         let headers = headers.ok_or("a header field must have the form `name: value`")?.into();
-        Ok(StoredResponse { status: self.status, headers, body: StoredBody::Retained(body.into()), trace: None })
+        Ok(Some(StoredResponse { status, headers, body: StoredBody::Retained(body.into()), trace: None }))
     }
 }

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use idem_core::{
-    Inspection, Record, RecordId, RecordIdentity, RecordState, RecordSummary, Scope, State, StoredBody, StoredResponse,
-    Takeover, Timestamp,
+    Inspection, OwnerToken, Record, RecordId, RecordIdentity, RecordState, RecordSummary, Scope, State, StoredBody,
+    StoredResponse, Takeover, Timestamp,
 };
 use serde_json::{Value, json};
 
 use crate::Ended;
-use crate::output::{age, brief, printable, summary_json};
+use crate::output::{age, brief, printable, say, say_json, summary_json, token};
 use crate::store::Store;
 
 /// Which record.
@@ -81,22 +81,32 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
     let id = options.which.id()?;
     let inspection = store.inspect(&id).await?;
     let Some(record) = &inspection.record else {
-        if inspection.runs_in_transaction {
-            println!("no record yet: a transaction runs the operation for the first time");
-            return Ok(Ended::Done);
-        }
-        eprintln!("there is no record {id}, or its retention is over");
-        return Ok(Ended::Unchanged);
+        return Ok(without_record(id, &inspection, json));
     };
     if json {
         let mut shown = summary_json(&RecordSummary::new(id, inspection.origin.clone(), record), inspection.now);
-        shown["runs_in_transaction"] = json!(inspection.runs_in_transaction);
+        shown["owner"] = token(&record.owner).into();
+        shown["runs_in_transaction"] = inspection.runs_in_transaction.into();
         shown["answer"] = response_of(record).map_or(Value::Null, |response| answer_json(response, options.answer));
-        println!("{shown}");
+        say_json(&shown);
     } else {
-        println!("{}", explained(id, record, &inspection, options.answer));
+        say(&explained(id, record, &inspection, options.answer));
     }
     Ok(Ended::Done)
+}
+
+/// Says that there is no record, or none yet.
+pub(crate) fn without_record(id: RecordId, inspection: &Inspection, json: bool) -> Ended {
+    if !inspection.runs_in_transaction {
+        eprintln!("there is no record {id}, or its retention is over");
+        return Ended::Unchanged;
+    }
+    if json {
+        say_json(&json!({ "id": id.to_string(), "state": null, "runs_in_transaction": true }));
+    } else {
+        say("no record yet: a transaction runs the operation for the first time");
+    }
+    Ended::Done
 }
 
 /// The evidence on a record: what it says, and what that means.
@@ -111,6 +121,7 @@ pub(crate) fn explained(id: RecordId, record: &Record, inspection: &Inspection, 
     }
     lines.push(format!("state       {}", summary.state.name()));
     lines.push(format!("attempt     {}", summary.attempt));
+    lines.push(format!("owner       {}", token(&record.owner)));
     if let Some(checkpoint) = &record.checkpoint {
         let (sequence, bytes) = (checkpoint.sequence, checkpoint.data.len());
         lines.push(format!("checkpoint  {} ({sequence}, {bytes} bytes)", printable(&checkpoint.name)));
@@ -123,12 +134,13 @@ pub(crate) fn explained(id: RecordId, record: &Record, inspection: &Inspection, 
         lines.extend(answer_lines(response, answer));
     }
     lines.push(String::new());
-    lines.push(meaning(&summary, inspection.runs_in_transaction, now));
+    let is_released = record.owner == OwnerToken::NOBODY;
+    lines.push(meaning(&summary, is_released, inspection.runs_in_transaction, now));
     lines.join("\n")
 }
 
 /// What the state means for the next request, and what an operator can do.
-fn meaning(summary: &RecordSummary, runs_in_transaction: bool, now: Timestamp) -> String {
+fn meaning(summary: &RecordSummary, is_released: bool, runs_in_transaction: bool, now: Timestamp) -> String {
     if runs_in_transaction {
         return "A transaction runs the operation now. Its record changes when the transaction commits.".to_owned();
     }
@@ -147,6 +159,9 @@ fn meaning(summary: &RecordSummary, runs_in_transaction: bool, now: Timestamp) -
                 }
                 Some(Takeover::Probe) => "The next request with this key finds out whether it took effect, by its probe.",
             };
+            if is_released {
+                return format!("A probe of a crashed run was given back {over} ago. {next}");
+            }
             format!("Its process has crashed or stalled: the lease has been over for {over}. {next}")
         }
         RecordState::Completed => "It took effect. Every repeat gets this answer.".to_owned(),
@@ -171,7 +186,8 @@ fn response_of(record: &Record) -> Option<&StoredResponse> {
     }
 }
 
-fn answer_lines(response: &StoredResponse, is_shown: bool) -> Vec<String> {
+/// An answer as lines of text, its header values and body only if `is_shown`.
+pub(crate) fn answer_lines(response: &StoredResponse, is_shown: bool) -> Vec<String> {
     let body = match &response.body {
         StoredBody::Retained(body) => format!("{} bytes", body.len()),
         StoredBody::NotRetained => "not kept: it was too large".to_owned(),

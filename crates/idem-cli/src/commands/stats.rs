@@ -7,8 +7,8 @@ use idem_core::RecordCounts;
 use serde_json::json;
 
 use crate::Ended;
-use crate::commands::PART;
-use crate::output::{Progress, age};
+use crate::commands::Part;
+use crate::output::{Progress, age, say, say_json};
 use crate::store::Store;
 
 /// No options yet.
@@ -16,10 +16,16 @@ use crate::store::Store;
 pub(crate) struct Options {}
 
 pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
-    let (mut counts, mut from) = (RecordCounts::default(), None);
+    let (mut counts, mut from, mut part) = (RecordCounts::default(), None, Part::new());
     let progress = Progress::start("counting records");
     let now = loop {
-        let page = store.count(from.as_ref(), PART).await?;
+        let page = match store.count(from.as_ref(), part.size()).await {
+            Ok(page) => page,
+            Err(error) => {
+                part.shrink(error)?;
+                continue;
+            }
+        };
         counts.merge(&page.counts);
         progress.show(counts.scanned(), page.progress);
         match page.next {
@@ -30,16 +36,13 @@ pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<En
     progress.end();
     let RecordCounts { in_progress, abandoned, completed, failed, outcome_unknown, retryable, .. } = counts;
     if json {
-        println!(
-            "{}",
-            json!({
-                "in_progress": in_progress, "abandoned": abandoned, "completed": completed, "failed": failed,
-                "outcome_unknown": outcome_unknown, "retryable": retryable, "expired": counts.expired,
-                "unreadable": counts.unreadable, "body_bytes": counts.body_bytes,
-                "oldest_in_progress": counts.oldest_in_progress.map(|time| time.to_string()),
-                "oldest_expired": counts.oldest_expired.map(|time| time.to_string()),
-            })
-        );
+        say_json(&json!({
+            "in_progress": in_progress, "abandoned": abandoned, "completed": completed, "failed": failed,
+            "outcome_unknown": outcome_unknown, "retryable": retryable, "expired": counts.expired,
+            "unreadable": counts.unreadable, "body_bytes": counts.body_bytes,
+            "oldest_in_progress": counts.oldest_in_progress.map(|time| time.to_string()),
+            "oldest_expired": counts.oldest_expired.map(|time| time.to_string()),
+        }));
         return Ok(Ended::Done);
     }
     let rows = [
@@ -53,14 +56,14 @@ pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<En
         ("unreadable", counts.unreadable, "perhaps written by a newer version"),
     ];
     for (name, count, meaning) in rows {
-        println!("{}", format!("{name:<18}{count:>12}  {meaning}").trim_end());
+        say(format!("{name:<18}{count:>12}  {meaning}").trim_end());
     }
-    println!("{:<18}{:>12}", "bytes of bodies", counts.body_bytes);
+    say(&format!("{:<18}{:>12}", "bytes of bodies", counts.body_bytes));
     if let Some(oldest) = counts.oldest_in_progress {
-        println!("the oldest record in progress was made {} ago", age(now, oldest));
+        say(&format!("the oldest record in progress was made {} ago", age(now, oldest)));
     }
     if let Some(oldest) = counts.oldest_expired {
-        println!("the oldest expired record has waited {} for the purge", age(now, oldest));
+        say(&format!("the oldest expired record has waited {} for the purge", age(now, oldest)));
     }
     Ok(Ended::Done)
 }

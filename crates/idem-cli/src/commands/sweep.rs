@@ -8,8 +8,8 @@ use idem_core::{OwnerToken, RecordFilter, Resolution, Resolve, ResolveOutcome, T
 use serde_json::json;
 
 use crate::Ended;
-use crate::commands::PART;
-use crate::output::Progress;
+use crate::commands::Part;
+use crate::output::{Progress, say, say_json};
 use crate::store::Store;
 
 /// What to sweep.
@@ -25,11 +25,19 @@ pub(crate) struct Options {
 
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
     let filter = RecordFilter { abandoned: true, ..RecordFilter::default() };
-    let (mut found, mut swept, mut left, mut scanned, mut from) = (0_u64, 0_u64, 0_u64, 0, None);
+    let (mut found, mut swept, mut left, mut unreadable, mut scanned, mut from) = (0_u64, 0_u64, 0_u64, 0, 0, None);
+    let mut part = Part::new();
     let progress = Progress::start("reading records");
     loop {
-        let page = store.list(&filter, from.as_ref(), PART).await?;
+        let page = match store.list(&filter, from.as_ref(), part.size()).await {
+            Ok(page) => page,
+            Err(error) => {
+                part.shrink(error)?;
+                continue;
+            }
+        };
         scanned += page.scanned;
+        unreadable += page.unreadable;
         progress.show(scanned, page.progress);
         for record in page.records {
             // Under other contracts the next caller runs it again, or its probe finds out.
@@ -58,10 +66,15 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
     }
     progress.end();
     if json {
-        println!("{}", json!({ "abandoned_at_most_once": found, "swept": swept, "left_to_their_next_caller": left }));
+        say_json(
+            &json!({ "abandoned_at_most_once": found, "swept": swept, "left_to_their_next_caller": left, "unreadable": unreadable }),
+        );
     } else {
-        println!("{found} abandoned under AtMostOnce, {swept} of them marked as unknown");
-        println!("{left} abandoned under other contracts, left to their next caller");
+        say(&format!("{found} abandoned under AtMostOnce, {swept} of them marked as unknown"));
+        say(&format!("{left} abandoned under other contracts, left to their next caller"));
+        if unreadable > 0 {
+            eprintln!("{unreadable} records cannot be read, perhaps because a newer version wrote them");
+        }
     }
     Ok(Ended::Done)
 }

@@ -217,6 +217,7 @@ impl Inspect for MemoryStore {
         from: Option<&ScanPosition>,
         limit: NonZeroU32,
     ) -> Result<RecordPage, StoreError> {
+        filter.expect_no_origin("memory")?;
         let now = self.clock.now();
         let (mut records, next) = self.part(from, limit);
         let scanned = records.len() as u64;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::StoreError;
+use super::{StoreError, StoreErrorKind};
 use crate::machine::Origin;
 use crate::record::{Acquisition, Failure, OwnerToken, Record, RecordVersion, State, StoredBody, Takeover};
 use crate::record_id::RecordId;
@@ -29,7 +29,7 @@ pub trait Inspect: fmt::Debug + Send + Sync + 'static {
     /// Reads the next part of the records, at most `limit`, and returns those that `filter` selects.
     ///
     /// A page may have no record although more follow: go on from [`RecordPage::next`] until it is `None`. A record that is made or
-    /// removed meanwhile may be missing. Every other one is returned once.
+    /// removed meanwhile may be missing. Every other one is returned once; by Redis at least once.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer.
@@ -262,7 +262,7 @@ impl FromStr for StateName {
 
 /// Which records to list: by default all that have not expired.
 ///
-/// A store that does not keep origins selects no record by namespace, principal or operation.
+/// For a store that does not keep origins, a filter by namespace, principal or operation is an error.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a store has to know each condition")]
 pub struct RecordFilter {
@@ -293,6 +293,21 @@ impl RecordFilter {
             && is_wanted(&self.namespace, record.origin.as_ref().map(|origin| &*origin.namespace))
             && is_wanted(&self.principal, scope.and_then(|scope| scope.principal()))
             && is_wanted(&self.operation, scope.map(|scope| scope.operation()))
+    }
+
+    /// Refuses conditions on the origin, for a store that does not keep it.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the kind `Misconfigured`, which names the `store`.
+    pub fn expect_no_origin(&self, store: &str) -> Result<(), StoreError> {
+        if self.namespace.is_none() && self.principal.is_none() && self.operation.is_none() {
+            return Ok(());
+        }
+        let message = format!(
+            "could not list records: the store {store} does not keep their namespace, principal and operation, so none can be \
+             selected by them"
+        );
+        Err(StoreError::new(StoreErrorKind::Misconfigured, message))
     }
 
     /// The latest time at which a selected record was made; `None` if any will do.
