@@ -313,5 +313,5 @@ pub async fn a_repair_is_noted_with_its_reason(subject: &Subject) {
     assert_eq!(second.note.outcome.as_deref(), Some("refused: final"));
     assert_time(subject, "at", third.at, subject.now().await);
     let newest = store.repairs(NonZeroU32::MIN).await.expect("repairs: the store could not answer");
-    assert_eq!(newest, [third.clone()]);
+    assert_eq!(newest, std::slice::from_ref(third));
 }
