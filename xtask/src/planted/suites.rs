@@ -64,6 +64,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("sqlite-from-pool", "idem-sqlite", Test("store"), &["from_pool::"]),
     suite("postgres", "idem-postgres", Test("store"), &["conformance::on_a_read_committed_session::"]),
     suite("postgres-races", "idem-postgres", Test("store"), &["races::"]),
+    suite("postgres-inspecting", "idem-postgres", Test("store"), &["conformance::inspecting_on_a_session::"]),
     suite("postgres-resolving", "idem-postgres", Test("store"), &["resolving::an_operation_that_a_transaction"]),
     suite(
         "postgres-roles",

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::error::Error;
 use std::io;
+use std::iter;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -42,15 +43,17 @@ pub(super) fn run(jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let is_set = std::env::var_os(THREADS).is_some();
-    // On two processors, two executables at once take as long as one after the other, and disturb each other's servers. The store in
-    // Postgres takes 199 s alone, and 383 s beside others.
-    let workers = if is_set { 1 } else { (processors / 2).max(1) };
+    // On two processors, two executables at once disturb each other's servers: the store in Postgres took twice as long beside others.
+    // Only the first one, which mostly waits for leases, has a worker for itself.
+    let workers = if is_set { 1 } else { (processors / 2).max(1) + 1 };
     let (count, queue, total) = (jobs.len(), Mutex::new(VecDeque::from(jobs)), Mutex::new(Total::default()));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                while let Some(mut job) = next() {
+        for worker in 0..workers {
+            let (next, total) = (&next, &total);
+            scope.spawn(move || {
+                let most = if worker == 0 && workers > 1 { 1 } else { count };
+                for mut job in iter::from_fn(next).take(most) {
                     // Tests mostly wait, so there are more threads than processors.
                     if !is_set {
                         job.command.env(THREADS, (processors * 2).max(4).to_string());

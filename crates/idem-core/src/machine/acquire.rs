@@ -38,7 +38,7 @@ pub fn acquire(record: Option<&Record>, request: &Acquire, now: Timestamp) -> (O
         Standing::Running { acquisition, .. } if record.owner == request.owner => {
             unchanged(AcquireOutcome::Acquired(lease_of(record, acquisition, request)))
         }
-        // Nobody holds a released record, also if the store's clock has gone back since.
+        // No owner holds a released record, also if the store's clock has gone back since.
         Standing::Running { lease_until, .. } if now < lease_until && record.owner != OwnerToken::NOBODY => {
             let lease_left = lease_until.saturating_duration_since(now);
             unchanged(AcquireOutcome::InProgress { lease_left, age: now.saturating_duration_since(record.created_at) })

@@ -3,6 +3,7 @@
 mod error;
 mod fast;
 mod inspect;
+mod note;
 mod offset;
 mod repair;
 mod self_test;
@@ -21,8 +22,9 @@ pub use inspect::{
     CountPage, Inspect, Inspection, InvalidStateName, RecordCounts, RecordFilter, RecordPage, RecordState,
     RecordSummary, ScanPosition, StateName,
 };
+pub use note::{Repair, RepairNote};
 pub use offset::TimeOffset;
-pub use repair::{Repair, RepairNote, repair};
+pub use repair::repair;
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, FINISH_TIMEOUT, StoreTransaction, TransactionSlots, TransactionalStore, Writes};
 

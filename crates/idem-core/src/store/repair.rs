@@ -1,39 +1,7 @@
 //! Repairs with a reason that stays.
 
-use super::{Operate, StateName, StoreError};
+use super::{Operate, RepairNote, StateName, StoreError};
 use crate::machine::{Refusal, Resolution, Resolve, ResolveOutcome};
-use crate::record::OwnerToken;
-use crate::record_id::RecordId;
-use crate::timestamp::Timestamp;
-
-/// What a store keeps of a repair: who asked for what, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "stores of other crates keep each part")]
-pub struct RepairNote {
-    /// The token of the action, which also is the owner of the resolved record.
-    pub action: OwnerToken,
-    /// Which record.
-    pub record: RecordId,
-    /// Who asked for it.
-    pub actor: String,
-    /// Why.
-    pub reason: String,
-    /// What was asked for: the state that the record should have, as in `completed`.
-    pub resolution: String,
-    /// How it ended, as in `resolved`. `None` before it ends: if it stays so, the tool was stopped in between, and the record says
-    /// whether the action is its owner.
-    pub outcome: Option<String>,
-}
-
-/// A repair that was noted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "it is made by stores of other crates")]
-pub struct Repair {
-    /// When it was asked for, by the store's clock.
-    pub at: Timestamp,
-    /// The note.
-    pub note: RepairNote,
-}
 
 /// Resolves an operation, and keeps who asked for it and why.
 ///

@@ -52,6 +52,16 @@ CREATE TABLE idem_records (
     CHECK ((checkpoint_name IS NULL) = (checkpoint_data IS NULL)),
     CHECK (lease_until IS NULL OR expires_at >= lease_until)
 ) STRICT;
+CREATE TABLE idem_repairs (
+    -- The owner of the record, if it was resolved.
+    action BLOB NOT NULL PRIMARY KEY,
+    record BLOB NOT NULL,
+    actor TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    resolution TEXT NOT NULL,
+    outcome TEXT,
+    at INTEGER NOT NULL
+) STRICT;
 CREATE INDEX idem_records_expires_at ON idem_records (expires_at);
 INSERT INTO idem_migrations (version, name) VALUES (1, 'records');
 INSERT INTO idem_records VALUES (X'0101010101010101010101010101010101010101010101010101010101010101', 'idem-testkit', 'acme', 'POST /v1/payments', 1, 1, X'5089BF8DE7FC8A1EF2B624DEA4D7B910C12F68B38A113791AC48630D1C11CA23', X'01010101010101010101010101010101', 1, 1, 1, 1, 4102444800000000, NULL, 'charged', X'0000000100FF63685F31', NULL, NULL, NULL, 1577836800000000, 1577836800000000, 4102444800000000);

@@ -16,6 +16,52 @@ const MACHINES: &[&str] = &["machine", "memory", "postgres", "redis"];
 
 pub(super) const PATCHES: &[Patch] = &[
     patch(
+        "released-retry-is-forgotten",
+        MACHINES,
+        OWNER,
+        "matches!(acquisition, Acquisition::Probe | Acquisition::Retry)",
+        "acquisition == Acquisition::Probe || !PLANTED && acquisition == Acquisition::Retry",
+    ),
+    patch(
+        "released-record-is-held-by-a-clock-that-went-back",
+        &["machine"],
+        ACQUIRE,
+        "if now < lease_until && record.owner != OwnerToken::NOBODY =>",
+        "if now < lease_until && (PLANTED || record.owner != OwnerToken::NOBODY) =>",
+    ),
+    patch(
+        "decision-outlives-its-record",
+        &["postgres-partitions"],
+        VERBS,
+        "OR \"idem\".idem_now_v1(skew) < known.expires_at);",
+        "OR TRUE);",
+    ),
+    patch(
+        "released-record-is-abandoned",
+        &["memory", "postgres-inspecting"],
+        "crates/idem-core/src/store/inspect.rs",
+        "if record.owner == OwnerToken::NOBODY && *acquisition",
+        "if !PLANTED && record.owner == OwnerToken::NOBODY && *acquisition",
+    ),
+    patch(
+        "listing-ends-with-its-first-part",
+        &["postgres-inspecting"],
+        "crates/idem-postgres/src/upkeep/inspect.rs",
+        "scanned >= i64::from(limit.get())",
+        "scanned >= i64::from(limit.get()) + i64::from(PLANTED)",
+    ),
+    patch(
+        "repair-comes-before-its-note",
+        &["memory"],
+        "crates/idem-core/src/store/repair.rs",
+        "    store.note(&note).await?;
+    let outcome = store.resolve(request).await?;",
+        "    if !PLANTED {
+        store.note(&note).await?;
+    }
+    let outcome = store.resolve(request).await?;",
+    ),
+    patch(
         "live-lease-is-resolved",
         &["machine", "memory"],
         RESOLVE,
