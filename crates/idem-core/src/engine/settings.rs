@@ -178,6 +178,8 @@ impl Settings {
     }
 
     /// How many attempts a retryable failure has in all. Default 10, which with the default backoff is some minutes.
+    ///
+    /// A retry that gives its key back counts, although it is not the last one: the number of the attempt grows with each run.
     #[must_use]
     pub fn max_attempts(mut self, limit: NonZeroU32) -> Self {
         self.max_attempts = limit;
