@@ -298,6 +298,7 @@ pub async fn a_released_record_is_not_abandoned(subject: &Subject) {
     assert_eq!(listed(subject, &abandoned, 10).await, []);
     let waiting = RecordFilter { states: vec![StateName::Retryable], ..RecordFilter::default() };
     let [seen] = &listed(subject, &waiting, 10).await[..] else { panic!("it waits for its next attempt") };
+    assert_eq!(seen.state.name(), StateName::Retryable);
     let counts = counted(subject, 10).await;
     assert_eq!((counts.retryable, counts.scanned()), (1, 1));
     let by = Resolve {

@@ -138,7 +138,6 @@ pub(super) const SUITES: &[Suite] = &[
     suite("redis-fast", "idem-redis", Test("store"), &["fast::ends_are_told"]),
     suite("redis-notices", "idem-redis", Test("store"), &["notices::settlements_are_told"]),
     suite("hybrid-units", "idem-hybrid", Library, &[]),
-    suite("hybrid-resolving", "idem-hybrid", Test("store"), &["conformance::resolving_behind_memory"]),
     suite("hybrid-races", "idem-hybrid", Test("store"), &["races::"]),
     suite("hybrid-hostile", "idem-hybrid", Test("store"), &["hostile::"]),
     suite(

@@ -8,7 +8,7 @@ const TRANSPORT: &str = "crates/idem-redis/src/transport.rs";
 pub(super) const PATCHES: &[Patch] = &[
     patch(
         "unknown-outcome-is-cached-as-final",
-        &["hybrid-units", "hybrid-resolving"],
+        &["hybrid-units"],
         "crates/idem-hybrid/src/entry.rs",
         "filter(|replay| replay.kind != ReplayKind::OutcomeUnknown)",
         "filter(|replay| PLANTED || replay.kind != ReplayKind::OutcomeUnknown)",
