@@ -162,27 +162,36 @@ async fn what_is_refused_changes_nothing() {
     let stuck = crash(&file.store, "stuck", Takeover::Unknown).await;
     let id = stuck.id.to_string();
     let version = file.store.peek(&stuck.id).await.unwrap().unwrap().version().to_string();
-    let seen = ["--seen", &*version, "--yes"];
+    let resolve = |id: &str, more: &[&str]| [&["resolve", id, "--reason", "r"], more].concat().join(" ");
+    let seen = format!("--seen {version} --yes");
     for (arguments, code, advice) in [
-        (vec!["resolve", &*id, "--as", "unknown", "--reason", " "], 1, "--reason is empty"),
-        (vec!["resolve", &*id, "--as", "unknown"], 2, "--reason"),
-        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r"], 1, "--yes"),
-        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--yes"], 2, "--seen"),
-        (vec!["resolve", "abc", "--as", "unknown", "--reason", "r", seen[0], seen[1], seen[2]], 1, "64 hexadecimal"),
-        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--seen", "1", "--yes"], 2, "32 lower-case"),
-        (
-            vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--body-file", "/no", seen[0], seen[1], seen[2]],
-            1,
-            "/no",
-        ),
-        (vec!["resolve", &*id, "--as", "unknown", "--reason", "r", "--dry-run"], 0, ""),
-        (vec!["show", "abc"], 1, "64 hexadecimal"),
-        (vec!["show"], 2, "<ID>"),
-        (vec!["list", "--state", "gone"], 2, "outcome-unknown"),
-        (vec!["list", "--older-than", "soon"], 2, "--older-than"),
+        (resolve(&id, &["--as", "unknown", "--reason="]), 2, "--reason"),
+        (format!("resolve {id} --as unknown --reason= {seen}"), 1, "--reason is empty"),
+        (format!("resolve {id} --as unknown"), 2, "--reason"),
+        (resolve(&id, &["--as", "unknown"]), 1, "--yes"),
+        (resolve(&id, &["--as", "unknown", "--yes"]), 2, "--seen"),
+        (resolve(&id, &["--as", "unknown", "--seen", "1", "--yes"]), 2, "32 lower-case"),
+        (resolve("abc", &["--as", "unknown", &seen]), 1, "64 hexadecimal"),
+        (resolve(&id, &["--as", "unknown", "--status", "504", &seen]), 1, "leave out"),
+        (resolve(&id, &["--as", "unknown", "--body-file", "/no", &seen]), 1, "give --status"),
+        (resolve(&id, &["--as", "unknown", "--retry-after", "1s", &seen]), 1, "--as retryable"),
+        (resolve(&id, &["--as", "failed", &seen]), 1, "give --status"),
+        (resolve(&id, &["--as", "failed", "--status", "200", &seen]), 1, "from 400 on"),
+        (resolve(&id, &["--as", "retryable", "--status", "201", &seen]), 1, "from 400 on"),
+        (resolve(&id, &["--as", "completed", "--status", "99", &seen]), 2, "99"),
+        (resolve(&id, &["--as", "failed", "--status", "402", "--header", "a", &seen]), 1, "name: value"),
+        (resolve(&id, &["--as", "failed", "--status", "402", "--body-file", "/no", &seen]), 1, "/no"),
+        (resolve(&id, &["--as", "failed", "--status", "402", "--dry-run"]), 5, ""),
+        (resolve(&id, &["--as", "unknown", "--dry-run"]), 0, ""),
+        (resolve(&id, &["--json", "--as", "unknown"]), 1, "--json does not ask"),
+        ("show abc".to_owned(), 1, "64 hexadecimal"),
+        ("show".to_owned(), 2, "<ID>"),
+        ("list --state gone".to_owned(), 2, "outcome-unknown"),
+        ("list --older-than soon".to_owned(), 2, "--older-than"),
     ] {
-        let ran = idem(&file.url, &arguments).expect(code);
-        assert!(ran.stderr.contains(advice), "{arguments:?}: {}", ran.stderr);
+        let words: Vec<&str> = arguments.split(' ').collect();
+        let ran = idem(&file.url, &words).expect(code);
+        assert!(ran.stderr.contains(advice), "{arguments}: {}", ran.stderr);
     }
     let missing = "0".repeat(64);
     idem(&file.url, &["show", &missing]).expect(5);
