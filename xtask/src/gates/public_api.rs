@@ -39,7 +39,8 @@ pub(crate) fn bless() -> Result<(), Box<dyn Error>> {
 /// The list of each crate, and its file.
 fn lists() -> Result<Vec<(PathBuf, String)>, Box<dyn Error>> {
     require_cargo_tool("public-api")?;
-    let packages = published()?;
+    let mut packages = published()?;
+    packages.retain(Package::has_library);
     let folder = describe(&packages)?;
     let list = |package: &Package| {
         // Without blanket implementations and auto traits, which differ between toolchains.

@@ -15,6 +15,12 @@ pub(crate) struct Package {
 }
 
 impl Package {
+    /// Whether it has a library, and not only a program.
+    pub(crate) fn has_library(&self) -> bool {
+        let targets = self.manifest["targets"].as_array().into_iter().flatten();
+        targets.filter_map(|target| target["kind"].as_array()).flatten().any(|kind| kind == "lib")
+    }
+
     /// The name of its library in code.
     pub(crate) fn library(&self) -> String {
         self.name.replace('-', "_")
