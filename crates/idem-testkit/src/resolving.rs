@@ -1,4 +1,4 @@
-//! The conformance cases of [`Operate`](idem_core::Operate), for subjects that are [`operated_by`](Subject::operated_by) a store.
+//! The conformance cases of [`Operate`], for subjects that are [`operated_by`](Subject::operated_by) a store.
 
 use std::num::NonZeroU32;
 use std::pin::Pin;
