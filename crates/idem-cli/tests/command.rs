@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::{
-    Acquire, AcquireOutcome, Fingerprint, IdempotencyStore, OnMismatch, Origin, OwnerToken, RecordIdentity, Scope,
-    Settlement, StoredResponse, Takeover, Term,
+    Acquire, AcquireOutcome, Fingerprint, IdempotencyStore, Inspect, OnMismatch, Origin, OwnerToken, RecordCounts,
+    RecordIdentity, Scope, Settlement, StoredResponse, Takeover, Term,
 };
 use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_schemas::Schema;
@@ -82,12 +82,19 @@ fn request(key: &str, takeover: Takeover, lease: Duration) -> Acquire {
     }
 }
 
-/// Leaves an operation in progress as a crashed process does: its lease is over at once.
-async fn crash(store: &dyn IdempotencyStore, key: &str, takeover: Takeover) -> Acquire {
+/// Leaves an operation in progress as a crashed process does, and waits for the end of its short lease.
+async fn crash<S: IdempotencyStore + Inspect>(store: &S, key: &str, takeover: Takeover) -> Acquire {
     let request = request(key, takeover, Duration::from_millis(1));
     assert!(matches!(store.acquire(&request).await.unwrap(), AcquireOutcome::Acquired(_)));
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    while counted(store).await.in_progress > 0 {
+        tokio::task::yield_now().await;
+    }
     request
+}
+
+/// The counts of all records, which are few.
+async fn counted(store: &impl Inspect) -> RecordCounts {
+    store.count(None, NonZeroU32::MAX).await.unwrap().counts
 }
 
 async fn complete(store: &dyn IdempotencyStore, key: &str, response: StoredResponse) -> Acquire {
@@ -255,7 +262,9 @@ async fn records_are_counted_listed_swept_and_purged() {
             .await
             .unwrap();
     }
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    while counted(&file.store).await.expired < 3 {
+        tokio::task::yield_now().await;
+    }
     assert_eq!(idem(&file.url, &["purge", "--limit", "2"]).expect(0).stdout.trim(), "2 records removed");
     assert_eq!(idem(&file.url, &["purge"]).expect(0).stdout.trim(), "1 records removed");
 }

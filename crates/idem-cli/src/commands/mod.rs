@@ -47,3 +47,21 @@ impl Part {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_halves_the_part_and_other_errors_end_the_scan() {
+        let error = |kind| StoreError::new(kind, "away");
+        let mut part = Part::new();
+        assert_eq!((part.up_to(7).map(NonZeroU32::get), part.up_to(0)), (Some(7), None));
+        assert!(part.shrink(error(StoreErrorKind::Unavailable)).is_err());
+        let mut sizes = Vec::new();
+        while part.shrink(error(StoreErrorKind::Timeout)).is_ok() {
+            sizes.push(part.size().get());
+        }
+        assert_eq!(sizes, [500, 250, 125, 62, 31, 15, 7, 3, 1]);
+    }
+}

@@ -76,7 +76,7 @@ impl How {
             Self::Completed => "it took effect, and repeats get the answer",
             Self::Failed => "it took no effect and never runs again, and repeats get the answer",
             Self::Retryable => "it took no effect, and the next request with its key runs it again",
-            Self::Unknown => "it is not known whether it took effect, and repeats are told so",
+            Self::Unknown => "it is not known whether it took effect, and repeats get 504",
         }
     }
 }

@@ -154,7 +154,7 @@ fn meaning(summary: &RecordSummary, is_released: bool, runs_in_transaction: bool
             let next = match summary.takeover {
                 Some(Takeover::Rerun) | None => "The next request with this key runs the operation again.",
                 Some(Takeover::Unknown) => {
-                    "It is not known whether it took effect. The next request with this key is told so (504), and so is \
+                    "It is not known whether it took effect. The next request with this key gets 504, and so does \
                      every later one. To resolve it: `idem resolve … --as unknown`, look at what happened, and resolve that."
                 }
                 Some(Takeover::Probe) => "The next request with this key finds out whether it took effect, by its probe.",
@@ -167,7 +167,7 @@ fn meaning(summary: &RecordSummary, is_released: bool, runs_in_transaction: bool
         RecordState::Completed => "It took effect. Every repeat gets this answer.".to_owned(),
         RecordState::Failed => "It failed and never runs again. Every repeat gets this answer.".to_owned(),
         RecordState::OutcomeUnknown => {
-            "Its process crashed, and it is not known whether the operation took effect. Every repeat is told so (504). Look at what \
+            "Its process crashed, and it is not known whether the operation took effect. Every repeat gets 504. Look at what \
              happened, and `idem resolve` it."
                 .to_owned()
         }

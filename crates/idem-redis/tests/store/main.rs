@@ -14,6 +14,7 @@ mod expiry;
 mod fast;
 mod golden;
 mod hostile;
+mod inspecting;
 mod lost_answers;
 mod memory;
 mod notices;
