@@ -103,8 +103,10 @@ COMMENT ON COLUMN "idem".idem_records.purge_after IS 'When the purge first looks
 
 -- What operators resolved, and why. Written before the record changes; the outcome is added after that.
 CREATE TABLE "idem".idem_repairs (
+    -- The order of the notes. Clocks can go back.
+    number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     -- The owner of the record, if it was resolved.
-    action BYTEA NOT NULL PRIMARY KEY,
+    action BYTEA NOT NULL UNIQUE,
     record BYTEA NOT NULL,
     actor TEXT NOT NULL,
     reason TEXT NOT NULL,

@@ -33,7 +33,7 @@ impl Upkeep {
         sql.push(BEGIN)
             .push(&self.local_settings)
             .push("SELECT action, record, actor, reason, resolution, outcome, at FROM ");
-        sql.push(self.records.schema.quoted()).push(".idem_repairs ORDER BY at DESC LIMIT ").number(limit.get());
+        sql.push(self.records.schema.quoted()).push(".idem_repairs ORDER BY number DESC LIMIT ").number(limit.get());
         sql.push(";COMMIT");
         let rows = self.run(what, sql, self.client_timeout).await?;
         rows.iter().map(repair).collect::<Result<_, _>>().map_err(|error| outage(what, error))

@@ -1,10 +1,11 @@
 //! Resolving an operation that a transaction runs again.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use idem_core::{
-    AcquireOutcome, Begin, IdempotencyStore as _, Operate as _, OwnerOutcome, OwnerToken, Refusal, Resolution, Resolve,
-    ResolveOutcome, Settlement, StoredResponse, TransactionalStore as _, Writes,
+    AcquireOutcome, Begin, IdempotencyStore as _, Operate as _, OwnerOutcome, OwnerToken, Refusal, RepairNote,
+    Resolution, Resolve, ResolveOutcome, Settlement, StoredResponse, TransactionalStore as _, Writes,
 };
 use idem_testkit::fixture::{KEPT, repeat_of, request, response};
 
@@ -42,4 +43,27 @@ async fn an_operation_that_a_transaction_runs_again_is_live() {
     assert_eq!(world.store.resolve(&by).await.unwrap(), ResolveOutcome::Resolved);
     let Begin::Answered(answer) = world.store.begin(&repeat_of(&other)).await.unwrap() else { panic!("resolved") };
     assert!(matches!(answer, AcquireOutcome::Replay(_)), "{answer:?}");
+}
+
+#[tokio::test]
+async fn repairs_keep_their_order_if_the_clock_goes_back() {
+    let world = World::shared().await;
+    let note = |reason: &str| RepairNote {
+        action: OwnerToken::random(),
+        record: request().id,
+        actor: "an operator".into(),
+        reason: reason.into(),
+        resolution: "completed".into(),
+        outcome: None,
+    };
+    world.store.note(&note("first")).await.unwrap();
+    let moved = world
+        .number("WITH moved AS (UPDATE $.idem_repairs SET at = at + 1000000 RETURNING 1) SELECT count(*) FROM moved")
+        .await;
+    assert_eq!(moved, 1);
+    world.store.note(&note("second")).await.unwrap();
+    let most = NonZeroU32::new(10).unwrap();
+    let reasons: Vec<_> =
+        world.store.repairs(most).await.unwrap().into_iter().map(|repair| repair.note.reason).collect();
+    assert_eq!(reasons, ["second", "first"]);
 }
