@@ -145,7 +145,7 @@ async fn a_stuck_operation_is_found_explained_resolved_and_replayed() {
     };
     // The process may only have stalled, so it is kept from settling first.
     let unfenced = resolve("completed", &seen).expect(5);
-    assert!(unfenced.stdout.contains("--as unknown"), "{}", unfenced.stdout);
+    assert!(unfenced.stdout.contains("Mark it as unknown first"), "{}", unfenced.stdout);
     let planned = idem(&file.url, &["resolve", &id, "--as", "unknown", "--reason", "r", "--dry-run"]).expect(0).stdout;
     assert!(planned.contains("it would be resolved") && planned.contains("crashed or stalled"), "{planned}");
     resolve("unknown", &seen).expect(0);
@@ -181,11 +181,11 @@ async fn what_is_refused_changes_nothing() {
         (resolve("abc", &["--as", "unknown", &seen]), 1, "64 hexadecimal"),
         (resolve(&id, &["--as", "unknown", "--status", "504", &seen]), 1, "leave out"),
         (resolve(&id, &["--as", "unknown", "--body-file", "/no", &seen]), 1, "give --status"),
-        (resolve(&id, &["--as", "unknown", "--retry-after", "1s", &seen]), 1, "--as retryable"),
-        (resolve(&id, &["--as", "failed", &seen]), 1, "give --status"),
+        (resolve(&id, &["--as", "unknown", "--retry-after", "1s", &seen]), 1, "may run again"),
+        (resolve(&id, &["--as", "failed", &seen]), 1, "needs a status"),
         (resolve(&id, &["--as", "failed", "--status", "200", &seen]), 1, "from 400 on"),
         (resolve(&id, &["--as", "retryable", "--status", "201", &seen]), 1, "from 400 on"),
-        (resolve(&id, &["--as", "completed", "--status", "99", &seen]), 2, "99"),
+        (resolve(&id, &["--as", "completed", "--status", "99", &seen]), 1, "200 to 599"),
         (resolve(&id, &["--as", "failed", "--status", "402", "--header", "a", &seen]), 1, "name: value"),
         (resolve(&id, &["--as", "failed", "--status", "402", "--body-file", "/no", &seen]), 1, "/no"),
         (resolve(&id, &["--as", "failed", "--status", "402", "--dry-run"]), 5, ""),

@@ -26,14 +26,14 @@ pub use record::{
     Acquisition, Checkpoint, Failure, HeaderField, InvalidRecordVersion, OwnerToken, RECORD_FORMAT, Record,
     RecordVersion, State, StoredBody, StoredResponse, Takeover,
 };
-pub use record_id::{RecordId, RecordIdentity, SecretTooShort};
+pub use record_id::{InvalidRecordId, RecordId, RecordIdentity, SecretTooShort};
 pub use scope::Scope;
 pub use store::{
     Begin, Capabilities, CountPage, Durability, DurableStore, FINISH_TIMEOUT, FastEntry, FastRead, FastStore,
-    IdempotencyStore, Inspect, Inspection, InvalidStateName, LeaseRenewer, LiveRecord, Operate, Purge, RecordCounts,
-    RecordFilter, RecordPage, RecordState, RecordSummary, Repair, RepairNote, ScanPosition, SelfTestError,
-    SettlementListener, StateName, StoreError, StoreErrorKind, StoreTransaction, TimeOffset, TransactionSlots,
-    TransactionalStore, Writes, repair, self_test,
+    IdempotencyStore, Inspect, Inspection, InvalidResolution, InvalidStateName, LeaseRenewer, LiveRecord, Operate,
+    PartSize, Purge, RecordCounts, RecordFilter, RecordPage, RecordState, RecordSummary, Repair, RepairNote,
+    ScanPosition, SelfTestError, SettlementListener, StateName, StoreError, StoreErrorKind, StoreTransaction,
+    TimeOffset, TransactionSlots, TransactionalStore, Writes, repair, self_test,
 };
 pub use timestamp::Timestamp;
 pub use trace::{InvalidTraceParent, TraceParent};

@@ -1,6 +1,7 @@
 //! The record id: where the record of a (namespace, scope, key) lives.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -50,6 +51,28 @@ impl RecordId {
 impl fmt::Display for RecordId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+/// Text that is no record id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the id of a record has 64 hexadecimal digits")]
+#[non_exhaustive]
+pub struct InvalidRecordId;
+
+impl FromStr for RecordId {
+    type Err = InvalidRecordId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidRecordId> {
+        if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(InvalidRecordId);
+        }
+        let mut id = [0; 32];
+        for (byte, digits) in id.iter_mut().zip(text.as_bytes().chunks(2)) {
+            let digits = std::str::from_utf8(digits).map_err(|_| InvalidRecordId)?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| InvalidRecordId)?;
+        }
+        Ok(Self(id))
     }
 }
 

@@ -4,10 +4,9 @@ use std::error::Error;
 use std::time::Duration;
 
 use clap::Args;
-use idem_core::{RecordFilter, StateName};
+use idem_core::{PartSize, RecordFilter, StateName};
 
 use crate::Ended;
-use crate::commands::Part;
 use crate::output::{Progress, row, say, say_json, summary_json};
 use crate::store::Store;
 
@@ -47,10 +46,10 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         operation: options.operation.clone(),
     };
     let (mut listed, mut scanned, mut unreadable, mut from) = (0, 0, 0, None);
-    let mut part = Part::new();
+    let mut part = PartSize::new();
     let progress = Progress::start("reading records");
     loop {
-        let page = match store.list(&filter, from.as_ref(), part.size()).await {
+        let page = match store.list(&filter, from.as_ref(), part.get()).await {
             Ok(page) => page,
             Err(error) => {
                 part.shrink(error)?;

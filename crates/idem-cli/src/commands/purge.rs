@@ -3,10 +3,10 @@
 use std::error::Error;
 
 use clap::Args;
+use idem_core::PartSize;
 use serde_json::json;
 
 use crate::Ended;
-use crate::commands::Part;
 use crate::output::{Progress, say, say_json};
 use crate::store::Store;
 
@@ -24,8 +24,8 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         return Ok(Ended::Done);
     };
     let progress = Progress::start("removing expired records");
-    let (mut removed, mut part) = (0_u64, Part::new());
-    while let Some(most) = options.limit.map_or(Some(part.size()), |limit| part.up_to(limit - removed)) {
+    let (mut removed, mut part) = (0_u64, PartSize::new());
+    while let Some(most) = options.limit.map_or(Some(part.get()), |limit| part.up_to(limit - removed)) {
         match purge.purge(most).await {
             Ok(some) => {
                 removed += u64::from(some);

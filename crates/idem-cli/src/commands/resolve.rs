@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use idem_core::{
-    HeaderField, OwnerToken, RecordVersion, Refusal, Resolution, Resolve, ResolveOutcome, StoredBody, StoredResponse,
-    machine, repair,
+    HeaderField, OwnerToken, RecordVersion, Refusal, Resolution, Resolve, ResolveOutcome, StateName, StoredBody,
+    StoredResponse, machine, repair,
 };
 use serde_json::json;
 
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     seen: Option<RecordVersion>,
     /// The status of the answer that repeats get: 200 to 599 for --as completed, 400 to 599 for failed and retryable. With retryable
     /// they get it when the attempts are used up.
-    #[arg(long, value_parser = clap::value_parser!(u16).range(200..600))]
+    #[arg(long, value_name = "STATUS")]
     status: Option<u16>,
     /// A header field of that answer, as in "content-type: application/json". May be repeated.
     #[arg(long = "header", value_name = "NAME: VALUE")]
@@ -71,6 +71,15 @@ enum How {
 }
 
 impl How {
+    fn state(self) -> StateName {
+        match self {
+            Self::Completed => StateName::Completed,
+            Self::Failed => StateName::Failed,
+            Self::Retryable => StateName::Retryable,
+            Self::Unknown => StateName::OutcomeUnknown,
+        }
+    }
+
     fn sentence(self) -> &'static str {
         match self {
             Self::Completed => "it took effect, and repeats get the answer",
@@ -121,15 +130,7 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
     };
     let text = match outcome {
         ResolveOutcome::Resolved if options.dry_run => "it would be resolved; nothing was changed: --dry-run",
-        ResolveOutcome::Resolved => "resolved",
-        ResolveOutcome::Changed => "nothing was changed: the record is not the one that you have looked at; look again",
-        ResolveOutcome::Refused(Refusal::Live) => "nothing was changed: a process runs the operation",
-        ResolveOutcome::Refused(Refusal::Unfenced) => {
-            "nothing was changed: its process may only have stalled. Resolve it with --as unknown first, which keeps that process from \
-             settling it; then look at what happened, and resolve that"
-        }
-        ResolveOutcome::Refused(Refusal::Token) => "nothing was changed: the action is not new",
-        ResolveOutcome::Refused(Refusal::Final) => "nothing was changed: the record has its final answer",
+        outcome => outcome.meaning(),
     };
     if json {
         let is_resolved = outcome == ResolveOutcome::Resolved && !options.dry_run;
@@ -173,27 +174,7 @@ fn confirmed() -> Result<bool, Box<dyn Error>> {
 
 impl Options {
     fn resolution(&self) -> Result<Resolution, Box<dyn Error>> {
-        if self.retry_after.is_some() && self.how != How::Retryable {
-            return Err("--retry-after goes with --as retryable".into());
-        }
-        Ok(match (self.how, self.response()?) {
-            (How::Unknown, None) => Resolution::OutcomeUnknown,
-            (How::Unknown, Some(_)) => {
-                return Err(
-                    "with --as unknown, repeats get no answer of yours: leave out --status, --header and --body-file"
-                        .into(),
-                );
-            }
-            (_, None) => return Err("give --status: the status of the answer that repeats get".into()),
-            (How::Completed, Some(response)) => Resolution::Completed(response),
-            (How::Failed | How::Retryable, Some(response)) if response.status < 400 => {
-                return Err("an operation that took no effect needs a --status from 400 on: repeats would take it for a success".into());
-            }
-            (How::Failed, Some(response)) => Resolution::FailedTerminal(response),
-            (How::Retryable, Some(response)) => {
-                Resolution::FailedRetryable { response, retry_after: self.retry_after.unwrap_or_default() }
-            }
-        })
+        Ok(Resolution::new(self.how.state(), self.response()?, self.retry_after)?)
     }
 
     /// The answer that repeats get; `None` without a status.

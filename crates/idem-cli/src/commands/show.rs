@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use idem_core::{
-    Inspection, OwnerToken, Record, RecordId, RecordIdentity, RecordState, RecordSummary, Scope, State, StoredBody,
-    StoredResponse, Takeover, Timestamp,
+    Inspection, Record, RecordId, RecordIdentity, RecordState, RecordSummary, Scope, State, StoredBody, StoredResponse,
+    Timestamp,
 };
 use serde_json::{Value, json};
 
 use crate::Ended;
-use crate::output::{age, brief, printable, say, say_json, summary_json, token};
+use crate::output::{age, printable, say, say_json, summary_json, token};
 use crate::store::Store;
 
 /// Which record.
@@ -40,7 +40,7 @@ pub(crate) struct Which {
 impl Which {
     pub(crate) fn id(&self) -> Result<RecordId, Box<dyn Error>> {
         if let Some(id) = &self.id {
-            return parse(id).ok_or_else(|| "the id of a record has 64 hexadecimal digits".into());
+            return Ok(id.parse()?);
         }
         let key = self.key.as_deref().unwrap_or_default().parse()?;
         let operation = self.operation.clone().unwrap_or_default();
@@ -54,17 +54,6 @@ impl Which {
         };
         Ok(identity.record_id(&scope, &key))
     }
-}
-
-fn parse(digits: &str) -> Option<RecordId> {
-    if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut id = [0; 32];
-    for (at, byte) in id.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(RecordId::from_bytes(id))
 }
 
 /// Which record, and how much of it.
@@ -98,13 +87,13 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
 /// Says that there is no record, or none yet.
 pub(crate) fn without_record(id: RecordId, inspection: &Inspection, json: bool) -> Ended {
     if !inspection.runs_in_transaction {
-        eprintln!("there is no record {id}, or its retention is over");
+        eprintln!("{}", inspection.meaning());
         return Ended::Unchanged;
     }
     if json {
         say_json(&json!({ "id": id.to_string(), "state": null, "runs_in_transaction": true }));
     } else {
-        say("no record yet: a transaction runs the operation for the first time");
+        say(inspection.meaning());
     }
     Ended::Done
 }
@@ -120,6 +109,7 @@ pub(crate) fn explained(id: RecordId, record: &Record, inspection: &Inspection, 
         lines.push(format!("operation   {}", printable(origin.scope.operation())));
     }
     lines.push(format!("state       {}", summary.state.name()));
+    lines.extend(deadline(summary.state, now));
     lines.push(format!("attempt     {}", summary.attempt));
     lines.push(format!("owner       {}", token(&record.owner)));
     if let Some(checkpoint) = &record.checkpoint {
@@ -134,49 +124,20 @@ pub(crate) fn explained(id: RecordId, record: &Record, inspection: &Inspection, 
         lines.extend(answer_lines(response, answer));
     }
     lines.push(String::new());
-    let is_released = record.owner == OwnerToken::NOBODY;
-    lines.push(meaning(&summary, is_released, inspection.runs_in_transaction, now));
+    lines.push(inspection.meaning().to_owned());
     lines.join("\n")
 }
 
-/// What the state means for the next request, and what an operator can do.
-fn meaning(summary: &RecordSummary, is_released: bool, runs_in_transaction: bool, now: Timestamp) -> String {
-    if runs_in_transaction {
-        return "A transaction runs the operation now. Its record changes when the transaction commits.".to_owned();
-    }
-    match summary.state {
-        RecordState::InProgress { lease_until } if now < lease_until => {
-            let left = brief(lease_until.saturating_duration_since(now));
-            format!("A process runs the operation, or has crashed less than a lease ago. Its lease ends in {left} unless it is renewed.")
-        }
-        RecordState::InProgress { lease_until } => {
-            let over = age(now, lease_until);
-            let next = match summary.takeover {
-                Some(Takeover::Rerun) | None => "The next request with this key runs the operation again.",
-                Some(Takeover::Unknown) => {
-                    "It is not known whether it took effect. The next request with this key gets 504, and so does \
-                     every later one. To resolve it: `idem resolve … --as unknown`, look at what happened, and resolve that."
-                }
-                Some(Takeover::Probe) => "The next request with this key finds out whether it took effect, by its probe.",
-            };
-            if is_released {
-                return format!("A probe of a crashed run was given back {over} ago. {next}");
-            }
-            format!("Its process has crashed or stalled: the lease has been over for {over}. {next}")
-        }
-        RecordState::Completed => "It took effect. Every repeat gets this answer.".to_owned(),
-        RecordState::Failed => "It failed and never runs again. Every repeat gets this answer.".to_owned(),
-        RecordState::OutcomeUnknown => {
-            "Its process crashed, and it is not known whether the operation took effect. Every repeat gets 504. Look at what \
-             happened, and `idem resolve` it."
-                .to_owned()
-        }
-        RecordState::Retryable { not_before } if now < not_before => {
-            let left = brief(not_before.saturating_duration_since(now));
-            format!("It failed, and may run again in {left}, when a request with this key comes.")
-        }
-        RecordState::Retryable { .. } => "It failed, or its owner gave it back. The next request with this key runs it again.".to_owned(),
-    }
+/// How long the lease or the wait still lasts, or has been over.
+fn deadline(state: RecordState, now: Timestamp) -> Option<String> {
+    let (name, until) = match state {
+        RecordState::InProgress { lease_until } => ("lease", lease_until),
+        RecordState::Retryable { not_before } => ("waits", not_before),
+        RecordState::Completed | RecordState::Failed | RecordState::OutcomeUnknown => return None,
+    };
+    let left =
+        if now < until { format!("ends in {}", age(until, now)) } else { format!("over for {}", age(now, until)) };
+    Some(format!("{name:<12}{left}"))
 }
 
 fn response_of(record: &Record) -> Option<&StoredResponse> {

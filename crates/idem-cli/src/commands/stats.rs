@@ -3,11 +3,10 @@
 use std::error::Error;
 
 use clap::Args;
-use idem_core::RecordCounts;
+use idem_core::{PartSize, RecordCounts};
 use serde_json::json;
 
 use crate::Ended;
-use crate::commands::Part;
 use crate::output::{Progress, age, say, say_json};
 use crate::store::Store;
 
@@ -16,10 +15,10 @@ use crate::store::Store;
 pub(crate) struct Options {}
 
 pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
-    let (mut counts, mut from, mut part) = (RecordCounts::default(), None, Part::new());
+    let (mut counts, mut from, mut part) = (RecordCounts::default(), None, PartSize::new());
     let progress = Progress::start("counting records");
     let now = loop {
-        let page = match store.count(from.as_ref(), part.size()).await {
+        let page = match store.count(from.as_ref(), part.get()).await {
             Ok(page) => page,
             Err(error) => {
                 part.shrink(error)?;

@@ -4,11 +4,10 @@ use std::error::Error;
 use std::time::Duration;
 
 use clap::Args;
-use idem_core::{OwnerToken, RecordFilter, Resolution, Resolve, ResolveOutcome, Takeover, repair};
+use idem_core::{OwnerToken, PartSize, RecordFilter, Resolution, Resolve, ResolveOutcome, Takeover, repair};
 use serde_json::json;
 
 use crate::Ended;
-use crate::commands::Part;
 use crate::output::{Progress, say, say_json};
 use crate::store::Store;
 
@@ -26,10 +25,10 @@ pub(crate) struct Options {
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
     let filter = RecordFilter { abandoned: true, ..RecordFilter::default() };
     let (mut found, mut swept, mut left, mut unreadable, mut scanned, mut from) = (0_u64, 0_u64, 0_u64, 0, 0, None);
-    let mut part = Part::new();
+    let mut part = PartSize::new();
     let progress = Progress::start("reading records");
     loop {
-        let page = match store.list(&filter, from.as_ref(), part.size()).await {
+        let page = match store.list(&filter, from.as_ref(), part.get()).await {
             Ok(page) => page,
             Err(error) => {
                 part.shrink(error)?;

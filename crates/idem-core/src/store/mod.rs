@@ -1,11 +1,14 @@
 //! The storage port: what a store must do, and nothing about how.
 
 mod error;
+mod explain;
 mod fast;
 mod inspect;
 mod note;
 mod offset;
+mod part;
 mod repair;
+mod resolution;
 mod self_test;
 mod transactional;
 
@@ -24,7 +27,9 @@ pub use inspect::{
 };
 pub use note::{Repair, RepairNote};
 pub use offset::TimeOffset;
+pub use part::PartSize;
 pub use repair::repair;
+pub use resolution::InvalidResolution;
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, FINISH_TIMEOUT, StoreTransaction, TransactionSlots, TransactionalStore, Writes};
 

@@ -1,0 +1,188 @@
+//! A list of records by state, age and origin.
+
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use http::StatusCode;
+use idem_core::{Inspect, PartSize, RecordFilter, RecordSummary, ScanPosition, StateName, StoreError, Timestamp};
+use maud::{Markup, html};
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::text::grouped;
+use super::{Page, failed, page, table};
+use crate::console::{Console, Visit};
+
+/// A page ends after the part that brings it to as many records.
+const ENOUGH: usize = 50;
+
+/// A page ends after this time, whether it has found records or not: within a second it has to be there.
+const PATIENCE: Duration = Duration::from_millis(600);
+
+/// What the form asks for; an empty field asks for nothing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Wanted {
+    state: String,
+    older_than: String,
+    abandoned: String,
+    namespace: String,
+    principal: String,
+    operation: String,
+    from: String,
+}
+
+pub(crate) async fn get(State(console): State<Console>, visit: Visit, Query(wanted): Query<Wanted>) -> Page {
+    let (filter, from) = match wanted.read(&visit) {
+        Ok(read) => read,
+        Err(why) => {
+            let content = html! { p.problem role="alert" { (why) } (form(&visit, &wanted)) };
+            return page(&visit, StatusCode::BAD_REQUEST, "Records", &content);
+        }
+    };
+    match listed(&*console.inspect, &filter, from).await {
+        Err(error) => failed(&visit, &error),
+        Ok(found) => {
+            let content = html! { (form(&visit, &wanted)) (found.markup(&visit, &wanted)) };
+            page(&visit, StatusCode::OK, "Records", &content)
+        }
+    }
+}
+
+/// What a page found.
+struct Found {
+    records: Vec<RecordSummary>,
+    scanned: u64,
+    unreadable: u64,
+    next: Option<ScanPosition>,
+    progress: Option<f64>,
+    now: Timestamp,
+}
+
+async fn listed(store: &dyn Inspect, filter: &RecordFilter, from: Option<ScanPosition>) -> Result<Found, StoreError> {
+    let (began, mut part) = (Instant::now(), PartSize::new());
+    let (mut records, mut scanned, mut unreadable, mut next) = (Vec::new(), 0, 0, from);
+    // The first part is small: without a filter it has enough.
+    let mut size = part.up_to(ENOUGH as u64).unwrap_or(part.get());
+    loop {
+        let found = match store.list(filter, next.as_ref(), size).await {
+            Ok(found) => found,
+            Err(error) => {
+                part.shrink(error)?;
+                size = part.get().min(size);
+                continue;
+            }
+        };
+        records.extend(found.records);
+        scanned += found.scanned;
+        unreadable += found.unreadable;
+        if found.next.is_none() || records.len() >= ENOUGH || began.elapsed() >= PATIENCE {
+            let (next, progress, now) = (found.next, found.progress, found.now);
+            return Ok(Found { records, scanned, unreadable, next, progress, now });
+        }
+        next = found.next;
+        // With few records in each part, larger parts reach the end sooner.
+        size = if records.is_empty() { part.get() } else { size };
+    }
+}
+
+impl Wanted {
+    fn read(&self, visit: &Visit) -> Result<(RecordFilter, Option<ScanPosition>), String> {
+        let text = |text: &String| (!text.is_empty()).then(|| text.clone());
+        let state = text(&self.state).map(|state| state.parse::<StateName>()).transpose();
+        let states = state.map_err(|error| error.to_string())?.into_iter().collect();
+        let age = text(&self.older_than).map(|age| humantime::parse_duration(&age)).transpose();
+        let older_than = age.map_err(|error| format!("An age looks like 5m or 2h: {error}."))?;
+        let from =
+            text(&self.from).map(|digits| position(&digits).ok_or("The link to this page is damaged.")).transpose()?;
+        let tenant = visit.permissions.tenant.as_ref();
+        let filter = RecordFilter {
+            states,
+            older_than,
+            abandoned: !self.abandoned.is_empty(),
+            namespace: tenant.map(|tenant| tenant.namespace.clone()).or_else(|| text(&self.namespace)),
+            principal: tenant.map(|tenant| tenant.principal.clone()).or_else(|| text(&self.principal)),
+            operation: text(&self.operation),
+        };
+        Ok((filter, from))
+    }
+
+    /// The fields with their names, but not the position.
+    fn fields(&self) -> [(&'static str, &str); 6] {
+        [
+            ("state", &self.state),
+            ("older_than", &self.older_than),
+            ("abandoned", &self.abandoned),
+            ("namespace", &self.namespace),
+            ("principal", &self.principal),
+            ("operation", &self.operation),
+        ]
+    }
+}
+
+impl Found {
+    fn markup(&self, visit: &Visit, wanted: &Wanted) -> Markup {
+        html! {
+            @if self.records.is_empty() {
+                p role="status" { "No record is selected among " (grouped(self.scanned)) "." }
+            } @else {
+                (table(visit, "Records", &self.records, self.now))
+            }
+            @if self.unreadable > 0 {
+                p.problem { (grouped(self.unreadable)) " records cannot be read, perhaps because a newer version wrote them." }
+            }
+            @if let Some(next) = &self.next {
+                form method="get" action={ (visit.base) "/records" } {
+                    @for (name, value) in wanted.fields() { input type="hidden" name=(name) value=(value); }
+                    input type="hidden" name="from" value=(digits(next));
+                    button { "Go on" }
+                    @if let Some(progress) = self.progress {
+                        span.note { " " (format!("{:.0}", progress * 100.0)) " % of all records were read" }
+                    }
+                }
+            } @else {
+                p.note { "This is the end of the list." }
+            }
+        }
+    }
+}
+
+fn form(visit: &Visit, wanted: &Wanted) -> Markup {
+    let texts = [
+        ("older_than", "Older than", &wanted.older_than, "5m"),
+        ("namespace", "Namespace", &wanted.namespace, ""),
+        ("principal", "Principal", &wanted.principal, ""),
+        ("operation", "Operation", &wanted.operation, "POST /v1/payments"),
+    ];
+    let is_hidden = |name: &str| visit.permissions.tenant.is_some() && matches!(name, "namespace" | "principal");
+    html! {
+        form.filter method="get" action={ (visit.base) "/records" } {
+            label for="state" { "State" }
+            select #state name="state" {
+                option value="" { "any" }
+                @for name in StateName::ALL {
+                    option value=(name) selected[wanted.state == name.as_str()] { (name) }
+                }
+            }
+            @for (name, label, value, example) in texts.into_iter().filter(|(name, ..)| !is_hidden(name)) {
+                label for=(name) { (label) }
+                input #(name) name=(name) value=(value) placeholder=(example);
+            }
+            label for="abandoned" { "Lease is over" }
+            input #abandoned type="checkbox" name="abandoned" checked[!wanted.abandoned.is_empty()];
+            button { "List" }
+        }
+    }
+}
+
+fn digits(position: &ScanPosition) -> String {
+    position.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn position(digits: &str) -> Option<ScanPosition> {
+    let bytes = digits.as_bytes().chunks(2).map(|pair| {
+        let pair = std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2 && !pair.starts_with('+'))?;
+        u8::from_str_radix(pair, 16).ok()
+    });
+    bytes.collect::<Option<Vec<_>>>().map(ScanPosition::from_bytes)
+}

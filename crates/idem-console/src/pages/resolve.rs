@@ -1,0 +1,204 @@
+//! Resolving an operation that gave no answer itself.
+
+use std::time::Duration;
+
+use axum::extract::{Form, Path, State as FromState};
+use axum::response::{IntoResponse, Response};
+use http::header::LOCATION;
+use http::{HeaderMap, StatusCode};
+use idem_core::{
+    HeaderField, Inspection, OwnerToken, Record, RecordId, RecordVersion, Resolution, Resolve, ResolveOutcome,
+    StateName, StoredBody, StoredResponse, machine, repair,
+};
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::record::token;
+use super::text::visible;
+use super::{Page, failed, missing, page, refused, with_causes};
+use crate::console::{Console, Visit};
+use crate::forgery::is_from_another_site;
+
+/// The states that can be asked for, and what each means.
+const CHOICES: [(StateName, &str); 4] = [
+    (StateName::OutcomeUnknown, "Mark it as unknown: its process can no longer settle it. First for a crashed run."),
+    (StateName::Completed, "It took effect. Repeats get the answer below."),
+    (StateName::Failed, "It took no effect and never runs again. Repeats get the answer below, from status 400 on."),
+    (StateName::Retryable, "It took no effect. The next request with its key runs it again, after the wait below."),
+];
+
+/// What the form sends.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Asked {
+    token: String,
+    seen: String,
+    action: String,
+    #[serde(rename = "as")]
+    state: String,
+    reason: String,
+    status: String,
+    content_type: String,
+    body: String,
+    retry_after: String,
+}
+
+/// The form, with the states that the record can have next and that the client may ask for.
+pub(super) fn form(console: &Console, visit: &Visit, id: RecordId, record: &Record, inspection: &Inspection) -> Markup {
+    let is_possible = |state: StateName| {
+        let response = (state != StateName::OutcomeUnknown).then(|| StoredResponse::new(400, ""));
+        let request = Resolution::new(state, response, None).map(|resolution| Resolve {
+            id,
+            action: OwnerToken::random(),
+            seen: record.version(),
+            resolution,
+            retention: console.retention,
+        });
+        let outcome = request.map(|request| machine::resolve(Some(record), &request, inspection.now).1);
+        !inspection.runs_in_transaction && outcome == Ok(ResolveOutcome::Resolved)
+    };
+    let possible: Vec<_> = CHOICES.into_iter().filter(|(state, _)| is_possible(*state)).collect();
+    let permitted: Vec<_> = possible.iter().filter(|(state, _)| visit.permissions.may_resolve_as(*state)).collect();
+    let (Some(tokens), false) = (&console.tokens, possible.is_empty()) else { return Markup::default() };
+    let is_unknown_only = permitted.iter().all(|(state, _)| *state == StateName::OutcomeUnknown);
+    html! {
+        h2 { "Resolve" }
+        @if permitted.is_empty() {
+            p.note { "You may not resolve it." }
+        } @else {
+            form.resolve method="post" action={ (visit.base) "/records/" (id) "/resolve" } {
+                input type="hidden" name="token" value=(tokens.of(&visit.permissions.actor, &id));
+                input type="hidden" name="seen" value=(record.version());
+                input type="hidden" name="action" value=(token(&OwnerToken::random()));
+                fieldset {
+                    legend { "How did it end?" }
+                    @for (state, meaning) in permitted {
+                        div.choice {
+                            input type="radio" name="as" value=(state) id=(state) required;
+                            label for=(state) { strong { (state) } " – " (meaning) }
+                        }
+                    }
+                }
+                @if !is_unknown_only {
+                    fieldset {
+                        legend { "The answer that repeats get" }
+                        label for="status" { "Status" }
+                        input #status name="status" inputmode="numeric" pattern="[2-5][0-9][0-9]" placeholder="201";
+                        label for="content_type" { "Content type" }
+                        input #content_type name="content_type" placeholder="application/json";
+                        label for="body" { "Body" }
+                        textarea #body name="body" rows="4" {}
+                        label for="retry_after" { "Wait, for retryable" }
+                        input #retry_after name="retry_after" placeholder="30s";
+                    }
+                }
+                label for="reason" { "Reason. It stays in the store, with your name." }
+                textarea #reason name="reason" rows="2" required {}
+                button { "Resolve" }
+            }
+        }
+    }
+}
+
+pub(crate) async fn post(
+    FromState(console): FromState<Console>,
+    visit: Visit,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    Form(asked): Form<Asked>,
+) -> Response {
+    match resolved(&console, &visit, &id, &headers, &asked).await {
+        // The answer to a form is a redirection, so that loading the page again sends no form again.
+        Ok(id) => (StatusCode::SEE_OTHER, [(LOCATION, format!("{}/records/{id}", visit.base))]).into_response(),
+        Err(page) => page.into_response(),
+    }
+}
+
+async fn resolved(
+    console: &Console,
+    visit: &Visit,
+    id: &str,
+    headers: &HeaderMap,
+    asked: &Asked,
+) -> Result<RecordId, Page> {
+    let forbidden = |why: &str| refused(visit, StatusCode::FORBIDDEN, why);
+    let wrong = |why: &str| refused(visit, StatusCode::BAD_REQUEST, why);
+    let id: RecordId = id.parse().map_err(|_| missing(visit))?;
+    let is_own =
+        console.tokens.as_ref().is_some_and(|tokens| tokens.is_of(&asked.token, &visit.permissions.actor, &id));
+    if is_from_another_site(headers) || !is_own {
+        return Err(forbidden(
+            "The form is not from this console, or from before it was started again. Nothing was changed: open the record again.",
+        ));
+    }
+    let state: StateName =
+        asked.state.parse().map_err(|_| wrong("Nothing was changed: say how the operation ended."))?;
+    if !visit.permissions.may_resolve_as(state) {
+        return Err(forbidden("Nothing was changed: you may not resolve an operation as this."));
+    }
+    if visit.permissions.tenant.is_some() {
+        let inspection = console.inspect.inspect(&id).await.map_err(|_| missing(visit))?;
+        if !visit.permissions.sees(inspection.origin.as_ref()) {
+            return Err(missing(visit));
+        }
+    }
+    let request =
+        asked.request(id, state, console.retention).map_err(|why| wrong(&format!("Nothing was changed: {why}.")))?;
+    match repair(&*console.operate, &request, &visit.permissions.actor, asked.reason.trim()).await {
+        Ok(ResolveOutcome::Resolved) => Ok(id),
+        Ok(outcome) => {
+            let content = html! {
+                p.problem role="alert" { (outcome.meaning()) }
+                p { a href={ (visit.base) "/records/" (id) } { "Look at the record again" } }
+            };
+            Err(page(visit, StatusCode::CONFLICT, "Not resolved", &content))
+        }
+        Err(error) if error.is_indeterminate() => {
+            let content = html! {
+                p.problem role="alert" {
+                    "It is not known whether the record was resolved. Send the form again by loading this page again: the action stays \
+                     the same, so that it is made once."
+                }
+                p.note { (visible(&with_causes(&error))) }
+            };
+            Err(page(visit, StatusCode::SERVICE_UNAVAILABLE, "The store did not answer", &content))
+        }
+        Err(error) => Err(failed(visit, &error)),
+    }
+}
+
+impl Asked {
+    fn request(&self, id: RecordId, state: StateName, retention: Duration) -> Result<Resolve, String> {
+        if self.reason.trim().is_empty() {
+            return Err("the reason is empty. Say why, for those who look at this record later".into());
+        }
+        let seen: RecordVersion = self.seen.parse().map_err(|_| "the form has no version of the record".to_owned())?;
+        let action = u128::from_str_radix(&self.action, 16).map_err(|_| "the form has no action".to_owned())?;
+        let wait = (!self.retry_after.trim().is_empty()).then(|| humantime::parse_duration(self.retry_after.trim()));
+        let wait = wait.transpose().map_err(|error| format!("a wait looks like 30s or 5m: {error}"))?;
+        let resolution = Resolution::new(state, self.response()?, wait).map_err(|error| error.to_string())?;
+        Ok(Resolve { id, action: OwnerToken::from_bytes(action.to_be_bytes()), seen, resolution, retention })
+    }
+
+    /// The answer that repeats get; `None` if each of its fields is empty.
+    fn response(&self) -> Result<Option<StoredResponse>, String> {
+        let [status, content_type] = [&self.status, &self.content_type].map(|text| text.trim());
+        if status.is_empty() && content_type.is_empty() && self.body.is_empty() {
+            return Ok(None);
+        }
+        let status = status.parse().map_err(|_| "the answer needs a status, such as 201".to_owned())?;
+        if http::HeaderValue::from_str(content_type).is_err() {
+            return Err("the content type is no value of a header field".into());
+        }
+        let field = HeaderField { name: "content-type".into(), value: content_type.to_owned().into() };
+        let headers = if content_type.is_empty() { Vec::new() } else { vec![field] };
+        // Browsers send each line break as two characters.
+        let body = self.body.replace("\r\n", "\n");
+        Ok(Some(StoredResponse {
+            status,
+            headers: headers.into(),
+            body: StoredBody::Retained(body.into()),
+            trace: None,
+        }))
+    }
+}
