@@ -10,6 +10,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+#[cfg(feature = "console")]
+use commands::console;
 use commands::{check, list, purge, repairs, resolve, show, stats, sweep};
 use store::StoreOptions;
 
@@ -49,6 +51,9 @@ enum Command {
     Sweep(sweep::Options),
     /// Removes expired records.
     Purge(purge::Options),
+    /// Shows records in a browser on this machine, and repairs them there.
+    #[cfg(feature = "console")]
+    Console(console::Options),
 }
 
 /// How a command ended, as an exit code.
@@ -103,6 +108,8 @@ async fn run(arguments: Arguments) -> Result<Ended, Box<dyn Error>> {
         Command::Repairs(options) => repairs::run(&*store, &options, json).await,
         Command::Sweep(options) => sweep::run(&*store, &options, json).await,
         Command::Purge(options) => purge::run(&*store, &options, json).await,
+        #[cfg(feature = "console")]
+        Command::Console(options) => console::run(store, &options).await,
     }
 }
 

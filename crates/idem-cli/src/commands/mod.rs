@@ -1,6 +1,8 @@
 //! The commands, one module each.
 
 pub(crate) mod check;
+#[cfg(feature = "console")]
+pub(crate) mod console;
 pub(crate) mod list;
 pub(crate) mod purge;
 pub(crate) mod repairs;
