@@ -244,7 +244,8 @@ impl AcquireAttempt<'_> {
 impl Drop for AcquireAttempt<'_> {
     fn drop(&mut self) {
         if self.unclear_since.is_some() {
-            give_back_when_taken(self.shared, &self.subject, never_answered(self.request.id, self.request.owner));
+            let Acquire { id, fingerprint, owner, .. } = *self.request;
+            give_back_when_taken(self.shared, &self.subject, never_answered(id, fingerprint, owner));
         }
     }
 }
