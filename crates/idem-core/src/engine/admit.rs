@@ -213,6 +213,7 @@ impl AcquireAttempt<'_> {
         }
     }
 
+    #[expect(clippy::result_large_err, reason = "the outcome is moved on at once")]
     async fn acquire_once(&mut self) -> Result<Result<Acquired, AcquireOutcome>, StoreError> {
         // Unclear until it is answered, even if this future is dropped before.
         let before = self.unclear_since;
