@@ -8,7 +8,7 @@ use idem_core::{
 use crate::sealer::Run;
 use crate::store::EncryptedStore;
 
-/// For applications that reach records without the verbs of the store: by SQL of their own, by a joined transaction, or by a guard.
+/// For applications that reach records without the verbs of the store: by SQL statements, joined transactions or guards.
 /// The README has [examples](crate#transactions-of-your-own).
 ///
 /// What the other side takes must be sealed, and what it gives must be opened. Sealing fails only for more than 64 GiB.

@@ -31,8 +31,8 @@ impl EncryptionConfig {
 
     /// Also reads answers and checkpoints that are not encrypted, for a service that switches encryption on.
     ///
-    /// Default off: then such a record is an error of the kind `Corrupt`, and a client of the database cannot put an answer of its
-    /// own in place of a sealed one. Switch it off again after the longest retention, counted from when the last process without
+    /// Default off: then such a record is an error of the kind `Corrupt`, and a client of the database cannot replace a sealed answer
+    /// by a forged one. Switch it off again after the longest retention, counted from when the last process without
     /// encryption ended.
     #[must_use]
     pub fn reading_unencrypted_records(mut self) -> Self {
@@ -53,8 +53,8 @@ impl EncryptionConfig {
 
     /// Compresses bodies and checkpoints before they are sealed, if that makes them shorter.
     ///
-    /// Default off: lengths stay readable in the store, and a compressed length tells about the content. If a client can have its own
-    /// text put beside a secret in one answer, it can guess that secret by lengths (CRIME). Every process needs the feature
+    /// Default off: lengths stay readable in the store, and a compressed length tells about the content. If one
+    /// answer holds a secret and text that a client chose, the client can guess the secret by lengths (CRIME). Every process needs the feature
     /// `compression` to read such records.
     #[cfg(feature = "compression")]
     #[must_use]

@@ -23,8 +23,8 @@ use crate::transaction::EncryptedTransaction;
 /// It implements each port that `S` implements. `S` may be a trait object: `EncryptedStore<dyn TransactionalStore>`.
 ///
 /// # Errors
-/// Beside the errors of `S`, its verbs return [`StoreError`] of the kind `Corrupt` if a stored value does not open. The message names
-/// the record and the id of the key, and says what to do. Nothing runs because of it.
+/// If a stored value does not open, its verbs return [`StoreError`] of the kind `Corrupt`. The message names the record and the id of
+/// the key, and says what to do. The operation does not run. All errors of `S` are passed on.
 ///
 /// # Cancellation safety
 /// As that of `S`.

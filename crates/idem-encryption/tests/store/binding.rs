@@ -79,6 +79,11 @@ fn an_answer_opens_only_in_its_place() {
     for (change, response) in changed {
         assert_eq!(opened(&lease, &record(&lease, response)), CORRUPT, "{change}");
     }
+    // An empty body has no bytes that could be missed.
+    let empty = store().seal_response(&lease, &StoredResponse::new(201, "")).unwrap();
+    assert!(opened(&lease, &record(&lease, empty.clone())).is_ok());
+    let tombstone = StoredResponse { body: StoredBody::NotRetained, ..empty };
+    assert_eq!(opened(&lease, &record(&lease, tombstone)), CORRUPT);
     // The body of another answer of the same run.
     let other =
         store().seal_response(&lease, &StoredResponse { body: response().body, ..StoredResponse::new(201, "") });
@@ -103,6 +108,13 @@ fn bytes_do_not_move_between_header_fields_and_body() {
     assert_eq!(opened(&lease, &record(&lease, shifted(kept, [given, body].concat()))), CORRUPT);
     let longer = [&value[..], &body[..1]].concat();
     assert_eq!(opened(&lease, &record(&lease, shifted(&longer, body[1..].to_vec()))), CORRUPT);
+    // A body that begins as header fields do: a client may have chosen it.
+    let fields = idem_core::codec::encode_headers(&response().headers, None);
+    let chosen = store().seal_response(&lease, &StoredResponse::new(201, fields.clone())).unwrap();
+    let StoredBody::Retained(body) = &chosen.body else { panic!("it has a body") };
+    let value = STANDARD_NO_PAD.decode(&chosen.headers[0].value).unwrap();
+    let moved = shifted(&[&value[..], body].concat(), Vec::new());
+    assert_eq!(opened(&lease, &record(&lease, moved)), CORRUPT);
 }
 
 fn with_checkpoint(lease: &Lease, checkpoint: Checkpoint) -> Record {

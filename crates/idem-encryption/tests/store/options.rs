@@ -60,7 +60,7 @@ async fn a_crash_without_an_answer_is_reported_through_the_wrapper() {
     }
 }
 
-/// The three steps of the README, each with the processes of the step before beside it.
+/// The three steps of the README, each while processes of the step before still run.
 #[tokio::test]
 async fn encryption_is_switched_on_in_three_steps() {
     let file = File::new().await;
@@ -145,7 +145,7 @@ async fn the_original_is_replayed_to_another_request_where_the_policy_says_so() 
     assert!(matches!(store.acquire(&other).await, Ok(AcquireOutcome::Acquired(_))));
 }
 
-/// An operator can resolve a record that does not open, because nobody else can answer it.
+/// An operator can resolve a record that does not open, because its clients get only errors.
 #[tokio::test]
 async fn a_record_that_does_not_open_can_be_resolved() {
     let (store, clock) = memory(config());

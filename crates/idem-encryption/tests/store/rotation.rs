@@ -168,7 +168,7 @@ async fn the_engine_gets_its_answer_when_the_keys_rotate_before_it_settles_again
     assert!(faulty.calls(Verb::Settle) >= 2, "it settled again");
 }
 
-/// One process has the new key first. Both read all, whoever wrote it.
+/// One process has the new key first. Both read all records of both.
 #[tokio::test]
 async fn processes_may_rotate_one_after_the_other() {
     let file = File::new().await;
