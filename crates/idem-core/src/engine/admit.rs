@@ -244,8 +244,8 @@ impl AcquireAttempt<'_> {
 /// Releases the lease that an unanswered acquire may take, unless the operation runs under it.
 impl Drop for AcquireAttempt<'_> {
     fn drop(&mut self) {
+        let Acquire { id, fingerprint, owner, .. } = *self.request;
         if self.unclear_since.is_some() {
-            let Acquire { id, fingerprint, owner, .. } = *self.request;
             give_back_when_taken(self.shared, &self.subject, never_answered(id, fingerprint, owner));
         }
     }
