@@ -1,13 +1,17 @@
 //! What an encrypted store can be told.
 
-use std::fmt;
-
 use crate::keys::Keys;
 use crate::scope::ScopeSecret;
 
 /// The keys and the options of an [`EncryptedStore`](crate::EncryptedStore).
+#[derive(Debug)]
 pub struct EncryptionConfig {
     pub(crate) keys: Keys,
+    pub(crate) options: Options,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Options {
     pub(crate) reads_unencrypted: bool,
     pub(crate) writes_unencrypted: bool,
     #[cfg(feature = "compression")]
@@ -19,24 +23,17 @@ impl EncryptionConfig {
     /// Encryption with these keys.
     #[must_use]
     pub fn new(keys: Keys) -> Self {
-        Self {
-            keys,
-            reads_unencrypted: false,
-            writes_unencrypted: false,
-            #[cfg(feature = "compression")]
-            compresses: false,
-            scope_secret: None,
-        }
+        Self { keys, options: Options::default() }
     }
 
     /// Also reads answers and checkpoints that are not encrypted, for a service that switches encryption on.
     ///
     /// Default off: then such a record is an error of the kind `Corrupt`, and a client of the database cannot replace a sealed answer
-    /// by a forged one. Switch it off again after the longest retention, counted from when the last process without
-    /// encryption ended.
+    /// by a forged one. Switch it off again after the longest retention, counted from the end of the last process that wrote
+    /// without encryption.
     #[must_use]
     pub fn reading_unencrypted_records(mut self) -> Self {
-        self.reads_unencrypted = true;
+        self.options.reads_unencrypted = true;
         self
     }
 
@@ -46,8 +43,8 @@ impl EncryptionConfig {
     /// Default off.
     #[must_use]
     pub fn writing_unencrypted_records(mut self) -> Self {
-        self.reads_unencrypted = true;
-        self.writes_unencrypted = true;
+        self.options.reads_unencrypted = true;
+        self.options.writes_unencrypted = true;
         self
     }
 
@@ -59,7 +56,7 @@ impl EncryptionConfig {
     #[cfg(feature = "compression")]
     #[must_use]
     pub fn with_compression(mut self) -> Self {
-        self.compresses = true;
+        self.options.compresses = true;
         self
     }
 
@@ -72,19 +69,7 @@ impl EncryptionConfig {
     /// change are not found by their principal and operation any more. Nothing else depends on it.
     #[must_use]
     pub fn hashing_scopes(mut self, secret: [u8; 32]) -> Self {
-        self.scope_secret = Some(ScopeSecret::new(secret));
+        self.options.scope_secret = Some(ScopeSecret::new(secret));
         self
-    }
-}
-
-impl fmt::Debug for EncryptionConfig {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("EncryptionConfig")
-            .field("keys", &self.keys)
-            .field("reads_unencrypted", &self.reads_unencrypted)
-            .field("writes_unencrypted", &self.writes_unencrypted)
-            .field("hashes_scopes", &self.scope_secret.is_some())
-            .finish_non_exhaustive()
     }
 }

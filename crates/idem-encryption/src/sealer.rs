@@ -11,7 +11,7 @@ use idem_core::{
     Resolution, Settlement, State, StoreError, StoredBody, StoredResponse,
 };
 
-use crate::config::EncryptionConfig;
+use crate::config::{EncryptionConfig, Options};
 use crate::envelope::{Binding, Format, HEAD, Part, open, seal};
 use crate::fault::Fault;
 use crate::keys::Keys;
@@ -24,16 +24,7 @@ pub(crate) const SEALED: &str = "idem-sealed";
 #[derive(Debug)]
 pub(crate) struct Sealer {
     keys: RwLock<Arc<Keys>>,
-    config: Options,
-}
-
-#[derive(Debug)]
-struct Options {
-    reads_unencrypted: bool,
-    writes_unencrypted: bool,
-    #[cfg(feature = "compression")]
-    compresses: bool,
-    scope_secret: Option<ScopeSecret>,
+    options: Options,
 }
 
 /// The run that a value belongs to.
@@ -60,15 +51,8 @@ impl<'a> Run<'a> {
 
 impl Sealer {
     pub(crate) fn new(config: EncryptionConfig) -> Self {
-        let EncryptionConfig { keys, reads_unencrypted, writes_unencrypted, scope_secret, .. } = config;
-        let options = Options {
-            reads_unencrypted,
-            writes_unencrypted,
-            #[cfg(feature = "compression")]
-            compresses: config.compresses,
-            scope_secret,
-        };
-        Self { keys: RwLock::new(Arc::new(keys)), config: options }
+        let EncryptionConfig { keys, options } = config;
+        Self { keys: RwLock::new(Arc::new(keys)), options }
     }
 
     pub(crate) fn rotate(&self, keys: Keys) {
@@ -80,7 +64,7 @@ impl Sealer {
     }
 
     pub(crate) fn seal_response(&self, run: Run<'_>, response: &StoredResponse) -> Result<StoredResponse, StoreError> {
-        if self.config.writes_unencrypted {
+        if self.options.writes_unencrypted {
             return Ok(response.clone());
         }
         self.sealed_response(run, response).map_err(|fault| fault.of(run.id))
@@ -140,14 +124,14 @@ impl Sealer {
 
     fn unencrypted_response(&self, kind: ReplayKind, response: &StoredResponse) -> Result<StoredResponse, Fault> {
         let is_the_machines_own = kind == ReplayKind::OutcomeUnknown && *response == StoredResponse::outcome_unknown();
-        if is_the_machines_own || self.config.reads_unencrypted {
+        if is_the_machines_own || self.options.reads_unencrypted {
             return Ok(response.clone());
         }
         Err(Fault::Unencrypted)
     }
 
     pub(crate) fn seal_checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<Checkpoint, StoreError> {
-        if self.config.writes_unencrypted {
+        if self.options.writes_unencrypted {
             return Ok(checkpoint.clone());
         }
         let run = Run::of_lease(lease);
@@ -167,7 +151,7 @@ impl Sealer {
 
     pub(crate) fn open_checkpoint(&self, run: Run<'_>, checkpoint: &Checkpoint) -> Result<Checkpoint, Fault> {
         if &*checkpoint.name != SEALED {
-            return if self.config.reads_unencrypted { Ok(checkpoint.clone()) } else { Err(Fault::Unencrypted) };
+            return if self.options.reads_unencrypted { Ok(checkpoint.clone()) } else { Err(Fault::Unencrypted) };
         }
         let damaged = Fault::Damaged("the checkpoint");
         let (head, sealed) = checkpoint.data.split_first_chunk::<HEAD>().ok_or(damaged)?;
@@ -182,7 +166,7 @@ impl Sealer {
 
     #[cfg(feature = "compression")]
     fn compressed(&self, plaintext: Bytes) -> (Bytes, Format) {
-        let compressed = self.config.compresses.then(|| crate::compression::compress(&plaintext)).flatten();
+        let compressed = self.options.compresses.then(|| crate::compression::compress(&plaintext)).flatten();
         compressed.map_or((plaintext, Format::Plain), |compressed| (compressed.into(), Format::Compressed))
     }
 
@@ -219,13 +203,13 @@ impl Sealer {
 
     /// The request with its scope hashed, if the store hashes scopes.
     pub(crate) fn seal_request(&self, request: &Acquire) -> Acquire {
-        let Some(secret) = &self.config.scope_secret else { return request.clone() };
+        let Some(secret) = &self.options.scope_secret else { return request.clone() };
         let scope = secret.scope(&request.origin.scope);
         Acquire { origin: Origin { scope, ..request.origin.clone() }, ..request.clone() }
     }
 
     pub(crate) fn scope_secret(&self) -> Option<&ScopeSecret> {
-        self.config.scope_secret.as_ref()
+        self.options.scope_secret.as_ref()
     }
 
     pub(crate) fn open_lease(&self, lease: Lease) -> Result<Lease, StoreError> {

@@ -6,7 +6,7 @@ use idem_core::engine::{Idempotency, Operation, Settings};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyStore, Inspect as _, OnMismatch, Operate as _, Origin,
     OwnerToken, RecordFilter, ReplayKind, Resolution, Resolve, ResolveOutcome, Scope, Settlement, StoreErrorKind,
-    StoredBody, StoredResponse, Takeover, TransactionalStore,
+    StoredResponse, Takeover, TransactionalStore,
 };
 use idem_encryption::{EncryptedStore, Keys};
 use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, mismatch_of, repeat_of, request, response};
@@ -195,6 +195,7 @@ async fn a_handler_has_the_transaction_of_its_database() {
 #[cfg(feature = "compression")]
 #[tokio::test]
 async fn a_compressed_record_is_short_and_every_process_opens_it() {
+    use idem_core::StoredBody;
     let file = File::new().await;
     let compressing = file.encrypted(config().with_compression());
     let first = request();
