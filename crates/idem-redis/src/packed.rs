@@ -432,6 +432,7 @@ mod tests {
     fn a_settlement_that_needs_what_its_run_left_behind_is_not_sent_unseen() {
         let lease = Lease {
             id: idem_core::RecordId::from_bytes([0; 32]),
+            fingerprint: Fingerprint::of_bytes("", b""),
             owner: OwnerToken::from_bytes([3; 16]),
             attempt: 5,
             acquisition: Acquisition::Fresh,

@@ -266,7 +266,14 @@ impl Row {
     }
 
     fn lease(&self, id: RecordId) -> Lease {
-        Lease { id, owner: self.owner, attempt: self.attempt, acquisition: self.how, checkpoint: self.note.clone() }
+        Lease {
+            id,
+            fingerprint: self.fingerprint,
+            owner: self.owner,
+            attempt: self.attempt,
+            acquisition: self.how,
+            checkpoint: self.note.clone(),
+        }
     }
 
     fn run_again(&mut self, request: &Acquire, how: Acquisition, now: i64) -> AcquireOutcome {

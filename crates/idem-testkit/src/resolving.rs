@@ -135,6 +135,7 @@ pub async fn what_took_no_effect_runs_again_with_the_next_attempt(subject: &Subj
     let lease = subject.lease(&again).await;
     let expected = Lease {
         id: request.id,
+        fingerprint: request.fingerprint,
         owner: again.owner,
         attempt: 2,
         acquisition: Acquisition::Retry,

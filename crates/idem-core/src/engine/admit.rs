@@ -213,6 +213,7 @@ impl AcquireAttempt<'_> {
         }
     }
 
+    #[expect(clippy::result_large_err, reason = "the outcome is moved on at once")]
     async fn acquire_once(&mut self) -> Result<Result<Acquired, AcquireOutcome>, StoreError> {
         // Unclear until it is answered, even if this future is dropped before.
         let before = self.unclear_since;
@@ -243,8 +244,9 @@ impl AcquireAttempt<'_> {
 /// Releases the lease that an unanswered acquire may take, unless the operation runs under it.
 impl Drop for AcquireAttempt<'_> {
     fn drop(&mut self) {
+        let Acquire { id, fingerprint, owner, .. } = *self.request;
         if self.unclear_since.is_some() {
-            give_back_when_taken(self.shared, &self.subject, never_answered(self.request.id, self.request.owner));
+            give_back_when_taken(self.shared, &self.subject, never_answered(id, fingerprint, owner));
         }
     }
 }

@@ -68,7 +68,11 @@ impl Held {
     /// of `lease`.
     pub(super) fn give_back_late_acquire(&self, context: &Context, lease: &Lease) {
         if self.is_acquire_unclear {
-            give_back_when_taken(context.shared(), context.subject(), never_answered(lease.id, lease.owner));
+            give_back_when_taken(
+                context.shared(),
+                context.subject(),
+                never_answered(lease.id, lease.fingerprint, lease.owner),
+            );
         }
     }
 

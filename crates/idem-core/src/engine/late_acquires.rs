@@ -14,6 +14,7 @@ use tracing::Instrument as _;
 
 use super::observer::{EventKind, Subject};
 use super::shared::{FIRST_PAUSE, LAST_PAUSE, MOST_LATE_ACQUIRES, Shared};
+use crate::fingerprint::Fingerprint;
 use crate::machine::{Lease, OwnerOutcome, Settlement};
 use crate::record::{Acquisition, OwnerToken};
 use crate::record_id::RecordId;
@@ -23,8 +24,8 @@ use crate::store::StoreErrorKind;
 const SOON: Duration = Duration::from_secs(1);
 
 /// The lease that an unanswered acquire would have returned. Stores look only at its id and its owner.
-pub(super) fn never_answered(id: RecordId, owner: OwnerToken) -> Lease {
-    Lease { id, owner, attempt: 0, acquisition: Acquisition::Fresh, checkpoint: None }
+pub(super) fn never_answered(id: RecordId, fingerprint: Fingerprint, owner: OwnerToken) -> Lease {
+    Lease { id, fingerprint, owner, attempt: 0, acquisition: Acquisition::Fresh, checkpoint: None }
 }
 
 /// Releases `lease` in the background if it appears. Ends when the store has answered for as long as a lease lasts.

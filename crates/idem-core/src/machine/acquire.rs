@@ -155,6 +155,7 @@ fn fail(
 fn lease_of(record: &Record, acquisition: Acquisition, request: &Acquire) -> Lease {
     Lease {
         id: request.id,
+        fingerprint: record.fingerprint,
         owner: record.owner,
         attempt: record.attempt,
         acquisition,

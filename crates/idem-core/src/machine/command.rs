@@ -245,6 +245,8 @@ pub enum OwnerOutcome {
 pub struct Lease {
     /// Which record.
     pub id: RecordId,
+    /// Digest of the request that acquired the record, which is that of the record.
+    pub fingerprint: Fingerprint,
     /// Proof of ownership.
     pub owner: OwnerToken,
     /// Which attempt this is, from 1.

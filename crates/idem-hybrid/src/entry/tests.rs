@@ -11,8 +11,14 @@ fn at(micros: i64) -> Timestamp {
 /// The request for a record, and the lease of its owner.
 fn run() -> (Acquire, Lease) {
     let request = fixture::request();
-    let lease =
-        Lease { id: request.id, owner: request.owner, attempt: 3, acquisition: Acquisition::Fresh, checkpoint: None };
+    let lease = Lease {
+        id: request.id,
+        fingerprint: request.fingerprint,
+        owner: request.owner,
+        attempt: 3,
+        acquisition: Acquisition::Fresh,
+        checkpoint: None,
+    };
     (request, lease)
 }
 
@@ -195,7 +201,14 @@ fn an_earlier_entry_is_believed_within_its_times_only() {
 fn the_form_of_an_entry_is_this() {
     let id = RecordId::from_bytes([3; 32]);
     let request = Acquire { id, owner: OwnerToken::from_bytes([5; 16]), ..fixture::request() };
-    let lease = Lease { id, owner: request.owner, attempt: 2, acquisition: Acquisition::Takeover, checkpoint: None };
+    let lease = Lease {
+        id,
+        fingerprint: request.fingerprint,
+        owner: request.owner,
+        attempt: 2,
+        acquisition: Acquisition::Takeover,
+        checkpoint: None,
+    };
     let entry = Entry::lock(&request, &lease, at(1_000), Duration::from_micros(500));
     let bytes = entry.encode(&STORE, &id).unwrap().bytes;
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

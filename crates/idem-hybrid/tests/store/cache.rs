@@ -275,6 +275,7 @@ impl IdempotencyStore for Generous {
         Ok(match self.0.acquire(request).await? {
             AcquireOutcome::InProgress { .. } => AcquireOutcome::Acquired(Lease {
                 id: request.id,
+                fingerprint: request.fingerprint,
                 owner: request.owner,
                 attempt: 1,
                 acquisition: Acquisition::Fresh,

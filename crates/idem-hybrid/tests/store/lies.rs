@@ -149,7 +149,8 @@ impl World {
         let before = self.record(&id).await;
         let attempt = before.as_ref().map_or(1, |record| record.attempt);
         let acquisition = idem_core::Acquisition::Fresh;
-        let lease = Lease { id, owner, attempt, acquisition, checkpoint: None };
+        let lease =
+            Lease { id, fingerprint: fixture::request().fingerprint, owner, attempt, acquisition, checkpoint: None };
         let term = Term { lease: SECOND * 2, retention: SECOND * 3 };
         let response = StoredResponse::new(200, self.dice.below(1_000).to_string());
         let settlement = match self.dice.below(5) {

@@ -79,6 +79,7 @@ async fn a_lock_that_comes_after_the_end_of_its_run_goes() {
                 assert!(tokio::time::timeout(SLOWLY / 5, acquire).await.is_err(), "it has been answered");
                 Lease {
                     id: request.id,
+                    fingerprint: request.fingerprint,
                     owner: request.owner,
                     attempt: 1,
                     acquisition: idem_core::Acquisition::Fresh,

@@ -9,6 +9,7 @@ use crate::world::World;
 async fn everything_fails(world: &World, request: &Acquire) -> Vec<StoreError> {
     let lease = idem_core::Lease {
         id: request.id,
+        fingerprint: request.fingerprint,
         owner: request.owner,
         attempt: 1,
         acquisition: idem_core::Acquisition::Fresh,

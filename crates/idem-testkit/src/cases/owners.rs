@@ -170,7 +170,14 @@ pub async fn an_owner_whose_outcome_became_unknown_changes_nothing(subject: &Sub
 pub async fn nobody_owns_a_record_that_is_not_there(subject: &Subject) {
     let request = request();
     let (id, owner) = (request.id, request.owner);
-    let lease = Lease { id, owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
+    let lease = Lease {
+        id,
+        fingerprint: request.fingerprint,
+        owner,
+        attempt: 1,
+        acquisition: Acquisition::Fresh,
+        checkpoint: None,
+    };
     assert_refused(subject, &lease).await;
     assert_eq!(subject.peek(&id).await, None);
 }

@@ -15,7 +15,17 @@ pub async fn a_new_key_is_acquired(subject: &Subject) {
     let request = request();
     let (id, owner) = (request.id, request.owner);
     let lease = subject.lease(&request).await;
-    assert_eq!(lease, Lease { id, owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None });
+    assert_eq!(
+        lease,
+        Lease {
+            id,
+            fingerprint: request.fingerprint,
+            owner,
+            attempt: 1,
+            acquisition: Acquisition::Fresh,
+            checkpoint: None
+        }
+    );
 }
 
 /// Peek shows every field of a fresh record as the machine would hold it.

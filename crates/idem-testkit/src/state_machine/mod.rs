@@ -11,7 +11,7 @@ use idem_core::{Acquisition, Lease, OwnerToken, Record, RecordId, Timestamp};
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 use crate::conformance::runtime;
-use crate::fixture::fresh_id;
+use crate::fixture::{fresh_id, request};
 use crate::model::{Answer, Model, Operation};
 use crate::subject::Subject;
 use compare::{align_answer, align_record};
@@ -189,7 +189,14 @@ impl<'a> Run<'a> {
     fn operation(&self, step: &Step) -> Operation {
         let id = self.ids[step.id];
         let owner = steps::owner(step.owner);
-        let never_given = || Lease { id, owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
+        let never_given = || Lease {
+            id,
+            fingerprint: request().fingerprint,
+            owner,
+            attempt: 1,
+            acquisition: Acquisition::Fresh,
+            checkpoint: None,
+        };
         let lease = self.leases.get(&(id, owner)).cloned().unwrap_or_else(never_given);
         steps::operation(&step.verb, lease, self.grid)
     }

@@ -77,8 +77,14 @@ impl Buggy {
     }
 
     async fn spoil(&self, request: &Acquire, before: Option<Record>, outcome: &mut AcquireOutcome) {
-        let lease =
-            |acquisition| Lease { id: request.id, owner: request.owner, attempt: 1, acquisition, checkpoint: None };
+        let lease = |acquisition| Lease {
+            id: request.id,
+            fingerprint: request.fingerprint,
+            owner: request.owner,
+            attempt: 1,
+            acquisition,
+            checkpoint: None,
+        };
         match (self.bug, outcome) {
             (Bug::AcquireIgnoresTheLease, outcome @ AcquireOutcome::InProgress { .. }) => {
                 *outcome = AcquireOutcome::Acquired(lease(Acquisition::Takeover));
@@ -206,8 +212,14 @@ impl Purge for Buggy {
         let seen = std::mem::take(&mut *self.seen.lock().unwrap());
         for id in seen {
             if let Some(record) = self.inner.peek(&id).await? {
-                let lease =
-                    Lease { id, owner: record.owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
+                let lease = Lease {
+                    id,
+                    fingerprint: record.fingerprint,
+                    owner: record.owner,
+                    attempt: 1,
+                    acquisition: Acquisition::Fresh,
+                    checkpoint: None,
+                };
                 self.inner.settle(&lease, &Settlement::Released, Duration::ZERO).await?;
             }
         }

@@ -21,7 +21,7 @@ fn memory() -> Arc<MemoryStore> {
 
 fn lease_of(request: &Acquire) -> Lease {
     let (id, owner) = (request.id, request.owner);
-    Lease { id, owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None }
+    Lease { id, fingerprint: request.fingerprint, owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None }
 }
 
 /// A wrapper without a script is a store like the one inside.

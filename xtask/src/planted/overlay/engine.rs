@@ -15,8 +15,8 @@ use crate::store::StoreTransaction;
 /// The right to execute, which nobody gave.
 pub(super) fn unasked(shared: &Shared, request: &Acquire, otherwise: Admission) -> Admission {
     let Some(permit) = shared.permit() else { return otherwise };
-    let lease =
-        Lease { id: request.id, owner: request.owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
+    let Acquire { id, fingerprint, owner, .. } = *request;
+    let lease = Lease { id, fingerprint, owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
     let acquired_at = Instant::now();
     Admission::Run(Admitted { lease, transaction: None, renew: true, acquired_at, is_unclear: false, permit })
 }

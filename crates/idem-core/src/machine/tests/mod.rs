@@ -87,7 +87,8 @@ fn with_attempt(attempt: u32, record: Record) -> Record {
 }
 
 fn acquired(attempt: u32, owner: u8, acquisition: Acquisition, checkpoint: Option<Checkpoint>) -> AcquireOutcome {
-    AcquireOutcome::Acquired(Lease { id: request(owner).id, owner: token(owner), attempt, acquisition, checkpoint })
+    let Acquire { id, fingerprint, .. } = request(owner);
+    AcquireOutcome::Acquired(Lease { id, fingerprint, owner: token(owner), attempt, acquisition, checkpoint })
 }
 
 fn replay(kind: ReplayKind, response: StoredResponse, attempt: u32, settled_at: Timestamp) -> AcquireOutcome {

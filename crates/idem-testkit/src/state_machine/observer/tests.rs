@@ -26,7 +26,14 @@ impl Seen {
     fn acquired() -> Self {
         let request = request();
         let (id, owner) = (request.id, request.owner);
-        let lease = Lease { id, owner, attempt: 1, acquisition: Acquisition::Fresh, checkpoint: None };
+        let lease = Lease {
+            id,
+            fingerprint: request.fingerprint,
+            owner,
+            attempt: 1,
+            acquisition: Acquisition::Fresh,
+            checkpoint: None,
+        };
         let observer = Observer::new(Duration::ZERO);
         let mut seen = Self { observer, model: Model::default(), request: request.clone(), lease, record: None };
         seen.correctly(&Operation::Acquire(request), START);

@@ -1,0 +1,106 @@
+//! The ports of operators and of the purge.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use idem_core::{
+    CountPage, IdempotencyStore, Inspect, Inspection, Operate, Purge, RecordFilter, RecordId, RecordPage,
+    RecordSummary, Repair, RepairNote, Resolution, Resolve, ResolveOutcome, ScanPosition, StoreError,
+};
+
+use crate::repeat;
+use crate::sealer::{Run, SEALED};
+use crate::store::EncryptedStore;
+
+#[async_trait]
+impl<S: IdempotencyStore + Operate + ?Sized> Operate for EncryptedStore<S> {
+    /// A resolution has no lease. The fingerprint and the attempt that its answer is bound to are those of the record. A record whose
+    /// answer does not open any more can be resolved.
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        if request.resolution == Resolution::OutcomeUnknown {
+            return self.inner.resolve(request).await;
+        }
+        // The second round is for an earlier try of the same action that comes late.
+        for _ in 0..2 {
+            let Some(record) = self.inner.peek(&request.id).await? else { return Ok(ResolveOutcome::Changed) };
+            let is_own = record.owner == request.action;
+            // An answer that is bound to another attempt than the one it resolves would never open.
+            if !is_own && record.version() != request.seen {
+                return Ok(ResolveOutcome::Changed);
+            }
+            let resolution = match repeat::resolution(&self.sealer, &record, request)? {
+                Some(stored) => stored,
+                None => self.sealer.seal_resolution(Run::of_record(&request.id, &record), &request.resolution)?,
+            };
+            let outcome = self.inner.resolve(&Resolve { resolution, ..request.clone() }).await?;
+            if outcome != ResolveOutcome::Changed || is_own {
+                return Ok(outcome);
+            }
+        }
+        Ok(ResolveOutcome::Changed)
+    }
+
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        self.inner.note(note).await
+    }
+
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        self.inner.repairs(limit).await
+    }
+}
+
+impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
+    /// Opens the name of the record's checkpoint. It stays sealed if the record has changed, or does not open: a listing shows all.
+    async fn open_name(&self, summary: &mut RecordSummary) -> Result<(), StoreError> {
+        if summary.checkpoint.as_deref() != Some(SEALED) {
+            return Ok(());
+        }
+        let record = self.inner.peek(&summary.id).await?.filter(|record| record.version() == summary.version);
+        let Some(record) = record else { return Ok(()) };
+        let run = Run::of_record(&summary.id, &record);
+        let checkpoint = record.checkpoint.as_ref().map(|checkpoint| self.sealer.open_checkpoint(run, checkpoint));
+        if let Some(Ok(checkpoint)) = checkpoint {
+            summary.checkpoint = Some(Arc::clone(&checkpoint.name));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<S: IdempotencyStore + Inspect + ?Sized> Inspect for EncryptedStore<S> {
+    async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
+        let found = self.inner.inspect(id).await?;
+        let record = found.record.as_ref().map(|record| self.sealer.open_record(id, record)).transpose()?;
+        Ok(Inspection { record, ..found })
+    }
+
+    /// Each record with a checkpoint costs one more query, which reads the name of the checkpoint. Lengths of bodies are those before
+    /// encryption; a compressed body counts with its compressed length.
+    async fn list(
+        &self,
+        filter: &RecordFilter,
+        from: Option<&ScanPosition>,
+        limit: NonZeroU32,
+    ) -> Result<RecordPage, StoreError> {
+        let mut page = match self.sealer.scope_secret() {
+            Some(secret) => self.inner.list(&secret.filter(filter), from, limit).await?,
+            None => self.inner.list(filter, from, limit).await?,
+        };
+        for summary in &mut page.records {
+            self.open_name(summary).await?;
+        }
+        Ok(page)
+    }
+
+    async fn count(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> Result<CountPage, StoreError> {
+        self.inner.count(from, limit).await
+    }
+}
+
+#[async_trait]
+impl<S: Purge + ?Sized> Purge for EncryptedStore<S> {
+    async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        self.inner.purge(limit).await
+    }
+}
