@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod audit;
 mod gauges;
 mod messages;
 mod observer;
@@ -7,6 +8,7 @@ mod register;
 mod scan;
 mod store;
 
+pub use self::audit::AuditCounters;
 pub use self::gauges::EngineGauges;
 #[cfg(feature = "hybrid")]
 pub use self::gauges::HybridGauges;

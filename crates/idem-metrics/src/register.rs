@@ -7,7 +7,7 @@ use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, 
 const METADATA: Metadata<'static> = Metadata::new("idem", Level::INFO, Some("idem_metrics"));
 
 /// The metrics with their meanings.
-const COUNTERS: [(&str, &str); 9] = [
+const COUNTERS: [(&str, &str); 11] = [
     (REQUESTS, "Requests by their outcome. Each request has exactly one."),
     (EVENTS, "What happened to requests on the way to their outcome."),
     (OBSERVER_PANICS, "Panics of the engine's observer."),
@@ -17,6 +17,8 @@ const COUNTERS: [(&str, &str); 9] = [
     (FAST_UNREADABLE, "Entries of the fast store that could not be decoded or authenticated."),
     (BREAKER_OPENED, "Times that the breaker of the fast store opened after it had been closed."),
     (COUNT_FAILURES, "Parts of the records that the store did not count."),
+    (AUDIT_WRITTEN, "Decisions that were written to the audit."),
+    (AUDIT_DROPPED, "Decisions that are missing from the audit."),
 ];
 const DURATIONS: [(&str, &str); 4] = [
     (STORE_SECONDS, "Asking the store whether an operation may run."),
@@ -69,6 +71,8 @@ pub(crate) const OLDEST_IN_PROGRESS: &str = "idem_oldest_in_progress_seconds";
 pub(crate) const PURGE_LAG: &str = "idem_purge_lag_seconds";
 pub(crate) const COUNTED_AT: &str = "idem_store_counted_timestamp_seconds";
 pub(crate) const COUNT_FAILURES: &str = "idem_store_count_failures_total";
+pub(crate) const AUDIT_WRITTEN: &str = "idem_audit_written_total";
+pub(crate) const AUDIT_DROPPED: &str = "idem_audit_dropped_total";
 pub(crate) const INBOX_PARKED: &str = "idem_inbox_parked";
 pub(crate) const OUTBOX_MESSAGES: &str = "idem_outbox_messages";
 pub(crate) const OUTBOX_LAG: &str = "idem_outbox_lag_seconds";

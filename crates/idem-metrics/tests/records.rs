@@ -12,7 +12,7 @@ use idem_core::{
     CountPage, Fingerprint, Inspect, Inspection, MemoryStore, RecordCounts, RecordFilter, RecordId, RecordPage,
     ScanPosition, Scope, StoreError, StoreErrorKind, StoredResponse, Timestamp, Writes,
 };
-use idem_metrics::{InboxGauges, OutboxGauges, StoreGauges, StoreScan};
+use idem_metrics::{AuditCounters, InboxGauges, OutboxGauges, StoreGauges, StoreScan};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 
 const INTERVAL: Duration = Duration::from_secs(7);
@@ -198,10 +198,13 @@ async fn a_timeout_halves_the_part_until_the_next_count() {
 }
 
 #[test]
-fn messages_that_wait_are_gauges() {
+fn messages_that_wait_are_gauges_and_audited_decisions_counters() {
     let world = World::new();
     InboxGauges::with_recorder(world.0.clone(), "billing").record(3);
     OutboxGauges::with_recorder(world.0.clone(), "orders").record(4, Duration::from_millis(1_500));
+    AuditCounters::with_recorder(world.0.clone()).record(5, 6);
+    assert_eq!(world.value("idem_audit_written_total"), Some(5.0));
+    assert_eq!(world.value("idem_audit_dropped_total"), Some(6.0));
     assert_eq!(world.value(r#"idem_inbox_parked{subscriber="billing"}"#), Some(3.0));
     assert_eq!(world.value(r#"idem_outbox_messages{outbox="orders"}"#), Some(4.0));
     assert_eq!(world.value(r#"idem_outbox_lag_seconds{outbox="orders"}"#), Some(1.5));
