@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use idem_core::engine::EventKind;
 use idem_core::{ReplayKind, StateName, StoreError, StoreErrorKind};
-use idem_metrics::{InboxGauges, MetricsObserver, OutboxGauges};
+use idem_metrics::{AuditCounters, InboxGauges, MetricsObserver, OutboxGauges};
 use idem_servers::{Prometheus, promtool};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -256,11 +256,12 @@ fn ask(server: &Server, round: u32) {
     });
 }
 
-/// What the service does not have: an inbox, an outbox, and redis_exporter.
+/// What the service does not have: an inbox, an outbox, an audit, and redis_exporter.
 fn page_of_messages() -> String {
     let recorder = Arc::new(PrometheusBuilder::new().build_recorder());
     InboxGauges::with_recorder(recorder.clone(), "billing").record(2);
     OutboxGauges::with_recorder(recorder.clone(), "orders").record(3, Duration::from_secs(2));
+    AuditCounters::with_recorder(recorder.clone()).record(4, 0);
     recorder.handle().render() + "redis_evicted_keys_total 0\n"
 }
 
