@@ -1,6 +1,5 @@
 //! The table of decisions in a real Postgres.
 #![cfg(feature = "postgres")]
-#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 use std::error::Error;
 use std::future::ready;
