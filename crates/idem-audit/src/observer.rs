@@ -14,8 +14,8 @@ use crate::writer::{AuditWriter, Counts};
 
 /// Queues each decision of an engine. Other events are not audited.
 ///
-/// Give it to [`Settings::observer`](idem_core::engine::Settings::observer). If its queue is full, it drops the entry and counts it:
-/// requests never wait for the sink. Clones share the queue and the counts.
+/// Give it to [`Settings::observer`](idem_core::engine::Settings::observer). If its queue is full, it drops the entry and counts
+/// it: requests never wait for the sink. Clones share the queue and the counts.
 #[derive(Debug, Clone)]
 pub struct AuditObserver {
     queue: mpsc::Sender<AuditEntry>,

@@ -38,15 +38,16 @@ const TABLE: &str = "
 
 const WRITE: &str =
     "INSERT INTO {schema}.idem_audit (batch, place, decided_at, principal, operation, record, outcome, trace)
-    SELECT $1::UUID, place, timestamptz 'epoch' + decided_at * interval '1 microsecond', principal, operation, record, outcome, trace
+    SELECT $1::UUID, place, timestamptz 'epoch' + decided_at * interval '1 microsecond', principal,
+        operation, record, outcome, trace
     FROM unnest($2::BIGINT[], $3::TEXT[], $4::TEXT[], $5::BYTEA[], $6::TEXT[], $7::TEXT[])
         WITH ORDINALITY AS entry (decided_at, principal, operation, record, outcome, trace, place)
     ON CONFLICT (batch, place) DO NOTHING";
 
 /// Writes decisions into the table `idem_audit` of a schema.
 ///
-/// Nothing removes rows: delete them by `decided_at` when your retention of audits is over. `record` has the bytes of the record's
-/// id, and `trace` is a `traceparent`. Zero bytes, which Postgres cannot store as text, become U+FFFD.
+/// Nothing removes rows: delete them by `decided_at` when your retention of audits is over. `record` has the bytes of the
+/// record's id, and `trace` is a `traceparent`. Zero bytes, which Postgres cannot store as text, become U+FFFD.
 #[derive(Debug, Clone)]
 pub struct PostgresAuditSink {
     pool: PgPool,

@@ -43,9 +43,10 @@ impl AuditWriter {
 
     /// Writes entries until `shutdown` completes, and then what is in the queue.
     ///
-    /// A batch has what was queued while the one before it was written, and 500 entries at most. If the sink fails, the batch is tried again
-    /// every second, 30 times in all, and then dropped and counted. After `shutdown`, each batch is tried once more. Let
-    /// `shutdown` complete after [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown), so that the last decisions are written.
+    /// A batch has what was queued while the one before it was written, and 500 entries at most. If the sink fails, the batch is
+    /// tried again every second, 30 times in all, and then dropped and counted. After `shutdown`, each batch is tried once more.
+    /// Let `shutdown` complete after [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown), so that the last
+    /// decisions are written.
     ///
     /// # Cancellation safety
     /// If the future is dropped, the entries of its queue are lost.

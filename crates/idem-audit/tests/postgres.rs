@@ -65,7 +65,8 @@ async fn each_decision_is_a_row_without_the_key() {
     writer.run_until(ready(())).await;
     assert_eq!((audit.written(), audit.dropped()), (4, 0));
     let rows = format!(
-        "SELECT principal, operation, record, outcome, trace, decided_at BETWEEN now() - interval '5 min' AND now() + interval '5 min'
+        "SELECT principal, operation, record, outcome, trace,
+             decided_at BETWEEN now() - interval '5 min' AND now() + interval '5 min'
          FROM \"{}\".idem_audit ORDER BY place",
         schema.name
     );

@@ -76,7 +76,7 @@ pub struct HybridGauges {
 
 #[cfg(feature = "hybrid")]
 impl HybridGauges {
-    /// The metrics of a store, with the label `store="name"`, in the recorder that is installed for the process: install it first.
+    /// Metrics with the label `store="name"`, in the recorder that is installed for the process: install it first.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self::of(&Register::Installed, name)

@@ -37,9 +37,9 @@ const PAUSES_PER_PART: u32 = 4;
 /// ```
 ///
 /// # Cost
-/// A part has 1,000 records. The pause after it is at least 100 ms, and at least four times as long as the part took. So a count takes
-/// at most a fifth of one connection's time, and ten million records take some 20 minutes. Several processes may count one store,
-/// but one is enough.
+/// A part has 1,000 records. The pause after it is at least 100 ms, and at least four times as long as the part took. So a count
+/// takes at most a fifth of one connection's time, and ten million records take 25 minutes if a part takes 30 ms. Several processes
+/// may count one store, but one is enough.
 #[derive(Debug)]
 pub struct StoreScan {
     store: Arc<dyn Inspect>,
@@ -76,9 +76,9 @@ impl StoreScan {
 
     /// Counts the next part, and returns how long to wait before the next call.
     ///
-    /// After the last part, it publishes the whole count. After a timeout, it halves the part. After another error, it drops what it has
-    /// counted and begins again after the interval. It logs each error, counts it in `idem_store_count_failures_total`, and leaves
-    /// the gauges as they are: `idem_store_counted_timestamp_seconds` says how old they are.
+    /// After the last part, it publishes the whole count. After a timeout, it halves the part. After another error, it drops what
+    /// it has counted and begins again after the interval. It logs each error, counts it in `idem_store_count_failures_total`,
+    /// and leaves the gauges as they are: `idem_store_counted_timestamp_seconds` says how old they are.
     ///
     /// # Cancellation safety
     /// If the future is dropped, the next call counts the same part again.

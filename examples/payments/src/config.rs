@@ -190,7 +190,7 @@ impl Config {
 
     /// Whether the records are in a Redis Cluster.
     pub(crate) fn is_on_cluster(&self) -> bool {
-        self.store.starts_with("redis+cluster:")
+        self.store.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("+cluster"))
     }
 
     /// Where the idempotency records are.
