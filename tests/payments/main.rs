@@ -10,6 +10,7 @@ mod home;
 mod hybrid;
 mod metrics;
 mod operator;
+mod ops;
 mod postgres;
 mod readme;
 mod redis;

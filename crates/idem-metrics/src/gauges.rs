@@ -1,4 +1,4 @@
-//! What engines and stores say when they are asked.
+//! What engines and stores with a cache say when they are asked.
 
 use std::fmt;
 use std::sync::Arc;
@@ -76,33 +76,35 @@ pub struct HybridGauges {
 
 #[cfg(feature = "hybrid")]
 impl HybridGauges {
-    /// Metrics in the recorder that is installed for the process: install it first.
+    /// Metrics with the label `store="name"`, in the recorder that is installed for the process: install it first.
     #[must_use]
-    pub fn new() -> Self {
-        Self::of(&Register::Installed)
+    pub fn new(name: &str) -> Self {
+        Self::of(&Register::Installed, name)
     }
 
     /// The same in this recorder.
     #[must_use]
-    pub fn with_recorder(recorder: Arc<dyn Recorder + Send + Sync>) -> Self {
-        Self::of(&Register::Of(recorder))
+    pub fn with_recorder(recorder: Arc<dyn Recorder + Send + Sync>, name: &str) -> Self {
+        Self::of(&Register::Of(recorder), name)
     }
 
-    fn of(register: &Register) -> Self {
+    fn of(register: &Register, name: &str) -> Self {
         register.describe();
-        let answers = |store, answer| {
-            register.counter(HYBRID_ANSWERS, vec![Label::new("store", store), Label::new("answer", answer)])
+        let labels = || vec![Label::new("store", name.to_owned())];
+        let answers = |by, answer| {
+            let further = [Label::new("by", by), Label::new("answer", answer)];
+            register.counter(HYBRID_ANSWERS, labels().into_iter().chain(further).collect())
         };
         Self {
             fast_replays: answers("fast", "replay"),
             fast_in_progress: answers("fast", "in-progress"),
             durable_replays: answers("durable", "replay"),
             durable_in_progress: answers("durable", "in-progress"),
-            failures: register.counter(FAST_FAILURES, Vec::new()),
-            skipped: register.counter(FAST_SKIPPED, Vec::new()),
-            unreadable: register.counter(FAST_UNREADABLE, Vec::new()),
-            opened: register.counter(BREAKER_OPENED, Vec::new()),
-            is_open: register.gauge(BREAKER_OPEN, Vec::new()),
+            failures: register.counter(FAST_FAILURES, labels()),
+            skipped: register.counter(FAST_SKIPPED, labels()),
+            unreadable: register.counter(FAST_UNREADABLE, labels()),
+            opened: register.counter(BREAKER_OPENED, labels()),
+            is_open: register.gauge(BREAKER_OPEN, labels()),
         }
     }
 
@@ -117,13 +119,6 @@ impl HybridGauges {
         self.unreadable.absolute(now.unreadable);
         self.opened.absolute(now.opened);
         self.is_open.set(f64::from(u8::from(now.is_open)));
-    }
-}
-
-#[cfg(feature = "hybrid")]
-impl Default for HybridGauges {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

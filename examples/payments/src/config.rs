@@ -112,6 +112,9 @@ pub(crate) struct Config {
     /// holds, and what requests were answered. Default: none, and no such pages. Set it by the environment variable: every user of the machine can read arguments.
     #[arg(long, env = "PAYMENTS_OPERATOR_TOKEN", hide_env_values = true)]
     pub(crate) operator_token: Option<OperatorToken>,
+    /// The pause between two counts of all records, for the gauges of /metrics, in milliseconds.
+    #[arg(long, env = "PAYMENTS_COUNT_EVERY_MS", default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(100..))]
+    pub(crate) count_every_ms: u64,
     /// Obey the request header X-Simulate, for tests.
     #[cfg(feature = "simulate")]
     #[arg(long, env = "PAYMENTS_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
@@ -183,6 +186,11 @@ impl Config {
         return self.simulate;
         #[cfg(not(feature = "simulate"))]
         false
+    }
+
+    /// Whether the records are in a Redis Cluster.
+    pub(crate) fn is_on_cluster(&self) -> bool {
+        self.store.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("+cluster"))
     }
 
     /// Where the idempotency records are.

@@ -70,6 +70,9 @@ async fn run(config: Config) -> Result<(), Box<dyn Error + Send + Sync>> {
     println!("listening on http://{}", listener.local_addr()?);
     let purge = store.start_purge();
     let metrics = recorder.map(|recorder| recorder.metrics(engine.clone()));
+    if let (Some(_), Some(records)) = (&metrics, store.records(&config)) {
+        metrics::start_counting(records, Duration::from_millis(config.count_every_ms));
+    }
     let service = Service::new(config.clone(), store, ledger, engine.clone(), metrics);
     server::serve(config.framework, listener, engine, service, signals).await?;
     purge.stop().await;

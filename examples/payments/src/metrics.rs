@@ -5,8 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use idem_core::Inspect;
 use idem_core::engine::{Idempotency, Settings};
-use idem_metrics::{EngineGauges, HybridGauges, MetricsObserver};
+use idem_metrics::{EngineGauges, HybridGauges, MetricsObserver, StoreGauges, StoreScan};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
 use crate::store::Store;
@@ -16,6 +17,9 @@ const BUCKETS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 
 /// How often samples are put into their buckets between two scrapes.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// The name of the engine and of its store in the labels.
+const NAME: &str = "payments";
 
 /// The recorder of this process.
 pub(crate) struct Recorder(PrometheusHandle);
@@ -48,8 +52,18 @@ impl Recorder {
                 page.run_upkeep();
             }
         });
-        Metrics { page: self.0, engine: EngineGauges::new("payments", engine), hybrid: HybridGauges::new() }
+        Metrics { page: self.0, engine: EngineGauges::new(NAME, engine), hybrid: HybridGauges::new(NAME) }
     }
+}
+
+/// Counts the records from now on, until the runtime ends.
+pub(crate) fn start_counting(records: Arc<dyn Inspect>, interval: Duration) {
+    let mut scan = StoreScan::new(records, StoreGauges::new(NAME)).interval(interval);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(scan.step().await).await;
+        }
+    });
 }
 
 impl Metrics {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use idem_core::engine::{Idempotency, Settings};
 use idem_core::{
-    IdempotencyStore as _, MemoryStore, Purge, Record, RecordId, SelfTestError, StoreError, TransactionalStore,
-    self_test,
+    IdempotencyStore as _, Inspect, MemoryStore, Purge, Record, RecordId, SelfTestError, StoreError,
+    TransactionalStore, self_test,
 };
 use idem_hybrid::{HybridConfig, HybridMetrics, HybridStore};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger};
@@ -208,6 +208,18 @@ impl Store {
             }
         };
         Ok(Health { store, version, counted, count, cache: None })
+    }
+
+    /// Its records, to be counted; `None` for a Redis Cluster, whose records cannot be listed.
+    pub(crate) fn records(&self, config: &Config) -> Option<Arc<dyn Inspect>> {
+        match self {
+            Self::Sqlite(store) => Some(Arc::new(store.clone())),
+            Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => Some(Arc::new(store.clone())),
+            Self::Redis(_) if config.is_on_cluster() => None,
+            Self::Redis(store) => Some(Arc::new(store.clone())),
+            Self::Memory(store) => Some(store.clone()),
+            Self::Cached(durable, _) => durable.records(config),
+        }
     }
 
     /// Removes expired records from now on.

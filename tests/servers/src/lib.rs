@@ -1,6 +1,6 @@
 //! Real servers for tests. Private servers are [`Postgres`], [`PgBouncer`], [`PostgresPair`] (a primary with a standby),
 //! [`Redis`], [`RedisSentinel`] (a group with Sentinels), [`RedisCluster`],
-//! [`Nats`] and [`RabbitMq`].
+//! [`Nats`], [`RabbitMq`] and [`Prometheus`].
 //!
 //! Each server has its own folder and port, and both are gone when its value is dropped. It does not outlive the process that
 //! started it, however that process ends: a small shell waits for the end of a pipe that only this process holds.
@@ -30,6 +30,7 @@ mod port;
 mod postgres;
 mod processes;
 mod programs;
+mod prometheus;
 mod rabbitmq;
 mod redis;
 mod server;
@@ -42,6 +43,7 @@ pub use nats::Nats;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Postgres, PostgresPair, PostgresTemplate};
 pub use programs::find as find_program;
+pub use prometheus::{Prometheus, promtool};
 pub use rabbitmq::RabbitMq;
 pub use redis::redis_expire_sooner;
 pub use redis::{ClusterPrimary, Redis, RedisAddress, RedisCluster, RedisSentinel, Reply, redis_command};

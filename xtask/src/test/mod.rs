@@ -11,7 +11,7 @@ use crate::executables::Executable;
 use crate::servers::Servers;
 
 /// Programs that tests start, with their Debian packages.
-const PROGRAMS: [(&str, &str); 1] = [("curl", "curl")];
+const PROGRAMS: [(&str, &str); 2] = [("curl", "curl"), ("prometheus", "prometheus")];
 
 /// The same for the tests of messages.
 const BROKERS: [(&str, &str); 2] = [("nats-server", "nats-server"), ("rabbitmq-server", "rabbitmq-server")];

@@ -1,0 +1,116 @@
+//! What is written of the decisions of an engine, and what is dropped.
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+use std::error::Error;
+use std::future::ready;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use idem_audit::{AuditEntry, AuditObserver, AuditSink, AuditWriter};
+use idem_core::MemoryStore;
+use idem_core::engine::{Idempotency, Settings};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+/// A sink that fails at first, and keeps what it got.
+#[derive(Debug, Default)]
+struct Kept {
+    failures: Mutex<usize>,
+    batches: Mutex<Vec<(Uuid, usize)>>,
+}
+
+impl Kept {
+    fn after(failures: usize) -> Arc<Self> {
+        Arc::new(Self { failures: Mutex::new(failures), batches: Mutex::default() })
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        self.batches.lock().unwrap().iter().map(|(_, entries)| *entries).collect()
+    }
+}
+
+#[async_trait]
+impl AuditSink for Kept {
+    async fn write(&self, batch: Uuid, entries: &[AuditEntry]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.batches.lock().unwrap().push((batch, entries.len()));
+        let mut failures = self.failures.lock().unwrap();
+        match failures.checked_sub(1) {
+            Some(left) => {
+                *failures = left;
+                Err("away".into())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// An engine with this many decisions behind it.
+fn decided(decisions: usize, capacity: usize, sink: Arc<dyn AuditSink>) -> (AuditObserver, AuditWriter) {
+    let (audit, writer) = AuditObserver::with_writer(NonZeroUsize::new(capacity).unwrap(), sink);
+    let store = Arc::new(MemoryStore::new(NonZeroUsize::new(1).unwrap()));
+    let engine = Idempotency::at_least_once(store, Settings::new().observer(Arc::new(audit.clone())));
+    (0..decisions).for_each(|_| engine.refused("POST /p", "key-missing"));
+    (audit, writer)
+}
+
+#[tokio::test]
+async fn a_full_queue_drops_decisions_and_counts_them() {
+    let sink = Kept::after(0);
+    let (audit, writer) = decided(5, 2, sink.clone());
+    assert_eq!((audit.written(), audit.dropped()), (0, 3));
+    writer.run_until(ready(())).await;
+    assert_eq!((audit.written(), audit.dropped()), (2, 3));
+}
+
+#[tokio::test]
+async fn what_is_queued_at_the_end_is_written_in_batches() {
+    let sink = Kept::after(0);
+    let (audit, writer) = decided(1_200, 2_000, sink.clone());
+    writer.run_until(ready(())).await;
+    assert_eq!(sink.sizes(), [500, 500, 200]);
+    assert_eq!((audit.written(), audit.dropped()), (1_200, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_failed_comes_again_with_its_id() {
+    let sink = Kept::after(2);
+    let (audit, writer) = decided(3, 10, sink.clone());
+    let (begun, written) = (Instant::now(), audit.clone());
+    let is_written = async move {
+        while written.written() == 0 {
+            tokio::task::yield_now().await;
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    writer.run_until(is_written).await;
+    let batches = sink.batches.lock().unwrap();
+    assert_eq!(batches.len(), 3);
+    assert!(batches.iter().all(|batch| *batch == batches[0]), "{batches:?}");
+    assert_eq!((audit.written(), audit.dropped(), begun.elapsed().as_secs()), (3, 0, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_keeps_failing_is_dropped_and_counted() {
+    let sink = Kept::after(usize::MAX);
+    let (audit, writer) = decided(3, 10, sink.clone());
+    let dropped = audit.clone();
+    let is_dropped = async move {
+        while dropped.dropped() == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    writer.run_until(is_dropped).await;
+    assert_eq!(sink.sizes(), [3; 30]);
+    assert_eq!((audit.written(), audit.dropped()), (0, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_does_not_wait_for_a_sink_that_fails() {
+    let sink = Kept::after(usize::MAX);
+    let (audit, writer) = decided(600, 1_000, sink.clone());
+    let begun = Instant::now();
+    writer.run_until(ready(())).await;
+    assert_eq!((sink.sizes(), begun.elapsed().as_secs()), (vec![500, 100], 0));
+    assert_eq!((audit.written(), audit.dropped()), (0, 600));
+}
