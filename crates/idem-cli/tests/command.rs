@@ -1,8 +1,10 @@
 //! The program `idem`, started as a process, on real stores.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::num::NonZeroU32;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -384,4 +386,121 @@ async fn the_same_commands_work_on_postgres() {
     };
     assert_eq!(lease.attempt, 2);
     assert_eq!(run(&["--json", "repairs"]).expect(0).json().len(), 2);
+}
+
+/// `idem console`, which runs until the value is dropped.
+struct Console {
+    process: Child,
+    address: String,
+    token: String,
+}
+
+impl Console {
+    fn start(store: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_idem"));
+        command.args(["--store", store, "console"]).args(arguments).env("USER", "tester").stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (address, token) = line.trim().strip_prefix("http://").unwrap().split_once("/?token=").unwrap();
+        Self { process, address: address.to_owned(), token: token.to_owned() }
+    }
+
+    /// Sends a request with these header fields, and reads its answer.
+    fn send(&self, line: &str, fields: &[&str], body: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let host = format!("host: {}", self.address);
+        let host = if fields.iter().any(|field| field.starts_with("host:")) { None } else { Some(&*host) };
+        let length = format!("content-length: {}", body.len());
+        let head: Vec<_> =
+            [line, "connection: close", &length].into_iter().chain(host).chain(fields.iter().copied()).collect();
+        write!(stream, "{}\r\n\r\n{body}", head.join("\r\n")).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn get(&self, path: &str, fields: &[&str]) -> String {
+        self.send(&format!("GET {path} HTTP/1.1"), fields, "")
+    }
+
+    /// The header field with the cookie that the token is exchanged for.
+    fn cookie(&self) -> String {
+        let answer = self.get(&format!("/?token={}", self.token), &[]);
+        assert!(answer.starts_with("HTTP/1.1 303") && answer.contains("location: /\r\n"), "{answer}");
+        let cookie = answer.split_once("set-cookie: ").unwrap().1.split_once("\r\n").unwrap().0;
+        assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+        format!("cookie: other=1; {}", cookie.split(';').next().unwrap())
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+async fn the_console_lets_one_browser_in() {
+    let file = File::new().await;
+    let console = Console::start(&file.url, &[]);
+    let cookie = console.cookie();
+    assert!(console.get("/", &[&cookie]).starts_with("HTTP/1.1 200"));
+    let other = Console::start(&file.url, &[]);
+    for (path, fields) in [
+        ("/", vec![]),
+        ("/records", vec!["cookie: idem_console=1"]),
+        ("/?token=", vec![]),
+        ("/?token=0", vec![]),
+        (&*format!("/?token={}", other.token), vec![]),
+        ("/repairs", vec![&*other.cookie()]),
+        ("/style.css", vec![]),
+        // Another name that leads to this machine.
+        ("/", vec!["host: attacker.example", &cookie]),
+        (&*format!("/?token={}", console.token), vec!["host: attacker.example"]),
+    ] {
+        let answer = console.get(path, &fields);
+        assert!(answer.starts_with("HTTP/1.1 403") && !answer.contains("set-cookie"), "{path}, {fields:?}: {answer}");
+    }
+    let elsewhere = console.get(&format!("//attacker.example/?token={}", console.token), &[]);
+    assert!(elsewhere.contains("location: /\r\n"), "{elsewhere}");
+    let refused = idem(&file.url, &["console", "--listen", "0.0.0.0:0"]).expect(1);
+    assert!(refused.stderr.contains("can be reached from other machines"), "{}", refused.stderr);
+}
+
+#[tokio::test]
+async fn the_console_of_postgres_shows_and_resolves_what_is_stuck() {
+    let schema = Schema::new();
+    let url = idem_servers::postgres_url();
+    let store = PostgresStore::open(PostgresConfig::new(&url).schema(&schema.name)).await.unwrap();
+    let id = crash(&store, "stuck", Takeover::Unknown).await.id;
+    let schema = ["--schema", &schema.name];
+    let console = Console::start(&url, &schema);
+    let cookie = console.cookie();
+    let overview = console.get("/", &[&cookie]);
+    assert!(overview.contains("abandoned") && overview.contains(&id.to_string()), "{overview}");
+    let page = format!("/records/{id}");
+    let resolve = |fields: &str| {
+        let shown = console.get(&page, &[&cookie]);
+        let hidden = shown.split("<input type=\"hidden\" name=\"").skip(1).map(|tag| {
+            let (name, rest) = tag.split_once("\" value=\"").unwrap();
+            format!("{name}={}&", rest.split_once('"').unwrap().0)
+        });
+        let body = hidden.collect::<String>() + fields;
+        let kind = "content-type: application/x-www-form-urlencoded";
+        console.send(&format!("POST {page}/resolve HTTP/1.1"), &[&cookie, kind, "sec-fetch-site: same-origin"], &body)
+    };
+    for fields in ["as=outcome-unknown&reason=crashed", "as=completed&status=201&body=found&reason=the+bank+has+it"] {
+        let answer = resolve(fields);
+        assert!(answer.starts_with("HTTP/1.1 303") && answer.contains(&format!("location: {page}\r\n")), "{answer}");
+    }
+    let acquired = store.acquire(&request("stuck", Takeover::Unknown, HOUR)).await.unwrap();
+    let AcquireOutcome::Replay(replay) = acquired else { panic!("{acquired:?}") };
+    assert_eq!(replay.response, StoredResponse::new(201, "found"));
+    let noted = console.get("/repairs", &[&cookie]);
+    assert!(noted.contains("the bank has it") && noted.contains("tester"), "{noted}");
+    let reader = Console::start(&url, &[&schema[..], &["--read-only"]].concat());
+    let page = reader.get(&page, &[&reader.cookie()]);
+    assert!(page.starts_with("HTTP/1.1 200") && !page.contains("<form class=\"resolve\""), "{page}");
 }

@@ -1,8 +1,11 @@
 //! A headless Chromium opens the example's page, and renders the diagrams of the pages.
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use idem_pages::{markdown_files, workspace};
 use tempfile::TempDir;
@@ -23,26 +26,42 @@ fn chromium(url: &str, arguments: &[&str]) -> String {
 struct Payments {
     process: Child,
     url: String,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Payments {
-    fn start() -> Self {
+    fn start(arguments: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
-        // `cargo xtask test-browser` has built it in the folder above this program.
-        let program = std::env::current_exe().unwrap().parent().unwrap().with_file_name("payments");
+        let program = built("payments");
         let mut command = Command::new(&program);
         let settings = std::env::vars_os().map(|(name, _)| name);
         settings.filter(|name| name.to_string_lossy().starts_with("PAYMENTS_")).for_each(|name| {
             command.env_remove(name);
         });
-        command.args(["--listen", "127.0.0.1:0"]).current_dir(folder.path()).stdout(Stdio::piped());
+        command.args(["--listen", "127.0.0.1:0"]).args(arguments).current_dir(folder.path()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", program.display()));
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let url = line.trim().strip_prefix("listening on ").unwrap().to_owned();
-        Self { process, url, _folder: folder }
+        Self { process, url, folder }
     }
+}
+
+/// A program that `cargo xtask test-browser` has built, in the folder above this one.
+fn built(name: &str) -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().with_file_name(name)
+}
+
+/// Takes a picture of a page, and returns it.
+fn screenshot(url: &str, name: &str, arguments: &[&str]) -> Vec<u8> {
+    let picture = workspace().join("target/browser").join(name);
+    std::fs::create_dir_all(picture.parent().unwrap()).unwrap();
+    let screenshot = format!("--screenshot={}", picture.display());
+    chromium(url, &[arguments, &[&screenshot]].concat());
+    let picture = std::fs::read(picture).unwrap();
+    // A PNG with something on it.
+    assert!(picture.starts_with(b"\x89PNG") && picture.len() > 10_000, "{} bytes", picture.len());
+    picture
 }
 
 impl Drop for Payments {
@@ -65,7 +84,7 @@ fn cells(page: &str, table: &str) -> Vec<String> {
 
 #[test]
 fn a_payment_whose_answer_was_lost_is_made_once() {
-    let payments = Payments::start();
+    let payments = Payments::start(&[]);
     let page = chromium(&format!("{}/#story", payments.url), &["--dump-dom"]);
     assert!(page.contains("<title>told</title>"), "{page}");
     let log = cells(&page, "log");
@@ -84,13 +103,86 @@ fn a_payment_whose_answer_was_lost_is_made_once() {
     for (id, text) in [("effects", "1"), ("payments", "payment"), ("total", "12.50")] {
         assert!(page.contains(&format!("id=\"{id}\">{text}<")), "{id}: {page}");
     }
-    let picture = workspace().join("target/browser/payments.png");
-    std::fs::create_dir_all(picture.parent().unwrap()).unwrap();
-    let screenshot = format!("--screenshot={}", picture.display());
-    chromium(&format!("{}/#story", payments.url), &[&screenshot, "--window-size=1000,760"]);
-    // A PNG with something on it.
-    let picture = std::fs::read(picture).unwrap();
-    assert!(picture.starts_with(b"\x89PNG") && picture.len() > 10_000, "{} bytes", picture.len());
+    screenshot(&format!("{}/#story", payments.url), "payments.png", &["--window-size=1000,760"]);
+}
+
+/// `idem` on the store of a killed service.
+struct Operator {
+    store: String,
+}
+
+impl Operator {
+    fn of(folder: &Path) -> Self {
+        Self { store: format!("sqlite://{}", folder.join("payments.db").display()) }
+    }
+
+    fn run(&self, arguments: &[&str]) -> String {
+        let ran = Command::new(built("idem")).args(["--store", &self.store]).args(arguments).output().unwrap();
+        assert!(ran.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    }
+
+    /// `idem console`, and the URL that it prints.
+    fn console(&self) -> (Running, String) {
+        let mut command = Command::new(built("idem"));
+        let mut process = command.args(["--store", &self.store, "console"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (Running(process), line.trim().to_owned())
+    }
+}
+
+/// A process that ends with the value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_console_shows_a_stuck_key_in_light_and_dark() {
+    let mut payments = Payments::start(&["--contract", "at-most-once", "--simulate", "--lease-ms", "1000"]);
+    let address = payments.url.strip_prefix("http://").unwrap();
+    let body = r#"{"amount": 1250, "currency": "EUR", "recipient": "alice"}"#;
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!(
+        "POST /v1/payments HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer acme\r\nIdempotency-Key: stuck"
+    );
+    let length = body.len();
+    write!(stream, "{head}\r\nContent-Type: application/json\r\nX-Simulate: delay-after=60000\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+    let operator = Operator::of(payments.folder.path());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let found = |state: &[&str]| {
+        loop {
+            let listed = operator.run(&[&["--json", "list"], state].concat());
+            if let Some(line) = listed.lines().next() {
+                return line.to_owned();
+            }
+            assert!(Instant::now() < deadline, "no record: {state:?}");
+        }
+    };
+    found(&["--state", "in-progress"]);
+    payments.process.kill().unwrap();
+    let record = found(&["--abandoned"]);
+    let id = record.split_once("\"id\":\"").unwrap().1.split_once('"').unwrap().0;
+    let (_console, url) = operator.console();
+    let overview = chromium(&url, &["--dump-dom"]);
+    assert!(overview.contains(id) && overview.contains("abandoned") && overview.contains("acme"), "{overview}");
+    let page = url.replace("/?", &format!("/records/{id}?"));
+    let shown = chromium(&page, &["--dump-dom"]);
+    for part in ["it is not known whether the operation took effect", "Timeline", "How did it end?"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    for (name, url) in [("overview", &url), ("record", &page)] {
+        let [dark, light] = ["dark", "light"].map(|scheme| {
+            let preferred = format!("--blink-settings=preferredColorScheme={}", u8::from(scheme == "light"));
+            screenshot(url, &format!("console-{name}-{scheme}.png"), &[&preferred, "--window-size=1100,1200"])
+        });
+        assert_ne!(dark, light, "{name}: the page follows the scheme that the user prefers");
+    }
 }
 
 #[test]

@@ -73,6 +73,7 @@ pub(crate) async fn run(store: Box<dyn Store>, options: &Options) -> Result<Ende
     let listener = tokio::net::TcpListener::bind(options.listen).await?;
     let [secret, cookie] = [OwnerToken::random(), OwnerToken::random()].map(|secret| token(&secret));
     let door = Door { address: listener.local_addr()?, token: secret, cookie };
+    // Each page may be opened so, such as /records/ID?token=….
     say(&format!("http://{}/?token={}", door.address, door.token));
     eprintln!("This page is for one browser on this machine. Ctrl-C ends it.");
     let router: Router = console.router().layer(from_fn_with_state(door, enter));
@@ -92,9 +93,12 @@ async fn enter(State(door): State<Door>, request: Request<Body>, next: Next) -> 
         return (StatusCode::FORBIDDEN, "The console answers under its own address only.\n").into_response();
     }
     let given = request.uri().query().and_then(|query| query.strip_prefix("token="));
-    if request.uri().path() == "/" && given.is_some_and(|given| is_equal(given, &door.token)) {
+    if given.is_some_and(|given| is_equal(given, &door.token)) {
         let cookie = format!("{}={}; HttpOnly; SameSite=Strict; Path=/", door.name(), door.cookie);
-        return (StatusCode::SEE_OTHER, [(SET_COOKIE, cookie), (LOCATION, "/".to_owned())]).into_response();
+        let path = request.uri().path();
+        // Two slashes would begin the name of another host.
+        let page = if path.starts_with("//") { "/" } else { path }.to_owned();
+        return (StatusCode::SEE_OTHER, [(SET_COOKIE, cookie), (LOCATION, page)]).into_response();
     }
     if door.is_known(request.headers()) {
         return next.run(request).await;
