@@ -19,7 +19,16 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
         command::install(&["chromium"])?;
     }
     let script = mermaid()?;
-    command::run(&mut cargo(&["build", "--quiet", "-p", "payments", "-p", "idem-cli", "--features", "payments/simulate"]))?;
+    command::run(&mut cargo(&[
+        "build",
+        "--quiet",
+        "-p",
+        "payments",
+        "-p",
+        "idem-cli",
+        "--features",
+        "payments/simulate",
+    ]))?;
     command::run(cargo(&["test", "-p", "idem-browser"]).env("MERMAID_JS", script))
 }
 

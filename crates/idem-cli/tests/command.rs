@@ -392,7 +392,8 @@ async fn the_same_commands_work_on_postgres() {
 struct Console {
     process: Child,
     address: String,
-    token: String,
+    /// What each path begins with.
+    secret: String,
 }
 
 impl Console {
@@ -402,8 +403,8 @@ impl Console {
         let mut process = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let (address, token) = line.trim().strip_prefix("http://").unwrap().split_once("/?token=").unwrap();
-        Self { process, address: address.to_owned(), token: token.to_owned() }
+        let (address, secret) = line.trim().strip_prefix("http://").unwrap().split_once('/').unwrap();
+        Self { process, address: address.to_owned(), secret: format!("/{secret}") }
     }
 
     /// Sends a request with these header fields, and reads its answer.
@@ -423,15 +424,6 @@ impl Console {
     fn get(&self, path: &str, fields: &[&str]) -> String {
         self.send(&format!("GET {path} HTTP/1.1"), fields, "")
     }
-
-    /// The header field with the cookie that the token is exchanged for.
-    fn cookie(&self) -> String {
-        let answer = self.get(&format!("/?token={}", self.token), &[]);
-        assert!(answer.starts_with("HTTP/1.1 303") && answer.contains("location: /\r\n"), "{answer}");
-        let cookie = answer.split_once("set-cookie: ").unwrap().1.split_once("\r\n").unwrap().0;
-        assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
-        format!("cookie: other=1; {}", cookie.split(';').next().unwrap())
-    }
 }
 
 impl Drop for Console {
@@ -442,29 +434,20 @@ impl Drop for Console {
 }
 
 #[tokio::test]
-async fn the_console_lets_one_browser_in() {
+async fn the_console_answers_under_its_secret_path_only() {
     let file = File::new().await;
-    let console = Console::start(&file.url, &[]);
-    let cookie = console.cookie();
-    assert!(console.get("/", &[&cookie]).starts_with("HTTP/1.1 200"));
-    let other = Console::start(&file.url, &[]);
-    for (path, fields) in [
-        ("/", vec![]),
-        ("/records", vec!["cookie: idem_console=1"]),
-        ("/?token=", vec![]),
-        ("/?token=0", vec![]),
-        (&*format!("/?token={}", other.token), vec![]),
-        ("/repairs", vec![&*other.cookie()]),
-        ("/style.css", vec![]),
-        // Another name that leads to this machine.
-        ("/", vec!["host: attacker.example", &cookie]),
-        (&*format!("/?token={}", console.token), vec!["host: attacker.example"]),
-    ] {
-        let answer = console.get(path, &fields);
-        assert!(answer.starts_with("HTTP/1.1 403") && !answer.contains("set-cookie"), "{path}, {fields:?}: {answer}");
+    let (console, other) = (Console::start(&file.url, &[]), Console::start(&file.url, &[]));
+    let own = console.get(&console.secret, &[]);
+    assert!(own.starts_with("HTTP/1.1 200") && !own.contains("set-cookie"), "{own}");
+    let style = console.get(&format!("{}/style.css", console.secret), &[]);
+    assert!(style.starts_with("HTTP/1.1 200") && own.contains(&format!("{}/style.css", console.secret)), "{style}");
+    for path in ["/", "/records", "/repairs", "/style.css", &other.secret, &format!("{}/records", other.secret)] {
+        let answer = console.get(path, &[]);
+        assert!(answer.starts_with("HTTP/1.1 404") && !answer.contains("idem"), "{path}: {answer}");
     }
-    let elsewhere = console.get(&format!("//attacker.example/?token={}", console.token), &[]);
-    assert!(elsewhere.contains("location: /\r\n"), "{elsewhere}");
+    // Another name that leads to this machine.
+    let elsewhere = console.get(&console.secret, &["host: attacker.example"]);
+    assert!(elsewhere.starts_with("HTTP/1.1 403"), "{elsewhere}");
     let refused = idem(&file.url, &["console", "--listen", "0.0.0.0:0"]).expect(1);
     assert!(refused.stderr.contains("can be reached from other machines"), "{}", refused.stderr);
 }
@@ -477,19 +460,18 @@ async fn the_console_of_postgres_shows_and_resolves_what_is_stuck() {
     let id = crash(&store, "stuck", Takeover::Unknown).await.id;
     let schema = ["--schema", &schema.name];
     let console = Console::start(&url, &schema);
-    let cookie = console.cookie();
-    let overview = console.get("/", &[&cookie]);
+    let overview = console.get(&console.secret, &[]);
     assert!(overview.contains("abandoned") && overview.contains(&id.to_string()), "{overview}");
-    let page = format!("/records/{id}");
+    let page = format!("{}/records/{id}", console.secret);
     let resolve = |fields: &str| {
-        let shown = console.get(&page, &[&cookie]);
+        let shown = console.get(&page, &[]);
         let hidden = shown.split("<input type=\"hidden\" name=\"").skip(1).map(|tag| {
             let (name, rest) = tag.split_once("\" value=\"").unwrap();
             format!("{name}={}&", rest.split_once('"').unwrap().0)
         });
         let body = hidden.collect::<String>() + fields;
         let kind = "content-type: application/x-www-form-urlencoded";
-        console.send(&format!("POST {page}/resolve HTTP/1.1"), &[&cookie, kind, "sec-fetch-site: same-origin"], &body)
+        console.send(&format!("POST {page}/resolve HTTP/1.1"), &[kind, "sec-fetch-site: same-origin"], &body)
     };
     for fields in ["as=outcome-unknown&reason=crashed", "as=completed&status=201&body=found&reason=the+bank+has+it"] {
         let answer = resolve(fields);
@@ -498,9 +480,9 @@ async fn the_console_of_postgres_shows_and_resolves_what_is_stuck() {
     let acquired = store.acquire(&request("stuck", Takeover::Unknown, HOUR)).await.unwrap();
     let AcquireOutcome::Replay(replay) = acquired else { panic!("{acquired:?}") };
     assert_eq!(replay.response, StoredResponse::new(201, "found"));
-    let noted = console.get("/repairs", &[&cookie]);
+    let noted = console.get(&format!("{}/repairs", console.secret), &[]);
     assert!(noted.contains("the bank has it") && noted.contains("tester"), "{noted}");
     let reader = Console::start(&url, &[&schema[..], &["--read-only"]].concat());
-    let page = reader.get(&page, &[&reader.cookie()]);
+    let page = reader.get(&format!("{}/records/{id}", reader.secret), &[]);
     assert!(page.starts_with("HTTP/1.1 200") && !page.contains("<form class=\"resolve\""), "{page}");
 }

@@ -63,7 +63,8 @@ impl Permissions {
     /// Only the records of this principal in this namespace. The others do not exist for the client, and neither do counts and the list
     /// of repairs.
     ///
-    /// A store that does not keep where records came from, such as Redis, then shows no records.
+    /// A store that does not keep where records came from, such as Redis, cannot select them: its lists answer 400, and no record is
+    /// shown.
     pub fn only(self, namespace: impl Into<String>, principal: impl Into<String>) -> Self {
         Self { tenant: Some(Tenant { namespace: namespace.into(), principal: principal.into() }), ..self }
     }

@@ -12,10 +12,10 @@ use axum::routing::get;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
 use http::request::Parts;
 use http::{HeaderValue, StatusCode};
-use idem_core::{Inspect, Operate, OwnerToken};
+use idem_core::{Inspect, Operate, OwnerToken, SecretTooShort};
 
 use crate::access::{Access, Permissions};
-use crate::forgery::Tokens;
+use crate::forgery::Secret;
 use crate::pages::{self, Page};
 use crate::survey::Survey;
 
@@ -31,7 +31,7 @@ pub struct Console {
     pub(crate) inspect: Arc<dyn Inspect>,
     pub(crate) operate: Arc<dyn Operate>,
     access: Arc<dyn Access>,
-    pub(crate) tokens: Option<Tokens>,
+    pub(crate) secret: Option<Secret>,
     pub(crate) retention: Duration,
     pub(crate) survey: Arc<Survey>,
 }
@@ -43,15 +43,20 @@ impl Console {
         // 244 random bits, from the operating system.
         let secret = [OwnerToken::random(), OwnerToken::random()].map(|token| *token.as_bytes()).concat();
         let (retention, survey) = (RETENTION, Arc::default());
-        Self { inspect, operate, access, tokens: Tokens::new(&secret), retention, survey }
+        Self { inspect, operate, access, secret: Secret::new(&secret), retention, survey }
     }
 
     /// The secret by which forms are recognised, at least 32 random bytes. It must be the same in all processes that serve the console.
     ///
     /// Default: a random one, so that a form from one process is refused by another one, and after a restart.
-    #[must_use]
-    pub fn form_secret(self, secret: &[u8]) -> Self {
-        Self { tokens: Tokens::new(secret), ..self }
+    ///
+    /// # Errors
+    /// [`SecretTooShort`] if it has less than 32 bytes.
+    pub fn form_secret(self, secret: &[u8]) -> Result<Self, SecretTooShort> {
+        if secret.len() < 32 {
+            return Err(SecretTooShort { bytes: secret.len() });
+        }
+        Ok(Self { secret: Secret::new(secret), ..self })
     }
 
     /// How long a resolved record is kept from then on; never for less than before.

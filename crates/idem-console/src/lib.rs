@@ -2,6 +2,7 @@
 
 mod access;
 mod console;
+mod cursor;
 mod forgery;
 mod pages;
 mod survey;

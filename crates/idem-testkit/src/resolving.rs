@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use idem_core::{
     Acquire, AcquireOutcome, Acquisition, Lease, Operate, OwnerOutcome, OwnerToken, Record, RecordId, Refusal,
-    RepairNote, ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, StoredResponse, Takeover, repair,
+    RepairNote, ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, StoreErrorKind, StoredResponse, Takeover,
+    repair,
 };
 
 use crate::cases::{assert_time, at_once};
-use crate::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, failed, repeat_of, request, response, retryable};
+use crate::fixture::{
+    BACKOFF, KEPT, LEASE, checkpoint, completed, failed, fresh_id, repeat_of, request, response, retryable,
+};
 use crate::subject::Subject;
 
 /// The list of these cases.
@@ -313,6 +316,19 @@ pub async fn a_repair_is_noted_with_its_reason(subject: &Subject) {
     assert_eq!((&first.note, &third.note), (&note, &asked));
     assert_eq!(second.note.outcome.as_deref(), Some("refused: final"));
     assert_time(subject, "at", third.at, subject.now().await);
+    // What is sent again neither takes the outcome away nor changes it.
+    for outcome in [None, Some("changed meanwhile".to_owned())] {
+        store.note(&RepairNote { outcome, ..note.clone() }).await.expect("note: the store could not answer");
+    }
+    let other =
+        RepairNote { action: note.action, record: fresh_id(), reason: "of another repair".into(), ..asked.clone() };
+    let is_taken = store.note(&other).await.is_err_and(|error| error.kind() == StoreErrorKind::Misconfigured);
+    let repairs = store.repairs(most).await.expect("repairs: the store could not answer");
+    assert_eq!(
+        repairs.iter().find(|repair| repair.note.record == request.id && repair.note.action == note.action),
+        Some(first)
+    );
+    assert!(is_taken || repairs.iter().any(|repair| repair.note == other), "a note is lost: {repairs:?}");
     let newest = store.repairs(NonZeroU32::MIN).await.expect("repairs: the store could not answer");
     assert_eq!(newest.len(), 1);
 }

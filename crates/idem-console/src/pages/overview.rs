@@ -2,44 +2,74 @@
 
 use axum::extract::State;
 use http::StatusCode;
-use idem_core::RecordCounts;
+use idem_core::{RecordFilter, RecordSummary, Timestamp};
 use maud::{Markup, html};
 
+use super::records::{Found, listed};
 use super::text::{age, grouped, visible};
-use super::{Page, page, table, with_causes};
+use super::{Page, failed, page, table, with_causes};
+use crate::access::Tenant;
 use crate::console::{Console, Visit};
-use crate::survey::{self, Findings, MOST_STUCK};
+use crate::survey::{self, Findings, MOST_STUCK, candidates, is_stuck};
 
 pub(crate) async fn get(State(console): State<Console>, visit: Visit) -> Page {
+    if let Some(tenant) = &visit.permissions.tenant {
+        return of_tenant(&console, &visit, tenant).await;
+    }
     let state = console.survey.state(&console.inspect).await;
+    // Before the first survey has ended, what it has found so far.
+    let (findings, is_whole) = match (&state.last, &state.running) {
+        (Some(findings), _) => (Some(findings), true),
+        (None, running) => (running.as_ref().map(|(findings, _)| findings), false),
+    };
     let content = html! {
-        @match &state.last {
-            Some(findings) => (found(&visit, findings)),
-            None => p { "The records have not been counted yet." },
+        @if let Some((findings, now)) = findings.and_then(|findings| Some((findings, findings.now?))) {
+            (stuck(&visit, &findings.stuck, is_whole && findings.stuck.len() < MOST_STUCK, now))
+            @if is_whole { (counts(&visit, findings, now)) }
+        } @else {
+            p { "The records have not been counted yet." }
         }
         (survey(&state))
     };
     page(&visit, StatusCode::OK, "Overview", &content)
 }
 
-fn found(visit: &Visit, findings: &Findings) -> Markup {
-    let seen = findings.stuck.iter().filter(|record| visit.permissions.sees(record.origin.as_ref()));
-    let stuck: Vec<_> = seen.cloned().collect();
-    html! {
-        h2 { "Stuck operations" }
-        @if stuck.is_empty() {
-            p { "None: each operation has an answer, or a process that runs it." }
-        } @else {
-            @if findings.stuck.len() == MOST_STUCK { p { "These are the oldest. There may be more." } }
-            (table(visit, "Operations whose process is gone, or whose outcome is not known", &stuck, findings.now))
+/// Reads the first records of a tenant. Counts are of all tenants, and so is a survey.
+async fn of_tenant(console: &Console, visit: &Visit, tenant: &Tenant) -> Page {
+    let filter = RecordFilter {
+        namespace: Some(tenant.namespace.clone()),
+        principal: Some(tenant.principal.clone()),
+        ..candidates()
+    };
+    match listed(&*console.inspect, &filter, None).await {
+        Err(error) => failed(visit, &error),
+        Ok(Found { mut records, next, now, .. }) => {
+            records.retain(|record| is_stuck(record, now));
+            page(visit, StatusCode::OK, "Overview", &stuck(visit, &records, next.is_none(), now))
         }
-        // They are of all tenants.
-        @if visit.permissions.tenant.is_none() { (counts(visit, &findings.counts, findings)) }
     }
 }
 
-fn counts(visit: &Visit, counts: &RecordCounts, findings: &Findings) -> Markup {
-    let now = findings.now;
+fn stuck(visit: &Visit, stuck: &[RecordSummary], are_all: bool, now: Timestamp) -> Markup {
+    let links = ["abandoned=on", "state=outcome-unknown"].map(|query| format!("{}/records?{query}", visit.base));
+    html! {
+        h2 { "Stuck operations" }
+        @match (stuck.is_empty(), are_all) {
+            (true, true) => p { "None: each operation has an answer, or a process that runs it." },
+            (true, false) => p { "None so far. Not all records have been read." },
+            (false, _) => (table(visit, "Operations whose process is gone, or whose outcome is not known", stuck, now)),
+        }
+        @if !are_all {
+            p.note {
+                "There may be more: list those " a href=(links[0]) { "whose lease is over" } " and those "
+                a href=(links[1]) { "whose outcome is not known" } "."
+            }
+        }
+    }
+}
+
+fn counts(visit: &Visit, findings: &Findings, now: Timestamp) -> Markup {
+    let counts = &findings.counts;
     let rows = [
         ("in-progress", counts.in_progress, "a process runs it"),
         ("abandoned", counts.abandoned, "in progress, and its lease is over"),
@@ -86,9 +116,9 @@ fn counts(visit: &Visit, counts: &RecordCounts, findings: &Findings) -> Markup {
 fn survey(state: &survey::State) -> Markup {
     html! {
         p.note role="status" {
-            @if let Some(findings) = &state.last { "Counted at " (findings.now) ". " }
-            @if let Some((scanned, progress)) = state.running {
-                "Counting now: " (grouped(scanned)) " records"
+            @if let Some(now) = state.last.as_ref().and_then(|findings| findings.now) { "Counted at " (now) ". " }
+            @if let Some((findings, progress)) = &state.running {
+                "Counting now: " (grouped(findings.counts.scanned())) " records"
                 @if let Some(progress) = progress { ", " (format!("{:.0}", progress * 100.0)) " %" }
                 ". Load the page again to see more."
             }

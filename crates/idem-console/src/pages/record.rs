@@ -6,13 +6,14 @@ use std::sync::Arc;
 use axum::extract::{Path, Query, State as FromState};
 use http::StatusCode;
 use idem_core::{
-    Inspection, OwnerToken, Record, RecordId, RecordState, RecordSummary, Repair, State, StoredBody, StoredResponse,
-    Timestamp,
+    Inspection, OwnerToken, Record, RecordId, RecordState, RecordSummary, Repair, State, StateName, StoreError,
+    StoredBody, StoredResponse, Timestamp,
 };
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::repairs::outcome;
+use super::resolve::Entered;
 use super::text::{age, brief, grouped, visible};
 use super::{Page, failed, missing, page, resolve, state};
 use crate::console::{Console, Visit};
@@ -46,28 +47,39 @@ pub(crate) async fn get(
     if !visit.permissions.sees(inspection.origin.as_ref()) {
         return missing(&visit);
     }
-    let Some(record) = &inspection.record else {
-        if !inspection.runs_in_transaction {
-            return missing(&visit);
-        }
-        return page(&visit, StatusCode::OK, "Record", &html! { p.meaning { (inspection.meaning()) } });
-    };
-    let repairs = match console.operate.repairs(MOST_REPAIRS).await {
-        Ok(repairs) => repairs.into_iter().filter(|repair| repair.note.record == id).collect::<Vec<_>>(),
-        Err(error) => return failed(&visit, &error),
-    };
+    if inspection.record.is_none() && !inspection.runs_in_transaction {
+        return missing(&visit);
+    }
     let shows_answer = wanted.answer == "shown" && visit.permissions.reads_answers;
     if shows_answer {
         tracing::info!(actor = visit.permissions.actor, record = %id, "a stored answer was shown");
     }
-    let content = html! {
+    match content(&console, &visit, id, &inspection, shows_answer, &Entered::default()).await {
+        Ok(content) => page(&visit, StatusCode::OK, "Record", &content),
+        Err(error) => failed(&visit, &error),
+    }
+}
+
+/// What is known of a record, and the form with what was entered.
+pub(super) async fn content(
+    console: &Console,
+    visit: &Visit,
+    id: RecordId,
+    inspection: &Inspection,
+    shows_answer: bool,
+    entered: &Entered<'_>,
+) -> Result<Markup, StoreError> {
+    let Some(record) = &inspection.record else { return Ok(html! { p.meaning { (inspection.meaning()) } }) };
+    let mut repairs = console.operate.repairs(MOST_REPAIRS).await?;
+    let are_all = repairs.len() < MOST_REPAIRS.get() as usize;
+    repairs.retain(|repair| repair.note.record == id);
+    Ok(html! {
         p.meaning { (inspection.meaning()) }
-        (evidence(id, record, &inspection))
-        (timeline(record, &repairs, inspection.now))
-        @if let Some(response) = response_of(record) { (answer(&visit, id, response, shows_answer)) }
-        (resolve::form(&console, &visit, id, record, &inspection))
-    };
-    page(&visit, StatusCode::OK, "Record", &content)
+        (evidence(id, record, inspection))
+        (timeline(record, &repairs, are_all, inspection.now))
+        @if let Some(response) = response_of(record) { (answer(visit, id, response, shows_answer)) }
+        (resolve::form(console, visit, id, record, inspection, entered))
+    })
 }
 
 fn response_of(record: &Record) -> Option<&StoredResponse> {
@@ -78,7 +90,7 @@ fn response_of(record: &Record) -> Option<&StoredResponse> {
 }
 
 /// What the record says.
-pub(super) fn evidence(id: RecordId, record: &Record, inspection: &Inspection) -> Markup {
+fn evidence(id: RecordId, record: &Record, inspection: &Inspection) -> Markup {
     let summary = RecordSummary::new(id, inspection.origin.clone(), record);
     let now = inspection.now;
     html! {
@@ -115,21 +127,25 @@ pub(super) fn token(token: &OwnerToken) -> String {
 }
 
 /// What happened to the record, the first event first.
-fn timeline(record: &Record, repairs: &[Repair], now: Timestamp) -> Markup {
+fn timeline(record: &Record, repairs: &[Repair], are_all: bool, now: Timestamp) -> Markup {
     let mut events = vec![(record.created_at, html! { "made by the first request" })];
     let checkpoint = record.checkpoint.as_ref().map(|checkpoint| {
         let name: &Arc<str> = &checkpoint.name;
         html! { "checkpoint " strong { (visible(name)) } ", number " (checkpoint.sequence) }
     });
-    let changed = match RecordState::of(record) {
-        RecordState::InProgress { .. } => html! { "attempt " (record.attempt) " began, or its lease was renewed" },
-        state => html! { (state.name()) " by attempt " (record.attempt) },
+    let name = RecordState::of(record).name();
+    let changed = match repairs.iter().find(|repair| repair.note.action == record.owner) {
+        Some(repair) => html! { "became " (name) ", as " (visible(&repair.note.actor)) " had asked" },
+        None if name == StateName::InProgress => {
+            html! { "attempt " (record.attempt) " began, or its lease was renewed" }
+        }
+        None => html! { "became " (name) " by attempt " (record.attempt) },
     };
     events.push((record.updated_at, changed));
     for Repair { at, note } in repairs {
         let text = html! {
             (visible(&note.actor)) " asked for " strong { (visible(&note.resolution)) } ": “" (visible(&note.reason)) "” – "
-            (outcome(note.outcome.as_deref()))
+            (outcome(note))
         };
         events.push((*at, text));
     }
@@ -138,6 +154,9 @@ fn timeline(record: &Record, repairs: &[Repair], now: Timestamp) -> Markup {
     events.sort_by_key(|(at, _)| *at);
     html! {
         h2 { "Timeline" }
+        @if !are_all {
+            p.note { "Only the last " (MOST_REPAIRS) " repairs of all records were read. `idem repairs` lists older ones." }
+        }
         ol.timeline {
             @for (at, text) in &events { li { time { (at) } span.note { " " (age(now, *at)) " ago " } div { (text) } } }
             @if let Some(checkpoint) = checkpoint { li { "last " (checkpoint) } }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use axum::extract::{Query, State};
 use http::StatusCode;
-use idem_core::{Inspect, PartSize, RecordFilter, RecordSummary, ScanPosition, StateName, StoreError, Timestamp};
+use idem_core::{
+    Inspect, PartSize, RecordFilter, RecordSummary, ScanPosition, StateName, StoreError, StoreErrorKind, Timestamp,
+};
 use maud::{Markup, html};
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -12,9 +14,13 @@ use tokio::time::Instant;
 use super::text::grouped;
 use super::{Page, failed, page, table};
 use crate::console::{Console, Visit};
+use crate::cursor;
 
 /// A page ends after the part that brings it to as many records.
 const ENOUGH: usize = 50;
+
+/// How many records further parts have while none is selected. So the page gets there sooner.
+const LARGER: u64 = 200;
 
 /// A page ends after this time, whether it has found records or not: within a second it has to be there.
 const PATIENCE: Duration = Duration::from_millis(600);
@@ -33,7 +39,7 @@ pub(crate) struct Wanted {
 }
 
 pub(crate) async fn get(State(console): State<Console>, visit: Visit, Query(wanted): Query<Wanted>) -> Page {
-    let (filter, from) = match wanted.read(&visit) {
+    let (filter, from) = match wanted.read(&console, &visit) {
         Ok(read) => read,
         Err(why) => {
             let content = html! { p.problem role="alert" { (why) } (form(&visit, &wanted)) };
@@ -43,59 +49,72 @@ pub(crate) async fn get(State(console): State<Console>, visit: Visit, Query(want
     match listed(&*console.inspect, &filter, from).await {
         Err(error) => failed(&visit, &error),
         Ok(found) => {
-            let content = html! { (form(&visit, &wanted)) (found.markup(&visit, &wanted)) };
+            let content = html! { (form(&visit, &wanted)) (found.markup(&console, &visit, &wanted)) };
             page(&visit, StatusCode::OK, "Records", &content)
         }
     }
 }
 
 /// What a page found.
-struct Found {
-    records: Vec<RecordSummary>,
+pub(super) struct Found {
+    pub(super) records: Vec<RecordSummary>,
     scanned: u64,
     unreadable: u64,
-    next: Option<ScanPosition>,
+    /// Where the next page begins; `None` at the end.
+    pub(super) next: Option<ScanPosition>,
     progress: Option<f64>,
-    now: Timestamp,
+    pub(super) now: Timestamp,
 }
 
-async fn listed(store: &dyn Inspect, filter: &RecordFilter, from: Option<ScanPosition>) -> Result<Found, StoreError> {
+/// Reads parts after `from` until there is enough for a page.
+pub(super) async fn listed(
+    store: &dyn Inspect,
+    filter: &RecordFilter,
+    from: Option<ScanPosition>,
+) -> Result<Found, StoreError> {
     let (began, mut part) = (Instant::now(), PartSize::new());
-    let (mut records, mut scanned, mut unreadable, mut next) = (Vec::new(), 0, 0, from);
-    // The first part is small: without a filter it has enough.
-    let mut size = part.up_to(ENOUGH as u64).unwrap_or(part.get());
+    let (mut records, mut scanned, mut unreadable, mut last) = (Vec::new(), 0, 0, None);
+    let mut next = from;
     loop {
-        let found = match store.list(filter, next.as_ref(), size).await {
-            Ok(found) => found,
-            Err(error) => {
+        // Without a filter the first part is the page.
+        let is_sparse = scanned > 0 && records.is_empty();
+        let size = part.up_to(if is_sparse { LARGER } else { ENOUGH as u64 }).unwrap_or(part.get());
+        match store.list(filter, next.as_ref(), size).await {
+            Ok(found) => {
+                records.extend(found.records);
+                scanned += found.scanned;
+                unreadable += found.unreadable;
+                next = found.next;
+                last = Some((found.progress, found.now));
+            }
+            // A smaller part would only make the client wait longer if others were read already.
+            Err(error) if last.is_none() || error.kind() != StoreErrorKind::Timeout => {
+                part = PartSize::of(size);
                 part.shrink(error)?;
-                size = part.get().min(size);
                 continue;
             }
-        };
-        records.extend(found.records);
-        scanned += found.scanned;
-        unreadable += found.unreadable;
-        if found.next.is_none() || records.len() >= ENOUGH || began.elapsed() >= PATIENCE {
-            let (next, progress, now) = (found.next, found.progress, found.now);
+            Err(_) => {}
+        }
+        let is_over = next.is_none() || records.len() >= ENOUGH || began.elapsed() >= PATIENCE;
+        if let Some((progress, now)) = last.filter(|_| is_over) {
             return Ok(Found { records, scanned, unreadable, next, progress, now });
         }
-        next = found.next;
-        // With few records in each part, larger parts reach the end sooner.
-        size = if records.is_empty() { part.get() } else { size };
     }
 }
 
 impl Wanted {
-    fn read(&self, visit: &Visit) -> Result<(RecordFilter, Option<ScanPosition>), String> {
+    fn read(&self, console: &Console, visit: &Visit) -> Result<(RecordFilter, Option<ScanPosition>), String> {
         let text = |text: &String| (!text.is_empty()).then(|| text.clone());
         let state = text(&self.state).map(|state| state.parse::<StateName>()).transpose();
         let states = state.map_err(|error| error.to_string())?.into_iter().collect();
         let age = text(&self.older_than).map(|age| humantime::parse_duration(&age)).transpose();
         let older_than = age.map_err(|error| format!("An age looks like 5m or 2h: {error}."))?;
-        let from =
-            text(&self.from).map(|digits| position(&digits).ok_or("The link to this page is damaged.")).transpose()?;
         let tenant = visit.permissions.tenant.as_ref();
+        let open = |link: String| {
+            let position = console.secret.as_ref().and_then(|secret| cursor::open(secret, tenant, &link));
+            position.ok_or("This link is damaged, or older than this console. Begin at the first page.")
+        };
+        let from = text(&self.from).map(open).transpose()?;
         let filter = RecordFilter {
             states,
             older_than,
@@ -121,22 +140,29 @@ impl Wanted {
 }
 
 impl Found {
-    fn markup(&self, visit: &Visit, wanted: &Wanted) -> Markup {
+    fn markup(&self, console: &Console, visit: &Visit, wanted: &Wanted) -> Markup {
+        let tenant = visit.permissions.tenant.as_ref();
+        let seal = |position| console.secret.as_ref().map(|secret| cursor::seal(secret, tenant, position));
         html! {
             @if self.records.is_empty() {
-                p role="status" { "No record is selected among " (grouped(self.scanned)) "." }
+                p role="status" {
+                    "No record is selected"
+                    // How many others there are is not for a tenant.
+                    @if tenant.is_none() { " among " (grouped(self.scanned)) }
+                    "."
+                }
             } @else {
                 (table(visit, "Records", &self.records, self.now))
             }
-            @if self.unreadable > 0 {
+            @if self.unreadable > 0 && tenant.is_none() {
                 p.problem { (grouped(self.unreadable)) " records cannot be read, perhaps because a newer version wrote them." }
             }
-            @if let Some(next) = &self.next {
+            @if let Some(next) = self.next.as_ref().and_then(seal) {
                 form method="get" action={ (visit.base) "/records" } {
                     @for (name, value) in wanted.fields() { input type="hidden" name=(name) value=(value); }
-                    input type="hidden" name="from" value=(digits(next));
+                    input type="hidden" name="from" value=(next);
                     button { "Go on" }
-                    @if let Some(progress) = self.progress {
+                    @if let Some(progress) = self.progress.filter(|_| tenant.is_none()) {
                         span.note { " " (format!("{:.0}", progress * 100.0)) " % of all records were read" }
                     }
                 }
@@ -173,16 +199,4 @@ fn form(visit: &Visit, wanted: &Wanted) -> Markup {
             button { "List" }
         }
     }
-}
-
-fn digits(position: &ScanPosition) -> String {
-    position.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn position(digits: &str) -> Option<ScanPosition> {
-    let bytes = digits.as_bytes().chunks(2).map(|pair| {
-        let pair = std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2 && !pair.starts_with('+'))?;
-        u8::from_str_radix(pair, 16).ok()
-    });
-    bytes.collect::<Option<Vec<_>>>().map(ScanPosition::from_bytes)
 }

@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 
 use axum::extract::State;
 use http::StatusCode;
-use idem_core::Repair;
+use idem_core::{Repair, RepairNote};
 use maud::{Markup, html};
 
+use super::record::token;
 use super::text::visible;
 use super::{Page, failed, link, page, refused};
 use crate::console::{Console, Visit};
@@ -39,7 +40,7 @@ fn table(visit: &Visit, repairs: &[Repair]) -> Markup {
                             td { (at) }
                             td { (link(visit, &note.record)) }
                             td { (visible(&note.resolution)) }
-                            td { (outcome(note.outcome.as_deref())) }
+                            td { (outcome(note)) }
                             td { (visible(&note.actor)) }
                             td { (visible(&note.reason)) }
                         }
@@ -51,6 +52,9 @@ fn table(visit: &Visit, repairs: &[Repair]) -> Markup {
 }
 
 /// How a repair ended.
-pub(super) fn outcome(noted: Option<&str>) -> String {
-    noted.map_or_else(|| "not known: the owner of the record tells".to_owned(), visible)
+pub(super) fn outcome(note: &RepairNote) -> String {
+    let action = token(&note.action);
+    note.outcome
+        .as_deref()
+        .map_or_else(|| format!("not known; it was made if the record has the owner {action}"), visible)
 }

@@ -13,9 +13,8 @@ use idem_core::{
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::record::token;
 use super::text::visible;
-use super::{Page, failed, missing, page, refused, with_causes};
+use super::{Page, failed, missing, page, record, refused, with_causes};
 use crate::console::{Console, Visit};
 use crate::forgery::is_from_another_site;
 
@@ -27,13 +26,22 @@ const CHOICES: [(StateName, &str); 4] = [
     (StateName::Retryable, "It took no effect. The next request with its key runs it again, after the wait below."),
 ];
 
+/// How long a reason may be, in bytes. The list of repairs reads many.
+const LONGEST_REASON: usize = 4_096;
+
+/// What was entered before, and what was wrong with it.
+#[derive(Debug, Default)]
+pub(super) struct Entered<'a> {
+    asked: Option<&'a Asked>,
+    problem: Option<&'a str>,
+}
+
 /// What the form sends.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Asked {
     token: String,
     seen: String,
-    action: String,
     #[serde(rename = "as")]
     state: String,
     reason: String,
@@ -44,7 +52,14 @@ pub(crate) struct Asked {
 }
 
 /// The form, with the states that the record can have next and that the client may ask for.
-pub(super) fn form(console: &Console, visit: &Visit, id: RecordId, record: &Record, inspection: &Inspection) -> Markup {
+pub(super) fn form(
+    console: &Console,
+    visit: &Visit,
+    id: RecordId,
+    record: &Record,
+    inspection: &Inspection,
+    entered: &Entered<'_>,
+) -> Markup {
     let is_possible = |state: StateName| {
         let response = (state != StateName::OutcomeUnknown).then(|| StoredResponse::new(400, ""));
         let request = Resolution::new(state, response, None).map(|resolution| Resolve {
@@ -59,22 +74,24 @@ pub(super) fn form(console: &Console, visit: &Visit, id: RecordId, record: &Reco
     };
     let possible: Vec<_> = CHOICES.into_iter().filter(|(state, _)| is_possible(*state)).collect();
     let permitted: Vec<_> = possible.iter().filter(|(state, _)| visit.permissions.may_resolve_as(*state)).collect();
-    let (Some(tokens), false) = (&console.tokens, possible.is_empty()) else { return Markup::default() };
+    let (Some(secret), false) = (&console.secret, possible.is_empty()) else { return Markup::default() };
+    let empty = Asked::default();
+    let asked = entered.asked.unwrap_or(&empty);
     let is_unknown_only = permitted.iter().all(|(state, _)| *state == StateName::OutcomeUnknown);
     html! {
-        h2 { "Resolve" }
+        h2 #resolve { "Resolve" }
+        @if let Some(problem) = entered.problem { p.problem #problem role="alert" { (visible(problem)) } }
         @if permitted.is_empty() {
             p.note { "You may not resolve it." }
         } @else {
             form.resolve method="post" action={ (visit.base) "/records/" (id) "/resolve" } {
-                input type="hidden" name="token" value=(tokens.of(&visit.permissions.actor, &id));
+                input type="hidden" name="token" value=(secret.form(&visit.permissions.actor, &id));
                 input type="hidden" name="seen" value=(record.version());
-                input type="hidden" name="action" value=(token(&OwnerToken::random()));
                 fieldset {
                     legend { "How did it end?" }
                     @for (state, meaning) in permitted {
                         div.choice {
-                            input type="radio" name="as" value=(state) id=(state) required;
+                            input type="radio" name="as" value=(state) id=(state) required checked[asked.state == state.as_str()];
                             label for=(state) { strong { (state) } " – " (meaning) }
                         }
                     }
@@ -83,17 +100,19 @@ pub(super) fn form(console: &Console, visit: &Visit, id: RecordId, record: &Reco
                     fieldset {
                         legend { "The answer that repeats get" }
                         label for="status" { "Status" }
-                        input #status name="status" inputmode="numeric" pattern="[2-5][0-9][0-9]" placeholder="201";
+                        input #status name="status" inputmode="numeric" pattern="[2-5][0-9][0-9]" placeholder="201" value=(asked.status);
                         label for="content_type" { "Content type" }
-                        input #content_type name="content_type" placeholder="application/json";
+                        input #content_type name="content_type" placeholder="application/json" value=(asked.content_type);
                         label for="body" { "Body" }
-                        textarea #body name="body" rows="4" {}
+                        textarea #body name="body" rows="4" { "\n" (asked.body) }
                         label for="retry_after" { "Wait, for retryable" }
-                        input #retry_after name="retry_after" placeholder="30s";
+                        input #retry_after name="retry_after" placeholder="30s" value=(asked.retry_after);
                     }
                 }
                 label for="reason" { "Reason. It stays in the store, with your name." }
-                textarea #reason name="reason" rows="2" required {}
+                textarea #reason name="reason" rows="2" required maxlength=(LONGEST_REASON) aria-describedby=[entered.problem.map(|_| "problem")] {
+                    "\n" (asked.reason)
+                }
                 button { "Resolve" }
             }
         }
@@ -122,37 +141,41 @@ async fn resolved(
     asked: &Asked,
 ) -> Result<RecordId, Page> {
     let forbidden = |why: &str| refused(visit, StatusCode::FORBIDDEN, why);
-    let wrong = |why: &str| refused(visit, StatusCode::BAD_REQUEST, why);
+    let actor = &visit.permissions.actor;
     let id: RecordId = id.parse().map_err(|_| missing(visit))?;
-    let is_own =
-        console.tokens.as_ref().is_some_and(|tokens| tokens.is_of(&asked.token, &visit.permissions.actor, &id));
-    if is_from_another_site(headers) || !is_own {
-        return Err(forbidden(
-            "The form is not from this console, or from before it was started again. Nothing was changed: open the record again.",
-        ));
-    }
-    let state: StateName =
-        asked.state.parse().map_err(|_| wrong("Nothing was changed: say how the operation ended."))?;
-    if !visit.permissions.may_resolve_as(state) {
-        return Err(forbidden("Nothing was changed: you may not resolve an operation as this."));
-    }
-    if visit.permissions.tenant.is_some() {
-        let inspection = console.inspect.inspect(&id).await.map_err(|_| missing(visit))?;
-        if !visit.permissions.sees(inspection.origin.as_ref()) {
-            return Err(missing(visit));
+    let secret = console.secret.as_ref().filter(|secret| secret.is_form(&asked.token, actor, &id));
+    let Some(secret) = secret.filter(|_| !is_from_another_site(headers)) else {
+        let why = "Nothing was changed: the form is not from this console, or older than it. Open the record again.";
+        return Err(forbidden(why));
+    };
+    let inspection = match console.inspect.inspect(&id).await {
+        Ok(inspection) if visit.permissions.sees(inspection.origin.as_ref()) => inspection,
+        Err(error) if visit.permissions.tenant.is_none() => return Err(failed(visit, &error)),
+        Ok(_) | Err(_) => return Err(missing(visit)),
+    };
+    let action = secret.action(actor, &id, &asked.content());
+    let request = match asked.request(id, action, console.retention) {
+        Ok((state, _)) if !visit.permissions.may_resolve_as(state) => {
+            return Err(forbidden("Nothing was changed: you may not resolve an operation as this."));
         }
+        Ok((_, request)) => request,
+        Err(problem) => {
+            let problem = format!("Nothing was changed: {problem}.");
+            let entered = Entered { asked: Some(asked), problem: Some(&problem) };
+            let content = record::content(console, visit, id, &inspection, false, &entered).await;
+            return Err(match content {
+                Ok(content) => page(visit, StatusCode::BAD_REQUEST, "Record", &content),
+                Err(error) => failed(visit, &error),
+            });
+        }
+    };
+    // Without this, each old form would leave a note.
+    if machine::resolve(inspection.record.as_ref(), &request, inspection.now).1 == ResolveOutcome::Changed {
+        return Err(unresolved(visit, &id, ResolveOutcome::Changed));
     }
-    let request =
-        asked.request(id, state, console.retention).map_err(|why| wrong(&format!("Nothing was changed: {why}.")))?;
-    match repair(&*console.operate, &request, &visit.permissions.actor, asked.reason.trim()).await {
+    match repair(&*console.operate, &request, actor, asked.reason.trim()).await {
         Ok(ResolveOutcome::Resolved) => Ok(id),
-        Ok(outcome) => {
-            let content = html! {
-                p.problem role="alert" { (outcome.meaning()) }
-                p { a href={ (visit.base) "/records/" (id) } { "Look at the record again" } }
-            };
-            Err(page(visit, StatusCode::CONFLICT, "Not resolved", &content))
-        }
+        Ok(outcome) => Err(unresolved(visit, &id, outcome)),
         Err(error) if error.is_indeterminate() => {
             let content = html! {
                 p.problem role="alert" {
@@ -167,17 +190,33 @@ async fn resolved(
     }
 }
 
+fn unresolved(visit: &Visit, id: &RecordId, outcome: ResolveOutcome) -> Page {
+    let content = html! {
+        p.problem role="alert" { (outcome.meaning()) }
+        p { a href={ (visit.base) "/records/" (id) } { "Look at the record again" } }
+    };
+    page(visit, StatusCode::CONFLICT, "Not resolved", &content)
+}
+
 impl Asked {
-    fn request(&self, id: RecordId, state: StateName, retention: Duration) -> Result<Resolve, String> {
+    /// All that was entered, and the version that it is about.
+    fn content(&self) -> [&str; 7] {
+        let Self { token: _, seen, state, reason, status, content_type, body, retry_after } = self;
+        [seen, state, reason, status, content_type, body, retry_after]
+    }
+
+    fn request(&self, id: RecordId, action: OwnerToken, retention: Duration) -> Result<(StateName, Resolve), String> {
+        let state = self.state.parse().map_err(|_| "say how the operation ended".to_owned())?;
         if self.reason.trim().is_empty() {
             return Err("the reason is empty. Say why, for those who look at this record later".into());
+        } else if self.reason.len() > LONGEST_REASON {
+            return Err(format!("the reason has more than {LONGEST_REASON} bytes"));
         }
         let seen: RecordVersion = self.seen.parse().map_err(|_| "the form has no version of the record".to_owned())?;
-        let action = u128::from_str_radix(&self.action, 16).map_err(|_| "the form has no action".to_owned())?;
         let wait = (!self.retry_after.trim().is_empty()).then(|| humantime::parse_duration(self.retry_after.trim()));
         let wait = wait.transpose().map_err(|error| format!("a wait looks like 30s or 5m: {error}"))?;
         let resolution = Resolution::new(state, self.response()?, wait).map_err(|error| error.to_string())?;
-        Ok(Resolve { id, action: OwnerToken::from_bytes(action.to_be_bytes()), seen, resolution, retention })
+        Ok((state, Resolve { id, action, seen, resolution, retention }))
     }
 
     /// The answer that repeats get; `None` if each of its fields is empty.

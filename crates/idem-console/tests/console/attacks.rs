@@ -135,6 +135,28 @@ async fn records_of_another_tenant_do_not_exist() {
         assert!(!answer.text.contains("<h2>States</h2>"), "counts are of all tenants");
     }
     assert!(world.get("acme", "/records").await.text.contains(&id.to_string()));
+    for _ in 0..120 {
+        world.unknown().await;
+    }
+    // Among many stuck records of others, a tenant still finds its own, and learns nothing of the others.
+    let origin = Origin { namespace: "idem-testkit".into(), scope: Scope::new("other", "POST /") };
+    let lease = world.lease(&Acquire { origin, ..request() }).await;
+    world.store.settle(&lease, &Settlement::OutcomeUnknown, KEPT).await.unwrap();
+    let overview = world.get("other", "").await.text;
+    assert!(overview.contains(&lease.id.to_string()), "{overview}");
+    assert_eq!(overview.matches("/admin/idem/records/").count(), 1, "{overview}");
+    let none = world.get("other", "/records?operation=zzz").await.text;
+    assert!(!none.contains("among") && !none.contains(" %"), "{none}");
+    let first = world.get("acme", "/records").await.text;
+    let link = |page: &str| Some(page.split_once("name=\"from\" value=\"")?.1.split_once('"')?.0.to_owned());
+    let next = link(&first).expect("more than one page");
+    let ids = first.split("/admin/idem/records/").skip(1).map(|rest| &rest[..64]);
+    assert!(ids.clone().count() > 1 && ids.clone().all(|id| !next.contains(&id[..8])), "the link has no id: {next}");
+    assert_eq!(world.get("acme", &format!("/records?from={next}")).await.status, StatusCode::OK);
+    for (user, from) in [("other", &*next), ("ann", &*next), ("other", &*"00".repeat(32))] {
+        let answer = world.get(user, &format!("/records?from={from}")).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{user}: {}", answer.text);
+    }
     assert_eq!(world.get("other", "/repairs").await.status, StatusCode::FORBIDDEN);
     let before = world.version(&id).await;
     // With a token for the record, which no page gives.

@@ -1,12 +1,18 @@
 //! What the pages show, and what their forms do.
 
-use std::time::Duration;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use http::StatusCode;
 use idem_core::{
-    AcquireOutcome, IdempotencyStore as _, Operate as _, OwnerToken, Resolution, Resolve, ResolveOutcome, Settlement,
+    AcquireOutcome, CountPage, IdempotencyStore as _, Inspect, Inspection, Operate as _, OwnerToken, RecordFilter,
+    RecordId, RecordPage, Resolution, Resolve, ResolveOutcome, ScanPosition, Settlement, StoreError, StoreErrorKind,
     StoredBody, StoredResponse,
 };
+use idem_sqlite::SqliteStore;
 use idem_testkit::fixture::{KEPT, completed, failed, request, retryable};
 
 use crate::support::World;
@@ -40,7 +46,7 @@ async fn the_overview_has_what_is_stuck_and_counts_the_rest() {
 async fn a_list_selects_and_goes_on_where_it_stopped() {
     let world = World::new().await;
     let mut ids = Vec::new();
-    for _ in 0..120 {
+    for _ in 0..300 {
         ids.push(world.settled(&completed()).await.to_string());
     }
     let failed = world.settled(&failed()).await.to_string();
@@ -122,7 +128,10 @@ async fn a_form_of_a_record_that_has_changed_does_nothing() {
     let late = world.post("ann", &form, &[("as", "completed"), ("reason", "r"), ("status", "201")]).await;
     assert_eq!(late.status, StatusCode::CONFLICT);
     assert!(late.text.contains("look again"), "{}", late.text);
-    assert_eq!(world.version(&id).await, world.version(&id).await);
+    assert!(
+        world.get("ann", "/repairs").await.text.contains("No record was ever repaired"),
+        "an old form leaves no note"
+    );
     let record = world.store.peek(&id).await.unwrap().unwrap();
     assert_eq!(record.owner, by.action, "the record is that of the other operator");
 }
@@ -146,11 +155,15 @@ async fn what_does_not_fit_is_refused_and_changes_nothing() {
             "no value of a header",
         ),
         (&[("as", "completed"), ("reason", "r"), ("status", "201"), ("seen", "1")], "no version"),
-        (&[("as", "completed"), ("reason", "r"), ("status", "201"), ("action", "x")], "no action"),
+        (&[("as", "completed"), ("status", "201"), ("reason", &"r".repeat(4_097))], "more than 4096 bytes"),
         (&[("as", "gone"), ("reason", "r")], "say how the operation ended"),
     ] {
         let answer = world.post("ann", &form, fields).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{fields:?}: {}", answer.text);
+        // What was entered is not lost.
+        let typed =
+            fields.iter().filter(|(name, value)| matches!(*name, "reason" | "status") && !value.trim().is_empty());
+        typed.for_each(|(_, value)| assert!(answer.text.contains(value), "{value}: {}", answer.text));
         assert!(
             answer.text.contains(expected) && answer.text.contains("Nothing was changed"),
             "{fields:?}: {}",
@@ -193,4 +206,77 @@ async fn a_live_run_cannot_be_resolved() {
     let missing = world.get("ann", &format!("/records/{}", idem_testkit::fixture::fresh_id())).await;
     assert_eq!(missing.status, StatusCode::NOT_FOUND);
     assert_eq!(world.get("ann", "/records/abc").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_form_with_another_content_is_another_repair() {
+    let world = World::new().await;
+    let id = world.crashed().await;
+    let form = world.form("ann", &id).await;
+    // It is refused, since the process may only have stalled. The operator goes back and chooses the other state.
+    let early = world.post("ann", &form, &[("as", "completed"), ("reason", "too early"), ("status", "201")]).await;
+    assert!(early.status == StatusCode::CONFLICT && early.text.contains("Mark it as unknown first"), "{}", early.text);
+    let stopped = world.post("ann", &form, &[("as", "outcome-unknown"), ("reason", "it crashed")]).await;
+    assert_eq!(stopped.status, StatusCode::SEE_OTHER, "{}", stopped.text);
+    let repairs = world.store.repairs(NonZeroU32::MAX).await.unwrap();
+    let noted: Vec<_> = repairs.iter().map(|repair| (&*repair.note.reason, repair.note.outcome.as_deref())).collect();
+    assert_eq!(noted, [("it crashed", Some("resolved")), ("too early", Some("refused: not unknown yet"))]);
+    let page = world.get("ann", &format!("/records/{id}")).await.text;
+    assert!(page.contains("became outcome-unknown, as ann had asked"), "{page}");
+}
+
+/// A store that is slow for large parts, and away now and then.
+#[derive(Debug)]
+struct Flaky(Arc<SqliteStore>, AtomicU32);
+
+impl Flaky {
+    fn admit(&self, limit: NonZeroU32) -> Result<(), StoreError> {
+        let call = self.1.fetch_add(1, Ordering::Relaxed);
+        match (limit.get() > 60, call % 3) {
+            (true, _) => Err(StoreError::new(StoreErrorKind::Timeout, "slow")),
+            (false, 1) => Err(StoreError::new(StoreErrorKind::Unavailable, "away")),
+            (false, _) => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Inspect for Flaky {
+    async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
+        self.0.inspect(id).await
+    }
+
+    async fn list(
+        &self,
+        filter: &RecordFilter,
+        from: Option<&ScanPosition>,
+        limit: NonZeroU32,
+    ) -> Result<RecordPage, StoreError> {
+        self.admit(limit)?;
+        self.0.list(filter, from, limit).await
+    }
+
+    async fn count(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> Result<CountPage, StoreError> {
+        self.admit(limit)?;
+        self.0.count(from, limit).await
+    }
+}
+
+#[tokio::test]
+async fn a_survey_survives_a_store_that_is_slow_and_away_now_and_then() {
+    let world = World::new().await;
+    let stuck = world.crashed().await;
+    for _ in 0..100 {
+        world.settled(&completed()).await;
+    }
+    let flaky = world.inspected_by(Arc::new(Flaky(world.store.clone(), AtomicU32::new(0))));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let page = loop {
+        let page = flaky.get("ann", "").await.text;
+        if page.contains("<h2>States</h2>") {
+            break page;
+        }
+        assert!(Instant::now() < deadline && !page.contains("could not be counted"), "{page}");
+    };
+    assert!(page.contains(">100</td>") && page.contains(&stuck.to_string()), "{page}");
 }

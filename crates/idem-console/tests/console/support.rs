@@ -12,7 +12,8 @@ use http_body_util::BodyExt as _;
 use idem_console::{Access, Console, Permissions};
 use idem_core::memory::ManualClock;
 use idem_core::{
-    Acquire, AcquireOutcome, IdempotencyStore as _, Lease, RecordId, Settlement, StateName, Takeover, Timestamp,
+    Acquire, AcquireOutcome, IdempotencyStore as _, Inspect, Lease, Operate, RecordId, Settlement, StateName, Takeover,
+    Timestamp,
 };
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use idem_testkit::fixture::{KEPT, LEASE, checkpoint, repeat_of, request};
@@ -38,11 +39,16 @@ impl Access for Users {
     }
 }
 
+#[derive(Clone)]
 pub struct World {
     pub store: Arc<SqliteStore>,
-    _folder: TempDir,
+    _folder: Arc<TempDir>,
     clock: Arc<ManualClock>,
     router: Router,
+}
+
+fn router(inspect: Arc<dyn Inspect>, operate: Arc<dyn Operate>) -> Router {
+    Router::new().nest("/admin/idem", Console::new(inspect, operate, Arc::new(Users)).router())
 }
 
 pub struct Answer {
@@ -57,9 +63,13 @@ impl World {
         let folder = TempDir::new().unwrap();
         let config = SqliteConfig::new(format!("sqlite:{}", folder.path().join("records.db").display()));
         let store = Arc::new(SqliteStore::open(config.clock(clock.clone())).await.unwrap());
-        let console = Console::new(store.clone(), store.clone(), Arc::new(Users));
-        let router = Router::new().nest("/admin/idem", console.router());
-        Self { store, _folder: folder, clock, router }
+        let router = router(store.clone(), store.clone());
+        Self { store, _folder: Arc::new(folder), clock, router }
+    }
+
+    /// A console of the same store that reads by `inspect`.
+    pub fn inspected_by(&self, inspect: Arc<dyn Inspect>) -> Self {
+        Self { router: router(inspect, self.store.clone()), ..self.clone() }
     }
 
     pub fn wait(&self, time: Duration) {

@@ -190,7 +190,9 @@ impl Operate for MemoryStore {
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
         let mut repairs = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
         match repairs.iter_mut().find(|repair| repair.note.action == note.action) {
-            Some(repair) => repair.note.outcome.clone_from(&note.outcome),
+            Some(repair) if !repair.note.is_of_the_same_repair(note) => return Err(RepairNote::action_is_taken()),
+            Some(repair) if repair.note.outcome.is_none() => repair.note.outcome.clone_from(&note.outcome),
+            Some(_) => {}
             None => repairs.push(Repair { at: self.clock.now(), note: note.clone() }),
         }
         Ok(())

@@ -62,7 +62,7 @@ impl ResolveOutcome {
     pub fn meaning(self) -> &'static str {
         match self {
             Self::Resolved => "resolved",
-            Self::Changed => "nothing was changed: the record is not the one that you have looked at; look again",
+            Self::Changed => "nothing was changed now: the record is not the one that you have looked at; look again",
             Self::Refused(Refusal::Live) => "nothing was changed: a process runs the operation",
             Self::Refused(Refusal::Unfenced) => {
                 "nothing was changed: its process may only have stalled. Mark it as unknown first, which keeps that process from \

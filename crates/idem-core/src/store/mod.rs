@@ -187,10 +187,11 @@ pub trait Operate: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer; it is safe to repeat.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError>;
 
-    /// Keeps a note of a repair. A second note of the same action only adds its outcome.
+    /// Keeps a note of a repair. A second note of the same action only adds its outcome, if the first one has none.
     ///
     /// # Errors
-    /// [`StoreError`] when the store could not answer; it is safe to repeat.
+    /// [`StoreError`] when the store could not answer; it is safe to repeat. Of the kind `Misconfigured` if the action belongs to
+    /// [another repair](RepairNote::action_is_taken). Redis keeps both notes instead.
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError>;
 
     /// The repairs that were noted last, the newest first.

@@ -1,5 +1,6 @@
 //! What a store keeps of a repair.
 
+use super::{StoreError, StoreErrorKind};
 use crate::record::OwnerToken;
 use crate::record_id::RecordId;
 use crate::timestamp::Timestamp;
@@ -21,6 +22,23 @@ pub struct RepairNote {
     /// How it ended, as in `resolved`. `None` before it ends: if it stays so, the tool was stopped in between, and the record says
     /// whether the action is its owner.
     pub outcome: Option<String>,
+}
+
+impl RepairNote {
+    /// Whether both are of one repair: only their outcomes may differ.
+    #[must_use]
+    pub fn is_of_the_same_repair(&self, other: &Self) -> bool {
+        let Self { action, record, actor, reason, resolution, outcome: _ } = self;
+        (action, record, actor, reason, resolution)
+            == (&other.action, &other.record, &other.actor, &other.reason, &other.resolution)
+    }
+
+    /// The error of a store that has a note of another repair with this action.
+    #[must_use]
+    pub fn action_is_taken() -> StoreError {
+        let message = "could not note a repair: its action belongs to another one; use a new token for each repair";
+        StoreError::new(StoreErrorKind::Misconfigured, message)
+    }
 }
 
 /// A repair that was noted.

@@ -18,6 +18,12 @@ impl PartSize {
         Self(Self::FIRST)
     }
 
+    /// This number of records.
+    #[must_use]
+    pub const fn of(records: NonZeroU32) -> Self {
+        Self(records)
+    }
+
     /// The number of records.
     #[must_use]
     pub const fn get(self) -> NonZeroU32 {

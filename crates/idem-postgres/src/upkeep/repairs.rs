@@ -14,7 +14,7 @@ impl Upkeep {
     pub(crate) async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
         let mut sql = Sql::default();
         sql.push(BEGIN).push(&self.local_settings).push("INSERT INTO ").push(self.records.schema.quoted());
-        sql.push(".idem_repairs (action, record, actor, reason, resolution, outcome, at) VALUES (");
+        sql.push(".idem_repairs AS known (action, record, actor, reason, resolution, outcome, at) VALUES (");
         sql.bytes(note.action.as_bytes()).push(",").bytes(note.record.as_bytes());
         for text in [Some(&note.actor), Some(&note.reason), Some(&note.resolution), note.outcome.as_ref()] {
             match text {
@@ -23,8 +23,16 @@ impl Upkeep {
             };
         }
         sql.push(",").push(self.records.schema.quoted()).push(".idem_now_v1(").number(self.records.offset.micros());
-        sql.push(")) ON CONFLICT (action) DO UPDATE SET outcome = excluded.outcome;COMMIT");
-        self.run("note a repair", sql, self.client_timeout).await.map(drop)
+        sql.push(")) ON CONFLICT (action) DO UPDATE SET outcome = COALESCE(known.outcome, excluded.outcome) WHERE ");
+        for (at, column) in ["record", "actor", "reason", "resolution"].into_iter().enumerate() {
+            let and = if at == 0 { "" } else { " AND " };
+            sql.push(and).push("known.").push(column).push(" OPERATOR(pg_catalog.=) excluded.").push(column);
+        }
+        sql.push(" RETURNING 1;COMMIT");
+        match self.run("note a repair", sql, self.client_timeout).await?.is_empty() {
+            true => Err(RepairNote::action_is_taken()),
+            false => Ok(()),
+        }
     }
 
     pub(crate) async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
