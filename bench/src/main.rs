@@ -80,6 +80,8 @@ enum Group {
     Messages,
     /// The layers of axum and actix, and the memory of requests in flight.
     Http,
+    /// Metrics and spans in the layer of axum, in memory and on Postgres (needs valgrind).
+    Observed,
     /// The fingerprint of a request body.
     Fingerprint,
     /// Small and large tables, and a purge beside acquires.
@@ -138,6 +140,9 @@ async fn bench(options: &Options) -> Result<(), Error> {
     if wanted(Group::Http) {
         http::run(pace, &mut report).await?;
         memory::run(&mut report).await?;
+    }
+    if wanted(Group::Observed) {
+        http::observed::run(pace, &mut report).await?;
     }
     if wanted(Group::Peers) {
         peers::run(pace, &mut report).await?;

@@ -1,5 +1,6 @@
 //! Over HTTP: a bare handler, the layers, and peers, each in a separate process.
 
+pub(crate) mod observed;
 pub(crate) mod serve;
 
 use std::process::Stdio;
@@ -109,11 +110,11 @@ impl Server {
     pub(crate) async fn start(stack: Stack, postgres: Option<&Postgres>) -> Result<Self, Error> {
         match postgres {
             Some(postgres) => Self::start_with(stack, &["--database", &postgres.url()]).await,
-            None => Self::start_with(stack, &[]).await,
+            None => Self::start_with::<&str>(stack, &[]).await,
         }
     }
 
-    async fn start_with(stack: Stack, options: &[&str]) -> Result<Self, Error> {
+    async fn start_with<S: AsRef<std::ffi::OsStr>>(stack: Stack, options: &[S]) -> Result<Self, Error> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["serve", stack.name()]).args(options).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn()?;

@@ -13,6 +13,7 @@ use clap::ValueEnum;
 use idem_axum::{IdempotencyLayer, SingleTenant};
 use idem_core::engine::{Idempotency, Settings};
 use idem_core::{IdempotencyStore, MemoryStore};
+use idem_metrics::MetricsObserver;
 use idem_postgres::{PostgresConfig, PostgresStore};
 use ruts::store::SessionStore;
 use ruts::store::moka::MokaStore;
@@ -61,6 +62,9 @@ pub(crate) struct Options {
     /// The URL of a Postgres, for the stacks that need one.
     #[arg(long)]
     database: Option<String>,
+    /// Records metrics and spans, in the stacks `memory` and `postgres`.
+    #[arg(long)]
+    observed: bool,
     /// How long the bare handler computes in addition, in nanoseconds.
     #[arg(long, default_value_t = 0)]
     busy_ns: u64,
@@ -101,8 +105,11 @@ pub(crate) async fn run(options: &Options) -> Result<(), Error> {
             let busy = Duration::from_nanos(options.busy_ns);
             Router::new().route("/pay", post(move |body| pay_after(busy, body)))
         }
-        Stack::Memory => protected(Arc::new(memory()?)),
-        Stack::Postgres => protected(Arc::new(PostgresStore::open(PostgresConfig::new(database()?)).await?)),
+        Stack::Memory => protected(Arc::new(memory()?), settings(options)?),
+        Stack::Postgres => {
+            let store = PostgresStore::open(PostgresConfig::new(database()?)).await?;
+            protected(Arc::new(store), settings(options)?)
+        }
         Stack::PeerInMemory => peer(MokaStore::builder().max_capacity(RECORDS as u64).build()),
         Stack::PeerOnPostgres => {
             // As many connections as serve it best on two cores.
@@ -128,8 +135,19 @@ fn memory() -> Result<MemoryStore, Error> {
     Ok(MemoryStore::new(NonZeroUsize::new(RECORDS).ok_or("no records")?))
 }
 
-fn protected(store: Arc<dyn IdempotencyStore>) -> Router {
-    Router::new().route("/pay", post(pay).layer(IdempotencyLayer::at_least_once(store).single_tenant()))
+/// The defaults, or those of a service that is observed: counters, histograms, and lines of a log with its spans, which go nowhere.
+fn settings(options: &Options) -> Result<Settings, Error> {
+    if !options.observed {
+        return Ok(Settings::new());
+    }
+    tracing_subscriber::fmt().with_writer(std::io::sink).init();
+    metrics_exporter_prometheus::PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0, 10.0])?.install_recorder()?;
+    Ok(Settings::new().observer(Arc::new(MetricsObserver::new())))
+}
+
+fn protected(store: Arc<dyn IdempotencyStore>, settings: Settings) -> Router {
+    let layer = IdempotencyLayer::new(Idempotency::at_least_once(store, settings));
+    Router::new().route("/pay", post(pay).layer(layer.single_tenant()))
 }
 
 fn peer<S: SessionStore + 'static>(store: S) -> Router {
