@@ -1,5 +1,6 @@
 //! The pages.
 
+mod form;
 pub(crate) mod overview;
 pub(crate) mod record;
 pub(crate) mod records;
@@ -15,8 +16,8 @@ use http::header::CONTENT_TYPE;
 use idem_core::{RecordId, RecordSummary, StoreError, StoreErrorKind, Timestamp};
 use maud::{DOCTYPE, Markup, html};
 
-use crate::console::Visit;
 use crate::pages::text::{age, visible};
+use crate::visit::Visit;
 
 /// A page with its status.
 #[derive(Debug)]

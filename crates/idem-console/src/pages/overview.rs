@@ -9,8 +9,9 @@ use super::records::{Found, listed};
 use super::text::{age, grouped, visible};
 use super::{Page, failed, page, table, with_causes};
 use crate::access::Tenant;
-use crate::console::{Console, Visit};
+use crate::console::Console;
 use crate::survey::{self, Findings, MOST_STUCK, candidates, is_stuck};
+use crate::visit::Visit;
 
 pub(crate) async fn get(State(console): State<Console>, visit: Visit) -> Page {
     if let Some(tenant) = &visit.permissions.tenant {

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use axum::extract::{Path, Query, State as FromState};
 use http::StatusCode;
 use idem_core::{
-    Inspection, OwnerToken, Record, RecordId, RecordState, RecordSummary, Repair, State, StateName, StoreError,
-    StoredBody, StoredResponse, Timestamp,
+    Inspection, Record, RecordId, RecordState, RecordSummary, Repair, State, StateName, StoreError, StoredBody,
+    StoredResponse, Timestamp,
 };
 use maud::{Markup, html};
 use serde::Deserialize;
 
+use super::form::{Entered, form};
 use super::repairs::outcome;
-use super::resolve::Entered;
-use super::text::{age, brief, grouped, visible};
-use super::{Page, failed, missing, page, resolve, state};
-use crate::console::{Console, Visit};
+use super::text::{age, brief, grouped, token, visible};
+use super::{Page, failed, missing, page, state};
+use crate::console::Console;
+use crate::visit::Visit;
 
 /// Among how many of the last repairs those of a record are looked for.
 const MOST_REPAIRS: NonZeroU32 = NonZeroU32::new(1_000).expect("not zero");
@@ -78,7 +79,7 @@ pub(super) async fn content(
         (evidence(id, record, inspection))
         (timeline(record, &repairs, are_all, inspection.now))
         @if let Some(response) = response_of(record) { (answer(visit, id, response, shows_answer)) }
-        (resolve::form(console, visit, id, record, inspection, entered))
+        (form(console, visit, id, record, inspection, entered))
     })
 }
 
@@ -119,11 +120,6 @@ fn deadline(state: RecordState) -> Option<(&'static str, Timestamp)> {
         RecordState::Retryable { not_before } => Some(("Waits", not_before)),
         RecordState::Completed | RecordState::Failed | RecordState::OutcomeUnknown => None,
     }
-}
-
-/// A token in hexadecimal digits.
-pub(super) fn token(token: &OwnerToken) -> String {
-    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
 }
 
 /// What happened to the record, the first event first.

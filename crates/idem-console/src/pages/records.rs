@@ -13,8 +13,9 @@ use tokio::time::Instant;
 
 use super::text::grouped;
 use super::{Page, failed, page, table};
-use crate::console::{Console, Visit};
+use crate::console::Console;
 use crate::cursor;
+use crate::visit::Visit;
 
 /// A page ends after the part that brings it to as many records.
 const ENOUGH: usize = 50;

@@ -7,10 +7,10 @@ use http::StatusCode;
 use idem_core::{Repair, RepairNote};
 use maud::{Markup, html};
 
-use super::record::token;
-use super::text::visible;
+use super::text::{token, visible};
 use super::{Page, failed, link, page, refused};
-use crate::console::{Console, Visit};
+use crate::console::Console;
+use crate::visit::Visit;
 
 /// How many repairs a page shows.
 const MOST: NonZeroU32 = NonZeroU32::new(200).expect("not zero");

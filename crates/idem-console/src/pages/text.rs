@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_core::Timestamp;
+use idem_core::{OwnerToken, Timestamp};
 
 /// How long from `earlier` to `now`, in the two largest units.
 pub(crate) fn age(now: Timestamp, earlier: Timestamp) -> String {
@@ -13,6 +13,11 @@ pub(crate) fn age(now: Timestamp, earlier: Timestamp) -> String {
 pub(crate) fn brief(duration: Duration) -> String {
     let text = humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string();
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+/// A token in hexadecimal digits.
+pub(crate) fn token(token: &OwnerToken) -> String {
+    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
 }
 
 /// Text in which each letter can be seen. A client chooses principals, operations and answers, and must not hide or turn around what
