@@ -65,12 +65,13 @@ fn each_alert_has_a_runbook_page_and_tests_that_it_fires_and_is_silent() {
 }
 
 /// The words of PromQL and the labels in the expressions; all others must be metrics.
-const WORDS: [&str; 28] = [
+const WORDS: [&str; 29] = [
     "and",
     "answer",
     "avg_over_time",
     "by",
     "count",
+    "engine",
     "event",
     "group_left",
     "histogram_quantile",
@@ -112,6 +113,8 @@ fn expressions_name_metrics_and_label_values_that_exist() {
         EventKind::InProgress,
         EventKind::Mismatch,
         EventKind::SettlementLost,
+        EventKind::FailedOpen,
+        EventKind::StepsNotUndone(&[]),
         EventKind::StoreFailed(&failed),
     ];
     let mut values: BTreeSet<&str> =
