@@ -116,6 +116,8 @@ fn expressions_name_metrics_and_label_values_that_exist() {
         EventKind::FailedOpen,
         EventKind::StepsNotUndone(&[]),
         EventKind::StoreFailed(&failed),
+        EventKind::StoreUnavailable(&failed),
+        EventKind::Busy(&failed),
     ];
     let mut values: BTreeSet<&str> =
         kinds.iter().map(EventKind::name).chain(StateName::ALL.map(StateName::as_str)).collect();
