@@ -53,6 +53,9 @@ fn each_alert_has_a_runbook_page_and_tests_that_it_fires_and_is_silent() {
         for heading in ["Meaning", "Impact", "First look", "Repair", "Prevent"] {
             assert!(page.contains(&format!("\n## {heading}\n")), "{runbook} does not have {heading}");
         }
+        for command in page.lines().filter(|line| line.starts_with("idem resolve ")) {
+            assert!(command.contains(" --seen VERSION "), "{runbook} resolves what may have changed: {command}");
+        }
         let begin = format!("alertname: {alert}\n");
         let mut cases = tests.split(&begin).skip(1).map(|case| case.lines().next().unwrap());
         assert!(cases.clone().any(|case| case.ends_with("exp_alerts: []")), "no test that {alert} is silent");
