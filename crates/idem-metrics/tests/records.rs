@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use idem_core::engine::{Conclusion, Context, Disposition, Idempotency, Operation, Settings};
@@ -235,4 +235,12 @@ fn messages_that_wait_are_gauges_and_audited_decisions_counters() {
     assert_eq!(world.value(r#"idem_inbox_parked{subscriber="billing"}"#), Some(3.0));
     assert_eq!(world.value(r#"idem_outbox_messages{outbox="orders"}"#), Some(4.0));
     assert_eq!(world.value(r#"idem_outbox_lag_seconds{outbox="orders"}"#), Some(1.5));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    for observed in [
+        "idem_inbox_observed_timestamp_seconds{subscriber=\"billing\"}",
+        "idem_outbox_observed_timestamp_seconds{outbox=\"orders\"}",
+    ] {
+        let age = now - world.value(observed).unwrap();
+        assert!((0.0..60.0).contains(&age), "{observed} is {age} s ago");
+    }
 }
