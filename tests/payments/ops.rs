@@ -185,6 +185,19 @@ impl Recorder for Described {
 }
 
 #[test]
+fn the_dashboard_adds_up_no_engines_that_count_together_and_keeps_jobs_apart() {
+    for expression in dashboard() {
+        for shared in ["idem_running", "idem_settling"] {
+            let is_added = expression.contains(&format!("sum by (job) ({shared}"));
+            assert!(!is_added, "engines that are attached count this together: {expression}");
+        }
+        if let Some((_, labels)) = expression.split_once("max by (") {
+            assert!(labels.starts_with("job,"), "stores of several jobs may have one name: {expression}");
+        }
+    }
+}
+
+#[test]
 fn each_expression_returns_data_of_the_service() {
     let arguments = ["--lease-ms", "1000", "--count-every-ms", "300"];
     let mut server = Server::start_on(Backend::Hybrid, Contract::AtMostOnce, &arguments);
