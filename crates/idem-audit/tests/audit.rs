@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_audit::{AuditEntry, AuditObserver, AuditSink, AuditWriter};
-use idem_core::MemoryStore;
-use idem_core::engine::{Idempotency, Settings};
+use idem_core::engine::{Conclusion, Context, Disposition, Idempotency, Operation, Settings};
+use idem_core::{Fingerprint, MemoryStore, Scope, StoredResponse, Writes};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -170,4 +170,40 @@ async fn a_batch_that_is_refused_for_ever_does_not_hold_up_the_next() {
     writer.run_until(is_written).await;
     assert_eq!((sink.0.lock().unwrap().clone(), begun.elapsed().as_secs()), (vec![500, 200], 0));
     assert_eq!((audit.written(), audit.dropped()), (200, 500));
+}
+
+/// Keeps the principals that it got.
+#[derive(Debug, Default)]
+struct Principals(Mutex<Vec<Option<String>>>);
+
+#[async_trait]
+impl AuditSink for Principals {
+    async fn write(&self, _: Uuid, entries: &[AuditEntry]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.0.lock().unwrap().extend(entries.iter().map(|entry| entry.principal.clone()));
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn principals_are_written_as_the_application_maps_them() {
+    let sink = Arc::new(Principals::default());
+    let (audit, writer) = AuditObserver::with_writer(NonZeroUsize::new(10).unwrap(), sink.clone());
+    let audit = audit.map_principals(|principal| (principal != "secret").then(|| format!("hash of {principal}")));
+    let store = Arc::new(MemoryStore::new(NonZeroUsize::new(10).unwrap()));
+    let engine = Idempotency::at_least_once(store, Settings::new().observer(Arc::new(audit)));
+    for principal in ["acme", "secret"] {
+        let done = || {
+            let response = StoredResponse::new(201, "");
+            Conclusion {
+                value: (),
+                disposition: Disposition::Complete { response, writes: Writes::Keep },
+                retention: None,
+            }
+        };
+        let scope = Scope::new(principal, "POST /p");
+        let operation = Operation::new(scope, "key".parse().unwrap(), Fingerprint::of_bytes("", b""));
+        engine.execute(operation, move |_: Context| async move { done() }, done).await.unwrap();
+    }
+    writer.run_until(ready(())).await;
+    assert_eq!(*sink.0.lock().unwrap(), [Some("hash of acme".to_owned()), None]);
 }
