@@ -124,7 +124,8 @@ fn expressions_name_metrics_and_label_values_that_exist() {
     ];
     let mut values: BTreeSet<&str> =
         kinds.iter().map(EventKind::name).chain(StateName::ALL.map(StateName::as_str)).collect();
-    values.extend([".+", "idem-redis"]);
+    // Records in progress without a lease are counted on their own.
+    values.extend([".+", "abandoned", "idem-redis"]);
     let config = format!("rule_files: ['{}']", ops("prometheus/idem.rules.yml").display());
     let prometheus = Prometheus::start(&config).unwrap_or_else(|error| panic!("{error}"));
     let rules = rules(prometheus.address());
@@ -283,7 +284,7 @@ fn page_of_messages() -> String {
     let recorder = Arc::new(PrometheusBuilder::new().build_recorder());
     InboxGauges::with_recorder(recorder.clone(), "billing").record(2);
     OutboxGauges::with_recorder(recorder.clone(), "orders").record(3, Duration::from_secs(2));
-    AuditCounters::with_recorder(recorder.clone()).record(4, 0);
+    AuditCounters::with_recorder(recorder.clone(), "payments").record(4, 0);
     recorder.handle().render() + "redis_evicted_keys_total 0\n"
 }
 

@@ -229,9 +229,11 @@ fn messages_that_wait_are_gauges_and_audited_decisions_counters() {
     let world = World::new();
     InboxGauges::with_recorder(world.0.clone(), "billing").record(3);
     OutboxGauges::with_recorder(world.0.clone(), "orders").record(4, Duration::from_millis(1_500));
-    AuditCounters::with_recorder(world.0.clone()).record(5, 6);
-    assert_eq!(world.value("idem_audit_written_total"), Some(5.0));
-    assert_eq!(world.value("idem_audit_dropped_total"), Some(6.0));
+    let audit = AuditCounters::with_recorder(world.0.clone(), "trail");
+    assert_eq!(world.value(r#"idem_audit_dropped_total{audit="trail"}"#), Some(0.0), "before the first decision");
+    audit.record(5, 6);
+    assert_eq!(world.value(r#"idem_audit_written_total{audit="trail"}"#), Some(5.0));
+    assert_eq!(world.value(r#"idem_audit_dropped_total{audit="trail"}"#), Some(6.0));
     assert_eq!(world.value(r#"idem_inbox_parked{subscriber="billing"}"#), Some(3.0));
     assert_eq!(world.value(r#"idem_outbox_messages{outbox="orders"}"#), Some(4.0));
     assert_eq!(world.value(r#"idem_outbox_lag_seconds{outbox="orders"}"#), Some(1.5));
