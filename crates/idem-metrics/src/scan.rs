@@ -41,9 +41,9 @@ const PARTS_UNTIL_GROWTH: u32 = 10;
 /// ```
 ///
 /// # Cost
-/// A part has 1,000 records, and fewer after timeouts. The pause after it is at least 100 ms, and at least four times as long as the part took. So a count
-/// takes at most a fifth of one connection's time, and ten million records take 25 minutes if a part takes 30 ms. Several processes
-/// may count one store, but one is enough.
+/// A part has 1,000 records, and fewer after timeouts. The pause after it is at least 100 ms, and at least four times as long as the
+/// part took. So a count takes at most a fifth of one connection's time, and ten million records take 25 minutes if a part takes
+/// 30 ms. Several processes may count one store, but one is enough.
 #[derive(Debug)]
 pub struct StoreScan {
     store: Arc<dyn Inspect>,
