@@ -53,6 +53,9 @@ fn each_alert_has_a_runbook_page_and_tests_that_it_fires_and_is_silent() {
         for heading in ["Meaning", "Impact", "First look", "Repair", "Prevent"] {
             assert!(page.contains(&format!("\n## {heading}\n")), "{runbook} does not have {heading}");
         }
+        for command in page.lines().filter(|line| line.starts_with("idem resolve ")) {
+            assert!(command.contains(" --seen VERSION "), "{runbook} resolves what may have changed: {command}");
+        }
         let begin = format!("alertname: {alert}\n");
         let mut cases = tests.split(&begin).skip(1).map(|case| case.lines().next().unwrap());
         assert!(cases.clone().any(|case| case.ends_with("exp_alerts: []")), "no test that {alert} is silent");
@@ -65,11 +68,13 @@ fn each_alert_has_a_runbook_page_and_tests_that_it_fires_and_is_silent() {
 }
 
 /// The words of PromQL and the labels in the expressions; all others must be metrics.
-const WORDS: [&str; 27] = [
+const WORDS: [&str; 29] = [
     "and",
     "answer",
     "avg_over_time",
     "by",
+    "count",
+    "engine",
     "event",
     "group_left",
     "histogram_quantile",
@@ -111,11 +116,16 @@ fn expressions_name_metrics_and_label_values_that_exist() {
         EventKind::InProgress,
         EventKind::Mismatch,
         EventKind::SettlementLost,
+        EventKind::FailedOpen,
+        EventKind::StepsNotUndone(&[]),
         EventKind::StoreFailed(&failed),
+        EventKind::StoreUnavailable(&failed),
+        EventKind::Busy(&failed),
     ];
     let mut values: BTreeSet<&str> =
         kinds.iter().map(EventKind::name).chain(StateName::ALL.map(StateName::as_str)).collect();
-    values.extend([".+", "idem-redis"]);
+    // Records in progress without a lease are counted on their own.
+    values.extend([".+", "abandoned", "idem-redis"]);
     let config = format!("rule_files: ['{}']", ops("prometheus/idem.rules.yml").display());
     let prometheus = Prometheus::start(&config).unwrap_or_else(|error| panic!("{error}"));
     let rules = rules(prometheus.address());
@@ -172,6 +182,19 @@ impl Recorder for Described {
 
     fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
         Histogram::noop()
+    }
+}
+
+#[test]
+fn the_dashboard_adds_up_no_engines_that_count_together_and_keeps_jobs_apart() {
+    for expression in dashboard() {
+        for shared in ["idem_running", "idem_settling"] {
+            let is_added = expression.contains(&format!("sum by (job) ({shared}"));
+            assert!(!is_added, "engines that are attached count this together: {expression}");
+        }
+        if let Some((_, labels)) = expression.split_once("max by (") {
+            assert!(labels.starts_with("job,"), "stores of several jobs may have one name: {expression}");
+        }
     }
 }
 
@@ -261,7 +284,7 @@ fn page_of_messages() -> String {
     let recorder = Arc::new(PrometheusBuilder::new().build_recorder());
     InboxGauges::with_recorder(recorder.clone(), "billing").record(2);
     OutboxGauges::with_recorder(recorder.clone(), "orders").record(3, Duration::from_secs(2));
-    AuditCounters::with_recorder(recorder.clone()).record(4, 0);
+    AuditCounters::with_recorder(recorder.clone(), "payments").record(4, 0);
     recorder.handle().render() + "redis_evicted_keys_total 0\n"
 }
 

@@ -1,5 +1,6 @@
 //! Queues decisions, or drops them.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,11 +17,14 @@ use crate::writer::{AuditWriter, Counts};
 ///
 /// Give it to [`Settings::observer`](idem_core::engine::Settings::observer). If its queue is full, it drops the entry and counts
 /// it: requests never wait for the sink. Clones share the queue and the counts.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct AuditObserver {
     queue: mpsc::Sender<AuditEntry>,
     counts: Arc<Counts>,
+    principals: Option<Arc<MapPrincipal>>,
 }
+
+type MapPrincipal = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 impl AuditObserver {
     /// An observer, and the writer that stores what it queues.
@@ -31,7 +35,17 @@ impl AuditObserver {
         let (sender, queue) = mpsc::channel(capacity.get());
         let counts = Arc::new(Counts::default());
         let writer = AuditWriter::new(queue, sink, Arc::clone(&counts));
-        (Self { queue: sender, counts }, writer)
+        (Self { queue: sender, counts, principals: None }, writer)
+    }
+
+    /// Writes what `map` makes of each principal, such as a keyed hash; no principal if it returns `None`.
+    ///
+    /// Default: principals are written as they are, also if the store hashes them. `map` is called in the request, so it must be
+    /// quick. Call this before the observer is cloned.
+    #[must_use]
+    pub fn map_principals(mut self, map: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Self {
+        self.principals = Some(Arc::new(map));
+        self
     }
 
     /// How many entries were stored.
@@ -59,11 +73,20 @@ impl Observer for AuditObserver {
         };
         place.send(AuditEntry {
             decided_at: SystemTime::now(),
-            principal: event.principal.map(str::to_owned),
+            principal: event.principal.and_then(|principal| match &self.principals {
+                Some(map) => map(principal),
+                None => Some(principal.to_owned()),
+            }),
             operation: event.operation.to_owned(),
             record: event.record.copied(),
             outcome: event.kind.name(),
             trace: event.trace,
         });
+    }
+}
+
+impl fmt::Debug for AuditObserver {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("AuditObserver").field("counts", &self.counts).finish_non_exhaustive()
     }
 }

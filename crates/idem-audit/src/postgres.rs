@@ -36,6 +36,13 @@ const TABLE: &str = "
     CREATE INDEX IF NOT EXISTS idem_audit_record ON {schema}.idem_audit (record);
     COMMENT ON TABLE {schema}.idem_audit IS 'idem-audit 1';";
 
+/// The comment of a table that this version writes.
+const VERSION: &str = "idem-audit 1";
+
+const LOOK: &str = "SELECT pg_catalog.obj_description(audit, 'pg_class') AS version,
+        pg_catalog.has_table_privilege(audit, 'INSERT') AND pg_catalog.has_table_privilege(audit, 'SELECT') AS may_write
+    FROM pg_catalog.to_regclass($1) AS audit WHERE audit IS NOT NULL";
+
 const WRITE: &str =
     "INSERT INTO {schema}.idem_audit (batch, place, decided_at, principal, operation, record, outcome, trace)
     SELECT $1::UUID, place, timestamptz 'epoch' + decided_at * interval '1 microsecond', principal,
@@ -58,18 +65,23 @@ impl PostgresAuditSink {
     /// Opens the sink, and makes its table if there is none.
     ///
     /// # Errors
-    /// [`sqlx::Error`] when the schema has no valid name, the server cannot be reached, or the role may not make the table. Make
-    /// it by [`table_sql`](Self::table_sql) then.
+    /// [`sqlx::Error`]
+    ///
+    /// - when the schema has no valid name, or the server cannot be reached;
+    /// - when there is no table, and the role may not make it: make it by [`table_sql`](Self::table_sql) then;
+    /// - when the table is of another version, or the role may not write it.
     pub async fn open(pool: PgPool, schema: &str) -> Result<Self, sqlx::Error> {
         if schema.is_empty() || schema.len() > 63 || schema.contains('\0') {
             return Err(sqlx::Error::Configuration("the name of a schema has 1 to 63 bytes, none of them zero".into()));
         }
         let mut transaction = pool.begin().await?;
         sqlx::query("SELECT pg_catalog.pg_advisory_xact_lock($1)").bind(TABLE_LOCK).execute(&mut *transaction).await?;
-        let there = "SELECT pg_catalog.to_regclass($1) IS NOT NULL";
-        let there = sqlx::query(there).bind(in_schema("{schema}.idem_audit", schema));
-        if !there.fetch_one(&mut *transaction).await?.try_get::<bool, _>(0)? {
-            sqlx::raw_sql(AssertSqlSafe(Self::table_sql(schema))).execute(&mut *transaction).await?;
+        let look = sqlx::query(LOOK).bind(in_schema("{schema}.idem_audit", schema));
+        match look.fetch_optional(&mut *transaction).await? {
+            Some(table) => check(table.try_get("version")?, table.try_get("may_write")?)?,
+            None => {
+                sqlx::raw_sql(AssertSqlSafe(Self::table_sql(schema))).execute(&mut *transaction).await?;
+            }
         }
         transaction.commit().await?;
         Ok(Self { pool, write: in_schema(WRITE, schema) })
@@ -99,6 +111,25 @@ impl AuditSink for PostgresAuditSink {
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {PATIENCE:?}")).into()),
         }
     }
+
+    /// Data that cannot be stored (class 22), and a table or a privilege that is missing (class 42).
+    fn is_permanent(&self, error: &(dyn Error + Send + Sync + 'static)) -> bool {
+        let error = error.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
+        error.and_then(|error| error.code()).is_some_and(|code| code.starts_with("22") || code.starts_with("42"))
+    }
+}
+
+/// Refuses a table that this version or this role cannot write.
+fn check(version: Option<String>, may_write: bool) -> Result<(), sqlx::Error> {
+    let refused = match version.as_deref() {
+        Some(VERSION) if may_write => return Ok(()),
+        Some(VERSION) => "the role needs the privileges INSERT and SELECT on idem_audit".to_owned(),
+        other => {
+            let other = other.unwrap_or("no comment");
+            format!("the table idem_audit is of another version: it has `{other}`, and this version writes `{VERSION}`")
+        }
+    };
+    Err(sqlx::Error::Configuration(refused.into()))
 }
 
 fn column<'a, T>(entries: &'a [AuditEntry], value: impl Fn(&'a AuditEntry) -> T) -> Vec<T> {

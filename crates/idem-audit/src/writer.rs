@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{Fuse, FusedFuture as _};
+use futures_util::future::Fuse;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
 use uuid::Uuid;
 
 use crate::entry::AuditEntry;
@@ -21,6 +22,10 @@ const BATCH: usize = 500;
 /// How often a batch is tried, and the pause between. A failover takes less than half a minute.
 const ATTEMPTS: u32 = 30;
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long after the shutdown entries are written. Orchestrators kill a process some 30 s after they have told it to end, and the
+/// engine's shutdown comes first.
+const LAST_WRITES: Duration = Duration::from_secs(10);
 
 /// How many entries were stored, and how many were not.
 #[derive(Debug, Default)]
@@ -36,6 +41,36 @@ pub struct AuditWriter {
     counts: Arc<Counts>,
 }
 
+/// The shutdown of a writer.
+struct Shutdown<'a, F: Future> {
+    signal: Pin<&'a mut Fuse<F>>,
+    /// Until when entries are written; `None` before the shutdown.
+    deadline: Option<Instant>,
+}
+
+impl<F: Future<Output = ()>> Shutdown<'_, F> {
+    /// Completes once, when the shutdown begins.
+    async fn begins(&mut self) {
+        self.signal.as_mut().await;
+        self.deadline = Some(Instant::now() + LAST_WRITES);
+    }
+
+    /// The output of `work`; `None` if the deadline comes first.
+    async fn limit<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        loop {
+            if let Some(deadline) = self.deadline {
+                return timeout_at(deadline, work).await.ok();
+            }
+            tokio::select! {
+                biased;
+                output = &mut work => return Some(output),
+                () = self.begins() => {}
+            }
+        }
+    }
+}
+
 impl AuditWriter {
     pub(crate) fn new(queue: mpsc::Receiver<AuditEntry>, sink: Arc<dyn AuditSink>, counts: Arc<Counts>) -> Self {
         Self { queue, sink, counts }
@@ -44,39 +79,60 @@ impl AuditWriter {
     /// Writes entries until `shutdown` completes, and then what is in the queue.
     ///
     /// A batch has what was queued while the one before it was written, and 500 entries at most. If the sink fails, the batch is
-    /// tried again every second, 30 times in all, and then dropped and counted. After `shutdown`, each batch is tried once more.
-    /// Let `shutdown` complete after [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown), so that the last
-    /// decisions are written.
+    /// tried again every second, 30 times in all, and then dropped and counted. An error that is
+    /// [permanent](AuditSink::is_permanent) drops the batch at once.
+    ///
+    /// After `shutdown`, the queue is written for 10 seconds at most, and no batch is tried again. At the first failure, the rest is
+    /// dropped, counted and logged. Let `shutdown` complete after
+    /// [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown), so that the last decisions are written.
     ///
     /// # Cancellation safety
     /// If the future is dropped, the entries of its queue are lost.
     pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) {
-        let mut shutdown = pin!(shutdown.fuse());
+        let mut shutdown = Shutdown { signal: pin!(shutdown.fuse()), deadline: None };
         let mut entries = Vec::with_capacity(BATCH);
         loop {
-            if shutdown.is_terminated() {
+            if shutdown.deadline.is_some() {
                 self.queue.close();
             }
             tokio::select! {
                 biased;
-                () = &mut shutdown => continue,
+                () = shutdown.begins() => continue,
                 count = self.queue.recv_many(&mut entries, BATCH) => {
                     if count == 0 {
                         return;
                     }
                 }
             }
-            self.write(&entries, shutdown.as_mut()).await;
+            let mut dropped = if self.write(&entries, &mut shutdown).await { 0 } else { entries.len() };
             entries.clear();
+            if dropped > 0 {
+                if shutdown.deadline.is_some() {
+                    self.queue.close();
+                    while self.queue.recv_many(&mut entries, BATCH).await > 0 {}
+                    dropped += entries.len();
+                    entries.clear();
+                }
+                self.counts.dropped.fetch_add(dropped as u64, Ordering::Relaxed);
+                tracing::error!(dropped, "decisions are missing from the audit");
+            }
         }
     }
 
-    async fn write(&self, entries: &[AuditEntry], mut shutdown: Pin<&mut Fuse<impl Future<Output = ()>>>) {
+    /// Whether the batch was stored.
+    async fn write<F: Future<Output = ()>>(&self, entries: &[AuditEntry], shutdown: &mut Shutdown<'_, F>) -> bool {
         let batch = Uuid::new_v4();
         for attempt in 1..=ATTEMPTS {
-            let Err(error) = self.sink.write(batch, entries).await else {
+            let Some(written) = shutdown.limit(self.sink.write(batch, entries)).await else {
+                tracing::warn!(
+                    entries = entries.len(),
+                    "the audit did not take the last decisions within {LAST_WRITES:?}"
+                );
+                return false;
+            };
+            let Err(error) = written else {
                 self.counts.written.fetch_add(entries.len() as u64, Ordering::Relaxed);
-                return;
+                return true;
             };
             tracing::warn!(
                 error = &*error as &dyn Error,
@@ -84,15 +140,15 @@ impl AuditWriter {
                 attempt,
                 "could not write the audit"
             );
-            if shutdown.is_terminated() {
-                break;
+            if shutdown.deadline.is_some() || self.sink.is_permanent(&*error) {
+                return false;
             }
             tokio::select! {
                 () = tokio::time::sleep(PAUSE) => {}
-                () = &mut shutdown => {}
+                () = shutdown.begins() => {}
             }
         }
-        self.counts.dropped.fetch_add(entries.len() as u64, Ordering::Relaxed);
+        false
     }
 }
 

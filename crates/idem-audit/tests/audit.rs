@@ -2,14 +2,15 @@
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
 use std::error::Error;
-use std::future::ready;
+use std::future::{pending, ready};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_audit::{AuditEntry, AuditObserver, AuditSink, AuditWriter};
-use idem_core::MemoryStore;
-use idem_core::engine::{Idempotency, Settings};
+use idem_core::engine::{Conclusion, Context, Disposition, Idempotency, Operation, Settings};
+use idem_core::{Fingerprint, MemoryStore, Scope, StoredResponse, Writes};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -80,7 +81,7 @@ async fn a_batch_that_failed_comes_again_with_its_id() {
     let is_written = async move {
         while written.written() == 0 {
             tokio::task::yield_now().await;
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     writer.run_until(is_written).await;
@@ -97,7 +98,7 @@ async fn a_batch_that_keeps_failing_is_dropped_and_counted() {
     let dropped = audit.clone();
     let is_dropped = async move {
         while dropped.dropped() == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     writer.run_until(is_dropped).await;
@@ -111,6 +112,98 @@ async fn the_end_does_not_wait_for_a_sink_that_fails() {
     let (audit, writer) = decided(600, 1_000, sink.clone());
     let begun = Instant::now();
     writer.run_until(ready(())).await;
-    assert_eq!((sink.sizes(), begun.elapsed().as_secs()), (vec![500, 100], 0));
+    assert_eq!((sink.sizes(), begun.elapsed().as_secs()), (vec![500], 0), "the rest is not tried");
     assert_eq!((audit.written(), audit.dropped()), (0, 600));
+}
+
+/// A sink that never answers.
+#[derive(Debug)]
+struct Hangs;
+
+#[async_trait]
+impl AuditSink for Hangs {
+    async fn write(&self, _: Uuid, _: &[AuditEntry]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_waits_ten_seconds_for_a_sink_that_hangs() {
+    for shutdown_after in [0, 3] {
+        let (audit, writer) = decided(1_200, 2_000, Arc::new(Hangs));
+        let begun = Instant::now();
+        // The second time, the sink hangs already when the shutdown begins.
+        writer.run_until(tokio::time::sleep(Duration::from_secs(shutdown_after))).await;
+        assert_eq!((audit.written(), audit.dropped()), (0, 1_200));
+        assert_eq!(begun.elapsed().as_secs(), shutdown_after + 10);
+    }
+}
+
+/// A sink that refuses the first batch for ever.
+#[derive(Debug, Default)]
+struct Refuses(Mutex<Vec<usize>>);
+
+#[async_trait]
+impl AuditSink for Refuses {
+    async fn write(&self, _: Uuid, entries: &[AuditEntry]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let mut sizes = self.0.lock().unwrap();
+        sizes.push(entries.len());
+        if sizes.len() == 1 { Err("refused".into()) } else { Ok(()) }
+    }
+
+    fn is_permanent(&self, error: &(dyn Error + Send + Sync + 'static)) -> bool {
+        error.to_string() == "refused"
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_refused_for_ever_does_not_hold_up_the_next() {
+    let sink = Arc::new(Refuses::default());
+    let (audit, writer) = decided(700, 1_000, sink.clone());
+    let begun = Instant::now();
+    let watched = audit.clone();
+    let is_written = async move {
+        while watched.written() == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    writer.run_until(is_written).await;
+    assert_eq!((sink.0.lock().unwrap().clone(), begun.elapsed().as_secs()), (vec![500, 200], 0));
+    assert_eq!((audit.written(), audit.dropped()), (200, 500));
+}
+
+/// Keeps the principals that it got.
+#[derive(Debug, Default)]
+struct Principals(Mutex<Vec<Option<String>>>);
+
+#[async_trait]
+impl AuditSink for Principals {
+    async fn write(&self, _: Uuid, entries: &[AuditEntry]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.0.lock().unwrap().extend(entries.iter().map(|entry| entry.principal.clone()));
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn principals_are_written_as_the_application_maps_them() {
+    let sink = Arc::new(Principals::default());
+    let (audit, writer) = AuditObserver::with_writer(NonZeroUsize::new(10).unwrap(), sink.clone());
+    let audit = audit.map_principals(|principal| (principal != "secret").then(|| format!("hash of {principal}")));
+    let store = Arc::new(MemoryStore::new(NonZeroUsize::new(10).unwrap()));
+    let engine = Idempotency::at_least_once(store, Settings::new().observer(Arc::new(audit)));
+    for principal in ["acme", "secret"] {
+        let done = || {
+            let response = StoredResponse::new(201, "");
+            Conclusion {
+                value: (),
+                disposition: Disposition::Complete { response, writes: Writes::Keep },
+                retention: None,
+            }
+        };
+        let scope = Scope::new(principal, "POST /p");
+        let operation = Operation::new(scope, "key".parse().unwrap(), Fingerprint::of_bytes("", b""));
+        engine.execute(operation, move |_: Context| async move { done() }, done).await.unwrap();
+    }
+    writer.run_until(ready(())).await;
+    assert_eq!(*sink.0.lock().unwrap(), [Some("hash of acme".to_owned()), None]);
 }

@@ -11,6 +11,7 @@ use idem_audit::{AuditEntry, AuditObserver, AuditSink, PostgresAuditSink};
 use idem_core::engine::{Conclusion, Context, Disposition, Idempotency, Operation, Settings};
 use idem_core::{Fingerprint, MemoryStore, Scope, StoredResponse, TraceParent, Writes};
 use idem_schemas::Schema;
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool};
 use uuid::Uuid;
 
@@ -88,4 +89,41 @@ async fn each_decision_is_a_row_without_the_key() {
         format!("SELECT count(*) FROM \"{0}\".idem_audit WHERE idem_audit::text LIKE '%secret%'", schema.name);
     let with_key: i64 = sqlx::query_scalar(AssertSqlSafe(with_key)).fetch_one(&pool).await.unwrap();
     assert_eq!(with_key, 0);
+}
+
+#[tokio::test]
+async fn a_table_that_cannot_be_written_is_refused_at_the_start() {
+    let schema = Schema::new();
+    let pool = PgPool::connect(&idem_servers::postgres_url()).await.unwrap();
+    PostgresAuditSink::open(pool.clone(), &schema.name).await.unwrap();
+    let role = format!("{}_reader", schema.name);
+    let run = |sql: String| sqlx::raw_sql(AssertSqlSafe(sql)).execute(&pool);
+    let grant = format!(
+        "CREATE ROLE \"{role}\"; GRANT USAGE ON SCHEMA \"{0}\" TO \"{role}\"; GRANT SELECT ON \"{0}\".idem_audit TO \"{role}\"",
+        schema.name
+    );
+    run(grant).await.unwrap();
+    let as_reader = PgPoolOptions::new().max_connections(1).connect(&idem_servers::postgres_url()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("SET ROLE \"{role}\""))).execute(&as_reader).await.unwrap();
+    let reader = PostgresAuditSink::open(as_reader.clone(), &schema.name).await;
+    as_reader.close().await;
+    run(format!("DROP OWNED BY \"{role}\"; DROP ROLE \"{role}\"")).await.unwrap();
+    assert!(reader.unwrap_err().to_string().contains("INSERT"));
+    run(format!("COMMENT ON TABLE \"{}\".idem_audit IS 'idem-audit 2'", schema.name)).await.unwrap();
+    let other = PostgresAuditSink::open(pool.clone(), &schema.name).await.unwrap_err().to_string();
+    assert!(other.contains("`idem-audit 2`"), "{other}");
+}
+
+#[tokio::test]
+async fn an_error_of_the_statement_is_permanent_and_one_of_the_connection_is_not() {
+    let schema = Schema::new();
+    let pool = PgPool::connect(&idem_servers::postgres_url()).await.unwrap();
+    let sink = PostgresAuditSink::open(pool.clone(), &schema.name).await.unwrap();
+    let drop = format!("DROP TABLE \"{}\".idem_audit", schema.name);
+    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&pool).await.unwrap();
+    let missing = sink.write(Uuid::new_v4(), &[]).await.unwrap_err();
+    assert!(sink.is_permanent(&*missing), "{missing}");
+    pool.close().await;
+    let away = sink.write(Uuid::new_v4(), &[]).await.unwrap_err();
+    assert!(!sink.is_permanent(&*away), "{away}");
 }

@@ -3,32 +3,35 @@
 use std::fmt;
 use std::sync::Arc;
 
-use metrics::{Counter, Recorder};
+use metrics::{Counter, Label, Recorder};
 
 use crate::register::{AUDIT_DROPPED, AUDIT_WRITTEN, Register};
 
 /// The counters of an audit. Record them before each scrape, or at an interval.
+///
+/// Make them before the first request: the alert on dropped decisions does not see a counter that appears with its first value.
 pub struct AuditCounters {
     written: Counter,
     dropped: Counter,
 }
 
 impl AuditCounters {
-    /// Counters in the recorder that is installed for the process: install it first.
+    /// Counters with the label `audit="name"`, in the recorder that is installed for the process: install it first.
     #[must_use]
-    pub fn new() -> Self {
-        Self::of(&Register::Installed)
+    pub fn new(name: &str) -> Self {
+        Self::of(&Register::Installed, name)
     }
 
     /// The same in this recorder.
     #[must_use]
-    pub fn with_recorder(recorder: Arc<dyn Recorder + Send + Sync>) -> Self {
-        Self::of(&Register::Of(recorder))
+    pub fn with_recorder(recorder: Arc<dyn Recorder + Send + Sync>, name: &str) -> Self {
+        Self::of(&Register::Of(recorder), name)
     }
 
-    fn of(register: &Register) -> Self {
+    fn of(register: &Register, name: &str) -> Self {
         register.describe();
-        let [written, dropped] = [AUDIT_WRITTEN, AUDIT_DROPPED].map(|name| register.counter(name, Vec::new()));
+        let labels = || vec![Label::new("audit", name.to_owned())];
+        let [written, dropped] = [AUDIT_WRITTEN, AUDIT_DROPPED].map(|metric| register.counter(metric, labels()));
         Self { written, dropped }
     }
 
@@ -36,12 +39,6 @@ impl AuditCounters {
     pub fn record(&self, written: u64, dropped: u64) {
         self.written.absolute(written);
         self.dropped.absolute(dropped);
-    }
-}
-
-impl Default for AuditCounters {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -17,6 +17,11 @@ const MOST_OPERATIONS: usize = 256;
 /// The label of operations beyond the limit.
 const OTHER: &str = "other";
 
+/// The rare outcomes and events that alerts are about. Each operation has their counters from its first request on, at 0: the
+/// `increase()` of Prometheus does not see a counter that appears with 1.
+const ALERTED_OUTCOMES: [&str; 1] = ["outcome-unknown"];
+const ALERTED_EVENTS: [&str; 3] = ["failed-open", "settlement-lost", "steps-not-undone"];
+
 /// Records the events of engines as metrics. The crate's documentation has a table of them.
 ///
 /// Give it to [`Settings::observer`](idem_core::engine::Settings::observer). Several engines can share one.
@@ -113,10 +118,10 @@ impl Observer for MetricsObserver {
         let metrics = self.operation(event.contract, event.operation);
         if event.kind.is_decision() {
             let outcome = event.kind.name();
-            metrics.count(&metrics.requests, REQUESTS, "outcome", outcome);
+            metrics.count(&metrics.requests, REQUESTS, "outcome", outcome, 1);
             metrics.measure(event.durations);
         } else {
-            metrics.count(&metrics.events, EVENTS, "event", event.kind.name());
+            metrics.count(&metrics.events, EVENTS, "event", event.kind.name(), 1);
         }
         if let Some(next) = &self.next {
             next.observe(event);
@@ -134,7 +139,11 @@ impl OperationMetrics {
         let labels = [Label::new("operation", operation.to_owned()), Label::new("contract", contract)];
         let histogram = |name| register.histogram(name, labels.to_vec());
         let [store, wait, run, settle] = [STORE_SECONDS, WAIT_SECONDS, RUN_SECONDS, SETTLE_SECONDS].map(histogram);
-        Self { register, labels, requests: RwLock::default(), events: RwLock::default(), store, wait, run, settle }
+        let made =
+            Self { register, labels, requests: RwLock::default(), events: RwLock::default(), store, wait, run, settle };
+        ALERTED_OUTCOMES.iter().for_each(|outcome| made.count(&made.requests, REQUESTS, "outcome", outcome, 0));
+        ALERTED_EVENTS.iter().for_each(|event| made.count(&made.events, EVENTS, "event", event, 0));
+        made
     }
 
     fn count(
@@ -143,16 +152,17 @@ impl OperationMetrics {
         metric: &'static str,
         label: &'static str,
         value: &'static str,
+        times: u64,
     ) {
         if let Some(counter) = counters.read().unwrap_or_else(PoisonError::into_inner).get(value) {
-            return counter.increment(1);
+            return counter.increment(times);
         }
         let mut counters = counters.write().unwrap_or_else(PoisonError::into_inner);
         let make = || {
             let labels = self.labels.iter().cloned().chain([Label::new(label, value)]).collect();
             self.register.counter(metric, labels)
         };
-        counters.entry(value).or_insert_with(make).increment(1);
+        counters.entry(value).or_insert_with(make).increment(times);
     }
 
     /// Records the parts of a request that happened.

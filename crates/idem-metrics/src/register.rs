@@ -26,7 +26,7 @@ const DURATIONS: [(&str, &str); 4] = [
     (RUN_SECONDS, "The operation itself, or the probe before it."),
     (SETTLE_SECONDS, "Settling the record."),
 ];
-const GAUGES: [(&str, Unit, &str); 12] = [
+const GAUGES: [(&str, Unit, &str); 14] = [
     (RUNNING, Unit::Count, "Operations that run now, from their acquire until their record is settled."),
     (WAITING, Unit::Count, "Requests that wait in this process for another one's run."),
     (SETTLING, Unit::Count, "Settlements that go on after their answers, because the store did not take them in time."),
@@ -41,6 +41,12 @@ const GAUGES: [(&str, Unit, &str); 12] = [
         "When the store was last counted as a whole, in seconds since 1970 by the store's clock.",
     ),
     (INBOX_PARKED, Unit::Count, "Messages of a subscriber that are parked."),
+    (
+        INBOX_OBSERVED_AT,
+        Unit::Seconds,
+        "When the parked messages of a subscriber were last counted, in seconds since 1970.",
+    ),
+    (OUTBOX_OBSERVED_AT, Unit::Seconds, "When the messages of the outbox were last counted, in seconds since 1970."),
     (OUTBOX_MESSAGES, Unit::Count, "Messages that wait in the outbox."),
     (
         OUTBOX_LAG,
@@ -74,6 +80,8 @@ pub(crate) const COUNT_FAILURES: &str = "idem_store_count_failures_total";
 pub(crate) const AUDIT_WRITTEN: &str = "idem_audit_written_total";
 pub(crate) const AUDIT_DROPPED: &str = "idem_audit_dropped_total";
 pub(crate) const INBOX_PARKED: &str = "idem_inbox_parked";
+pub(crate) const INBOX_OBSERVED_AT: &str = "idem_inbox_observed_timestamp_seconds";
+pub(crate) const OUTBOX_OBSERVED_AT: &str = "idem_outbox_observed_timestamp_seconds";
 pub(crate) const OUTBOX_MESSAGES: &str = "idem_outbox_messages";
 pub(crate) const OUTBOX_LAG: &str = "idem_outbox_lag_seconds";
 

@@ -1,22 +1,26 @@
 //! Counts the records of a store without loading it.
 
 use std::error::Error;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use idem_core::{CountPage, Inspect, RecordCounts, ScanPosition, StoreError, StoreErrorKind, Timestamp};
+use idem_core::{CountPage, Inspect, PartSize, RecordCounts, ScanPosition, Timestamp};
 
 use crate::store::StoreGauges;
-
-/// How many records the store reads at a time: few enough that a disk finds them within the store's timeout.
-const PART: NonZeroU32 = NonZeroU32::new(1_000).expect("not zero");
 
 /// The least pause between two parts.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How many times as long as the last part the pause is at least, so that a count takes a fifth of one connection at most.
 const PAUSES_PER_PART: u32 = 4;
+
+/// How often a part is tried again, and the pause before: a failover takes less than a minute. Then the count begins again, because
+/// the position may be void. Redis, for example, answers with the same kind of error if another server has taken over.
+const RETRIES: u32 = 6;
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
+
+/// After how many parts without an error the part grows. One timeout in ten parts is cheaper than small parts for ever.
+const PARTS_UNTIL_GROWTH: u32 = 10;
 
 /// Counts the records of a store part by part, and publishes each whole count.
 ///
@@ -37,15 +41,20 @@ const PAUSES_PER_PART: u32 = 4;
 /// ```
 ///
 /// # Cost
-/// A part has 1,000 records. The pause after it is at least 100 ms, and at least four times as long as the part took. So a count
-/// takes at most a fifth of one connection's time, and ten million records take 25 minutes if a part takes 30 ms. Several processes
-/// may count one store, but one is enough.
+/// A part has 1,000 records, and fewer after timeouts. The pause after it is at least 100 ms, and at least four times as long as the
+/// part took. So a count takes at most a fifth of one connection's time, and ten million records take 25 minutes if a part takes
+/// 30 ms. Several processes may count one store, but one is enough.
 #[derive(Debug)]
 pub struct StoreScan {
     store: Arc<dyn Inspect>,
     gauges: StoreGauges,
     interval: Duration,
     count: Count,
+    part: PartSize,
+    /// Parts without an error since the part last changed.
+    successes: u32,
+    /// How often the part was tried again.
+    retries: u32,
 }
 
 /// A count that has not reached the end.
@@ -53,7 +62,6 @@ pub struct StoreScan {
 struct Count {
     counts: RecordCounts,
     from: Option<ScanPosition>,
-    part: NonZeroU32,
     /// The store's time at the last part.
     now: Option<Timestamp>,
 }
@@ -62,7 +70,15 @@ impl StoreScan {
     /// Counts `store` once a minute.
     #[must_use]
     pub fn new(store: Arc<dyn Inspect>, gauges: StoreGauges) -> Self {
-        Self { store, gauges, interval: Duration::from_secs(60), count: Count::new() }
+        Self {
+            store,
+            gauges,
+            interval: Duration::from_secs(60),
+            count: Count::new(),
+            part: PartSize::new(),
+            successes: 0,
+            retries: 0,
+        }
     }
 
     /// The pause between the end of a count and the begin of the next.
@@ -76,18 +92,24 @@ impl StoreScan {
 
     /// Counts the next part, and returns how long to wait before the next call.
     ///
-    /// After the last part, it publishes the whole count. After a timeout, it halves the part. After another error, it drops what
-    /// it has counted and begins again after the interval. It logs each error, counts it in `idem_store_count_failures_total`,
-    /// and leaves the gauges as they are: `idem_store_counted_timestamp_seconds` says how old they are.
+    /// After the last part, it publishes the whole count. After an error, it tries the same part again:
+    ///
+    /// - after a timeout at once, with half as many records;
+    /// - after other errors that pass, every 10 seconds, 6 times.
+    ///
+    /// If that fails, or the error does not pass, it drops what it has counted and begins again after the interval. It logs each
+    /// error, counts it in `idem_store_count_failures_total`, and leaves the gauges as they are:
+    /// `idem_store_counted_timestamp_seconds` says how old they are.
     ///
     /// # Cancellation safety
     /// If the future is dropped, the next call counts the same part again.
     pub async fn step(&mut self) -> Duration {
         let began = Instant::now();
-        let page = self.store.count(self.count.from.as_ref(), self.count.part).await;
+        let page = self.store.count(self.count.from.as_ref(), self.part.get()).await;
         let pause = PAUSE.max(began.elapsed() * PAUSES_PER_PART);
         match page {
             Ok(page) => {
+                self.succeeded();
                 self.count.add(&page);
                 self.count.from = page.next;
                 if self.count.from.is_some() {
@@ -99,19 +121,32 @@ impl StoreScan {
                 self.gauges.count_failure();
                 let store = self.gauges.name();
                 tracing::warn!(store, error = &error as &dyn Error, "could not count a part of the records");
-                if self.count.shrink(&error) {
-                    return pause;
+                self.successes = 0;
+                let Err(error) = self.part.shrink(error) else { return pause };
+                if self.retries < RETRIES && error.is_retryable() {
+                    self.retries += 1;
+                    return pause.max(RETRY_PAUSE);
                 }
             }
         }
+        self.retries = 0;
         self.count = Count::new();
         self.interval
+    }
+
+    fn succeeded(&mut self) {
+        self.retries = 0;
+        self.successes += 1;
+        if self.successes == PARTS_UNTIL_GROWTH {
+            self.successes = 0;
+            self.part.grow();
+        }
     }
 }
 
 impl Count {
     fn new() -> Self {
-        Self { counts: RecordCounts::default(), from: None, part: PART, now: None }
+        Self { counts: RecordCounts::default(), from: None, now: None }
     }
 
     fn add(&mut self, page: &CountPage) {
@@ -122,12 +157,5 @@ impl Count {
         }
         self.counts.merge(&page.counts);
         self.now = Some(page.now);
-    }
-
-    /// Halves the part, if that can help.
-    fn shrink(&mut self, error: &StoreError) -> bool {
-        let half = NonZeroU32::new(self.part.get() / 2).filter(|_| error.kind() == StoreErrorKind::Timeout);
-        self.part = half.unwrap_or(self.part);
-        half.is_some()
     }
 }

@@ -12,7 +12,8 @@ use crate::register::{BODY_BYTES, COUNT_FAILURES, COUNTED_AT, OLDEST_IN_PROGRESS
 /// The gauges of the records of a store.
 ///
 /// A [`StoreScan`](crate::StoreScan) keeps them up to date. Before the first whole count there are no gauges, because zeros would
-/// look like an empty store. All processes that count one store report the same, so take the maximum over them.
+/// look like an empty store. Each process that counts a store reports its own last count. Take the maximum over those whose
+/// `idem_store_counted_timestamp_seconds` is recent.
 pub struct StoreGauges {
     register: Register,
     name: Arc<str>,

@@ -96,6 +96,17 @@ async fn each_request_is_counted_once_by_its_outcome() {
 }
 
 #[tokio::test]
+async fn counters_that_alerts_watch_begin_at_zero_with_the_first_request() {
+    let world = World::new();
+    let engine = world.engine(world.observer());
+    run(&engine, operation("POST /p", "k1", b"1")).await;
+    for event in ["failed-open", "settlement-lost", "steps-not-undone"] {
+        assert_eq!(world.events(event), Some(0.0), "{event}");
+    }
+    assert_eq!(world.requests("POST /p", "outcome-unknown"), Some(0.0));
+}
+
+#[tokio::test]
 async fn operations_beyond_the_limit_share_a_label() {
     let world = World::new();
     let engine = world.engine(world.observer().most_operations(NonZeroUsize::new(2).unwrap()));

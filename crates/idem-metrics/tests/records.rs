@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use idem_core::engine::{Conclusion, Context, Disposition, Idempotency, Operation, Settings};
@@ -159,42 +159,69 @@ async fn an_age_is_that_of_the_moment_when_the_record_was_read() {
     assert_eq!(world.of_store("idem_store_counted_timestamp_seconds"), Some(2_000.0));
 }
 
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
+
 #[tokio::test]
-async fn after_an_error_the_last_whole_count_stays_and_the_next_one_begins_again() {
+async fn after_an_error_that_passes_the_same_part_is_counted_again() {
     let store = Answers::new([
         part(completed(1), None, 100),
         part(completed(2), Some(1), 200),
         failure(StoreErrorKind::Unavailable),
+        failure(StoreErrorKind::Busy),
         part(completed(3), None, 300),
     ]);
     let world = World::new();
     let mut scan = world.scan(store.clone());
     assert_eq!(scan.step().await, INTERVAL);
-    assert_ne!(scan.step().await, INTERVAL);
-    assert_eq!(scan.step().await, INTERVAL, "it does not ask a failing store at once");
-    assert_eq!(world.records("completed"), Some(1.0));
-    assert_eq!(world.of_store("idem_store_counted_timestamp_seconds"), Some(100.0));
-    assert_eq!(world.of_store("idem_store_count_failures_total"), Some(1.0));
     scan.step().await;
-    assert_eq!(world.records("completed"), Some(3.0), "nothing is counted twice");
-    assert_eq!(*store.asked.lock().unwrap(), [(None, 1_000), (None, 1_000), (Some(1), 1_000), (None, 1_000)]);
+    assert_eq!([scan.step().await, scan.step().await], [RETRY_PAUSE; 2], "it does not ask a failing store at once");
+    assert_eq!(world.records("completed"), Some(1.0), "the last whole count stays");
+    assert_eq!(world.of_store("idem_store_counted_timestamp_seconds"), Some(100.0));
+    assert_eq!(world.of_store("idem_store_count_failures_total"), Some(2.0));
+    assert_eq!(scan.step().await, INTERVAL);
+    assert_eq!(world.records("completed"), Some(5.0), "what was counted before is kept");
+    let asked = [(None, 1_000), (None, 1_000), (Some(1), 1_000), (Some(1), 1_000), (Some(1), 1_000)];
+    assert_eq!(*store.asked.lock().unwrap(), asked);
 }
 
 #[tokio::test]
-async fn a_timeout_halves_the_part_until_the_next_count() {
-    let store = Answers::new([
-        part(completed(1), Some(1), 100),
-        failure(StoreErrorKind::Timeout),
-        part(completed(1), None, 100),
-        part(completed(1), None, 200),
-    ]);
+async fn a_count_begins_again_after_an_error_that_stays() {
+    let begun = || part(completed(2), Some(1), 200);
+    // Another server answers, which does not know the position.
+    let mut answers = vec![begun()];
+    answers.extend((0..7).map(|_| failure(StoreErrorKind::Unavailable)));
+    answers.extend([begun(), failure(StoreErrorKind::Misconfigured), part(completed(3), None, 300)]);
     let world = World::new();
+    let store = Answers::new(answers);
     let mut scan = world.scan(store.clone());
-    for _ in 0..4 {
-        scan.step().await;
+    scan.step().await;
+    for _ in 0..6 {
+        assert_eq!(scan.step().await, RETRY_PAUSE);
     }
-    assert_eq!(*store.asked.lock().unwrap(), [(None, 1_000), (Some(1), 1_000), (Some(1), 500), (None, 1_000)]);
-    assert_eq!(world.of_store("idem_store_count_failures_total"), Some(1.0));
+    assert_eq!(scan.step().await, INTERVAL);
+    scan.step().await;
+    assert_eq!(scan.step().await, INTERVAL, "a retry is in vain");
+    scan.step().await;
+    assert_eq!(world.records("completed"), Some(3.0), "nothing is counted twice");
+    let positions: Vec<_> = store.asked.lock().unwrap().iter().map(|(from, _)| *from).collect();
+    assert_eq!(positions, [&[None][..], &[Some(1); 7], &[None, Some(1), None]].concat());
+}
+
+#[tokio::test]
+async fn a_timeout_halves_the_part_and_successes_double_it() {
+    let mut answers = vec![part(completed(1), Some(1), 100)];
+    answers.extend((0..6).map(|_| failure(StoreErrorKind::Timeout)));
+    answers.extend((0..21).map(|_| part(completed(1), Some(1), 100)));
+    let world = World::new();
+    let store = Answers::new(answers);
+    let mut scan = world.scan(store.clone());
+    for _ in 0..28 {
+        assert_ne!(scan.step().await, INTERVAL, "the count goes on");
+    }
+    let mut sizes: Vec<_> = store.asked.lock().unwrap().iter().map(|(_, size)| *size).collect();
+    sizes.dedup();
+    assert_eq!(sizes, [1_000, 500, 250, 125, 62, 50, 25, 50, 100]);
+    assert_eq!(world.of_store("idem_store_count_failures_total"), Some(6.0));
 }
 
 #[test]
@@ -202,10 +229,20 @@ fn messages_that_wait_are_gauges_and_audited_decisions_counters() {
     let world = World::new();
     InboxGauges::with_recorder(world.0.clone(), "billing").record(3);
     OutboxGauges::with_recorder(world.0.clone(), "orders").record(4, Duration::from_millis(1_500));
-    AuditCounters::with_recorder(world.0.clone()).record(5, 6);
-    assert_eq!(world.value("idem_audit_written_total"), Some(5.0));
-    assert_eq!(world.value("idem_audit_dropped_total"), Some(6.0));
+    let audit = AuditCounters::with_recorder(world.0.clone(), "trail");
+    assert_eq!(world.value(r#"idem_audit_dropped_total{audit="trail"}"#), Some(0.0), "before the first decision");
+    audit.record(5, 6);
+    assert_eq!(world.value(r#"idem_audit_written_total{audit="trail"}"#), Some(5.0));
+    assert_eq!(world.value(r#"idem_audit_dropped_total{audit="trail"}"#), Some(6.0));
     assert_eq!(world.value(r#"idem_inbox_parked{subscriber="billing"}"#), Some(3.0));
     assert_eq!(world.value(r#"idem_outbox_messages{outbox="orders"}"#), Some(4.0));
     assert_eq!(world.value(r#"idem_outbox_lag_seconds{outbox="orders"}"#), Some(1.5));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    for observed in [
+        "idem_inbox_observed_timestamp_seconds{subscriber=\"billing\"}",
+        "idem_outbox_observed_timestamp_seconds{outbox=\"orders\"}",
+    ] {
+        let age = now - world.value(observed).unwrap();
+        assert!((0.0..60.0).contains(&age), "{observed} is {age} s ago");
+    }
 }

@@ -228,7 +228,10 @@ impl Outbox for PostgresOutbox {
             let lag = Duration::from_micros(lag.try_into().unwrap_or(0));
             Ok(Backlog { messages: messages.try_into().unwrap_or(0), lag })
         };
-        backlog.await.map_err(|error| failed("count the messages", error))
+        match timeout(PATIENCE, backlog).await {
+            Err(_) => Err(late("count the messages")),
+            Ok(backlog) => backlog.map_err(|error| failed("count the messages", error)),
+        }
     }
 }
 

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::engine::{Conclusion, Context, Disposition, Idempotency, Operation, Settings};
-use idem_core::{Fingerprint, Scope, StoredResponse, Writes};
-use idem_outbox::{InvalidMessage, MessageToSend, OutboxError};
+use idem_core::{Fingerprint, Scope, StoreErrorKind, StoredResponse, Writes};
+use idem_outbox::{InvalidMessage, MessageToSend, Outbox as _, OutboxError, PostgresOutbox};
+use idem_schemas::Schema;
 use idem_sqlite::{SqliteConfig, SqliteStore};
+use sqlx::{AssertSqlSafe, PgPool};
 
 use crate::support::{Kind, Place, Recorder, message, on_each};
 
@@ -153,4 +155,17 @@ async fn a_message_of_a_run_has_one_id_in_all_attempts() {
     assert_eq!(id_of("1", "paid").await, first, "the next attempt");
     assert_ne!(id_of("1", "shipped").await, first, "another message of the run");
     assert_ne!(id_of("2", "paid").await, first, "another run");
+}
+
+#[tokio::test]
+async fn a_backlog_that_waits_for_a_lock_is_a_timeout() {
+    let schema = Schema::new();
+    let pool = PgPool::connect(&idem_servers::postgres_url()).await.unwrap();
+    let outbox = PostgresOutbox::open(pool.clone(), &schema.name).await.unwrap();
+    let mut other = pool.begin().await.unwrap();
+    let lock = format!("LOCK TABLE \"{}\".idem_outbox", schema.name);
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *other).await.unwrap();
+    let backlog = tokio::time::timeout(Duration::from_secs(20), outbox.backlog()).await;
+    other.rollback().await.unwrap();
+    assert_eq!(backlog.unwrap().unwrap_err().kind(), StoreErrorKind::Timeout);
 }
