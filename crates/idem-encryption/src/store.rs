@@ -75,17 +75,17 @@ impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
         match self.sealer.open_replay(&request.id, &request.fingerprint, &replay) {
             // The answer may be that of another request, whose fingerprint only the record has.
             Err(Fault::NotAuthentic(_)) if request.on_mismatch == OnMismatch::ReplayOriginal => {
-                let record = self.inner.peek(&request.id).await?;
+                let record = self.inner.peek(&request.id).await.map_err(StoreError::with_existing_record)?;
                 let Some((record, replay)) = record.and_then(|record| record.replay().map(|replay| (record, replay)))
                 else {
                     let message = format!("the record {} expired while it was read; repeat the request", request.id);
-                    return Err(StoreError::new(StoreErrorKind::Unavailable, message));
+                    return Err(StoreError::new(StoreErrorKind::Unavailable, message).with_existing_record());
                 };
                 self.sealer.open_replay(&request.id, &record.fingerprint, &replay)
             }
             opened => opened,
         }
-        .map_err(|fault| fault.of(&request.id))
+        .map_err(|fault| fault.of(&request.id).with_existing_record())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use idem_core::engine::{Idempotency, Operation, Settings};
+use idem_core::engine::{Idempotency, Operation, Ran, RunError, Settings};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyStore, Inspect as _, OnMismatch, Operate as _, Origin,
     OwnerToken, RecordFilter, ReplayKind, Resolution, Resolve, ResolveOutcome, Scope, Settlement, StoreErrorKind,
@@ -10,6 +10,7 @@ use idem_core::{
 };
 use idem_encryption::{EncryptedStore, Keys};
 use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, mismatch_of, repeat_of, request, response};
+use idem_testkit::{Fault, FaultyStore, Verb};
 
 use crate::support::{File, config, key, keys, lease, memory, replayed, settle};
 
@@ -143,6 +144,32 @@ async fn the_original_is_replayed_to_another_request_where_the_policy_says_so() 
     assert_eq!(store.acquire(&other).await.unwrap_err().kind(), StoreErrorKind::Corrupt);
     clock.advance(KEPT);
     assert!(matches!(store.acquire(&other).await, Ok(AcquireOutcome::Acquired(_))));
+}
+
+/// The original is read by a query of its own, whose failure must not hide that there is a record.
+#[tokio::test]
+async fn an_original_that_cannot_be_read_never_lets_an_operation_run_unprotected() {
+    let (plain, _) = memory(config());
+    let faulty = Arc::new(FaultyStore::new(Arc::clone(plain.inner())));
+    let store = EncryptedStore::new(Arc::clone(&faulty), config());
+    let settings = Settings::new().on_mismatch(OnMismatch::ReplayOriginal).dangerous_fail_open();
+    let engine = Idempotency::at_most_once(Arc::new(store.clone()), settings);
+    let operation = |body: &[u8]| {
+        Operation::new(Scope::new("acme", "pay"), "key".parse().unwrap(), Fingerprint::of_bytes("pay", body))
+    };
+    engine.run(operation(b"10 EUR"), |_| async { Ok::<_, String>("paid".to_owned()) }).await.unwrap();
+    // The engine repeats an acquire once.
+    for _ in 0..2 {
+        faulty.next(Verb::Peek, Fault::ErrorBefore);
+    }
+    let refused: Result<Ran<String>, RunError<String>> =
+        engine.run(operation(b"20 EUR"), |_| async { panic!("it ran unprotected") }).await;
+    let error = format!("{:?}", refused.unwrap_err());
+    assert!(error.contains("NotAdmitted") && error.contains("has_existing_record: true"), "{error}");
+    assert_eq!(faulty.fired(), 2);
+    store.rotate(Keys::new(2, key(2)));
+    let error = store.acquire(&engine.acquire_for(&operation(b"10 EUR"))).await.unwrap_err();
+    assert!(error.kind() == StoreErrorKind::Corrupt && error.has_existing_record(), "{error:?}");
 }
 
 /// An operator can resolve a record that does not open, because its clients get only errors.
