@@ -9,6 +9,8 @@
 //! | 4 | the id of the key, big endian |
 //! | 16 | the tag |
 //!
+//! In an answer, the attempt with which it was sealed is between both: 4 bytes, big endian.
+//!
 //! The associated data are the first 5 bytes and the [`Binding`].
 //!
 //! # The nonce
@@ -51,6 +53,7 @@ pub(crate) struct Binding<'a> {
 pub(crate) enum Part {
     /// The header fields and the body of an answer. They are one plaintext, so that no body goes with the fields of another answer.
     Answer {
+        /// With which it was sealed.
         attempt: u32,
         status: u16,
         body_is_kept: bool,

@@ -25,7 +25,7 @@ impl<S: IdempotencyStore + Operate + ?Sized> Operate for EncryptedStore<S> {
         for _ in 0..2 {
             let Some(record) = self.inner.peek(&request.id).await? else { return Ok(ResolveOutcome::Changed) };
             let is_own = record.owner == request.action;
-            // An answer that is bound to another attempt than the one it resolves would never open.
+            // An answer that is bound to another fingerprint than that of the record it resolves would never open.
             if !is_own && record.version() != request.seen {
                 return Ok(ResolveOutcome::Changed);
             }

@@ -82,7 +82,7 @@ impl Sealer {
         let headers = u32::try_from(length).map_err(|_| Fault::TooLarge)?;
         let part = Part::Answer { attempt: run.attempt, status: response.status, body_is_kept, headers };
         let head = seal(&self.keys(), &run.binding(part), format, &mut buffer)?;
-        let value = STANDARD_NO_PAD.encode([&head[..], &buffer[..length]].concat());
+        let value = STANDARD_NO_PAD.encode([&head[..], &run.attempt.to_be_bytes(), &buffer[..length]].concat());
         let body = Bytes::from(buffer).split_off(length);
         Ok(StoredResponse {
             status: response.status,
@@ -93,6 +93,9 @@ impl Sealer {
     }
 
     /// Opens an answer. An unknown outcome is the state machine's own answer, which has nothing to seal.
+    ///
+    /// The attempt is the one that the answer names. The state machine fences by the owner, who may have a later attempt in the record
+    /// by a repeated acquire that arrived late.
     pub(crate) fn open_response(
         &self,
         run: Run<'_>,
@@ -106,13 +109,16 @@ impl Sealer {
             return self.unencrypted_response(kind, response);
         }
         let value = STANDARD_NO_PAD.decode(value).map_err(|_| Fault::Damaged("the header field"))?;
-        let (head, encoded) = value.split_first_chunk::<HEAD>().ok_or(Fault::Damaged("the header field"))?;
+        let split = value.split_first_chunk::<HEAD>();
+        let split = split.and_then(|(head, rest)| rest.split_first_chunk().map(|(attempt, rest)| (head, attempt, rest)));
+        let (head, attempt, encoded) = split.ok_or(Fault::Damaged("the header field"))?;
+        let attempt = u32::from_be_bytes(*attempt);
         let (body, body_is_kept) = match &response.body {
             StoredBody::Retained(body) => (&body[..], true),
             StoredBody::NotRetained => (&[][..], false),
         };
         let headers = u32::try_from(encoded.len()).map_err(|_| Fault::TooLarge)?;
-        let part = Part::Answer { attempt: run.attempt, status: response.status, body_is_kept, headers };
+        let part = Part::Answer { attempt, status: response.status, body_is_kept, headers };
         let mut buffer = [encoded, body].concat();
         let format = open(&self.keys(), &run.binding(part), head, &mut buffer)?;
         let mut body = Bytes::from(buffer);

@@ -8,13 +8,13 @@ use bytes::Bytes;
 use idem_core::engine::{Idempotency, Operation, Ran, RunError, Settings};
 use idem_core::{
     Algorithm, Checkpoint, Failure, Fingerprint, HeaderField, IdempotencyStore as _, Lease, OwnerToken, Record,
-    RecordId, Scope, State, StoreErrorKind, StoredBody, StoredResponse, Timestamp,
+    RecordId, Scope, Settlement, State, StoreErrorKind, StoredBody, StoredResponse, Timestamp,
 };
 use idem_encryption::{EncryptedStore, EncryptionConfig, Keys};
-use idem_testkit::fixture::{checkpoint, completed, repeat_of, request, response};
+use idem_testkit::fixture::{LEASE, checkpoint, completed, repeat_of, request, response};
 use proptest::prelude::*;
 
-use crate::support::{File, blob, config, lease, memory, settle};
+use crate::support::{File, blob, config, lease, memory, replayed, settle};
 
 fn store() -> EncryptedStore<idem_core::MemoryStore> {
     memory(config()).0
@@ -66,7 +66,6 @@ fn an_answer_opens_only_in_its_place() {
             "another algorithm",
             Lease { fingerprint: Fingerprint::from_parts(Algorithm::from_number(2), [7; 32]), ..lease.clone() },
         ),
-        ("another attempt", Lease { attempt: 3, ..lease.clone() }),
     ];
     for (place, moved) in moved {
         assert_eq!(opened(&moved, &record(&moved, sealed.clone())), CORRUPT, "{place}");
@@ -89,6 +88,21 @@ fn an_answer_opens_only_in_its_place() {
         store().seal_response(&lease, &StoredResponse { body: response().body, ..StoredResponse::new(201, "") });
     let mixed = StoredResponse { body: other.unwrap().body, ..sealed };
     assert_eq!(opened(&lease, &record(&lease, mixed)), CORRUPT);
+}
+
+/// Stores fence by the owner. A repeated acquire that arrives late gives the owner a later attempt than its run knows.
+#[tokio::test]
+async fn an_answer_opens_although_its_owner_has_a_later_attempt_unknowingly() {
+    let (store, clock) = memory(config());
+    let first = request();
+    let held = lease(&store, &first).await;
+    clock.advance(LEASE);
+    lease(&store, &repeat_of(&first)).await;
+    clock.advance(LEASE);
+    assert_eq!(lease(&store, &first).await.attempt, 3);
+    settle(&store, &held, &completed()).await;
+    assert_eq!(replayed(store.acquire(&repeat_of(&first)).await), response());
+    assert_eq!(store.peek(&first.id).await.unwrap().unwrap().replay().unwrap().response, response());
 }
 
 /// The body and the header fields are one ciphertext, whose parts must not be cut elsewhere.
