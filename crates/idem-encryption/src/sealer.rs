@@ -110,7 +110,8 @@ impl Sealer {
         }
         let value = STANDARD_NO_PAD.decode(value).map_err(|_| Fault::Damaged("the header field"))?;
         let split = value.split_first_chunk::<HEAD>();
-        let split = split.and_then(|(head, rest)| rest.split_first_chunk().map(|(attempt, rest)| (head, attempt, rest)));
+        let split =
+            split.and_then(|(head, rest)| rest.split_first_chunk().map(|(attempt, rest)| (head, attempt, rest)));
         let (head, attempt, encoded) = split.ok_or(Fault::Damaged("the header field"))?;
         let attempt = u32::from_be_bytes(*attempt);
         let (body, body_is_kept) = match &response.body {

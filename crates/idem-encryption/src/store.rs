@@ -17,6 +17,7 @@ use crate::keys::Keys;
 use crate::repeat;
 use crate::sealer::{Run, Sealer};
 use crate::transaction::EncryptedTransaction;
+use crate::unopened::Unopened;
 
 /// A store that encrypts answers and checkpoints in another store. Clones share everything.
 ///
@@ -31,13 +32,14 @@ use crate::transaction::EncryptedTransaction;
 pub struct EncryptedStore<S: ?Sized> {
     pub(crate) inner: Arc<S>,
     pub(crate) sealer: Arc<Sealer>,
+    unopened: Arc<Unopened>,
 }
 
 impl<S: ?Sized> EncryptedStore<S> {
     /// Encrypts what `inner` keeps.
     #[must_use]
     pub fn new(inner: Arc<S>, config: EncryptionConfig) -> Self {
-        Self { inner, sealer: Arc::new(Sealer::new(config)) }
+        Self { inner, sealer: Arc::new(Sealer::new(config)), unopened: Arc::default() }
     }
 
     /// The store that keeps the records, for what is particular to it. Its verbs give and take sealed values.
@@ -62,13 +64,41 @@ impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
         outcome: AcquireOutcome,
     ) -> Result<AcquireOutcome, StoreError> {
         match outcome {
-            // The lease is taken, although nothing can run under it: the caller has to release it.
-            AcquireOutcome::Acquired(lease) => {
-                self.sealer.open_lease(lease).map(AcquireOutcome::Acquired).map_err(StoreError::indeterminate)
-            }
+            AcquireOutcome::Acquired(lease) => self.opened_lease(lease).map(AcquireOutcome::Acquired),
             AcquireOutcome::Replay(replay) => self.opened_replay(request, replay).await.map(AcquireOutcome::Replay),
             outcome => Ok(outcome),
         }
+    }
+
+    fn opened_lease(&self, lease: Lease) -> Result<Lease, StoreError> {
+        let id = lease.id;
+        self.sealer.open_lease(lease).map_err(|error| {
+            self.unopened.add(&id);
+            // The lease is taken, although nothing can run under it: the caller has to release it.
+            error.indeterminate().with_existing_record()
+        })
+    }
+
+    /// Refuses a record whose checkpoint did not open at an earlier acquire, and still does not: an acquire would begin an attempt.
+    async fn refuse_unopened(&self, request: &Acquire) -> Result<(), StoreError> {
+        let id = &request.id;
+        if !self.unopened.contains(id) {
+            return Ok(());
+        }
+        let record = self.inner.peek(id).await.map_err(StoreError::with_existing_record)?;
+        if let Some(record) = record {
+            // The owner of a run begins no other attempt.
+            if record.owner == request.owner {
+                return Ok(());
+            }
+            // A settled record is only replayed.
+            if let Some(checkpoint) = record.checkpoint.as_ref().filter(|_| record.replay().is_none()) {
+                let opened = self.sealer.open_checkpoint(Run::of_record(id, &record), checkpoint);
+                opened.map_err(|fault| fault.of(id).with_existing_record())?;
+            }
+        }
+        self.unopened.remove(id);
+        Ok(())
     }
 
     async fn opened_replay(&self, request: &Acquire, replay: Replay) -> Result<Replay, StoreError> {
@@ -92,6 +122,7 @@ impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
 #[async_trait]
 impl<S: IdempotencyStore + ?Sized> IdempotencyStore for EncryptedStore<S> {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        self.refuse_unopened(request).await?;
         let outcome = self.inner.acquire(&self.sealer.seal_request(request)).await?;
         self.opened(request, outcome).await
     }
@@ -167,9 +198,10 @@ impl<S: DurableStore + ?Sized> DurableStore for EncryptedStore<S> {
 #[async_trait]
 impl<S: TransactionalStore + ?Sized> TransactionalStore for EncryptedStore<S> {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
+        self.refuse_unopened(request).await?;
         match self.inner.begin(&self.sealer.seal_request(request)).await? {
             Begin::Acquired { lease, transaction, renew } => {
-                let lease = self.sealer.open_lease(lease).map_err(StoreError::indeterminate)?;
+                let lease = self.opened_lease(lease)?;
                 let transaction = EncryptedTransaction::new(transaction, Arc::clone(&self.sealer), lease.clone());
                 Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew })
             }
@@ -180,7 +212,8 @@ impl<S: TransactionalStore + ?Sized> TransactionalStore for EncryptedStore<S> {
 
 impl<S: ?Sized> Clone for EncryptedStore<S> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), sealer: Arc::clone(&self.sealer) }
+        let (inner, sealer) = (Arc::clone(&self.inner), Arc::clone(&self.sealer));
+        Self { inner, sealer, unopened: Arc::clone(&self.unopened) }
     }
 }
 
