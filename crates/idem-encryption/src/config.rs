@@ -16,6 +16,7 @@ pub(crate) struct Options {
     pub(crate) writes_unencrypted: bool,
     #[cfg(feature = "compression")]
     pub(crate) compresses: bool,
+    pub(crate) context: String,
     pub(crate) scope_secret: Option<ScopeSecret>,
 }
 
@@ -57,6 +58,16 @@ impl EncryptionConfig {
     #[must_use]
     pub fn with_compression(mut self) -> Self {
         self.options.compresses = true;
+        self
+    }
+
+    /// Binds sealed values to this text, such as `production`: under another one they do not open.
+    ///
+    /// Default empty. It keeps a client that can write to one database from putting records of another one there, if both have the same
+    /// keys. Separate keys do the same, and are better. Give the same text in every process. Records from before a change do not open.
+    #[must_use]
+    pub fn with_context(mut self, context: impl Into<String>) -> Self {
+        self.options.context = context.into();
         self
     }
 
