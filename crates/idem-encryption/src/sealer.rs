@@ -265,8 +265,13 @@ impl Sealer {
 
     fn opened_record(&self, run: Run<'_>, record: &Record) -> Result<Record, Fault> {
         let checkpoint = record.checkpoint.as_ref().map(|checkpoint| self.open_checkpoint(run, checkpoint));
-        let state = match &record.state {
-            State::InProgress { .. } => record.state.clone(),
+        let state = self.open_state(run, &record.state)?;
+        Ok(Record { checkpoint: checkpoint.transpose()?, state, ..record.clone() })
+    }
+
+    pub(crate) fn open_state(&self, run: Run<'_>, state: &State) -> Result<State, Fault> {
+        Ok(match state {
+            State::InProgress { .. } => state.clone(),
             State::Completed { response } => {
                 State::Completed { response: self.open_response(run, ReplayKind::Completed, response)? }
             }
@@ -277,8 +282,7 @@ impl Sealer {
                 };
                 State::Failed { failure: *failure, response: self.open_response(run, kind, response)? }
             }
-        };
-        Ok(Record { checkpoint: checkpoint.transpose()?, state, ..record.clone() })
+        })
     }
 }
 

@@ -138,7 +138,7 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for EncryptedStore<S> {
             return Ok(outcome);
         }
         let Some(record) = self.inner.peek(&lease.id).await? else { return Ok(outcome) };
-        match repeat::checkpoint(&self.sealer, lease, &record, checkpoint)? {
+        match repeat::checkpoint(&self.sealer, lease, &record, checkpoint) {
             Some(stored) if stored != sealed => self.inner.checkpoint(lease, &stored).await,
             _ => Ok(outcome),
         }
@@ -158,7 +158,7 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for EncryptedStore<S> {
             return Ok(outcome);
         }
         let Some(record) = self.inner.peek(&lease.id).await? else { return Ok(outcome) };
-        match repeat::settlement(&self.sealer, lease, &record, settlement)? {
+        match repeat::settlement(&self.sealer, lease, &record, settlement) {
             Some(stored) if stored != sealed => self.inner.settle(lease, &stored, retention).await,
             _ => Ok(outcome),
         }

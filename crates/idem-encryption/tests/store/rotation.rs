@@ -263,3 +263,20 @@ async fn a_checkpoint_whose_key_is_gone_costs_one_attempt() {
     let lease = lease(&store, &repeat_of(&first)).await;
     assert_eq!((lease.attempt, lease.checkpoint), (3, Some(checkpoint("charged"))));
 }
+
+/// The state machine keeps the checkpoint of a failure. Its key need not be there to compare the answer.
+#[tokio::test]
+async fn a_repeated_step_needs_only_the_key_of_the_part_that_it_repeats() {
+    let (store, _) = memory(EncryptionConfig::new(keys(1, 1)));
+    let only = |id| idem_encryption::Keys::new(id, crate::support::key(id));
+    let held = lease(&store, &request()).await;
+    assert_eq!(store.checkpoint(&held, &checkpoint("charged")).await.unwrap(), OwnerOutcome::Applied);
+    store.rotate(only(2));
+    assert_eq!(store.checkpoint(&held, &checkpoint("charged")).await.unwrap(), OwnerOutcome::LeaseLost);
+    let failed = Settlement::FailedRetryable { response: response(), retry_after: BACKOFF };
+    settle(&store, &held, &failed).await;
+    store.rotate(only(3).with_old(2, crate::support::key(2)).unwrap());
+    settle(&store, &held, &failed).await;
+    store.rotate(only(3));
+    assert_eq!(store.settle(&held, &failed, KEPT).await.unwrap(), OwnerOutcome::LeaseLost, "as the store says");
+}
