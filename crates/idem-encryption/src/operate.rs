@@ -51,19 +51,12 @@ impl<S: IdempotencyStore + Operate + ?Sized> Operate for EncryptedStore<S> {
 }
 
 impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
-    /// Opens the name of the record's checkpoint. It stays sealed if the record has changed, or does not open: a listing shows all.
-    async fn open_name(&self, summary: &mut RecordSummary) -> Result<(), StoreError> {
-        if summary.checkpoint.as_deref() != Some(SEALED) {
-            return Ok(());
-        }
-        let record = self.inner.peek(&summary.id).await?.filter(|record| record.version() == summary.version);
-        let Some(record) = record else { return Ok(()) };
+    /// The name of the record's checkpoint. `None` if the record has changed, does not open, or cannot be read: a listing shows all.
+    async fn opened_name(&self, summary: &RecordSummary) -> Option<Arc<str>> {
+        let record = self.inner.peek(&summary.id).await.ok()??;
         let run = Run::of_record(&summary.id, &record);
-        let checkpoint = record.checkpoint.as_ref().map(|checkpoint| self.sealer.open_checkpoint(run, checkpoint));
-        if let Some(Ok(checkpoint)) = checkpoint {
-            summary.checkpoint = Some(Arc::clone(&checkpoint.name));
-        }
-        Ok(())
+        let checkpoint = record.checkpoint.as_ref().filter(|_| record.version() == summary.version)?;
+        Some(self.sealer.open_checkpoint(run, checkpoint).ok()?.name)
     }
 }
 
@@ -75,7 +68,8 @@ impl<S: IdempotencyStore + Inspect + ?Sized> Inspect for EncryptedStore<S> {
         Ok(Inspection { record, ..found })
     }
 
-    /// Each record with a checkpoint costs one more query, which reads the name of the checkpoint. Lengths of bodies are those before
+    /// Each record with a checkpoint costs one more query, which reads the name of the checkpoint; if it fails, the
+    /// name stays sealed. Lengths of bodies are those before
     /// encryption; a compressed body counts with its compressed length.
     async fn list(
         &self,
@@ -88,7 +82,11 @@ impl<S: IdempotencyStore + Inspect + ?Sized> Inspect for EncryptedStore<S> {
             None => self.inner.list(filter, from, limit).await?,
         };
         for summary in &mut page.records {
-            self.open_name(summary).await?;
+            if summary.checkpoint.as_deref() == Some(SEALED)
+                && let Some(name) = self.opened_name(summary).await
+            {
+                summary.checkpoint = Some(name);
+            }
         }
         Ok(page)
     }

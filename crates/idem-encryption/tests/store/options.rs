@@ -172,6 +172,24 @@ async fn an_original_that_cannot_be_read_never_lets_an_operation_run_unprotected
     assert!(error.kind() == StoreErrorKind::Corrupt && error.has_existing_record(), "{error:?}");
 }
 
+/// One record that cannot be read leaves the others in the list.
+#[tokio::test]
+async fn a_list_shows_a_checkpoint_as_sealed_if_its_record_cannot_be_read() {
+    let file = File::new().await;
+    let store = file.encrypted(config());
+    for _ in 0..2 {
+        let held = lease(&store, &request()).await;
+        store.checkpoint(&held, &checkpoint("charged")).await.unwrap();
+        let failed = Settlement::FailedRetryable { response: response(), retry_after: BACKOFF };
+        settle(&store, &held, &failed).await;
+    }
+    file.sql("UPDATE idem_records SET headers = X'FF' WHERE id = (SELECT min(id) FROM idem_records)").await;
+    let page = store.list(&RecordFilter::default(), None, 10.try_into().unwrap()).await.unwrap();
+    assert!(store.inner().peek(&page.records[0].id).await.is_err(), "it cannot be read");
+    let names: Vec<_> = page.records.iter().map(|record| record.checkpoint.as_deref()).collect();
+    assert_eq!(names, [Some("idem-sealed"), Some("charged")]);
+}
+
 /// An operator can resolve a record that does not open, because its clients get only errors.
 #[tokio::test]
 async fn a_record_that_does_not_open_can_be_resolved() {
