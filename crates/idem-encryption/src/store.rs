@@ -193,6 +193,11 @@ impl<S: DurableStore + ?Sized> DurableStore for EncryptedStore<S> {
     fn identity(&self) -> [u8; 16] {
         self.inner.identity()
     }
+
+    /// `false`: a cache in front of it would keep plaintext. Wrap a hybrid store as a whole instead, whose cache then has sealed copies.
+    fn may_be_copied(&self) -> bool {
+        false
+    }
 }
 
 #[async_trait]
