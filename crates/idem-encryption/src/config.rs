@@ -71,10 +71,12 @@ impl EncryptionConfig {
         self
     }
 
-    /// Hides principals and operations: the store keeps their HMAC-SHA-256 under this secret, as 64 hexadecimal digits.
+    /// Hides principals and operations: the store keeps their HMAC-SHA-256 under this secret, as `hmac:` and 64
+    /// hexadecimal digits.
     ///
-    /// Default off: operators read and filter both. With it, [`Inspect::list`](idem_core::Inspect::list) still filters by the principal
-    /// and the operation as the application names them, and shows the digests. The namespace stays readable.
+    /// Default off: operators read and filter both. With it, [`Inspect::list`](idem_core::Inspect::list) filters by the principal
+    /// and the operation as the application names them, or by their stored form, which it shows.
+    /// [`EncryptedStore::stored_principal`](crate::EncryptedStore::stored_principal) gives that form. The namespace stays readable.
     ///
     /// Give 32 random bytes, the same in every process, that are no encryption key. The secret does not rotate: records from before a
     /// change are not found by their principal and operation any more. Nothing else depends on it.

@@ -54,6 +54,14 @@ impl<S: ?Sized> EncryptedStore<S> {
     pub fn rotate(&self, keys: Keys) {
         self.sealer.rotate(keys);
     }
+
+    /// The principal as the wrapped store keeps it, and as listings show it: its digest, if the store hashes scopes.
+    ///
+    /// A console that shows a client only the records of one principal compares with this form.
+    #[must_use]
+    pub fn stored_principal(&self, principal: &str) -> String {
+        self.sealer.scope_secret().map_or_else(|| principal.to_owned(), |secret| secret.principal(principal))
+    }
 }
 
 impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {

@@ -120,7 +120,12 @@ async fn hidden_principals_and_operations_are_listed_by_their_names() {
     assert_eq!(listed(RecordFilter { principal: named("acme"), ..all() }).await, [acme]);
     let origin = store.inspect(&acme).await.unwrap().origin.unwrap();
     let principal = origin.scope.principal().unwrap();
-    assert!(principal.len() == 64 && origin.scope.operation().len() == 64 && &*origin.namespace == "shop");
+    assert!(principal.len() == 69 && origin.scope.operation().len() == 69 && &*origin.namespace == "shop");
+    // A console that is restricted to a principal filters and compares by the stored form.
+    assert_eq!(principal, store.stored_principal("acme"));
+    assert_eq!(listed(RecordFilter { principal: named(principal), ..all() }).await, [acme]);
+    assert_eq!(listed(RecordFilter { operation: named(origin.scope.operation()), ..all() }).await, [acme, nightly]);
+    assert_eq!(file.encrypted(config()).stored_principal("acme"), "acme");
     assert_ne!(principal, origin.scope.operation());
     assert_eq!(store.inspect(&nightly).await.unwrap().origin.unwrap().scope.principal(), None);
     // Transactions are begun by the same request.
