@@ -216,7 +216,7 @@ async fn a_cache_in_front_of_encryption_shows_nothing() {
         let repeat = Acquire { fingerprint: store.peek(&repeat.id).await.unwrap().unwrap().fingerprint, ..repeat };
         assert_eq!(crate::support::replayed(store.acquire(&repeat).await), answer());
     }
-    assert_eq!(store.metrics().replays, 0);
+    assert_eq!(store.metrics().fast_replays, 0);
     let dump = dump_of_redis(&prefix);
     assert!(!dump.is_empty(), "the lock of a run");
     assert_eq!(found(&dump, &SECRETS), [""; 0]);
