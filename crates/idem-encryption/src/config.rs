@@ -30,8 +30,8 @@ impl EncryptionConfig {
     /// Also reads answers and checkpoints that are not encrypted, for a service that switches encryption on.
     ///
     /// Default off: then such a record is an error of the kind `Corrupt`, and a client of the database cannot replace a sealed answer
-    /// by a forged one. Switch it off again after the longest retention, counted from the end of the last process that wrote
-    /// without encryption.
+    /// by a forged one. Switch it off again when no record is left that was made before the end of the last process that
+    /// wrote without encryption.
     #[must_use]
     pub fn reading_unencrypted_records(mut self) -> Self {
         self.options.reads_unencrypted = true;
