@@ -15,8 +15,11 @@ use crate::store::EncryptedStore;
 
 #[async_trait]
 impl<S: IdempotencyStore + Operate + ?Sized> Operate for EncryptedStore<S> {
-    /// A resolution has no lease. The fingerprint and the attempt that its answer is bound to are those of the record. A record whose
-    /// answer does not open any more can be resolved.
+    /// A resolution has no lease. The fingerprint and the attempt that its answer is bound to are those of the record.
+    ///
+    /// The record need not open: not the answer of a failure that waits for a retry, and no checkpoint. The state machine refuses a
+    /// completed or terminally failed record as final, also if it does not open. [`inspect`](Inspect::inspect) fails for a record that
+    /// does not open; [`list`](Inspect::list) gives its version. A repeat of the same action needs the key of the stored answer.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         if request.resolution == Resolution::OutcomeUnknown {
             return self.inner.resolve(request).await;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use idem_core::engine::{Idempotency, Operation, Ran, RunError, Settings};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyStore, Inspect as _, OnMismatch, Operate as _, Origin,
-    OwnerToken, RecordFilter, ReplayKind, Resolution, Resolve, ResolveOutcome, Scope, Settlement, StoreErrorKind,
-    StoredResponse, Takeover, TransactionalStore,
+    OwnerToken, RecordFilter, Refusal, ReplayKind, Resolution, Resolve, ResolveOutcome, Scope, Settlement,
+    StoreErrorKind, StoredResponse, Takeover, TransactionalStore,
 };
 use idem_encryption::{EncryptedStore, Keys};
 use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, mismatch_of, repeat_of, request, response};
@@ -195,9 +195,9 @@ async fn a_list_shows_a_checkpoint_as_sealed_if_its_record_cannot_be_read() {
     assert_eq!(names, [Some("idem-sealed"), Some("charged")]);
 }
 
-/// An operator can resolve a record that does not open, because its clients get only errors.
+/// An operator can resolve a failure that does not open, because its clients get only errors. An answer stays final.
 #[tokio::test]
-async fn a_record_that_does_not_open_can_be_resolved() {
+async fn a_failure_that_does_not_open_can_be_resolved_and_an_answer_cannot() {
     let (store, clock) = memory(config());
     let first = request();
     let held = lease(&store, &first).await;
@@ -210,6 +210,11 @@ async fn a_record_that_does_not_open_can_be_resolved() {
     assert_eq!(store.resolve(&by).await.unwrap(), ResolveOutcome::Resolved);
     clock.advance(BACKOFF);
     assert_eq!(replayed(store.acquire(&repeat_of(&first)).await), response());
+    store.rotate(Keys::new(3, key(3)));
+    assert_eq!(store.peek(&first.id).await.unwrap_err().kind(), StoreErrorKind::Corrupt);
+    let seen = store.list(&RecordFilter::default(), None, 10.try_into().unwrap()).await.unwrap().records[0].version;
+    let again = Resolve { action: OwnerToken::random(), seen, ..by };
+    assert_eq!(store.resolve(&again).await.unwrap(), ResolveOutcome::Refused(Refusal::Final));
 }
 
 /// Handlers find the transaction of the store that is wrapped, and the answer is sealed when it commits.
