@@ -27,6 +27,10 @@ use crate::unopened::Unopened;
 /// If a stored value does not open, its verbs return [`StoreError`] of the kind `Corrupt`. The message names the record and the id of
 /// the key, and says what to do. The operation does not run. All errors of `S` are passed on.
 ///
+/// # Timeouts
+/// If `S` refuses a settlement or a checkpoint, the verb reads the record, and may write once more. An engine allows all three calls one
+/// `store_timeout` together, and repeats a settlement that takes longer.
+///
 /// # Cancellation safety
 /// As that of `S`.
 pub struct EncryptedStore<S: ?Sized> {
