@@ -49,7 +49,7 @@ impl EncryptionConfig {
         self
     }
 
-    /// Compresses bodies and checkpoints before they are sealed, if that makes them shorter.
+    /// Compresses bodies and checkpoints of up to 1 MiB before they are sealed, if that makes them shorter.
     ///
     /// Default off: lengths stay readable in the store, and a compressed length tells about the content. If one
     /// answer holds a secret and text that a client chose, the client can guess the secret by lengths (CRIME). Every process needs the feature
