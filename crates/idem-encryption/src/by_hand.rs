@@ -1,7 +1,7 @@
 //! Sealing and opening by hand, for applications that reach records without the verbs of the store.
 
 use idem_core::{
-    Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Lease, Record, RecordId, Settlement, StoreError,
+    Acquire, AcquireOutcome, Checkpoint, IdempotencyStore, Lease, Record, RecordId, ReplayKind, Settlement, StoreError,
     StoredResponse,
 };
 
@@ -11,7 +11,7 @@ use crate::store::EncryptedStore;
 /// For applications that reach records without the verbs of the store: by SQL statements, joined transactions or guards.
 /// The README has [examples](crate#transactions-of-your-own).
 ///
-/// What the other side takes must be sealed, and what it gives must be opened. Sealing fails only for more than 64 GiB.
+/// What the other side takes must be sealed, and what it gives must be opened. Sealing fails for more than 64 GiB.
 impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
     /// The request as the wrapped store takes it: with its scope hashed, if the store hashes scopes.
     #[must_use]
@@ -19,15 +19,22 @@ impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
         self.sealer.seal_request(request)
     }
 
-    /// Seals the answer of a run, for a statement that settles the run.
+    /// Seals the answer of a run, for a statement that settles the run as `kind` says.
+    ///
+    /// [`ReplayKind::Failed`] is for both kinds of failure. Settled as another kind, the answer does not open.
     ///
     /// Its one header field is ASCII text, and its body is bytes. The same answer of the same run has the same bytes until the keys
     /// rotate.
     ///
     /// # Errors
-    /// [`StoreError`] when the answer cannot be sealed.
-    pub fn seal_response(&self, lease: &Lease, response: &StoredResponse) -> Result<StoredResponse, StoreError> {
-        self.sealer.seal_response(Run::of_lease(lease), response)
+    /// [`StoreError`] when the answer cannot be sealed, or `kind` is [`ReplayKind::OutcomeUnknown`], which has no answer.
+    pub fn seal_response(
+        &self,
+        lease: &Lease,
+        kind: ReplayKind,
+        response: &StoredResponse,
+    ) -> Result<StoredResponse, StoreError> {
+        self.sealer.seal_response(Run::of_lease(lease), kind, response)
     }
 
     /// Seals the answer in a settlement, for a joined transaction.

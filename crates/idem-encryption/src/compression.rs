@@ -8,16 +8,16 @@ use flate2::write::DeflateEncoder;
 
 use crate::fault::Fault;
 
-/// The longest plaintext that is compressed, and so the most that an opened value grows to: 16 MiB, sixteen times the stored response
-/// that the HTTP layers keep by default.
-const LONGEST: usize = 16 << 20;
+/// The longest plaintext that is compressed, and so the most that an opened value grows to: 1 MiB, the stored response that the HTTP
+/// layers keep by default. Compression runs on the task of the request, which must not keep its thread for long.
+const LONGEST: usize = 1 << 20;
 
 /// The compressed form, if it is shorter.
 pub(crate) fn compress(plaintext: &[u8]) -> Option<Vec<u8>> {
     if plaintext.len() > LONGEST {
         return None;
     }
-    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
+    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(plaintext).ok()?;
     encoder.finish().ok().filter(|compressed| compressed.len() < plaintext.len())
 }
@@ -27,7 +27,7 @@ pub(crate) fn decompress(compressed: &[u8]) -> Result<Vec<u8>, Fault> {
     let mut decoder = DeflateDecoder::new(compressed).take(LONGEST as u64 + 1);
     decoder.read_to_end(&mut plaintext).map_err(|_| Fault::Damaged("its compressed content"))?;
     if plaintext.len() > LONGEST {
-        return Err(Fault::Damaged("its compressed content is longer than 16 MiB"));
+        return Err(Fault::Damaged("its compressed content is longer than 1 MiB"));
     }
     Ok(plaintext)
 }
@@ -55,6 +55,7 @@ mod tests {
         };
         assert_eq!(decompress(&bomb(LONGEST)).unwrap().len(), LONGEST);
         assert!(matches!(decompress(&bomb(LONGEST + 1)), Err(Fault::Damaged(_))));
+        assert_eq!(LONGEST, 1_048_576, "more would keep a thread of the runtime");
         assert!(compress(&vec![0; LONGEST]).is_some());
         assert_eq!(compress(&vec![0; LONGEST + 1]), None, "it could not be opened again");
     }

@@ -16,6 +16,7 @@ pub(crate) struct Options {
     pub(crate) writes_unencrypted: bool,
     #[cfg(feature = "compression")]
     pub(crate) compresses: bool,
+    pub(crate) context: String,
     pub(crate) scope_secret: Option<ScopeSecret>,
 }
 
@@ -29,8 +30,8 @@ impl EncryptionConfig {
     /// Also reads answers and checkpoints that are not encrypted, for a service that switches encryption on.
     ///
     /// Default off: then such a record is an error of the kind `Corrupt`, and a client of the database cannot replace a sealed answer
-    /// by a forged one. Switch it off again after the longest retention, counted from the end of the last process that wrote
-    /// without encryption.
+    /// by a forged one. Switch it off again when no record is left that was made before the end of the last process that
+    /// wrote without encryption.
     #[must_use]
     pub fn reading_unencrypted_records(mut self) -> Self {
         self.options.reads_unencrypted = true;
@@ -48,7 +49,7 @@ impl EncryptionConfig {
         self
     }
 
-    /// Compresses bodies and checkpoints before they are sealed, if that makes them shorter.
+    /// Compresses bodies and checkpoints of up to 1 MiB before they are sealed, if that makes them shorter.
     ///
     /// Default off: lengths stay readable in the store, and a compressed length tells about the content. If one
     /// answer holds a secret and text that a client chose, the client can guess the secret by lengths (CRIME). Every process needs the feature
@@ -60,10 +61,22 @@ impl EncryptionConfig {
         self
     }
 
-    /// Hides principals and operations: the store keeps their HMAC-SHA-256 under this secret, as 64 hexadecimal digits.
+    /// Binds sealed values to this text, such as `production`: under another one they do not open.
     ///
-    /// Default off: operators read and filter both. With it, [`Inspect::list`](idem_core::Inspect::list) still filters by the principal
-    /// and the operation as the application names them, and shows the digests. The namespace stays readable.
+    /// Default empty. It keeps a client that can write to one database from putting records of another one there, if both have the same
+    /// keys. Separate keys do the same, and are better. Give the same text in every process. Records from before a change do not open.
+    #[must_use]
+    pub fn with_context(mut self, context: impl Into<String>) -> Self {
+        self.options.context = context.into();
+        self
+    }
+
+    /// Hides principals and operations: the store keeps their HMAC-SHA-256 under this secret, as `hmac:` and 64
+    /// hexadecimal digits.
+    ///
+    /// Default off: operators read and filter both. With it, [`Inspect::list`](idem_core::Inspect::list) filters by the principal
+    /// and the operation as the application names them, or by their stored form, which it shows.
+    /// [`EncryptedStore::stored_principal`](crate::EncryptedStore::stored_principal) gives that form. The namespace stays readable.
     ///
     /// Give 32 random bytes, the same in every process, that are no encryption key. The secret does not rotate: records from before a
     /// change are not found by their principal and operation any more. Nothing else depends on it.

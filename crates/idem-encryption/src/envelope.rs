@@ -9,6 +9,8 @@
 //! | 4 | the id of the key, big endian |
 //! | 16 | the tag |
 //!
+//! In an answer, the attempt with which it was sealed is between both: 4 bytes, big endian.
+//!
 //! The associated data are the first 5 bytes and the [`Binding`].
 //!
 //! # The nonce
@@ -44,6 +46,8 @@ pub(crate) struct Binding<'a> {
     pub(crate) id: &'a RecordId,
     pub(crate) fingerprint: &'a Fingerprint,
     pub(crate) part: Part,
+    /// Which system the record belongs to; see [`EncryptionConfig::with_context`](crate::EncryptionConfig::with_context).
+    pub(crate) context: &'a str,
 }
 
 /// Which part of the record the value is.
@@ -51,6 +55,9 @@ pub(crate) struct Binding<'a> {
 pub(crate) enum Part {
     /// The header fields and the body of an answer. They are one plaintext, so that no body goes with the fields of another answer.
     Answer {
+        /// Whether the operation took effect. Both kinds of failure are one here, because the state machine makes one of the other.
+        completed: bool,
+        /// With which it was sealed.
         attempt: u32,
         status: u16,
         body_is_kept: bool,
@@ -62,7 +69,7 @@ pub(crate) enum Part {
 }
 
 impl Binding<'_> {
-    /// All fields have a fixed length within their part, so that no two bindings have the same bytes.
+    /// All fields but the last have a fixed length within their part, so that no two bindings have the same bytes.
     fn associated_data(&self, prefix: &[u8]) -> Vec<u8> {
         let mut data = Vec::with_capacity(96);
         data.extend_from_slice(prefix);
@@ -70,8 +77,9 @@ impl Binding<'_> {
         data.extend(self.fingerprint.algorithm().number().to_be_bytes());
         data.extend_from_slice(self.fingerprint.digest());
         match self.part {
-            Part::Answer { attempt, status, body_is_kept, headers } => {
+            Part::Answer { completed, attempt, status, body_is_kept, headers } => {
                 data.push(1);
+                data.push(u8::from(completed));
                 data.extend(attempt.to_be_bytes());
                 data.extend(status.to_be_bytes());
                 data.push(u8::from(body_is_kept));
@@ -82,6 +90,7 @@ impl Binding<'_> {
                 data.extend(sequence.to_be_bytes());
             }
         }
+        data.extend_from_slice(self.context.as_bytes());
         data
     }
 }

@@ -19,6 +19,8 @@ pub(crate) enum Fault {
          was changed, or belongs to another record; compare the key {0} of all processes, then restore the record from a backup"
     )]
     NotAuthentic(u32),
+    #[error("it is sealed, but its outcome is unknown, which has no answer to seal; restore the record from a backup")]
+    Unknown,
     #[error("its sealed form is damaged: {0}")]
     Damaged(&'static str),
     #[cfg(not(feature = "compression"))]

@@ -11,7 +11,8 @@ pub(crate) type Cipher = AesGcmSiv<aes::Aes256>;
 /// The keys of a process: the primary key seals, and the old keys only open.
 ///
 /// A key has 32 random bytes and an id, which each sealed value names. An id stands for the same bytes for ever: a new key gets a new
-/// id. `Debug` shows only ids. Dropping the keys overwrites them in memory; overwrite your own copies of the bytes yourself.
+/// id. `Debug` shows only ids. Dropping the keys overwrites their key schedules in memory. Copies of
+/// the bytes that the compiler made when the array was moved may remain, and so do your own.
 #[derive(Clone)]
 pub struct Keys {
     primary: Key,

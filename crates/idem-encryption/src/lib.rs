@@ -13,6 +13,7 @@ mod scope;
 mod sealer;
 mod store;
 mod transaction;
+mod unopened;
 
 pub use config::EncryptionConfig;
 pub use keys::{DuplicateKeyId, Keys};

@@ -15,8 +15,11 @@ use crate::store::EncryptedStore;
 
 #[async_trait]
 impl<S: IdempotencyStore + Operate + ?Sized> Operate for EncryptedStore<S> {
-    /// A resolution has no lease. The fingerprint and the attempt that its answer is bound to are those of the record. A record whose
-    /// answer does not open any more can be resolved.
+    /// A resolution has no lease. The fingerprint and the attempt that its answer is bound to are those of the record.
+    ///
+    /// The record need not open: not the answer of a failure that waits for a retry, and no checkpoint. The state machine refuses a
+    /// completed or terminally failed record as final, also if it does not open. [`inspect`](Inspect::inspect) fails for a record that
+    /// does not open; [`list`](Inspect::list) gives its version. A repeat of the same action needs the key of the stored answer.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         if request.resolution == Resolution::OutcomeUnknown {
             return self.inner.resolve(request).await;
@@ -25,7 +28,7 @@ impl<S: IdempotencyStore + Operate + ?Sized> Operate for EncryptedStore<S> {
         for _ in 0..2 {
             let Some(record) = self.inner.peek(&request.id).await? else { return Ok(ResolveOutcome::Changed) };
             let is_own = record.owner == request.action;
-            // An answer that is bound to another attempt than the one it resolves would never open.
+            // An answer that is bound to another fingerprint than that of the record it resolves would never open.
             if !is_own && record.version() != request.seen {
                 return Ok(ResolveOutcome::Changed);
             }
@@ -51,19 +54,12 @@ impl<S: IdempotencyStore + Operate + ?Sized> Operate for EncryptedStore<S> {
 }
 
 impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
-    /// Opens the name of the record's checkpoint. It stays sealed if the record has changed, or does not open: a listing shows all.
-    async fn open_name(&self, summary: &mut RecordSummary) -> Result<(), StoreError> {
-        if summary.checkpoint.as_deref() != Some(SEALED) {
-            return Ok(());
-        }
-        let record = self.inner.peek(&summary.id).await?.filter(|record| record.version() == summary.version);
-        let Some(record) = record else { return Ok(()) };
+    /// The name of the record's checkpoint. `None` if the record has changed, does not open, or cannot be read: a listing shows all.
+    async fn opened_name(&self, summary: &RecordSummary) -> Option<Arc<str>> {
+        let record = self.inner.peek(&summary.id).await.ok()??;
         let run = Run::of_record(&summary.id, &record);
-        let checkpoint = record.checkpoint.as_ref().map(|checkpoint| self.sealer.open_checkpoint(run, checkpoint));
-        if let Some(Ok(checkpoint)) = checkpoint {
-            summary.checkpoint = Some(Arc::clone(&checkpoint.name));
-        }
-        Ok(())
+        let checkpoint = record.checkpoint.as_ref().filter(|_| record.version() == summary.version)?;
+        Some(self.sealer.open_checkpoint(run, checkpoint).ok()?.name)
     }
 }
 
@@ -75,7 +71,8 @@ impl<S: IdempotencyStore + Inspect + ?Sized> Inspect for EncryptedStore<S> {
         Ok(Inspection { record, ..found })
     }
 
-    /// Each record with a checkpoint costs one more query, which reads the name of the checkpoint. Lengths of bodies are those before
+    /// Each record with a checkpoint costs one more query, which reads the name of the checkpoint; if it fails, the
+    /// name stays sealed. Lengths of bodies are those before
     /// encryption; a compressed body counts with its compressed length.
     async fn list(
         &self,
@@ -88,7 +85,11 @@ impl<S: IdempotencyStore + Inspect + ?Sized> Inspect for EncryptedStore<S> {
             None => self.inner.list(filter, from, limit).await?,
         };
         for summary in &mut page.records {
-            self.open_name(summary).await?;
+            if summary.checkpoint.as_deref() == Some(SEALED)
+                && let Some(name) = self.opened_name(summary).await
+            {
+                summary.checkpoint = Some(name);
+            }
         }
         Ok(page)
     }

@@ -6,58 +6,59 @@
 //! so that the store answers it as durably as any.
 
 use idem_core::{
-    Checkpoint, Command, Lease, Outcome, OwnerAction, OwnerOutcome, Record, RecordId, Resolution, Resolve,
-    ResolveOutcome, Settlement, State, StoreError, StoredResponse, Timestamp, machine,
+    Checkpoint, Command, Lease, Outcome, OwnerAction, OwnerOutcome, Record, Resolution, Resolve, ResolveOutcome,
+    Settlement, State, StoreError, StoredResponse, Timestamp, machine,
 };
 
-use crate::sealer::Sealer;
+use crate::sealer::{Run, Sealer};
 
-/// Whether `command` is the step that led to the record. `record` is as the store has it.
-fn is_repeated(sealer: &Sealer, id: &RecordId, record: &Record, command: Command<'_>) -> Result<bool, StoreError> {
-    let record = sealer.open_record(id, record)?;
+/// Whether `command` is the step that led to the record, of which the part that the command writes is opened.
+fn is_repeated(record: &Record, command: Command<'_>) -> bool {
     // The store has just returned the record, so it has not expired. No other time matters to a step that changes nothing.
     let now = Timestamp::from_unix_micros(record.expires_at.unix_micros().saturating_sub(1));
-    let (next, outcome) = machine::transition(Some(&record), command, now);
+    let (next, outcome) = machine::transition(Some(record), command, now);
     let is_accepted =
         matches!(outcome, Outcome::Owner(OwnerOutcome::Applied) | Outcome::Resolve(ResolveOutcome::Resolved));
-    Ok(is_accepted && next.as_ref() == Some(&record))
+    is_accepted && next.as_ref() == Some(record)
 }
 
-/// The settlement with the answer as the store has it, if it was made before.
+/// The settlement with the answer as the store has it, if it was made before. An answer that does not open cannot be compared, and
+/// leaves the store's refusal.
 pub(crate) fn settlement(
     sealer: &Sealer,
     lease: &Lease,
     record: &Record,
     settlement: &Settlement,
-) -> Result<Option<Settlement>, StoreError> {
+) -> Option<Settlement> {
+    let response = stored_response(record).filter(|_| record.owner == lease.owner)?;
+    let state = sealer.open_state(Run::of_record(&lease.id, record), &record.state).ok()?;
+    let record = Record { state, ..record.clone() };
     let action = OwnerAction::Settle(settlement, std::time::Duration::ZERO);
-    let Some(response) = stored_response(record).filter(|_| record.owner == lease.owner) else { return Ok(None) };
-    if !is_repeated(sealer, &lease.id, record, Command::Owner(lease.owner, action))? {
-        return Ok(None);
+    if !is_repeated(&record, Command::Owner(lease.owner, action)) {
+        return None;
     }
-    Ok(match settlement {
+    match settlement {
         Settlement::Completed(_) => Some(Settlement::Completed(response)),
         Settlement::FailedTerminal(_) => Some(Settlement::FailedTerminal(response)),
         Settlement::FailedRetryable { retry_after, .. } => {
             Some(Settlement::FailedRetryable { response, retry_after: *retry_after })
         }
         Settlement::OutcomeUnknown | Settlement::Released => None,
-    })
+    }
 }
 
-/// The checkpoint as the store has it, if it was made before.
+/// The checkpoint as the store has it, if it was made before. One that does not open leaves the store's refusal.
 pub(crate) fn checkpoint(
     sealer: &Sealer,
     lease: &Lease,
     record: &Record,
     checkpoint: &Checkpoint,
-) -> Result<Option<Checkpoint>, StoreError> {
-    if record.owner != lease.owner {
-        return Ok(None);
-    }
+) -> Option<Checkpoint> {
+    let stored = record.checkpoint.as_ref().filter(|_| record.owner == lease.owner)?;
+    let opened = sealer.open_checkpoint(Run::of_record(&lease.id, record), stored).ok()?;
+    let record = Record { checkpoint: Some(opened), ..record.clone() };
     let command = Command::Owner(lease.owner, OwnerAction::Checkpoint(checkpoint));
-    let repeated = is_repeated(sealer, &lease.id, record, command)?;
-    Ok(record.checkpoint.clone().filter(|_| repeated))
+    is_repeated(&record, command).then(|| stored.clone())
 }
 
 /// The resolution with the answer as the store has it, if it was made before.
@@ -67,7 +68,9 @@ pub(crate) fn resolution(
     request: &Resolve,
 ) -> Result<Option<Resolution>, StoreError> {
     let Some(response) = stored_response(record).filter(|_| record.owner == request.action) else { return Ok(None) };
-    if !is_repeated(sealer, &request.id, record, Command::Resolve(request))? {
+    let state = sealer.open_state(Run::of_record(&request.id, record), &record.state);
+    let record = Record { state: state.map_err(|fault| fault.of(&request.id))?, ..record.clone() };
+    if !is_repeated(&record, Command::Resolve(request)) {
         return Ok(None);
     }
     Ok(match &request.resolution {

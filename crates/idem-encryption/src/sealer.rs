@@ -43,10 +43,6 @@ impl<'a> Run<'a> {
     pub(crate) fn of_record(id: &'a RecordId, record: &'a Record) -> Self {
         Self { id, fingerprint: &record.fingerprint, attempt: record.attempt }
     }
-
-    fn binding(self, part: Part) -> Binding<'a> {
-        Binding { id: self.id, fingerprint: self.fingerprint, part }
-    }
 }
 
 impl Sealer {
@@ -63,14 +59,29 @@ impl Sealer {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn seal_response(&self, run: Run<'_>, response: &StoredResponse) -> Result<StoredResponse, StoreError> {
+    fn binding<'a>(&'a self, run: Run<'a>, part: Part) -> Binding<'a> {
+        Binding { id: run.id, fingerprint: run.fingerprint, part, context: &self.options.context }
+    }
+
+    pub(crate) fn seal_response(
+        &self,
+        run: Run<'_>,
+        kind: ReplayKind,
+        response: &StoredResponse,
+    ) -> Result<StoredResponse, StoreError> {
         if self.options.writes_unencrypted {
             return Ok(response.clone());
         }
-        self.sealed_response(run, response).map_err(|fault| fault.of(run.id))
+        self.sealed_response(run, kind, response).map_err(|fault| fault.of(run.id))
     }
 
-    fn sealed_response(&self, run: Run<'_>, response: &StoredResponse) -> Result<StoredResponse, Fault> {
+    fn sealed_response(
+        &self,
+        run: Run<'_>,
+        kind: ReplayKind,
+        response: &StoredResponse,
+    ) -> Result<StoredResponse, Fault> {
+        let completed = is_completed(kind)?;
         let mut buffer = encode_headers(&response.headers, None);
         let length = buffer.len();
         let (body, body_is_kept) = match &response.body {
@@ -80,9 +91,10 @@ impl Sealer {
         let (body, format) = self.compressed(body);
         buffer.extend_from_slice(&body);
         let headers = u32::try_from(length).map_err(|_| Fault::TooLarge)?;
-        let part = Part::Answer { attempt: run.attempt, status: response.status, body_is_kept, headers };
-        let head = seal(&self.keys(), &run.binding(part), format, &mut buffer)?;
-        let value = STANDARD_NO_PAD.encode([&head[..], &buffer[..length]].concat());
+        let attempt = run.attempt;
+        let part = Part::Answer { completed, attempt, status: response.status, body_is_kept, headers };
+        let head = seal(&self.keys(), &self.binding(run, part), format, &mut buffer)?;
+        let value = STANDARD_NO_PAD.encode([&head[..], &attempt.to_be_bytes(), &buffer[..length]].concat());
         let body = Bytes::from(buffer).split_off(length);
         Ok(StoredResponse {
             status: response.status,
@@ -93,6 +105,9 @@ impl Sealer {
     }
 
     /// Opens an answer. An unknown outcome is the state machine's own answer, which has nothing to seal.
+    ///
+    /// The attempt is the one that the answer names. The state machine fences by the owner, who may have a later attempt in the record
+    /// by a repeated acquire that arrived late.
     pub(crate) fn open_response(
         &self,
         run: Run<'_>,
@@ -105,16 +120,21 @@ impl Sealer {
         if name != SEALED {
             return self.unencrypted_response(kind, response);
         }
+        let completed = is_completed(kind)?;
         let value = STANDARD_NO_PAD.decode(value).map_err(|_| Fault::Damaged("the header field"))?;
-        let (head, encoded) = value.split_first_chunk::<HEAD>().ok_or(Fault::Damaged("the header field"))?;
+        let split = value.split_first_chunk::<HEAD>();
+        let split =
+            split.and_then(|(head, rest)| rest.split_first_chunk().map(|(attempt, rest)| (head, attempt, rest)));
+        let (head, attempt, encoded) = split.ok_or(Fault::Damaged("the header field"))?;
+        let attempt = u32::from_be_bytes(*attempt);
         let (body, body_is_kept) = match &response.body {
             StoredBody::Retained(body) => (&body[..], true),
             StoredBody::NotRetained => (&[][..], false),
         };
         let headers = u32::try_from(encoded.len()).map_err(|_| Fault::TooLarge)?;
-        let part = Part::Answer { attempt: run.attempt, status: response.status, body_is_kept, headers };
+        let part = Part::Answer { completed, attempt, status: response.status, body_is_kept, headers };
         let mut buffer = [encoded, body].concat();
-        let format = open(&self.keys(), &run.binding(part), head, &mut buffer)?;
+        let format = open(&self.keys(), &self.binding(run, part), head, &mut buffer)?;
         let mut body = Bytes::from(buffer);
         let (headers, _) = decode_headers(body.split_to(encoded.len()))?;
         let body = decompressed(body, format)?;
@@ -144,7 +164,7 @@ impl Sealer {
         let (plaintext, format) = self.compressed(plaintext.into());
         let mut buffer = plaintext.to_vec();
         let part = Part::Checkpoint { sequence: checkpoint.sequence };
-        let head = seal(&self.keys(), &run.binding(part), format, &mut buffer)?;
+        let head = seal(&self.keys(), &self.binding(run, part), format, &mut buffer)?;
         let data = [&head[..], &buffer].concat().into();
         Ok(Checkpoint { sequence: checkpoint.sequence, name: SEALED.into(), data })
     }
@@ -157,7 +177,7 @@ impl Sealer {
         let (head, sealed) = checkpoint.data.split_first_chunk::<HEAD>().ok_or(damaged)?;
         let mut buffer = sealed.to_vec();
         let part = Part::Checkpoint { sequence: checkpoint.sequence };
-        let format = open(&self.keys(), &run.binding(part), head, &mut buffer)?;
+        let format = open(&self.keys(), &self.binding(run, part), head, &mut buffer)?;
         let (fields, _) = decode_headers(decompressed(buffer.into(), format)?)?;
         let [HeaderField { name, value }] = &*fields else { return Err(damaged) };
         let name = std::str::from_utf8(name).map_err(|_| damaged)?;
@@ -179,11 +199,16 @@ impl Sealer {
     /// The settlement with its answer sealed.
     pub(crate) fn seal_settlement(&self, run: Run<'_>, settlement: &Settlement) -> Result<Settlement, StoreError> {
         Ok(match settlement {
-            Settlement::Completed(response) => Settlement::Completed(self.seal_response(run, response)?),
-            Settlement::FailedTerminal(response) => Settlement::FailedTerminal(self.seal_response(run, response)?),
-            Settlement::FailedRetryable { response, retry_after } => {
-                Settlement::FailedRetryable { response: self.seal_response(run, response)?, retry_after: *retry_after }
+            Settlement::Completed(response) => {
+                Settlement::Completed(self.seal_response(run, ReplayKind::Completed, response)?)
             }
+            Settlement::FailedTerminal(response) => {
+                Settlement::FailedTerminal(self.seal_response(run, ReplayKind::Failed, response)?)
+            }
+            Settlement::FailedRetryable { response, retry_after } => Settlement::FailedRetryable {
+                response: self.seal_response(run, ReplayKind::Failed, response)?,
+                retry_after: *retry_after,
+            },
             Settlement::OutcomeUnknown => Settlement::OutcomeUnknown,
             Settlement::Released => Settlement::Released,
         })
@@ -192,11 +217,16 @@ impl Sealer {
     /// The resolution with its answer sealed.
     pub(crate) fn seal_resolution(&self, run: Run<'_>, resolution: &Resolution) -> Result<Resolution, StoreError> {
         Ok(match resolution {
-            Resolution::Completed(response) => Resolution::Completed(self.seal_response(run, response)?),
-            Resolution::FailedTerminal(response) => Resolution::FailedTerminal(self.seal_response(run, response)?),
-            Resolution::FailedRetryable { response, retry_after } => {
-                Resolution::FailedRetryable { response: self.seal_response(run, response)?, retry_after: *retry_after }
+            Resolution::Completed(response) => {
+                Resolution::Completed(self.seal_response(run, ReplayKind::Completed, response)?)
             }
+            Resolution::FailedTerminal(response) => {
+                Resolution::FailedTerminal(self.seal_response(run, ReplayKind::Failed, response)?)
+            }
+            Resolution::FailedRetryable { response, retry_after } => Resolution::FailedRetryable {
+                response: self.seal_response(run, ReplayKind::Failed, response)?,
+                retry_after: *retry_after,
+            },
             Resolution::OutcomeUnknown => Resolution::OutcomeUnknown,
         })
     }
@@ -235,8 +265,13 @@ impl Sealer {
 
     fn opened_record(&self, run: Run<'_>, record: &Record) -> Result<Record, Fault> {
         let checkpoint = record.checkpoint.as_ref().map(|checkpoint| self.open_checkpoint(run, checkpoint));
-        let state = match &record.state {
-            State::InProgress { .. } => record.state.clone(),
+        let state = self.open_state(run, &record.state)?;
+        Ok(Record { checkpoint: checkpoint.transpose()?, state, ..record.clone() })
+    }
+
+    pub(crate) fn open_state(&self, run: Run<'_>, state: &State) -> Result<State, Fault> {
+        Ok(match state {
+            State::InProgress { .. } => state.clone(),
             State::Completed { response } => {
                 State::Completed { response: self.open_response(run, ReplayKind::Completed, response)? }
             }
@@ -247,8 +282,16 @@ impl Sealer {
                 };
                 State::Failed { failure: *failure, response: self.open_response(run, kind, response)? }
             }
-        };
-        Ok(Record { checkpoint: checkpoint.transpose()?, state, ..record.clone() })
+        })
+    }
+}
+
+/// Whether an answer is that of a success.
+fn is_completed(kind: ReplayKind) -> Result<bool, Fault> {
+    match kind {
+        ReplayKind::Completed => Ok(true),
+        ReplayKind::Failed => Ok(false),
+        ReplayKind::OutcomeUnknown => Err(Fault::Unknown),
     }
 }
 

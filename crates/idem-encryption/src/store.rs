@@ -17,6 +17,7 @@ use crate::keys::Keys;
 use crate::repeat;
 use crate::sealer::{Run, Sealer};
 use crate::transaction::EncryptedTransaction;
+use crate::unopened::Unopened;
 
 /// A store that encrypts answers and checkpoints in another store. Clones share everything.
 ///
@@ -26,18 +27,23 @@ use crate::transaction::EncryptedTransaction;
 /// If a stored value does not open, its verbs return [`StoreError`] of the kind `Corrupt`. The message names the record and the id of
 /// the key, and says what to do. The operation does not run. All errors of `S` are passed on.
 ///
+/// # Timeouts
+/// If `S` refuses a settlement or a checkpoint, the verb reads the record, and may write once more. An engine allows all three calls one
+/// `store_timeout` together, and repeats a settlement that takes longer.
+///
 /// # Cancellation safety
 /// As that of `S`.
 pub struct EncryptedStore<S: ?Sized> {
     pub(crate) inner: Arc<S>,
     pub(crate) sealer: Arc<Sealer>,
+    unopened: Arc<Unopened>,
 }
 
 impl<S: ?Sized> EncryptedStore<S> {
     /// Encrypts what `inner` keeps.
     #[must_use]
     pub fn new(inner: Arc<S>, config: EncryptionConfig) -> Self {
-        Self { inner, sealer: Arc::new(Sealer::new(config)) }
+        Self { inner, sealer: Arc::new(Sealer::new(config)), unopened: Arc::default() }
     }
 
     /// The store that keeps the records, for what is particular to it. Its verbs give and take sealed values.
@@ -52,6 +58,14 @@ impl<S: ?Sized> EncryptedStore<S> {
     pub fn rotate(&self, keys: Keys) {
         self.sealer.rotate(keys);
     }
+
+    /// The principal as the wrapped store keeps it, and as listings show it: its digest, if the store hashes scopes.
+    ///
+    /// A console that shows a client only the records of one principal compares with this form.
+    #[must_use]
+    pub fn stored_principal(&self, principal: &str) -> String {
+        self.sealer.scope_secret().map_or_else(|| principal.to_owned(), |secret| secret.principal(principal))
+    }
 }
 
 impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
@@ -62,36 +76,65 @@ impl<S: IdempotencyStore + ?Sized> EncryptedStore<S> {
         outcome: AcquireOutcome,
     ) -> Result<AcquireOutcome, StoreError> {
         match outcome {
-            // The lease is taken, although nothing can run under it: the caller has to release it.
-            AcquireOutcome::Acquired(lease) => {
-                self.sealer.open_lease(lease).map(AcquireOutcome::Acquired).map_err(StoreError::indeterminate)
-            }
+            AcquireOutcome::Acquired(lease) => self.opened_lease(lease).map(AcquireOutcome::Acquired),
             AcquireOutcome::Replay(replay) => self.opened_replay(request, replay).await.map(AcquireOutcome::Replay),
             outcome => Ok(outcome),
         }
+    }
+
+    fn opened_lease(&self, lease: Lease) -> Result<Lease, StoreError> {
+        let id = lease.id;
+        self.sealer.open_lease(lease).map_err(|error| {
+            self.unopened.add(&id);
+            // The lease is taken, although nothing can run under it: the caller has to release it.
+            error.indeterminate().with_existing_record()
+        })
+    }
+
+    /// Refuses a record whose checkpoint did not open at an earlier acquire, and still does not: an acquire would begin an attempt.
+    async fn refuse_unopened(&self, request: &Acquire) -> Result<(), StoreError> {
+        let id = &request.id;
+        if !self.unopened.contains(id) {
+            return Ok(());
+        }
+        let record = self.inner.peek(id).await.map_err(StoreError::with_existing_record)?;
+        if let Some(record) = record {
+            // The owner of a run begins no other attempt.
+            if record.owner == request.owner {
+                return Ok(());
+            }
+            // A settled record is only replayed.
+            if let Some(checkpoint) = record.checkpoint.as_ref().filter(|_| record.replay().is_none()) {
+                let opened = self.sealer.open_checkpoint(Run::of_record(id, &record), checkpoint);
+                opened.map_err(|fault| fault.of(id).with_existing_record())?;
+            }
+        }
+        self.unopened.remove(id);
+        Ok(())
     }
 
     async fn opened_replay(&self, request: &Acquire, replay: Replay) -> Result<Replay, StoreError> {
         match self.sealer.open_replay(&request.id, &request.fingerprint, &replay) {
             // The answer may be that of another request, whose fingerprint only the record has.
             Err(Fault::NotAuthentic(_)) if request.on_mismatch == OnMismatch::ReplayOriginal => {
-                let record = self.inner.peek(&request.id).await?;
+                let record = self.inner.peek(&request.id).await.map_err(StoreError::with_existing_record)?;
                 let Some((record, replay)) = record.and_then(|record| record.replay().map(|replay| (record, replay)))
                 else {
                     let message = format!("the record {} expired while it was read; repeat the request", request.id);
-                    return Err(StoreError::new(StoreErrorKind::Unavailable, message));
+                    return Err(StoreError::new(StoreErrorKind::Unavailable, message).with_existing_record());
                 };
                 self.sealer.open_replay(&request.id, &record.fingerprint, &replay)
             }
             opened => opened,
         }
-        .map_err(|fault| fault.of(&request.id))
+        .map_err(|fault| fault.of(&request.id).with_existing_record())
     }
 }
 
 #[async_trait]
 impl<S: IdempotencyStore + ?Sized> IdempotencyStore for EncryptedStore<S> {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        self.refuse_unopened(request).await?;
         let outcome = self.inner.acquire(&self.sealer.seal_request(request)).await?;
         self.opened(request, outcome).await
     }
@@ -107,7 +150,7 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for EncryptedStore<S> {
             return Ok(outcome);
         }
         let Some(record) = self.inner.peek(&lease.id).await? else { return Ok(outcome) };
-        match repeat::checkpoint(&self.sealer, lease, &record, checkpoint)? {
+        match repeat::checkpoint(&self.sealer, lease, &record, checkpoint) {
             Some(stored) if stored != sealed => self.inner.checkpoint(lease, &stored).await,
             _ => Ok(outcome),
         }
@@ -127,7 +170,7 @@ impl<S: IdempotencyStore + ?Sized> IdempotencyStore for EncryptedStore<S> {
             return Ok(outcome);
         }
         let Some(record) = self.inner.peek(&lease.id).await? else { return Ok(outcome) };
-        match repeat::settlement(&self.sealer, lease, &record, settlement)? {
+        match repeat::settlement(&self.sealer, lease, &record, settlement) {
             Some(stored) if stored != sealed => self.inner.settle(lease, &stored, retention).await,
             _ => Ok(outcome),
         }
@@ -162,14 +205,20 @@ impl<S: DurableStore + ?Sized> DurableStore for EncryptedStore<S> {
     fn identity(&self) -> [u8; 16] {
         self.inner.identity()
     }
+
+    /// `false`: a cache in front of it would keep plaintext. Wrap a hybrid store as a whole instead, whose cache then has sealed copies.
+    fn may_be_copied(&self) -> bool {
+        false
+    }
 }
 
 #[async_trait]
 impl<S: TransactionalStore + ?Sized> TransactionalStore for EncryptedStore<S> {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
+        self.refuse_unopened(request).await?;
         match self.inner.begin(&self.sealer.seal_request(request)).await? {
             Begin::Acquired { lease, transaction, renew } => {
-                let lease = self.sealer.open_lease(lease).map_err(StoreError::indeterminate)?;
+                let lease = self.opened_lease(lease)?;
                 let transaction = EncryptedTransaction::new(transaction, Arc::clone(&self.sealer), lease.clone());
                 Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew })
             }
@@ -180,7 +229,8 @@ impl<S: TransactionalStore + ?Sized> TransactionalStore for EncryptedStore<S> {
 
 impl<S: ?Sized> Clone for EncryptedStore<S> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), sealer: Arc::clone(&self.sealer) }
+        let (inner, sealer) = (Arc::clone(&self.inner), Arc::clone(&self.sealer));
+        Self { inner, sealer, unopened: Arc::clone(&self.unopened) }
     }
 }
 

@@ -47,8 +47,20 @@ pub struct HybridHealth {
 
 impl<D: DurableStore + ?Sized> HybridStore<D> {
     /// Puts `fast` in front of `durable`.
+    ///
+    /// If the records of `durable` [may not be copied](DurableStore::may_be_copied), the fast store keeps locks only, as
+    /// [`HybridConfig::without_cache`] says, and a warning is logged.
     #[must_use]
     pub fn new(durable: Arc<D>, fast: Arc<dyn FastStore>, config: HybridConfig) -> Self {
+        let config = if config.caches && !durable.may_be_copied() {
+            tracing::warn!(
+                "the cache of a hybrid store is off, because the records of its durable store may not be copied; to encrypt them, \
+                 wrap the hybrid store in the encrypted one"
+            );
+            config.without_cache()
+        } else {
+            config
+        };
         Self { shared: Arc::new(Shared::new(durable, fast, config)) }
     }
 
@@ -188,6 +200,10 @@ impl<D: DurableStore + ?Sized> DurableStore for HybridStore<D> {
 
     fn identity(&self) -> [u8; 16] {
         self.shared.durable.identity()
+    }
+
+    fn may_be_copied(&self) -> bool {
+        self.shared.durable.may_be_copied()
     }
 }
 

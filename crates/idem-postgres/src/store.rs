@@ -375,6 +375,10 @@ impl DurableStore for PostgresStore {
     fn identity(&self) -> [u8; 16] {
         self.shared.records.schema.identity()
     }
+
+    fn may_be_copied(&self) -> bool {
+        true
+    }
 }
 
 #[async_trait]

@@ -476,6 +476,10 @@ impl DurableStore for SqliteStore {
     fn identity(&self) -> [u8; 16] {
         self.identity
     }
+
+    fn may_be_copied(&self) -> bool {
+        true
+    }
 }
 
 #[async_trait]

@@ -255,6 +255,10 @@ impl<T: Send + 'static> DurableStore for MemoryDatabase<T> {
     fn identity(&self) -> [u8; 16] {
         self.shared.records.identity()
     }
+
+    fn may_be_copied(&self) -> bool {
+        true
+    }
 }
 
 #[async_trait]

@@ -176,4 +176,8 @@ impl DurableStore for JoinedStore {
     fn identity(&self) -> [u8; 16] {
         self.store.identity()
     }
+
+    fn may_be_copied(&self) -> bool {
+        self.store.may_be_copied()
+    }
 }

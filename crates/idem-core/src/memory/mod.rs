@@ -176,6 +176,10 @@ impl DurableStore for MemoryStore {
     fn identity(&self) -> [u8; 16] {
         *self.identity.as_bytes()
     }
+
+    fn may_be_copied(&self) -> bool {
+        true
+    }
 }
 
 #[async_trait]

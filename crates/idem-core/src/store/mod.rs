@@ -154,6 +154,12 @@ pub trait DurableStore: IdempotencyStore {
     /// Identifies this store's records among those of all stores: the same in all processes that share them. A cached
     /// copy that was made under another identity is not valid here.
     fn identity(&self) -> [u8; 16];
+
+    /// Whether a cache may copy records to another place as this store returns them.
+    ///
+    /// `false` for a store that decrypts what it reads: the copies would be plaintext. A wrapper that does not change records answers
+    /// as the store that it wraps.
+    fn may_be_copied(&self) -> bool;
 }
 
 /// A record, and its remaining time to live.

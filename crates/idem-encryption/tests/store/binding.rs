@@ -8,13 +8,13 @@ use bytes::Bytes;
 use idem_core::engine::{Idempotency, Operation, Ran, RunError, Settings};
 use idem_core::{
     Algorithm, Checkpoint, Failure, Fingerprint, HeaderField, IdempotencyStore as _, Lease, OwnerToken, Record,
-    RecordId, Scope, State, StoreErrorKind, StoredBody, StoredResponse, Timestamp,
+    RecordId, ReplayKind, Scope, Settlement, State, StoreErrorKind, StoredBody, StoredResponse, Timestamp,
 };
 use idem_encryption::{EncryptedStore, EncryptionConfig, Keys};
-use idem_testkit::fixture::{checkpoint, completed, repeat_of, request, response};
+use idem_testkit::fixture::{LEASE, checkpoint, completed, repeat_of, request, response};
 use proptest::prelude::*;
 
-use crate::support::{File, blob, config, lease, memory, settle};
+use crate::support::{File, blob, config, lease, memory, replayed, settle};
 
 fn store() -> EncryptedStore<idem_core::MemoryStore> {
     memory(config()).0
@@ -54,7 +54,7 @@ const CORRUPT: Result<Record, StoreErrorKind> = Err(StoreErrorKind::Corrupt);
 #[test]
 fn an_answer_opens_only_in_its_place() {
     let lease = lease_of(1);
-    let sealed = store().seal_response(&lease, &response()).unwrap();
+    let sealed = store().seal_response(&lease, ReplayKind::Completed, &response()).unwrap();
     assert_eq!(opened(&lease, &record(&lease, sealed.clone())), Ok(record(&lease, response())));
     let moved = [
         ("another record", lease_of(2)),
@@ -66,7 +66,6 @@ fn an_answer_opens_only_in_its_place() {
             "another algorithm",
             Lease { fingerprint: Fingerprint::from_parts(Algorithm::from_number(2), [7; 32]), ..lease.clone() },
         ),
-        ("another attempt", Lease { attempt: 3, ..lease.clone() }),
     ];
     for (place, moved) in moved {
         assert_eq!(opened(&moved, &record(&moved, sealed.clone())), CORRUPT, "{place}");
@@ -80,22 +79,64 @@ fn an_answer_opens_only_in_its_place() {
         assert_eq!(opened(&lease, &record(&lease, response)), CORRUPT, "{change}");
     }
     // An empty body has no bytes that could be missed.
-    let empty = store().seal_response(&lease, &StoredResponse::new(201, "")).unwrap();
+    let empty = store().seal_response(&lease, ReplayKind::Completed, &StoredResponse::new(201, "")).unwrap();
     assert!(opened(&lease, &record(&lease, empty.clone())).is_ok());
     let tombstone = StoredResponse { body: StoredBody::NotRetained, ..empty };
     assert_eq!(opened(&lease, &record(&lease, tombstone)), CORRUPT);
     // The body of another answer of the same run.
-    let other =
-        store().seal_response(&lease, &StoredResponse { body: response().body, ..StoredResponse::new(201, "") });
+    let other = store().seal_response(
+        &lease,
+        ReplayKind::Completed,
+        &StoredResponse { body: response().body, ..StoredResponse::new(201, "") },
+    );
     let mixed = StoredResponse { body: other.unwrap().body, ..sealed };
     assert_eq!(opened(&lease, &record(&lease, mixed)), CORRUPT);
+}
+
+/// The state machine makes a retryable failure a terminal one by itself, and never changes between success and failure.
+#[test]
+fn an_answer_opens_only_in_a_state_of_its_kind() {
+    let lease = lease_of(1);
+    let in_state = |state| opened(&lease, &Record { state, ..record(&lease, response()) }).is_ok();
+    let failed = |failure, response| State::Failed { failure, response };
+    let retryable = Failure::Retryable { not_before: Timestamp::from_unix_micros(2) };
+    let Settlement::Completed(sealed) = store().seal_settlement(&lease, &completed()).unwrap() else { panic!() };
+    assert!(in_state(State::Completed { response: sealed.clone() }));
+    for failure in [Failure::Terminal, retryable, Failure::OutcomeUnknown] {
+        assert!(!in_state(failed(failure, sealed.clone())), "{failure:?}");
+    }
+    let retry = Settlement::FailedRetryable { response: response(), retry_after: LEASE };
+    for settlement in [Settlement::FailedTerminal(response()), retry] {
+        let sealed = store().seal_settlement(&lease, &settlement).unwrap();
+        let (Settlement::FailedTerminal(sealed) | Settlement::FailedRetryable { response: sealed, .. }) = sealed else {
+            panic!()
+        };
+        assert!(in_state(failed(Failure::Terminal, sealed.clone())) && in_state(failed(retryable, sealed.clone())));
+        assert!(!in_state(failed(Failure::OutcomeUnknown, sealed.clone())));
+        assert!(!in_state(State::Completed { response: sealed }));
+    }
+}
+
+/// Stores fence by the owner. A repeated acquire that arrives late gives the owner a later attempt than its run knows.
+#[tokio::test]
+async fn an_answer_opens_although_its_owner_has_a_later_attempt_unknowingly() {
+    let (store, clock) = memory(config());
+    let first = request();
+    let held = lease(&store, &first).await;
+    clock.advance(LEASE);
+    lease(&store, &repeat_of(&first)).await;
+    clock.advance(LEASE);
+    assert_eq!(lease(&store, &first).await.attempt, 3);
+    settle(&store, &held, &completed()).await;
+    assert_eq!(replayed(store.acquire(&repeat_of(&first)).await), response());
+    assert_eq!(store.peek(&first.id).await.unwrap().unwrap().replay().unwrap().response, response());
 }
 
 /// The body and the header fields are one ciphertext, whose parts must not be cut elsewhere.
 #[test]
 fn bytes_do_not_move_between_header_fields_and_body() {
     let lease = lease_of(1);
-    let sealed = store().seal_response(&lease, &response()).unwrap();
+    let sealed = store().seal_response(&lease, ReplayKind::Completed, &response()).unwrap();
     let StoredBody::Retained(body) = &sealed.body else { panic!("it has a body") };
     let value = STANDARD_NO_PAD.decode(&sealed.headers[0].value).unwrap();
     let shifted = |value: &[u8], body: Vec<u8>| StoredResponse {
@@ -110,7 +151,8 @@ fn bytes_do_not_move_between_header_fields_and_body() {
     assert_eq!(opened(&lease, &record(&lease, shifted(&longer, body[1..].to_vec()))), CORRUPT);
     // A body that begins as header fields do: a client may have chosen it.
     let fields = idem_core::codec::encode_headers(&response().headers, None);
-    let chosen = store().seal_response(&lease, &StoredResponse::new(201, fields.clone())).unwrap();
+    let chosen =
+        store().seal_response(&lease, ReplayKind::Completed, &StoredResponse::new(201, fields.clone())).unwrap();
     let StoredBody::Retained(body) = &chosen.body else { panic!("it has a body") };
     let value = STANDARD_NO_PAD.decode(&chosen.headers[0].value).unwrap();
     let moved = shifted(&[&value[..], body].concat(), Vec::new());
@@ -138,7 +180,7 @@ fn a_checkpoint_opens_only_in_its_place() {
     let later = Checkpoint { sequence: 2, ..sealed };
     assert_eq!(opened(&lease, &with_checkpoint(&lease, later)), CORRUPT);
     // An answer in place of a checkpoint.
-    let answer = store().seal_response(&lease, &response()).unwrap();
+    let answer = store().seal_response(&lease, ReplayKind::Completed, &response()).unwrap();
     let data = STANDARD_NO_PAD.decode(&answer.headers[0].value).unwrap().into();
     let answer = Checkpoint { sequence: 1, name: "idem-sealed".into(), data };
     assert_eq!(opened(&lease, &with_checkpoint(&lease, answer)), CORRUPT);
@@ -147,7 +189,8 @@ fn a_checkpoint_opens_only_in_its_place() {
 #[test]
 fn every_flipped_bit_and_every_cut_is_noticed() {
     let lease = lease_of(1);
-    let sealed = store().seal_response(&lease, &StoredResponse { status: 201, ..response() }).unwrap();
+    let sealed =
+        store().seal_response(&lease, ReplayKind::Completed, &StoredResponse { status: 201, ..response() }).unwrap();
     let with = |value: Bytes, body: Bytes| {
         let headers = Arc::from([HeaderField { name: "idem-sealed".into(), value }]);
         let response = StoredResponse { headers, body: StoredBody::Retained(body), ..sealed.clone() };
@@ -211,7 +254,7 @@ proptest! {
         let fields = headers.into_iter().map(|(name, value)| HeaderField { name: name.into(), value: value.into() });
         let body = body.map_or(StoredBody::NotRetained, |body| StoredBody::Retained(body.into()));
         let response = StoredResponse { status, headers: fields.collect(), body, trace: None };
-        let sealed = store().seal_response(&lease, &response).unwrap();
+        let sealed = store().seal_response(&lease, ReplayKind::Completed, &response).unwrap();
         let length = |response: &StoredResponse| match &response.body {
             StoredBody::Retained(body) => Some(body.len()),
             StoredBody::NotRetained => None,
@@ -260,6 +303,22 @@ async fn columns_that_change_places_do_not_open_and_run_nothing() {
     }
 }
 
+/// Two systems with the same keys, one of which an attacker may write to.
+#[test]
+fn an_answer_and_a_checkpoint_open_only_in_their_context() {
+    let lease = lease_of(1);
+    let of = |context: &str| memory(config().with_context(context)).0;
+    let answer = of("staging").seal_response(&lease, ReplayKind::Completed, &response()).unwrap();
+    let charged = of("staging").seal_checkpoint(&lease, &checkpoint("charged")).unwrap();
+    for record in [record(&lease, answer), with_checkpoint(&lease, charged)] {
+        assert!(of("staging").open_record(&lease.id, &record).is_ok());
+        for other in ["production", "stagin", ""] {
+            let error = of(other).open_record(&lease.id, &record).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{other}");
+        }
+    }
+}
+
 /// A key with the right id and other bytes.
 #[tokio::test]
 async fn another_key_of_the_same_id_opens_nothing() {
@@ -282,15 +341,15 @@ fn the_sealed_form_is_this() {
     let store = memory(EncryptionConfig::new(keys)).0;
     let headers = Arc::from([HeaderField { name: "location".into(), value: "/payments/1".into() }]);
     let response = StoredResponse { headers, ..StoredResponse::new(201, "paid") };
-    let sealed = store.seal_response(&lease, &response).unwrap();
+    let sealed = store.seal_response(&lease, ReplayKind::Completed, &response).unwrap();
     assert_eq!(
         &*sealed.headers,
         [HeaderField {
             name: "idem-sealed".into(),
-            value: "AQECAwSXPZ6SDM6M3ovHRdSr/GZPWn/m4++WpPfqYpSGijDfmLqrYq9rZew+R52/".into()
+            value: "AQECAwQgVeIKisUpuDa3PiH02RXmAAAAApAehoZrNH85EhZs51vz2hWHhBjErBEYxbHcAQ".into()
         }]
     );
-    assert_eq!(sealed.body, StoredBody::Retained(b"\x77\x17\x30\xDF"[..].into()));
+    assert_eq!(sealed.body, StoredBody::Retained(b"\x88\xE6\xEB\x90"[..].into()));
     let sealed = store.seal_checkpoint(&lease, &checkpoint("charged")).unwrap();
     let data: String = sealed.data.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(

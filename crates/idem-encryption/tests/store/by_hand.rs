@@ -1,6 +1,6 @@
 //! Transactions of the application on Postgres, which pass the wrapper by.
 
-use idem_core::{IdempotencyStore as _, OwnerOutcome, StoredBody, StoredResponse, TimeOffset};
+use idem_core::{IdempotencyStore as _, OwnerOutcome, ReplayKind, StoredBody, StoredResponse, TimeOffset};
 use idem_encryption::{EncryptedStore, EncryptionConfig};
 use idem_postgres::{Join, PostgresStore};
 use idem_schemas::Schema;
@@ -52,7 +52,8 @@ async fn the_statement_takes_a_sealed_answer() {
     let World { store, mut connection, schema, .. } = world().await;
     let request = request();
     let lease = lease(&store, &request).await;
-    let StoredResponse { status, headers, body, .. } = store.seal_response(&lease, &response()).unwrap();
+    let StoredResponse { status, headers, body, .. } =
+        store.seal_response(&lease, ReplayKind::Completed, &response()).unwrap();
     let StoredBody::Retained(body) = body else { panic!("it has a body") };
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let mut transaction = connection.begin().await.unwrap();

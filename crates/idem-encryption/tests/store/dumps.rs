@@ -199,6 +199,29 @@ async fn a_cache_shows_nothing() {
     assert_eq!(found(&dump, &SECRETS), [""; 0]);
 }
 
+/// The other way round, the cache would have plaintext. It has no copies then.
+#[tokio::test]
+async fn a_cache_in_front_of_encryption_shows_nothing() {
+    let (prefix, patience) = (fresh_prefix(), std::time::Duration::from_secs(10));
+    let redis = RedisConfig::new(idem_servers::redis_url()).key_prefix(&prefix).timeout(patience);
+    let fast = Arc::new(RedisFastStore::new(redis).unwrap());
+    let sealed = Arc::new(memory(config()).0);
+    let faults = idem_testkit::Faults::default();
+    let durable = Arc::new(faults.wrap(sealed));
+    let store = HybridStore::new(durable, fast, HybridConfig::new().patience(patience));
+    fill(&store).await;
+    // With a cache, a repeat waits until the copy is there.
+    for settled in [1, 2] {
+        let repeat = Acquire { owner: idem_core::OwnerToken::random(), ..request_of(settled) };
+        let repeat = Acquire { fingerprint: store.peek(&repeat.id).await.unwrap().unwrap().fingerprint, ..repeat };
+        assert_eq!(crate::support::replayed(store.acquire(&repeat).await), answer());
+    }
+    assert_eq!(store.metrics().fast_replays, 0);
+    let dump = dump_of_redis(&prefix);
+    assert!(!dump.is_empty(), "the lock of a run");
+    assert_eq!(found(&dump, &SECRETS), [""; 0]);
+}
+
 #[test]
 fn debug_output_shows_no_key_and_no_secret() {
     let canary = *b"canary-of-a-key-of-32-bytes-----";

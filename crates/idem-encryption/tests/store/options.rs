@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use idem_core::engine::{Idempotency, Operation, Settings};
+use idem_core::engine::{Idempotency, Operation, Ran, RunError, Settings};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyStore, Inspect as _, OnMismatch, Operate as _, Origin,
-    OwnerToken, RecordFilter, ReplayKind, Resolution, Resolve, ResolveOutcome, Scope, Settlement, StoreErrorKind,
-    StoredResponse, Takeover, TransactionalStore,
+    OwnerToken, RecordFilter, Refusal, ReplayKind, Resolution, Resolve, ResolveOutcome, Scope, Settlement,
+    StoreErrorKind, StoredResponse, Takeover, TransactionalStore,
 };
 use idem_encryption::{EncryptedStore, Keys};
 use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, mismatch_of, repeat_of, request, response};
+use idem_testkit::{Fault, FaultyStore, Verb};
 
 use crate::support::{File, config, key, keys, lease, memory, replayed, settle};
 
@@ -119,7 +120,12 @@ async fn hidden_principals_and_operations_are_listed_by_their_names() {
     assert_eq!(listed(RecordFilter { principal: named("acme"), ..all() }).await, [acme]);
     let origin = store.inspect(&acme).await.unwrap().origin.unwrap();
     let principal = origin.scope.principal().unwrap();
-    assert!(principal.len() == 64 && origin.scope.operation().len() == 64 && &*origin.namespace == "shop");
+    assert!(principal.len() == 69 && origin.scope.operation().len() == 69 && &*origin.namespace == "shop");
+    // A console that is restricted to a principal filters and compares by the stored form.
+    assert_eq!(principal, store.stored_principal("acme"));
+    assert_eq!(listed(RecordFilter { principal: named(principal), ..all() }).await, [acme]);
+    assert_eq!(listed(RecordFilter { operation: named(origin.scope.operation()), ..all() }).await, [acme, nightly]);
+    assert_eq!(file.encrypted(config()).stored_principal("acme"), "acme");
     assert_ne!(principal, origin.scope.operation());
     assert_eq!(store.inspect(&nightly).await.unwrap().origin.unwrap().scope.principal(), None);
     // Transactions are begun by the same request.
@@ -145,9 +151,53 @@ async fn the_original_is_replayed_to_another_request_where_the_policy_says_so() 
     assert!(matches!(store.acquire(&other).await, Ok(AcquireOutcome::Acquired(_))));
 }
 
-/// An operator can resolve a record that does not open, because its clients get only errors.
+/// The original is read by a query of its own, whose failure must not hide that there is a record.
 #[tokio::test]
-async fn a_record_that_does_not_open_can_be_resolved() {
+async fn an_original_that_cannot_be_read_never_lets_an_operation_run_unprotected() {
+    let (plain, _) = memory(config());
+    let faulty = Arc::new(FaultyStore::new(Arc::clone(plain.inner())));
+    let store = EncryptedStore::new(Arc::clone(&faulty), config());
+    let settings = Settings::new().on_mismatch(OnMismatch::ReplayOriginal).dangerous_fail_open();
+    let engine = Idempotency::at_most_once(Arc::new(store.clone()), settings);
+    let operation = |body: &[u8]| {
+        Operation::new(Scope::new("acme", "pay"), "key".parse().unwrap(), Fingerprint::of_bytes("pay", body))
+    };
+    engine.run(operation(b"10 EUR"), |_| async { Ok::<_, String>("paid".to_owned()) }).await.unwrap();
+    // The engine repeats an acquire once.
+    for _ in 0..2 {
+        faulty.next(Verb::Peek, Fault::ErrorBefore);
+    }
+    let refused: Result<Ran<String>, RunError<String>> =
+        engine.run(operation(b"20 EUR"), |_| async { panic!("it ran unprotected") }).await;
+    let error = format!("{:?}", refused.unwrap_err());
+    assert!(error.contains("NotAdmitted") && error.contains("has_existing_record: true"), "{error}");
+    assert_eq!(faulty.fired(), 2);
+    store.rotate(Keys::new(2, key(2)));
+    let error = store.acquire(&engine.acquire_for(&operation(b"10 EUR"))).await.unwrap_err();
+    assert!(error.kind() == StoreErrorKind::Corrupt && error.has_existing_record(), "{error:?}");
+}
+
+/// One record that cannot be read leaves the others in the list.
+#[tokio::test]
+async fn a_list_shows_a_checkpoint_as_sealed_if_its_record_cannot_be_read() {
+    let file = File::new().await;
+    let store = file.encrypted(config());
+    for _ in 0..2 {
+        let held = lease(&store, &request()).await;
+        store.checkpoint(&held, &checkpoint("charged")).await.unwrap();
+        let failed = Settlement::FailedRetryable { response: response(), retry_after: BACKOFF };
+        settle(&store, &held, &failed).await;
+    }
+    file.sql("UPDATE idem_records SET headers = X'FF' WHERE id = (SELECT min(id) FROM idem_records)").await;
+    let page = store.list(&RecordFilter::default(), None, 10.try_into().unwrap()).await.unwrap();
+    assert!(store.inner().peek(&page.records[0].id).await.is_err(), "it cannot be read");
+    let names: Vec<_> = page.records.iter().map(|record| record.checkpoint.as_deref()).collect();
+    assert_eq!(names, [Some("idem-sealed"), Some("charged")]);
+}
+
+/// An operator can resolve a failure that does not open, because its clients get only errors. An answer stays final.
+#[tokio::test]
+async fn a_failure_that_does_not_open_can_be_resolved_and_an_answer_cannot() {
     let (store, clock) = memory(config());
     let first = request();
     let held = lease(&store, &first).await;
@@ -160,6 +210,11 @@ async fn a_record_that_does_not_open_can_be_resolved() {
     assert_eq!(store.resolve(&by).await.unwrap(), ResolveOutcome::Resolved);
     clock.advance(BACKOFF);
     assert_eq!(replayed(store.acquire(&repeat_of(&first)).await), response());
+    store.rotate(Keys::new(3, key(3)));
+    assert_eq!(store.peek(&first.id).await.unwrap_err().kind(), StoreErrorKind::Corrupt);
+    let seen = store.list(&RecordFilter::default(), None, 10.try_into().unwrap()).await.unwrap().records[0].version;
+    let again = Resolve { action: OwnerToken::random(), seen, ..by };
+    assert_eq!(store.resolve(&again).await.unwrap(), ResolveOutcome::Refused(Refusal::Final));
 }
 
 /// Handlers find the transaction of the store that is wrapped, and the answer is sealed when it commits.

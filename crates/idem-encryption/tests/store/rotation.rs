@@ -8,9 +8,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use idem_core::engine::{Idempotency, Operation, Ran, RunError, Settings};
 use idem_core::{
-    Acquire, Checkpoint, DurableStore as _, Fingerprint, IdempotencyStore, Inspect as _, Operate as _, OwnerOutcome,
-    OwnerToken, RecordFilter, Resolution, Resolve, ResolveOutcome, Scope, Settlement, StoreError, StoreErrorKind,
-    StoredResponse,
+    Acquire, Checkpoint, DurableStore as _, Fingerprint, IdempotencyStore, Inspect as _, Lease, Operate as _,
+    OwnerOutcome, OwnerToken, RecordFilter, Resolution, Resolve, ResolveOutcome, Scope, Settlement, StoreError,
+    StoreErrorKind, StoredResponse, TransactionalStore as _,
 };
 use idem_encryption::{EncryptedStore, EncryptionConfig};
 use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, checkpoint, completed, repeat_of, request, response};
@@ -234,4 +234,49 @@ async fn a_checkpoint_whose_key_is_gone_stops_the_next_attempt() {
     assert_eq!(page.records[0].checkpoint.as_deref(), Some("idem-sealed"), "a listing shows what does not open");
     store.rotate(keys(2, 2));
     assert_eq!(lease(&store, &taking_over).await.checkpoint, Some(checkpoint("charged")));
+}
+
+/// An attempt that is taken and given back counts, and attempts are few.
+#[tokio::test]
+async fn a_checkpoint_whose_key_is_gone_costs_one_attempt() {
+    let file = File::new().await;
+    let store = file.encrypted(EncryptionConfig::new(keys(1, 2)));
+    let first = request();
+    let crashed = lease(&store, &first).await;
+    store.checkpoint(&crashed, &checkpoint("charged")).await.unwrap();
+    file.clock.advance(LEASE);
+    store.rotate(idem_encryption::Keys::new(2, crate::support::key(2)));
+    let taking_over = repeat_of(&first);
+    assert!(store.acquire(&taking_over).await.unwrap_err().is_indeterminate(), "the record is held");
+    assert!(store.acquire(&taking_over).await.unwrap_err().is_indeterminate(), "the record is still held");
+    let held = Lease { owner: taking_over.owner, attempt: 2, ..crashed };
+    settle(&store, &held, &Settlement::Released).await;
+    for _ in 0..3 {
+        let begun = store.begin(&repeat_of(&first)).await.unwrap_err();
+        for error in [store.acquire(&repeat_of(&first)).await.unwrap_err(), begun] {
+            assert_names_the_key(&error, 1);
+            assert!(error.has_existing_record() && !error.is_indeterminate(), "{error:?}");
+        }
+    }
+    assert_eq!(file.store.peek(&first.id).await.unwrap().unwrap().attempt, 2);
+    store.rotate(keys(2, 2));
+    let lease = lease(&store, &repeat_of(&first)).await;
+    assert_eq!((lease.attempt, lease.checkpoint), (3, Some(checkpoint("charged"))));
+}
+
+/// The state machine keeps the checkpoint of a failure. Its key need not be there to compare the answer.
+#[tokio::test]
+async fn a_repeated_step_needs_only_the_key_of_the_part_that_it_repeats() {
+    let (store, _) = memory(EncryptionConfig::new(keys(1, 1)));
+    let only = |id| idem_encryption::Keys::new(id, crate::support::key(id));
+    let held = lease(&store, &request()).await;
+    assert_eq!(store.checkpoint(&held, &checkpoint("charged")).await.unwrap(), OwnerOutcome::Applied);
+    store.rotate(only(2));
+    assert_eq!(store.checkpoint(&held, &checkpoint("charged")).await.unwrap(), OwnerOutcome::LeaseLost);
+    let failed = Settlement::FailedRetryable { response: response(), retry_after: BACKOFF };
+    settle(&store, &held, &failed).await;
+    store.rotate(only(3).with_old(2, crate::support::key(2)).unwrap());
+    settle(&store, &held, &failed).await;
+    store.rotate(only(3));
+    assert_eq!(store.settle(&held, &failed, KEPT).await.unwrap(), OwnerOutcome::LeaseLost, "as the store says");
 }

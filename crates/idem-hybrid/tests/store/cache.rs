@@ -323,6 +323,10 @@ impl DurableStore for Generous {
     fn identity(&self) -> [u8; 16] {
         self.0.identity()
     }
+
+    fn may_be_copied(&self) -> bool {
+        self.0.may_be_copied()
+    }
 }
 
 #[tokio::test]

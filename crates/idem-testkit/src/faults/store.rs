@@ -174,6 +174,10 @@ impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {
     fn identity(&self) -> [u8; 16] {
         self.inner.identity()
     }
+
+    fn may_be_copied(&self) -> bool {
+        self.inner.may_be_copied()
+    }
 }
 
 #[async_trait]

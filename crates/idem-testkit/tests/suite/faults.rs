@@ -206,6 +206,10 @@ impl DurableStore for Flagged {
     fn identity(&self) -> [u8; 16] {
         self.memory.identity()
     }
+
+    fn may_be_copied(&self) -> bool {
+        self.memory.may_be_copied()
+    }
 }
 
 #[async_trait]

@@ -133,6 +133,10 @@ impl DurableStore for Buggy {
     fn identity(&self) -> [u8; 16] {
         if self.1 == Bug::IdentityIsConstant { [0; 16] } else { self.0.identity() }
     }
+
+    fn may_be_copied(&self) -> bool {
+        self.0.may_be_copied()
+    }
 }
 
 #[async_trait]

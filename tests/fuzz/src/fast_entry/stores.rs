@@ -103,4 +103,8 @@ impl DurableStore for Silent {
     fn identity(&self) -> [u8; 16] {
         IDENTITY
     }
+
+    fn may_be_copied(&self) -> bool {
+        true
+    }
 }
