@@ -48,12 +48,20 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     let observed = instructions(Stack::Memory, None, true).await?;
     println!("instructions of a request on axum + memory: {plain:.0}, with metrics and spans {observed:.0}");
     let ratio = Spread::of(vec![observed / plain]);
-    report.judge("axum + memory: instructions of a request with metrics and spans against without", Goal::AtMost(1.03), ratio);
+    report.judge(
+        "axum + memory: instructions of a request with metrics and spans against without",
+        Goal::AtMost(1.03),
+        ratio,
+    );
     let plain = instructions(Stack::Postgres, Some(&postgres), false).await?;
     let observed = instructions(Stack::Postgres, Some(&postgres), true).await?;
     println!("instructions of a request on axum + Postgres: {plain:.0}, with metrics and spans {observed:.0}");
     let ratio = Spread::of(vec![observed / plain]);
-    report.judge("axum + Postgres: instructions of a request with metrics and spans against without", Goal::AtMost(1.03), ratio);
+    report.judge(
+        "axum + Postgres: instructions of a request with metrics and spans against without",
+        Goal::AtMost(1.03),
+        ratio,
+    );
     Ok(())
 }
 
@@ -74,7 +82,12 @@ async fn instructions(stack: Stack, database: Option<&Postgres>, is_observed: bo
 async fn collected(stack: Stack, options: &[String], requests: u64) -> Result<f64, Error> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(std::env::current_exe()?);
-    command.args(["serve", stack.name()]).args(options).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+        .args(["serve", stack.name()])
+        .args(options)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
     let mut process = command.spawn()?;
     let said = process.stdout.take().ok_or("the server says nothing")?;
     let port = BufReader::new(said).lines().next_line().await?.ok_or("the server did not start under valgrind")?;
@@ -82,7 +95,10 @@ async fn collected(stack: Stack, options: &[String], requests: u64) -> Result<f6
     for _ in 0..requests {
         answered(&mut stream, &uuid::Uuid::new_v4().to_string()).await?;
     }
-    let id = process.id().and_then(|id| rustix::process::Pid::from_raw(id.try_into().ok()?)).ok_or("the server has ended")?;
+    let id = process
+        .id()
+        .and_then(|id| rustix::process::Pid::from_raw(id.try_into().ok()?))
+        .ok_or("the server has ended")?;
     rustix::process::kill_process(id, rustix::process::Signal::TERM)?;
     let output = process.wait_with_output().await?;
     let said = String::from_utf8_lossy(&output.stderr);

@@ -141,7 +141,9 @@ fn settings(options: &Options) -> Result<Settings, Error> {
         return Ok(Settings::new());
     }
     tracing_subscriber::fmt().with_writer(std::io::sink).init();
-    metrics_exporter_prometheus::PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0, 10.0])?.install_recorder()?;
+    metrics_exporter_prometheus::PrometheusBuilder::new()
+        .set_buckets(&[0.001, 0.01, 0.1, 1.0, 10.0])?
+        .install_recorder()?;
     Ok(Settings::new().observer(Arc::new(MetricsObserver::new())))
 }
 
