@@ -15,8 +15,9 @@ const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A console for the records of one store.
 ///
-/// It reads the store for each page. The overview also counts all records in the background, in parts of 1,000, for at most a twentieth
-/// of the time.
+/// It reads the store for each page. A visit of the overview also begins a count of all records in the background, in parts of 1,000,
+/// unless one runs or has just ended. The pause after a count is 19 times as long as the count, but 30 seconds at least and 10 minutes
+/// at most.
 #[derive(Clone)]
 pub struct Console {
     pub(crate) inspect: Arc<dyn Inspect>,

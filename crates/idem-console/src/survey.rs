@@ -20,10 +20,10 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// A survey is repeated after this time at the earliest.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// And after this time at the latest, if the last one took long or failed.
+/// And after this time at the latest, so that the page of a large store is not hours old.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// How much longer than the survey the pause after it is, up to the longest one: surveys take a twentieth of the time.
+/// How much longer than the survey the pause after it is, within these limits.
 const PAUSE_FACTOR: u32 = 19;
 
 /// How often a part is read again if the store does not answer, each time after a second more.

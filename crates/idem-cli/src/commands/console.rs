@@ -1,6 +1,6 @@
 //! `idem console`.
 //!
-//! The secret is a part of each page's path. A cookie would also be sent to other ports of this machine, whoever listens there.
+//! The secret is a part of each page's path. Browsers send a cookie to every port of this machine, so another user's server could read it.
 
 use std::error::Error;
 use std::net::SocketAddr;

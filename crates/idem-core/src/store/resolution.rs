@@ -16,7 +16,7 @@ pub enum InvalidResolution {
     /// An answer is missing.
     #[error("the answer that repeats get needs a status")]
     NoAnswer,
-    /// An unknown outcome has no answer of its own.
+    /// An answer for an operation whose outcome is unknown.
     #[error("with an unknown outcome, repeats get no answer of yours: leave out its status, header fields and body")]
     Answer,
     /// The status is outside of 200 to 599.
