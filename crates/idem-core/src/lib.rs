@@ -18,8 +18,8 @@ mod trace;
 pub use fingerprint::{Algorithm, BodyFormat, Fingerprint, FingerprintBuilder, JsonPointer, JsonPointerError};
 pub use key::{IdempotencyKey, KeyError, MAX_KEY_BYTES};
 pub use machine::{
-    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Refusal, Replay,
-    ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, Term,
+    Acquire, AcquireOutcome, Command, Erase, EraseOutcome, Lease, OnMismatch, Origin, Outcome, OwnerAction,
+    OwnerOutcome, Refusal, Replay, ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, Term,
 };
 pub use memory::MemoryStore;
 pub use record::{
@@ -33,7 +33,7 @@ pub use store::{
     IdempotencyStore, Inspect, Inspection, InvalidResolution, InvalidStateName, LeaseRenewer, LiveRecord, Operate,
     PartSize, Purge, RecordCounts, RecordFilter, RecordPage, RecordState, RecordSummary, Repair, RepairNote,
     ScanPosition, SelfTestError, SettlementListener, StateName, StoreError, StoreErrorKind, StoreTransaction,
-    TimeOffset, TransactionSlots, TransactionalStore, Writes, repair, self_test,
+    TimeOffset, TransactionSlots, TransactionalStore, Writes, erase, repair, self_test,
 };
 pub use timestamp::Timestamp;
 pub use trace::{InvalidTraceParent, TraceParent};

@@ -1,5 +1,6 @@
 //! The commands to the state machine, and their outcomes.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,8 @@ pub enum Command<'a> {
     Owner(OwnerToken, OwnerAction<'a>),
     /// Resolve an operation that ended without an answer.
     Resolve(&'a Resolve),
+    /// Erase what a person left in a record.
+    Erase(&'a Erase),
 }
 
 /// What only the owner of a record may do with it.
@@ -178,6 +181,54 @@ pub enum Refusal {
     Final,
 }
 
+/// Erases what a person left in a record: the answer but for its status, the checkpoint, and the principal.
+///
+/// What stays is a tombstone. A deletion would let the operation run again.
+///
+/// The id stays too. Without a [secret](crate::RecordIdentity::with_secret), a reader who guesses principal, operation and key can
+/// recognize it. The fingerprint is a digest of the request.
+#[derive(Clone)]
+pub struct Erase {
+    /// Which record.
+    pub id: RecordId,
+    /// A new token for this action. If its answer was lost, repeating it with the same token is safe (law L8).
+    pub action: OwnerToken,
+    /// The [version](crate::Record::version) of the record that the decision is about. If it has changed since, nothing happens.
+    pub seen: RecordVersion,
+    /// The principal. The store removes this text from the reasons of earlier repairs of the record. `None` leaves the reasons as they
+    /// are.
+    pub principal: Option<Arc<str>>,
+}
+
+/// Hides the principal.
+impl fmt::Debug for Erase {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, action, seen, principal: _ } = self;
+        formatter
+            .debug_struct("Erase")
+            .field("id", id)
+            .field("action", action)
+            .field("seen", seen)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The answer to an [`Erase`]. Exhaustive on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every outcome")]
+pub enum EraseOutcome {
+    /// Done, or done before by the same action.
+    Erased,
+    /// The record is not the one that was seen, or is gone. Nothing changed: look again.
+    Changed,
+    /// An owner runs the operation under a live lease. Nothing changed.
+    Live,
+    /// The operation has no final answer, so it may still run. Nothing changed: resolve it first.
+    Unsettled,
+    /// The action is no new token. Nothing changed.
+    Token,
+}
+
 impl From<Resolution> for Settlement {
     fn from(resolution: Resolution) -> Self {
         match resolution {
@@ -199,6 +250,8 @@ pub enum Outcome {
     Owner(OwnerOutcome),
     /// To [`Command::Resolve`].
     Resolve(ResolveOutcome),
+    /// To [`Command::Erase`].
+    Erase(EraseOutcome),
 }
 
 /// The answer to an acquire. Exhaustive on purpose: callers must handle every outcome.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::fingerprint::Fingerprint;
 use crate::record::{Checkpoint, Failure, OwnerToken, State, StoredResponse, Takeover};
-use crate::{IdempotencyKey, RecordId, RecordIdentity, Scope};
+use crate::{IdempotencyKey, RecordId, RecordIdentity, RecordState, Scope};
 
 /// `PROPTEST_CASES` sets how many histories each law is tried on.
 fn config() -> ProptestConfig {
@@ -31,6 +31,7 @@ enum Owned {
     Settle(OwnerToken, Settlement, Duration),
     /// Of the record as it is, or of one that was never there.
     Resolve(Resolve, bool),
+    Erase(Erase, bool),
 }
 
 impl Owned {
@@ -43,6 +44,7 @@ impl Owned {
                 Command::Owner(*owner, OwnerAction::Settle(settlement, *retention))
             }
             Self::Resolve(request, _) => Command::Resolve(request),
+            Self::Erase(request, _) => Command::Erase(request),
         }
     }
 }
@@ -65,6 +67,9 @@ fn history(start: Timestamp, steps: &[Step]) -> Vec<Seen> {
         let before = current(record.as_ref(), now).cloned();
         let mut command = step.command.clone();
         if let (Owned::Resolve(request, true), Some(before)) = (&mut command, &before) {
+            request.seen = before.version();
+        }
+        if let (Owned::Erase(request, true), Some(before)) = (&mut command, &before) {
             request.seen = before.version();
         }
         let (after, outcome) = transition(record.as_ref(), command.borrow(), now);
@@ -144,6 +149,14 @@ fn resolving() -> impl Strategy<Value = Owned> {
     )
 }
 
+fn erasing() -> impl Strategy<Value = Owned> {
+    let action = (6..=7_u8).prop_map(|number| OwnerToken::from_bytes([number; 16]));
+    (action, prop::bool::weighted(0.8)).prop_map(|(action, is_current)| {
+        let (id, seen) = (RecordId::from_bytes([0; 32]), "0".repeat(32).parse().unwrap());
+        Owned::Erase(Erase { id, action, seen, principal: None }, is_current)
+    })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let checkpoint = (0..=2_u32, "[xy]").prop_map(|(sequence, name)| Checkpoint {
         sequence,
@@ -157,6 +170,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (owner(), settlement(), duration())
             .prop_map(|(owner, settlement, retention)| Owned::Settle(owner, settlement, retention)),
         1 => resolving(),
+        1 => erasing(),
     ];
     (0..=4_u64, command).prop_map(|(seconds, command)| Step { pause: Duration::from_secs(seconds), command })
 }
@@ -175,7 +189,7 @@ fn extreme_steps() -> impl Strategy<Value = Vec<Step>> {
         match &mut step.command {
             Owned::Acquire(request) => request.term = extreme,
             Owned::Renew(_, term) => *term = extreme,
-            Owned::Checkpoint(..) => {}
+            Owned::Checkpoint(..) | Owned::Erase(..) => {}
             Owned::Settle(_, settlement, kept) => {
                 *kept = retention;
                 if let Settlement::FailedRetryable { retry_after, .. } = settlement {
@@ -220,7 +234,7 @@ fn acquired(seen: &Seen) -> Option<&Lease> {
 /// The owner token of a command that is not an acquire.
 fn actor(command: &Owned) -> Option<OwnerToken> {
     match command {
-        Owned::Acquire(_) | Owned::Resolve(..) => None,
+        Owned::Acquire(_) | Owned::Resolve(..) | Owned::Erase(..) => None,
         Owned::Renew(owner, _) | Owned::Checkpoint(owner, _) | Owned::Settle(owner, ..) => Some(*owner),
     }
 }
@@ -272,6 +286,13 @@ proptest! {
             if seen.outcome == Outcome::Resolve(ResolveOutcome::Resolved) && Some(before) != seen.after.as_ref() {
                 let is_unknown = matches!(before.state, State::Failed { failure: Failure::OutcomeUnknown, .. });
                 prop_assert!(is_unknown, "only an unknown outcome is resolved: {seen:?}");
+                continue;
+            }
+            if let (Outcome::Erase(EraseOutcome::Erased), Some(after)) = (&seen.outcome, &seen.after) {
+                let name = |record: &Record| RecordState::of(record).name();
+                let status = final_response(after).map(|response| response.status);
+                prop_assert_eq!((name(before), Some(response.status)), (name(after), status), "a tombstone stays");
+                prop_assert!(after.is_erased() && (before.expires_at, before.attempt) == (after.expires_at, after.attempt));
                 continue;
             }
             prop_assert_eq!(Some(before), seen.after.as_ref());
@@ -347,8 +368,9 @@ proptest! {
             if let (Some(before), Some(after)) = (&seen.before, &seen.after) {
                 prop_assert!(before.attempt <= after.attempt);
                 let is_resolved = seen.outcome == Outcome::Resolve(ResolveOutcome::Resolved);
-                prop_assert!(!is_resolved || before.attempt == after.attempt);
-                let same_owner = is_resolved || before.owner == after.owner || after.owner == OwnerToken::NOBODY;
+                let is_operated = is_resolved || seen.outcome == Outcome::Erase(EraseOutcome::Erased);
+                prop_assert!(!is_operated || before.attempt == after.attempt);
+                let same_owner = is_operated || before.owner == after.owner || after.owner == OwnerToken::NOBODY;
                 prop_assert!(same_owner || before.attempt < after.attempt);
             }
             let Some(lease) = acquired(&seen) else { continue };

@@ -8,15 +8,17 @@
 
 mod acquire;
 mod command;
+mod erase;
 mod expiry;
 mod owner;
 mod resolve;
 
 pub use acquire::acquire;
 pub use command::{
-    Acquire, AcquireOutcome, Command, Lease, OnMismatch, Origin, Outcome, OwnerAction, OwnerOutcome, Refusal, Replay,
-    ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, Term,
+    Acquire, AcquireOutcome, Command, Erase, EraseOutcome, Lease, OnMismatch, Origin, Outcome, OwnerAction,
+    OwnerOutcome, Refusal, Replay, ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, Term,
 };
+pub use erase::erase;
 pub use expiry::current;
 pub use owner::{apply, follows};
 pub use resolve::resolve;
@@ -42,6 +44,10 @@ pub fn transition(record: Option<&Record>, command: Command<'_>, now: Timestamp)
         Command::Resolve(request) => {
             let (next, outcome) = resolve(record, request, now);
             (next, Outcome::Resolve(outcome))
+        }
+        Command::Erase(request) => {
+            let (next, outcome) = erase(record, request, now);
+            (next, Outcome::Erase(outcome))
         }
     }
 }

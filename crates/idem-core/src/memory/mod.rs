@@ -13,7 +13,8 @@ mod clock;
 pub use clock::{Clock, ManualClock, SystemClock};
 
 use crate::machine::{
-    self, Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Resolve, ResolveOutcome, Settlement, Term,
+    self, Acquire, AcquireOutcome, Erase, EraseOutcome, Lease, OwnerAction, OwnerOutcome, Resolve, ResolveOutcome,
+    Settlement, Term,
 };
 use crate::record::{Checkpoint, OwnerToken, Record};
 use crate::record_id::RecordId;
@@ -188,6 +189,24 @@ impl Operate for MemoryStore {
         let mut shard = self.shard(&request.id);
         let (next, outcome) = machine::resolve(shard.get(&request.id), request, self.clock.now());
         put(&mut shard, request.id, next);
+        Ok(outcome)
+    }
+
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        let outcome = {
+            let mut shard = self.shard(&request.id);
+            let (next, outcome) = machine::erase(shard.get(&request.id), request, self.clock.now());
+            put(&mut shard, request.id, next);
+            outcome
+        };
+        if let (EraseOutcome::Erased, Some(principal)) = (outcome, &request.principal) {
+            let mut repairs = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
+            for repair in repairs.iter_mut().filter(|repair| repair.note.record == request.id) {
+                if let Some(reason) = repair.note.reason_without(principal) {
+                    repair.note.reason = reason;
+                }
+            }
+        }
         Ok(outcome)
     }
 

@@ -1,7 +1,7 @@
 //! What the tools of operators say: the same sentences on a terminal and in a browser.
 
 use super::{Inspection, RecordState};
-use crate::machine::{Refusal, ResolveOutcome};
+use crate::machine::{EraseOutcome, Refusal, ResolveOutcome};
 use crate::record::{OwnerToken, State, Takeover};
 
 impl Inspection {
@@ -40,6 +40,7 @@ impl Inspection {
                 }
                 _ => "Its process has crashed or stalled. The next request with this key runs the operation again.",
             },
+            _ if record.is_erased() => "Its answer was erased, or never kept. Every repeat gets 410 with its status.",
             RecordState::Completed => "It took effect. Every repeat gets this answer.",
             RecordState::Failed => "It failed and never runs again. Every repeat gets this answer.",
             RecordState::OutcomeUnknown => {
@@ -52,6 +53,22 @@ impl Inspection {
             RecordState::Retryable { .. } => {
                 "It failed, or its owner gave it back. The next request with this key runs it again."
             }
+        }
+    }
+}
+
+impl EraseOutcome {
+    /// What became of the record, and what to do next.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Erased => "erased",
+            Self::Changed => "nothing was changed: the record is not the one that you have looked at; look again",
+            Self::Live => "nothing was changed: a process runs the operation; wait for its end",
+            Self::Unsettled => {
+                "nothing was changed: the operation has no final answer, and may still run; resolve it first"
+            }
+            Self::Token => "nothing was changed: the action is not new",
         }
     }
 }

@@ -28,12 +28,14 @@ pub use inspect::{
 pub use note::{Repair, RepairNote};
 pub use offset::TimeOffset;
 pub use part::PartSize;
-pub use repair::repair;
+pub use repair::{erase, repair};
 pub use resolution::InvalidResolution;
 pub use self_test::{SelfTestError, self_test};
 pub use transactional::{Begin, FINISH_TIMEOUT, StoreTransaction, TransactionSlots, TransactionalStore, Writes};
 
-use crate::machine::{Acquire, AcquireOutcome, Lease, OwnerOutcome, Resolve, ResolveOutcome, Settlement, Term};
+use crate::machine::{
+    Acquire, AcquireOutcome, Erase, EraseOutcome, Lease, OwnerOutcome, Resolve, ResolveOutcome, Settlement, Term,
+};
 use crate::record::{Checkpoint, Record};
 use crate::record_id::RecordId;
 use crate::timestamp::Timestamp;
@@ -192,6 +194,16 @@ pub trait Operate: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`StoreError`] when the store could not answer; it is safe to repeat.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError>;
+
+    /// Erases what a person left in a record: [`machine::erase`](crate::machine::erase).
+    ///
+    /// A store that keeps origins also replaces the principal by the empty text, in the same step. It removes [`Erase::principal`] from
+    /// the reasons of earlier repairs of the record. A store with a cache erases the copy first, and leaves the record as it is if that
+    /// fails.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer; it is safe to repeat.
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError>;
 
     /// Keeps a note of a repair. A second note of the same action only adds its outcome, if the first one has none.
     ///

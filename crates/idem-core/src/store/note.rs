@@ -17,7 +17,7 @@ pub struct RepairNote {
     pub actor: String,
     /// Why.
     pub reason: String,
-    /// What was asked for: the state that the record should have, as in `completed`.
+    /// What was asked for: the state that the record should have, as in `completed`, or `erased`.
     pub resolution: String,
     /// How it ended, as in `resolved`. `None` before it ends: if it stays so, the tool was stopped in between, and the record says
     /// whether the action is its owner.
@@ -31,6 +31,16 @@ impl RepairNote {
         let Self { action, record, actor, reason, resolution, outcome: _ } = self;
         (action, record, actor, reason, resolution)
             == (&other.action, &other.record, &other.actor, &other.reason, &other.resolution)
+    }
+
+    /// What stands in a reason in place of an erased principal.
+    const ERASED: &str = "(erased)";
+
+    /// The reason without this principal; `None` if it does not name it.
+    #[must_use]
+    pub fn reason_without(&self, principal: &str) -> Option<String> {
+        let is_named = !principal.is_empty() && self.reason.contains(principal);
+        is_named.then(|| self.reason.replace(principal, Self::ERASED))
     }
 
     /// The error of a store that has a note of another repair with this action.

@@ -1,7 +1,7 @@
 //! Repairs with a reason that stays.
 
 use super::{Operate, RepairNote, StateName, StoreError};
-use crate::machine::{Refusal, Resolution, Resolve, ResolveOutcome};
+use crate::machine::{Erase, EraseOutcome, Refusal, Resolution, Resolve, ResolveOutcome};
 
 /// Resolves an operation, and keeps who asked for it and why.
 ///
@@ -29,6 +29,39 @@ pub async fn repair<O: Operate + ?Sized>(
         .note(&RepairNote { outcome: Some(text_of(outcome).to_owned()), ..note })
         .await
         .map_err(StoreError::indeterminate)?;
+    Ok(outcome)
+}
+
+/// Erases what a person left in a record, and keeps who asked for it and why. The reason must not name the person.
+///
+/// The note is written before the record changes. After it, the outcome is added.
+///
+/// # Errors
+/// [`StoreError`] when the store could not answer. If it is indeterminate, repeat with the same request.
+pub async fn erase<O: Operate + ?Sized>(
+    store: &O,
+    request: &Erase,
+    actor: &str,
+    reason: &str,
+) -> Result<EraseOutcome, StoreError> {
+    let note = RepairNote {
+        action: request.action,
+        record: request.id,
+        actor: actor.to_owned(),
+        reason: reason.to_owned(),
+        resolution: "erased".to_owned(),
+        outcome: None,
+    };
+    store.note(&note).await?;
+    let outcome = store.erase(request).await?;
+    let text = match outcome {
+        EraseOutcome::Erased => "erased",
+        EraseOutcome::Changed => "changed meanwhile",
+        EraseOutcome::Live => "refused: live",
+        EraseOutcome::Unsettled => "refused: not settled",
+        EraseOutcome::Token => "refused: no new action",
+    };
+    store.note(&RepairNote { outcome: Some(text.to_owned()), ..note }).await.map_err(StoreError::indeterminate)?;
     Ok(outcome)
 }
 

@@ -1,4 +1,5 @@
 mod acquiring;
+mod erasing;
 mod mismatching;
 mod owning;
 mod resolving;
