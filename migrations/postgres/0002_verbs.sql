@@ -444,6 +444,8 @@ BEGIN
     PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
     IF version IS NOT NULL THEN
         UPDATE "idem".idem_records AS known SET
+            -- That of an expired record may have been erased.
+            principal = pg_catalog.convert_from(idem_put_v1.principal, 'UTF8'),
             format = idem_put_v1.format,
             fingerprint_algorithm = idem_put_v1.fingerprint_algorithm,
             fingerprint = idem_put_v1.fingerprint,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use idem_core::{
-    CountPage, IdempotencyStore, Inspect, Inspection, Operate, Purge, RecordFilter, RecordId, RecordPage,
-    RecordSummary, Repair, RepairNote, Resolution, Resolve, ResolveOutcome, ScanPosition, StoreError,
+    CountPage, Erase, EraseOutcome, IdempotencyStore, Inspect, Inspection, Operate, Purge, RecordFilter, RecordId,
+    RecordPage, RecordSummary, Repair, RepairNote, Resolution, Resolve, ResolveOutcome, ScanPosition, StoreError,
 };
 
 use crate::repeat;
@@ -42,6 +42,11 @@ impl<S: IdempotencyStore + Operate + ?Sized> Operate for EncryptedStore<S> {
             }
         }
         Ok(ResolveOutcome::Changed)
+    }
+
+    /// An erasure needs no key. What is left has nothing to seal, so a status in a tombstone is not authenticated.
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        self.inner.erase(request).await
     }
 
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {

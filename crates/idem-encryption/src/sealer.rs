@@ -104,7 +104,7 @@ impl Sealer {
         })
     }
 
-    /// Opens an answer. An unknown outcome is the state machine's own answer, which has nothing to seal.
+    /// Opens an answer. An unknown outcome is the state machine's own answer, which has nothing to seal. An erased answer has none either.
     ///
     /// The attempt is the one that the answer names. The state machine fences by the owner, who may have a later attempt in the record
     /// by a repeated acquire that arrived late.
@@ -144,7 +144,9 @@ impl Sealer {
 
     fn unencrypted_response(&self, kind: ReplayKind, response: &StoredResponse) -> Result<StoredResponse, Fault> {
         let is_the_machines_own = kind == ReplayKind::OutcomeUnknown && *response == StoredResponse::outcome_unknown();
-        if is_the_machines_own || self.options.reads_unencrypted {
+        let is_erased =
+            response.headers.is_empty() && response.body == StoredBody::NotRetained && response.trace.is_none();
+        if is_the_machines_own || is_erased || self.options.reads_unencrypted {
             return Ok(response.clone());
         }
         Err(Fault::Unencrypted)

@@ -113,7 +113,11 @@ impl Entry {
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&tag);
         bytes.extend_from_slice(&form);
-        let rank = if self.is_lock() { lock_rank(self.record.attempt) } else { SETTLED };
+        let rank = match self.is_lock() {
+            true => lock_rank(self.record.attempt),
+            false if self.record.is_erased() => ERASED,
+            false => SETTLED,
+        };
         Some(FastEntry { rank, bytes: bytes.into(), until: self.until })
     }
 
@@ -136,7 +140,12 @@ impl Entry {
 pub(crate) const CLAIM_RANK: u64 = 0;
 
 /// A settled record replaces every lock, and no lock replaces it.
-const SETTLED: u64 = u64::MAX;
+///
+/// The fast store may compare ranks as floating point numbers, so they lie far apart.
+const SETTLED: u64 = 1 << 62;
+
+/// A tombstone replaces every copy, and no copy that was read before the erasure replaces it.
+const ERASED: u64 = u64::MAX;
 
 /// A later run's lock replaces an earlier one's.
 pub(crate) fn lock_rank(attempt: u32) -> u64 {

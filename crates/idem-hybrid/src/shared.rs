@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use idem_core::{
-    Acquire, AcquireOutcome, DurableStore, FastStore, Lease, OwnerOutcome, RecordId, ReplayKind, Settlement,
-    StoreError, StoreErrorKind, Term, Timestamp,
+    Acquire, AcquireOutcome, DurableStore, Erase, EraseOutcome, FastStore, Lease, LiveRecord, OwnerOutcome, RecordId,
+    ReplayKind, Settlement, StoreError, StoreErrorKind, Term, Timestamp, machine,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -400,6 +400,28 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         match look.and_then(|look| Entry::settled(look, seen_at)) {
             Some(entry) => self.cache.put(id, &entry).await == Put::Done,
             None => false,
+        }
+    }
+
+    /// Puts a tombstone in place of the copy of a record that `request` erases.
+    ///
+    /// The durable store still has the record, so that a crash between both leaves nothing readable here, and all of it to be found
+    /// there. A final record changes only by an erasure, so a tombstone that the durable store does not confirm is that of another
+    /// erasure, or of a record that has expired.
+    pub(crate) async fn erase_copy(&self, request: &Erase) -> Result<(), StoreError> {
+        let away = || {
+            let message = "the fast store did not answer, so it may keep a copy; nothing was erased: try it again";
+            StoreError::new(StoreErrorKind::Unavailable, message)
+        };
+        let seen_at = self.cache.read(&request.id, None).await.ok_or_else(away)?.now;
+        let Some(look) = self.decide(self.durable.live_record(&request.id)).await? else { return Ok(()) };
+        // The time only matters for a lease and for the end of the retention, and the record has neither behind it.
+        let (next, outcome) = machine::erase(Some(&look.record), request, look.record.updated_at);
+        let (EraseOutcome::Erased, Some(record)) = (outcome, next) else { return Ok(()) };
+        let Some(tombstone) = Entry::settled(LiveRecord { record, ..look }, seen_at) else { return Ok(()) };
+        match self.cache.put(&request.id, &tombstone).await {
+            Put::Done | Put::TooLate => Ok(()),
+            Put::Unanswered => Err(away()),
         }
     }
 

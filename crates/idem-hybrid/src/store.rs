@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, FastStore, IdempotencyStore,
-    Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerOutcome, Record, RecordFilter, RecordId,
-    RecordPage, Repair, RepairNote, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement,
-    SettlementListener, StoreError, Term, TransactionalStore,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, Erase, EraseOutcome, FastStore,
+    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerOutcome, Record,
+    RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve, ResolveOutcome, ScanPosition, SelfTestError,
+    Settlement, SettlementListener, StoreError, Term, TransactionalStore,
 };
 use tokio::time::Instant;
 
@@ -160,6 +160,16 @@ impl<D: DurableStore + Operate + ?Sized> Operate for HybridStore<D> {
     /// The fast store answers by final answers and by locks of live runs only, so that no entry of it hides a resolution.
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.shared.decide(self.shared.durable.resolve(request)).await
+    }
+
+    /// The fast store takes a tombstone first, which no copy of the answer can replace any more. If the fast store does not answer,
+    /// nothing is erased: a copy could still be read.
+    ///
+    /// # Errors
+    /// Also if the fast store does not answer. Clients may get 410 from then on, until the erasure is repeated or refused.
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        self.shared.erase_copy(request).await?;
+        self.shared.decide(self.shared.durable.erase(request)).await
     }
 
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {

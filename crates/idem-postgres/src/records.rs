@@ -42,6 +42,14 @@ impl Records {
         for _ in 0..ROUNDS {
             let Lookup { now, presence, row } = self.lookup(Verb::Acquire { request: request.clone(), lock }).await?;
             let before = row.as_ref().map(|row| &row.record);
+            if let Some(row) = &row
+                && row.record.is_erased()
+                && machine::current(before, now).is_none()
+            {
+                // Its principal may be erased, and a replacement would keep it so.
+                self.replace(request.id, None, row, None).await.map_err(StoreError::with_existing_record)?;
+                continue;
+            }
             let (next, outcome) = machine::acquire(before, request, now);
             if row.is_none() {
                 match presence {

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, IdempotencyStore, Inspect,
-    Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerAction, OwnerOutcome, Purge, Record, RecordFilter,
-    RecordId, RecordPage, Repair, RepairNote, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement,
-    SettlementListener, State, StoreError, StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, Erase, EraseOutcome,
+    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerAction, OwnerOutcome, Purge,
+    Record, RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve, ResolveOutcome, ScanPosition,
+    SelfTestError, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term, TransactionSlots,
+    TransactionalStore, machine,
 };
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tokio::time::timeout;
@@ -24,7 +25,7 @@ use crate::connect::sessions::Sessions;
 use crate::connect::settings::local_settings;
 use crate::connect::unanswered::UnansweredWrites;
 use crate::error::{open_error, store_error};
-use crate::records::Records;
+use crate::records::{ROUNDS, Records, contended};
 use crate::schema::migrate;
 use crate::schema::name::Schema;
 use crate::sql::rows;
@@ -327,6 +328,20 @@ impl IdempotencyStore for PostgresStore {
 impl Operate for PostgresStore {
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.shared.records.resolve(request).await
+    }
+
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        for _ in 0..ROUNDS {
+            // An earlier try may have done it.
+            let Lookup { now, row, .. } = self.shared.records.read_confirmed(request.id, None).await?;
+            let before = row.as_ref().map(|row| &row.record);
+            let (next, outcome) = machine::erase(before, request, now);
+            let (Some(row), Some(next)) = (&row, &next) else { return Ok(outcome) };
+            if *next == row.record || self.shared.upkeep.erase(request, row.version, next).await? {
+                return Ok(outcome);
+            }
+        }
+        Err(contended())
     }
 
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use idem_core::{OwnerToken, Repair, RepairNote, StoreError, StoreErrorKind, Timestamp};
+use idem_core::{OwnerToken, RecordId, Repair, RepairNote, StoreError, StoreErrorKind, Timestamp};
 use redis::{Cmd, Value};
 
 use crate::error::Phase;
@@ -43,6 +43,31 @@ impl RedisStore {
         }
         repairs.truncate(limit.get() as usize);
         Ok(repairs)
+    }
+
+    /// Removes a principal from the reasons of the repairs of a record.
+    ///
+    /// A line is found by its content, because others may be pushed meanwhile. The new one comes before the old one is removed, so that
+    /// no note is lost; a reader takes the two for two repairs then.
+    pub(crate) async fn erase_from_notes(&self, id: &RecordId, principal: &str) -> Result<(), StoreError> {
+        let (what, key, principal) = ("erase from the notes", self.shared.keys.repairs(), part(principal));
+        let mut range = redis::cmd("LRANGE");
+        let Value::Array(lines) = self.tell(what, range.arg(&key).arg(0).arg(-1), None).await? else {
+            return Err(reply::other("something else than a list"));
+        };
+        for text in lines {
+            let old = reply::maybe_bytes(text)?.unwrap_or_default();
+            let repair = read(&self.shared.keys, &old).filter(|repair| repair.note.record == *id);
+            let Some(repair) = repair else { continue };
+            let Some(reason) = repair.note.reason_without(&principal) else { continue };
+            let new = line(&self.shared.keys, repair.at, &RepairNote { reason, ..repair.note });
+            let mut insert = redis::cmd("LINSERT");
+            insert.arg(&key).arg("BEFORE").arg(old.as_ref()).arg(new);
+            self.tell(what, &insert, self.shared.replicas).await?;
+            let mut remove = redis::cmd("LREM");
+            self.tell(what, remove.arg(&key).arg(1).arg(old.as_ref()), self.shared.replicas).await?;
+        }
+        Ok(())
     }
 
     /// Sends a command to the server that has the notes, and returns its reply.

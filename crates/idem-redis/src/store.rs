@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, LiveRecord, Operate,
-    OwnerAction, OwnerOutcome, Record, RecordId, Repair, RepairNote, Resolve, ResolveOutcome, Settlement,
-    SettlementListener, StoreError, Term,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, Erase, EraseOutcome, IdempotencyStore, Lease, LeaseRenewer,
+    LiveRecord, Operate, OwnerAction, OwnerOutcome, Record, RecordId, Repair, RepairNote, Resolve, ResolveOutcome,
+    Settlement, SettlementListener, StoreError, Term,
 };
 
 use crate::config::{RedisConfig, TIMEOUT};
@@ -154,6 +154,14 @@ impl IdempotencyStore for RedisStore {
 impl Operate for RedisStore {
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.verb("resolve", &request.id, self.shared.replicas).resolve(request).await
+    }
+
+    /// The notes come first: if the process dies in between, the erasure can be repeated as it was.
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        if let Some(principal) = request.principal.as_deref() {
+            self.erase_from_notes(&request.id, principal).await?;
+        }
+        self.verb("erase", &request.id, self.shared.replicas).erase(request).await
     }
 
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {

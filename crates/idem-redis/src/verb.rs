@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use idem_core::{
-    Acquire, AcquireOutcome, Lease, OwnerAction, OwnerOutcome, Record, RecordId, Resolve, ResolveOutcome, State,
-    StoreError, StoreErrorKind, TimeOffset, Timestamp, machine,
+    Acquire, AcquireOutcome, Erase, EraseOutcome, Lease, OwnerAction, OwnerOutcome, Record, RecordId, Resolve,
+    ResolveOutcome, State, StoreError, StoreErrorKind, TimeOffset, Timestamp, machine,
 };
 use redis::{Cmd, Value};
 use tokio::time::Instant;
@@ -246,6 +246,22 @@ impl<'a> Verb<'a> {
                 Found::Record(stored) if next.as_ref() != seen.record() => {
                     let channel = if stored.is_awaited() { self.shared.subscription.channel() } else { b"" };
                     if let Some(reply) = self.put(stored, next, channel).await? {
+                        return self.unless_too_few(outcome, reply.too_few);
+                    }
+                }
+                _ => return self.unless_too_few(outcome, seen.too_few),
+            }
+        }
+    }
+
+    /// Erases a record. It awaits replicas as an acquire does. Waiters are not told: the record was settled before.
+    pub(crate) async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        loop {
+            let Some(seen) = self.look().await? else { continue };
+            let (next, outcome) = machine::erase(seen.record(), request, seen.now);
+            match &seen.found {
+                Found::Record(stored) if next.as_ref() != seen.record() => {
+                    if let Some(reply) = self.put(stored, next, b"").await? {
                         return self.unless_too_few(outcome, reply.too_few);
                     }
                 }

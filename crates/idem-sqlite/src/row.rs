@@ -14,7 +14,7 @@ use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
 use crate::error::unreadable;
 
-/// The columns that an update changes: all but the origin of the record.
+/// The columns that an update changes, besides the principal: all but the origin of the record.
 const CHANGING: [&str; 18] = [
     "format",
     "fingerprint_algorithm",
@@ -45,6 +45,13 @@ pub(crate) struct Source {
     namespace: String,
     principal: Option<String>,
     operation: String,
+}
+
+impl Source {
+    /// The same without the principal.
+    pub(crate) fn erased(self) -> Self {
+        Self { principal: self.principal.map(|_| String::new()), ..self }
+    }
 }
 
 impl From<&Origin> for Source {
@@ -162,7 +169,7 @@ pub(crate) async fn save(
         let changes = CHANGING.map(|column| format!("{column} = excluded.{column}"));
         sql = format!(
             "INSERT INTO main.idem_records ({}, id, namespace, principal, operation) VALUES {} \
-             ON CONFLICT (id) DO UPDATE SET {};",
+             ON CONFLICT (id) DO UPDATE SET principal = excluded.principal, {};",
             CHANGING.join(", "),
             values.join(", "),
             changes.join(", "),

@@ -8,11 +8,11 @@ use async_trait::async_trait;
 use idem_core::codec::decode_sequence;
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, Durability, DurableStore,
-    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction,
-    OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, RecordSummary, Repair, RepairNote,
-    Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind,
-    Term, Timestamp, TransactionSlots, TransactionalStore, machine,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, Durability, DurableStore, Erase,
+    EraseOutcome, IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome,
+    OwnerAction, OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, RecordSummary, Repair,
+    RepairNote, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError,
+    StoreErrorKind, Term, Timestamp, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
@@ -281,7 +281,7 @@ impl SqliteStore {
         let answers = transitions(connection, "", &[(&lease.id, None, command)], self.clock.as_ref(), "").await?;
         match answers.into_iter().next().ok_or_else(misanswered)?? {
             Outcome::Owner(outcome) => Ok(outcome),
-            Outcome::Acquire(_) | Outcome::Resolve(_) => Err(misanswered()),
+            Outcome::Acquire(_) | Outcome::Resolve(_) | Outcome::Erase(_) => Err(misanswered()),
         }
     }
 
@@ -330,7 +330,7 @@ impl SqliteStore {
     async fn change(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         match self.writer.run(Verb::Acquire(request.clone())).await? {
             Outcome::Acquire(outcome) => Ok(outcome),
-            Outcome::Owner(_) | Outcome::Resolve(_) => Err(misanswered()),
+            Outcome::Owner(_) | Outcome::Resolve(_) | Outcome::Erase(_) => Err(misanswered()),
         }
     }
 }
@@ -385,7 +385,23 @@ impl Operate for SqliteStore {
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         match self.writer.run(Verb::Resolve(Box::new(request.clone()))).await? {
             Outcome::Resolve(outcome) => Ok(outcome),
-            Outcome::Acquire(_) | Outcome::Owner(_) => Err(misanswered()),
+            Outcome::Acquire(_) | Outcome::Owner(_) | Outcome::Erase(_) => Err(misanswered()),
+        }
+    }
+
+    /// The notes come first: if the process dies in between, the record still has its principal and can be found.
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        if let Some(principal) = request.principal.as_deref().filter(|principal| !principal.is_empty()) {
+            let record = self.peek(&request.id).await?;
+            if machine::erase(record.as_ref(), request, self.clock.now()).1 == EraseOutcome::Erased {
+                let query = sqlx::query("UPDATE main.idem_repairs SET reason = replace(reason, ?, ?) WHERE record = ?");
+                let query = query.bind(principal).bind(RepairNote::ERASED).bind(request.id.as_bytes().as_slice());
+                query.execute(&self.upkeep).await.map_err(|error| store_error("erase from the notes", error))?;
+            }
+        }
+        match self.writer.run(Verb::Erase(request.clone())).await? {
+            Outcome::Erase(outcome) => Ok(outcome),
+            Outcome::Acquire(_) | Outcome::Owner(_) | Outcome::Resolve(_) => Err(misanswered()),
         }
     }
 

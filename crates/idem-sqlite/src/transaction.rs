@@ -75,7 +75,7 @@ impl SqliteTransaction {
                 self.connection.commit().await?;
                 Ok(Some(OwnerOutcome::Applied))
             }
-            Outcome::Owner(OwnerOutcome::LeaseLost) | Outcome::Acquire(_) | Outcome::Resolve(_) => {
+            Outcome::Owner(OwnerOutcome::LeaseLost) | Outcome::Acquire(_) | Outcome::Resolve(_) | Outcome::Erase(_) => {
                 Ok(Some(OwnerOutcome::LeaseLost))
             }
         }

@@ -18,8 +18,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::memory::Clock;
 use idem_core::{
-    Acquire, Checkpoint, Command, Lease, LeaseRenewer, Origin, Outcome, OwnerAction, OwnerOutcome, OwnerToken,
-    RecordId, Resolution, Resolve, Settlement, StoreError, StoreErrorKind, StoredBody, Term, machine,
+    Acquire, Checkpoint, Command, Erase, EraseOutcome, Lease, LeaseRenewer, Origin, Outcome, OwnerAction, OwnerOutcome,
+    OwnerToken, RecordId, Resolution, Resolve, Settlement, StoreError, StoreErrorKind, StoredBody, Term, machine,
 };
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, SqliteConnection};
@@ -42,6 +42,7 @@ pub(crate) enum Verb {
     Checkpoint(RecordId, OwnerToken, Checkpoint),
     Settle(RecordId, OwnerToken, Settlement, Duration),
     Resolve(Box<Resolve>),
+    Erase(Erase),
 }
 
 impl Verb {
@@ -70,7 +71,7 @@ impl Verb {
                 },
                 Resolution::OutcomeUnknown => 0,
             },
-            Self::Acquire(_) | Self::Renew(..) | Self::Settle(..) => 0,
+            Self::Acquire(_) | Self::Renew(..) | Self::Settle(..) | Self::Erase(_) => 0,
         }
     }
 
@@ -85,6 +86,7 @@ impl Verb {
                 (id, None, Command::Owner(*owner, OwnerAction::Settle(settlement, *retention)))
             }
             Self::Resolve(request) => (&request.id, None, Command::Resolve(request)),
+            Self::Erase(request) => (&request.id, None, Command::Erase(request)),
         }
     }
 }
@@ -128,7 +130,7 @@ impl Writer {
     pub(crate) async fn run_as_owner(&self, verb: Verb) -> Result<OwnerOutcome, StoreError> {
         match self.run(verb).await? {
             Outcome::Owner(outcome) => Ok(outcome),
-            Outcome::Acquire(_) | Outcome::Resolve(_) => Err(misanswered()),
+            Outcome::Acquire(_) | Outcome::Resolve(_) | Outcome::Erase(_) => Err(misanswered()),
         }
     }
 }
@@ -234,8 +236,14 @@ pub(crate) async fn transitions(
         let before = changed.get(*id).map_or(stored, Option::as_ref);
         let (next, outcome) = machine::transition(before.map(|row| &row.record), *command, now);
         if next.as_ref() != before.map(|row| &row.record) {
-            // Only an acquire creates a record, and it has the origin.
-            let source = before.map(|row| row.source.clone()).or_else(|| origin.map(Source::from));
+            // Only an acquire creates a record, and it has the origin. That of an expired record may be erased.
+            let created_at = next.as_ref().map(|next| next.created_at);
+            let kept = before.filter(|before| created_at == Some(before.record.created_at) || origin.is_none());
+            let source = kept.map(|row| row.source.clone()).or_else(|| origin.map(Source::from));
+            let source = source.map(|source| match outcome {
+                Outcome::Erase(EraseOutcome::Erased) => source.erased(),
+                _ => source,
+            });
             let next = next.zip(source).map(|(record, source)| Row { record, source });
             changed.insert(**id, next);
         }

@@ -3,6 +3,7 @@
 
 pub mod cases;
 pub mod conformance;
+mod erasing;
 pub mod faults;
 pub mod fixture;
 pub mod golden;

@@ -12,6 +12,10 @@ use idem_core::{
 };
 
 use crate::cases::{assert_time, at_once};
+pub use crate::erasing::{
+    an_erased_answer_leaves_a_tombstone, an_erased_principal_leaves_the_notes,
+    an_erasure_is_fenced_and_can_be_repeated, what_may_still_run_is_not_erased,
+};
 use crate::fixture::{
     BACKOFF, KEPT, LEASE, checkpoint, completed, failed, fresh_id, repeat_of, request, response, retryable,
 };
@@ -34,6 +38,10 @@ macro_rules! __for_every_resolving_case {
             one_of_many_operators_resolves
             a_resolution_meets_a_takeover
             a_repair_is_noted_with_its_reason
+            an_erased_answer_leaves_a_tombstone
+            what_may_still_run_is_not_erased
+            an_erasure_is_fenced_and_can_be_repeated
+            an_erased_principal_leaves_the_notes
         }
     };
 }

@@ -34,7 +34,7 @@ impl RepairNote {
     }
 
     /// What stands in a reason in place of an erased principal.
-    const ERASED: &str = "(erased)";
+    pub const ERASED: &str = "(erased)";
 
     /// The reason without this principal; `None` if it does not name it.
     #[must_use]

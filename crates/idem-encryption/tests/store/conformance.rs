@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Inspect, Lease, LeaseRenewer, MemoryStore,
-    Operate, OwnerOutcome, Record, RecordId, Repair, RepairNote, Resolve, ResolveOutcome, Settlement,
-    SettlementListener, StoreError, Term, TimeOffset, TransactionalStore,
+    Acquire, AcquireOutcome, Capabilities, Checkpoint, Erase, EraseOutcome, IdempotencyStore, Inspect, Lease,
+    LeaseRenewer, MemoryStore, Operate, OwnerOutcome, Record, RecordId, Repair, RepairNote, Resolve, ResolveOutcome,
+    Settlement, SettlementListener, StoreError, Term, TimeOffset, TransactionalStore,
 };
 use idem_encryption::EncryptedStore;
 use idem_postgres::PostgresTransaction;
@@ -127,6 +127,10 @@ impl IdempotencyStore for Rotating {
 impl Operate for Rotating {
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         self.rotated().resolve(request).await
+    }
+
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        self.rotated().erase(request).await
     }
 
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use idem_core::{OwnerToken, RecordId, Repair, RepairNote, StoreError, Timestamp};
+use idem_core::{Erase, OwnerToken, Record, RecordId, Repair, RepairNote, StoreError, Timestamp};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
@@ -33,6 +33,31 @@ impl Upkeep {
             true => Err(RepairNote::action_is_taken()),
             false => Ok(()),
         }
+    }
+
+    /// Replaces a row by what is left of it after an erasure, takes its principal away, and that of the request from the notes; `false`
+    /// if the row has changed. No transaction runs an operation that has its final answer, so no lock is needed.
+    pub(crate) async fn erase(&self, request: &Erase, version: i64, next: &Record) -> Result<bool, StoreError> {
+        let schema = self.records.schema.quoted();
+        let mut sql = Sql::default();
+        sql.push(BEGIN).push(&self.local_settings).push("WITH erased AS (UPDATE ").push(schema);
+        sql.push(".idem_records AS known SET principal=CASE WHEN known.principal IS NOT NULL THEN '' END,owner=");
+        sql.bytes(next.owner.as_bytes()).push(",headers=''::pg_catalog.bytea,body=NULL,checkpoint_name=NULL,");
+        sql.push("checkpoint_data=NULL,updated_at=").number(next.updated_at.unix_micros());
+        sql.push(" WHERE known.id OPERATOR(pg_catalog.=) ").bytes(request.id.as_bytes());
+        sql.push(" AND known.xmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.=) ").number(version);
+        sql.push(" AND ").push(schema).push(".idem_now_v1(").number(self.records.offset.micros());
+        sql.push(") OPERATOR(pg_catalog.<) known.expires_at RETURNING known.id)");
+        if let Some(principal) = request.principal.as_deref().filter(|principal| !principal.is_empty()) {
+            let principal = readable(principal);
+            sql.push(",noted AS (UPDATE ")
+                .push(schema)
+                .push(".idem_repairs AS note SET reason=pg_catalog.replace(reason,");
+            sql.push("pg_catalog.convert_from(").bytes(&principal).push(",'UTF8'),").text(RepairNote::ERASED);
+            sql.push(") FROM erased WHERE note.record OPERATOR(pg_catalog.=) erased.id)");
+        }
+        sql.push("SELECT 1 FROM erased;COMMIT");
+        Ok(!self.run("erase a record", sql, self.client_timeout).await?.is_empty())
     }
 
     pub(crate) async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use idem_core::memory::ManualClock;
 use idem_core::{
-    MemoryStore, Operate, OwnerToken, Repair, RepairNote, Resolution, Resolve, ResolveOutcome, StoreError, Timestamp,
-    repair,
+    Erase, EraseOutcome, MemoryStore, Operate, OwnerToken, Repair, RepairNote, Resolution, Resolve, ResolveOutcome,
+    StoreError, Timestamp, repair,
 };
 use idem_testkit::Subject;
 
@@ -35,6 +35,12 @@ impl Operate for Noted {
         Ok(ResolveOutcome::Changed)
     }
 
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        let [Repair { note, .. }] = &self.0.repairs(NonZeroU32::MAX).await?[..] else { panic!("it is not noted") };
+        assert_eq!((note.action, &*note.resolution, &note.outcome), (request.action, "erased", &None));
+        Ok(EraseOutcome::Changed)
+    }
+
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
         self.0.note(note).await
     }
@@ -57,4 +63,9 @@ async fn a_repair_is_noted_before_it_is_made_and_its_outcome_after_that() {
     assert_eq!(repair(&store, &request, "who", "why").await.unwrap(), ResolveOutcome::Changed);
     let [Repair { note, .. }] = &store.repairs(NonZeroU32::MAX).await.unwrap()[..] else { panic!("one note") };
     assert_eq!((note.actor.as_str(), note.outcome.as_deref()), ("who", Some("changed meanwhile")));
+    let store = Noted(MemoryStore::new(NonZeroUsize::MIN));
+    let request = Erase { id: request.id, action: request.action, seen: request.seen, principal: None };
+    assert_eq!(idem_core::erase(&store, &request, "who", "why").await.unwrap(), EraseOutcome::Changed);
+    let [Repair { note, .. }] = &store.repairs(NonZeroU32::MAX).await.unwrap()[..] else { panic!("one note") };
+    assert_eq!((note.reason.as_str(), note.outcome.as_deref()), ("why", Some("changed meanwhile")));
 }
