@@ -76,6 +76,10 @@ impl Entry {
         matches!(self.record.state, State::InProgress { .. })
     }
 
+    pub(crate) fn is_erased(&self) -> bool {
+        self.record.is_erased()
+    }
+
     /// Whether it is the lock of this owner and not over.
     pub(crate) fn holds_for(&self, owner: &OwnerToken, now: Timestamp) -> bool {
         self.is_lock() && self.record.owner == *owner && self.holds(now)

@@ -419,10 +419,12 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         let (next, outcome) = machine::erase(Some(&look.record), request, look.record.updated_at);
         let (EraseOutcome::Erased, Some(record)) = (outcome, next) else { return Ok(()) };
         let Some(tombstone) = Entry::settled(LiveRecord { record, ..look }, seen_at) else { return Ok(()) };
-        match self.cache.put(&request.id, &tombstone).await {
-            Put::Done | Put::TooLate => Ok(()),
-            Put::Unanswered => Err(away()),
+        if self.cache.put(&request.id, &tombstone).await == Put::Unanswered {
+            return Err(away());
         }
+        // An entry of another hand may have a higher rank.
+        let left = self.cache.read(&request.id, None).await.ok_or_else(away)?.entry;
+        if left.is_some_and(|entry| !entry.is_erased()) { Err(away()) } else { Ok(()) }
     }
 
     /// Spawns a background task; `false` at the limit, and outside a runtime.

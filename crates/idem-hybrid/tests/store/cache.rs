@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::support::{FAILS, FINE, HANGS, IS_FULL, MemoryFast, World, eventually};
+use crate::support::{FAILS, FINE, HANGS, IS_FULL, MemoryFast, SETTLED, World, eventually};
 use idem_core::memory::{ManualClock, MemoryStore};
 use idem_core::{
     Acquire, AcquireOutcome, Acquisition, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease,
@@ -221,7 +221,7 @@ async fn a_transaction_is_locked_while_it_lasts_and_copied_when_it_commits() {
     let answer = store.begin(&repeat_of(&request)).await.unwrap();
     assert!(matches!(answer, Begin::Answered(AcquireOutcome::InProgress { .. })), "{answer:?}");
     transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
-    eventually("the copy", async || fast.entry(&request.id).filter(|entry| entry.rank == u64::MAX)).await;
+    eventually("the copy", async || fast.entry(&request.id).filter(|entry| entry.rank >= SETTLED)).await;
     let answer = store.begin(&repeat_of(&request)).await.unwrap();
     assert!(matches!(answer, Begin::Answered(AcquireOutcome::Replay(_))), "{answer:?}");
     let metrics = store.metrics();

@@ -76,7 +76,7 @@ impl World {
         let lease = self.run(&request).await;
         let done = Settlement::Completed(StoredResponse::new(201, body));
         self.store.settle(&lease, &done, KEPT).await.unwrap();
-        let is_copied = async || self.entry(&request.id).filter(|entry| entry.starts_with(b"18446744073709551615:"));
+        let is_copied = async || self.entry(&request.id).filter(|entry| entry.starts_with(b"4611686018427387904:"));
         eventually("the copy", is_copied).await;
         request
     }

@@ -3,6 +3,7 @@
 
 mod cache;
 mod conformance;
+mod erasing;
 mod hostile;
 mod lies;
 mod races;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use idem_core::memory::{Clock, ManualClock};
 use idem_core::{FastEntry, FastRead, FastStore, RecordId, SettlementListener, StoreError, StoreErrorKind, Timestamp};
 
-use super::MemoryFast;
+use super::{MemoryFast, SETTLED};
 
 /// What may be wrong with an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ impl LyingFast {
     /// The ranks of the locks that were ever put for a record, and when they end.
     pub fn locks(&self, id: &RecordId) -> Vec<(u64, Timestamp)> {
         let state = self.state.lock().unwrap();
-        let locks = state.history.get(id).into_iter().flatten().filter(|entry| entry.rank < u64::MAX);
+        let locks = state.history.get(id).into_iter().flatten().filter(|entry| entry.rank < SETTLED);
         locks.map(|entry| (entry.rank, entry.until)).collect()
     }
 

@@ -18,7 +18,10 @@ use idem_testkit::Subject;
 pub use lying::{Lie, LyingFast};
 pub use memory::MemoryFast;
 pub use servers::{Time, durable, fresh_prefix, servers, servers_at};
-pub use world::{FAILS, FINE, HANGS, IS_FULL, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
+pub use world::{BrittleFast, FAILS, FINE, HANGS, IS_FULL, PUTS_LATE, PUTS_SLOWLY, SLOWLY, World};
+
+/// The lowest rank of the copy of a settled record.
+pub const SETTLED: u64 = 1 << 62;
 
 /// Longer than any call takes on a loaded machine, so that no call times out.
 pub const PATIENCE: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use idem_hybrid::{HybridConfig, HybridStore};
 use idem_testkit::fixture::{KEPT, completed, request};
 use idem_testkit::{FaultyStore, Verb};
 
-use super::{Heard, MemoryFast, eventually};
+use super::{Heard, MemoryFast, SETTLED, eventually};
 
 /// A hybrid in memory whose parts can fail.
 pub struct World {
@@ -30,7 +30,7 @@ impl World {
         let clock = Arc::new(ManualClock::new(Timestamp::from_unix_micros(1_767_225_600_000_000)));
         let memory = MemoryStore::with_clock(NonZeroUsize::new(1_000).unwrap(), clock.clone());
         let durable = Arc::new(FaultyStore::new(Arc::new(memory)));
-        let fast = Arc::new(BrittleFast { inner: Arc::new(MemoryFast::new(clock.clone())), mode: AtomicU64::new(0) });
+        let fast = Arc::new(BrittleFast::new(Arc::new(MemoryFast::new(clock.clone()))));
         let store = HybridStore::new(durable.clone(), fast.clone(), config);
         Self { store, durable, fast, clock }
     }
@@ -60,7 +60,7 @@ impl World {
     }
 
     pub async fn copied(&self, request: &Acquire) {
-        let copy = async || self.fast.inner.entry(&request.id).filter(|entry| entry.rank == u64::MAX);
+        let copy = async || self.fast.inner.entry(&request.id).filter(|entry| entry.rank >= SETTLED);
         eventually("the copy of a settled record", copy).await;
     }
 
@@ -91,6 +91,10 @@ pub const PUTS_LATE: u64 = 5;
 pub const SLOWLY: Duration = Duration::from_millis(50);
 
 impl BrittleFast {
+    pub fn new(inner: Arc<MemoryFast>) -> Self {
+        Self { inner, mode: AtomicU64::new(FINE) }
+    }
+
     pub fn is(&self, mode: u64) {
         self.mode.store(mode, Ordering::SeqCst);
     }
