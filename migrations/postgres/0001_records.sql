@@ -1,9 +1,11 @@
 -- Distinguishes these records from those of every other schema and database.
 CREATE TABLE "idem".idem_identity (
-    identity UUID NOT NULL PRIMARY KEY
+    identity UUID NOT NULL PRIMARY KEY,
+    history TEXT
 );
 INSERT INTO "idem".idem_identity (identity) VALUES (gen_random_uuid());
 COMMENT ON TABLE "idem".idem_identity IS 'One row: the identity of the records in this schema.';
+COMMENT ON COLUMN "idem".idem_identity.history IS 'The cluster and the timeline that idem check has seen last.';
 
 -- Whether a row can be a record. Operators are qualified because the function sets no search path: to set one would take
 -- longer than the checks.

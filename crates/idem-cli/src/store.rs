@@ -1,10 +1,19 @@
 //! The store that the URL names.
 
 use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use clap::Args;
-use idem_core::{IdempotencyStore, Inspect, Operate, Purge};
+use idem_core::{DurableStore, IdempotencyStore, Inspect, Operate, Purge};
+use idem_encryption::EncryptedStore;
+use idem_hybrid::HybridStore;
+
+use crate::{keys, with_causes};
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod parking;
 
 /// Which store.
 #[derive(Debug, Clone, Args)]
@@ -27,6 +36,12 @@ pub(crate) struct StoreOptions {
     /// The server is behind a pooler such as PgBouncer in transaction mode.
     #[arg(long, global = true)]
     pub(crate) through_transaction_pooler: bool,
+    /// The Redis in front of the store, if the application uses idem-hybrid. `erase` needs it for the copies there.
+    #[arg(long, global = true, env = "IDEM_FRONT", hide_env_values = true, value_name = "URL")]
+    pub(crate) front: Option<String>,
+    /// The file with the keys of an encrypted store; only its owner may read it. The README has its format.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) keys: Option<PathBuf>,
 }
 
 /// What the commands need of a store.
@@ -37,6 +52,53 @@ pub(crate) trait Store: IdempotencyStore + Inspect + Operate {
 
     /// What `check` says about this kind of store, after its self-test.
     async fn examine(&self) -> Result<Examination, Box<dyn Error>>;
+
+    /// Gives the records a new identity. With `keep`, only remembers the history of the server.
+    async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>>;
+
+    /// Whether it opens and seals answers.
+    fn has_keys(&self) -> bool {
+        false
+    }
+}
+
+#[async_trait]
+impl Store for EncryptedStore<dyn Store> {
+    fn purge(&self) -> Option<&dyn Purge> {
+        self.inner().purge()
+    }
+
+    async fn examine(&self) -> Result<Examination, Box<dyn Error>> {
+        self.inner().examine().await
+    }
+
+    async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
+        self.inner().renew_identity(keep).await
+    }
+
+    fn has_keys(&self) -> bool {
+        true
+    }
+}
+
+#[async_trait]
+impl<D: Store + DurableStore> Store for HybridStore<D> {
+    fn purge(&self) -> Option<&dyn Purge> {
+        self.durable().purge()
+    }
+
+    async fn examine(&self) -> Result<Examination, Box<dyn Error>> {
+        let mut found = self.durable().examine().await?;
+        found.lines.push(match self.health().await.fast {
+            Ok(()) => (Level::Ok, "front", "Redis in front of the store answers".to_owned()),
+            Err(error) => (Level::Weak, "front", with_causes(&error)),
+        });
+        Ok(found)
+    }
+
+    async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
+        self.durable().renew_identity(keep).await
+    }
 }
 
 /// What is known of a server.
@@ -85,18 +147,50 @@ impl StoreOptions {
         self.open_with(false).await
     }
 
+    /// The durable store, behind the Redis that is in front of it.
+    fn with_front<D: Store + DurableStore>(&self, durable: D) -> Result<Box<dyn Store>, Box<dyn Error>> {
+        let Some(url) = &self.front else { return Ok(Box::new(durable)) };
+        #[cfg(feature = "redis")]
+        return redis::in_front_of(durable, url, self);
+        #[cfg(not(feature = "redis"))]
+        Err(format!("this build of idem has no support for {url:?}; build it with the store's feature").into())
+    }
+
+    /// Where the application parks messages. Makes no table.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) async fn parking(&self) -> Result<Box<dyn idem_inbox::Parking>, Box<dyn Error>> {
+        let (kind, url) = self.kind()?;
+        match kind {
+            #[cfg(feature = "postgres")]
+            Kind::Postgres => parking::postgres(url, &self.schema).await,
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite => parking::sqlite(url).await,
+            _ => Err("messages are parked in Postgres or SQLite: give the database of the inbox as --store".into()),
+        }
+    }
+
     /// Brings the schema up to date.
     pub(crate) async fn migrate(&self) -> Result<(), Box<dyn Error>> {
         self.open_with(true).await.map(drop)
     }
 
     async fn open_with(&self, migrating: bool) -> Result<Box<dyn Store>, Box<dyn Error>> {
+        // Before anything is opened, so that a wrong file is the first to be said.
+        let config = self.keys.as_deref().map(keys::read).transpose()?;
+        let store = self.open_plain(migrating).await?;
+        Ok(match config {
+            Some(config) => Box::new(EncryptedStore::new(Arc::from(store), config)),
+            None => store,
+        })
+    }
+
+    async fn open_plain(&self, migrating: bool) -> Result<Box<dyn Store>, Box<dyn Error>> {
         let (kind, url) = self.kind()?;
         match kind {
             #[cfg(feature = "postgres")]
             Kind::Postgres => postgres::open(url, self, migrating).await,
             #[cfg(feature = "sqlite")]
-            Kind::Sqlite => sqlite::open(url, migrating).await,
+            Kind::Sqlite => sqlite::open(url, self, migrating).await,
             #[cfg(feature = "redis")]
             Kind::Redis => redis::open(url, self).await,
             #[cfg(not(all(feature = "postgres", feature = "sqlite", feature = "redis")))]
@@ -115,17 +209,50 @@ mod postgres {
     use idem_core::{Durability, Purge};
     use idem_postgres::{PostgresConfig, PostgresStore};
 
-    use super::{Examination, Level, Store, StoreOptions};
+    use super::{Examination, Level, Line, Store, StoreOptions};
+    use crate::with_causes;
 
     pub(super) async fn open(
         url: &str,
         options: &StoreOptions,
         migrating: bool,
     ) -> Result<Box<dyn Store>, Box<dyn Error>> {
-        let config = PostgresConfig::new(url).schema(&options.schema);
+        let config = PostgresConfig::new(named(url)).schema(&options.schema);
         let config = if migrating { config } else { config.without_migrating() };
         let config = if options.through_transaction_pooler { config.through_transaction_pooler() } else { config };
-        Ok(Box::new(PostgresStore::open(config).await?))
+        options.with_front(PostgresStore::open(config).await?)
+    }
+
+    /// The URL with an `application_name` of this process alone, unless it has one: operators see whose sessions these are, and
+    /// `new-identity` knows its own.
+    fn named(url: &str) -> String {
+        if url.contains("application_name=") {
+            return url.to_owned();
+        }
+        let separator = if url.contains('?') { '&' } else { '?' };
+        format!("{url}{separator}application_name=idem-cli-{}", std::process::id())
+    }
+
+    /// What the history of the server says.
+    async fn history(store: &PostgresStore) -> Line {
+        const ADVICE: &str = "if records may be lost, stop the application and run `idem new-identity`; if none is, run \
+            `idem new-identity --keep`";
+        match store.history().await {
+            Ok(history) if history.has_changed() => {
+                let before = history.remembered.unwrap_or_default();
+                let text =
+                    format!("the server was restored or promoted: {before} is {} now; {ADVICE}", history.current);
+                (Level::Weak, "history", text)
+            }
+            Ok(history) if history.remembered.is_some() => {
+                (Level::Ok, "history", format!("the server is the one of the last check: {}", history.current))
+            }
+            Ok(history) => match store.remember_history().await {
+                Ok(()) => (Level::Ok, "history", format!("remembered: {}", history.current)),
+                Err(error) => (Level::Ok, "history", format!("not remembered: {}", with_causes(&error))),
+            },
+            Err(error) => (Level::Ok, "history", format!("not known: {}", with_causes(&error))),
+        }
     }
 
     #[async_trait]
@@ -140,8 +267,13 @@ mod postgres {
             let durability = &report.durability;
             let level = if durability.level == Durability::Power { Level::Ok } else { Level::Weak };
             let mut lines = vec![(level, "durability", durability.to_string())];
+            lines.push(history(self).await);
             lines.extend(report.open_schemas.iter().map(|open| (Level::Weak, "privileges", open.to_string())));
             Ok(Examination { version: format!("PostgreSQL {}", health.version), lines })
+        }
+
+        async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
+            Ok(if keep { self.remember_history().await? } else { PostgresStore::renew_identity(self).await? })
         }
     }
 }
@@ -154,12 +286,16 @@ mod sqlite {
     use idem_core::{Durability, Purge};
     use idem_sqlite::{SqliteConfig, SqliteStore};
 
-    use super::{Examination, Level, Store};
+    use super::{Examination, Level, Store, StoreOptions};
 
-    pub(super) async fn open(url: &str, migrating: bool) -> Result<Box<dyn Store>, Box<dyn Error>> {
+    pub(super) async fn open(
+        url: &str,
+        options: &StoreOptions,
+        migrating: bool,
+    ) -> Result<Box<dyn Store>, Box<dyn Error>> {
         let config = SqliteConfig::new(url);
         let config = if migrating { config } else { config.without_migrating() };
-        Ok(Box::new(SqliteStore::open(config).await?))
+        options.with_front(SqliteStore::open(config).await?)
     }
 
     #[async_trait]
@@ -177,16 +313,26 @@ mod sqlite {
             };
             Ok(Examination { version: format!("SQLite {}", health.version), lines: vec![line] })
         }
+
+        async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
+            match keep {
+                true => Err("a file has no history to remember".into()),
+                false => Ok(SqliteStore::renew_identity(self).await?),
+            }
+        }
     }
 }
 
 #[cfg(feature = "redis")]
 mod redis {
     use std::error::Error;
+    use std::sync::Arc;
+    use std::time::Duration;
 
     use async_trait::async_trait;
-    use idem_core::{Durability, Purge};
-    use idem_redis::{RedisConfig, RedisStore};
+    use idem_core::{Durability, DurableStore, Purge};
+    use idem_hybrid::{HybridConfig, HybridStore};
+    use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 
     use super::{Examination, Level, Store, StoreOptions};
 
@@ -194,6 +340,19 @@ mod redis {
         let config = RedisConfig::new(url).key_prefix(&options.key_prefix).min_replicas(options.min_replicas);
         let config = if options.dangerous_allow_eviction { config.dangerous_allow_eviction() } else { config };
         Ok(Box::new(RedisStore::open(config).await?))
+    }
+
+    /// How long an operator waits for Redis. In an application it is a cache, and much less.
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    pub(super) fn in_front_of<D: Store + DurableStore>(
+        durable: D,
+        url: &str,
+        options: &StoreOptions,
+    ) -> Result<Box<dyn Store>, Box<dyn Error>> {
+        let config = RedisConfig::new(url).key_prefix(&options.key_prefix).timeout(PATIENCE);
+        let fast = Arc::new(RedisFastStore::new(config)?);
+        Ok(Box::new(HybridStore::new(Arc::new(durable), fast, HybridConfig::new().patience(PATIENCE))))
     }
 
     #[async_trait]
@@ -208,6 +367,10 @@ mod redis {
             let level = if durability.level() == Durability::Process { Level::Weak } else { Level::Ok };
             let lines = vec![(level, "durability", durability.to_string())];
             Ok(Examination { version: format!("Redis {}", health.version), lines })
+        }
+
+        async fn renew_identity(&self, _: bool) -> Result<(), Box<dyn Error>> {
+            Err("records of Redis have no identity: give the durable store behind it".into())
         }
     }
 }

@@ -17,4 +17,5 @@ mod unopened;
 
 pub use config::EncryptionConfig;
 pub use keys::{DuplicateKeyId, Keys};
+pub use sealer::is_sealed;
 pub use store::EncryptedStore;

@@ -20,6 +20,17 @@ use crate::scope::ScopeSecret;
 /// The name of the one header field of a sealed answer, and of a sealed checkpoint.
 pub(crate) const SEALED: &str = "idem-sealed";
 
+/// Whether a part of this record is sealed, as a store without keys reads it. For tools that must not write plaintext beside it.
+#[must_use]
+pub fn is_sealed(record: &Record) -> bool {
+    let response = match &record.state {
+        State::InProgress { .. } => None,
+        State::Completed { response } | State::Failed { response, .. } => Some(response),
+    };
+    response.is_some_and(|response| matches!(&*response.headers, [field] if field.name == SEALED))
+        || record.checkpoint.as_ref().is_some_and(|checkpoint| &*checkpoint.name == SEALED)
+}
+
 /// The keys and the options of a store. All clones of the store, and its transactions, share them.
 #[derive(Debug)]
 pub(crate) struct Sealer {

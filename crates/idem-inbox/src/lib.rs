@@ -29,7 +29,7 @@ pub use self::nats::{NatsError, NatsReceipt, NatsSubscription};
 pub use self::parking::PostgresParking;
 #[cfg(feature = "sqlite")]
 pub use self::parking::SqliteParking;
-pub use self::parking::{ParkedMessage, Parking};
+pub use self::parking::{LIST_TIMEOUT, ParkedMessage, Parking};
 #[cfg(feature = "rabbitmq")]
 pub use self::rabbitmq::{RabbitMqReceipt, RabbitMqSubscription};
 #[cfg(feature = "redis")]

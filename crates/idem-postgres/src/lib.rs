@@ -24,4 +24,5 @@ pub use transaction::guard::Guard;
 pub use transaction::handler_transaction::PostgresTransaction;
 pub use transaction::join::{CommitTicket, Join, JoinedRun};
 pub use upkeep::health::{PostgresHealth, SelfTestReport};
+pub use upkeep::identity::ServerHistory;
 pub use upkeep::privileges::OpenSchema;

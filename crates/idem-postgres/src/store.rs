@@ -35,6 +35,7 @@ use crate::transaction::guard::Guard;
 use crate::transaction::join::Join;
 use crate::transaction::statements::TransactionSettings;
 use crate::upkeep::health::{PostgresHealth, SelfTestReport, weaknesses};
+use crate::upkeep::identity::ServerHistory;
 use crate::upkeep::pool::Upkeep;
 
 /// A store that keeps records in a Postgres database. Clones share everything.
@@ -245,6 +246,36 @@ impl PostgresStore {
     pub async fn self_test(&self) -> Result<SelfTestReport, SelfTestError> {
         idem_core::self_test(self).await?;
         Ok(self.shared.upkeep.self_test_report().await?)
+    }
+
+    /// The history of the server, and the one that was remembered, to notice a restore or a promotion.
+    ///
+    /// It does not notice a restore to the same cluster and timeline, such as a dump that replaces the tables, nor a snapshot of the disk.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the server does not answer, or does not permit it.
+    pub async fn history(&self) -> Result<ServerHistory, StoreError> {
+        self.shared.upkeep.history().await
+    }
+
+    /// Remembers the history of the server.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the server does not answer, or the role may not update `idem_identity`.
+    pub async fn remember_history(&self) -> Result<(), StoreError> {
+        self.shared.upkeep.remember_history().await
+    }
+
+    /// Gives the records a new random identity, after a restore that may have lost records, and remembers the history.
+    ///
+    /// No cache then replays what the server no longer has: entries under another identity are not valid. This store keeps the old
+    /// identity, so open a new one. All other processes must have stopped, because locks of operations follow from the identity.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Busy`] while sessions with another `application_name` use the database. [`StoreError`] when the server does
+    /// not answer, or the role may not update `idem_identity`.
+    pub async fn renew_identity(&self) -> Result<(), StoreError> {
+        self.shared.upkeep.renew_identity().await
     }
 
     /// How many handlers' transactions are in use, for a gauge. It does not ask the server.

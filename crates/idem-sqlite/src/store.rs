@@ -154,6 +154,19 @@ pub struct SqliteHealth {
 }
 
 impl SqliteStore {
+    /// Gives the records a new random identity, after the file was replaced by an older copy.
+    ///
+    /// No cache then replays what the file no longer has: entries under another identity are not valid. This store and those of other
+    /// processes keep the old identity until they are opened again.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the file cannot be written.
+    pub async fn renew_identity(&self) -> Result<(), StoreError> {
+        let renewed =
+            sqlx::raw_sql("UPDATE main.idem_identity SET identity = randomblob(16)").execute(&self.upkeep).await;
+        renewed.map(drop).map_err(|error| store_error("give the records a new identity", error))
+    }
+
     /// Opens the database, creates a missing file, and brings its schema up to date.
     ///
     /// # Errors

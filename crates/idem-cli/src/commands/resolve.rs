@@ -1,7 +1,6 @@
 //! `idem resolve`.
 
 use std::error::Error;
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +11,8 @@ use idem_core::{
 };
 use serde_json::json;
 
+use crate::commands::confirm::confirmed;
+use crate::commands::sealed;
 use crate::commands::show::{Which, answer_lines, explained, without_record};
 use crate::output::{say, say_json, token};
 use crate::store::Store;
@@ -20,11 +21,75 @@ use crate::{Ended, with_causes};
 /// What to say of which record.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    #[command(flatten)]
-    which: Which,
     /// How the operation ended.
     #[arg(long = "as", value_enum)]
     how: How,
+    /// With --as retryable: how long until it may run again.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    retry_after: Option<Duration>,
+    #[command(flatten)]
+    answer: Answer,
+    #[command(flatten)]
+    action: Action,
+}
+
+/// `resolve --as retryable`.
+#[derive(Debug, Args)]
+pub(crate) struct Release {
+    /// How long until it may run again.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    retry_after: Option<Duration>,
+    /// The status that repeats get when the attempts are used up: 400 to 599.
+    #[arg(long, value_name = "STATUS", default_value_t = 503)]
+    status: u16,
+    #[command(flatten)]
+    action: Action,
+}
+
+/// `resolve --as completed` or `failed`.
+#[derive(Debug, Args)]
+pub(crate) struct Settle {
+    /// How the operation ended.
+    #[arg(long = "as", value_enum)]
+    how: Final,
+    #[command(flatten)]
+    answer: Answer,
+    #[command(flatten)]
+    action: Action,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Final {
+    /// It took effect; repeats get the answer.
+    Completed,
+    /// It took no effect and never runs again; repeats get the answer.
+    Failed,
+}
+
+impl From<Release> for Options {
+    fn from(release: Release) -> Self {
+        let Release { retry_after, status, action } = release;
+        let answer = Answer { status: Some(status), headers: Vec::new(), body_file: None };
+        Self { how: How::Retryable, retry_after, answer, action }
+    }
+}
+
+impl From<Settle> for Options {
+    fn from(settle: Settle) -> Self {
+        let Settle { how, answer, action } = settle;
+        let how = match how {
+            Final::Completed => How::Completed,
+            Final::Failed => How::Failed,
+        };
+        Self { how, retry_after: None, answer, action }
+    }
+}
+
+/// Which record, why, and how it is done.
+#[derive(Debug, Args)]
+struct Action {
+    #[command(flatten)]
+    which: Which,
     /// Why. It stays in the store.
     #[arg(long)]
     reason: String,
@@ -34,6 +99,20 @@ pub(crate) struct Options {
     /// The version of the record that you have looked at, as `idem show` says it. If the record has changed since, nothing happens.
     #[arg(long, value_name = "VERSION")]
     seen: Option<RecordVersion>,
+    /// How long the record is kept from now; not for less than before.
+    #[arg(long, default_value = "24h", value_name = "TIME", value_parser = humantime::parse_duration)]
+    retention: Duration,
+    /// Does not ask. Needs --seen.
+    #[arg(long, requires = "seen")]
+    yes: bool,
+    /// Shows the record and what would happen, and changes nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// The answer that repeats get.
+#[derive(Debug, Args)]
+struct Answer {
     /// The status of the answer that repeats get: 200 to 599 for --as completed, 400 to 599 for failed and retryable. With retryable
     /// they get it when the attempts are used up.
     #[arg(long, value_name = "STATUS")]
@@ -44,18 +123,6 @@ pub(crate) struct Options {
     /// A file with the body of that answer. Default: an empty body.
     #[arg(long, value_name = "FILE")]
     body_file: Option<PathBuf>,
-    /// With --as retryable: how long until it may run again.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    retry_after: Option<Duration>,
-    /// How long the record is kept from now; not for less than before.
-    #[arg(long, default_value = "24h", value_name = "TIME", value_parser = humantime::parse_duration)]
-    retention: Duration,
-    /// Does not ask. Needs --seen.
-    #[arg(long, requires = "seen")]
-    yes: bool,
-    /// Shows the record and what would happen, and changes nothing.
-    #[arg(long)]
-    dry_run: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -94,46 +161,50 @@ impl How {
 const TRIES: u32 = 3;
 
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
-    if options.reason.trim().is_empty() {
+    let action = &options.action;
+    if action.reason.trim().is_empty() {
         return Err("--reason is empty: say why, for those who look at this record later".into());
     }
-    if json && !options.yes && !options.dry_run {
+    if json && !action.yes && !action.dry_run {
         return Err("--json does not ask: give --yes, and --seen with the version that you have looked at".into());
     }
     let resolution = options.resolution()?;
-    let id = options.which.id()?;
+    let id = action.which.id()?;
     let inspection = store.inspect(&id).await?;
     let Some(record) = &inspection.record else {
         without_record(id, &inspection, json);
         return Ok(Ended::Unchanged);
     };
-    let seen = options.seen.unwrap_or_else(|| record.version());
-    let request = Resolve { id, action: OwnerToken::random(), seen, resolution, retention: options.retention };
+    if resolution != Resolution::OutcomeUnknown && !store.has_keys() && sealed::is_encrypted(store, record).await? {
+        return Err(sealed::ADVICE.into());
+    }
+    let seen = action.seen.unwrap_or_else(|| record.version());
+    let request = Resolve { id, action: OwnerToken::random(), seen, resolution, retention: action.retention };
     if !json {
         say(&explained(id, record, &inspection, false));
         say(&format!("\nTo be resolved: {}.", options.how.sentence()));
-        if let Some(response) = options.response()? {
+        if let Some(response) = options.answer.response()? {
             answer_lines(&response, true).iter().for_each(|line| say(line));
         }
     }
-    let outcome = if options.dry_run {
+    let outcome = if action.dry_run {
         match inspection.runs_in_transaction {
             true => ResolveOutcome::Refused(Refusal::Live),
             false => machine::resolve(Some(record), &request, inspection.now).1,
         }
     } else {
-        if !options.yes && !confirmed()? {
+        if !action.yes && !confirmed("give --yes, and --seen with the version that you have looked at")? {
             eprintln!("nothing was changed");
             return Ok(Ended::Unchanged);
         }
-        repaired(store, &request, options).await?
+        repaired(store, &request, action).await?
     };
     let text = match outcome {
-        ResolveOutcome::Resolved if options.dry_run => "it would be resolved; nothing was changed: --dry-run",
+        ResolveOutcome::Resolved if action.dry_run => "it would be resolved; nothing was changed: --dry-run",
         outcome => outcome.meaning(),
     };
     if json {
-        let is_resolved = outcome == ResolveOutcome::Resolved && !options.dry_run;
+        let is_resolved = outcome == ResolveOutcome::Resolved && !action.dry_run;
         say_json(&json!({ "id": id.to_string(), "resolved": is_resolved, "text": text }));
     } else {
         say(text);
@@ -141,16 +212,16 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
     Ok(if outcome == ResolveOutcome::Resolved { Ended::Done } else { Ended::Unchanged })
 }
 
-async fn repaired(store: &dyn Store, request: &Resolve, options: &Options) -> Result<ResolveOutcome, Box<dyn Error>> {
+async fn repaired(store: &dyn Store, request: &Resolve, action: &Action) -> Result<ResolveOutcome, Box<dyn Error>> {
     let mut left = TRIES;
     loop {
         left -= 1;
-        match repair(store, request, &options.actor, &options.reason).await {
+        match repair(store, request, &action.actor, &action.reason).await {
             Err(error) if error.is_indeterminate() && left > 0 => {}
             Err(error) if error.is_indeterminate() => {
-                let action = token(&request.action);
+                let owner = token(&request.action);
                 let message = format!(
-                    "it is not known whether the record was resolved. If so, `idem show` names the owner {action}"
+                    "it is not known whether the record was resolved. If so, `idem show` names the owner {owner}"
                 );
                 return Err(format!("{message}: {}", with_causes(&error)).into());
             }
@@ -159,24 +230,13 @@ async fn repaired(store: &dyn Store, request: &Resolve, options: &Options) -> Re
     }
 }
 
-/// Asks on the terminal.
-fn confirmed() -> Result<bool, Box<dyn Error>> {
-    if !std::io::stdin().is_terminal() {
-        return Err(
-            "there is no terminal to ask on: give --yes, and --seen with the version that you have looked at".into()
-        );
-    }
-    eprint!("Type yes to go on: ");
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer)?;
-    Ok(answer.trim() == "yes")
-}
-
 impl Options {
     fn resolution(&self) -> Result<Resolution, Box<dyn Error>> {
-        Ok(Resolution::new(self.how.state(), self.response()?, self.retry_after)?)
+        Ok(Resolution::new(self.how.state(), self.answer.response()?, self.retry_after)?)
     }
+}
 
+impl Answer {
     /// The answer that repeats get; `None` without a status.
     fn response(&self) -> Result<Option<StoredResponse>, Box<dyn Error>> {
         let Some(status) = self.status else {

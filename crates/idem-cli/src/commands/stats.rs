@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use clap::Args;
-use idem_core::{PartSize, RecordCounts};
-use serde_json::json;
+use idem_core::{PartSize, RecordCounts, Timestamp};
+use serde_json::{Value, json};
 
 use crate::Ended;
 use crate::output::{Progress, age, say, say_json};
@@ -14,7 +14,8 @@ use crate::store::Store;
 #[derive(Debug, Args)]
 pub(crate) struct Options {}
 
-pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
+/// Counts all records, and says when, by the store's clock.
+pub(crate) async fn counted(store: &dyn Store) -> Result<(RecordCounts, Timestamp), Box<dyn Error>> {
     let (mut counts, mut from, mut part) = (RecordCounts::default(), None, PartSize::new());
     let progress = Progress::start("counting records");
     let now = loop {
@@ -33,15 +34,26 @@ pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<En
         }
     };
     progress.end();
+    Ok((counts, now))
+}
+
+/// The counts as JSON.
+pub(crate) fn counts_json(counts: &RecordCounts) -> Value {
+    let RecordCounts { in_progress, abandoned, completed, failed, outcome_unknown, retryable, .. } = counts;
+    json!({
+        "in_progress": in_progress, "abandoned": abandoned, "completed": completed, "failed": failed,
+        "outcome_unknown": outcome_unknown, "retryable": retryable, "expired": counts.expired,
+        "unreadable": counts.unreadable, "body_bytes": counts.body_bytes,
+        "oldest_in_progress": counts.oldest_in_progress.map(|time| time.to_string()),
+        "oldest_expired": counts.oldest_expired.map(|time| time.to_string()),
+    })
+}
+
+pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
+    let (counts, now) = counted(store).await?;
     let RecordCounts { in_progress, abandoned, completed, failed, outcome_unknown, retryable, .. } = counts;
     if json {
-        say_json(&json!({
-            "in_progress": in_progress, "abandoned": abandoned, "completed": completed, "failed": failed,
-            "outcome_unknown": outcome_unknown, "retryable": retryable, "expired": counts.expired,
-            "unreadable": counts.unreadable, "body_bytes": counts.body_bytes,
-            "oldest_in_progress": counts.oldest_in_progress.map(|time| time.to_string()),
-            "oldest_expired": counts.oldest_expired.map(|time| time.to_string()),
-        }));
+        say_json(&counts_json(&counts));
         return Ok(Ended::Done);
     }
     let rows = [

@@ -20,6 +20,19 @@ pub use self::postgres::PostgresParking;
 pub use self::sqlite::SqliteParking;
 use crate::message::Message;
 
+/// How long listing parked messages may take. An index serves it, so that it only takes longer if the database does not answer, or if
+/// the messages are too large for one part: ask for fewer then.
+pub const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Limits how long a list may take.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+async fn within<T>(list: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    tokio::time::timeout(LIST_TIMEOUT, list).await.unwrap_or_else(|_| {
+        let message = format!("the parked messages could not be listed within {LIST_TIMEOUT:?}; ask for fewer at once");
+        Err(StoreError::new(idem_core::StoreErrorKind::Timeout, message))
+    })
+}
+
 /// Keeps messages that were set aside, and counts runs that were lost.
 ///
 /// An entry belongs to a subscriber and the [key](Message::parking_key) of a message. Every method commits before it returns, asks the clock of its
@@ -47,10 +60,10 @@ pub trait Parking: fmt::Debug + Send + Sync + 'static {
     async fn park(&self, subscriber: &str, message: &Message, reason: &str) -> Result<(), StoreError>;
 
     /// Lists up to `most` parked messages of a subscriber, the oldest first, after the entry `after`. With `only_requested`, those
-    /// whose replay was requested.
+    /// whose replay was requested. It takes at most [`LIST_TIMEOUT`].
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`]; of the kind `Timeout` after that time.
     async fn list(
         &self,
         subscriber: &str,

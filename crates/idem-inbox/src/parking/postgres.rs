@@ -11,7 +11,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Row as _};
 
 use super::row::{envelope, micros, read_message};
-use super::{ParkedMessage, Parking};
+use super::{LIST_TIMEOUT, ParkedMessage, Parking, within};
 use crate::message::Message;
 
 /// The lock under which the table is made: `IF NOT EXISTS` fails if two sessions make the same table at once.
@@ -147,7 +147,14 @@ impl PostgresParking {
         // One damaged row must not hide the others.
         let readable =
             |row| read(&row).inspect_err(|error| tracing::error!(%error, "a row of idem_inbox is unreadable")).ok();
-        Ok(list.fetch_all(&self.pool).await?.into_iter().filter_map(readable).collect())
+        let mut transaction = self.pool.begin().await?;
+        let limit = LIST_TIMEOUT.as_millis();
+        sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL statement_timeout = {limit}")))
+            .execute(&mut *transaction)
+            .await?;
+        let rows = list.fetch_all(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok(rows.into_iter().filter_map(readable).collect())
     }
 }
 
@@ -180,9 +187,8 @@ impl Parking for PostgresParking {
         after: Option<&ParkedMessage>,
         most: NonZeroU32,
     ) -> Result<Vec<ParkedMessage>, StoreError> {
-        self.read_list(subscriber, only_requested, after, most)
-            .await
-            .map_err(|error| failed("list the messages", error))
+        let list = self.read_list(subscriber, only_requested, after, most);
+        within(async { list.await.map_err(|error| failed("list the messages", error)) }).await
     }
 
     async fn request_replay(&self, subscriber: &str, key: &str) -> Result<bool, StoreError> {
@@ -230,6 +236,8 @@ fn failed(what: &str, error: sqlx::Error) -> StoreError {
         sqlx::Error::PoolTimedOut => StoreErrorKind::Busy,
         sqlx::Error::Database(database) => match database.code().as_deref() {
             // Privileges, and what does not exist.
+            // The statement_timeout of a list.
+            Some("57014") => StoreErrorKind::Timeout,
             Some("42501" | "42P01" | "42703" | "3F000" | "28P01" | "28000") => StoreErrorKind::Misconfigured,
             _ => StoreErrorKind::Unavailable,
         },

@@ -9,7 +9,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqlitePool};
 
 use super::row::{envelope, micros, read_message};
-use super::{ParkedMessage, Parking};
+use super::{ParkedMessage, Parking, within};
 use crate::message::Message;
 
 /// Times are in microseconds since 1970.
@@ -158,9 +158,8 @@ impl Parking for SqliteParking {
         after: Option<&ParkedMessage>,
         most: NonZeroU32,
     ) -> Result<Vec<ParkedMessage>, StoreError> {
-        self.read_list(subscriber, only_requested, after, most)
-            .await
-            .map_err(|error| failed("list the messages", error))
+        let list = self.read_list(subscriber, only_requested, after, most);
+        within(async { list.await.map_err(|error| failed("list the messages", error)) }).await
     }
 
     async fn request_replay(&self, subscriber: &str, key: &str) -> Result<bool, StoreError> {

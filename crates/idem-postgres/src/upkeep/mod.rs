@@ -1,6 +1,7 @@
 //! What operators and tasks ask of an open store: health, privileges, and the removal of expired records.
 
 pub(crate) mod health;
+pub(crate) mod identity;
 mod inspect;
 pub(crate) mod partitions;
 pub(crate) mod pool;

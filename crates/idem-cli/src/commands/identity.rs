@@ -1,0 +1,37 @@
+//! `idem new-identity`.
+
+use std::error::Error;
+
+use clap::Args;
+
+use crate::Ended;
+use crate::commands::confirm::confirmed;
+use crate::output::say;
+use crate::store::Store;
+
+/// What has happened to the database.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Nothing was lost, as in a failover to a synchronous standby: keeps the identity, and only remembers the history of the server.
+    #[arg(long)]
+    keep: bool,
+    /// Does not ask.
+    #[arg(long)]
+    yes: bool,
+}
+
+const WARNING: &str = "Copies in Redis are not valid any more after this, and each process of the application has to be started again. \
+    Stop all of them first: a process that keeps the old identity takes other locks, and both could run one operation.";
+
+pub(crate) async fn run(store: &dyn Store, options: &Options) -> Result<Ended, Box<dyn Error>> {
+    if !options.keep {
+        eprintln!("{WARNING}");
+        if !options.yes && !confirmed("give --yes when all processes have stopped")? {
+            eprintln!("nothing was changed");
+            return Ok(Ended::Unchanged);
+        }
+    }
+    store.renew_identity(options.keep).await?;
+    say(if options.keep { "the history of the server is remembered" } else { "the records have a new identity" });
+    Ok(Ended::Done)
+}
