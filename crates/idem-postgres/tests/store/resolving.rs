@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use idem_core::{
-    AcquireOutcome, Begin, IdempotencyStore as _, Operate as _, OwnerOutcome, OwnerToken, Refusal, RepairNote,
-    Resolution, Resolve, ResolveOutcome, Settlement, StoredResponse, TransactionalStore as _, Writes,
+    AcquireOutcome, Begin, Erase, EraseOutcome, IdempotencyStore as _, Inspect as _, Operate as _, OwnerOutcome,
+    OwnerToken, Refusal, RepairNote, Resolution, Resolve, ResolveOutcome, Settlement, StoredResponse,
+    TransactionalStore as _, Writes,
 };
 use idem_testkit::fixture::{KEPT, repeat_of, request, response};
 
@@ -66,4 +67,30 @@ async fn repairs_keep_their_order_if_the_clock_goes_back() {
     let reasons: Vec<_> =
         world.store.repairs(most).await.unwrap().into_iter().map(|repair| repair.note.reason).collect();
     assert_eq!(reasons, ["second", "first"]);
+}
+
+#[tokio::test]
+async fn an_operation_that_a_transaction_begins_anew_gets_its_principal_back() {
+    let world = World::shared().await;
+    let request = request();
+    let finished = async |request| {
+        let Begin::Acquired { transaction, .. } = world.store.begin(request).await.unwrap() else { panic!("it runs") };
+        let finished = transaction.finish(&Settlement::Completed(response()), KEPT, Writes::Keep).await.unwrap();
+        assert_eq!(finished, OwnerOutcome::Applied);
+    };
+    let principal = async || {
+        let origin = world.store.inspect(&request.id).await.unwrap().origin.unwrap();
+        origin.scope.principal().map(str::to_owned)
+    };
+    finished(&request).await;
+    let named = principal().await;
+    let seen = world.store.peek(&request.id).await.unwrap().unwrap().version();
+    let by = Erase { id: request.id, action: OwnerToken::random(), seen, principal: None };
+    assert_eq!(world.store.erase(&by).await.unwrap(), EraseOutcome::Erased);
+    assert_eq!(principal().await.as_deref(), Some(""));
+    // Its retention is over, and no purge has come.
+    world.offset.advance(KEPT);
+    finished(&repeat_of(&request)).await;
+    assert_eq!(principal().await, named);
+    assert!(named.is_some_and(|named| !named.is_empty()));
 }

@@ -1,6 +1,11 @@
 //! The program `idem`, started as a process, on real stores.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
+mod encrypted;
+mod erasing;
+mod operating;
+mod tls;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::num::NonZeroU32;
@@ -30,13 +35,21 @@ struct Ran {
 
 fn idem(store: &str, arguments: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_idem"));
-    let Output { status, stdout, stderr } =
-        command.args(["--store", store]).args(arguments).env("USER", "tester").output().unwrap();
+    ran(command.args(["--store", store]).args(arguments).env("USER", "tester"))
+}
+
+fn ran(command: &mut Command) -> Ran {
+    let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ran { code: status.code().unwrap(), stdout: text(stdout), stderr: text(stderr) }
 }
 
 impl Ran {
+    /// All that it printed.
+    fn text(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+
     #[track_caller]
     fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{}\n{}", self.stdout, self.stderr);
@@ -62,6 +75,11 @@ impl File {
         let url = format!("sqlite://{}", folder.path().join("records.db").display());
         let store = SqliteStore::open(SqliteConfig::new(&url)).await.unwrap();
         Self { store, url, _folder: folder }
+    }
+
+    /// A folder for other files.
+    fn folder(&self) -> &std::path::Path {
+        self._folder.path()
     }
 }
 

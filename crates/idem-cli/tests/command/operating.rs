@@ -1,0 +1,163 @@
+//! The commands around the records: parked messages, identities, aliases, and what is printed for other programs.
+
+use std::io::{BufRead as _, BufReader};
+use std::num::NonZeroU32;
+use std::process::{Command, Stdio};
+
+use idem_core::{AcquireOutcome, DurableStore as _, StoredResponse, Takeover};
+use idem_inbox::{Message, Parking, PostgresParking, SqliteParking};
+use idem_postgres::{PostgresConfig, PostgresStore};
+use idem_schemas::Schema;
+use idem_servers::Postgres;
+use idem_sqlite::{SqliteConfig, SqliteStore};
+
+use crate::{File, answer, complete, crash, idem};
+
+/// Parks two messages, and replays the second one by the command.
+async fn replay(parking: &dyn Parking, url: &str, options: &[&str]) {
+    for id in ["first", "sec\u{1b}ond"] {
+        parking.park("ledger", &Message::new(id, "payments", "poison"), "not JSON").await.unwrap();
+    }
+    let run = |arguments: &[&str]| idem(url, &[options, &["parked"], arguments].concat());
+    let listed = run(&["list", "--subscriber", "ledger"]).expect(0).stdout;
+    assert!(listed.lines().count() == 2 && listed.contains("not JSON") && !listed.contains('\u{1b}'), "{listed}");
+    assert_eq!(run(&["list", "--subscriber", "ledger", "--limit", "1"]).expect(0).stdout.lines().count(), 1);
+    assert!(run(&["list", "--subscriber", "other"]).expect(0).stderr.contains("no message"));
+    let id = "sec\u{1b}ond";
+    let planned = run(&["replay", "--subscriber", "ledger", id, "--dry-run"]).expect(0).stdout;
+    assert!(planned.contains("1 parked, 0 replays requested"), "{planned}");
+    let missing = run(&["replay", "--subscriber", "ledger", id, "third"]).expect(5);
+    assert!(missing.stdout.contains("1 replays requested") && missing.stderr.contains("not parked: third"));
+    let requested = parking.list("ledger", true, None, NonZeroU32::MAX).await.unwrap();
+    assert_eq!(requested.iter().map(|parked| &*parked.message.id).collect::<Vec<_>>(), [id]);
+    let all = run(&["--json", "replay", "--subscriber", "ledger", "--all"]).expect(0).json();
+    assert_eq!((&all[2]["found"], &all[2]["requested"]), (&2.into(), &1.into()), "one was requested before");
+}
+
+#[tokio::test]
+async fn parked_messages_are_listed_and_replayed() {
+    let file = File::new().await;
+    let missing = idem(&file.url, &["parked", "list", "--subscriber", "ledger"]).expect(1);
+    assert!(missing.stderr.contains("no table idem_inbox"), "{}", missing.stderr);
+    let parking = SqliteParking::open(sqlx::SqlitePool::connect(&file.url).await.unwrap()).await.unwrap();
+    replay(&parking, &file.url, &[]).await;
+    let (schema, url) = (Schema::new(), idem_servers::postgres_url());
+    let options = ["--schema", &*schema.name];
+    let missing = idem(&url, &[&options[..], &["parked", "list", "--subscriber", "ledger"]].concat()).expect(1);
+    assert!(missing.stderr.contains("no table idem_inbox"), "{}", missing.stderr);
+    let parking = PostgresParking::open(sqlx::PgPool::connect(&url).await.unwrap(), &schema.name).await.unwrap();
+    replay(&parking, &url, &options).await;
+    let redis = idem("redis://127.0.0.1:1", &["parked", "list", "--subscriber", "ledger"]).expect(1);
+    assert!(redis.stderr.contains("Postgres or SQLite"), "{}", redis.stderr);
+}
+
+#[tokio::test]
+async fn a_new_identity_is_given_when_all_processes_have_stopped() {
+    let file = File::new().await;
+    let identity = async || SqliteStore::open(SqliteConfig::new(&file.url)).await.unwrap().identity();
+    let before = identity().await;
+    assert!(idem(&file.url, &["new-identity"]).expect(1).stderr.contains("--yes"));
+    idem(&file.url, &["new-identity", "--keep"]).expect(1);
+    assert_eq!(identity().await, before);
+    idem(&file.url, &["new-identity", "--yes"]).expect(0);
+    assert_ne!(identity().await, before);
+
+    let server = Postgres::start().unwrap();
+    let url = server.url();
+    let store = PostgresStore::open(PostgresConfig::new(&url)).await.unwrap();
+    let before = store.identity();
+    let busy = idem(&url, &["new-identity", "--yes"]).expect(1);
+    assert!(busy.stderr.contains("other sessions use this database (idem)"), "{}", busy.stderr);
+    assert_eq!(PostgresStore::open(PostgresConfig::new(&url)).await.unwrap().identity(), before);
+    drop(store);
+    let psql = |sql: &str| {
+        let ran = Command::new("psql").args([&*url, "-qtAc", sql]).output().unwrap();
+        assert!(ran.status.success(), "{sql}");
+        String::from_utf8(ran.stdout).unwrap().trim().to_owned()
+    };
+    while psql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idem'") != "0" {
+        tokio::task::yield_now().await;
+    }
+    // The first check remembers the server, and a recovery to a point in time begins a new timeline.
+    let check = || idem(&url, &["check"]);
+    assert!(check().expect(0).stdout.contains("history     remembered: "));
+    assert!(check().expect(0).stdout.contains("the server is the one of the last check"));
+    let changed = "UPDATE idem.idem_identity SET history = split_part(history, '/', 1) || '/0'";
+    psql(changed);
+    let found = check().expect(3).stdout;
+    assert!(
+        found.contains("weak     history") && found.contains("/0 is ") && found.contains("new-identity"),
+        "{found}"
+    );
+    let identity = || psql("SELECT identity FROM idem.idem_identity");
+    let before = identity();
+    idem(&url, &["new-identity", "--keep"]).expect(0);
+    check().expect(0);
+    assert_eq!(identity(), before);
+    psql(changed);
+    idem(&url, &["new-identity", "--yes"]).expect(0);
+    assert_ne!(identity(), before);
+    check().expect(0);
+    let redis = idem(&idem_servers::redis_url(), &["new-identity", "--yes"]).expect(1);
+    assert!(redis.stderr.contains("have no identity"), "{}", redis.stderr);
+}
+
+#[tokio::test]
+async fn release_and_settle_are_resolutions() {
+    let file = File::new().await;
+    let records =
+        [crash(&file.store, "retried", Takeover::Unknown).await, crash(&file.store, "paid", Takeover::Unknown).await];
+    let done = |request: &idem_core::Acquire, command: &[&str], code: i32| {
+        let id = request.id.to_string();
+        let shown = idem(&file.url, &["--json", "show", &id]).expect(0).json();
+        let seen = shown[0]["version"].as_str().unwrap().to_owned();
+        idem(&file.url, &[command, &[&*id, "--reason", "r", "--seen", &seen, "--yes"]].concat()).expect(code)
+    };
+    for request in &records {
+        let unfenced = done(request, &["release"], 5);
+        assert!(unfenced.stdout.contains("Mark it as unknown first"), "{}", unfenced.stdout);
+        done(request, &["resolve", "--as", "unknown"], 0);
+    }
+    done(&records[0], &["release", "--retry-after", "0s"], 0);
+    done(&records[1], &["settle", "--as", "completed", "--status", "201"], 0);
+    let again = idem_core::Acquire { max_attempts: NonZeroU32::MAX, ..records[0].clone() };
+    let AcquireOutcome::Acquired(lease) = answer(&file.store, &again).await else { panic!("it runs again") };
+    assert_eq!(lease.attempt, 2);
+    let AcquireOutcome::Replay(replay) = answer(&file.store, &records[1]).await else { panic!("it is settled") };
+    assert_eq!(replay.response, StoredResponse::new(201, ""));
+    assert!(idem(&file.url, &["settle", "--as", "unknown"]).expect(2).stderr.contains("completed"));
+}
+
+#[tokio::test]
+async fn watch_prints_what_has_changed_and_ends_by_ctrl_c() {
+    let file = File::new().await;
+    complete(&file.store, "first", StoredResponse::new(201, "")).await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_idem"));
+    command.args(["--store", &file.url, "watch", "--every", "1s"]).stdout(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    assert!(first.contains("completed 1  "), "{first}");
+    complete(&file.store, "second", StoredResponse::new(201, "")).await;
+    let changed = lines.find_map(|line| line.ok().filter(|line| line.contains("completed 2")));
+    assert!(changed.as_ref().is_some_and(|line| line.contains("completed 2 (+1)")), "{changed:?}");
+    assert!(Command::new("kill").args(["-INT", &process.id().to_string()]).status().unwrap().success());
+    assert_eq!(process.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn completions_and_pages_for_man_are_printed_without_a_store() {
+    let run = |arguments: &[&str]| {
+        let ran = Command::new(env!("CARGO_BIN_EXE_idem")).args(arguments).env_remove("IDEM_STORE").output().unwrap();
+        (ran.status.code(), String::from_utf8(ran.stdout).unwrap())
+    };
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, script) = run(&["completions", shell]);
+        assert!(code == Some(0) && script.contains("new-identity"), "{script}");
+    }
+    let (code, page) = run(&["man"]);
+    assert!(code == Some(0) && page.contains(".TH idem 1") && page.contains("Exit codes"), "{page}");
+    let (code, page) = run(&["man", "erase"]);
+    assert!(code == Some(0) && page.contains("principal"), "{page}");
+    assert_eq!(run(&["man", "nothing"]).0, Some(1));
+}
