@@ -268,7 +268,7 @@ pub struct HeaderField {
 pub enum StoredBody {
     /// All of it.
     Retained(Bytes),
-    /// The record is a tombstone: the operation completed, but its body was too large to keep.
+    /// The record is a tombstone: the operation ended, but its body was too large to keep, or was erased.
     NotRetained,
 }
 

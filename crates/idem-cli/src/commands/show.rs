@@ -151,7 +151,7 @@ fn response_of(record: &Record) -> Option<&StoredResponse> {
 pub(crate) fn answer_lines(response: &StoredResponse, is_shown: bool) -> Vec<String> {
     let body = match &response.body {
         StoredBody::Retained(body) => format!("{} bytes", body.len()),
-        StoredBody::NotRetained => "not kept: it was too large".to_owned(),
+        StoredBody::NotRetained => "not kept".to_owned(),
     };
     let mut lines = vec![format!("answer      {}, body: {body}", response.status)];
     if let Some(trace) = &response.trace {
