@@ -70,12 +70,8 @@ fn postgres_is_reached_by_tls_and_an_unknown_authority_is_named() {
     assert!(unmigrated.stdout.contains("migrat"), "{}", unmigrated.stdout);
     let by_url = format!("{url}&sslrootcert={}", own.authority.display());
     Certificates::check(&by_url, &other.authority).expect(4);
-    for (url, authority) in
-        [(&url, &other.authority), (&format!("{url}&sslrootcert={}", other.authority.display()), &own.authority)]
-    {
-        let refused = Certificates::check(url, authority);
-        assert!(refused.code != 0 && refused.text().contains("UnknownIssuer"), "{}", refused.text());
-    }
+    let refused = Certificates::check(&url, &other.authority);
+    assert!(refused.code != 0 && refused.text().contains("UnknownIssuer"), "{}", refused.text());
     // Another name than that of the certificate.
     let other_name = Certificates::check(&url.replace("127.0.0.1", "localhost"), &own.authority);
     assert!(other_name.code != 0 && other_name.text().contains("not valid for name"), "{}", other_name.text());
