@@ -273,7 +273,11 @@ mod postgres {
         }
 
         async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
-            Ok(if keep { self.remember_history().await? } else { PostgresStore::renew_identity(self).await? })
+            match keep {
+                true => self.remember_history().await?,
+                false => PostgresStore::renew_identity(self).await?,
+            }
+            Ok(())
         }
     }
 }
@@ -317,7 +321,7 @@ mod sqlite {
         async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
             match keep {
                 true => Err("a file has no history to remember".into()),
-                false => Ok(SqliteStore::renew_identity(self).await?),
+                false => SqliteStore::renew_identity(self).await.map_err(Into::into),
             }
         }
     }

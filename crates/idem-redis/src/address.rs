@@ -14,7 +14,7 @@ use redis::{
 #[derive(Clone)]
 pub(crate) enum Servers {
     /// One server.
-    One(Client),
+    One(Box<Client>),
     /// The primary that the Sentinels name. Each Sentinel is asked by a separate client, so that one that hangs does not
     /// delay the others.
     Sentinel(Arc<[Sentinel]>),
@@ -108,7 +108,7 @@ impl Address {
     /// Makes the clients of these servers, without connecting.
     pub(crate) fn servers(self, timeout: Duration) -> Result<Servers, RedisError> {
         Ok(match self {
-            Self::One(info) => Servers::One(Client::open(info)?),
+            Self::One(info) => Servers::One(Box::new(Client::open(info)?)),
             Self::Cluster(nodes) => {
                 // A server that hangs must not use up the timeout of a verb: another server may answer instead. The driver
                 // has no overall timeout, since it would then drop what it has learnt.

@@ -264,7 +264,7 @@ async fn connect(servers: Servers, limit: Duration) -> RedisResult<Connection> {
     // Each call sets a deadline, so the connection needs no response timeout.
     let config = AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(None);
     let client = match servers {
-        Servers::One(client) => client,
+        Servers::One(client) => *client,
         Servers::Sentinel(sentinels) => address::primary(&sentinels).await?,
         Servers::Cluster(client, _) => return client.get_async_connection().await.map(Connection::Cluster),
         #[cfg(feature = "deadpool")]
