@@ -12,6 +12,8 @@ use idem_hybrid::HybridStore;
 
 use crate::{keys, with_causes};
 
+#[cfg(all(feature = "redis", any(feature = "postgres", feature = "sqlite")))]
+mod front;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod parking;
 
@@ -148,10 +150,11 @@ impl StoreOptions {
     }
 
     /// The durable store, behind the Redis that is in front of it.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn with_front<D: Store + DurableStore>(&self, durable: D) -> Result<Box<dyn Store>, Box<dyn Error>> {
         let Some(url) = &self.front else { return Ok(Box::new(durable)) };
         #[cfg(feature = "redis")]
-        return redis::in_front_of(durable, url, self);
+        return front::in_front_of(durable, url, self);
         #[cfg(not(feature = "redis"))]
         Err(format!("this build of idem has no support for {url:?}; build it with the store's feature").into())
     }
@@ -330,13 +333,10 @@ mod sqlite {
 #[cfg(feature = "redis")]
 mod redis {
     use std::error::Error;
-    use std::sync::Arc;
-    use std::time::Duration;
 
     use async_trait::async_trait;
-    use idem_core::{Durability, DurableStore, Purge};
-    use idem_hybrid::{HybridConfig, HybridStore};
-    use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
+    use idem_core::{Durability, Purge};
+    use idem_redis::{RedisConfig, RedisStore};
 
     use super::{Examination, Level, Store, StoreOptions};
 
@@ -344,19 +344,6 @@ mod redis {
         let config = RedisConfig::new(url).key_prefix(&options.key_prefix).min_replicas(options.min_replicas);
         let config = if options.dangerous_allow_eviction { config.dangerous_allow_eviction() } else { config };
         Ok(Box::new(RedisStore::open(config).await?))
-    }
-
-    /// How long an operator waits for Redis. In an application it is a cache, and much less.
-    const PATIENCE: Duration = Duration::from_secs(5);
-
-    pub(super) fn in_front_of<D: Store + DurableStore>(
-        durable: D,
-        url: &str,
-        options: &StoreOptions,
-    ) -> Result<Box<dyn Store>, Box<dyn Error>> {
-        let config = RedisConfig::new(url).key_prefix(&options.key_prefix).timeout(PATIENCE);
-        let fast = Arc::new(RedisFastStore::new(config)?);
-        Ok(Box::new(HybridStore::new(Arc::new(durable), fast, HybridConfig::new().patience(PATIENCE))))
     }
 
     #[async_trait]

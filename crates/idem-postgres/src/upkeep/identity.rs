@@ -73,7 +73,10 @@ impl Upkeep {
         }
         let mut sql = Sql::default();
         sql.push(BEGIN).push(&self.local_settings).push("UPDATE ").push(self.records.schema.quoted());
-        sql.push(".idem_identity SET identity=pg_catalog.gen_random_uuid(),history=").push(CURRENT).push(";COMMIT");
+        sql.push(".idem_identity SET identity=pg_catalog.gen_random_uuid()")
+            .push(",history=")
+            .push(CURRENT)
+            .push(";COMMIT");
         self.run(what, sql, self.client_timeout).await.map(drop)
     }
 }

@@ -41,9 +41,10 @@ impl Upkeep {
         let schema = self.records.schema.quoted();
         let mut sql = Sql::default();
         sql.push(BEGIN).push(&self.local_settings).push("WITH erased AS (UPDATE ").push(schema);
-        sql.push(".idem_records AS known SET principal=CASE WHEN known.principal IS NOT NULL THEN '' END,owner=");
-        sql.bytes(next.owner.as_bytes()).push(",headers=''::pg_catalog.bytea,body=NULL,checkpoint_name=NULL,");
-        sql.push("checkpoint_data=NULL,updated_at=").number(next.updated_at.unix_micros());
+        sql.push(".idem_records AS known SET principal=CASE WHEN known.principal IS NOT NULL THEN '' END");
+        sql.push(",owner=").bytes(next.owner.as_bytes()).push(",headers=").bytes(b"");
+        sql.push(",body=NULL,checkpoint_name=NULL,checkpoint_data=NULL,updated_at=")
+            .number(next.updated_at.unix_micros());
         sql.push(" WHERE known.id OPERATOR(pg_catalog.=) ").bytes(request.id.as_bytes());
         sql.push(" AND known.xmin::pg_catalog.text::pg_catalog.int8 OPERATOR(pg_catalog.=) ").number(version);
         sql.push(" AND ").push(schema).push(".idem_now_v1(").number(self.records.offset.micros());
