@@ -131,14 +131,15 @@ pub async fn an_erased_principal_leaves_the_notes(subject: &Subject) {
         store.note(note).await.expect("note: the store could not answer");
     }
     let by = Erase { principal: Some("erin o'neill".into()), ..erasing(subject, &request.id).await };
-    let outcome = erase(&*store, &by, "an operator", "their request").await.expect("erase: the store could not answer");
+    let outcome =
+        erase(&*store, &by, "an operator", "erin o'neill asks").await.expect("erase: the store could not answer");
     assert_eq!(outcome, EraseOutcome::Erased);
     let repairs = store.repairs(NonZeroU32::new(100).expect("not zero")).await.expect("repairs: no answer");
     let of = |id: RecordId| repairs.iter().filter(move |repair| repair.note.record == id).map(|repair| &repair.note);
     let left = RepairNote { reason: "asked by (erased)'s bank".into(), ..notes[0].clone() };
     let erasure = RepairNote {
         action: by.action,
-        reason: "their request".into(),
+        reason: "(erased) asks".into(),
         resolution: "erased".into(),
         outcome: Some("erased".into()),
         ..left.clone()

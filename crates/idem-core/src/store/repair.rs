@@ -32,7 +32,7 @@ pub async fn repair<O: Operate + ?Sized>(
     Ok(outcome)
 }
 
-/// Erases what a person left in a record, and keeps who asked for it and why. The reason must not name the person.
+/// Erases what a person left in a record, and keeps who asked for it and why. A principal in the reason is not kept.
 ///
 /// The note is written before the record changes. After it, the outcome is added.
 ///
@@ -51,6 +51,11 @@ pub async fn erase<O: Operate + ?Sized>(
         reason: reason.to_owned(),
         resolution: "erased".to_owned(),
         outcome: None,
+    };
+    let reason = request.principal.as_deref().and_then(|principal| note.reason_without(principal));
+    let note = match reason {
+        Some(reason) => RepairNote { reason, ..note },
+        None => note,
     };
     store.note(&note).await?;
     let outcome = store.erase(request).await?;
