@@ -28,7 +28,7 @@ impl ServerHistory {
     }
 }
 
-/// The history as an expression. The log's insert position is on the current timeline.
+/// The history as an expression. The timeline is that of the last checkpoint, so a promotion shows after its first one.
 const CURRENT: &str = "((SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()) OPERATOR(pg_catalog.||) '/' \
     OPERATOR(pg_catalog.||) (SELECT timeline_id::pg_catalog.text FROM pg_catalog.pg_control_checkpoint()))";
 

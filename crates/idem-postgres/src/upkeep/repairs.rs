@@ -55,9 +55,9 @@ impl Upkeep {
                 .push(schema)
                 .push(".idem_repairs AS note SET reason=pg_catalog.replace(reason,");
             sql.push("pg_catalog.convert_from(").bytes(&principal).push(",'UTF8'),").text(RepairNote::ERASED);
-            sql.push(") FROM erased WHERE note.record OPERATOR(pg_catalog.=) erased.id)");
+            sql.push(") FROM ").push("erased WHERE note.record OPERATOR(pg_catalog.=) erased.id)");
         }
-        sql.push("SELECT 1 FROM erased;COMMIT");
+        sql.push("SELECT 1 FROM ").push("erased;COMMIT");
         Ok(!self.run("erase a record", sql, self.client_timeout).await?.is_empty())
     }
 
