@@ -154,7 +154,7 @@ impl StoreOptions {
     fn with_front<D: Store + DurableStore>(&self, durable: D) -> Result<Box<dyn Store>, Box<dyn Error>> {
         let Some(url) = &self.front else { return Ok(Box::new(durable)) };
         #[cfg(feature = "redis")]
-        return front::in_front_of(durable, url, self);
+        return Ok(Box::new(front::in_front_of(durable, url, &self.key_prefix)?));
         #[cfg(not(feature = "redis"))]
         Err(format!("this build of idem has no support for {url:?}; build it with the store's feature").into())
     }
