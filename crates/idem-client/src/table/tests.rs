@@ -46,10 +46,7 @@ fn an_attempt_without_an_answer_is_repeated_if_a_repeat_can_help() {
 fn every_status_has_a_decision() {
     let policy = RetryPolicy::new(Profile::Idem);
     for status in 200..=599 {
-        let expected = match status {
-            408 | 425 | 429 | 500 | 502..=504 | 506..=599 => true,
-            _ => false,
-        };
+        let expected = matches!(status, 408 | 425 | 429 | 500 | 502..=504 | 506..=599);
         let decision = decide(&policy, status, &[RETRY_AFTER_7], "");
         match decision {
             Decision::Retry { after, .. } => {
