@@ -158,14 +158,22 @@ async fn remove_old(transaction: &mut Transaction<'_, Sqlite>, keep: Duration) -
     removed.map(drop).map_err(|error| of_sqlite("remove old answers", error))
 }
 
-/// Notes the present time, and returns it; an error if the clock was set back.
+/// Notes the present time, and returns it.
 async fn tick(transaction: &mut Transaction<'_, Sqlite>) -> Result<i64, JournalError> {
     let now = now_ms();
-    let latest: i64 = sqlx::query_scalar("UPDATE clock SET latest_ms = max(latest_ms, ?) RETURNING latest_ms")
-        .bind(now)
+    let noted =
+        sqlx::query("UPDATE clock SET latest_ms = max(latest_ms, ?)").bind(now).execute(&mut **transaction).await;
+    noted.map_err(|error| of_sqlite("note the time", error))?;
+    Ok(now)
+}
+
+/// How long ago a time of the journal was; an error if the clock was set back, so that this is not known.
+async fn since(transaction: &mut Transaction<'_, Sqlite>, first_sent_ms: i64) -> Result<Duration, JournalError> {
+    let now = tick(transaction).await?;
+    let latest: i64 = sqlx::query_scalar("SELECT latest_ms FROM clock")
         .fetch_one(&mut **transaction)
         .await
-        .map_err(|error| of_sqlite("note the time", error))?;
+        .map_err(|error| of_sqlite("read the time", error))?;
     if now < latest.saturating_sub(CLOCK_TOLERANCE_MS) {
         let message = format!(
             "the clock is {} s behind the journal, so nothing says how long ago the operation was sent; set the clock right",
@@ -173,7 +181,7 @@ async fn tick(transaction: &mut Transaction<'_, Sqlite>) -> Result<i64, JournalE
         );
         return Err(JournalError::new(JournalErrorKind::ClockSetBack, message));
     }
-    Ok(latest)
+    Ok(of_millis(latest.saturating_sub(first_sent_ms)))
 }
 
 fn now_ms() -> i64 {

@@ -15,7 +15,7 @@ use sqlx::sqlite::SqliteRow;
 use super::entry::{Entry, damaged, decode_headers};
 use super::error::{JournalError, JournalErrorKind, of_sqlite};
 use super::kept::KeptOperation;
-use super::{Journal, Running, begin, commit, of_millis, owners, tick};
+use super::{Journal, Running, begin, commit, of_millis, owners, since};
 use crate::keep::Resumed;
 
 /// An operation without a final answer.
@@ -170,9 +170,8 @@ impl Journal {
         if owner != self.shared.owner.id && self.is_running(id, &owner)? {
             return Err(running());
         }
-        let now = tick(&mut transaction).await?;
         let entry = Entry::read(&row)?;
-        let first_sent: i64 = row.try_get("first_sent_ms").map_err(failed)?;
+        let sent_before = since(&mut transaction, row.try_get("first_sent_ms").map_err(failed)?).await?;
         let retention_s: Option<i64> = row.try_get("retention_s").map_err(failed)?;
         let deadline = of_millis(row.try_get("deadline_ms").map_err(failed)?);
         let claimed = sqlx::query("UPDATE operations SET owner = ?, stopped = NULL WHERE id = ?")
@@ -185,7 +184,7 @@ impl Journal {
         let resumed = Resumed {
             key: IdempotencyKey::new(&entry.key).map_err(|_| damaged())?,
             kept: Arc::new(KeptOperation { running: marked }),
-            sent_before: of_millis(now.saturating_sub(first_sent)),
+            sent_before,
             stated_retention: retention_s
                 .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or_default())),
             deadline,
