@@ -98,6 +98,21 @@ pub(crate) fn compile_fail() -> Result<(), Box<dyn Error>> {
     command::run(&mut cargo(&["test", "-p", COMPILE_FAIL]))
 }
 
+/// Runs the tests of the client that `run` does on a smaller scale. Numbers that are set in the environment stay.
+pub(crate) fn client() -> Result<(), Box<dyn Error>> {
+    let scale = [("IDEM_CLIENT_PAYMENTS", "10000"), ("IDEM_CLIENT_CLIENTS", "32"), ("IDEM_OUTAGE_S", "60")];
+    let scale = scale.into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    for (package, features, tests, filter) in [
+        ("payments", "simulate", "system", "client::payments_through_a_storm"),
+        ("idem-client", "reqwest", "client", "budget::"),
+    ] {
+        let words =
+            ["test", "--quiet", "-p", package, "--features", features, "--test", tests, "--", "--nocapture", filter];
+        command::run(cargo(&words).envs(scale.clone()))?;
+    }
+    Ok(())
+}
+
 /// Kills the programs of `examples/drivers` at every message, with the servers of [`run`].
 pub(crate) fn drivers() -> Result<(), Box<dyn Error>> {
     let servers = Servers::start()?;
