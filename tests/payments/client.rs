@@ -1,5 +1,6 @@
 //! `idem-client` against the service, and through a network that fails.
 
+mod page;
 mod storm;
 
 use std::collections::HashSet;

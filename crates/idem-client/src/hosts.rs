@@ -1,4 +1,8 @@
 //! The retry budget of each host.
+//!
+//! The budget of `tower` 0.5 forgets what it gave after half of its window: `expire` moves on by two of its ten slots where one has
+//! passed. `reqwest::retry` uses the same one. So it is given half of the
+//! retries that are allowed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +16,7 @@ use tower::retry::budget::{Budget, TpsBudget};
 /// without a bound.
 const MOST_HOSTS: usize = 1024;
 
-/// For how long an operation counts for its share of retries. Also what `tower` and `reqwest` take.
+/// The window, of which one half counts.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// The budgets by origin.
@@ -32,7 +36,7 @@ impl Hosts {
         let origin = url.origin().ascii_serialization();
         let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
         let name = if budgets.len() < MOST_HOSTS || budgets.contains_key(&origin) { origin } else { String::new() };
-        let make = || Arc::new(TpsBudget::new(WINDOW, self.per_second, self.share));
+        let make = || Arc::new(TpsBudget::new(WINDOW, self.per_second.div_ceil(2), self.share));
         Arc::clone(budgets.entry(name).or_insert_with(make))
     }
 }
@@ -59,16 +63,28 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_budget_belongs_to_a_host_and_bounds_its_retries() {
-        let hosts = Hosts::new(1, 0.2);
+        let hosts = Hosts::new(2, 0.2);
         let budget = |url: &str| hosts.budget(&url.parse().unwrap());
         let retries = |url: &str| (0..1000).take_while(|_| may_retry(&budget(url))).count();
-        assert_eq!(retries("http://a.test/one"), 10, "one a second, ten seconds ahead");
+        assert_eq!(retries("http://a.test/one"), 10, "two a second, five seconds ahead");
         assert_eq!(retries("http://a.test/two"), 0);
         assert_eq!(retries("http://a.test:81/one"), 10);
         for _ in 0..100 {
             count_operation(&budget("http://a.test/three"));
         }
         assert_eq!(retries("http://a.test/three"), 20, "a fifth of the operations");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_minute_of_retries_stays_within_the_rate() {
+        let budget = Hosts::new(4, 0.0).budget(&"http://a.test/".parse().unwrap());
+        let mut retries = 0;
+        for _ in 0..8571 {
+            retries += u32::from(may_retry(&budget));
+            // Not a divisor of a slot's time, which is what happens outside of tests.
+            tokio::time::advance(Duration::from_millis(7)).await;
+        }
+        assert!((200..=4 * 60 + 4 * 5).contains(&retries), "{retries} retries, four a second and five seconds ahead");
     }
 
     #[test]

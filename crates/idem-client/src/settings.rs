@@ -108,8 +108,8 @@ impl Settings {
     }
 
     /// How many retries a host gets from this client, together from all of its operations: `per_second`, and `share` of the number
-    /// of operations. A retry beyond that waits, and asks again after a pause. `share` is cut to 0 to 1000, and `per_second` to
-    /// 1,000,000.
+    /// of operations. A retry beyond that waits, and asks again after a pause. The retries of up to 5 s may come at once. `share` is cut
+    /// to 0 to 1000, and `per_second` to 1,000,000; an odd one counts as the next even one.
     ///
     /// Default: 10 a second, and 0.2. So a server that is down gets a fifth more requests at most, and a client with few
     /// operations still retries.

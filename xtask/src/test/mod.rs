@@ -11,7 +11,8 @@ use crate::executables::Executable;
 use crate::servers::Servers;
 
 /// Programs that tests start, with their Debian packages.
-const PROGRAMS: [(&str, &str); 2] = [("curl", "curl"), ("prometheus", "prometheus")];
+const PROGRAMS: [(&str, &str); 4] =
+    [("curl", "curl"), ("node", "nodejs"), ("prometheus", "prometheus"), ("python3", "python3")];
 
 /// The same for the tests of messages.
 const BROKERS: [(&str, &str); 2] = [("nats-server", "nats-server"), ("rabbitmq-server", "rabbitmq-server")];
