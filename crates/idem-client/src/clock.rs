@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// Counts by two clocks, of which the larger time holds: the monotonic one stands still while a machine sleeps, and the wall clock can
-/// be set back.
+/// Counts by two clocks, of which the larger time holds: the monotonic one stands still while a machine sleeps, and the wall
+/// clock can be set back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Since {
     before: Duration,

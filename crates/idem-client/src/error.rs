@@ -9,8 +9,8 @@ use crate::table::Stop;
 
 /// Why an operation has no final answer.
 ///
-/// The middleware returns it inside a [`reqwest_middleware::Error`]: see [`Error::of`]. An error of another middleware inside of this
-/// one is returned as it is.
+/// The middleware returns it inside a [`reqwest_middleware::Error`]: see [`Error::of`]. An error of another middleware inside of
+/// this one is returned as it is.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,

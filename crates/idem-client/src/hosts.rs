@@ -1,8 +1,7 @@
 //! The retry budget of each host.
 //!
-//! The budget of `tower` 0.5 forgets what it gave after half of its window: `expire` moves on by two of its ten slots where one has
-//! passed. `reqwest::retry` uses the same one. So it is given half of the
-//! retries that are allowed.
+//! The budget of `tower` 0.5 forgets what it gave after half of its window: `expire` moves on by two of its ten slots where one
+//! has passed. `reqwest::retry` uses the same one. So it is given half of the retries that are allowed.
 
 use std::collections::HashMap;
 use std::fmt;

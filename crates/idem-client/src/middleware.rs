@@ -14,8 +14,8 @@ use crate::settings::Settings;
 
 /// A client that sends each POST and PATCH with one idempotency key until it has a final answer. Other methods pass unchanged.
 ///
-/// The client follows no redirects, whatever `http` says: `reqwest` would turn a POST into a GET, or take the key to another host. A
-/// 3xx is a final answer. Retries of `reqwest` itself are off, so that each attempt counts.
+/// The client follows no redirects, whatever `http` says: `reqwest` would turn a POST into a GET, or take the key to another
+/// host. A 3xx is a final answer. Retries of `reqwest` itself are off, so that each attempt counts.
 ///
 /// Middleware that is added with [`ClientBuilder::with`] sees each attempt.
 ///

@@ -11,8 +11,8 @@ pub enum Profile {
     /// A server that uses idem. It names its refusals by problem types (RFC 9457), marks replays, and keeps records for 24 h
     /// unless it is configured otherwise.
     Idem,
-    /// A server that follows draft-ietf-httpapi-idempotency-key-header. The draft names neither a retention, nor a problem type for
-    /// a request in progress: see [`RetryPolicy::in_progress_type`](crate::RetryPolicy::in_progress_type).
+    /// A server that follows draft-ietf-httpapi-idempotency-key-header. The draft names neither a retention, nor a problem type
+    /// for a request in progress: see [`RetryPolicy::in_progress_type`](crate::RetryPolicy::in_progress_type).
     IetfDraft {
         /// How long the server's documentation says that it keeps keys.
         retention: Duration,

@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime};
 use http::HeaderMap;
 use http::header::{DATE, RETRY_AFTER};
 
-/// The wait of a `Retry-After`: seconds, or a date. A date counts from the answer's `Date`, so that the clocks of client and server
-/// need not agree; without one, it counts from `received_at`. A past date is a wait of zero. `None` if the field is missing,
-/// repeated or malformed.
+/// The wait of a `Retry-After`: seconds, or a date. A date counts from the answer's `Date`, so that the clocks of client and
+/// server need not agree; without one, it counts from `received_at`. A past date is a wait of zero. `None` if the field is
+/// missing, repeated or malformed.
 pub(crate) fn retry_after(headers: &HeaderMap, received_at: SystemTime) -> Option<Duration> {
     let value = only(headers, RETRY_AFTER)?;
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -107,9 +107,9 @@ impl Settings {
         self
     }
 
-    /// How many retries a host gets from this client, together from all of its operations: `per_second`, and `share` of the number
-    /// of operations. A retry beyond that waits, and asks again after a pause. The retries of up to 5 s may come at once. `share` is cut
-    /// to 0 to 1000, and `per_second` to 1,000,000; an odd one counts as the next even one.
+    /// How many retries a host gets from this client, together from all of its operations: `per_second`, and `share` of the
+    /// number of operations. A retry beyond that waits, and asks again after a pause. The retries of up to 5 s may come at once.
+    /// `share` is cut to 0 to 1000, and `per_second` to 1,000,000; an odd one counts as the next even one.
     ///
     /// Default: 10 a second, and 0.2. So a server that is down gets a fifth more requests at most, and a client with few
     /// operations still retries.
@@ -153,8 +153,8 @@ impl Settings {
         self.wait.min(self.attempt_timeout * 2 / 3).as_secs()
     }
 
-    /// How long after the first send a repeat is safe. A tenth of the retention is left out, for the time that a request spends in
-    /// queues and proxies, and for clocks that run at different speeds.
+    /// How long after the first send a repeat is safe. A tenth of the retention is left out, for the time that a request spends
+    /// in queues and proxies, and for clocks that run at different speeds.
     pub(crate) fn repeatable_for(&self, stated: Option<Duration>) -> Duration {
         let retention = match (self.retention, stated) {
             (Some(configured), Some(stated)) => configured.min(stated),

@@ -102,7 +102,8 @@ impl RetryPolicy {
 
     /// Names a problem type by which the server says that the same operation runs now, so that a 409 with it is repeated.
     ///
-    /// Default: none, and a 409 is final, unless the profile names such types. Without a type, a 409 may be the application's own.
+    /// Default: none, and a 409 is final, unless the profile names such types. Without a type, a 409 may be the application's
+    /// own.
     #[must_use]
     pub fn in_progress_type(mut self, type_uri: impl Into<String>) -> Self {
         self.in_progress_types.push(type_uri.into());

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use idem_core::engine::{Contract, Disposition};
 
-/// The header that states the retention: `Idempotency-Retention`, in whole seconds. Adapters put it into the handler's own answer.
+/// The header that states the retention: `Idempotency-Retention`, in whole seconds. Adapters put it into the handler's own
+/// answer.
 ///
 /// | answer | header |
 /// |---|---|
@@ -12,8 +13,8 @@ use idem_core::engine::{Contract, Disposition};
 /// | the handler's own, without a record: released, rolled back, or run without protection | none |
 /// | a replay, and a problem of the layer | none: they do not know with which retention the record is settled |
 ///
-/// A client repeats an operation only as long as its record is certainly kept, which is for that long after its first request. A repeat
-/// later than that may run again.
+/// A client repeats an operation only as long as its record is certainly kept, which is for that long after its first request. A
+/// repeat later than that may run again.
 pub const RETENTION_HEADER: &str = "idempotency-retention";
 
 /// States the retention of the records of one layer.

@@ -64,8 +64,8 @@ impl JournalConfig {
 
 /// Keeps operations on disk until they have a final answer. Clones share one journal.
 ///
-/// Any number of processes of one machine can use one file. Each operation is sent by one of them at a time, whatever their clocks
-/// say: a process that sends holds a lock of the operating system, which ends with the process.
+/// Any number of processes of one machine can use one file. Each operation is sent by one of them at a time, whatever their
+/// clocks say: a process that sends holds a lock of the operating system, which ends with the process.
 ///
 /// Method, URL, body and header fields are stored in clear. Fields with credentials are not: `Authorization`, `Cookie`,
 /// `Proxy-Authorization`, and values that are marked as sensitive. Give them again to [`resume`](Self::resume).

@@ -1,7 +1,7 @@
 //! Which processes use a journal: each holds a lock of the operating system on a file of its own, beside the journal.
 //!
-//! The kernel drops the lock when the process ends, however it ends. So no clock decides whether an owner is alive. A lease in the
-//! database would end early when the clock jumps, while its owner still sends.
+//! The kernel drops the lock when the process ends, however it ends. So no clock decides whether an owner is alive. A lease in
+//! the database would end early when the clock jumps, while its owner still sends.
 //!
 //! Files are made and removed only under the write lock of the database, so that no other process can remove a file between its
 //! making and its locking.

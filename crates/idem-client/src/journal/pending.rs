@@ -127,8 +127,8 @@ impl Journal {
     /// answers that the key belongs to another request.
     ///
     /// # Errors
-    /// If the operation is not pending, is sent by another process, or is damaged; if the clock was set back; and if there is no final
-    /// answer, for example because the server's retention is over.
+    /// If the operation is not pending, is sent by another process, or is damaged; if the clock was set back; and if there is no
+    /// final answer, for example because the server's retention is over.
     ///
     /// # Cancellation safety
     /// Dropping the future stops the sending. The operation stays in the journal.
@@ -204,8 +204,8 @@ impl Journal {
         rows.iter().map(answer_of).collect()
     }
 
-    /// Removes an operation, with its answer if it has one: once the answer is used, or if the operator of the server has said what
-    /// became of the operation.
+    /// Removes an operation, with its answer if it has one: once the answer is used, or if the operator of the server has said
+    /// what became of the operation.
     ///
     /// # Errors
     /// If a process sends the operation now, the journal does not have it, or the file cannot be written.
