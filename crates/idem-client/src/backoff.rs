@@ -33,7 +33,8 @@ impl Backoff {
     /// The pause after `failures` attempts have failed. `random` is uniform in 0 to 1.
     #[must_use]
     pub fn pause(self, failures: u32, random: f64) -> Duration {
-        self.bound(failures).mul_f64(random.clamp(0.0, 1.0))
+        let bound = self.bound(failures);
+        Duration::try_from_secs_f64(bound.as_secs_f64() * random.clamp(0.0, 1.0)).unwrap_or(bound)
     }
 }
 
@@ -47,7 +48,7 @@ mod tests {
         let bounds = [0, 1, 2, 3, 4, 5, u32::MAX].map(|failures| backoff.bound(failures).as_millis());
         assert_eq!(bounds, [100, 100, 200, 400, 800, 1000, 1000]);
         let huge = Backoff { base: Duration::MAX, cap: Duration::MAX };
-        assert_eq!(huge.bound(40), Duration::MAX);
+        assert_eq!((huge.bound(40), huge.pause(40, 1.0)), (Duration::MAX, Duration::MAX));
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl<'a> Run<'a> {
         let usual = Operation::new();
         let operation = extensions.get::<Operation>().unwrap_or(&usual);
         let refused = |kind, source| Error::new(kind, Report::default(), source);
-        if request.headers().contains_key(KEY) {
+        if resumed.is_none() && request.headers().contains_key(KEY) {
             return Err(refused(ErrorKind::KeyPresent, None));
         }
         let is_repeatable = match settings.keep {

@@ -150,7 +150,7 @@ impl Settings {
         if self.policy.profile() == Profile::Stripe {
             return 0;
         }
-        self.wait.min(self.attempt_timeout * 2 / 3).as_secs()
+        self.wait.min(self.attempt_timeout / 3 * 2).as_secs()
     }
 
     /// How long after the first send a repeat is safe. A tenth of the retention is left out, for the time that a request spends

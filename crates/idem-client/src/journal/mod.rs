@@ -97,6 +97,8 @@ impl Journal {
             JournalError::new(JournalErrorKind::Unavailable, message).with_source(error)
         };
         make_private(&path).map_err(files)?;
+        // The files of owners are found by it, whatever link leads here, and whatever folder the process changes to.
+        let path = path.canonicalize().map_err(files)?;
         let options = SqliteConnectOptions::new().filename(&path).synchronous(SqliteSynchronous::Full);
         let options = options.busy_timeout(busy_timeout).foreign_keys(false);
         // SQLite has one writer, and nothing here takes long.

@@ -64,6 +64,7 @@ pub(super) fn remove_dead(journal: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if let Some(owner) = name.strip_prefix(&prefix)
+            && Uuid::try_parse(owner).is_ok()
             && !is_alive(journal, owner)?
         {
             std::fs::remove_file(entry.path())?;

@@ -17,6 +17,7 @@ use super::error::{JournalError, JournalErrorKind, of_sqlite};
 use super::kept::KeptOperation;
 use super::{Journal, Running, begin, commit, of_millis, owners, since};
 use crate::keep::Resumed;
+use crate::operation::header_value;
 
 /// An operation without a final answer.
 ///
@@ -140,6 +141,10 @@ impl Journal {
     ) -> Result<Response, ResumeError> {
         let (entry, resumed) = self.claim(id).await?;
         let mut request = entry.request()?;
+        // If the client is not one of this crate, it sends the key all the same.
+        if let Some(key) = header_value(&resumed.key, false) {
+            request.headers_mut().insert("idempotency-key", key);
+        }
         add_credentials(&mut request);
         let mut extensions = http::Extensions::new();
         extensions.insert(resumed);

@@ -311,6 +311,43 @@ async fn answers_are_kept_for_the_time_that_was_set() {
     assert!(journal.answers().await.unwrap().is_empty(), "opening removes old answers");
 }
 
+/// Owners are found beside the file itself, so that another name does not make a second owner.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_journal_behind_a_link_is_the_same_journal() {
+    let (folder, elsewhere) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let server = Server::start([Act::Hang]).await;
+    let journal = open(&folder).await;
+    let link = elsewhere.path().join("link");
+    std::os::unix::fs::symlink(folder.path().join("journal"), &link).unwrap();
+    let (client, url) = (with(&journal), server.url("/pay"));
+    tokio::select! {
+        _ = pay(&client, &url) => panic!("the server hangs"),
+        () = async {
+            eventually("the first request", || server.arrived().len() == 1).await;
+            let other = try_open(&link).await.unwrap();
+            let pending = other.pending().await.unwrap();
+            assert!(pending[0].is_running);
+            let error = other.resume(&pending[0].id, &with(&other), credentials).await.unwrap_err();
+            assert_eq!(kind_of(&error), JournalErrorKind::Running);
+        } => {}
+    }
+}
+
+/// A client without this crate's middleware sends the key, too. It cannot mark the operation.
+#[tokio::test]
+async fn an_operation_that_is_resumed_by_another_client_has_its_key() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown"), made()]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    let other = reqwest_middleware::ClientBuilder::new(reqwest::Client::new()).build();
+    journal.resume(&id, &other, credentials).await.unwrap();
+    assert_eq!(server.arrived()[1].key(), "\"order-4711\"");
+    assert_eq!(journal.pending().await.unwrap().len(), 1);
+}
+
 /// `ulimit -f` bounds the size of files, as a full disk does.
 #[tokio::test]
 async fn nothing_is_sent_that_could_not_be_stored() {

@@ -221,9 +221,11 @@ async fn nothing_is_repeated_once_the_server_may_have_forgotten_the_key() {
 
     // What the server states counts as well, and an attempt that is under way ends in time.
     let stated = Server::start([answer("503 Service Unavailable\r\nidempotency-retention: 1"), Act::Hang]).await;
+    let began = std::time::Instant::now();
     let error = pay(&with(quick()), &stated).send().await.unwrap_err();
     assert_eq!(kind(&error), ErrorKind::RetentionOver);
     assert_eq!(stated.arrived().len(), 2);
+    assert!(began.elapsed() < Duration::from_secs(20), "an attempt may take 30 s, and this one has less");
     let none = Server::start([answer("503 Service Unavailable\r\nidempotency-retention: 0")]).await;
     assert_eq!(kind(&pay(&with(quick()), &none).send().await.unwrap_err()), ErrorKind::RetentionOver);
     let nonsense = Server::start([answer("503 Service Unavailable\r\nidempotency-retention: -1")]).await;
