@@ -287,6 +287,11 @@ async fn secrets_are_not_on_the_disk_and_the_file_is_private() {
         for secret in ["secret-token", "secret-cookie", "secret-session"] {
             assert!(!has(secret.as_bytes()), "{secret} is in {}", path.display());
         }
+        // Values are stored as lists of numbers, so their names are looked for, too.
+        for name in ["authorization", "cookie"] {
+            assert!(!has(format!("\"{name}\"").as_bytes()), "{name} is in {}", path.display());
+        }
+        assert!(!has(b"\"set-cookie\""));
         #[cfg(unix)]
         if !path.to_string_lossy().contains("-owner-") {
             let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
