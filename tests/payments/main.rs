@@ -3,6 +3,7 @@
 
 mod away;
 mod bodies;
+mod client;
 mod crashes;
 mod decisions;
 mod disconnects;

@@ -36,6 +36,9 @@ enum Task {
     TestBrowser,
     /// Runs the tests of `examples/drivers`, which kill programs with other database drivers at every message.
     TestDrivers,
+    /// Sends 10,000 payments by 32 clients through a network that harms three of ten exchanges, and asks a server that is down
+    /// for a minute.
+    TestClient,
     /// Runs a command with the servers that `test` starts, and returns its exit code.
     WithServers {
         /// The command, such as `cargo test -p idem-postgres`.
@@ -117,6 +120,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::TestMessaging => test::messaging()?,
         Task::TestBrowser => browser::run()?,
         Task::TestDrivers => test::drivers()?,
+        Task::TestClient => test::client()?,
         Task::WithServers { command } => return servers::run(&command),
         Task::Ci(options) => {
             checks::format()?;

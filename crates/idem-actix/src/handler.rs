@@ -9,10 +9,13 @@ use std::sync::Arc;
 
 use actix_web::body::{BodySize, MessageBody};
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse};
-use actix_web::http::header::RETRY_AFTER;
+use actix_web::http::header::{HeaderName, RETRY_AFTER};
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, rt};
 use idem_core::engine::{Conclusion, Context};
-use idem_http::{BrokenResponse, Captured, HttpPolicy, Reply, Reservation, ResponseDirectives, never_began};
+use idem_http::{
+    BrokenResponse, Captured, HttpPolicy, RETENTION_HEADER, Reply, Reservation, ResponseDirectives, StatedRetention,
+    never_began,
+};
 use tokio::sync::oneshot;
 
 use crate::convert::{Data, Fields, respond, sendable};
@@ -34,6 +37,7 @@ pub(crate) enum Handled {
 pub(crate) fn prepare<I, B>(
     inner: Rc<I>,
     policy: &Arc<HttpPolicy>,
+    stated: StatedRetention,
     request: ServiceRequest,
     reservation: Reservation,
 ) -> (impl FnOnce(Context) -> Running + Send + 'static, impl Future<Output = Handled>)
@@ -54,11 +58,12 @@ where
             let _ = end.send(Ok(never_began(())));
             return Handled::Answered(request.into_parts().0, None);
         }
+        let is_protected = context.is_protected();
         request.extensions_mut().insert::<Context>(context);
         let answered = inner.call(request).await;
         // The handler has read the body.
         drop(reservation);
-        let (handled, conclusion) = conclude(&policy, answered).await;
+        let (handled, conclusion) = conclude(&policy, stated, is_protected, answered).await;
         // If the engine is gone, it settles nothing, and does not log.
         if let Err(Err(error)) = end.send(conclusion) {
             tracing::warn!(error = &error as &dyn std::error::Error, "a response counts as a failure of its handler");
@@ -84,6 +89,8 @@ where
 /// Reads the response until it can be settled, and puts together what the client gets.
 async fn conclude<B: MessageBody + 'static>(
     policy: &HttpPolicy,
+    stated: StatedRetention,
+    is_protected: bool,
     answered: Result<ServiceResponse<B>, Error>,
 ) -> (Handled, Result<Conclusion<()>, BrokenResponse>) {
     let (request, response) = match answered {
@@ -115,6 +122,10 @@ async fn conclude<B: MessageBody + 'static>(
         Ok(read) => read,
         Err(error) => return (Handled::of(request, None, None), Err(error)),
     };
+    head.headers_mut().remove(RETENTION_HEADER);
+    if let Some(seconds) = stated.seconds(is_protected, &disposition, retention) {
+        head.headers_mut().insert(HeaderName::from_static(RETENTION_HEADER), seconds.into());
+    }
     let copy = request.is_err().then(|| policy.copy_of(status, &Fields(head.headers()), &chunks, captured));
     let rest = (captured == Captured::Enough).then_some(body);
     let response = head.set_body(sendable(chunks, whole, rest));

@@ -98,7 +98,13 @@ where
         Err(reply) => return Ok(refuse(request, reply)),
     };
     request.set_payload(payload(received.chunks));
-    let (run, handled) = handler::prepare(inner, protection.shared_policy(), request, received.reservation);
+    let (run, handled) = handler::prepare(
+        inner,
+        protection.shared_policy(),
+        protection.stated_retention(),
+        request,
+        received.reservation,
+    );
     let outcome = protection.execute(received.operation, run).await;
     handled.await.answer(outcome, protection.shared_policy())
 }

@@ -22,6 +22,7 @@ mod protection;
 mod reply;
 mod request;
 mod response;
+mod retention;
 mod scope;
 mod syntax;
 
@@ -39,4 +40,5 @@ pub use protection::{Decision, Protection};
 pub use reply::Reply;
 pub use request::{BodyError, IncomingRequest, ReceivedRequest};
 pub use response::{BrokenResponse, Captured, ResponseCapture, never_began};
+pub use retention::{RETENTION_HEADER, StatedRetention};
 pub use scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};

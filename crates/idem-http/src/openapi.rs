@@ -99,6 +99,7 @@ impl HttpPolicy {
         for response in responses.values_mut() {
             if let RefOr::T(response) = response {
                 put_header(response, &replay, replay_header());
+                put_header(response, "Idempotency-Retention", retention_header());
             }
         }
     }
@@ -172,6 +173,14 @@ fn replay_header() -> Header {
     HeaderBuilder::new()
         .schema(Schema::Object(schema))
         .description(Some("On a replay. A first answer has it only if the handler passes on that of another server."))
+        .build()
+}
+
+fn retention_header() -> Header {
+    let seconds = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
+    let header = HeaderBuilder::new().schema(Schema::Object(seconds.build()));
+    header
+        .description(Some("On a first answer whose record is kept: for how many seconds a repeat gets this answer."))
         .build()
 }
 
@@ -314,7 +323,7 @@ mod tests {
         let expected = [(Some("idempotency-key"), header), (Some("prefer"), Some("query")), (Some("Prefer"), header)];
         assert_eq!(named, expected);
         let headers: Vec<_> = once["responses"]["503"]["headers"].as_object().unwrap().keys().collect();
-        assert_eq!(headers, ["Cache-Control", "Retry-After", "idempotency-replayed"]);
+        assert_eq!(headers, ["Cache-Control", "Idempotency-Retention", "Retry-After", "idempotency-replayed"]);
     }
 
     #[test]

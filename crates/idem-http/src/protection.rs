@@ -19,6 +19,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::reply::Reply;
 use crate::request::{BodyError, IncomingRequest, ReceivedRequest};
 use crate::response::BrokenResponse;
+use crate::retention::StatedRetention;
 use crate::scope::{ByPrincipal, ScopeMissing, ScopeSource, SingleTenant};
 
 /// The parts of every layer: an engine, a policy, and a scope. A layer without a scope does not compile.
@@ -79,6 +80,12 @@ impl<S> Protection<S> {
     #[must_use]
     pub fn shared_policy(&self) -> &Arc<HttpPolicy> {
         &self.policy
+    }
+
+    /// What the handler's answers state about the retention of their records.
+    #[must_use]
+    pub fn stated_retention(&self) -> StatedRetention {
+        StatedRetention::new(self.engine.contract(), self.engine.settings().record_retention())
     }
 
     /// Decides by the head of a request. The principal is checked before the key: a request without a principal gets 401,

@@ -15,6 +15,7 @@ use crate::headers::{HeaderFields, declared_bytes, storable};
 use crate::meaning::{AnsweredWith, Classifier, Meaning};
 use crate::policy::HttpPolicy;
 use crate::problem::whole_seconds;
+use crate::retention::RETENTION_HEADER;
 
 /// Whether more of a response body is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +73,8 @@ impl HttpPolicy {
         // A 304 declares the length of a body that it does not have.
         let expected = declared_bytes(headers).filter(|_| !matches!(status, 204 | 304));
         let mut headers = storable(headers, &self.allowed_headers);
-        // Only this policy marks replays. A mark that the handler passed on belongs to the replay of an upstream server.
-        headers.retain(|field| field.name != self.replay_header);
+        // Only this policy marks replays, and states a retention. What the handler passed on belongs to an upstream server.
+        headers.retain(|field| field.name != self.replay_header && field.name != RETENTION_HEADER);
         let replayed = (self.key_only || self.named_headers_only)
             .then(|| headers.iter().filter(|field| self.is_replayed(&field.name)).cloned().collect());
         let directives = directives.cloned().unwrap_or_default();

@@ -17,8 +17,8 @@ use http::{Request, Response};
 use http_body::Body;
 use idem_core::engine::{Conclusion, Context};
 use idem_http::{
-    BrokenResponse, Captured, Decision, HttpPolicy, Protection, ReceivedRequest, RequestHead, ResponseDirectives,
-    ScopeSource,
+    BrokenResponse, Captured, Decision, HttpPolicy, Protection, RETENTION_HEADER, ReceivedRequest, RequestHead,
+    ResponseDirectives, ScopeSource, StatedRetention,
 };
 use tower_service::Service;
 
@@ -97,7 +97,9 @@ where
             let received = self.protection.receive(incoming, chunks).await.map_err(respond::<F>)?;
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
+            let stated = self.protection.stated_retention();
             let run = move |context: Context| {
+                let is_protected = context.is_protected();
                 head.extensions.insert(context);
                 // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
@@ -106,7 +108,7 @@ where
                     // The handler has read the body.
                     drop(reservation);
                     // Boxed, because the handler's future would hold space for it from the start.
-                    Box::pin(conclude::<F>(policy, response.map(F::body)))
+                    Box::pin(conclude::<F>(policy, stated, is_protected, response.map(F::body)))
                 })
             };
             Ok(self.protection.execute(operation, run).map_err(respond::<F>))
@@ -139,6 +141,8 @@ fn request_head<F: Framework>(head: &Parts) -> RequestHead<'_, Fields<'_>> {
 /// Reads the response until it can be settled, and puts together what the client gets.
 async fn conclude<F: Framework>(
     policy: Arc<HttpPolicy>,
+    stated: StatedRetention,
+    is_protected: bool,
     response: Response<F::Body>,
 ) -> Result<Conclusion<Response<F::Body>>, BrokenResponse> {
     let (mut head, mut body) = response.into_parts();
@@ -149,6 +153,10 @@ async fn conclude<F: Framework>(
     }
     let mut data = Data::of(&mut body);
     let (Conclusion { value: chunks, disposition, retention }, captured) = capture.read(&mut data).await?;
+    head.headers.remove(RETENTION_HEADER);
+    if let Some(seconds) = stated.seconds(is_protected, &disposition, retention) {
+        head.headers.insert(RETENTION_HEADER, seconds.into());
+    }
     let trailers = data.trailers;
     let rest = (captured == Captured::Enough).then_some(body);
     let value = Response::from_parts(head, sendable::<F>(chunks, trailers, rest));

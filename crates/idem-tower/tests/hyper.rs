@@ -110,6 +110,7 @@ async fn a_repeat_is_answered_and_duplicates_at_once_run_once() {
     for answer in at_once {
         let answer = answer.await.unwrap();
         assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"run 1, attempt 1, 6 bytes"[..]));
+        assert_eq!(answer.headers.contains_key("idempotency-retention"), !is_replay(&answer));
         replays += u32::from(is_replay(&answer));
     }
     assert_eq!((replays, runs.load(Ordering::Relaxed)), (19, 1));

@@ -399,8 +399,14 @@ impl Answer {
     /// 9110 section 5.3), so they are sorted by name here.
     #[must_use]
     pub fn essence(&self) -> Self {
-        const OF_THE_MOMENT: [&str; 5] =
-            ["date", "idempotency-replayed", "content-length", "transfer-encoding", "connection"];
+        const OF_THE_MOMENT: [&str; 6] = [
+            "date",
+            "idempotency-replayed",
+            "idempotency-retention",
+            "content-length",
+            "transfer-encoding",
+            "connection",
+        ];
         let lasting = |(name, _): &&(String, Vec<u8>)| !OF_THE_MOMENT.contains(&name.as_str());
         let mut headers: Vec<_> = self.headers.iter().filter(lasting).cloned().collect();
         headers.sort_by(|(one, _), (other, _)| one.cmp(other));

@@ -11,7 +11,8 @@ use crate::executables::Executable;
 use crate::servers::Servers;
 
 /// Programs that tests start, with their Debian packages.
-const PROGRAMS: [(&str, &str); 2] = [("curl", "curl"), ("prometheus", "prometheus")];
+const PROGRAMS: [(&str, &str); 4] =
+    [("curl", "curl"), ("node", "nodejs"), ("prometheus", "prometheus"), ("python3", "python3")];
 
 /// The same for the tests of messages.
 const BROKERS: [(&str, &str); 2] = [("nats-server", "nats-server"), ("rabbitmq-server", "rabbitmq-server")];
@@ -96,6 +97,21 @@ fn with_servers(mut jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
 /// Checks that the compile-fail cases do not compile, with the expected messages.
 pub(crate) fn compile_fail() -> Result<(), Box<dyn Error>> {
     command::run(&mut cargo(&["test", "-p", COMPILE_FAIL]))
+}
+
+/// Runs the tests of the client that `run` does on a smaller scale. Numbers that are set in the environment stay.
+pub(crate) fn client() -> Result<(), Box<dyn Error>> {
+    let scale = [("IDEM_CLIENT_PAYMENTS", "10000"), ("IDEM_CLIENT_CLIENTS", "32"), ("IDEM_OUTAGE_S", "60")];
+    let scale = scale.into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    for (package, features, tests, filter) in [
+        ("payments", "simulate", "system", "client::payments_through_a_storm"),
+        ("idem-client", "reqwest", "client", "budget::"),
+    ] {
+        let words =
+            ["test", "--quiet", "-p", package, "--features", features, "--test", tests, "--", "--nocapture", filter];
+        command::run(cargo(&words).envs(scale.clone()))?;
+    }
+    Ok(())
 }
 
 /// Kills the programs of `examples/drivers` at every message, with the servers of [`run`].

@@ -141,8 +141,30 @@ async fn a_response_can_say_how_it_is_settled() {
     };
     let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(handler))).await;
     for run in [1, 2] {
-        send(&app, post("/p", "k")).await.assert_run(run);
+        let answer = send(&app, post("/p", "k")).await;
+        answer.assert_run(run);
+        assert_eq!(answer.header("idempotency-retention"), None, "there is no record");
     }
+}
+
+#[actix_web::test]
+async fn an_answer_states_the_retention_of_its_record() {
+    let runs = Runs::default();
+    let handler = {
+        let runs = runs.clone();
+        move || {
+            let mut response = runs.answer();
+            response.extensions_mut().insert(ResponseDirectives::new().retain_for(Duration::from_secs(3600)));
+            // An upstream server's does not count.
+            let upstream = ("idempotency-retention", "5");
+            response.headers_mut().insert(upstream.0.try_into().unwrap(), upstream.1.parse().unwrap());
+            std::future::ready(response)
+        }
+    };
+    let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(handler))).await;
+    let first = send(&app, post("/p", "k")).await;
+    assert_eq!(first.header("idempotency-retention"), Some("3600"));
+    assert_eq!(send(&app, post("/p", "k")).await.header("idempotency-retention"), None);
 }
 
 /// A worker that stops drops its tasks. The engine runs elsewhere, and settles what they left.

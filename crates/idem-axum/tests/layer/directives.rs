@@ -70,8 +70,11 @@ async fn a_retention_of_its_own_ends_earlier_than_the_usual_one() {
     let (layer, clock) = with_clock();
     let router = route(&runs, StatusCode::CREATED, ResponseDirectives::new().retain_for(hour), layer);
     let first = send(&router, post("/p", "k")).await;
+    assert_eq!(first.header("idempotency-retention"), Some("3600"));
     clock.advance(hour - Duration::from_secs(1));
-    send(&router, post("/p", "k")).await.assert_replay_of(&first);
+    let again = send(&router, post("/p", "k")).await;
+    again.assert_replay_of(&first);
+    assert_eq!(again.header("idempotency-retention"), None);
     clock.advance(Duration::from_secs(1));
     send(&router, post("/p", "k")).await.assert_run(2);
 }
@@ -82,6 +85,7 @@ async fn the_usual_retention_is_a_day() {
     let (layer, clock) = with_clock();
     let router = route(&runs, StatusCode::CREATED, ResponseDirectives::new(), layer);
     let first = send(&router, post("/p", "k")).await;
+    assert_eq!(first.header("idempotency-retention"), Some("86400"));
     clock.advance(day - Duration::from_secs(1));
     send(&router, post("/p", "k")).await.assert_replay_of(&first);
     clock.advance(Duration::from_secs(1));

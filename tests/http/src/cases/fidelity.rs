@@ -22,6 +22,9 @@ pub(super) fn the_first_answer_is_replayed_again_and_again(target: &Target) {
     assert_eq!(first.header("location"), Some(format!("/v1/payments/{id}").as_str()));
     assert_eq!(first.header("etag"), Some(format!("\"{id}\"").as_str()));
     assert_eq!(again.values("idempotency-replayed"), [b"true"], "once");
+    let stated: u64 = first.header("idempotency-retention").unwrap().parse().unwrap();
+    assert!(stated > 0, "the answer says for how long a repeat gets it");
+    assert_eq!(again.header("idempotency-retention"), None, "a replay does not know");
     for _ in 0..3 {
         assert_eq!(target.send(&target.pay("k")).essence(), first.essence());
     }

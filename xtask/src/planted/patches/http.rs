@@ -124,7 +124,9 @@ pub(super) const PATCHES: &[Patch] = &[
             let received = self.protection.receive(incoming, chunks).await.map_err(respond::<F>)?;
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
+            let stated = self.protection.stated_retention();
             let run = move |context: Context| {
+                let is_protected = context.is_protected();
                 head.extensions.insert(context);
                 // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).
@@ -134,7 +136,9 @@ pub(super) const PATCHES: &[Patch] = &[
             let trailers = data.trailers.filter(|_| PLANTED);
             let ReceivedRequest { operation, chunks, reservation, .. } = received;
             let (mut inner, policy) = (self.inner, Arc::clone(self.protection.shared_policy()));
+            let stated = self.protection.stated_retention();
             let run = move |context: Context| {
+                let is_protected = context.is_protected();
                 head.extensions.insert(context);
                 // Without its trailers, which belong to no fingerprint: a handler that obeys one would do something else for
                 // the same request. A recipient may discard them (RFC 9110 section 6.5.1).

@@ -1,0 +1,129 @@
+//! The journal as the middleware uses it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::{HeaderMap, StatusCode};
+use idem_core::IdempotencyKey;
+use reqwest::Request;
+use sqlx::{Sqlite, Transaction};
+use uuid::Uuid;
+
+use super::entry::{Entry, encode_headers};
+use super::error::{JournalError, JournalErrorKind, of_sqlite};
+use super::{Journal, Running, begin, commit, millis, now_ms, remove_old, tick};
+use crate::keep::{Keep, KeepError, Kept};
+use crate::operation::bytes_of;
+
+#[async_trait]
+impl Keep for Journal {
+    async fn begin(
+        &self,
+        request: &Request,
+        key: &IdempotencyKey,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Kept>, KeepError> {
+        let id = Uuid::new_v4().to_string();
+        let entry = Entry::of(request, bytes_of(request).ok_or("the body is not in memory")?, key)?;
+        let digest = entry.digest();
+        // Before the row, so that no other task of this process takes the operation over.
+        let running = Running::mark(&self.shared, &id).ok_or("the random id of the operation is taken")?;
+        let mut transaction = begin(&self.shared.pool).await?;
+        let now = tick(&mut transaction).await?;
+        let Entry { method, url, headers, body, key } = entry;
+        let insert = "INSERT INTO operations
+            (id, owner, method, url, headers, body, key, digest, first_sent_ms, deadline_ms)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        let inserted = sqlx::query(insert)
+            .bind(&id)
+            .bind(&self.shared.owner.id)
+            .bind(method)
+            .bind(url)
+            .bind(headers)
+            .bind(body)
+            .bind(key)
+            .bind(&digest[..])
+            .bind(now)
+            .bind(millis(deadline))
+            .execute(&mut *transaction)
+            .await;
+        inserted.map_err(|error| of_sqlite("store an operation", error))?;
+        commit(transaction).await?;
+        Ok(Arc::new(KeptOperation { running }))
+    }
+}
+
+/// One operation that this process sends.
+#[derive(Debug)]
+pub(super) struct KeptOperation {
+    pub(super) running: Running,
+}
+
+impl KeptOperation {
+    /// Begins a change of the operation. It has to be this process's, and without an answer.
+    async fn change(&self) -> Result<Transaction<'static, Sqlite>, JournalError> {
+        let shared = &self.running.shared;
+        let mut transaction = begin(&shared.pool).await?;
+        let mine = "SELECT count(*) FROM operations WHERE id = ? AND owner = ? AND answered_ms IS NULL";
+        let mine: i64 = sqlx::query_scalar(mine)
+            .bind(&self.running.id)
+            .bind(&shared.owner.id)
+            .fetch_one(&mut *transaction)
+            .await
+            .map_err(|error| of_sqlite("find an operation", error))?;
+        if mine != 1 {
+            return Err(JournalError::new(
+                JournalErrorKind::NotPending,
+                "the operation is not in the journal any more",
+            ));
+        }
+        Ok(transaction)
+    }
+}
+
+#[async_trait]
+impl Kept for KeptOperation {
+    async fn retention_is(&self, retention: Duration) -> Result<(), KeepError> {
+        let mut transaction = self.change().await?;
+        let updated = sqlx::query("UPDATE operations SET retention_s = ? WHERE id = ?")
+            .bind(i64::try_from(retention.as_secs()).unwrap_or(i64::MAX))
+            .bind(&self.running.id)
+            .execute(&mut *transaction)
+            .await;
+        updated.map_err(|error| of_sqlite("store a retention", error))?;
+        Ok(commit(transaction).await?)
+    }
+
+    async fn answered(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Result<(), KeepError> {
+        let keep = self.running.shared.keep_answers;
+        let mut transaction = self.change().await?;
+        let headers = encode_headers(headers)?;
+        let answer =
+            "UPDATE operations SET status = ?, answer_headers = ?, answer_body = ?, answered_ms = ?, stopped = NULL
+            WHERE id = ?";
+        let answered = sqlx::query(answer)
+            .bind(status.as_u16())
+            .bind(headers)
+            .bind(body)
+            .bind(now_ms())
+            .bind(&self.running.id)
+            .execute(&mut *transaction)
+            .await;
+        answered.map_err(|error| of_sqlite("store an answer", error))?;
+        remove_old(&mut transaction, keep).await?;
+        Ok(commit(transaction).await?)
+    }
+
+    async fn stopped(&self, why: &str) -> Result<(), KeepError> {
+        // Without an owner, so that any process can resume it.
+        let mut transaction = self.change().await?;
+        let stopped = sqlx::query("UPDATE operations SET stopped = ?, owner = '' WHERE id = ?")
+            .bind(why)
+            .bind(&self.running.id)
+            .execute(&mut *transaction)
+            .await;
+        stopped.map_err(|error| of_sqlite("note why an operation stopped", error))?;
+        Ok(commit(transaction).await?)
+    }
+}

@@ -1,0 +1,208 @@
+//! Operations on disk, in SQLite, from before their first send until they have a final answer.
+
+mod entry;
+mod error;
+mod kept;
+mod owners;
+mod pending;
+mod schema;
+
+use std::collections::HashSet;
+use std::fs::OpenOptions;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{Sqlite, SqlitePool, Transaction};
+
+pub use error::{JournalError, JournalErrorKind};
+pub use pending::{JournaledAnswer, PendingOperation, ResumeError};
+
+use error::of_sqlite;
+use owners::Owner;
+
+/// How long final answers are kept by default: a process that died between an answer and its use finds it when it is restarted
+/// within a day.
+const KEEP_ANSWERS: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How far the clock may be behind the journal. Time services correct a clock by less.
+const CLOCK_TOLERANCE_MS: i64 = 60_000;
+
+/// Where the journal is, and how long it keeps answers.
+#[derive(Debug, Clone)]
+pub struct JournalConfig {
+    path: PathBuf,
+    keep_answers: Duration,
+    busy_timeout: Duration,
+}
+
+impl JournalConfig {
+    /// The journal in this file, on a local disk. A missing file is made, with access for its owner only.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), keep_answers: KEEP_ANSWERS, busy_timeout: Duration::from_secs(5) }
+    }
+
+    /// How long final answers are kept. Zero removes an operation with its answer.
+    ///
+    /// Default 24 h, so that a process that died between an answer and its use finds the answer later.
+    #[must_use]
+    pub fn keep_answers(mut self, keep: Duration) -> Self {
+        self.keep_answers = keep;
+        self
+    }
+
+    /// How long a write waits for that of another process. Default 5 s.
+    #[must_use]
+    pub fn busy_timeout(mut self, timeout: Duration) -> Self {
+        self.busy_timeout = timeout;
+        self
+    }
+}
+
+/// Keeps operations on disk until they have a final answer. Clones share one journal.
+///
+/// Any number of processes of one machine can use one file. Each operation is sent by one of them at a time, whatever their
+/// clocks say: a process that sends holds a lock of the operating system, which ends with the process.
+///
+/// Method, URL, body and header fields are stored in clear. Fields with credentials are not: `Authorization`, `Cookie`,
+/// `Proxy-Authorization`, and values that are marked as sensitive. Give them again to [`resume`](Self::resume).
+#[derive(Debug, Clone)]
+pub struct Journal {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    pool: SqlitePool,
+    keep_answers: Duration,
+    /// Dropped when no clone and no operation of this journal is left.
+    owner: Owner,
+    /// The operations that this process sends now.
+    running: Mutex<HashSet<String>>,
+}
+
+impl Journal {
+    /// Opens a journal, and removes answers that have been kept for long enough.
+    ///
+    /// # Errors
+    /// If the file cannot be used: it is damaged, of another program, or of a newer version.
+    pub async fn open(config: JournalConfig) -> Result<Self, JournalError> {
+        let JournalConfig { path, keep_answers, busy_timeout } = config;
+        let files = |error: io::Error| {
+            let message = "the journal's file cannot be made; check its path and the modes of its folder";
+            JournalError::new(JournalErrorKind::Unavailable, message).with_source(error)
+        };
+        make_private(&path).map_err(files)?;
+        // The files of owners are found by it, whatever link leads here, and whatever folder the process changes to.
+        let path = path.canonicalize().map_err(files)?;
+        let options = SqliteConnectOptions::new().filename(&path).synchronous(SqliteSynchronous::Full);
+        let options = options.busy_timeout(busy_timeout).foreign_keys(false);
+        // SQLite has one writer, and nothing here takes long.
+        let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await;
+        let pool = pool.map_err(|error| of_sqlite("open its file", error))?;
+        let checked: Result<String, _> = sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&pool).await;
+        if checked.map_err(|error| of_sqlite("check its file", error))? != "ok" {
+            let message = "the journal's file is damaged; move it away, and find out what became of its operations";
+            return Err(JournalError::new(JournalErrorKind::Corrupt, message));
+        }
+        let mut transaction = begin(&pool).await?;
+        schema::prepare(&mut transaction).await?;
+        owners::remove_dead(&path).map_err(files)?;
+        let owner = Owner::register(&path).map_err(files)?;
+        remove_old(&mut transaction, keep_answers).await?;
+        commit(transaction).await?;
+        // After the check, so that a file of another program stays as it is. The mode is kept in the file.
+        let mode = sqlx::raw_sql("PRAGMA journal_mode = WAL").execute(&pool).await;
+        mode.map_err(|error| of_sqlite("change its mode", error))?;
+        Ok(Self { shared: Arc::new(Shared { path, pool, keep_answers, owner, running: Mutex::default() }) })
+    }
+}
+
+/// An operation that this process sends, until this value is dropped.
+#[derive(Debug)]
+struct Running {
+    shared: Arc<Shared>,
+    id: String,
+}
+
+impl Running {
+    /// Marks an operation; `None` if this process sends it already.
+    fn mark(shared: &Arc<Shared>, id: &str) -> Option<Self> {
+        let mut running = shared.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.insert(id.to_owned()).then(|| Self { shared: Arc::clone(shared), id: id.to_owned() })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+/// Takes the write lock first, so that what is read stays true until the commit.
+async fn begin(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, JournalError> {
+    pool.begin_with("BEGIN IMMEDIATE").await.map_err(|error| of_sqlite("begin a transaction", error))
+}
+
+async fn commit(transaction: Transaction<'static, Sqlite>) -> Result<(), JournalError> {
+    transaction.commit().await.map_err(|error| of_sqlite("write to the disk", error))
+}
+
+async fn remove_old(transaction: &mut Transaction<'_, Sqlite>, keep: Duration) -> Result<(), JournalError> {
+    let removed = sqlx::query("DELETE FROM operations WHERE answered_ms <= ?")
+        .bind(now_ms().saturating_sub(millis(keep)))
+        .execute(&mut **transaction)
+        .await;
+    removed.map(drop).map_err(|error| of_sqlite("remove old answers", error))
+}
+
+/// Notes the present time, and returns it.
+async fn tick(transaction: &mut Transaction<'_, Sqlite>) -> Result<i64, JournalError> {
+    let now = now_ms();
+    let noted =
+        sqlx::query("UPDATE clock SET latest_ms = max(latest_ms, ?)").bind(now).execute(&mut **transaction).await;
+    noted.map_err(|error| of_sqlite("note the time", error))?;
+    Ok(now)
+}
+
+/// How long ago a time of the journal was; an error if the clock was set back, so that this is not known.
+async fn since(transaction: &mut Transaction<'_, Sqlite>, first_sent_ms: i64) -> Result<Duration, JournalError> {
+    let now = tick(transaction).await?;
+    let latest: i64 = sqlx::query_scalar("SELECT latest_ms FROM clock")
+        .fetch_one(&mut **transaction)
+        .await
+        .map_err(|error| of_sqlite("read the time", error))?;
+    if now < latest.saturating_sub(CLOCK_TOLERANCE_MS) {
+        let message = format!(
+            "the clock is {} s behind the journal, so nothing says how long ago the operation was sent; set the clock right",
+            (latest - now) / 1000
+        );
+        return Err(JournalError::new(JournalErrorKind::ClockSetBack, message));
+    }
+    Ok(of_millis(latest.saturating_sub(first_sent_ms)))
+}
+
+fn now_ms() -> i64 {
+    millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn of_millis(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or_default())
+}
+
+/// Makes the file, unless it is there, with access for its owner only: it has bodies of requests.
+fn make_private(path: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.truncate(false).open(path).map(drop)
+}

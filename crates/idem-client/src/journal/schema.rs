@@ -1,0 +1,66 @@
+//! The tables of a journal.
+
+use sqlx::{Row, Sqlite, Transaction};
+
+use super::error::{JournalError, JournalErrorKind, of_sqlite};
+
+/// "idem" in ASCII: what marks a SQLite file as a journal.
+const APPLICATION_ID: i64 = 0x6964_656D;
+
+/// The version of the tables.
+const VERSION: i64 = 1;
+
+const TABLES: &str = "
+    CREATE TABLE operations (
+        id TEXT NOT NULL PRIMARY KEY,
+        -- The process that sends it, or has sent it last.
+        owner TEXT NOT NULL,
+        method TEXT NOT NULL,
+        url TEXT NOT NULL,
+        headers BLOB NOT NULL,
+        body BLOB NOT NULL,
+        key TEXT NOT NULL,
+        -- SHA-256 of what is sent, so that a damaged operation is not sent.
+        digest BLOB NOT NULL CHECK (length(digest) = 32),
+        first_sent_ms INTEGER NOT NULL,
+        deadline_ms INTEGER NOT NULL,
+        -- What the server has stated.
+        retention_s INTEGER,
+        -- Why it has no final answer yet, if its last process said so.
+        stopped TEXT,
+        status INTEGER,
+        answer_headers BLOB,
+        answer_body BLOB,
+        answered_ms INTEGER,
+        CHECK ((status IS NULL) = (answered_ms IS NULL))
+    ) STRICT;
+    CREATE INDEX answered ON operations (answered_ms);
+    -- One row: the latest time that any process has seen, which shows that the clock was set back.
+    CREATE TABLE clock (latest_ms INTEGER NOT NULL) STRICT;
+    INSERT INTO clock VALUES (0);
+";
+
+/// Makes the tables of a new file, and refuses files that are no journal.
+pub(super) async fn prepare(transaction: &mut Transaction<'_, Sqlite>) -> Result<(), JournalError> {
+    let application: i64 = number(transaction, "PRAGMA application_id").await?;
+    let version: i64 = number(transaction, "PRAGMA user_version").await?;
+    let tables: i64 = number(transaction, "SELECT count(*) FROM sqlite_schema").await?;
+    let refused = |message: &str| Err(JournalError::new(JournalErrorKind::NotAJournal, message));
+    match (application, version, tables) {
+        (APPLICATION_ID, VERSION, _) => Ok(()),
+        (APPLICATION_ID, _, _) => refused(
+            "the journal was written by another version of idem-client; use that version until it has no operations",
+        ),
+        (0, 0, 0) => {
+            let make = format!("{TABLES} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION};");
+            let made = sqlx::raw_sql(sqlx::AssertSqlSafe(make)).execute(&mut **transaction).await;
+            made.map(drop).map_err(|error| of_sqlite("make its tables", error))
+        }
+        _ => refused("the file is a database of another program; name another file for the journal"),
+    }
+}
+
+async fn number(transaction: &mut Transaction<'_, Sqlite>, query: &'static str) -> Result<i64, JournalError> {
+    let row = sqlx::query(query).fetch_one(&mut **transaction).await;
+    row.and_then(|row| row.try_get(0)).map_err(|error| of_sqlite("read its version", error))
+}

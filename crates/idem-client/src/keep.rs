@@ -1,0 +1,49 @@
+//! The port of a journal, as the middleware sees it.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::{HeaderMap, StatusCode};
+use idem_core::IdempotencyKey;
+use reqwest::Request;
+
+pub(crate) type KeepError = Box<dyn Error + Send + Sync>;
+
+/// Keeps operations until they have a final answer.
+#[async_trait]
+pub(crate) trait Keep: fmt::Debug + Send + Sync {
+    /// Stores an operation durably. Nothing was sent before.
+    async fn begin(
+        &self,
+        request: &Request,
+        key: &IdempotencyKey,
+        deadline: Duration,
+    ) -> Result<Arc<dyn Kept>, KeepError>;
+}
+
+/// One stored operation. While it exists, no other process and no other task sends the operation.
+#[async_trait]
+pub(crate) trait Kept: fmt::Debug + Send + Sync {
+    /// Stores how long the server says that it keeps the answer.
+    async fn retention_is(&self, retention: Duration) -> Result<(), KeepError>;
+
+    /// Removes the operation, or marks it with its final answer.
+    async fn answered(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Result<(), KeepError>;
+
+    /// Notes why the operation has no final answer yet. It can be resumed.
+    async fn stopped(&self, why: &str) -> Result<(), KeepError>;
+}
+
+/// An operation of an earlier process that goes on; it comes to the middleware in the extensions of its request.
+#[derive(Debug, Clone)]
+pub(crate) struct Resumed {
+    pub(crate) key: IdempotencyKey,
+    pub(crate) kept: Arc<dyn Kept>,
+    /// For how long the server may already have the request.
+    pub(crate) sent_before: Duration,
+    pub(crate) stated_retention: Option<Duration>,
+    pub(crate) deadline: Duration,
+}

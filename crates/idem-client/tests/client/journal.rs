@@ -1,0 +1,428 @@
+//! Operations that outlive their process.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use idem_client::{
+    Error, ErrorKind, Journal, JournalConfig, JournalError, JournalErrorKind, Operation, Report, ResumeError, Stop,
+    client,
+};
+use idem_core::IdempotencyKey;
+use reqwest::Request;
+use reqwest::header::{AUTHORIZATION, HeaderValue};
+use reqwest_middleware::ClientWithMiddleware;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
+use tempfile::TempDir;
+
+use crate::server::{Act, Arrived, Server, answer, made, problem, quick};
+
+/// Names what a process of this test does: the URL and the journal follow.
+const ROLE: &str = "IDEM_CLIENT_ROLE";
+
+async fn open(folder: &TempDir) -> Journal {
+    try_open(&folder.path().join("journal")).await.unwrap()
+}
+
+async fn try_open(path: &Path) -> Result<Journal, JournalError> {
+    Journal::open(JournalConfig::new(path)).await
+}
+
+fn with(journal: &Journal) -> ClientWithMiddleware {
+    client(quick().journal(journal.clone()), reqwest::Client::builder()).unwrap().build()
+}
+
+/// A body with every byte.
+fn body() -> Vec<u8> {
+    (0..=255).collect()
+}
+
+async fn pay(client: &ClientWithMiddleware, url: &str) -> reqwest_middleware::Result<reqwest::Response> {
+    let request = client.post(url).body(body()).header("x-kept", HeaderValue::from_bytes(b"caf\xE9").unwrap());
+    let operation = Operation::with_key(IdempotencyKey::new("order-4711").unwrap()).deadline(Duration::from_secs(60));
+    request
+        .header("authorization", "Bearer secret-token")
+        .header("cookie", "secret-cookie")
+        .with_extension(operation)
+        .send()
+        .await
+}
+
+fn credentials(request: &mut Request) {
+    request.headers_mut().insert(AUTHORIZATION, HeaderValue::from_static("Bearer secret-token"));
+    request.headers_mut().insert("cookie", HeaderValue::from_static("secret-cookie"));
+}
+
+/// The pool of a tool that looks into the journal.
+async fn database(folder: &TempDir) -> SqlitePool {
+    SqlitePool::connect_with(SqliteConnectOptions::new().filename(folder.path().join("journal"))).await.unwrap()
+}
+
+fn kind_of(error: &ResumeError) -> JournalErrorKind {
+    let ResumeError::Journal(error) = error else { panic!("{error:?}") };
+    error.kind()
+}
+
+async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..3000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what} did not happen within 30 s");
+}
+
+/// Starts this executable again, in a role.
+fn process(role: &str, url: &str, folder: &TempDir) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "journal::a_process_of_the_tests", "--nocapture"]);
+    command.env(ROLE, format!("{role}|{url}|{}", folder.path().join("journal").display()));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// Does nothing, except in the processes that tests start.
+#[tokio::test]
+async fn a_process_of_the_tests() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let [role, url, path] = role.split('|').collect::<Vec<_>>()[..] else { panic!("{role}") };
+    let journal = try_open(Path::new(path)).await.unwrap();
+    let client = with(&journal);
+    match role {
+        "pay" => drop(pay(&client, url).await),
+        "resume" => {
+            for operation in journal.pending().await.unwrap() {
+                match journal.resume(&operation.id, &client, credentials).await {
+                    Ok(_) => println!("resumed"),
+                    Err(error) => {
+                        let kind = kind_of(&error);
+                        assert!(matches!(kind, JournalErrorKind::Running | JournalErrorKind::NotPending), "{error:?}");
+                    }
+                }
+            }
+        }
+        "fill" => {
+            for number in 0.. {
+                let request = client.post(url).body(vec![b'x'; 20_000]).header("x-number", number.to_string());
+                if let Err(error) = request.send().await {
+                    assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::Journal, "{error:?}");
+                    println!("stored {number} and then none");
+                    return;
+                }
+            }
+        }
+        role => panic!("{role}"),
+    }
+}
+
+#[tokio::test]
+async fn a_killed_process_is_continued_with_the_same_key_and_the_same_bytes() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::deciding(|number, _| if number == 0 { Act::Hang } else { made() }).await;
+    let mut process = process("pay", &server.url("/pay?to=me"), &folder);
+    eventually("the first request", || server.arrived().len() == 1).await;
+
+    // While the process lives, no other one sends its operation.
+    let journal = open(&folder).await;
+    let pending = journal.pending().await.unwrap();
+    assert_eq!((pending.len(), pending[0].is_running, &*pending[0].key), (1, true, "order-4711"));
+    let error = journal.resume(&pending[0].id, &with(&journal), credentials).await.unwrap_err();
+    assert_eq!(kind_of(&error), JournalErrorKind::Running);
+    assert_eq!(journal.forget(&pending[0].id).await.unwrap_err().kind(), JournalErrorKind::Running);
+
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let pending = journal.pending().await.unwrap();
+    assert!(!pending[0].is_running);
+    let response = journal.resume(&pending[0].id, &with(&journal), credentials).await.unwrap();
+    assert_eq!((response.status().as_u16(), Report::of(&response).unwrap().attempts), (201, 1));
+    let arrived = server.arrived();
+    assert_eq!(arrived.len(), 2);
+    let fields = |request: &Arrived| {
+        let mut lines: Vec<String> = request.head.lines().map(str::to_ascii_lowercase).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!((fields(&arrived[0]), &arrived[0].body), (fields(&arrived[1]), &arrived[1].body));
+    assert_eq!(arrived[1].body, body());
+    assert!(journal.pending().await.unwrap().is_empty());
+    let error = journal.resume(&pending[0].id, &with(&journal), credentials).await.unwrap_err();
+    assert_eq!(kind_of(&error), JournalErrorKind::NotPending);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_that_resume_at_once_share_the_operations() {
+    const OPERATIONS: usize = 12;
+    let folder = TempDir::new().unwrap();
+    let refused = Server::deciding(|_, _| problem("504 Gateway Timeout", "outcome-unknown")).await;
+    let journal = open(&folder).await;
+    for _ in 0..OPERATIONS {
+        with(&journal).post(refused.url("/pay")).body("x").send().await.unwrap_err();
+    }
+    let address = refused.address;
+    drop((refused, journal));
+    // At the same address, because the URL is in the journal.
+    let database = database(&folder).await;
+    let server = Server::start([]).await;
+    let moved = format!("UPDATE operations SET url = replace(url, '{address}', '{}')", server.address);
+    // The digest says that somebody has changed it.
+    sqlx::raw_sql(sqlx::AssertSqlSafe(moved)).execute(&database).await.unwrap();
+    let journal = open(&folder).await;
+    let error = journal.resume(&journal.pending().await.unwrap()[0].id, &with(&journal), |_| ()).await.unwrap_err();
+    assert_eq!(kind_of(&error), JournalErrorKind::Corrupt);
+    assert_eq!(server.arrived(), []);
+    drop(journal);
+
+    let folder = TempDir::new().unwrap();
+    let server =
+        Server::deciding(
+            |number, _| {
+                if number < OPERATIONS { problem("504 Gateway Timeout", "outcome-unknown") } else { made() }
+            },
+        )
+        .await;
+    let journal = open(&folder).await;
+    for _ in 0..OPERATIONS {
+        with(&journal).post(server.url("/pay")).body("x").send().await.unwrap_err();
+    }
+    let processes: Vec<Child> = (0..3).map(|_| process("resume", "-", &folder)).collect();
+    let outputs: Vec<_> = processes.into_iter().map(|process| process.wait_with_output().unwrap()).collect();
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:?}");
+    let resumed: usize =
+        outputs.iter().map(|output| String::from_utf8_lossy(&output.stdout).matches("resumed").count()).sum();
+    assert_eq!((resumed, server.arrived().len()), (OPERATIONS, 2 * OPERATIONS), "each once");
+    assert_eq!(journal.answers().await.unwrap().len(), OPERATIONS);
+}
+
+#[tokio::test]
+async fn an_unknown_outcome_stays_until_an_operator_has_resolved_it() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown"), made()]).await;
+    let journal = open(&folder).await;
+    let error = pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::Stopped(Stop::OutcomeUnknown));
+    let pending = journal.pending().await.unwrap();
+    assert_eq!(pending[0].stopped.as_deref(), Some("outcome-unknown"));
+    // Another process can resume it, although this one lives.
+    let other = open(&folder).await;
+    other.resume(&pending[0].id, &with(&other), credentials).await.unwrap();
+    let answers = journal.answers().await.unwrap();
+    let [answer] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!((answer.status.as_u16(), &answer.body[..], &*answer.key), (201, &br#"{"id":1}"#[..], "order-4711"));
+    assert!(!format!("{answers:?}{pending:?}").contains("order-4711"));
+    journal.forget(&answer.id).await.unwrap();
+    assert!(journal.answers().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_dropped_operation_can_be_resumed_at_once() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([Act::Hang, made()]).await;
+    let journal = open(&folder).await;
+    let (client, url) = (with(&journal), server.url("/pay"));
+    tokio::select! {
+        _ = pay(&client, &url) => panic!("the server hangs"),
+        () = eventually("the first request", || server.arrived().len() == 1) => {}
+    }
+    let pending = journal.pending().await.unwrap();
+    assert!(!pending[0].is_running);
+    journal.resume(&pending[0].id, &client, credentials).await.unwrap();
+    assert_eq!(server.arrived()[0].key(), server.arrived()[1].key());
+}
+
+#[tokio::test]
+async fn two_tasks_of_a_process_do_not_send_one_operation() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown"), Act::Hang, made()]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    let (first, second) = (journal.clone(), with(&journal));
+    let (task_id, task_client) = (id.clone(), second.clone());
+    let task = tokio::spawn(async move { first.resume(&task_id, &task_client, credentials).await.map(drop) });
+    eventually("the second request", || server.arrived().len() == 2).await;
+    let error = journal.resume(&id, &second, credentials).await.unwrap_err();
+    assert_eq!(kind_of(&error), JournalErrorKind::Running);
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    journal.resume(&id, &second, credentials).await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_sent_after_the_retention_or_when_the_clock_was_set_back() {
+    let folder = TempDir::new().unwrap();
+    let server =
+        Server::start([answer("503 Service Unavailable\r\nretry-after: 1000\r\nidempotency-retention: 1")]).await;
+    let journal = open(&folder).await;
+    let client = with(&journal);
+    pay(&client, &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    // Nine tenths of what the server stated.
+    tokio::time::sleep(Duration::from_millis(950)).await;
+    let error = journal.resume(&id, &client, credentials).await.unwrap_err();
+    let ResumeError::Client(error) = error else { panic!("{error:?}") };
+    assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::RetentionOver);
+    assert_eq!(journal.pending().await.unwrap()[0].stopped.as_deref(), Some("retention-over"));
+
+    sqlx::raw_sql("UPDATE clock SET latest_ms = latest_ms + 3600000").execute(&database(&folder).await).await.unwrap();
+    let error = journal.resume(&id, &client, credentials).await.unwrap_err();
+    assert_eq!(kind_of(&error), JournalErrorKind::ClockSetBack);
+    assert_eq!(server.arrived().len(), 1, "nothing was sent again");
+    // A new operation is not concerned.
+    pay(&client, &server.url("/pay")).await.unwrap();
+}
+
+#[tokio::test]
+async fn secrets_are_not_on_the_disk_and_the_file_is_private() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([answer("201 Created\r\nset-cookie: secret-session")]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap();
+    let mut found = 0;
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        let has = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
+        found += usize::from(has(b"order-4711"));
+        for secret in ["secret-token", "secret-cookie", "secret-session"] {
+            assert!(!has(secret.as_bytes()), "{secret} is in {}", path.display());
+        }
+        // Values are stored as lists of numbers, so their names are looked for, too.
+        for name in ["authorization", "cookie"] {
+            assert!(!has(format!("\"{name}\"").as_bytes()), "{name} is in {}", path.display());
+        }
+        assert!(!has(b"\"set-cookie\""));
+        #[cfg(unix)]
+        if !path.to_string_lossy().contains("-owner-") {
+            let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+            assert_eq!(mode & 0o077, 0, "{} can be read by others", path.display());
+        }
+    }
+    assert!(found > 0);
+}
+
+#[tokio::test]
+async fn answers_are_kept_for_the_time_that_was_set() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([]).await;
+    let path = folder.path().join("journal");
+    let forgetful = Journal::open(JournalConfig::new(&path).keep_answers(Duration::ZERO)).await.unwrap();
+    pay(&with(&forgetful), &server.url("/pay")).await.unwrap();
+    assert!(forgetful.answers().await.unwrap().is_empty() && forgetful.pending().await.unwrap().is_empty());
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap();
+    assert_eq!(journal.answers().await.unwrap().len(), 1);
+    Journal::open(JournalConfig::new(&path).keep_answers(Duration::ZERO)).await.unwrap();
+    assert!(journal.answers().await.unwrap().is_empty(), "opening removes old answers");
+}
+
+/// Owners are found beside the file itself, so that another name does not make a second owner.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_journal_behind_a_link_is_the_same_journal() {
+    let (folder, elsewhere) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let server = Server::start([Act::Hang]).await;
+    let journal = open(&folder).await;
+    let link = elsewhere.path().join("link");
+    std::os::unix::fs::symlink(folder.path().join("journal"), &link).unwrap();
+    let (client, url) = (with(&journal), server.url("/pay"));
+    tokio::select! {
+        _ = pay(&client, &url) => panic!("the server hangs"),
+        () = async {
+            eventually("the first request", || server.arrived().len() == 1).await;
+            let other = try_open(&link).await.unwrap();
+            let pending = other.pending().await.unwrap();
+            assert!(pending[0].is_running);
+            let error = other.resume(&pending[0].id, &with(&other), credentials).await.unwrap_err();
+            assert_eq!(kind_of(&error), JournalErrorKind::Running);
+        } => {}
+    }
+}
+
+/// A client without this crate's middleware sends the key, too. It cannot mark the operation.
+#[tokio::test]
+async fn an_operation_that_is_resumed_by_another_client_has_its_key() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown"), made()]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    let other = reqwest_middleware::ClientBuilder::new(reqwest::Client::new()).build();
+    journal.resume(&id, &other, credentials).await.unwrap();
+    assert_eq!(server.arrived()[1].key(), "\"order-4711\"");
+    assert_eq!(journal.pending().await.unwrap().len(), 1);
+}
+
+/// `ulimit -f` bounds the size of files, as a full disk does.
+#[tokio::test]
+async fn nothing_is_sent_that_could_not_be_stored() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([]).await;
+    let script = "trap '' XFSZ; ulimit -f 400; exec \"$0\" --exact journal::a_process_of_the_tests --nocapture";
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).arg(std::env::current_exe().unwrap());
+    command.env(ROLE, format!("fill|{}|{}", server.url("/pay"), folder.path().join("journal").display()));
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let sent = server.arrived().len();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(sent > 0 && printed.contains("and then none"), "{printed}");
+    // Each request that was sent is in the journal, with its answer or without.
+    let journal = open(&folder).await;
+    let stored = journal.answers().await.unwrap().len() + journal.pending().await.unwrap().len();
+    assert!(stored >= sent, "{sent} sent, {stored} stored");
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_journal_is_refused_and_left_alone() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("journal");
+    let refused = async |expected: JournalErrorKind| {
+        let before = std::fs::read(&path).unwrap();
+        let error = try_open(&path).await.unwrap_err();
+        assert_eq!(error.kind(), expected, "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    };
+    std::fs::write(&path, "a diary, not a journal; ".repeat(100)).unwrap();
+    refused(JournalErrorKind::Corrupt).await;
+
+    std::fs::remove_file(&path).unwrap();
+    let other =
+        SqlitePool::connect_with(SqliteConnectOptions::new().filename(&path).create_if_missing(true)).await.unwrap();
+    sqlx::raw_sql("CREATE TABLE users (name TEXT)").execute(&other).await.unwrap();
+    other.close().await;
+    refused(JournalErrorKind::NotAJournal).await;
+
+    std::fs::remove_file(&path).unwrap();
+    drop(try_open(&path).await.unwrap());
+    let database = database(&folder).await;
+    sqlx::raw_sql("PRAGMA user_version = 2; PRAGMA wal_checkpoint(TRUNCATE)").execute(&database).await.unwrap();
+    database.close().await;
+    refused(JournalErrorKind::NotAJournal).await;
+}
+
+#[tokio::test]
+async fn a_damaged_operation_is_not_sent_and_a_damaged_file_is_not_opened() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown")]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    let database = database(&folder).await;
+    sqlx::raw_sql("UPDATE operations SET body = x'00'").execute(&database).await.unwrap();
+    let error = journal.resume(&id, &with(&journal), credentials).await.unwrap_err();
+    assert_eq!(kind_of(&error), JournalErrorKind::Corrupt);
+    assert_eq!(server.arrived().len(), 1);
+    journal.forget(&id).await.unwrap();
+
+    sqlx::raw_sql("PRAGMA wal_checkpoint(TRUNCATE)").execute(&database).await.unwrap();
+    database.close().await;
+    drop(journal);
+    let path = folder.path().join("journal");
+    let mut bytes = std::fs::read(&path).unwrap();
+    // All pages but the first one, which says that it is a journal.
+    bytes[4096..].fill(0xA5);
+    std::fs::write(&path, bytes).unwrap();
+    let _ = std::fs::remove_file(folder.path().join("journal-wal"));
+    assert_eq!(try_open(&path).await.unwrap_err().kind(), JournalErrorKind::Corrupt);
+}
