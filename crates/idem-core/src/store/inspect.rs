@@ -17,7 +17,8 @@ use crate::timestamp::Timestamp;
 /// Records for operators to read. No decision on an operation depends on it.
 ///
 /// A store has no index by state or by age: an index on a column that changes would make each settlement dearer. So [`list`](Self::list)
-/// and [`count`](Self::count) read all records in the order of a key that never changes, one bounded part after the other.
+/// and [`count`](Self::count) read all records, one bounded part after the other, in an order that a settlement does not change:
+/// that of their ids, or on Postgres that of their places in the table.
 #[async_trait]
 pub trait Inspect: fmt::Debug + Send + Sync + 'static {
     /// The record with this id, where it came from, and whether its operation runs in a transaction now.
@@ -29,7 +30,9 @@ pub trait Inspect: fmt::Debug + Send + Sync + 'static {
     /// Reads the next part of the records, at most `limit`, and returns those that `filter` selects.
     ///
     /// A page may have no record although more follow: go on from [`RecordPage::next`] until it is `None`. A record that is made or
-    /// removed meanwhile may be missing. Every other one is returned once; by Redis at least once.
+    /// removed meanwhile may be missing. Every other one is returned once; by Redis at least once. On Postgres a record that changes
+    /// meanwhile and does not fit into its block any more may be missing or returned twice; after a statement that writes the table
+    /// anew, such as `VACUUM FULL`, begin again.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer.

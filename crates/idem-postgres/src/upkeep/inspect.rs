@@ -1,7 +1,4 @@
-//! Reads records for operators, in the order of their ids.
-//!
-//! Ids never change, and the primary key finds where a part begins. Ids are digests, so the rows of a part are spread over the
-//! whole table: a scan of a table that does not fit into memory reads the disk for each row.
+//! Reads records for operators.
 
 use std::num::NonZeroU32;
 
@@ -16,6 +13,7 @@ use crate::batch::row::read_record;
 use crate::batch::verb::{Lookup, Presence};
 use crate::error::{outage, unreadable};
 use crate::sql::{BEGIN, Sql, micros, readable};
+use crate::upkeep::place::{Place, Progress};
 use crate::upkeep::pool::Upkeep;
 
 impl Upkeep {
@@ -44,9 +42,10 @@ impl Upkeep {
         limit: NonZeroU32,
     ) -> Result<RecordPage, StoreError> {
         /// The first column of the record itself.
-        const RECORD: usize = 10;
+        const RECORD: usize = 13;
         let what = "list records";
-        let mut sql = self.call(".idem_list_v1(", from, limit);
+        let place = Place::of(from)?;
+        let mut sql = self.call(".idem_list_v1(", place, limit);
         if filter.states.is_empty() {
             sql.push("NULL,");
         } else {
@@ -59,17 +58,11 @@ impl Upkeep {
         sql.push(");COMMIT");
         let rows = self.run(what, sql, self.client_timeout).await?;
         let failed = |error| outage(what, error);
-        let (now, scanned, next) = whole(&rows, limit).map_err(failed)?;
-        let mut page = RecordPage {
-            records: Vec::with_capacity(rows.len()),
-            scanned,
-            unreadable: 0,
-            progress: Some(next.as_ref().map_or(1.0, ScanPosition::progress)),
-            next,
-            now,
-        };
+        let (now, Progress { scanned, next, done }) = whole(&rows, place, limit).map_err(failed)?;
+        let records = Vec::with_capacity(rows.len());
+        let mut page = RecordPage { records, scanned, unreadable: 0, progress: Some(done), next, now };
         for row in &rows {
-            let Some(id) = row.try_get::<Option<Vec<u8>>, _>(3).map_err(failed)? else { continue };
+            let Some(id) = row.try_get::<Option<Vec<u8>>, _>(6).map_err(failed)? else { continue };
             let id = RecordId::from_bytes(id.try_into().map_err(|_| unreadable("the id has not 32 bytes"))?);
             match read_record(row, RECORD) {
                 Ok(record) => page.records.push(summary(row, id, &record).map_err(failed)?),
@@ -84,11 +77,12 @@ impl Upkeep {
 
     pub(crate) async fn count(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> Result<CountPage, StoreError> {
         let what = "count records";
-        let mut sql = self.call(".idem_count_v1(", from, limit);
+        let place = Place::of(from)?;
+        let mut sql = self.call(".idem_count_v1(", place, limit);
         sql.number(idem_core::RECORD_FORMAT).push(");COMMIT");
         let rows = self.run(what, sql, self.client_timeout).await?;
         let failed = |error| outage(what, error);
-        let (now, _, next) = whole(&rows, limit).map_err(failed)?;
+        let (now, Progress { next, done, .. }) = whole(&rows, place, limit).map_err(failed)?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound).map_err(failed)?;
         let number = |column: usize| row.try_get::<i64, _>(column).map(i64::unsigned_abs).map_err(failed);
         let time = |column: usize| {
@@ -96,43 +90,42 @@ impl Upkeep {
             Ok::<_, StoreError>(micros.map(Timestamp::from_unix_micros))
         };
         let counts = RecordCounts {
-            unreadable: number(3)?,
-            in_progress: number(4)?,
-            abandoned: number(5)?,
-            completed: number(6)?,
-            failed: number(7)?,
-            outcome_unknown: number(8)?,
-            retryable: number(9)?,
-            expired: number(10)?,
-            body_bytes: number(11)?,
-            oldest_in_progress: time(12)?,
-            oldest_expired: time(13)?,
+            unreadable: number(6)?,
+            in_progress: number(7)?,
+            abandoned: number(8)?,
+            completed: number(9)?,
+            failed: number(10)?,
+            outcome_unknown: number(11)?,
+            retryable: number(12)?,
+            expired: number(13)?,
+            body_bytes: number(14)?,
+            oldest_in_progress: time(15)?,
+            oldest_expired: time(16)?,
         };
-        Ok(CountPage { counts, progress: Some(next.as_ref().map_or(1.0, ScanPosition::progress)), next, now })
+        Ok(CountPage { counts, progress: Some(done), next, now })
     }
 
-    /// Begins the call of a function on the rows after `from`.
-    fn call(&self, function: &str, from: Option<&ScanPosition>, limit: NonZeroU32) -> Sql {
+    /// Begins the call of a function on the rows behind a place.
+    fn call(&self, function: &str, from: Place, limit: NonZeroU32) -> Sql {
         let mut sql = Sql::default();
         sql.push(BEGIN).push(&self.local_settings).push("SELECT * FROM ").push(self.records.schema.quoted());
         sql.push(function).number(self.records.offset.micros()).push(",");
-        sql.bytes(from.map_or(&[], ScanPosition::as_bytes)).push(",").number(limit.get()).push(",");
+        for number in [from.block, u32::from(from.line), from.relation, limit.get()] {
+            sql.number(number).push(",");
+        }
         sql
     }
 }
 
-/// The store's time, how many rows the part has, and where the next one begins.
-fn whole(rows: &[PgRow], limit: NonZeroU32) -> Result<(Timestamp, u64, Option<ScanPosition>), sqlx::Error> {
+/// The store's time, and how far the scan has come.
+fn whole(rows: &[PgRow], from: Place, limit: NonZeroU32) -> Result<(Timestamp, Progress), sqlx::Error> {
     let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-    let (now, scanned): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-    let last: Option<Vec<u8>> = row.try_get(2)?;
-    let next = last.filter(|_| scanned >= i64::from(limit.get())).map(ScanPosition::from_bytes);
-    Ok((Timestamp::from_unix_micros(now), scanned.unsigned_abs(), next))
+    Ok((Timestamp::from_unix_micros(row.try_get(0)?), Progress::read(row, from, limit.get())?))
 }
 
 fn summary(row: &PgRow, id: RecordId, record: &Record) -> Result<RecordSummary, sqlx::Error> {
-    let body_bytes: Option<i64> = row.try_get(7)?;
-    let summary = RecordSummary::new(id, Some(origin(row, 4)?), record);
+    let body_bytes: Option<i64> = row.try_get(10)?;
+    let summary = RecordSummary::new(id, Some(origin(row, 7)?), record);
     Ok(summary.with_body_bytes(body_bytes.map(i64::unsigned_abs)))
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod health;
 pub(crate) mod identity;
 mod inspect;
 pub(crate) mod partitions;
+mod place;
 pub(crate) mod pool;
 pub(crate) mod privileges;
 pub(crate) mod purge;
