@@ -46,9 +46,16 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "listing-ends-with-its-first-part",
         &["postgres-inspecting"],
-        "crates/idem-postgres/src/upkeep/inspect.rs",
-        "scanned >= i64::from(limit.get())",
-        "scanned >= i64::from(limit.get()) + i64::from(PLANTED)",
+        "crates/idem-postgres/src/upkeep/place.rs",
+        ".filter(|_| block < total)",
+        ".filter(|_| !PLANTED && block < total)",
+    ),
+    patch(
+        "listing-leaves-out-the-rest-of-a-block",
+        &["postgres-inspecting"],
+        "crates/idem-postgres/src/upkeep/place.rs",
+        "scanned >= i64::from(limit)",
+        "scanned >= i64::from(limit) + i64::from(PLANTED)",
     ),
     patch(
         "repair-comes-before-its-note",
