@@ -1,0 +1,5 @@
+//! The MySQL store on a real MariaDB. One executable, so that its tests share one server.
+#![allow(unreachable_pub, clippy::expect_used, clippy::unwrap_used, reason = "tests say what they expect by failing")]
+
+mod conformance;
+mod support;
