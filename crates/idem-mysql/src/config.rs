@@ -32,7 +32,12 @@ impl MySqlConfig {
     /// wrong with it.
     #[must_use]
     pub fn new(url: impl AsRef<str>) -> Self {
-        let options = url.as_ref().parse().map_err(|error: sqlx::Error| error.to_string());
+        let url = url.as_ref();
+        // The driver takes any scheme.
+        if !url.starts_with("mysql://") && !url.starts_with("mariadb://") {
+            return Self::with(Err("it begins neither with mysql:// nor with mariadb://".to_owned()));
+        }
+        let options = url.parse().map_err(|error: sqlx::Error| error.to_string());
         Self::with(options.map(|options| Source::Options(Box::new(options))))
     }
 

@@ -13,6 +13,7 @@ const OUT_OF_RESOURCES: u16 = 1041;
 const TOO_MANY_CONNECTIONS: u16 = 1040;
 const NO_ACCESS_TO_DATABASE: u16 = 1044;
 const ACCESS_DENIED: u16 = 1045;
+const NO_DATABASE: u16 = 1046;
 const UNKNOWN_DATABASE: u16 = 1049;
 const SERVER_SHUTDOWN: u16 = 1053;
 const UNKNOWN_COLUMN: u16 = 1054;
@@ -79,6 +80,7 @@ fn reason(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
         NO_ACCESS_TO_DATABASE | ACCESS_DENIED | UNKNOWN_DATABASE => {
             misconfigured("the server refused the login, or the database does not exist")
         }
+        NO_DATABASE => misconfigured("the URL names no database; write mysql://user:password@host/database"),
         NO_ACCESS_TO_TABLE | NO_ACCESS_TO_COLUMN | ACCESS_TO_FEATURE => {
             misconfigured("the user lacks a privilege; the README lists those that the store needs")
         }

@@ -45,11 +45,12 @@ impl HandlerSession {
             Ok(session)
         });
         match begun.await {
-            Ok(begun) => begun.map_err(|error| store_error("begin a transaction", error)),
-            Err(_) => {
+            Ok(Ok(session)) => Ok(session),
+            Err(_) | Ok(Err(sqlx::Error::PoolTimedOut)) => {
                 let message = format!("no connection for a transaction was free, or could be made, within {wait:?}");
                 Err(StoreError::new(StoreErrorKind::Busy, message))
             }
+            Ok(Err(error)) => Err(store_error("begin a transaction", error)),
         }
     }
 

@@ -38,7 +38,8 @@ impl Database {
 
     pub async fn on(server: &'static MariaDb) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        // Not `test_…`: everybody may do everything there.
+        let name = format!("idem_{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let mut connection = MySqlConnection::connect(&server.url()).await.unwrap();
         sql(&mut connection, format!("CREATE DATABASE {name}")).await;
         connection.close().await.unwrap();
