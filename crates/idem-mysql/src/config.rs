@@ -28,8 +28,8 @@ pub(crate) enum Source {
 }
 
 impl MySqlConfig {
-    /// The database at `url`, such as `mysql://user:secret@host/database?ssl-mode=VERIFY_IDENTITY`. Opening the store reports what is
-    /// wrong with it.
+    /// The database at `url`, such as `mysql://user:secret@host/database?ssl-mode=VERIFY_IDENTITY`. Opening the store reports
+    /// what is wrong with it.
     #[must_use]
     pub fn new(url: impl AsRef<str>) -> Self {
         let url = url.as_ref();
@@ -49,15 +49,16 @@ impl MySqlConfig {
 
     /// Uses the application's connection pool for handlers' transactions, with its `after_connect`, lifetimes and metrics.
     ///
-    /// The store opens [`verb_connections`](Self::verb_connections) more with the pool's options, because settlements and repeats must
-    /// not wait for handlers. Unless it is set, [`max_transactions`](Self::max_transactions) is one less than the pool's
-    /// `max_connections`, and at most 16.
+    /// The store opens [`verb_connections`](Self::verb_connections) more with the pool's options, because settlements and
+    /// repeats must not wait for handlers. Unless it is set, [`max_transactions`](Self::max_transactions) is one less than the
+    /// pool's `max_connections`, and at most 16.
     ///
-    /// Handlers' transactions have the isolation level and the `sql_mode` of the pool's sessions. If that `sql_mode` is not strict,
+    /// Handlers' transactions have the isolation level and the `sql_mode` of the pool's sessions. If that `sql_mode` is not
+    /// strict,
     /// [`self_test`](crate::MySqlStore::self_test) reports it. After a transaction, the session's access mode is `READ WRITE`.
     ///
-    /// Set `wait_timeout` of the pool's sessions to some minutes. If a machine loses its power, the server keeps the locks of its open
-    /// transactions for that long: 8 h by default.
+    /// Set `wait_timeout` of the pool's sessions to some minutes. If a machine loses its power, the server keeps the locks of
+    /// its open transactions for that long: 8 h by default.
     #[must_use]
     pub fn from_pool(pool: MySqlPool) -> Self {
         let most = pool.options().get_max_connections();
@@ -78,16 +79,16 @@ impl MySqlConfig {
         }
     }
 
-    /// Opens the store without migrating: a migration tool applies the [`migrations`](crate::migrations()). Default off: opening the
-    /// store brings the schema up to date, and any number of processes may do so at once.
+    /// Opens the store without migrating: a migration tool applies the [`migrations`](crate::migrations()). Default off:
+    /// opening the store brings the schema up to date, and any number of processes may do so at once.
     #[must_use]
     pub fn without_migrating(mut self) -> Self {
         self.migrate = false;
         self
     }
 
-    /// How many connections carry the verbs of the store. Default 16: each verb uses one for two round trips, InnoDB syncs the commits
-    /// of many together, and a server has 151 connections by default, for all processes together.
+    /// How many connections carry the verbs of the store. Default 16: each verb uses one for two round trips, InnoDB syncs the
+    /// commits of many together, and a server has 151 connections by default, for all processes together.
     #[must_use]
     pub fn verb_connections(mut self, connections: NonZeroU32) -> Self {
         self.verb_connections = connections;
@@ -103,8 +104,8 @@ impl MySqlConfig {
     }
 
     /// How long an operation waits for a transaction while handlers use all of them. After that the error is
-    /// [`StoreErrorKind::Busy`], and an HTTP client gets 503. Default 1 s. Keep it below the engine's `store_timeout` (2 s), which
-    /// would end the wait without saying why.
+    /// [`StoreErrorKind::Busy`], and an HTTP client gets 503. Default 1 s. Keep it below the engine's `store_timeout` (2 s),
+    /// which would end the wait without saying why.
     #[must_use]
     pub fn transaction_wait(mut self, wait: Duration) -> Self {
         self.transaction_wait = wait.min(LONGEST_WAIT);

@@ -108,7 +108,8 @@ pub(crate) fn is_contended(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(DUPLICATE_ENTRY | DEADLOCK | CHECK_READ))
 }
 
-/// Whether the statement may have taken effect despite the error, if it was COMMIT: no answer came, or the session ended meanwhile.
+/// Whether the statement may have taken effect despite the error, if it was COMMIT: no answer came, or the session ended
+/// meanwhile.
 pub(crate) fn may_be_done(error: &sqlx::Error) -> bool {
     match number(error) {
         None => true,
@@ -135,8 +136,8 @@ pub(crate) fn is_no_table(error: &sqlx::Error) -> bool {
 
 /// The error of a transaction that its handler, or its caller, has ended.
 pub(crate) fn out_of_transaction(error: sqlx::Error) -> StoreError {
-    let message = "the transaction was ended before it was settled: by COMMIT, ROLLBACK, a statement that commits implicitly such \
-        as CREATE TABLE, or a deadlock whose error was overlooked";
+    let message = "the transaction was ended before it was settled: by COMMIT, ROLLBACK, a statement that commits implicitly \
+        such as CREATE TABLE, or a deadlock whose error was overlooked";
     StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error)
 }
 

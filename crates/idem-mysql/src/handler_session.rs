@@ -14,8 +14,8 @@ use crate::permits::TransactionPermit;
 use crate::session::run;
 use crate::sql::Sql;
 
-/// While a handler's transaction is open, its session refuses writes in any other one: a handler that ends the transaction cannot write
-/// outside of it. The savepoint is gone if the transaction was ended.
+/// While a handler's transaction is open, its session refuses writes in any other one: a handler that ends the transaction
+/// cannot write outside of it. The savepoint is gone if the transaction was ended.
 const BEGIN: &str = "ROLLBACK;SET SESSION TRANSACTION READ ONLY;START TRANSACTION READ WRITE;SAVEPOINT idem_handler";
 
 /// Fails if the transaction that the handler was given has ended.
@@ -54,8 +54,8 @@ impl HandlerSession {
         }
     }
 
-    /// Takes a connection that is in no transaction. The application can leave one open that sqlx counts; `begin` would then only make
-    /// a savepoint in it.
+    /// Takes a connection that is in no transaction. The application can leave one open that sqlx counts; `begin` would then
+    /// only make a savepoint in it.
     async fn take(pool: &MySqlPool) -> Result<PoolConnection<MySql>, sqlx::Error> {
         loop {
             let mut connection = pool.acquire().await?;

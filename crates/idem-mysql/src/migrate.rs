@@ -1,8 +1,9 @@
 //! The schema and its migrations.
 //!
 //! sqlx's `Migrator` locks by `GET_LOCK`, which belongs to a session and stays behind in a pooler, and calls a migration that was
-//! cut off in its middle "dirty", for an operator to repair. The server commits each CREATE TABLE by itself. So here each statement can be
-//! repeated, and a row lock on one connection admits one process at a time, while another connection makes the tables.
+//! cut off in its middle "dirty", for an operator to repair. The server commits each CREATE TABLE by itself. So here each
+//! statement can be repeated, and a row lock on one connection admits one process at a time, while another connection makes
+//! the tables.
 
 use idem_core::{StoreError, StoreErrorKind};
 use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
@@ -33,8 +34,8 @@ const MIGRATIONS: &[Migration] =
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS idem_migrations (version INT NOT NULL PRIMARY KEY, name VARCHAR(100) NOT NULL,
     applied_at DATETIME(6) NOT NULL) ENGINE = InnoDB;INSERT IGNORE INTO idem_migrations VALUES (0, 'lock', UTC_TIMESTAMP(6))";
 
-/// The migrations in their order, for operators who apply them with another tool, in the database that the store is opened in. Then
-/// open the store with [`without_migrating`](crate::MySqlConfig::without_migrating), which does not look at the table
+/// The migrations in their order, for operators who apply them with another tool, in the database that the store is opened in.
+/// Then open the store with [`without_migrating`](crate::MySqlConfig::without_migrating), which does not look at the table
 /// `idem_migrations`.
 #[must_use]
 pub fn migrations() -> &'static [Migration] {

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use crate::error::{TOO_LARGE, is_connection_lost, is_contended, may_be_done, store_error, unreadable};
 use crate::row::{self, columns};
+use crate::server::Settings;
 use crate::session::Session;
 use crate::sql::{BEGIN, NOW, Sql, quoted};
 use crate::timeouts::VERB_TIMEOUT;
@@ -31,12 +32,14 @@ pub(crate) struct Tables {
     /// The database itself, not quoted.
     pub(crate) database: String,
     columns: String,
+    /// Sets a clock going that a handler or a caller has stopped; empty if the server lets no session stop it.
+    pub(crate) real_time: &'static str,
     /// The server's `max_allowed_packet`, in bytes.
     max_packet: AtomicUsize,
 }
 
 impl Tables {
-    pub(crate) fn new(database: String, max_packet: usize) -> Self {
+    pub(crate) fn new(database: String, settings: &Settings) -> Self {
         let place = quoted(&database);
         Self {
             records: format!("{place}.idem_records"),
@@ -44,7 +47,8 @@ impl Tables {
             identity: format!("{place}.idem_identity"),
             database,
             columns: columns(),
-            max_packet: AtomicUsize::new(max_packet),
+            real_time: if settings.has_settable_clock() { "SET timestamp=DEFAULT;" } else { "" },
+            max_packet: AtomicUsize::new(settings.max_packet()),
         }
     }
 
@@ -85,7 +89,8 @@ impl Found {
         Ok(Self { record, now: Timestamp::from_unix_micros(now.saturating_add(offset.micros())) })
     }
 
-    /// Runs the command through the state machine. Returns the outcome, and the statement that writes the next record if it differs.
+    /// Runs the command through the state machine. Returns the outcome, and the statement that writes the next record if it
+    /// differs.
     pub(crate) fn decide(
         &self,
         tables: &Tables,

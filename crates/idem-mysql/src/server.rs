@@ -16,7 +16,8 @@ const LEAST_PACKET: usize = 4 * 1024 * 1024;
 
 /// Asks for the settings, those of them that the server has.
 pub(crate) const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','innodb_flush_log_at_trx_commit',\
-    'innodb_doublewrite','innodb_flush_method','log_bin','sync_binlog','read_only','sql_mode','max_allowed_packet','wsrep_on')";
+    'innodb_doublewrite','innodb_flush_method','log_bin','sync_binlog','read_only','sql_mode','max_allowed_packet','wsrep_on',\
+    'secure_timestamp')";
 
 /// What an acknowledged record survives on this server, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,8 +67,8 @@ impl fmt::Display for SelfTestReport {
 pub struct MySqlHealth {
     /// The server's version, as in `10.11.14-MariaDB-0+deb12u2`.
     pub version: String,
-    /// About how many records there are, expired ones included, as InnoDB estimates it. Counting them would take minutes on a large
-    /// table.
+    /// About how many records there are, expired ones included, as InnoDB estimates it. Counting them would take minutes on a
+    /// large table.
     pub records: u64,
     /// What an acknowledged record survives.
     pub durability: DurabilityReport,
@@ -103,6 +104,11 @@ impl Settings {
 
     pub(crate) fn max_packet(&self) -> usize {
         self.value("max_allowed_packet").parse().unwrap_or(usize::MAX)
+    }
+
+    /// Whether a session may stop its clock by `SET timestamp`, and set it going again.
+    pub(crate) fn has_settable_clock(&self) -> bool {
+        matches!(self.value("secure_timestamp"), "" | "NO")
     }
 
     /// Refuses a server that lacks what the store uses, or that takes no writes.
@@ -158,8 +164,8 @@ impl Settings {
         let packet = self.max_packet();
         if packet < LEAST_PACKET {
             warnings.push(format!(
-                "max_allowed_packet is {packet} bytes: an answer takes twice its size, so that one of 1 MiB cannot be kept; set it \
-                 to at least {LEAST_PACKET}"
+                "max_allowed_packet is {packet} bytes: an answer takes twice its size, so that one of 1 MiB cannot be kept; set \
+                 it to at least {LEAST_PACKET}"
             ));
         }
         if self.is_on("wsrep_on") {

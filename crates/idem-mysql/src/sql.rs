@@ -1,7 +1,7 @@
 //! Statements as text, so that several of them travel in one message.
 //!
-//! sqlx binds parameters only to single prepared statements. Here all data are hexadecimal literals, which mean the same under each
-//! `sql_mode` and each character set of the session.
+//! sqlx binds parameters only to single prepared statements. Here all data are hexadecimal literals, which mean the same under
+//! each `sql_mode` and each character set of the session.
 
 use std::fmt::Write as _;
 
@@ -65,7 +65,8 @@ impl Sql {
 /// so after their waits for locks.
 pub(crate) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
 
-/// Begins a transaction of the store. At READ COMMITTED a look for an absent row locks no gap, so that inserts of other keys go on.
+/// Begins a transaction of the store. At READ COMMITTED a look for an absent row locks no gap, so that inserts of other keys
+/// go on.
 pub(crate) const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;START TRANSACTION READ WRITE;";
 
 /// The name of a database in backquotes.

@@ -49,8 +49,8 @@ impl MySqlStore {
     /// [`StoreError`] of these kinds:
     ///
     /// - [`Unavailable`](StoreErrorKind::Unavailable): The server cannot be reached, or has no connection left.
-    /// - [`Misconfigured`](StoreErrorKind::Misconfigured): The server is a replica or too old; it does not let this user in; it lacks the
-    ///   tables, or has newer ones; or the user lacks a privilege.
+    /// - [`Misconfigured`](StoreErrorKind::Misconfigured): The server is a replica or too old; it does not let this user in;
+    ///   it lacks the tables, or has newer ones; or the user lacks a privilege.
     /// - [`Timeout`](StoreErrorKind::Timeout): The server fell silent, or another process migrates for more than a minute.
     ///
     /// Verbs of an open store never answer `Misconfigured`: an operator may restore a privilege, and the store then works again.
@@ -81,7 +81,7 @@ impl MySqlStore {
             }
         };
         let verbs = pool(options.clone(), Use::Verbs, config.verb_connections.get(), VERB_TIMEOUT);
-        let tables = Arc::new(Tables::new(database, settings.max_packet()));
+        let tables = Arc::new(Tables::new(database, &settings));
         Ok(Self {
             records: Records { pool: verbs, tables, offset: config.offset },
             handlers,
@@ -116,8 +116,8 @@ impl MySqlStore {
 
     /// Tests the store, and reports its durability and what is weaker than it should be.
     ///
-    /// The test runs [`idem_core::self_test`], on a record that it makes. The report looks at the settings for durability, at `sql_mode`
-    /// of handlers' sessions and at `max_allowed_packet`. Run it at start-up, and log the report.
+    /// The test runs [`idem_core::self_test`], on a record that it makes. The report looks at the settings for durability, at
+    /// `sql_mode` of handlers' sessions and at `max_allowed_packet`. Run it at start-up, and log the report.
     ///
     /// # Errors
     /// [`SelfTestError`] says which promise does not hold.
@@ -144,20 +144,22 @@ impl MySqlStore {
         self.records.health().await
     }
 
-    /// Settles the run that holds `lease` in the caller's transaction, which is open on `connection`. Both commit or neither does.
+    /// Settles the run that holds `lease` in the caller's transaction, which is open on `connection`. Both commit or neither
+    /// does.
     ///
     /// The connection may come from any pool that leads to the store's server, and have any isolation level. Make this the last
     /// statement before COMMIT: until then, renewals and other requests that change the record wait. Renew the lease while the
     /// transaction is open, as an engine does. The real time of the session is set (`SET timestamp = DEFAULT`).
     ///
-    /// After `LeaseLost`, roll back. It also says that the run is settled already: then an earlier transaction of the run was committed
-    /// although its COMMIT got no answer, and this one would make its writes again.
+    /// After `LeaseLost`, roll back. It also says that the run is settled already: then an earlier transaction of the run was
+    /// committed although its COMMIT got no answer, and this one would make its writes again.
     ///
     /// If COMMIT gets no answer, [`peek`](IdempotencyStore::peek) says how it ended, once the server has ended that session.
     ///
     /// # Errors
     /// [`StoreError`] when the database does not answer; roll back. The kind is
-    /// [`TransactionFailed`](StoreErrorKind::TransactionFailed) if there is no transaction, because it has ended or was never begun. It is
+    /// [`TransactionFailed`](StoreErrorKind::TransactionFailed) if there is no transaction, because it has ended or was never
+    /// begun. It is
     /// [`Misconfigured`](StoreErrorKind::Misconfigured) on another server than the store's.
     ///
     /// # Cancellation safety
@@ -345,8 +347,8 @@ impl TransactionalStore for MySqlStore {
         };
         // This comes before the record is changed, so that a caller for whom the queue is full leaves nothing behind.
         let waiting = self.permits.enter()?;
-        // The in-progress mark commits separately, under a lease: a repeat reads it and is answered at once. If it were part of the
-        // handler's transaction, the repeat would wait for its row lock.
+        // The in-progress mark commits separately, under a lease: a repeat reads it and is answered at once. If it were part
+        // of the handler's transaction, the repeat would wait for its row lock.
         let lease = match known {
             Some(lease) => lease,
             None => match self.records.acquire(request).await? {

@@ -19,16 +19,14 @@ use crate::session::Session;
 use crate::sql::{BEGIN, Sql};
 use crate::timeouts::{COMMIT_TIMEOUT, OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT};
 
-/// A clock that the handler has stopped by `SET timestamp` goes on.
-const REAL_TIME: &str = "SET timestamp=DEFAULT;";
-
 /// An open transaction for the business writes of a handler.
 ///
-/// It dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries. `begin` on it makes a savepoint. Its
-/// isolation level is the session's default.
+/// It dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries. `begin` on it makes a
+/// savepoint. Its isolation level is the session's default.
 ///
-/// Do not end it yourself: the store notices, and the settlement fails. Statements such as `CREATE TABLE` and `TRUNCATE` end it, too,
-/// and so does a deadlock. What the handler writes after that is refused by the server, but what it has committed by then stays.
+/// Do not end it yourself: the store notices, and the settlement fails. Statements such as `CREATE TABLE` and `TRUNCATE` end
+/// it, too, and so does a deadlock. What the handler writes after that is refused by the server, but what it has committed by
+/// then stays.
 ///
 /// An error of a statement undoes only that statement, unless it is a deadlock: return it, or the rest commits without it.
 ///
@@ -54,7 +52,7 @@ impl MySqlTransaction {
     /// Writes the record and commits.
     async fn keep(&mut self, settlement: &Settlement, retention: Duration) -> Result<(), Ended> {
         let tables = &self.records.tables;
-        let mut sql = Sql::new(format!("{EXPECT_OPEN}{REAL_TIME}"));
+        let mut sql = Sql::new(format!("{EXPECT_OPEN}{}", tables.real_time));
         // Under the lock of the row, so that it cannot change between being read and being written.
         tables.read(&mut sql, &self.lease.id, FOR_UPDATE);
         let rows = self.session.run(sql).await.map_err(|error| Ended::Failed(failed(error)))?;

@@ -45,8 +45,8 @@ impl Records {
         }
     }
 
-    /// A record never expires before its lease ends (a constraint of the table), so no live lease is deleted. Rows that verbs or other
-    /// purges have locked are skipped.
+    /// A record never expires before its lease ends (a constraint of the table), so no live lease is deleted. Rows that verbs
+    /// or other purges have locked are skipped.
     async fn purge_batch(&self, limit: u32) -> Result<u32, StoreError> {
         let failed = |error| store_error("purge", error);
         let mut session = Session::of(&self.pool).await.map_err(failed)?;

@@ -8,8 +8,8 @@ use crate::records::{FOR_UPDATE, Found, Records, misanswered, owner_outcome};
 use crate::session::run;
 use crate::sql::Sql;
 
-/// Fails if there is no transaction, because a savepoint outside of one is gone at once. The time is the server's.
-const EXPECT_OPEN: &str = "SAVEPOINT idem_within;RELEASE SAVEPOINT idem_within;SET timestamp=DEFAULT;";
+/// Fails if there is no transaction, because a savepoint outside of one is gone at once.
+const EXPECT_OPEN: &str = "SAVEPOINT idem_within;RELEASE SAVEPOINT idem_within;";
 
 impl Records {
     /// Does what only the owner of a record may do, in the caller's transaction. `LeaseLost` also if it was done before.
@@ -21,7 +21,7 @@ impl Records {
         action: OwnerAction<'_>,
     ) -> Result<OwnerOutcome, StoreError> {
         let mut sql = Sql::new(EXPECT_OPEN);
-        sql.push("SELECT identity FROM ").push(&self.tables.identity).push(";");
+        sql.push(self.tables.real_time).push("SELECT identity FROM ").push(&self.tables.identity).push(";");
         self.tables.read(&mut sql, &lease.id, FOR_UPDATE);
         let rows = run(connection, sql).await.map_err(|error| match error {
             error if has_ended(&error) => out_of_transaction(error),

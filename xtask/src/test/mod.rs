@@ -1,5 +1,5 @@
-//! `cargo xtask test`: the tests of the core, the stores and HTTP. `test-jobs`: those of jobs. `test-messaging`: those of messages.
-//! `test-mysql`: those of the store on MariaDB.
+//! `cargo xtask test`: the tests of the core, the stores and HTTP. `test-jobs`: those of jobs. `test-messaging`: those of
+//! messages. `test-mysql`: those of the store on MariaDB.
 
 mod runner;
 

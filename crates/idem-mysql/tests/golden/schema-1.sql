@@ -1,4 +1,5 @@
--- Each statement may be repeated: MariaDB and MySQL commit every CREATE TABLE by itself, so that a migration which was cut off goes on.
+-- Each statement may be repeated: MariaDB and MySQL commit every CREATE TABLE by itself, so that a migration which was cut off
+-- goes on.
 
 -- Distinguishes this database from every other one.
 CREATE TABLE IF NOT EXISTS idem_identity (

@@ -85,6 +85,7 @@ async fn unusual_settings_of_the_server_change_nothing() {
         "--lower-case-table-names=1",
         "--log-bin",
         "--binlog-format=ROW",
+        "--secure-timestamp=YES",
     ];
     let server = MariaDb::start_with(&[&FAST[..], &options].concat()).unwrap();
     let store = MySqlStore::open(MySqlConfig::new(server.url())).await.unwrap();
