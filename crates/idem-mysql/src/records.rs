@@ -15,12 +15,12 @@ use tokio::time::timeout;
 
 use crate::error::{TOO_LARGE, is_connection_lost, is_contended, may_be_done, store_error, unreadable};
 use crate::row::{self, columns};
-use crate::server::Settings;
 use crate::session::Session;
 use crate::sql::{BEGIN, NOW, Sql, quoted};
 use crate::timeouts::VERB_TIMEOUT;
 
-/// How often a verb is repeated that other sessions were in the way of. Each time one of them has made progress.
+/// How often a verb is repeated that other sessions were in the way of, in addition to each connection that the server may have
+/// closed unnoticed. Each time one of them has made progress.
 const ROUNDS: u32 = 10;
 
 /// The tables of the store.
@@ -32,14 +32,12 @@ pub(crate) struct Tables {
     /// The database itself, not quoted.
     pub(crate) database: String,
     columns: String,
-    /// Sets a clock going that a handler or a caller has stopped; empty if the server lets no session stop it.
-    pub(crate) real_time: &'static str,
     /// The server's `max_allowed_packet`, in bytes.
     max_packet: AtomicUsize,
 }
 
 impl Tables {
-    pub(crate) fn new(database: String, settings: &Settings) -> Self {
+    pub(crate) fn new(database: String, max_packet: usize) -> Self {
         let place = quoted(&database);
         Self {
             records: format!("{place}.idem_records"),
@@ -47,8 +45,7 @@ impl Tables {
             identity: format!("{place}.idem_identity"),
             database,
             columns: columns(),
-            real_time: if settings.has_settable_clock() { "SET timestamp=DEFAULT;" } else { "" },
-            max_packet: AtomicUsize::new(settings.max_packet()),
+            max_packet: AtomicUsize::new(max_packet),
         }
     }
 
@@ -134,7 +131,7 @@ impl Records {
     pub(crate) async fn fetch(&self, what: &str, sql: Sql) -> Result<Vec<MySqlRow>, StoreError> {
         let text = sql.into_text();
         self.within(what, async {
-            let mut rounds = ROUNDS;
+            let mut rounds = self.rounds();
             loop {
                 let mut session = Session::of(&self.pool).await.map_err(|error| store_error(what, error))?;
                 match session.run(Sql::new(text.clone())).await {
@@ -153,6 +150,10 @@ impl Records {
         .await
     }
 
+    fn rounds(&self) -> u32 {
+        ROUNDS.saturating_add(self.pool.size())
+    }
+
     /// One step of the state machine, in one transaction. It is repeated if other sessions were in the way.
     pub(crate) async fn transition(
         &self,
@@ -161,13 +162,12 @@ impl Records {
         command: Command<'_>,
     ) -> Result<Outcome, StoreError> {
         self.within("write a record", async {
-            for _ in 0..ROUNDS {
+            for _ in 0..self.rounds() {
                 if let Some(outcome) = self.try_transition(id, origin, command).await? {
                     return Ok(outcome);
                 }
             }
-            let message =
-                format!("could not write a record: other sessions changed it {ROUNDS} times meanwhile; repeat it");
+            let message = format!("could not write a record: other sessions changed it again and again; repeat it");
             Err(StoreError::new(StoreErrorKind::Unavailable, message))
         })
         .await

@@ -16,8 +16,7 @@ const LEAST_PACKET: usize = 4 * 1024 * 1024;
 
 /// Asks for the settings, those of them that the server has.
 pub(crate) const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','innodb_flush_log_at_trx_commit',\
-    'innodb_doublewrite','innodb_flush_method','log_bin','sync_binlog','read_only','sql_mode','max_allowed_packet','wsrep_on',\
-    'secure_timestamp')";
+    'innodb_doublewrite','innodb_flush_method','log_bin','sync_binlog','read_only','sql_mode','max_allowed_packet','wsrep_on')";
 
 /// What an acknowledged record survives on this server, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,11 +103,6 @@ impl Settings {
 
     pub(crate) fn max_packet(&self) -> usize {
         self.value("max_allowed_packet").parse().unwrap_or(usize::MAX)
-    }
-
-    /// Whether a session may stop its clock by `SET timestamp`, and set it going again.
-    pub(crate) fn has_settable_clock(&self) -> bool {
-        matches!(self.value("secure_timestamp"), "" | "NO")
     }
 
     /// Refuses a server that lacks what the store uses, or that takes no writes.

@@ -81,7 +81,7 @@ impl MySqlStore {
             }
         };
         let verbs = pool(options.clone(), Use::Verbs, config.verb_connections.get(), VERB_TIMEOUT);
-        let tables = Arc::new(Tables::new(database, &settings));
+        let tables = Arc::new(Tables::new(database, settings.max_packet()));
         Ok(Self {
             records: Records { pool: verbs, tables, offset: config.offset },
             handlers,

@@ -16,7 +16,7 @@ use crate::error::{has_ended, is_contended, may_be_done, out_of_transaction, sto
 use crate::handler_session::{EXPECT_OPEN, HandlerSession};
 use crate::records::{FOR_UPDATE, Found, Records, owner_outcome};
 use crate::session::Session;
-use crate::sql::{BEGIN, Sql};
+use crate::sql::{BEGIN, REAL_TIME, Sql};
 use crate::timeouts::{COMMIT_TIMEOUT, OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT};
 
 /// An open transaction for the business writes of a handler.
@@ -52,7 +52,7 @@ impl MySqlTransaction {
     /// Writes the record and commits.
     async fn keep(&mut self, settlement: &Settlement, retention: Duration) -> Result<(), Ended> {
         let tables = &self.records.tables;
-        let mut sql = Sql::new(format!("{EXPECT_OPEN}{}", tables.real_time));
+        let mut sql = Sql::new(format!("{EXPECT_OPEN}{REAL_TIME}"));
         // Under the lock of the row, so that it cannot change between being read and being written.
         tables.read(&mut sql, &self.lease.id, FOR_UPDATE);
         let rows = self.session.run(sql).await.map_err(|error| Ended::Failed(failed(error)))?;

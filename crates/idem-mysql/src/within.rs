@@ -1,12 +1,12 @@
 //! Settlements and checkpoints in a transaction that the caller opened.
 
-use idem_core::{Checkpoint, Command, Lease, OwnerAction, OwnerOutcome, StoreError, StoreErrorKind, machine};
+use idem_core::{Command, Lease, OwnerAction, OwnerOutcome, StoreError, StoreErrorKind};
 use sqlx::{MySqlConnection, Row as _};
 
 use crate::error::{has_ended, is_no_table, out_of_transaction, store_error, unreadable};
 use crate::records::{FOR_UPDATE, Found, Records, misanswered, owner_outcome};
 use crate::session::run;
-use crate::sql::Sql;
+use crate::sql::{REAL_TIME, Sql};
 
 /// Fails if there is no transaction, because a savepoint outside of one is gone at once.
 const EXPECT_OPEN: &str = "SAVEPOINT idem_within;RELEASE SAVEPOINT idem_within;";
@@ -21,7 +21,7 @@ impl Records {
         action: OwnerAction<'_>,
     ) -> Result<OwnerOutcome, StoreError> {
         let mut sql = Sql::new(EXPECT_OPEN);
-        sql.push(self.tables.real_time).push("SELECT identity FROM ").push(&self.tables.identity).push(";");
+        sql.push(REAL_TIME).push("SELECT identity FROM ").push(&self.tables.identity).push(";");
         self.tables.read(&mut sql, &lease.id, FOR_UPDATE);
         let rows = run(connection, sql).await.map_err(|error| match error {
             error if has_ended(&error) => out_of_transaction(error),
@@ -33,11 +33,6 @@ impl Records {
             return Err(elsewhere());
         }
         let found = Found::of(rows, &self.offset)?;
-        if let OwnerAction::Checkpoint(checkpoint) = action
-            && !is_next(checkpoint, &found)
-        {
-            return Ok(OwnerOutcome::LeaseLost);
-        }
         let (sql, outcome) = found.decide(&self.tables, &lease.id, None, Command::Owner(lease.owner, action))?;
         // If there is nothing to write, another transaction has done it: its writes are committed already.
         let (Some(sql), OwnerOutcome::Applied) = (sql, owner_outcome(outcome)?) else {
@@ -48,11 +43,6 @@ impl Records {
         written.map_err(|error| store_error("write a record in the caller's transaction", error))?;
         Ok(OwnerOutcome::Applied)
     }
-}
-
-fn is_next(checkpoint: &Checkpoint, found: &Found) -> bool {
-    let stored = found.record.as_ref().and_then(|record| record.checkpoint.as_ref());
-    machine::follows(checkpoint, stored.map(|stored| stored.sequence))
 }
 
 fn elsewhere() -> StoreError {

@@ -115,7 +115,7 @@ fn make_data(install: &Path, folder: &Path) -> Result<(), Error> {
     command.arg("--no-defaults").args(account(folder)?).arg(option("datadir", &folder.join("data")));
     // A root without a password who may come over TCP, and a quick load of the system's tables.
     command.args(["--auth-root-authentication-method=normal", "--skip-name-resolve"]);
-    let output = command.output().map_err(Error::io("run mariadb-install-db"))?;
+    let output = command.env("TMPDIR", folder).output().map_err(Error::io("run mariadb-install-db"))?;
     if output.status.success() {
         return Ok(());
     }
@@ -135,7 +135,8 @@ fn command(server: &Path, folder: &Path, port: u16, options: &[&str]) -> Result<
     let mut command = vec![server.into(), "--no-defaults".into()];
     command.extend(account(folder)?.map(OsString::from));
     command.extend([option("datadir", &folder.join("data")), option("socket", &folder.join("socket"))]);
-    command.push(option("pid-file", &folder.join("pid")));
+    // A server that starts removes the temporary tables of all others from their common folder.
+    command.extend([option("pid-file", &folder.join("pid")), option("tmpdir", folder)]);
     let own = ["--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"];
     command.extend([format!("--port={port}")].into_iter().map(OsString::from));
     command.extend(own.iter().chain(options).map(OsString::from));

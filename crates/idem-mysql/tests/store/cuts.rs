@@ -1,11 +1,15 @@
 //! Connections that end after each so many bytes of a transaction's end: what the store then says is what the database holds.
 
-use idem_core::{Begin, IdempotencyStore as _, OwnerOutcome, Settlement, TransactionalStore as _, Writes};
+use futures_util::future::join_all;
+use idem_core::{
+    AcquireOutcome, Begin, IdempotencyStore as _, OwnerOutcome, Settlement, TransactionalStore as _, Writes,
+};
 use idem_mysql::{MySqlConfig, MySqlStore, MySqlTransaction};
-use idem_proxy::{Cut, Cuts, Direction, Ending, Proxy};
+use idem_proxy::{Cut, Cuts, Direction, Ended, Ending, Proxy};
+use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, completed, request};
 
-use crate::support::{Database, number, sql};
+use crate::support::{Database, FAST, number, sql};
 
 /// A prime number, so that the cuts of several exchanges meet other bytes.
 const EVERY: usize = 83;
@@ -18,7 +22,10 @@ struct World {
 
 impl World {
     async fn new() -> Self {
-        let database = Database::new().await;
+        Self::of(Database::new().await).await
+    }
+
+    async fn of(database: Database) -> Self {
         let port = database.url().rsplit_once(':').unwrap().1.split('/').next().unwrap().parse().unwrap();
         let proxy = Proxy::start("127.0.0.1", port, Cuts::default()).await.unwrap();
         let url = format!("mysql://root@127.0.0.1:{}/{}", proxy.port(), database.name);
@@ -76,30 +83,80 @@ async fn a_transaction_whose_end_is_cut_is_committed_or_not_as_told() {
     }
 }
 
-/// The same for a verb: with the same token it can be repeated.
+/// The same for a verb: with the same token it can be repeated. The last bytes are those around COMMIT.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settlement_that_is_cut_can_be_repeated() {
+    const LAST: usize = 40;
     let world = World::new().await;
-    let mut cuts = 0;
+    let leased = async || match world.store.acquire(&request()).await.unwrap() {
+        AcquireOutcome::Acquired(lease) => lease,
+        other => panic!("{other:?}"),
+    };
+    let lease = leased().await;
+    world.proxy.arm(None);
+    world.store.settle(&lease, &completed(), KEPT).await.unwrap();
+    let mut unknown = 0;
     for direction in [Direction::Requests, Direction::Answers] {
-        for step in 0.. {
-            let idem_core::AcquireOutcome::Acquired(lease) = world.store.acquire(&request()).await.unwrap() else {
-                panic!()
-            };
-            world.proxy.arm(Some(Cut { direction, after: step * EVERY, ending: Ending::Reset }));
+        let bytes = world.proxy.carried(direction);
+        for after in (0..bytes - LAST).step_by(EVERY).chain((bytes - LAST..bytes).step_by(5)) {
+            let lease = leased().await;
+            world.proxy.arm(Some(Cut { direction, after, ending: Ending::Reset }));
             let told = world.store.settle(&lease, &completed(), KEPT).await;
-            let is_cut = world.proxy.disarm();
-            if let Err(error) = &told {
-                let record = world.store.peek(&lease.id).await.unwrap().unwrap();
-                assert!(error.is_indeterminate() || record.replay().is_none(), "told not done: {error:?}");
+            world.proxy.disarm();
+            let record = world.store.peek(&lease.id).await.unwrap().unwrap();
+            match told {
+                Ok(_) => assert!(record.replay().is_some(), "{direction:?} {after}: told done"),
+                Err(error) if error.is_indeterminate() => unknown += usize::from(record.replay().is_some()),
+                Err(error) => assert!(record.replay().is_none(), "{direction:?} {after}: told not done: {error:?}"),
             }
             assert_eq!(world.store.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
-            if !is_cut {
-                break;
-            }
-            cuts += 1;
         }
     }
-    println!("{cuts} cuts");
-    assert!(cuts >= 10, "{cuts}");
+    assert!(unknown > 0, "no COMMIT took effect whose answer was lost");
+}
+
+/// The server goes on with a COMMIT whose client is gone. Until it is done, the store must not say that nothing was committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_ends_after_its_connection_is_awaited() {
+    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_with(&FAST).unwrap()));
+    let world = World::of(Database::on(server).await).await;
+    let request = request();
+    let begun = world.store.begin(&request).await.unwrap();
+    let Begin::Acquired { mut transaction, .. } = begun else { panic!("{begun:?}") };
+    let connection = transaction.as_any_mut().downcast_mut::<MySqlTransaction>().unwrap();
+    sql(connection, "INSERT INTO effects VALUES (x'01')").await;
+    let (mut backup, mut watch) = (world.database.connection().await, world.database.connection().await);
+    for stage in ["START", "FLUSH", "BLOCK_DDL", "BLOCK_COMMIT"] {
+        sql(&mut backup, format!("BACKUP STAGE {stage}")).await;
+    }
+    let finish = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
+    let blocked = "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE '%backup%'";
+    while number(&mut watch, blocked).await == 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    world.proxy.end_all(Ended::ClientReset);
+    let looking = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+    while !finish.is_finished() && number(&mut watch, looking).await == 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    sql(&mut backup, "BACKUP STAGE END").await;
+    assert_eq!(finish.await.unwrap().unwrap(), OwnerOutcome::Applied);
+    assert_eq!(number(&mut watch, "SELECT COUNT(*) FROM effects").await, 1);
+}
+
+/// After a restart of the server, a pool has only connections that have ended.
+#[tokio::test]
+async fn verbs_go_on_when_all_connections_of_the_pool_have_ended() {
+    let world = World::new().await;
+    for _ in 0..3 {
+        let acquires = (0..16).map(|_| async { world.store.acquire(&request()).await.map(drop) });
+        for acquired in join_all(acquires).await {
+            acquired.unwrap();
+        }
+        world.proxy.end_all(Ended::Reset);
+        // At once, so that the connections are not tried first.
+        let AcquireOutcome::Acquired(lease) = world.store.acquire(&request()).await.unwrap() else { panic!() };
+        world.proxy.end_all(Ended::Reset);
+        world.store.settle(&lease, &completed(), KEPT).await.unwrap();
+    }
 }

@@ -8,7 +8,7 @@ use idem_mysql::{MySqlConfig, MySqlStore};
 use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, completed, request};
 use sqlx::mysql::MySqlPoolOptions;
-use sqlx::{Connection as _, Executor as _, MySqlConnection};
+use sqlx::{Connection as _, Executor as _, MySqlConnection, Row as _};
 
 use crate::support::{Database, FAST, sql};
 
@@ -71,6 +71,11 @@ async fn an_answer_larger_than_a_packet_is_refused_before_it_is_sent() {
         assert_eq!(store.settle(&lease, &fitting, KEPT).await.unwrap(), OwnerOutcome::Applied);
         store.acquire(&other).await.unwrap();
     }
+    // The server ends a connection that has sent too much.
+    let mut root = MySqlConnection::connect(&server.url()).await.unwrap();
+    let aborted = "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'Aborted_clients'";
+    let aborted: String = sqlx::raw_sql(aborted).fetch_one(&mut root).await.unwrap().get(0);
+    assert_eq!(aborted, "0");
 }
 
 /// Neither the settings of the server nor its time zone are those of the store.
