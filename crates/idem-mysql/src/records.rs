@@ -167,7 +167,7 @@ impl Records {
                     return Ok(outcome);
                 }
             }
-            let message = format!("could not write a record: other sessions changed it again and again; repeat it");
+            let message = "could not write a record: other sessions changed it again and again; repeat it";
             Err(StoreError::new(StoreErrorKind::Unavailable, message))
         })
         .await

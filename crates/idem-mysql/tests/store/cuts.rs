@@ -95,9 +95,10 @@ async fn a_settlement_that_is_cut_can_be_repeated() {
     let lease = leased().await;
     world.proxy.arm(None);
     world.store.settle(&lease, &completed(), KEPT).await.unwrap();
+    let carried =
+        [Direction::Requests, Direction::Answers].map(|direction| (direction, world.proxy.carried(direction)));
     let mut unknown = 0;
-    for direction in [Direction::Requests, Direction::Answers] {
-        let bytes = world.proxy.carried(direction);
+    for (direction, bytes) in carried {
         for after in (0..bytes - LAST).step_by(EVERY).chain((bytes - LAST..bytes).step_by(5)) {
             let lease = leased().await;
             world.proxy.arm(Some(Cut { direction, after, ending: Ending::Reset }));
@@ -115,31 +116,27 @@ async fn a_settlement_that_is_cut_can_be_repeated() {
     assert!(unknown > 0, "no COMMIT took effect whose answer was lost");
 }
 
-/// The server goes on with a COMMIT whose client is gone. Until it is done, the store must not say that nothing was committed.
+/// The server goes on with a COMMIT whose client is gone: here it waits for a replica until its time limit. Until it is done, the
+/// store must not say that nothing was committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_ends_after_its_connection_is_awaited() {
-    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_with(&FAST).unwrap()));
+    let options = [&FAST[..], &["--log-bin", "--rpl-semi-sync-master-wait-point=AFTER_SYNC"]].concat();
+    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_with(&options).unwrap()));
     let world = World::of(Database::on(server).await).await;
-    let request = request();
-    let begun = world.store.begin(&request).await.unwrap();
+    let begun = world.store.begin(&request()).await.unwrap();
     let Begin::Acquired { mut transaction, .. } = begun else { panic!("{begun:?}") };
     let connection = transaction.as_any_mut().downcast_mut::<MySqlTransaction>().unwrap();
     sql(connection, "INSERT INTO effects VALUES (x'01')").await;
-    let (mut backup, mut watch) = (world.database.connection().await, world.database.connection().await);
-    for stage in ["START", "FLUSH", "BLOCK_DDL", "BLOCK_COMMIT"] {
-        sql(&mut backup, format!("BACKUP STAGE {stage}")).await;
-    }
+    let mut watch = world.database.connection().await;
+    let wait = "SET GLOBAL rpl_semi_sync_master_timeout = 2000, rpl_semi_sync_master_enabled = ON";
+    sql(&mut watch, wait).await;
     let finish = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
-    let blocked = "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE '%backup%'";
-    while number(&mut watch, blocked).await == 0 {
+    let waiting = "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE '%semi-sync%'";
+    while number(&mut watch, waiting).await == 0 {
+        assert!(!finish.is_finished(), "COMMIT does not wait");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     world.proxy.end_all(Ended::ClientReset);
-    let looking = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
-    while !finish.is_finished() && number(&mut watch, looking).await == 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
-    sql(&mut backup, "BACKUP STAGE END").await;
     assert_eq!(finish.await.unwrap().unwrap(), OwnerOutcome::Applied);
     assert_eq!(number(&mut watch, "SELECT COUNT(*) FROM effects").await, 1);
 }
