@@ -110,6 +110,11 @@ impl fmt::Display for Error {
             ErrorKind::Stopped(Stop::Misconfigured) => {
                 formatter.write_str("the server is misconfigured, and nothing ran; repeat the operation once it is corrected")
             }
+            ErrorKind::Stopped(Stop::NotAnswered) => {
+                formatter.write_str("the server did not look at the operation, which may have taken effect before, ")?;
+                self.write_state(formatter)?;
+                formatter.write_str("; correct the credentials or the route, and repeat it with the same key")
+            }
             ErrorKind::Stopped(Stop::CannotSend(failure)) => {
                 write!(formatter, "the request cannot be sent ({}); see the source", failure.name())
             }

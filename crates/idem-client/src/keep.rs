@@ -15,13 +15,35 @@ pub(crate) type KeepError = Box<dyn Error + Send + Sync>;
 /// Keeps operations until they have a final answer.
 #[async_trait]
 pub(crate) trait Keep: fmt::Debug + Send + Sync {
-    /// Stores an operation durably. Nothing was sent before.
-    async fn begin(
-        &self,
-        request: &Request,
-        key: &IdempotencyKey,
-        deadline: Duration,
-    ) -> Result<Arc<dyn Kept>, KeepError>;
+    /// Stores an operation durably. Nothing was sent before, unless an operation with the same key has its answer.
+    async fn begin(&self, operation: Beginning<'_>) -> Result<Begun, KeepError>;
+}
+
+/// An operation that is about to be sent.
+#[derive(Clone, Copy)]
+pub(crate) struct Beginning<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) key: &'a IdempotencyKey,
+    pub(crate) label: Option<&'a str>,
+    pub(crate) deadline: Duration,
+    pub(crate) rules: Rules,
+}
+
+/// What has to stay the same when an operation goes on: under another form of the key, the server would run it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// Whether the key is sent without quotes.
+    pub(crate) bare_key: bool,
+    /// The longest time that the server is trusted to keep the answer; `None` if it states its own.
+    pub(crate) retention: Option<Duration>,
+}
+
+/// A stored operation.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) kept: Arc<dyn Kept>,
+    /// For how long the server may already have a request with this key.
+    pub(crate) sent_before: Duration,
 }
 
 /// One stored operation. While it exists, no other process and no other task sends the operation.
@@ -45,5 +67,6 @@ pub(crate) struct Resumed {
     /// For how long the server may already have the request.
     pub(crate) sent_before: Duration,
     pub(crate) stated_retention: Option<Duration>,
+    pub(crate) rules: Rules,
     pub(crate) deadline: Duration,
 }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 #[derive(Debug, Clone, Default)]
 pub struct Operation {
     key: KeySource,
+    pub(crate) label: Option<String>,
     pub(crate) deadline: Option<Duration>,
 }
 
@@ -39,7 +40,7 @@ impl Operation {
     /// an earlier process without a journal, the caller has to know that the server still keeps the answer.
     #[must_use]
     pub fn with_key(key: IdempotencyKey) -> Self {
-        Self { key: KeySource::Own(key), deadline: None }
+        Self { key: KeySource::Own(key), ..Self::default() }
     }
 
     /// An operation whose key is made from method, URL, `Content-Type` and body, by the fingerprint of `idem-core`: white
@@ -50,7 +51,17 @@ impl Operation {
     ///   within the server's retention.
     #[must_use]
     pub fn by_content() -> Self {
-        Self { key: KeySource::Content, deadline: None }
+        Self { key: KeySource::Content, ..Self::default() }
+    }
+
+    /// A text by which [`resume`](crate::Journal::resume) finds the credentials again, such as the name of the account that pays.
+    ///
+    /// A journal keeps it in clear. Give one if operations of several accounts are in one journal: a key belongs to one account,
+    /// and under the credentials of another one the server would run the operation again.
+    #[must_use]
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
     }
 
     /// How long this operation may take. Default: [`Settings::deadline`](crate::Settings::deadline).

@@ -32,6 +32,14 @@ impl Profile {
         }
     }
 
+    /// The retention that the server's documentation promises and no answer can lengthen; `None` if answers state it.
+    pub(crate) fn promised_retention(self) -> Option<Duration> {
+        match self {
+            Self::Idem => None,
+            Self::Stripe | Self::IetfDraft { .. } => Some(self.retention()),
+        }
+    }
+
     /// The header that marks replays.
     pub(crate) fn replay_header(self) -> &'static str {
         match self {

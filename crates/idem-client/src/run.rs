@@ -10,21 +10,24 @@ use reqwest::{Request, Response, Url};
 use reqwest_middleware::Next;
 use tower::retry::budget::TpsBudget;
 
+use crate::answer::{Answer, Failure};
 use crate::clock::Since;
 use crate::error::{Error, ErrorKind};
 use crate::exchange::{Arrived, NoAnswer, exchange};
 use crate::hosts::{Hosts, count_operation, may_retry};
-use crate::keep::{KeepError, Kept, Resumed};
+use crate::keep::{Beginning, KeepError, Kept, Resumed, Rules};
 use crate::observer::{Event, EventKind, tell};
 use crate::operation::{Operation, bytes_of, header_value};
 use crate::report::Report;
 use crate::retry_after::only;
-use crate::settings::Settings;
-use crate::table::Decision;
+use crate::settings::{Settings, shorter};
+use crate::table::{Decision, RETENTION};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const PREFER: HeaderName = HeaderName::from_static("prefer");
-const RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
+
+/// Reasons for a repeat by which the operation did not begin.
+const RAN_NOTHING: [&str; 4] = ["connect", "too-early", "too-many-requests", "body-incomplete"];
 
 /// The smallest pause between two looks at an empty budget.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -37,7 +40,10 @@ pub(crate) struct Run<'a> {
     kept: Option<Arc<dyn Kept>>,
     since: Since,
     deadline: Duration,
+    rules: Rules,
     stated_retention: Option<Duration>,
+    /// Whether an earlier attempt may have reached the operation.
+    is_repeat: bool,
     /// Failures since the last progress, for the backoff.
     failures: u32,
     /// Where the answer to a 202 is.
@@ -77,22 +83,30 @@ impl<'a> Run<'a> {
             Some(resumed) => resumed.deadline,
             None => operation.deadline.unwrap_or(settings.deadline),
         };
-        let since = Since::now(resumed.map(|resumed| resumed.sent_before).unwrap_or_default());
-        let kept = match (resumed, &settings.keep) {
-            (Some(resumed), _) => Some(Arc::clone(&resumed.kept)),
-            (None, Some(keep)) => {
-                let kept = keep.begin(&request, &key, deadline).await;
-                Some(kept.map_err(|error| refused(ErrorKind::Journal, Some(error)))?)
+        let mut rules = settings.rules();
+        let (kept, sent_before) = match (resumed, &settings.keep) {
+            (Some(resumed), _) => {
+                let retention = shorter(rules.retention, resumed.rules.retention);
+                rules = Rules { retention, ..resumed.rules };
+                (Some(Arc::clone(&resumed.kept)), resumed.sent_before)
             }
-            (None, None) => None,
+            (None, Some(keep)) => {
+                let label = operation.label.as_deref();
+                let begun = keep.begin(Beginning { request: &request, key: &key, label, deadline, rules }).await;
+                let begun = begun.map_err(|error| refused(ErrorKind::Journal, Some(error)))?;
+                (Some(begun.kept), begun.sent_before)
+            }
+            (None, None) => (None, Duration::ZERO),
         };
-        add_headers(settings, request.headers_mut(), &key);
+        add_headers(settings, request.headers_mut(), &key, rules.bare_key);
         Ok(Self {
             settings,
             budget: hosts.budget(request.url()),
             request,
             kept,
-            since,
+            since: Since::now(sent_before),
+            rules,
+            is_repeat: resumed.is_some(),
             deadline,
             stated_retention: resumed.and_then(|resumed| resumed.stated_retention),
             failures: 0,
@@ -118,7 +132,7 @@ impl<'a> Run<'a> {
                     self.last_error = error.map(Into::into);
                     let decision = match self.location {
                         Some(_) => self.settings.policy.decide_poll(Err(failure)),
-                        None => self.settings.policy.decide(Err(failure)),
+                        None => self.decide(Err(failure)),
                     };
                     self.obey(decision).await
                 }
@@ -161,7 +175,7 @@ impl<'a> Run<'a> {
             self.settings.policy.decide_poll(Ok(arrived.answer()))
         } else {
             self.learn_retention(&arrived.parts.headers).await;
-            self.settings.policy.decide(Ok(arrived.answer()))
+            self.decide(Ok(arrived.answer()))
         };
         match decision {
             Decision::Final { replayed } => Ok(Some(self.answer(arrived, replayed).await)),
@@ -177,11 +191,19 @@ impl<'a> Run<'a> {
         }
     }
 
+    fn decide(&self, outcome: Result<Answer<'_>, Failure>) -> Decision {
+        match self.is_repeat {
+            true => self.settings.policy.decide_repeat(outcome),
+            false => self.settings.policy.decide(outcome),
+        }
+    }
+
     /// Pauses, or stops.
     async fn obey(&mut self, decision: Decision) -> Result<Option<Response>, ErrorKind> {
         match decision {
             Decision::Retry { reason, after } => {
                 self.failures = self.failures.saturating_add(1);
+                self.is_repeat |= !RAN_NOTHING.contains(&reason);
                 self.pause(reason, after).await?;
                 self.take_from_budget().await?;
                 Ok(None)
@@ -233,17 +255,18 @@ impl<'a> Run<'a> {
 
     /// The first attempt of a new operation needs no record of the server.
     fn retention_left(&self) -> Result<Duration, Ended> {
-        let repeatable_for = self.settings.repeatable_for(self.stated_retention);
+        let repeatable_for = self.settings.repeatable_for(self.rules, self.stated_retention);
         left(repeatable_for, self.since.elapsed()).ok_or(Ended::Stopped(ErrorKind::RetentionOver))
     }
 
     async fn learn_retention(&mut self, headers: &HeaderMap) {
         let stated = only(headers, RETENTION).filter(|value| value.bytes().all(|byte| byte.is_ascii_digit()));
         let Some(stated) = stated.and_then(|value| value.parse().ok()).map(Duration::from_secs) else { return };
-        if self.stated_retention.replace(stated) != Some(stated)
+        let shortest = shorter(self.stated_retention, Some(stated));
+        if std::mem::replace(&mut self.stated_retention, shortest) != shortest
             && let Some(kept) = &self.kept
         {
-            let noted = kept.retention_is(stated).await;
+            let noted = kept.retention_is(shortest.unwrap_or(stated)).await;
             self.note(noted);
         }
     }
@@ -315,9 +338,9 @@ fn left(limit: Duration, elapsed: Duration) -> Option<Duration> {
     limit.checked_sub(elapsed).filter(|left| !left.is_zero())
 }
 
-fn add_headers(settings: &Settings, headers: &mut HeaderMap, key: &IdempotencyKey) {
+fn add_headers(settings: &Settings, headers: &mut HeaderMap, key: &IdempotencyKey, bare_key: bool) {
     // A key is visible ASCII, so there is always a value.
-    if let Some(value) = header_value(key, settings.bare_key) {
+    if let Some(value) = header_value(key, bare_key) {
         headers.insert(KEY, value);
     }
     let wait_s = settings.wait_s();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backoff::Backoff;
-use crate::keep::Keep;
+use crate::keep::{Keep, Rules};
 use crate::observer::Observer;
 use crate::profile::Profile;
 use crate::table::RetryPolicy;
@@ -98,9 +98,10 @@ impl Settings {
     }
 
     /// How long the server keeps an answer, as its documentation says. If an answer states less by `Idempotency-Retention`, that
-    /// counts.
+    /// counts. A server that keeps answers for less than the profile's time needs this setting: the answer that would say so can
+    /// be lost.
     ///
-    /// Default: what answers to the operation have stated; before one has, the time of the profile.
+    /// Default: the time of the profile. With [`Profile::Idem`], what answers to the operation have stated counts instead.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = Some(retention);
@@ -155,14 +156,21 @@ impl Settings {
 
     /// How long after the first send a repeat is safe. A tenth of the retention is left out, for the time that a request spends
     /// in queues and proxies, and for clocks that run at different speeds.
-    pub(crate) fn repeatable_for(&self, stated: Option<Duration>) -> Duration {
-        let retention = match (self.retention, stated) {
-            (Some(configured), Some(stated)) => configured.min(stated),
-            (Some(known), None) | (None, Some(known)) => known,
-            (None, None) => self.policy.profile().retention(),
-        };
+    pub(crate) fn repeatable_for(&self, rules: Rules, stated: Option<Duration>) -> Duration {
+        let retention = shorter(rules.retention, stated).unwrap_or_else(|| self.policy.profile().retention());
         retention - retention / 10
     }
+
+    /// What has to stay the same when an operation is resumed.
+    pub(crate) fn rules(&self) -> Rules {
+        let retention = self.retention.or_else(|| self.policy.profile().promised_retention());
+        Rules { bare_key: self.bare_key, retention }
+    }
+}
+
+/// The shorter of two times, as far as they are known.
+pub(crate) fn shorter(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    one.into_iter().chain(other).min()
 }
 
 #[cfg(test)]
@@ -172,14 +180,17 @@ mod tests {
     #[test]
     fn the_shorter_of_two_known_retentions_counts() {
         let seconds = Duration::from_secs;
+        let repeatable = |settings: &Settings, stated| settings.repeatable_for(settings.rules(), stated);
         let told = Settings::new(Profile::Idem);
-        assert_eq!(told.repeatable_for(None), seconds(24 * 3600 / 10 * 9));
-        assert_eq!(told.repeatable_for(Some(seconds(100))), seconds(90));
-        assert_eq!(told.repeatable_for(Some(seconds(100 * 3600))), seconds(90 * 3600));
-        let configured = told.retention(seconds(1000));
-        assert_eq!(configured.repeatable_for(None), seconds(900));
-        assert_eq!(configured.repeatable_for(Some(seconds(100))), seconds(90));
-        assert_eq!(configured.repeatable_for(Some(seconds(100 * 3600))), seconds(900));
+        assert_eq!(repeatable(&told, None), seconds(24 * 3600 / 10 * 9));
+        assert_eq!(repeatable(&told, Some(seconds(100))), seconds(90));
+        assert_eq!(repeatable(&told, Some(seconds(100 * 3600))), seconds(90 * 3600));
+        let promised = Settings::new(Profile::IetfDraft { retention: seconds(1000) });
+        for settings in [told.retention(seconds(1000)), promised] {
+            assert_eq!(repeatable(&settings, None), seconds(900));
+            assert_eq!(repeatable(&settings, Some(seconds(100))), seconds(90));
+            assert_eq!(repeatable(&settings, Some(seconds(100 * 3600))), seconds(900));
+        }
     }
 
     #[test]

@@ -9,6 +9,9 @@ use crate::answer::{Answer, Failure};
 use crate::profile::Profile;
 use crate::retry_after::{only, retry_after};
 
+/// The header by which a server with idem states how long it keeps an answer.
+pub(crate) const RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
+
 /// Where the problem types of a server that uses idem are documented.
 const IDEM_PROBLEMS: &str = "https://docs.rs/idem-http/latest/idem_http/problem/index.html#";
 
@@ -49,6 +52,9 @@ pub enum Stop {
     RecordUnreadable,
     /// The server's layers are misconfigured, and nothing ran. A journal keeps the operation until the server is corrected.
     Misconfigured,
+    /// The last answer came from before the server's idempotency layer, such as a refused login or a missing route, and an earlier
+    /// attempt may have taken effect. A journal keeps the operation until that is corrected.
+    NotAnswered,
     /// No attempt can succeed: the server's TLS was refused, or the request cannot be sent.
     CannotSend(Failure),
 }
@@ -61,6 +67,7 @@ impl Stop {
             Self::OutcomeUnknown => "outcome-unknown",
             Self::RecordUnreadable => "record-unreadable",
             Self::Misconfigured => "misconfigured",
+            Self::NotAnswered => "not-answered",
             Self::CannotSend(_) => "cannot-send",
         }
     }
@@ -178,6 +185,29 @@ impl RetryPolicy {
             _ => self.by_stripe(&answer).unwrap_or_else(|| by_status(answer.status)),
         };
         reason.map_or(Decision::Final { replayed }, |reason| Decision::Retry { reason, after })
+    }
+
+    /// What to do after an attempt, if an earlier one may have reached the operation.
+    ///
+    /// The same as [`decide`](Self::decide), but for an answer that is neither a replay nor states by `Idempotency-Retention` that its
+    /// record is kept:
+    ///
+    /// | answer | decision |
+    /// |---|---|
+    /// | 3xx, 401, 403, 404, 405, 407, 421 | stop |
+    ///
+    /// Logins, firewalls, load balancers and routers give such answers without a look at the operation.
+    #[must_use]
+    pub fn decide_repeat(&self, outcome: Result<Answer<'_>, Failure>) -> Decision {
+        let is_of_a_gate = outcome.as_ref().is_ok_and(|answer| {
+            let status = answer.status;
+            (status.is_redirection() || matches!(status.as_u16(), 401 | 403 | 404 | 405 | 407 | 421))
+                && !answer.headers.contains_key(RETENTION)
+        });
+        match self.decide(outcome) {
+            Decision::Final { replayed: false } if is_of_a_gate => Decision::Stop(Stop::NotAnswered),
+            decision => decision,
+        }
     }
 
     /// What to do after a poll of a 202's `Location`.

@@ -2,12 +2,13 @@
 
 use http::header::{AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, SET_COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use idem_core::{BodyFormat, FingerprintBuilder, IdempotencyKey};
+use idem_core::{BodyFormat, FingerprintBuilder};
 use reqwest::{Request, Url};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
 use super::error::{JournalError, JournalErrorKind, of_sqlite};
+use crate::keep::Beginning;
 
 /// What is sent.
 pub(super) struct Entry {
@@ -16,17 +17,21 @@ pub(super) struct Entry {
     pub(super) headers: Vec<u8>,
     pub(super) body: Vec<u8>,
     pub(super) key: String,
+    pub(super) bare_key: bool,
+    pub(super) label: Option<String>,
 }
 
 impl Entry {
     /// Everything of a request but its secrets.
-    pub(super) fn of(request: &Request, body: &[u8], key: &IdempotencyKey) -> Result<Self, serde_json::Error> {
+    pub(super) fn of(operation: &Beginning<'_>, body: &[u8]) -> Result<Self, serde_json::Error> {
+        let Beginning { request, key, label, rules, .. } = operation;
         let mut url = request.url().clone();
         // They fail only for a URL without a host, which has neither.
         let _ = (url.set_username(""), url.set_password(None));
         let headers = encode_headers(request.headers())?;
         let method = request.method().as_str().to_owned();
-        Ok(Self { method, url: url.into(), headers, body: body.to_owned(), key: key.as_str().to_owned() })
+        let (key, label) = (key.as_str().to_owned(), label.map(str::to_owned));
+        Ok(Self { method, url: url.into(), headers, body: body.to_owned(), key, bare_key: rules.bare_key, label })
     }
 
     /// Reads a row, and refuses it if it is not what was written.
@@ -38,6 +43,8 @@ impl Entry {
             headers: row.try_get("headers").map_err(failed)?,
             body: row.try_get("body").map_err(failed)?,
             key: row.try_get("key").map_err(failed)?,
+            bare_key: row.try_get("bare_key").map_err(failed)?,
+            label: row.try_get("label").map_err(failed)?,
         };
         let digest: Vec<u8> = row.try_get("digest").map_err(failed)?;
         if digest == entry.digest() { Ok(entry) } else { Err(damaged()) }
@@ -45,11 +52,16 @@ impl Entry {
 
     pub(super) fn digest(&self) -> [u8; 32] {
         let mut builder = FingerprintBuilder::new(BodyFormat::Raw);
-        let Self { method, url, headers, body, key } = self;
+        let Self { method, url, headers, body, key, bare_key, label } = self;
+        let form: &[u8] = if *bare_key { b"bare" } else { b"quoted" };
         for (name, value) in
             [("method", method.as_bytes()), ("url", url.as_bytes()), ("headers", headers), ("key", key.as_bytes())]
         {
             builder.field(name, value);
+        }
+        builder.field("form", form);
+        if let Some(label) = label {
+            builder.field("label", label.as_bytes());
         }
         builder.body(body);
         *builder.finish().digest()

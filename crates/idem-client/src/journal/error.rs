@@ -25,6 +25,8 @@ pub enum JournalErrorKind {
     NotAJournal,
     /// Another process, or another task of this one, sends the operation now.
     Running,
+    /// An operation with the same key, method, URL and label has no final answer yet. It has to be resumed, not begun again.
+    Pending,
     /// The journal has no such operation, or it has its final answer.
     NotPending,
     /// The machine's clock is behind the journal, so that nothing says how long ago the operation was sent.

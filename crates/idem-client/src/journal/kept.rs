@@ -5,36 +5,36 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::{HeaderMap, StatusCode};
-use idem_core::IdempotencyKey;
-use reqwest::Request;
-use sqlx::{Sqlite, Transaction};
+use sqlx::{Row as _, Sqlite, Transaction};
 use uuid::Uuid;
 
 use super::entry::{Entry, encode_headers};
 use super::error::{JournalError, JournalErrorKind, of_sqlite};
-use super::{Journal, Running, begin, commit, millis, now_ms, remove_old, tick};
-use crate::keep::{Keep, KeepError, Kept};
+use super::{Journal, Running, begin, commit, millis, now_ms, remove_old, since, tick};
+use crate::keep::{Beginning, Begun, Keep, KeepError, Kept};
 use crate::operation::bytes_of;
 
 #[async_trait]
 impl Keep for Journal {
-    async fn begin(
-        &self,
-        request: &Request,
-        key: &IdempotencyKey,
-        deadline: Duration,
-    ) -> Result<Arc<dyn Kept>, KeepError> {
+    async fn begin(&self, operation: Beginning<'_>) -> Result<Begun, KeepError> {
+        let Beginning { request, deadline, rules, .. } = operation;
         let id = Uuid::new_v4().to_string();
-        let entry = Entry::of(request, bytes_of(request).ok_or("the body is not in memory")?, key)?;
+        let entry = Entry::of(&operation, bytes_of(request).ok_or("the body is not in memory")?)?;
         let digest = entry.digest();
         // Before the row, so that no other task of this process takes the operation over.
         let running = Running::mark(&self.shared, &id).ok_or("the random id of the operation is taken")?;
         let mut transaction = begin(&self.shared.pool).await?;
+        let first_sent_ms = first_sent(&mut transaction, &entry).await?;
+        let sent_before = match first_sent_ms {
+            Some(first_sent_ms) => since(&mut transaction, first_sent_ms).await?,
+            None => Duration::ZERO,
+        };
         let now = tick(&mut transaction).await?;
-        let Entry { method, url, headers, body, key } = entry;
+        let Entry { method, url, headers, body, key, bare_key, label } = entry;
         let insert = "INSERT INTO operations
-            (id, owner, method, url, headers, body, key, digest, first_sent_ms, deadline_ms)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+            (id, owner, method, url, headers, body, key, bare_key, label, digest, first_sent_ms, deadline_ms,
+            trusted_retention_ms)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
         let inserted = sqlx::query(insert)
             .bind(&id)
             .bind(&self.shared.owner.id)
@@ -43,15 +43,36 @@ impl Keep for Journal {
             .bind(headers)
             .bind(body)
             .bind(key)
+            .bind(bare_key)
+            .bind(label)
             .bind(&digest[..])
-            .bind(now)
+            .bind(first_sent_ms.unwrap_or(now))
             .bind(millis(deadline))
+            .bind(rules.retention.map(millis))
             .execute(&mut *transaction)
             .await;
         inserted.map_err(|error| of_sqlite("store an operation", error))?;
         commit(transaction).await?;
-        Ok(Arc::new(KeptOperation { running }))
+        Ok(Begun { kept: Arc::new(KeptOperation { running }), sent_before })
     }
+}
+
+/// When the same operation was sent first, if its answer is still kept. The server counts its retention from then.
+async fn first_sent(transaction: &mut Transaction<'_, Sqlite>, entry: &Entry) -> Result<Option<i64>, JournalError> {
+    let failed = |error| of_sqlite("look for the key of an operation", error);
+    let same = "SELECT id, first_sent_ms, answered_ms IS NULL FROM operations
+        WHERE key = ? AND method = ? AND url = ? AND label IS ? ORDER BY answered_ms IS NULL DESC, first_sent_ms LIMIT 1";
+    let row = sqlx::query(same).bind(&entry.key).bind(&entry.method).bind(&entry.url).bind(&entry.label);
+    let Some(row) = row.fetch_optional(&mut **transaction).await.map_err(failed)? else { return Ok(None) };
+    if row.try_get(2).map_err(failed)? {
+        let id: String = row.try_get(0).map_err(failed)?;
+        let message = format!(
+            "operation {id} of the journal has the same key, and no final answer yet; resume it, or forget it once you know what \
+             became of it"
+        );
+        return Err(JournalError::new(JournalErrorKind::Pending, message));
+    }
+    row.try_get(1).map(Some).map_err(failed)
 }
 
 /// One operation that this process sends.

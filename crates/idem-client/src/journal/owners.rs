@@ -3,8 +3,8 @@
 //! The kernel drops the lock when the process ends, however it ends. So no clock decides whether an owner is alive. A lease in
 //! the database would end early when the clock jumps, while its owner still sends.
 //!
-//! Files are made and removed only under the write lock of the database, so that no other process can remove a file between its
-//! making and its locking.
+//! Files are made, and those of dead owners removed, only under the write lock of the database, so that no other process can
+//! remove a file between its making and its locking. An owner removes its file when it ends.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -67,7 +67,11 @@ pub(super) fn remove_dead(journal: &Path) -> io::Result<()> {
             && Uuid::try_parse(owner).is_ok()
             && !is_alive(journal, owner)?
         {
-            std::fs::remove_file(entry.path())?;
+            match std::fs::remove_file(entry.path()) {
+                // Its owner has ended just now, and has removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed?,
+            }
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use super::entry::{Entry, damaged, decode_headers};
 use super::error::{JournalError, JournalErrorKind, of_sqlite};
 use super::kept::KeptOperation;
 use super::{Journal, Running, begin, commit, of_millis, owners, since};
-use crate::keep::Resumed;
+use crate::keep::{Resumed, Rules};
 use crate::operation::header_value;
 
 /// An operation without a final answer.
@@ -33,6 +33,8 @@ pub struct PendingOperation {
     pub url: String,
     /// The key.
     pub key: String,
+    /// What [`Operation::label`](crate::Operation::label) was given.
+    pub label: Option<String>,
     /// When it was stored, before its first send.
     pub first_sent: SystemTime,
     /// Why it has no final answer, such as `outcome-unknown`; `None` if its process did not come to say so.
@@ -84,7 +86,7 @@ impl Journal {
     /// If the file cannot be read.
     pub async fn pending(&self) -> Result<Vec<PendingOperation>, JournalError> {
         let query =
-            "SELECT id, owner, method, url, key, first_sent_ms, stopped FROM operations WHERE answered_ms IS NULL
+            "SELECT id, owner, method, url, key, label, first_sent_ms, stopped FROM operations WHERE answered_ms IS NULL
             ORDER BY first_sent_ms, id";
         let rows = sqlx::query(query).fetch_all(&self.shared.pool).await;
         let rows = rows.map_err(|error| of_sqlite("list its operations", error))?;
@@ -100,6 +102,7 @@ impl Journal {
             method: row.try_get("method").map_err(failed)?,
             url: row.try_get("url").map_err(failed)?,
             key: row.try_get("key").map_err(failed)?,
+            label: row.try_get("label").map_err(failed)?,
             first_sent: UNIX_EPOCH + of_millis(row.try_get("first_sent_ms").map_err(failed)?),
             stopped: row.try_get("stopped").map_err(failed)?,
             id,
@@ -124,8 +127,9 @@ impl Journal {
     /// Sends an operation again, with the same key and the same bytes, until it has a final answer. It has its own deadline anew.
     ///
     /// `client` must be one that [`client`](crate::client()) made. `add_credentials` gets the request before it is sent, and adds
-    /// what the journal does not keep, such as `Authorization`. It must not change anything else: with another body, the server
-    /// answers that the key belongs to another request.
+    /// what the journal does not keep, such as `Authorization`. They have to be credentials of the same account as before: under
+    /// another one the key is new, and the server runs the operation again. [`PendingOperation::label`] helps to choose. Nothing
+    /// else may change: with another body, the server answers that the key belongs to another request.
     ///
     /// # Errors
     /// If the operation is not pending, is sent by another process, or is damaged; if the clock was set back; and if there is no
@@ -142,7 +146,7 @@ impl Journal {
         let (entry, resumed) = self.claim(id).await?;
         let mut request = entry.request()?;
         // If the client is not one of this crate, it sends the key all the same.
-        if let Some(key) = header_value(&resumed.key, false) {
+        if let Some(key) = header_value(&resumed.key, resumed.rules.bare_key) {
             request.headers_mut().insert("idempotency-key", key);
         }
         add_credentials(&mut request);
@@ -178,6 +182,7 @@ impl Journal {
         let entry = Entry::read(&row)?;
         let sent_before = since(&mut transaction, row.try_get("first_sent_ms").map_err(failed)?).await?;
         let retention_s: Option<i64> = row.try_get("retention_s").map_err(failed)?;
+        let trusted_ms: Option<i64> = row.try_get("trusted_retention_ms").map_err(failed)?;
         let deadline = of_millis(row.try_get("deadline_ms").map_err(failed)?);
         let claimed = sqlx::query("UPDATE operations SET owner = ?, stopped = NULL WHERE id = ?")
             .bind(&self.shared.owner.id)
@@ -192,6 +197,7 @@ impl Journal {
             sent_before,
             stated_retention: retention_s
                 .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or_default())),
+            rules: Rules { bare_key: entry.bare_key, retention: trusted_ms.map(of_millis) },
             deadline,
         };
         Ok((entry, resumed))

@@ -20,10 +20,16 @@ const TABLES: &str = "
         headers BLOB NOT NULL,
         body BLOB NOT NULL,
         key TEXT NOT NULL,
+        -- Whether the key was sent without quotes.
+        bare_key INTEGER NOT NULL,
+        -- By which the application finds its credentials.
+        label TEXT,
         -- SHA-256 of what is sent, so that a damaged operation is not sent.
         digest BLOB NOT NULL CHECK (length(digest) = 32),
         first_sent_ms INTEGER NOT NULL,
         deadline_ms INTEGER NOT NULL,
+        -- The longest retention that the client was set to trust, if it was.
+        trusted_retention_ms INTEGER,
         -- What the server has stated.
         retention_s INTEGER,
         -- Why it has no final answer yet, if its last process said so.
@@ -35,6 +41,7 @@ const TABLES: &str = "
         CHECK ((status IS NULL) = (answered_ms IS NULL))
     ) STRICT;
     CREATE INDEX answered ON operations (answered_ms);
+    CREATE INDEX by_key ON operations (key);
     -- One row: the latest time that any process has seen, which shows that the clock was set back.
     CREATE TABLE clock (latest_ms INTEGER NOT NULL) STRICT;
     INSERT INTO clock VALUES (0);

@@ -59,6 +59,27 @@ fn every_status_has_a_decision() {
 }
 
 #[test]
+fn an_answer_of_a_gate_does_not_end_a_repeat() {
+    for profile in [Profile::Idem, Profile::Stripe, Profile::IetfDraft { retention: Duration::from_secs(60) }] {
+        let policy = RetryPolicy::new(profile);
+        let replay = (profile.replay_header(), "true");
+        for status in 200..=599 {
+            let again = |fields: &[_]| policy.decide_repeat(outcome(status, &headers(fields), ""));
+            let is_of_a_gate = matches!(status, 300..=399 | 401 | 403 | 404 | 405 | 407 | 421);
+            let expected = match is_of_a_gate {
+                true => Decision::Stop(Stop::NotAnswered),
+                false => decide(&policy, status, &[], ""),
+            };
+            assert_eq!(again(&[]), expected, "{status}");
+            let kept = [("idempotency-retention", "60")];
+            assert_eq!(again(&kept), decide(&policy, status, &kept, ""), "{status}");
+            assert_eq!(again(&[replay]), decide(&policy, status, &[replay], ""), "{status}");
+        }
+        assert_eq!(policy.decide_repeat(Err(Failure::Timeout)), retry("timeout"));
+    }
+}
+
+#[test]
 fn problems_of_idem_are_told_by_their_type_alone() {
     let policy = RetryPolicy::new(Profile::Idem);
     for (status, name, expected) in [

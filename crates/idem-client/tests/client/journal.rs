@@ -258,7 +258,8 @@ async fn nothing_is_sent_after_the_retention_or_when_the_clock_was_set_back() {
     pay(&client, &server.url("/pay")).await.unwrap_err();
     let id = journal.pending().await.unwrap()[0].id.clone();
     // Nine tenths of what the server stated.
-    tokio::time::sleep(Duration::from_millis(950)).await;
+    let older = "UPDATE operations SET first_sent_ms = first_sent_ms - 900";
+    sqlx::raw_sql(older).execute(&database(&folder).await).await.unwrap();
     let error = journal.resume(&id, &client, credentials).await.unwrap_err();
     let ResumeError::Client(error) = error else { panic!("{error:?}") };
     assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::RetentionOver);
@@ -269,7 +270,92 @@ async fn nothing_is_sent_after_the_retention_or_when_the_clock_was_set_back() {
     assert_eq!(kind_of(&error), JournalErrorKind::ClockSetBack);
     assert_eq!(server.arrived().len(), 1, "nothing was sent again");
     // A new operation is not concerned.
-    pay(&client, &server.url("/pay")).await.unwrap();
+    client.post(server.url("/pay")).send().await.unwrap();
+}
+
+/// A second row would count the retention anew.
+#[tokio::test]
+async fn a_key_without_a_final_answer_is_resumed_and_not_begun_again() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown")]).await;
+    let (journal, url) = (open(&folder).await, server.url("/pay"));
+    pay(&with(&journal), &url).await.unwrap_err();
+    // Another process knows it as well.
+    let other = open(&folder).await;
+    for journal in [&journal, &other] {
+        let error = pay(&with(journal), &url).await.unwrap_err();
+        let error = Error::of(&error).unwrap();
+        let source = std::error::Error::source(error).unwrap().downcast_ref::<JournalError>().unwrap();
+        assert_eq!((error.kind(), source.kind()), (ErrorKind::Journal, JournalErrorKind::Pending));
+        let id = &journal.pending().await.unwrap()[0].id;
+        assert!(source.to_string().contains(id.as_str()), "{source}");
+    }
+    assert_eq!(server.arrived().len(), 1);
+    // The same key of another account, or for another route, is another operation.
+    let key = || Operation::with_key(IdempotencyKey::new("order-4711").unwrap());
+    let client = with(&journal);
+    client.post(&url).with_extension(key().label("other")).send().await.unwrap();
+    client.post(server.url("/refund")).with_extension(key()).send().await.unwrap();
+    assert_eq!(server.arrived().len(), 3);
+}
+
+#[tokio::test]
+async fn a_key_with_an_answer_is_sent_again_within_its_first_retention_only() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([]).await;
+    let (journal, url) = (open(&folder).await, server.url("/pay"));
+    let client = with(&journal);
+    pay(&client, &url).await.unwrap();
+    pay(&client, &url).await.unwrap();
+    let a_day = 24 * 60 * 60 * 1000;
+    let older = format!("UPDATE operations SET first_sent_ms = first_sent_ms - {a_day}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(older)).execute(&database(&folder).await).await.unwrap();
+    let error = pay(&client, &url).await.unwrap_err();
+    assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::RetentionOver);
+    assert_eq!(server.arrived().len(), 2);
+}
+
+/// To Stripe, a key in quotes is another key.
+#[tokio::test]
+async fn an_operation_goes_on_by_the_rules_that_it_began_with() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::deciding(|_, _| answer("503 Service Unavailable\r\nretry-after: 1000")).await;
+    let journal = open(&folder).await;
+    let began = quick().bare_keys(true).retention(Duration::from_secs(3600)).journal(journal.clone());
+    let began = client(began, reqwest::Client::builder()).unwrap().build();
+    began.post(server.url("/pay")).with_extension(Operation::new().label("acme")).send().await.unwrap_err();
+    let pending = journal.pending().await.unwrap();
+    assert_eq!(pending[0].label.as_deref(), Some("acme"));
+    journal.resume(&pending[0].id, &with(&journal), credentials).await.unwrap_err();
+    let arrived = server.arrived();
+    assert_eq!((arrived[0].key(), arrived[1].key()), (&*pending[0].key, &*pending[0].key));
+
+    let older = "UPDATE operations SET first_sent_ms = first_sent_ms - 3600000";
+    sqlx::raw_sql(older).execute(&database(&folder).await).await.unwrap();
+    let error = journal.resume(&pending[0].id, &with(&journal), credentials).await.unwrap_err();
+    let ResumeError::Client(error) = error else { panic!("{error:?}") };
+    assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::RetentionOver);
+
+    let other = "UPDATE operations SET label = 'other'";
+    sqlx::raw_sql(other).execute(&database(&folder).await).await.unwrap();
+    let error = journal.resume(&pending[0].id, &with(&journal), credentials).await.unwrap_err();
+    assert_eq!(kind_of(&error), JournalErrorKind::Corrupt);
+    assert_eq!(server.arrived().len(), 2);
+}
+
+/// The login that refuses a resumed operation says nothing about its first attempt.
+#[tokio::test]
+async fn a_refused_login_ends_no_operation_that_may_have_run() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([Act::Close, answer("401 Unauthorized"), answer("401 Unauthorized"), made()]).await;
+    let journal = open(&folder).await;
+    let error = pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::Stopped(Stop::NotAnswered), "{error}");
+    let pending = journal.pending().await.unwrap();
+    assert_eq!(pending[0].stopped.as_deref(), Some("not-answered"));
+    journal.resume(&pending[0].id, &with(&journal), |_| ()).await.unwrap_err();
+    let response = journal.resume(&pending[0].id, &with(&journal), credentials).await.unwrap();
+    assert_eq!((response.status().as_u16(), server.arrived().len()), (201, 4));
 }
 
 #[tokio::test]
