@@ -152,11 +152,13 @@ impl StoreOptions {
     /// The durable store, behind the Redis that is in front of it.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn with_front<D: Store + DurableStore>(&self, durable: D) -> Result<Box<dyn Store>, Box<dyn Error>> {
-        let Some(url) = &self.front else { return Ok(Box::new(durable)) };
-        #[cfg(feature = "redis")]
-        return Ok(Box::new(front::in_front_of(durable, url, &self.key_prefix)?));
-        #[cfg(not(feature = "redis"))]
-        Err(format!("this build of idem has no support for {url:?}; build it with the store's feature").into())
+        match &self.front {
+            None => Ok(Box::new(durable)),
+            #[cfg(feature = "redis")]
+            Some(url) => Ok(Box::new(front::in_front_of(durable, url, &self.key_prefix)?)),
+            #[cfg(not(feature = "redis"))]
+            Some(_) => Err("--front needs a build of idem with the feature redis".into()),
+        }
     }
 
     /// Where the application parks messages. Makes no table.
@@ -226,12 +228,9 @@ mod postgres {
         options.with_front(PostgresStore::open(config).await?)
     }
 
-    /// The URL with an `application_name` of this process alone, unless it has one: operators see whose sessions these are, and
-    /// `new-identity` knows its own.
+    /// The URL with an `application_name` of this process alone: operators see whose sessions these are, and `new-identity` knows
+    /// its own. The last name counts, so one in the URL, which may be the application's, does not.
     fn named(url: &str) -> String {
-        if url.contains("application_name=") {
-            return url.to_owned();
-        }
         let separator = if url.contains('?') { '&' } else { '?' };
         format!("{url}{separator}application_name=idem-cli-{}", std::process::id())
     }

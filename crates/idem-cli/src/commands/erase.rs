@@ -44,11 +44,11 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
     if options.reason.trim().is_empty() {
         return Err("--reason is empty: say why, for those who look at this record later".into());
     }
-    if options.principal.as_deref().is_some_and(|principal| options.reason.contains(principal) || principal.is_empty())
-    {
-        return Err(
-            "--principal is empty, or --reason names it: the reason stays, so write it without the person".into()
-        );
+    if let Some(principal) = &options.principal {
+        if principal.is_empty() {
+            return Err("--principal is empty".into());
+        }
+        unnamed(options, principal)?;
     }
     if json && !options.yes && !options.dry_run {
         return Err("--json does not ask: give --yes, or --dry-run".into());
@@ -133,7 +133,13 @@ async fn plan(
 ) -> Result<Option<(Erase, EraseOutcome)>, Box<dyn Error>> {
     let inspection = store.inspect(&id).await?;
     let Some(record) = &inspection.record else { return Ok(None) };
-    let principal = options.principal.as_deref().map(Into::into);
+    let kept = inspection.origin.as_ref().and_then(|origin| origin.scope.principal());
+    // By its id, a record can be of any person. It has none any more if it was erased before.
+    let principal = options.principal.as_deref().or(kept.filter(|principal| !principal.is_empty()));
+    if let Some(principal) = principal {
+        unnamed(options, principal)?;
+    }
+    let principal = principal.map(Into::into);
     let request = Erase { id, action: OwnerToken::random(), seen: record.version(), principal };
     let outcome = match inspection.runs_in_transaction {
         true => EraseOutcome::Live,
@@ -148,6 +154,14 @@ async fn plan(
         say_json(&json!({ "id": id.to_string(), "erased": false, "text": "it would be erased" }));
     }
     Ok(Some((request, outcome)))
+}
+
+/// Refuses a reason that names the person: it stays.
+fn unnamed(options: &Options, principal: &str) -> Result<(), Box<dyn Error>> {
+    match options.reason.contains(principal) {
+        true => Err("--reason names the principal: the reason stays, so write it without the person".into()),
+        false => Ok(()),
+    }
 }
 
 fn report(id: &RecordId, outcome: EraseOutcome, json: bool) {

@@ -175,7 +175,7 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         without_record(id, &inspection, json);
         return Ok(Ended::Unchanged);
     };
-    if resolution != Resolution::OutcomeUnknown && !store.has_keys() && sealed::is_encrypted(store, record).await? {
+    if resolution != Resolution::OutcomeUnknown && !store.has_keys() && sealed::is_encrypted(store, record).await {
         return Err(sealed::ADVICE.into());
     }
     let seen = action.seen.unwrap_or_else(|| record.version());

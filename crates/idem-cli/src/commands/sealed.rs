@@ -1,12 +1,12 @@
 //! Whether the answers of a store are encrypted, as a tool without keys can see.
 
-use std::error::Error;
 use std::num::NonZeroU32;
 
 use idem_core::{Record, RecordFilter, StateName};
 use idem_encryption::is_sealed;
 
 use crate::store::Store;
+use crate::with_causes;
 
 /// What to do about it.
 pub(crate) const ADVICE: &str = "nothing was changed: the answers of this store are encrypted, and without keys yours would be stored \
@@ -16,18 +16,27 @@ pub(crate) const ADVICE: &str = "nothing was changed: the answers of this store 
 const RECORDS: NonZeroU32 = NonZeroU32::new(1_000).unwrap();
 const ANSWERS: usize = 10;
 
-/// Whether this record has a sealed part, or one of some other records. Not noticed: a store whose first records have no answer.
-pub(crate) async fn is_encrypted(store: &dyn Store, record: &Record) -> Result<bool, Box<dyn Error>> {
+/// Whether this record has a sealed part, or one of some other records. Not noticed: a store whose first records have no answer, or
+/// which cannot be listed, as a Redis Cluster. Other records must not hinder the repair of this one.
+pub(crate) async fn is_encrypted(store: &dyn Store, record: &Record) -> bool {
     if is_sealed(record) {
-        return Ok(true);
+        return true;
     }
     let states = vec![StateName::Completed, StateName::Failed, StateName::Retryable];
     let filter = RecordFilter { states, ..RecordFilter::default() };
-    let page = store.list(&filter, None, RECORDS).await?;
-    for found in page.records.iter().take(ANSWERS) {
-        if store.inspect(&found.id).await?.record.as_ref().is_some_and(is_sealed) {
-            return Ok(true);
+    let records = match store.list(&filter, None, RECORDS).await {
+        Ok(page) => page.records,
+        Err(error) => {
+            eprintln!("idem: whether this store is encrypted is not known: {}", with_causes(&error));
+            return false;
+        }
+    };
+    for found in records.iter().take(ANSWERS) {
+        if let Ok(inspection) = store.inspect(&found.id).await
+            && inspection.record.as_ref().is_some_and(is_sealed)
+        {
+            return true;
         }
     }
-    Ok(false)
+    false
 }

@@ -40,7 +40,7 @@ async fn what_a_person_left_is_erased_but_for_what_may_still_run() {
     // Nothing happens without a yes, and the reason stays.
     for (arguments, code, advice) in [
         (vec!["--principal", "acme"], 1, "--yes"),
-        (vec!["--principal", "acme", "--yes", "--reason", "acme asked"], 1, "names it"),
+        (vec!["--principal", "acme", "--yes", "--reason", "acme asked"], 1, "names the principal"),
         (vec!["--principal", "", "--yes"], 1, "empty"),
         (vec!["--principal", "nobody", "--yes"], 5, "no such record"),
         (vec!["--yes"], 2, "ID"),
@@ -73,7 +73,10 @@ async fn what_a_person_left_is_erased_but_for_what_may_still_run() {
         let fixed = ["resolve", &id, "--reason", "acme crashed", "--yes", "--seen", &version];
         idem(&file.url, &[&fixed[..], how].concat()).expect(0);
     }
-    let one = erase(&["--json", &id, "--principal", "acme", "--yes"]).expect(0).json();
+    // The record knows its principal.
+    let named = idem(&file.url, &["erase", &id, "--reason", "acme asked", "--yes"]).expect(1);
+    assert!(named.stderr.contains("names the principal"), "{}", named.stderr);
+    let one = erase(&["--json", &id, "--yes"]).expect(0).json();
     assert_eq!((&one[0]["erased"], &one[0]["id"]), (&true.into(), &(&*id).into()));
     let notes = file.store.repairs(NonZeroU32::MAX).await.unwrap();
     assert!(notes.iter().all(|repair| !format!("{:?}", repair.note).contains("acme")), "{notes:?}");

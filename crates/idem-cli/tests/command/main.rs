@@ -478,8 +478,13 @@ async fn the_console_of_postgres_shows_and_resolves_what_is_stuck() {
     let id = crash(&store, "stuck", Takeover::Unknown).await.id;
     let schema = ["--schema", &schema.name];
     let console = Console::start(&url, &schema);
-    let overview = console.get(&console.secret, &[]);
-    assert!(overview.contains("abandoned") && overview.contains(&id.to_string()), "{overview}");
+    // The records are counted in the background.
+    let begun = std::time::Instant::now();
+    while !console.get(&console.secret, &[]).contains(&id.to_string()) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{}", console.get(&console.secret, &[]));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(console.get(&console.secret, &[]).contains("abandoned"));
     let page = format!("{}/records/{id}", console.secret);
     let resolve = |fields: &str| {
         let shown = console.get(&page, &[]);

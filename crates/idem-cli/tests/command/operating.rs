@@ -69,12 +69,21 @@ async fn a_new_identity_is_given_when_all_processes_have_stopped() {
     let busy = idem(&url, &["new-identity", "--yes"]).expect(1);
     assert!(busy.stderr.contains("other sessions use this database (idem)"), "{}", busy.stderr);
     assert_eq!(PostgresStore::open(PostgresConfig::new(&url)).await.unwrap().identity(), before);
-    drop(store);
     let psql = |sql: &str| {
         let ran = Command::new("psql").args([&*url, "-qtAc", sql]).output().unwrap();
         assert!(ran.status.success(), "{sql}");
         String::from_utf8(ran.stdout).unwrap().trim().to_owned()
     };
+    // A role that may not see what others do, and a URL with the name of the application.
+    psql(
+        "CREATE ROLE operator LOGIN; GRANT USAGE ON SCHEMA idem TO operator; GRANT ALL ON ALL TABLES IN SCHEMA idem TO operator",
+    );
+    let operator = url.replacen("://postgres@", "://operator@", 1);
+    for url in [operator, format!("{url}?application_name=idem")] {
+        let busy = idem(&url, &["new-identity", "--yes"]).expect(1);
+        assert!(busy.stderr.contains("other sessions use this database (idem)"), "{}", busy.stderr);
+    }
+    drop(store);
     while psql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idem'") != "0" {
         tokio::task::yield_now().await;
     }

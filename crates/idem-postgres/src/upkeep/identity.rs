@@ -54,11 +54,12 @@ impl Upkeep {
     pub(crate) async fn renew_identity(&self) -> Result<(), StoreError> {
         let what = "give the records a new identity";
         let mut sql = Sql::default();
+        // A role that may not see the activity of another one gets no backend_type. Workers of the server have no role.
         sql.push(BEGIN).push(&self.local_settings).push(
             "SELECT pg_catalog.count(*), pg_catalog.string_agg(DISTINCT application_name, ', ') \
              FROM pg_catalog.pg_stat_activity WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database() \
-             AND backend_type OPERATOR(pg_catalog.=) 'client backend' AND application_name \
-             OPERATOR(pg_catalog.<>) pg_catalog.current_setting('application_name');COMMIT",
+             AND usesysid IS NOT NULL AND (backend_type IS NULL OR backend_type OPERATOR(pg_catalog.=) 'client backend') \
+             AND application_name OPERATOR(pg_catalog.<>) pg_catalog.current_setting('application_name');COMMIT",
         );
         let rows = self.run(what, sql, self.client_timeout).await?;
         let others = rows.first().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose();
