@@ -11,7 +11,7 @@ use std::time::Duration;
 use reqwest::Url;
 use tower::retry::budget::{Budget, TpsBudget};
 
-/// How many hosts have a budget of their own. The others share one, so that a client which is given URLs by others does not grow
+/// How many hosts have a separate budget. The others share one, so that a client which is given URLs by others does not grow
 /// without a bound.
 const MOST_HOSTS: usize = 1024;
 

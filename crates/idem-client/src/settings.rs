@@ -80,7 +80,7 @@ impl Settings {
     }
 
     /// How long the server may wait for the run of another request with the same key, by `Prefer: wait=N` (RFC 7240), in whole
-    /// seconds. Zero sends no such field; neither does a request with a `Prefer` of its own, nor one to Stripe.
+    /// seconds. Zero sends no such field; neither does a request that has a `Prefer`, nor one to Stripe.
     ///
     /// Default 20 s, and at most two thirds of [`attempt_timeout`](Self::attempt_timeout), so that the server answers before the
     /// attempt ends.

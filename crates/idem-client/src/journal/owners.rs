@@ -1,4 +1,4 @@
-//! Which processes use a journal: each holds a lock of the operating system on a file of its own, beside the journal.
+//! Which processes use a journal: each holds a lock of the operating system on a separate file beside the journal.
 //!
 //! The kernel drops the lock when the process ends, however it ends. So no clock decides whether an owner is alive. A lease in
 //! the database would end early when the clock jumps, while its owner still sends.

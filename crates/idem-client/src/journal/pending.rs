@@ -145,7 +145,7 @@ impl Journal {
     ) -> Result<Response, ResumeError> {
         let (entry, resumed) = self.claim(id).await?;
         let mut request = entry.request()?;
-        // If the client is not one of this crate, it sends the key all the same.
+        // A client without this crate's middleware sends the key as well.
         if let Some(key) = header_value(&resumed.key, resumed.rules.bare_key) {
             request.headers_mut().insert("idempotency-key", key);
         }

@@ -143,7 +143,7 @@ fn a_replay_is_final_unless_it_says_that_the_operation_goes_on() {
         assert_eq!(decide(&policy, 503, &[("idempotency-replayed", value)], ""), retry("unavailable"), "{value}");
     }
     let location = ("location", "/jobs/1");
-    assert_eq!(decide(&policy, 202, &[mark, location], ""), Decision::Final { replayed: true }, "nobody asked to poll");
+    assert_eq!(decide(&policy, 202, &[mark, location], ""), Decision::Final { replayed: true }, "polling is off");
     let polls = policy.poll(true);
     let poll = Decision::Poll { location: Some("/jobs/1".to_owned()), after: Some(Duration::from_secs(7)) };
     assert_eq!(decide(&polls, 202, &[mark, location, RETRY_AFTER_7], ""), poll);

@@ -165,7 +165,7 @@ async fn processes_that_resume_at_once_share_the_operations() {
     let database = database(&folder).await;
     let server = Server::start([]).await;
     let moved = format!("UPDATE operations SET url = replace(url, '{address}', '{}')", server.address);
-    // The digest says that somebody has changed it.
+    // The digest shows the change.
     sqlx::raw_sql(sqlx::AssertSqlSafe(moved)).execute(&database).await.unwrap();
     let journal = open(&folder).await;
     let error = journal.resume(&journal.pending().await.unwrap()[0].id, &with(&journal), |_| ()).await.unwrap_err();
