@@ -409,80 +409,95 @@ BEGIN
 END
 $$;
 
--- Makes or replaces a record as settled, in the transaction in which its operation ran and which holds the lock. Waits at
--- most "patience" milliseconds for a lock, and keeps the lock_timeout that the handler has set.
---
--- Raises IDM01 if the record is not the one that the transaction began with (version NULL: none).
---
--- "was_over": the row had expired when the transaction began. If a purge or a dropped partition has removed it since, a new
--- row is made. While the lock is held, no other session makes one.
+-- The time of the client's message. Unlike the clock, it is the same in all parts of a statement, and costs no subquery.
+CREATE FUNCTION "idem".idem_at_v1(skew BIGINT) RETURNS BIGINT
+LANGUAGE sql STABLE
+RETURN (extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::BIGINT
+    OPERATOR(pg_catalog.+) skew;
+
+-- Waits for all that a settlement waits for, in the transaction in which the operation ran and which holds the lock: at most
+-- "patience" milliseconds for each. It keeps the lock_timeout that the handler has set.
 --
 -- "mark" is given if the handler's writes are discarded: the value of the setting idem.mark before the store's savepoint.
 -- Raises IDM02 if the setting has another value. Then ROLLBACK TO went to a savepoint of the handler that has the same name.
+CREATE FUNCTION "idem".idem_reserve_v1(patience BIGINT, lock BIGINT, mark BIGINT) RETURNS VOID
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET lock_timeout = 0
+AS $$
+DECLARE
+    -- Neither this nor the call below is a PERFORM, which would begin a query.
+    waiting CONSTANT TEXT := set_config('lock_timeout', patience::TEXT, TRUE);
+BEGIN
+    IF mark IS NOT NULL AND current_setting('idem.mark', TRUE) IS DISTINCT FROM mark::TEXT THEN
+        RAISE 'the handler has made a savepoint with the name of the store''s savepoint' USING ERRCODE = 'IDM02';
+    END IF;
+    LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
+    -- Another session that has looked for this record must not make it after this transaction has committed.
+    IF "idem".idem_exclude_v1(ARRAY[lock]) IS NOT NULL THEN
+        NULL;
+    END IF;
+END
+$$;
+
+-- Removes an expired record, before its successor is inserted. A purge or a dropped partition may have removed it since.
+--
+-- Raises IDM01 if it is another version.
+CREATE FUNCTION "idem".idem_forget_v1(id BYTEA, version BIGINT) RETURNS VOID
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_variable
+BEGIN
+    DELETE FROM "idem".idem_records AS known
+    WHERE known.id = idem_forget_v1.id AND known.xmin::TEXT::BIGINT = version;
+    IF NOT FOUND AND EXISTS (SELECT FROM "idem".idem_records AS known WHERE known.id = idem_forget_v1.id) THEN
+        RAISE 'another run has changed the record' USING ERRCODE = 'IDM01';
+    END IF;
+END
+$$;
+
+-- Settles the record of an earlier attempt, in the transaction in which its operation ran again, after idem_reserve_v1.
+--
+-- Raises IDM01 if it is another version.
 CREATE FUNCTION "idem".idem_put_v1(
-    patience BIGINT, skew BIGINT, id BYTEA, lock BIGINT, version BIGINT, namespace BYTEA, principal BYTEA,
-    operation BYTEA, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT,
-    state SMALLINT, wait BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA, status INTEGER, headers BYTEA,
-    body BYTEA, created_at BIGINT, retention BIGINT, was_over BOOLEAN, mark BIGINT
+    id BYTEA, version BIGINT, principal BYTEA, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA,
+    owner BYTEA, attempt BIGINT, state SMALLINT, wait BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA,
+    status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, skew BIGINT, retention BIGINT
 ) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = 0
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_variable
 DECLARE
-    at CONSTANT BIGINT := "idem".idem_now_v1(skew);
-    not_before CONSTANT BIGINT := "idem".idem_later_v1(at, wait);
-    expires_at CONSTANT BIGINT := "idem".idem_later_v1(coalesce(not_before, at), retention);
+    at CONSTANT BIGINT := "idem".idem_at_v1(skew);
+    not_before CONSTANT BIGINT := at + wait;
+    expires_at CONSTANT BIGINT := coalesce(not_before, at) + retention;
 BEGIN
-    IF mark IS NOT NULL AND pg_catalog.current_setting('idem.mark', TRUE) IS DISTINCT FROM mark::pg_catalog.text THEN
-        RAISE 'the handler has made a savepoint with the name of the store''s savepoint' USING ERRCODE = 'IDM02';
-    END IF;
-    PERFORM pg_catalog.set_config('lock_timeout', patience::TEXT, TRUE);
-    LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
-    -- Another session that has looked for this record must not make it after this transaction has committed.
-    PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
-    IF version IS NOT NULL THEN
-        UPDATE "idem".idem_records AS known SET
-            -- That of an expired record may have been erased.
-            principal = pg_catalog.convert_from(idem_put_v1.principal, 'UTF8'),
-            format = idem_put_v1.format,
-            fingerprint_algorithm = idem_put_v1.fingerprint_algorithm,
-            fingerprint = idem_put_v1.fingerprint,
-            owner = idem_put_v1.owner,
-            attempt = idem_put_v1.attempt,
-            state = idem_put_v1.state,
-            acquisition = NULL,
-            takeover = NULL,
-            lease_until = NULL,
-            not_before = not_before,
-            checkpoint_name = idem_put_v1.checkpoint_name,
-            checkpoint_data = idem_put_v1.checkpoint_data,
-            status = idem_put_v1.status,
-            headers = idem_put_v1.headers,
-            body = idem_put_v1.body,
-            created_at = idem_put_v1.created_at,
-            updated_at = at,
-            expires_at = expires_at,
-            purge_after = expires_at
-        WHERE known.id = idem_put_v1.id AND known.xmin::TEXT::BIGINT = version;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-        IF NOT was_over OR EXISTS (SELECT FROM "idem".idem_records AS known WHERE known.id = idem_put_v1.id) THEN
-            RAISE 'another run has changed the record' USING ERRCODE = 'IDM01';
-        END IF;
-    END IF;
-    INSERT INTO "idem".idem_records (
-        id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
-        not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, updated_at, expires_at,
-        purge_after
-    ) VALUES (
-        id, pg_catalog.convert_from(namespace, 'UTF8'), pg_catalog.convert_from(principal, 'UTF8'),
-        pg_catalog.convert_from(operation, 'UTF8'), format, fingerprint_algorithm, fingerprint, owner, attempt, state,
-        not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, at, expires_at, expires_at
-    )
-    ON CONFLICT DO NOTHING;
+    UPDATE "idem".idem_records AS known SET
+        -- That of an expired record may have been erased.
+        principal = pg_catalog.convert_from(idem_put_v1.principal, 'UTF8'),
+        format = idem_put_v1.format,
+        fingerprint_algorithm = idem_put_v1.fingerprint_algorithm,
+        fingerprint = idem_put_v1.fingerprint,
+        owner = idem_put_v1.owner,
+        attempt = idem_put_v1.attempt,
+        state = idem_put_v1.state,
+        acquisition = NULL,
+        takeover = NULL,
+        lease_until = NULL,
+        not_before = not_before,
+        checkpoint_name = idem_put_v1.checkpoint_name,
+        checkpoint_data = idem_put_v1.checkpoint_data,
+        status = idem_put_v1.status,
+        headers = idem_put_v1.headers,
+        body = idem_put_v1.body,
+        created_at = idem_put_v1.created_at,
+        updated_at = at,
+        expires_at = expires_at,
+        purge_after = expires_at
+    WHERE known.id = idem_put_v1.id AND known.xmin::TEXT::BIGINT = version;
     IF NOT FOUND THEN
         RAISE 'another run has changed the record' USING ERRCODE = 'IDM01';
     END IF;

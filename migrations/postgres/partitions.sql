@@ -34,7 +34,7 @@ ALTER INDEX "idem".idem_records_pkey RENAME TO idem_records_before_pkey;
 ALTER INDEX "idem".idem_records_purge_after RENAME TO idem_records_before_purge_after;
 
 CREATE TABLE "idem".idem_records (
-    LIKE "idem".idem_records_before INCLUDING CONSTRAINTS INCLUDING COMMENTS, PRIMARY KEY (id, created_at)
+    LIKE "idem".idem_records_before INCLUDING COMMENTS, PRIMARY KEY (id, created_at)
 ) PARTITION BY RANGE (created_at);
 CREATE INDEX idem_records_purge_after ON "idem".idem_records (purge_after);
 
@@ -100,7 +100,7 @@ BEGIN
     WHILE next_start <= at + 2 * length LOOP
         BEGIN
             EXECUTE format(
-                'CREATE TABLE "idem".%I (LIKE "idem".idem_records INCLUDING CONSTRAINTS) WITH (fillfactor = 25)',
+                'CREATE TABLE "idem".%I (LIKE "idem".idem_records) WITH (fillfactor = 25)',
                 'idem_records_' || next_start
             );
             EXECUTE format(

@@ -171,9 +171,15 @@ pub(crate) fn is_of_lock_timeout(error: &StoreError) -> bool {
     error.source().and_then(|error| error.downcast_ref()).is_some_and(is_lock_timeout)
 }
 
-/// Whether the record has changed since the decision on it.
+/// Whether the record has changed since the decision on it, or another run has made it.
 pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
-    state(error).is_some_and(|state| state == CHANGED)
+    state(error).is_some_and(|state| state == CHANGED) || is_of_other_record(error)
+}
+
+/// Whether the unique index of the records refused one. Those of partitions have other names, with a time in the middle.
+fn is_of_other_record(error: &sqlx::Error) -> bool {
+    let Some(error) = error.as_database_error().filter(|error| error.is_unique_violation()) else { return false };
+    error.constraint().is_some_and(|name| name.starts_with("idem_records_") && name.ends_with("pkey"))
 }
 
 /// Whether the run to settle is no longer part of its transaction.

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::{Acquire, AcquireOutcome, Begin, Lease, Record, RecordId, StoreError, StoreErrorKind, machine};
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, Lease, Record, RecordId, StoreError, StoreErrorKind, Timestamp, machine,
+};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 use tokio::sync::oneshot;
@@ -118,7 +120,8 @@ impl Transactions {
         let beginning = async move {
             let Self { records, settings, .. } = &*transactions;
             let (lock, mark) = (records.schema.lock(&id), Mark::random());
-            let sql = settings.sql(lock, &id, records.offset.micros(), mark);
+            let skew = records.offset.micros();
+            let sql = BeginSql { begin: settings.sql(lock, &id, skew, mark), read: settings.read_sql(&id, skew) };
             let mut permit = Some(permit);
             // Each idle connection may have died. The application's pool looks for itself.
             let retries = if settings.is_from_pool { 1 } else { settings.max_transactions };
@@ -155,10 +158,17 @@ impl Transactions {
         }
     }
 
+    async fn ask(&self, session: &mut Session, sql: &str) -> Result<Vec<PgRow>, sqlx::Error> {
+        match self.settings.is_guarded {
+            true => sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut **session).await,
+            false => own_rows(session, sql.to_owned()).await,
+        }
+    }
+
     async fn try_begin_transaction(
         &self,
         permit: Option<Permit>,
-        sql: &str,
+        sql: &BeginSql,
         mark: Mark,
     ) -> Result<BegunTransaction, BeginError> {
         let permit = match permit {
@@ -170,13 +180,12 @@ impl Transactions {
         let counted = session.begin(&self.settings.begin, client_timeout).await;
         counted.map_err(|error| BeginError::SessionUnusable(outage("begin a transaction", error)))?;
         let begun = async {
-            match self.settings.is_guarded {
-                true => sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut *session).await,
-                false => own_rows(&mut session, sql.to_owned()).await,
-            }
+            let begun = self.ask(&mut session, &sql.begin).await?;
+            let read = if found_record(&begun) { self.ask(&mut session, &sql.read).await? } else { Vec::new() };
+            Ok((begun, read))
         };
         match timeout(client_timeout, begun).await {
-            Ok(Ok(rows)) => match read_begun(&rows, &self.settings).map_err(BeginError::Other)? {
+            Ok(Ok((begun, read))) => match read_begun(&begun, &read, &self.settings).map_err(BeginError::Other)? {
                 Ok((lookup, reset_role)) => Ok(BegunTransaction { lookup, session, mark, reset_role }),
                 Err(why) => {
                     if self.settings.is_from_pool {
@@ -201,6 +210,13 @@ impl Transactions {
             }
         }
     }
+}
+
+/// The messages that begin a transaction.
+struct BeginSql {
+    begin: String,
+    /// Sent if there is a record.
+    read: String,
 }
 
 /// A transaction that has begun: it has tried to lock the operation, and looked up its record.
@@ -283,21 +299,28 @@ fn settled(begun: Result<BegunTransaction, BeginError>) -> Result<Option<BegunTr
     }
 }
 
+/// Whether the first message found a record.
+fn found_record(rows: &[PgRow]) -> bool {
+    let found = rows.get(1).and_then(|row| row.try_get(2).ok());
+    found.unwrap_or_default()
+}
+
 /// What the transaction found, or why its session cannot be used. Either the server takes no writes, or an earlier handler has
 /// changed `default_transaction_read_only`, without which a handler could write outside of its transaction.
 ///
 /// With it comes what takes back a role that the handler takes.
 fn read_begun(
-    rows: &[PgRow],
+    begun: &[PgRow],
+    read: &[PgRow],
     settings: &TransactionSettings,
 ) -> Result<Result<(Lookup, Cow<'static, str>), &'static str>, StoreError> {
-    let [lock, record, ..] = rows else { return Err(unexpected_answer()) };
+    let [lock, look, ..] = begun else { return Err(unexpected_answer()) };
     let locked: bool = lock.try_get(0).map_err(unreadable)?;
     let is_on = |row: &PgRow, column: usize| row.try_get::<String, _>(column).map(|setting| setting == "on");
     if settings.is_guarded && !is_on(lock, 3).map_err(unreadable)? {
         return Ok(Err(SESSION_WAS_RESET));
     }
-    if is_on(record, 0).map_err(unreadable)? {
+    if is_on(look, 0).map_err(unreadable)? {
         return Ok(Err(READ_ONLY_SERVER));
     }
     let reset_role = if settings.is_from_pool {
@@ -306,7 +329,13 @@ fn read_begun(
     } else {
         "RESET SESSION AUTHORIZATION;RESET ROLE;".into()
     };
-    let lookup = read_lookup(record, 1)?;
+    let lookup = match read.first() {
+        Some(record) => read_lookup(record, 1)?,
+        None => {
+            let now = Timestamp::from_unix_micros(look.try_get(1).map_err(unreadable)?);
+            Lookup { now, presence: Presence::Absent, row: None }
+        }
+    };
     let lookup = if locked { lookup } else { Lookup { presence: Presence::Running, ..lookup } };
     Ok(Ok((lookup, reset_role)))
 }

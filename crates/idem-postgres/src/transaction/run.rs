@@ -10,7 +10,11 @@ use crate::batch::verb::{FlatSettlement, Lookup, Presence};
 use crate::records::Records;
 use crate::sql::{Echo, Sql, readable};
 use crate::timeouts::{OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT};
-use crate::transaction::statements::{Mark, TransactionSettings};
+use crate::transaction::statements::{Argument, Mark, TransactionSettings, Whose};
+
+/// The longest time that a settlement adds to the server's, in microseconds: 73,000 years. The sum of two of them and the time
+/// is no overflow.
+const LONGEST: i64 = i64::MAX / 4;
 
 /// A run inside a transaction, which holds an advisory lock for it.
 pub(crate) struct TransactionRun {
@@ -33,41 +37,57 @@ pub(crate) struct PreviousRow {
 }
 
 impl TransactionRun {
-    /// Adds the statement that writes the settled record, and asks for `echo`. With `discarded` it first proves that none of the
+    /// Adds the statements that write the settled record, and ask for `echo`. With `discarded` the first proves that none of the
     /// handler's writes are left.
-    pub(crate) fn write_record(&self, sql: &mut Sql, settlement: &FlatSettlement, discarded: Option<Mark>, echo: Echo) {
+    pub(crate) fn write_record(
+        &self,
+        sql: &mut Sql,
+        whose: Whose,
+        settlement: &FlatSettlement,
+        discarded: Option<Mark>,
+        echo: Echo,
+    ) {
         let schema = &self.records.schema;
         let flat = FlatRecord::from(&self.record);
-        let principal = self.origin.scope.principal().map(readable);
-        let is_failure = settlement.state != state::COMPLETED;
-        sql.push("SELECT ").push(schema.quoted()).push(".idem_put_v1(").number(self.settings.lock_timeout).push(",");
-        sql.number(self.records.offset.micros()).push(",");
-        sql.bytes(self.id.as_bytes()).push(",").number(schema.lock(&self.id)).push(",");
-        sql.optional_number(self.previous.map(|previous| previous.version)).push(",");
-        sql.bytes(&readable(&self.origin.namespace)).push(",").optional_bytes(principal.as_deref()).push(",");
-        sql.bytes(&readable(self.origin.scope.operation())).push(",").number(flat.format).push("::SMALLINT,");
-        sql.number(flat.fingerprint_algorithm).push(",").bytes(&flat.fingerprint).push(",").bytes(&flat.owner);
-        sql.push(",")
-            .number(flat.attempt)
-            .push(",")
-            .number(settlement.state)
-            .push("::SMALLINT,")
-            .optional_number(settlement.retry_after);
+        let origin = &self.origin;
+        let [namespace, operation] = [readable(&origin.namespace), readable(origin.scope.operation())];
+        let principal = origin.scope.principal().map(readable);
         // After a failure, the next attempt or an operator needs the checkpoint.
-        let name = flat.checkpoint_name.as_ref().filter(|_| is_failure);
-        sql.push(",").optional_bytes(name.map(String::as_bytes)).push(",");
-        sql.optional_bytes(flat.checkpoint_data.as_deref().filter(|_| is_failure))
-            .push(",")
-            .number(settlement.status)
-            .push(",");
-        sql.bytes(&settlement.headers).push(",").optional_bytes(settlement.body.as_deref()).push(",");
-        let was_expired = self.previous.is_some_and(|previous| previous.was_expired);
-        sql.number(flat.created_at).push(",").number(settlement.retention).push(if was_expired {
-            ",TRUE,"
-        } else {
-            ",FALSE,"
-        });
-        sql.optional_number(discarded.map(|mark| mark.0)).push("),").push(&echo.sql()).push(";");
+        let is_failure = settlement.state != state::COMPLETED;
+        let name = flat.checkpoint_name.as_deref().map(str::as_bytes).filter(|_| is_failure);
+        let data = flat.checkpoint_data.as_deref().filter(|_| is_failure);
+        let [wait, retention] = [settlement.retry_after, Some(settlement.retention)].map(bounded);
+        self.settings.reserve(sql, whose, schema.lock(&self.id), discarded);
+        if let Some(previous) = self.previous.filter(|previous| previous.was_expired) {
+            sql.push("SELECT ").push(schema.quoted()).push(".idem_forget_v1(").bytes(self.id.as_bytes()).push(",");
+            sql.number(previous.version).push(");");
+        }
+        let arguments = [
+            Argument::Bytes(Some(self.id.as_bytes())),
+            Argument::Bytes(Some(&namespace)),
+            Argument::Bytes(principal.as_deref()),
+            Argument::Bytes(Some(&operation)),
+            Argument::Number(Some(flat.format)),
+            Argument::Number(Some(flat.fingerprint_algorithm)),
+            Argument::Bytes(Some(&flat.fingerprint)),
+            Argument::Bytes(Some(&flat.owner)),
+            Argument::Number(Some(flat.attempt)),
+            Argument::Number(Some(settlement.state)),
+            Argument::Number(wait),
+            Argument::Bytes(name),
+            Argument::Bytes(data),
+            Argument::Number(Some(settlement.status)),
+            Argument::Bytes(Some(&settlement.headers)),
+            Argument::Bytes(settlement.body.as_deref()),
+            Argument::Number(Some(flat.created_at)),
+            Argument::Number(Some(self.records.offset.micros())),
+            Argument::Number(retention),
+            Argument::Echo(echo),
+        ];
+        match self.previous {
+            Some(previous) if !previous.was_expired => self.settings.replace(sql, previous.version, arguments),
+            _ => self.settings.insert(sql, whose, &arguments),
+        }
     }
 
     /// Looks up whether the transaction was committed; `None` if that is unknown, after [`OUTCOME_TIMEOUT`] at the latest.
@@ -105,4 +125,8 @@ impl Lookup {
         let record = self.row.as_ref().map(|row| &row.record);
         record.is_some_and(|record| record.owner == owner && !matches!(record.state, State::InProgress { .. }))
     }
+}
+
+fn bounded(micros: Option<i64>) -> Option<i64> {
+    micros.map(|micros| micros.min(LONGEST))
 }

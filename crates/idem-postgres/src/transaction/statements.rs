@@ -9,7 +9,7 @@ use crate::config::{Isolation, PostgresConfig};
 use crate::connect::options::transaction_settings;
 use crate::connect::server::Server;
 use crate::schema::name::{IdentifiedSchema, Schema};
-use crate::sql::{Sql, milliseconds, random_number, set_for_transaction};
+use crate::sql::{Echo, Sql, milliseconds, random_number, set_for_transaction};
 
 /// The statements and settings of handlers' transactions.
 #[derive(Debug)]
@@ -18,12 +18,22 @@ pub(crate) struct TransactionSettings {
     pub(crate) begin: String,
     /// Whether the session is of a pool of the application, whose role and user the lock statement then answers.
     pub(crate) is_from_pool: bool,
-    lock: BeginStatement,
+    /// Whether sessions keep the next four statements prepared.
+    is_prepared: bool,
+    lock: StoreStatement,
+    /// Whether there is a record. Most runs are first ones, and to prepare the server for all of its columns takes longer than to
+    /// look.
+    look: StoreStatement,
+    reserve: StoreStatement,
+    insert: StoreStatement,
+    replace: StoreStatement,
+    /// Reads the record.
+    read: StoreStatement,
+    /// The lock and the lookup for a transaction that the caller opened, where no setting may change.
+    join_lock: StoreStatement,
+    join_read: StoreStatement,
     look_settings: String,
-    look: BeginStatement,
-    /// The same two for a transaction that the caller opened, where nothing is prepared and no setting may change.
-    join_lock: BeginStatement,
-    join_look: BeginStatement,
+    read_settings: String,
     clear_mark: String,
     /// The name of the savepoint before the handler's writes. It is random, so that no handler uses it by chance. [`Mark`]
     /// detects a handler that has read it in `pg_stat_activity`. All transactions of this store use the same name, because
@@ -56,19 +66,26 @@ impl TransactionSettings {
             config.isolation.sql(),
             if config.pooled { "" } else { " READ WRITE" },
         );
-        let [lock, look] = BeginStatement::both(config, schema, server);
-        let [join_lock, join_look] = [BeginStatement::join_lock(config, schema), look.join(schema)];
+        let read = StoreStatement::read(schema);
+        let wait = format!("SET LOCAL lock_timeout={};", milliseconds(config.lock_timeout));
         // Statements that sqlx has prepared in a pool of the application stay: it expects to find them.
         let unprepare =
             if config.pooled && !config.is_from_pool() { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
         Self {
             begin,
             is_from_pool: config.is_from_pool(),
-            lock,
-            look_settings: look_settings(config),
-            look,
-            join_lock,
-            join_look,
+            is_prepared: config.has_own_sessions(),
+            lock: StoreStatement::lock(config, schema, server),
+            look: StoreStatement::look(schema),
+            reserve: StoreStatement::reserve(schema),
+            insert: StoreStatement::insert(schema),
+            replace: StoreStatement::replace(schema),
+            join_lock: StoreStatement::join_lock(config, schema),
+            join_read: read.join(schema),
+            read,
+            // A plan is kept, and must use the index even if it is made while the table is nearly empty.
+            look_settings: format!("{wait}SET LOCAL enable_seqscan=off;"),
+            read_settings: format!("{wait}SET LOCAL bytea_output=hex;"),
             clear_mark: schema.localise(&format!("SET LOCAL idem.mark='';{unprepare}")),
             savepoint: format!("idem_{:016x}", Mark::random().0),
             max_transactions: config.max_transactions.get(),
@@ -80,48 +97,82 @@ impl TransactionSettings {
 
     /// The SQL that prepares these statements in an exclusive session.
     pub(crate) fn prepare(&self) -> String {
-        [&self.lock, &self.look].map(BeginStatement::prepare).concat()
+        [&self.lock, &self.look, &self.reserve, &self.insert].map(StoreStatement::prepare).concat()
     }
 
-    /// The message that begins a transaction, tries to lock an operation, and looks up its record.
+    /// The message that begins a transaction, tries to lock an operation, and looks whether there is a record.
     pub(crate) fn sql(&self, lock: i64, id: &RecordId, skew: i64, mark: Mark) -> String {
-        let (mut lock_and_mark, mut look) = ([Sql::default(), Sql::default()], [Sql::default(), Sql::default()]);
-        lock_and_mark[0].number(lock);
-        lock_and_mark[1].number(mark.0);
-        look[0].number(skew);
-        look[1].bytes(id.as_bytes());
         let mut sql = Sql::default();
         if !self.is_from_pool {
             sql.push(&self.begin);
         }
         // A separate statement: the next one sees what the previous holder of the lock has committed.
-        self.lock.write_call(&mut sql, lock_and_mark);
-        sql.push("SAVEPOINT ").push(&self.savepoint).push(";");
-        sql.push(&self.look_settings);
-        self.look.write_call(&mut sql, look);
-        // Undoes the settings, which are not the handler's, and the lock on the table. If it were kept while the handler
-        // runs, no other session could drop a partition.
-        sql.push("ROLLBACK TO SAVEPOINT ").push(&self.savepoint).push(";");
-        sql.push(&self.clear_mark);
+        self.write(&mut sql, &self.lock, &[Argument::Number(Some(lock)), Argument::Number(Some(mark.0))]);
+        sql.push("SAVEPOINT ").push(&self.savepoint).push(";").push(&self.look_settings);
+        self.write(&mut sql, &self.look, &[Argument::Number(Some(skew)), Argument::Bytes(Some(id.as_bytes()))]);
+        self.undo_settings(&mut sql);
         sql.into_text()
+    }
+
+    /// The message that reads the record, after that of [`sql`](Self::sql) has found that there is one.
+    pub(crate) fn read_sql(&self, id: &RecordId, skew: i64) -> String {
+        let mut sql = Sql::default();
+        sql.push(&self.read_settings);
+        self.read.write_text(&mut sql, &[Argument::Number(Some(skew)), Argument::Bytes(Some(id.as_bytes()))]);
+        self.undo_settings(&mut sql);
+        sql.into_text()
+    }
+
+    /// Undoes the settings of a lookup, which are not the handler's, and the lock on the table. If that were kept while the
+    /// handler runs, no other session could drop a partition.
+    fn undo_settings(&self, sql: &mut Sql) {
+        sql.push("ROLLBACK TO SAVEPOINT ").push(&self.savepoint).push(";").push(&self.clear_mark);
+    }
+
+    /// Writes one of the statements that sessions keep prepared.
+    fn write(&self, sql: &mut Sql, statement: &StoreStatement, arguments: &[Argument<'_>]) {
+        if self.is_prepared {
+            statement.write_call(sql, arguments);
+        } else {
+            statement.write_text(sql, arguments);
+        }
+    }
+
+    /// Adds the statement that waits for all that the settlement waits for; see `idem_reserve_v1`.
+    pub(crate) fn reserve(&self, sql: &mut Sql, whose: Whose, lock: i64, discarded: Option<Mark>) {
+        let mark = Argument::Number(discarded.map(|mark| mark.0));
+        let arguments = [Argument::Number(Some(self.lock_timeout)), Argument::Number(Some(lock)), mark];
+        match whose {
+            Whose::Stores => self.write(sql, &self.reserve, &arguments),
+            Whose::Callers => self.reserve.write_text(sql, &arguments),
+        }
+    }
+
+    /// Adds the statement that inserts a settled record. Its row ends with an echo.
+    pub(crate) fn insert(&self, sql: &mut Sql, whose: Whose, arguments: &RecordArguments<'_>) {
+        match whose {
+            Whose::Stores => self.write(sql, &self.insert, arguments),
+            Whose::Callers => self.insert.write_text(sql, arguments),
+        }
+    }
+
+    /// Adds the statement that replaces the record of an earlier attempt. Its row ends with an echo.
+    pub(crate) fn replace(&self, sql: &mut Sql, version: i64, arguments: RecordArguments<'_>) {
+        let arguments: Vec<_> = arguments.into_iter().chain([Argument::Number(Some(version))]).collect();
+        self.replace.write_text(sql, &arguments);
     }
 
     /// The message that tries to lock an operation in the caller's transaction, and looks up its record. Without a
     /// transaction, SAVEPOINT fails. A rollback to the first savepoint undoes everything, the lock too.
     pub(crate) fn join_sql(&self, lock: i64, id: &RecordId, skew: i64) -> String {
         let [join, look_only] = [Self::join_savepoint(), &format!("{}_look", self.savepoint)];
-        let (mut lock_and_name, mut look) = ([Sql::default(), Sql::default()], [Sql::default(), Sql::default()]);
-        lock_and_name[0].number(lock);
-        // The setting `idem.joined` lists the locks of all joined operations, between commas.
-        lock_and_name[1].push(&format!("',{lock},'"));
-        look[0].number(skew);
-        look[1].bytes(id.as_bytes());
         let mut sql = Sql::default();
         sql.push("SAVEPOINT ").push(join).push(";");
-        self.join_lock.write_call(&mut sql, lock_and_name);
-        sql.push("SAVEPOINT ").push(look_only).push(";");
-        sql.push(&self.look_settings);
-        self.join_look.write_call(&mut sql, look);
+        // The setting `idem.joined` lists the locks of all joined operations, between commas.
+        let name = format!(",{lock},");
+        self.join_lock.write_text(&mut sql, &[Argument::Number(Some(lock)), Argument::Digits(&name)]);
+        sql.push("SAVEPOINT ").push(look_only).push(";").push(&self.read_settings);
+        self.join_read.write_text(&mut sql, &[Argument::Number(Some(skew)), Argument::Bytes(Some(id.as_bytes()))]);
         sql.push("ROLLBACK TO SAVEPOINT ").push(look_only).push(";RELEASE SAVEPOINT ").push(look_only);
         sql.into_text()
     }
@@ -145,41 +196,51 @@ impl TransactionSettings {
     }
 }
 
-/// The settings for the lookup of the record, which the handler does not get: how long to wait for the table, how the server
-/// writes bytes, and how it plans. A plan is kept, so it must use the index even if it is made while the table is nearly
-/// empty.
-fn look_settings(config: &PostgresConfig) -> String {
-    let wait = milliseconds(config.lock_timeout).to_string();
-    let settings = [
-        ("lock_timeout", wait.as_str()),
-        ("bytea_output", "hex"),
-        ("plan_cache_mode", "force_generic_plan"),
-        ("enable_indexscan", "on"),
-        ("enable_seqscan", "off"),
-        ("enable_bitmapscan", "off"),
-    ];
-    settings.map(|(name, value)| format!("SET LOCAL {name}={value};")).concat()
+/// Whose connection a statement is for. A session of the store keeps statements prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    Stores,
+    Callers,
 }
 
-/// A column for [`BeginStatement::try_lock`]: the `lock_timeout` before the store changes it.
+/// An argument of a [`StoreStatement`]. Its literal has nothing but digits and, between quotes, commas.
+pub(crate) enum Argument<'a> {
+    Number(Option<i64>),
+    Bytes(Option<&'a [u8]>),
+    Digits(&'a str),
+    Echo(Echo),
+}
+
+impl Argument<'_> {
+    fn write(&self, sql: &mut Sql) {
+        match self {
+            Self::Number(number) => sql.optional_number(*number),
+            Self::Bytes(bytes) => sql.optional_bytes(*bytes),
+            Self::Digits(text) => sql.push("'").push(text).push("'"),
+            Self::Echo(echo) => sql.push(&echo.sql()),
+        };
+    }
+}
+
+/// The arguments for a settled record: the columns in the order of [`StoreStatement::insert`], and an echo.
+pub(crate) type RecordArguments<'a> = [Argument<'a>; 20];
+
+/// A column for [`StoreStatement::try_lock`]: the `lock_timeout` before the store changes it.
 const LOCK_TIMEOUT_BEFORE: &str = "pg_catalog.current_setting('lock_timeout') AS lock_timeout";
 
-/// A statement that each transaction begins with. An exclusive session keeps it prepared, because parsing and planning cost
+/// A statement of the store inside a transaction. An exclusive session keeps it prepared, because parsing and planning cost
 /// the server more than running it.
 #[derive(Debug, Clone)]
-struct BeginStatement {
+struct StoreStatement {
     name: &'static str,
     types: &'static str,
     /// With `$1` and so on where the arguments belong.
     text: String,
-    is_prepared: bool,
 }
 
-impl BeginStatement {
-    /// The one that locks the operation, and the one that looks up its record.
-    fn both(config: &PostgresConfig, schema: &Schema, server: &Server) -> [Self; 2] {
-        let is_prepared = config.has_own_sessions();
-        let statement = |name, types, text: &str| Self { name, types, text: schema.localise(text), is_prepared };
+impl StoreStatement {
+    /// Tries to lock the operation.
+    fn lock(config: &PostgresConfig, schema: &Schema, server: &Server) -> Self {
         // In every transaction, because an earlier handler may have set something else, and no transaction may keep its key
         // for ever.
         let settings = set_for_transaction(transaction_settings(config, server));
@@ -187,23 +248,73 @@ impl BeginStatement {
         // A session of a pool may have a role that the application gave it.
         let role = ", pg_catalog.current_setting('session_authorization'), pg_catalog.current_setting('role')";
         let role = if config.is_from_pool() { role } else { "" };
-        let lock = format!(
+        let text = format!(
             "SELECT {try_lock}, {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \
              pg_catalog.current_setting('default_transaction_read_only'), \
              pg_catalog.set_config('idem.joined', pg_catalog.concat(',', $1, ','), TRUE){role} \
              FROM (SELECT {LOCK_TIMEOUT_BEFORE} OFFSET 0) AS given"
         );
-        // OFFSET 0 keeps the parts apart: the time is read once, and each record is looked for by its id.
-        let look = format!(
-            "SELECT given.read_only, CASE WHEN known.id IS NULL THEN 4 ELSE 2 END, given.at, {RECORD_COLUMNS} FROM (
-                SELECT \"idem\".idem_now_v1($1) AS at,
-                    pg_catalog.set_config('default_transaction_read_only', NULL, TRUE) AS read_only OFFSET 0
+        Self { name: "idem_lock", types: "(BIGINT, BIGINT)", text: schema.localise(&text) }
+    }
+
+    /// What `default_transaction_read_only` is without a handler's setting, the time, and whether there is a record.
+    fn look(schema: &Schema) -> Self {
+        let text = "SELECT pg_catalog.set_config('default_transaction_read_only', NULL, TRUE), \"idem\".idem_now_v1($1), \
+             EXISTS (SELECT FROM \"idem\".idem_records AS one WHERE one.id OPERATOR(pg_catalog.=) $2)";
+        Self { name: "idem_look", types: "(BIGINT, pg_catalog.bytea)", text: schema.localise(text) }
+    }
+
+    /// Reads the record. It is never prepared, so its plan fits the table as it is.
+    fn read(schema: &Schema) -> Self {
+        // OFFSET 0 keeps the parts apart: the time is read once.
+        let text = format!(
+            "SELECT NULL, CASE WHEN known.id IS NULL THEN 4 ELSE 2 END, given.at, {RECORD_COLUMNS} FROM (
+                SELECT \"idem\".idem_now_v1($1) AS at OFFSET 0
             ) AS given LEFT JOIN LATERAL (
                 SELECT one.xmin AS version, one.* FROM \"idem\".idem_records AS one
                 WHERE one.id OPERATOR(pg_catalog.=) $2 OFFSET 0
             ) AS known ON TRUE"
         );
-        [statement("idem_lock", "(BIGINT, BIGINT)", &lock), statement("idem_look", "(BIGINT, pg_catalog.bytea)", &look)]
+        Self { name: "", types: "", text: schema.localise(&text) }
+    }
+
+    /// See `idem_reserve_v1`.
+    fn reserve(schema: &Schema) -> Self {
+        let text = schema.localise("SELECT \"idem\".idem_reserve_v1($1, $2, $3)");
+        Self { name: "idem_reserve", types: "(BIGINT, BIGINT, BIGINT)", text }
+    }
+
+    /// Inserts a settled record. Its unique index refuses it if there is one, and a record that is not expired is replaced by
+    /// `idem_put_v1` instead.
+    ///
+    /// The arguments are in the order of the columns, with the skew for `updated_at`, how long to wait before the next attempt
+    /// for `not_before`, and how long to keep it for `expires_at`. The last one is returned.
+    fn insert(schema: &Schema) -> Self {
+        let at = "\"idem\".idem_at_v1($18)";
+        let expires_at = format!("{at} OPERATOR(pg_catalog.+) coalesce($11, 0::BIGINT) OPERATOR(pg_catalog.+) $19");
+        let text = format!(
+            "INSERT INTO \"idem\".idem_records (
+                id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
+                not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, updated_at, expires_at,
+                purge_after
+            ) VALUES (
+                $1, pg_catalog.convert_from($2, 'UTF8'), pg_catalog.convert_from($3, 'UTF8'),
+                pg_catalog.convert_from($4, 'UTF8'), $5, $6, $7, $8, $9, $10,
+                {at} OPERATOR(pg_catalog.+) $11, $12, $13, $14, $15, $16, $17, {at}, {expires_at}, {expires_at}
+            ) RETURNING $20"
+        );
+        let types = "(pg_catalog.bytea, pg_catalog.bytea, pg_catalog.bytea, pg_catalog.bytea, SMALLINT, INTEGER, \
+                     pg_catalog.bytea, pg_catalog.bytea, BIGINT, SMALLINT, BIGINT, pg_catalog.bytea, pg_catalog.bytea, INTEGER, \
+                     pg_catalog.bytea, pg_catalog.bytea, BIGINT, BIGINT, BIGINT, BIGINT)";
+        Self { name: "idem_insert", types, text: schema.localise(&text) }
+    }
+
+    /// Replaces the record of an earlier attempt. The arguments are those of [`insert`](Self::insert) and the version. It is never
+    /// prepared: few runs are further attempts.
+    fn replace(schema: &Schema) -> Self {
+        let text = "SELECT \"idem\".idem_put_v1($1, $21, $3, $5::SMALLINT, $6, $7, $8, $9, $10::SMALLINT, $11, $12, $13, $14, $15, $16, \
+             $17, $18, $19), $20";
+        Self { name: "", types: "", text: schema.localise(text) }
     }
 
     /// An expression: whether the lock `$1` of the operation was free. The transaction then holds it. `given` has the
@@ -223,7 +334,7 @@ impl BeginStatement {
         )
     }
 
-    /// Like the first of [`both`](Self::both), but a rollback to a savepoint undoes all that it does. It also returns whether
+    /// Like [`lock`](Self::lock), but a rollback to a savepoint undoes all that it does. It also returns whether
     /// this transaction has joined the operation before, is read-only, and sees one snapshot.
     fn join_lock(config: &PostgresConfig, schema: &Schema) -> Self {
         let text = format!(
@@ -236,32 +347,47 @@ impl BeginStatement {
                  coalesce(pg_catalog.current_setting('idem.joined', TRUE), '') AS joined OFFSET 0) AS given",
             Self::try_lock(config),
         );
-        Self { name: "", types: "", text: schema.localise(&text), is_prepared: false }
+        Self { name: "", types: "", text: schema.localise(&text) }
     }
 
-    /// The second of [`both`](Self::both) for a transaction of the caller's. Its first column is the place of the records, because
-    /// the caller's connection may lead to another database.
+    /// [`read`](Self::read) for a transaction of the caller's. Its first column is the place of the records, because the caller's
+    /// connection may lead to another database.
     fn join(&self, schema: &Schema) -> Self {
-        let text = self.text.replacen("given.read_only", &schema.localise(IdentifiedSchema::PLACE), 1);
-        Self { text, is_prepared: false, ..self.clone() }
+        let text = self.text.replacen("NULL", &schema.localise(IdentifiedSchema::PLACE), 1);
+        Self { text, ..self.clone() }
     }
 
     /// The SQL that prepares it in a session.
     fn prepare(&self) -> String {
-        let Self { name, types, text, .. } = self;
+        let Self { name, types, text } = self;
         format!("PREPARE {name}{types} AS {text};")
     }
 
-    fn write_call(&self, sql: &mut Sql, arguments: [Sql; 2]) {
-        let arguments = arguments.map(Sql::into_text);
-        if self.is_prepared {
-            sql.push("EXECUTE ").push(self.name).push("(").push(&arguments.join(",")).push(")");
-        } else {
-            let mut text = self.text.clone();
-            for (index, argument) in arguments.iter().enumerate() {
-                text = text.replace(&format!("${}", index + 1), &format!("({argument})"));
+    /// Adds the call of the prepared statement.
+    fn write_call(&self, sql: &mut Sql, arguments: &[Argument<'_>]) {
+        sql.push("EXECUTE ").push(self.name).push("(");
+        for (place, argument) in arguments.iter().enumerate() {
+            if place > 0 {
+                sql.push(",");
             }
-            sql.push(&text);
+            argument.write(sql);
+        }
+        sql.push(");");
+    }
+
+    /// Adds its text, with the arguments in it.
+    fn write_text(&self, sql: &mut Sql, arguments: &[Argument<'_>]) {
+        let mut parts = self.text.split('$');
+        sql.push(parts.next().unwrap_or_default());
+        for part in parts {
+            let end = part.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(part.len());
+            let (number, rest) = part.split_at(end);
+            let argument = number.parse().ok().and_then(|number: usize| arguments.get(number.checked_sub(1)?));
+            sql.push("(");
+            if let Some(argument) = argument {
+                argument.write(sql);
+            }
+            sql.push(")").push(rest);
         }
         sql.push(";");
     }
