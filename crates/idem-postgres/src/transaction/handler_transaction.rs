@@ -30,7 +30,7 @@ use crate::transaction::statements::{Mark, Whose};
 /// An advisory lock of the transaction holds the key. If this process or its machine disappears, the server rolls everything
 /// back and the key is free.
 ///
-/// Do not end it yourself: the store notices, and the settlement fails.
+/// Do not end it yourself, and do not deallocate statements that you have not prepared: the store notices, and the settlement fails.
 ///
 /// What you `SET` without `LOCAL` and commit stays in the session, which serves other handlers next. The same holds for
 /// prepared statements, `LISTEN`, temporary tables and session-level advisory locks. `SET LOCAL` and `pg_advisory_xact_lock`

@@ -58,10 +58,6 @@ impl TransactionRun {
         let data = flat.checkpoint_data.as_deref().filter(|_| is_failure);
         let [wait, retention] = [settlement.retry_after, Some(settlement.retention)].map(bounded);
         self.settings.reserve(sql, whose, schema.lock(&self.id), discarded);
-        if let Some(previous) = self.previous.filter(|previous| previous.was_expired) {
-            sql.push("SELECT ").push(schema.quoted()).push(".idem_forget_v1(").bytes(self.id.as_bytes()).push(",");
-            sql.number(previous.version).push(");");
-        }
         let arguments = [
             Argument::Bytes(Some(self.id.as_bytes())),
             Argument::Bytes(Some(&namespace)),
@@ -84,9 +80,16 @@ impl TransactionRun {
             Argument::Number(retention),
             Argument::Echo(echo),
         ];
+        let was_expired = self.previous.is_some_and(|previous| previous.was_expired);
         match self.previous {
-            Some(previous) if !previous.was_expired => self.settings.replace(sql, previous.version, arguments),
-            _ => self.settings.insert(sql, whose, &arguments),
+            Some(previous) if !was_expired => self.settings.replace(sql, previous.version, arguments),
+            expired => {
+                if let Some(previous) = expired {
+                    sql.push("SELECT ").push(schema.quoted()).push(".idem_forget_v1(").bytes(self.id.as_bytes());
+                    sql.push(",").number(previous.version).push(");");
+                }
+                self.settings.insert(sql, whose, &arguments);
+            }
         }
     }
 

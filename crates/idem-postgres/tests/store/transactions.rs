@@ -470,13 +470,18 @@ async fn a_record_waits_for_others_as_long_as_the_store_says_whatever_the_handle
 }
 
 #[tokio::test]
-async fn a_handler_that_makes_its_session_forget_harms_nobody() {
+async fn a_handler_that_makes_its_session_forget_fails_alone() {
     let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
     for _ in 0..3 {
         let request = request();
         let (_, mut transaction) = database.begin(&request).await;
         database.write(&mut *transaction).await;
         sqlx::raw_sql("DEALLOCATE ALL").execute(&mut **handlers(&mut *transaction)).await.unwrap();
+        let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::TransactionFailed);
+        assert!(error.to_string().contains("the handler has deallocated the statements"), "{error}");
+        let (_, mut transaction) = database.begin(&request).await;
+        database.write(&mut *transaction).await;
         assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
         assert!(database.is_replayed(&request).await);
     }

@@ -340,6 +340,13 @@ pub(super) const PATCHES: &[Patch] = &[
         "WHERE known.id = idem_put_v1.id;",
     ),
     patch(
+        "expired-record-of-somebody-else-removed",
+        &["postgres-races"],
+        VERBS,
+        "WHERE known.id = idem_forget_v1.id AND known.xmin::TEXT::BIGINT = version;",
+        "WHERE known.id = idem_forget_v1.id;",
+    ),
+    patch(
         "session-ends-with-its-impatient-caller",
         &["postgres-sessions"],
         BEGIN,
@@ -492,11 +499,11 @@ pub(super) const PATCHES: &[Patch] = &[
         "joined-record-of-an-ended-transaction",
         &["postgres-join"],
         JOIN,
-        "self.run.write_record(&mut sql, &settlement, None, echo);",
+        "self.run.write_record(&mut sql, Whose::Callers, &settlement, None, echo);",
         "if PLANTED {
             sql = Sql::default();
         }
-        self.run.write_record(&mut sql, &settlement, None, echo);",
+        self.run.write_record(&mut sql, Whose::Callers, &settlement, None, echo);",
     ),
     patch(
         "ticket-takes-a-transaction-that-goes-on-for-rolled-back",
