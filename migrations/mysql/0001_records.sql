@@ -14,7 +14,7 @@ INSERT INTO idem_identity (one, identity)
 CREATE TABLE IF NOT EXISTS idem_records (
     id BINARY(32) NOT NULL PRIMARY KEY COMMENT 'SHA-256 or HMAC-SHA-256 over (namespace, scope, key)',
     namespace LONGTEXT NOT NULL COMMENT 'what the id was made from, for operators: no decision depends on it',
-    principal LONGTEXT COMMENT 'a single-tenant scope has none',
+    principal LONGTEXT COMMENT 'a single-tenant scope has none, and an erased one is empty',
     operation LONGTEXT NOT NULL,
     format SMALLINT NOT NULL COMMENT 'a version that does not know it must not run the operation again',
     fingerprint_algorithm INT NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS idem_records (
     checkpoint_data LONGBLOB COMMENT 'the sequence in 4 bytes, and the data',
     status INT COMMENT 'once it ended',
     headers LONGBLOB COMMENT 'length-prefixed names and values',
-    body LONGBLOB COMMENT 'a settled row without a body is a tombstone: its body was too large to keep',
+    body LONGBLOB COMMENT 'a settled row without a body is a tombstone: its body was too large to keep, or was erased',
     created_at BIGINT NOT NULL,
     updated_at BIGINT NOT NULL,
     expires_at BIGINT NOT NULL COMMENT 'from this time on the row counts as absent and may be purged',
@@ -53,15 +53,17 @@ CREATE TABLE IF NOT EXISTS idem_records (
     KEY idem_records_expires_at (expires_at)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- What operators resolved, and why. Written before the record changes; the outcome is added after that.
+-- What operators resolved or erased, and why. Written before the record changes; the outcome is added after that.
 CREATE TABLE IF NOT EXISTS idem_repairs (
     number BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
-    action BINARY(16) NOT NULL COMMENT 'the owner of the record, if it was resolved',
+    action BINARY(16) NOT NULL COMMENT 'the owner of the record, if it was resolved or erased',
     record BINARY(32) NOT NULL,
     actor LONGTEXT NOT NULL,
     reason LONGTEXT NOT NULL,
     resolution LONGTEXT NOT NULL,
     outcome LONGTEXT,
     at BIGINT NOT NULL,
-    UNIQUE KEY idem_repairs_action (action)
+    UNIQUE KEY idem_repairs_action (action),
+    -- For the erasure of a principal.
+    KEY idem_repairs_record (record)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

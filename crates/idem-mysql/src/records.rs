@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use idem_core::{
-    Acquire, AcquireOutcome, Command, Origin, Outcome, OwnerAction, OwnerOutcome, OwnerToken, Record, RecordId,
-    StoreError, StoreErrorKind, TimeOffset, Timestamp, machine,
+    Acquire, AcquireOutcome, Command, EraseOutcome, Origin, Outcome, OwnerAction, OwnerOutcome, OwnerToken, Record,
+    RecordId, StoreError, StoreErrorKind, TimeOffset, Timestamp, machine,
 };
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlPool, Row as _};
@@ -86,7 +86,7 @@ impl Found {
         Ok(Self { record, now: Timestamp::from_unix_micros(now.saturating_add(offset.micros())) })
     }
 
-    /// Runs the command through the state machine. Returns the outcome, and the statement that writes the next record if it
+    /// Runs the command through the state machine. Returns the outcome, and the statements that write the next record if it
     /// differs.
     pub(crate) fn decide(
         &self,
@@ -101,10 +101,18 @@ impl Found {
         match (before, &next) {
             (None, None) => return Ok((None, outcome)),
             (Some(before), Some(next)) if before == next => return Ok((None, outcome)),
+            // An acquire makes a new record in the place of an expired one, whose principal may be erased.
+            (Some(_), Some(next)) if machine::current(before, self.now).is_none() => {
+                row::delete(&mut sql, &tables.records, id);
+                row::insert(&mut sql, &tables.records, id, origin.ok_or_else(misanswered)?, next);
+            }
             (Some(before), Some(next)) => row::update(&mut sql, &tables.records, id, before, next),
             // Only an acquire creates a record, and it has the origin.
             (None, Some(next)) => row::insert(&mut sql, &tables.records, id, origin.ok_or_else(misanswered)?, next),
             (Some(_), None) => row::delete(&mut sql, &tables.records, id),
+        }
+        if let (Command::Erase(request), Outcome::Erase(EraseOutcome::Erased)) = (command, &outcome) {
+            row::erase_principal(&mut sql, &tables.records, &tables.repairs, request);
         }
         Ok((Some(sql), outcome))
     }
@@ -233,7 +241,7 @@ impl Records {
     pub(crate) async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
         match self.transition(&request.id, Some(&request.origin), Command::Acquire(request)).await? {
             Outcome::Acquire(outcome) => Ok(outcome),
-            Outcome::Owner(_) | Outcome::Resolve(_) => Err(misanswered()),
+            Outcome::Owner(_) | Outcome::Resolve(_) | Outcome::Erase(_) => Err(misanswered()),
         }
     }
 
@@ -260,7 +268,7 @@ impl Records {
 pub(crate) fn owner_outcome(outcome: Outcome) -> Result<OwnerOutcome, StoreError> {
     match outcome {
         Outcome::Owner(outcome) => Ok(outcome),
-        Outcome::Acquire(_) | Outcome::Resolve(_) => Err(misanswered()),
+        Outcome::Acquire(_) | Outcome::Resolve(_) | Outcome::Erase(_) => Err(misanswered()),
     }
 }
 

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Origin, OwnerToken, Record, RecordId, RecordSummary, Repair, RepairNote, Scope, StoreError, Timestamp,
+    Erase, Origin, OwnerToken, Record, RecordId, RecordSummary, Repair, RepairNote, Scope, StoreError, Timestamp,
 };
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
@@ -90,6 +90,17 @@ pub(crate) fn update(sql: &mut Sql, table: &str, id: &RecordId, before: &Record,
 /// Writes the statement that deletes a record.
 pub(crate) fn delete(sql: &mut Sql, table: &str, id: &RecordId) {
     sql.push("DELETE FROM ").push(table).push(" WHERE id=").bytes(id.as_bytes()).push(";");
+}
+
+/// Writes the statements that replace the principal of a record by the empty text, and remove the one that the request names from
+/// the reasons of earlier repairs of the record.
+pub(crate) fn erase_principal(sql: &mut Sql, records: &str, repairs: &str, request: &Erase) {
+    sql.push("UPDATE ").push(records).push(" SET principal=").text("").push(" WHERE id=");
+    sql.bytes(request.id.as_bytes()).push(" AND principal IS NOT NULL;");
+    if let Some(principal) = request.principal.as_deref().filter(|principal| !principal.is_empty()) {
+        sql.push("UPDATE ").push(repairs).push(" SET reason=REPLACE(reason,").text(principal).push(",");
+        sql.text(RepairNote::ERASED).push(") WHERE record=").bytes(request.id.as_bytes()).push(";");
+    }
 }
 
 #[derive(PartialEq)]

@@ -65,8 +65,8 @@ impl Sql {
 /// so after their waits for locks.
 pub(crate) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
 
-/// Sets the clock of a session going that a handler or a caller has stopped by `SET timestamp`. Each server allows that, also one with
-/// `secure_timestamp`.
+/// Sets the clock of a session going that a handler or a caller has stopped by `SET timestamp`. Each server allows that, also one
+/// with `secure_timestamp`.
 pub(crate) const REAL_TIME: &str = "SET timestamp=DEFAULT;";
 
 /// Begins a transaction of the store. At READ COMMITTED a look for an absent row locks no gap, so that inserts of other keys

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, DurableStore, IdempotencyStore,
-    Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction, OwnerOutcome, Purge, Record,
-    RecordCounts, RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve, ResolveOutcome, ScanPosition,
-    SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind, Term, TransactionSlots,
-    TransactionalStore, machine,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, DurableStore, Erase, EraseOutcome,
+    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction,
+    OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve,
+    ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind, Term,
+    TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, MySqlConnection, MySqlPool, Row as _};
@@ -262,7 +262,14 @@ impl Operate for MySqlStore {
     async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
         match self.records.transition(&request.id, None, Command::Resolve(request)).await? {
             Outcome::Resolve(outcome) => Ok(outcome),
-            Outcome::Acquire(_) | Outcome::Owner(_) => Err(misanswered()),
+            Outcome::Acquire(_) | Outcome::Owner(_) | Outcome::Erase(_) => Err(misanswered()),
+        }
+    }
+
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        match self.records.transition(&request.id, None, Command::Erase(request)).await? {
+            Outcome::Erase(outcome) => Ok(outcome),
+            Outcome::Acquire(_) | Outcome::Owner(_) | Outcome::Resolve(_) => Err(misanswered()),
         }
     }
 
