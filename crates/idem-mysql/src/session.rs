@@ -13,6 +13,10 @@ use crate::timeouts::{IDLE_TIMEOUT, LOCK_WAIT, SERVER_HANDLER_IDLE_TIMEOUT, SERV
 /// The `sql_mode` of the store's sessions: a value that does not fit is an error, whatever the server's default is.
 const STRICT: &str = "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
 
+/// The isolation level of verbs that only read. At READ UNCOMMITTED, which may be the server's default, a repeat would get an answer
+/// that is rolled back afterwards.
+const COMMITTED: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;";
+
 /// A connection of a pool. It is closed when this is dropped before [`give_back`](Self::give_back), so that the server rolls its
 /// transaction back.
 pub(crate) struct Session {
@@ -67,12 +71,12 @@ pub(crate) enum Use {
 
 /// A pool of the store. Its connections are made when they are needed.
 pub(crate) fn pool(options: MySqlConnectOptions, purpose: Use, most: u32, wait: Duration) -> MySqlPool {
-    let (server_idle, lock_wait) = match purpose {
-        Use::Verbs => (SERVER_IDLE_TIMEOUT, format!(",innodb_lock_wait_timeout={}", LOCK_WAIT.as_secs())),
-        Use::Handlers => (SERVER_HANDLER_IDLE_TIMEOUT, String::new()),
+    let (isolation, server_idle, lock_wait) = match purpose {
+        Use::Verbs => (COMMITTED, SERVER_IDLE_TIMEOUT, format!(",innodb_lock_wait_timeout={}", LOCK_WAIT.as_secs())),
+        Use::Handlers => ("", SERVER_HANDLER_IDLE_TIMEOUT, String::new()),
     };
-    let settings =
-        format!("SET SESSION autocommit=1,wait_timeout={}{lock_wait},sql_mode='{STRICT}'", server_idle.as_secs());
+    let idle = server_idle.as_secs();
+    let settings = format!("{isolation}SET SESSION autocommit=1,wait_timeout={idle}{lock_wait},sql_mode='{STRICT}'");
     MySqlPoolOptions::new()
         .max_connections(most)
         .acquire_timeout(wait)

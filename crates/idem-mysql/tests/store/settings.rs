@@ -6,7 +6,7 @@ use idem_core::{
 };
 use idem_mysql::{MySqlConfig, MySqlStore};
 use idem_servers::MariaDb;
-use idem_testkit::fixture::{KEPT, completed, request};
+use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{Connection as _, Executor as _, MySqlConnection, Row as _};
 
@@ -103,6 +103,23 @@ async fn unusual_settings_of_the_server_change_nothing() {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let off = now.as_secs().abs_diff(record.updated_at.unix_micros().unsigned_abs() / 1_000_000);
     assert!(off < 600, "the time is not UTC: {record:?}");
+}
+
+/// Otherwise a repeat would get an answer that is rolled back afterwards.
+#[tokio::test]
+async fn no_verb_reads_what_is_not_committed() {
+    let server = MariaDb::start_with(&[&FAST[..], &["--transaction-isolation=READ-UNCOMMITTED"]].concat()).unwrap();
+    let store = MySqlStore::open(MySqlConfig::new(server.url())).await.unwrap();
+    let request = request();
+    let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!() };
+    let mut connection = MySqlConnection::connect(&server.url()).await.unwrap();
+    let mut transaction = connection.begin().await.unwrap();
+    let settled = store.settle_within(&mut transaction, &lease, &completed(), KEPT).await.unwrap();
+    assert_eq!(settled, OwnerOutcome::Applied);
+    assert!(store.peek(&lease.id).await.unwrap().unwrap().replay().is_none());
+    let repeated = store.acquire(&repeat_of(&request)).await.unwrap();
+    assert!(matches!(repeated, AcquireOutcome::InProgress { .. }), "{repeated:?}");
+    transaction.rollback().await.unwrap();
 }
 
 #[tokio::test]
