@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use idem_core::{
     Acquire, AcquireOutcome, Command, EraseOutcome, Origin, Outcome, OwnerAction, OwnerOutcome, OwnerToken, Record,
-    RecordId, StoreError, StoreErrorKind, TimeOffset, Timestamp, machine,
+    RecordId, ResolveOutcome, StoreError, StoreErrorKind, TimeOffset, Timestamp, machine,
 };
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlPool, Row as _};
@@ -55,8 +55,8 @@ impl Tables {
 
     /// Refuses a message that the server would answer by closing the connection.
     pub(crate) fn expect_fits(&self, sql: &Sql) -> Result<(), StoreError> {
-        // One byte is the kind of the message.
-        if sql.len() + 1 < self.max_packet.load(Ordering::Relaxed) {
+        // One byte is the kind of the message, and COMMIT follows the statements.
+        if sql.len() + 1 + COMMIT.len() < self.max_packet.load(Ordering::Relaxed) {
             return Ok(());
         }
         Err(StoreError::new(StoreErrorKind::Capacity, format!("could not write a record: {TOO_LARGE}")))
@@ -67,10 +67,23 @@ impl Tables {
         sql.push("SELECT ").push(&self.columns).push(" FROM ").push(&self.records).push(" WHERE id=");
         sql.bytes(id.as_bytes()).push(lock).push(";SELECT ").push(NOW);
     }
+
+    /// The statements by which COMMIT confirms that a row, locked before, is on the disk. They leave it as it is.
+    ///
+    /// InnoDB frees the locks of a transaction, and shows its rows to others, before it syncs the commit. If the server or its
+    /// machine stops in between, the commit is lost. COMMIT of a later write syncs all before it.
+    fn confirm(&self, sql: &mut Sql, id: &RecordId) {
+        for step in ["+1", "-1"] {
+            sql.push("UPDATE ").push(&self.records).push(" SET updated_at=updated_at").push(step).push(" WHERE id=");
+            sql.bytes(id.as_bytes()).push(";");
+        }
+    }
 }
 
 /// Locks the row that is read until the transaction ends.
 pub(crate) const FOR_UPDATE: &str = " FOR UPDATE";
+
+const COMMIT: &str = "COMMIT";
 
 /// A record as it was read, and the time after that.
 pub(crate) struct Found {
@@ -135,7 +148,19 @@ impl Records {
         Found::of(&rows, &self.offset)
     }
 
-    /// Runs statements outside of transactions that only read. They are repeated on another connection if theirs was lost.
+    /// Like [`read`](Self::read), and also confirms that what is read is on the disk. It waits for a transaction that changes the
+    /// record.
+    pub(crate) async fn read_confirmed(&self, id: &RecordId) -> Result<Found, StoreError> {
+        let mut sql = Sql::new(BEGIN);
+        self.tables.read(&mut sql, id, FOR_UPDATE);
+        sql.push(";");
+        self.tables.confirm(&mut sql, id);
+        sql.push(COMMIT);
+        let rows = self.fetch("read a record", sql).await?;
+        Found::of(&rows, &self.offset)
+    }
+
+    /// Runs statements that leave all as it is. They are repeated on another connection if theirs was lost.
     pub(crate) async fn fetch(&self, what: &str, sql: Sql) -> Result<Vec<MySqlRow>, StoreError> {
         let text = sql.into_text();
         self.within(what, async {
@@ -206,7 +231,14 @@ impl Records {
         });
         let (sql, outcome) = match decided {
             Ok((Some(mut sql), outcome)) => {
-                sql.push("COMMIT");
+                sql.push(COMMIT);
+                (sql, Ok(outcome))
+            }
+            // An earlier try has done it, and its COMMIT may not be on the disk.
+            Ok((None, outcome)) if is_done(&outcome) => {
+                let mut sql = Sql::default();
+                self.tables.confirm(&mut sql, id);
+                sql.push(COMMIT);
                 (sql, Ok(outcome))
             }
             Ok((None, outcome)) => (Sql::new("ROLLBACK"), Ok(outcome)),
@@ -231,11 +263,13 @@ impl Records {
         }
     }
 
-    /// The answer to a request that changes nothing, as for most repeats. It takes no lock.
+    /// The answer to a request that changes nothing and is not granted, as for most repeats. It takes no lock.
     pub(crate) async fn unchanged(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
         let found = self.read(&request.id).await?;
         let (next, outcome) = machine::acquire(found.record.as_ref(), request, found.now);
-        Ok((next == found.record).then_some(outcome))
+        // What an earlier try has acquired is confirmed before it runs.
+        let is_answer = next == found.record && !matches!(outcome, AcquireOutcome::Acquired(_));
+        Ok(is_answer.then_some(outcome))
     }
 
     pub(crate) async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
@@ -262,6 +296,17 @@ impl Records {
             Err(StoreError::new(StoreErrorKind::Timeout, message))
         })
     }
+}
+
+/// Whether the command was done, now or by an earlier try.
+fn is_done(outcome: &Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Acquire(AcquireOutcome::Acquired(_))
+            | Outcome::Owner(OwnerOutcome::Applied)
+            | Outcome::Resolve(ResolveOutcome::Resolved)
+            | Outcome::Erase(EraseOutcome::Erased)
+    )
 }
 
 /// The outcome of an owner's action.

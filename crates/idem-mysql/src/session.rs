@@ -13,8 +13,8 @@ use crate::timeouts::{IDLE_TIMEOUT, LOCK_WAIT, SERVER_HANDLER_IDLE_TIMEOUT, SERV
 /// The `sql_mode` of the store's sessions: a value that does not fit is an error, whatever the server's default is.
 const STRICT: &str = "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
 
-/// The isolation level of verbs that only read. At READ UNCOMMITTED, which may be the server's default, a repeat would get an answer
-/// that is rolled back afterwards.
+/// The isolation level of verbs that only read. At READ UNCOMMITTED, which may be the server's default, a repeat would get an
+/// answer that is rolled back afterwards.
 const COMMITTED: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;";
 
 /// A connection of a pool. It is closed when this is dropped before [`give_back`](Self::give_back), so that the server rolls its

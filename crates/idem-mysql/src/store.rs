@@ -9,8 +9,8 @@ use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, DurableStore, Erase, EraseOutcome,
     IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction,
     OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve,
-    ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError, StoreErrorKind, Term,
-    TransactionSlots, TransactionalStore, machine,
+    ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, State, StoreError, StoreErrorKind,
+    Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, MySqlConnection, MySqlPool, Row as _};
@@ -21,7 +21,7 @@ use crate::error::{opening_error, store_error, unreadable};
 use crate::handler_session::HandlerSession;
 use crate::migrate::{migrate, place};
 use crate::permits::TransactionPermits;
-use crate::records::{Records, Tables, misanswered};
+use crate::records::{Found, Records, Tables, misanswered};
 use crate::server::{DurabilityReport, MySqlHealth, SETTINGS, SelfTestReport, Settings};
 use crate::session::{Use, pool, run};
 use crate::sql::Sql;
@@ -201,6 +201,11 @@ async fn answered<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T
     })
 }
 
+/// The record, unless it has expired.
+fn current(found: Found) -> Option<Record> {
+    found.record.filter(|record| machine::current(Some(record), found.now).is_some())
+}
+
 /// Renews leases on a connection of its own, which it makes when it is first used.
 #[derive(Debug)]
 struct Renewer(Records);
@@ -238,9 +243,13 @@ impl IdempotencyStore for MySqlStore {
         self.records.act(&lease.id, lease.owner, OwnerAction::Settle(settlement, retention)).await
     }
 
+    /// A settled record is confirmed to be on the disk, because the caller may acknowledge it.
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let found = self.records.read(id).await?;
-        Ok(found.record.filter(|record| machine::current(Some(record), found.now).is_some()))
+        let found = current(self.records.read(id).await?);
+        if found.as_ref().is_none_or(|record| matches!(record.state, State::InProgress { .. })) {
+            return Ok(found);
+        }
+        Ok(current(self.records.read_confirmed(id).await?))
     }
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {
@@ -287,9 +296,10 @@ impl Inspect for MySqlStore {
     /// A transaction has an ordinary lease here, so that none is reported.
     async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
         let found = self.records.read(id).await?;
-        let record = found.record.filter(|record| machine::current(Some(record), found.now).is_some());
+        let now = found.now;
+        let record = current(found);
         let origin = if record.is_some() { self.records.origin(id).await? } else { None };
-        Ok(Inspection { record, origin, runs_in_transaction: false, now: found.now })
+        Ok(Inspection { record, origin, runs_in_transaction: false, now })
     }
 
     async fn list(
@@ -347,21 +357,16 @@ impl DurableStore for MySqlStore {
 #[async_trait]
 impl TransactionalStore for MySqlStore {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
-        let known = match self.records.unchanged(request).await? {
-            Some(AcquireOutcome::Acquired(lease)) => Some(lease),
-            Some(outcome) => return Ok(Begin::Answered(outcome)),
-            None => None,
-        };
+        if let Some(outcome) = self.records.unchanged(request).await? {
+            return Ok(Begin::Answered(outcome));
+        }
         // This comes before the record is changed, so that a caller for whom the queue is full leaves nothing behind.
         let waiting = self.permits.enter()?;
         // The in-progress mark commits separately, under a lease: a repeat reads it and is answered at once. If it were part
         // of the handler's transaction, the repeat would wait for its row lock.
-        let lease = match known {
-            Some(lease) => lease,
-            None => match self.records.acquire(request).await? {
-                AcquireOutcome::Acquired(lease) => lease,
-                outcome => return Ok(Begin::Answered(outcome)),
-            },
+        let lease = match self.records.acquire(request).await? {
+            AcquireOutcome::Acquired(lease) => lease,
+            outcome => return Ok(Begin::Answered(outcome)),
         };
         // From here on, the record is held.
         let begun = async {

@@ -88,7 +88,12 @@ fn failed(error: sqlx::Error) -> StoreError {
 }
 
 /// Finds out how a transaction ended whose COMMIT got no answer. It held the lock of the record's row until it ended.
-async fn find_outcome(records: &Records, lease: &Lease, error: StoreError) -> Result<OwnerOutcome, StoreError> {
+async fn find_outcome(
+    records: &Records,
+    lease: &Lease,
+    settle: OwnerAction<'_>,
+    error: StoreError,
+) -> Result<OwnerOutcome, StoreError> {
     let deadline = Instant::now() + OUTCOME_TIMEOUT;
     while Instant::now() < deadline {
         let Ok(Ok(found)) = timeout_at(deadline, read_after_others(records, lease)).await else {
@@ -100,7 +105,12 @@ async fn find_outcome(records: &Records, lease: &Lease, error: StoreError) -> Re
             return Err(error);
         };
         if !matches!(record.state, State::InProgress { .. }) {
-            return Ok(OwnerOutcome::Applied);
+            // The verb confirms that it is on the disk. It also notices that another caller has settled a run that was rolled
+            // back: such a record keeps its owner.
+            return match timeout_at(deadline, records.act(&lease.id, lease.owner, settle)).await {
+                Ok(Ok(outcome)) => Ok(outcome),
+                Ok(Err(_)) | Err(_) => Err(error),
+            };
         }
         let message = "the connection was lost before COMMIT, and everything was rolled back";
         return Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error));
@@ -129,10 +139,11 @@ impl StoreTransaction for MySqlTransaction {
         writes: Writes,
     ) -> Result<OwnerOutcome, StoreError> {
         let mut transaction = *self;
+        let settle = OwnerAction::Settle(settlement, retention);
         if writes == Writes::Discard {
             let Self { session, records, lease } = transaction;
             session.roll_back().await;
-            return records.act(&lease.id, lease.owner, OwnerAction::Settle(settlement, retention)).await;
+            return records.act(&lease.id, lease.owner, settle).await;
         }
         let ended = timeout(COMMIT_TIMEOUT, transaction.keep(settlement, retention)).await;
         let Self { session, records, lease } = transaction;
@@ -152,13 +163,13 @@ impl StoreTransaction for MySqlTransaction {
             }
             Ok(Err(Ended::Unknown(error))) => {
                 drop(session);
-                find_outcome(&records, &lease, error).await
+                find_outcome(&records, &lease, settle, error).await
             }
             Err(_) => {
                 drop(session);
                 let error =
                     StoreError::new(StoreErrorKind::Timeout, format!("no answer to COMMIT in {COMMIT_TIMEOUT:?}"));
-                find_outcome(&records, &lease, error).await
+                find_outcome(&records, &lease, settle, error).await
             }
         }
     }
