@@ -21,8 +21,8 @@ const BEGIN: &str = "ROLLBACK;SET SESSION TRANSACTION READ ONLY;START TRANSACTIO
 /// Fails if the transaction that the handler was given has ended.
 pub(crate) const EXPECT_OPEN: &str = "RELEASE SAVEPOINT idem_handler;";
 
-/// Ends what is open, and makes the session usable for others.
-const CLEAN: &str = "ROLLBACK;SET SESSION TRANSACTION READ WRITE";
+/// Ends what is open, and makes the session usable for others. ROLLBACK does not end `LOCK TABLES`.
+const CLEAN: &str = "ROLLBACK;UNLOCK TABLES;SET SESSION TRANSACTION READ WRITE";
 
 /// A connection with an open transaction. It is closed when this is dropped, unless it was given back.
 pub(crate) struct HandlerSession {
