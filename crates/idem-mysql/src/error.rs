@@ -33,8 +33,10 @@ const READ_ONLY_SERVER: u16 = 1290;
 const NO_SAVEPOINT: u16 = 1305;
 const INTERRUPTED: u16 = 1317;
 const LOGGED_BY_STATEMENT: u16 = 1665;
+const NO_PASSWORD: u16 = 1698;
 const READ_ONLY_TRANSACTION: u16 = 1792;
 const READ_ONLY_MODE: u16 = 1836;
+const PASSWORD_EXPIRED: u16 = 1862;
 const KILLED: u16 = 1927;
 const STATEMENT_TIMEOUT: u16 = 1969;
 const CHECK_OF_MYSQL: u16 = 3819;
@@ -77,7 +79,7 @@ fn reason(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
         TOO_MANY_CONNECTIONS | USER_CONNECTIONS | USER_LIMIT => {
             unavailable("the server has no connection left for this user; raise max_connections or the user's limit")
         }
-        NO_ACCESS_TO_DATABASE | ACCESS_DENIED | UNKNOWN_DATABASE => {
+        NO_ACCESS_TO_DATABASE | ACCESS_DENIED | UNKNOWN_DATABASE | NO_PASSWORD | PASSWORD_EXPIRED => {
             misconfigured("the server refused the login, or the database does not exist")
         }
         NO_DATABASE => misconfigured("the URL names no database; write mysql://user:password@host/database"),

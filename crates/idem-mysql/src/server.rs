@@ -16,7 +16,8 @@ const LEAST_PACKET: usize = 4 * 1024 * 1024;
 
 /// Asks for the settings, those of them that the server has.
 pub(crate) const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','innodb_flush_log_at_trx_commit',\
-    'innodb_doublewrite','innodb_flush_method','log_bin','sync_binlog','read_only','sql_mode','max_allowed_packet','wsrep_on')";
+    'innodb_doublewrite','innodb_flush_method','log_bin','sync_binlog','read_only','sql_mode','max_allowed_packet','wsrep_on',\
+    'innodb_snapshot_isolation')";
 
 /// What an acknowledged record survives on this server, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +117,8 @@ impl Settings {
                 format!("the server has version {version}; the store needs {name} {major}.{minor}.{patch} or later");
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }
-        if self.is_on("read_only") {
+        // MariaDB 12 has more values than ON and OFF.
+        if !matches!(self.value("read_only").to_ascii_uppercase().as_str(), "" | "OFF" | "0") {
             let message = "the server has read_only set: it is a replica; connect to the primary";
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }
@@ -162,6 +164,14 @@ impl Settings {
                  it to at least {LEAST_PACKET}"
             ));
         }
+        if self.is_on("innodb_snapshot_isolation") {
+            warnings.push(
+                "innodb_snapshot_isolation is ON: a handler that reads at REPEATABLE READ, and runs until its lease is renewed, \
+                 cannot be settled (error 1020), and neither can its repeats; set it to OFF, or let handlers' sessions use READ \
+                 COMMITTED"
+                    .into(),
+            );
+        }
         if self.is_on("wsrep_on") {
             warnings.push("the server is part of a Galera cluster, on which idem-mysql was not tried".into());
         }
@@ -192,7 +202,13 @@ mod tests {
         }
         for version in ["10.10.0-MariaDB", "5.5.5-10.11.14-MariaDB-0+deb12u2", "11.8.3-MariaDB", "8.0.16", "8.4.0"] {
             assert!(settings(&[("version", version)]).expect_suitable().is_ok(), "{version}");
-            assert!(settings(&[("version", version), ("read_only", "ON")]).expect_suitable().is_err(), "{version}");
+            for value in ["ON", "1", "NO_LOCK"] {
+                assert!(
+                    settings(&[("version", version), ("read_only", value)]).expect_suitable().is_err(),
+                    "{version}"
+                );
+            }
+            assert!(settings(&[("version", version), ("read_only", "OFF")]).expect_suitable().is_ok(), "{version}");
         }
     }
 

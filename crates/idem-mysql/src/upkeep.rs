@@ -140,7 +140,7 @@ impl Records {
         let mut sql = Sql::default();
         match known {
             None => self.insert_note(&mut sql, note),
-            Some(known) if !is_same(&known, note) => return Err(RepairNote::action_is_taken()),
+            Some(known) if !known.is_of_the_same_repair(note) => return Err(RepairNote::action_is_taken()),
             Some(RepairNote { outcome: None, .. }) => {
                 sql.push("UPDATE ").push(&self.tables.repairs).push(" SET outcome=");
                 sql.optional(note.outcome.as_deref(), |sql, outcome| {
@@ -209,9 +209,4 @@ impl Records {
             durability: settings.durability(),
         })
     }
-}
-
-fn is_same(known: &RepairNote, note: &RepairNote) -> bool {
-    (known.record, &known.actor, &known.reason, &known.resolution)
-        == (note.record, &note.actor, &note.reason, &note.resolution)
 }
