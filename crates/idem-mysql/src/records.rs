@@ -131,6 +131,17 @@ impl Found {
     }
 }
 
+/// What a look at the record says to an acquire.
+pub(crate) enum Look {
+    /// The answer, which changes nothing and grants nothing, as for most repeats.
+    Answered(AcquireOutcome),
+    /// The record has to be made, changed or confirmed.
+    Open {
+        /// Whether there is a record of another run. Then no error may let the operation run without protection.
+        has_other_run: bool,
+    },
+}
+
 /// Runs verbs on connections of a pool. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Records {
@@ -263,13 +274,16 @@ impl Records {
         }
     }
 
-    /// The answer to a request that changes nothing and is not granted, as for most repeats. It takes no lock.
-    pub(crate) async fn unchanged(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
+    /// Looks for the answer to a request without taking a lock.
+    pub(crate) async fn look(&self, request: &Acquire) -> Result<Look, StoreError> {
         let found = self.read(&request.id).await?;
         let (next, outcome) = machine::acquire(found.record.as_ref(), request, found.now);
         // What an earlier try has acquired is confirmed before it runs.
-        let is_answer = next == found.record && !matches!(outcome, AcquireOutcome::Acquired(_));
-        Ok(is_answer.then_some(outcome))
+        if next == found.record && !matches!(outcome, AcquireOutcome::Acquired(_)) {
+            return Ok(Look::Answered(outcome));
+        }
+        let current = machine::current(found.record.as_ref(), found.now);
+        Ok(Look::Open { has_other_run: current.is_some_and(|record| record.owner != request.owner) })
     }
 
     pub(crate) async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {

@@ -21,7 +21,7 @@ use crate::error::{opening_error, store_error, unreadable};
 use crate::handler_session::HandlerSession;
 use crate::migrate::{migrate, place};
 use crate::permits::TransactionPermits;
-use crate::records::{Found, Records, Tables, misanswered};
+use crate::records::{Found, Look, Records, Tables, misanswered};
 use crate::server::{DurabilityReport, MySqlHealth, SETTINGS, SelfTestReport, Settings};
 use crate::session::{Use, pool, run};
 use crate::sql::Sql;
@@ -220,10 +220,12 @@ impl LeaseRenewer for Renewer {
 #[async_trait]
 impl IdempotencyStore for MySqlStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        match self.records.unchanged(request).await? {
-            Some(outcome) => Ok(outcome),
-            None => self.records.acquire(request).await,
-        }
+        let has_other_run = match self.records.look(request).await? {
+            Look::Answered(outcome) => return Ok(outcome),
+            Look::Open { has_other_run } => has_other_run,
+        };
+        let acquired = self.records.acquire(request).await;
+        if has_other_run { acquired.map_err(StoreError::with_existing_record) } else { acquired }
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
@@ -357,7 +359,7 @@ impl DurableStore for MySqlStore {
 #[async_trait]
 impl TransactionalStore for MySqlStore {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
-        if let Some(outcome) = self.records.unchanged(request).await? {
+        if let Look::Answered(outcome) = self.records.look(request).await? {
             return Ok(Begin::Answered(outcome));
         }
         // This comes before the record is changed, so that a caller for whom the queue is full leaves nothing behind.

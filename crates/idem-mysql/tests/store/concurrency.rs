@@ -78,6 +78,20 @@ async fn a_record_that_another_session_locks_is_refused_in_time_and_its_repeats_
     store.settle(&lease, &completed(), KEPT).await.unwrap();
 }
 
+/// Its run may have had effects, so that no engine may run the operation without protection.
+#[tokio::test]
+async fn an_error_says_that_there_is_a_record_of_another_run() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let request = request();
+    store.acquire(&request).await.unwrap();
+    database.offset.advance(LEASE + PRECISION);
+    let mut other = database.connection().await;
+    sql(&mut other, "START TRANSACTION; SELECT * FROM idem_records FOR UPDATE").await;
+    let error = store.acquire(&repeat_of(&request)).await.unwrap_err();
+    assert_eq!((error.kind(), error.has_existing_record()), (StoreErrorKind::Unavailable, true), "{error:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_purge_leaves_rows_that_another_session_locks() {
     use idem_core::Purge as _;
