@@ -23,7 +23,6 @@ const NO_ACCESS_TO_TABLE: u16 = 1142;
 const NO_ACCESS_TO_COLUMN: u16 = 1143;
 const NO_SUCH_TABLE: u16 = 1146;
 const PACKET_TOO_LARGE: u16 = 1153;
-const DURING_COMMIT: u16 = 1180;
 const USER_CONNECTIONS: u16 = 1203;
 const LOCK_WAIT_TIMEOUT: u16 = 1205;
 const DEADLOCK: u16 = 1213;
@@ -110,15 +109,31 @@ pub(crate) fn is_contended(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(DUPLICATE_ENTRY | DEADLOCK | CHECK_READ))
 }
 
-/// Whether the statement may have taken effect despite the error, if it was COMMIT: no answer came, or the session ended
-/// meanwhile.
+/// Whether a message that ends with COMMIT may have taken effect despite the error: no answer came, or it is not one of the
+/// errors by which the server refuses a statement or rolls the transaction back.
 pub(crate) fn may_be_done(error: &sqlx::Error) -> bool {
-    match number(error) {
-        None => true,
-        Some(number) => {
-            matches!(number, SERVER_SHUTDOWN | DURING_COMMIT | INTERRUPTED | KILLED | STATEMENT_TIMEOUT)
-        }
-    }
+    number(error).is_none_or(|number| {
+        !matches!(
+            number,
+            CHECK_READ
+                | DUPLICATE_ENTRY
+                | TABLE_FULL
+                | NO_ACCESS_TO_TABLE
+                | NO_ACCESS_TO_COLUMN
+                | NO_SUCH_TABLE
+                | UNKNOWN_COLUMN
+                | PACKET_TOO_LARGE
+                | LOCK_WAIT_TIMEOUT
+                | DEADLOCK
+                | ACCESS_TO_FEATURE
+                | READ_ONLY_SERVER
+                | READ_ONLY_TRANSACTION
+                | READ_ONLY_MODE
+                | LOGGED_BY_STATEMENT
+                | CHECK_OF_MYSQL
+                | CHECK_OF_MARIADB
+        )
+    })
 }
 
 /// Whether the connection is of no use any more.
